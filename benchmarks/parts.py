@@ -23,9 +23,9 @@ from envplan.planners.parts import LATENCIES_S
 from envplan.profile import ByParts, builtin_profiles
 from envplan.profile.options import Part, option_table
 from envplan.profile.parts import by_parts, one_clock
-from envplan.profiling.modelled import ModelledJob, modelled_profile
+from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import GPT3_1_3B
-from envplan.profiling.workloads import Model, TransformerModel
+from envplan.profiling.workloads import Model, TrainingJob, TransformerModel
 from envplan.replay import Problem
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import j_from_fj, s_from_ns, uw_from_w
@@ -179,11 +179,11 @@ def latency_table() -> str:
     header = ["GPU", "model", "parts of a forward (ms)"]
     for gpu, model, stages, tensor_parallel, samples in _JOBS:
         note(f"{gpu} {model.name}")
-        job = ModelledJob(
-            name="parts", gpu=gpu, model=model, num_stages=stages, num_microbatches=_MICROBATCHES,
-            microbatch_size=samples, tensor_parallel=tensor_parallel, parts=True,
+        job = TrainingJob(
+            model=model, num_stages=stages, num_microbatches=_MICROBATCHES,
+            microbatch_size=samples, tensor_parallel=tensor_parallel,
         )  # fmt: skip
-        profile = modelled_profile(job, step=_STEP_MHZ)
+        profile = modelled_profile(job, gpu, name="parts", step=_STEP_MHZ, parts=True)
         shares = [1e-6 * part.table.time_ns[0] for part in profile.parts(1, "forward")]
         frontier = trace_frontier(profile.pipeline(), profile.adjusted(by_parts=ByParts()))
         rows.append([gpu, model.name, f"{min(shares):.1f} to {max(shares):.1f}", *_saved(frontier)])

@@ -5,13 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from envplan.profile import Profile
-from envplan.profiling.modelled import (
-    ModelledJob,
-    Sizes,
-    model_of,
-    modelled_profile,
-    named_model,
-)
+from envplan.profiling.modelled import modelled_profile
+from envplan.profiling.models import model_of, named_model
+from envplan.profiling.workloads import TrainingJob
 
 H100, GPT, BLOOM = "H100 64 x 5120", "A100 GPT-3 175B", "A100 Bloom 176B"
 LLAMA, DEEPSEEK = "Llama-3 405B", "DeepSeek-V3"
@@ -20,10 +16,9 @@ LLAMA, DEEPSEEK = "Llama-3 405B", "DeepSeek-V3"
 def equal_stages(name: str) -> Profile:
     """A profile of equal stages but for the ends: H100 is modelled, GPT and BLOOM measured."""
     if name == H100:
-        model = model_of("gpt", Sizes(layers=64, hidden_size=5120))
-        return modelled_profile(
-            ModelledJob(name=name, gpu="h100-sxm", model=model, num_stages=16, num_microbatches=512)
-        )
+        model = model_of("gpt", layers=64, hidden_size=5120)
+        job = TrainingJob(model=model, num_stages=16, num_microbatches=512)
+        return modelled_profile(job, "h100-sxm", name=name)
     measured = {GPT: "gpt3-175b", BLOOM: "bloom-176b"}[name]
     return Profile.builtin(f"sosp24-a100sxm-{measured}-8stage")
 
@@ -31,20 +26,16 @@ def equal_stages(name: str) -> Profile:
 def large_job(name: str) -> Profile:
     """A modelled profile of a model as it was published, on H100, with its stages and chunks."""
     jobs = {
-        LLAMA: ModelledJob(
-            name="llama3-405b",
-            gpu="h100-sxm",
-            model=named_model("llama3-405b", Sizes()),
+        LLAMA: TrainingJob(
+            model=named_model("llama3-405b"),
             num_stages=16,
             chunks=7,
             num_microbatches=16,
             tensor_parallel=8,
             schedule="interleaved",
         ),
-        DEEPSEEK: ModelledJob(
-            name="deepseek-v3",
-            gpu="h100-sxm",
-            model=named_model("deepseek-v3", Sizes()),
+        DEEPSEEK: TrainingJob(
+            model=named_model("deepseek-v3"),
             num_stages=16,
             chunks=2,
             num_microbatches=64,
@@ -52,7 +43,7 @@ def large_job(name: str) -> Profile:
             schedule="dualpipe-v",
         ),
     }
-    return modelled_profile(jobs[name])
+    return modelled_profile(jobs[name], "h100-sxm", name=name)
 
 
 def noisy_profile(num_stages: int, *, noise: float = 0.002, seed: int = 0) -> Profile:

@@ -17,7 +17,7 @@ from tools.document import block
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMITTED = ROOT / "profiles"
-NAMES = [builtin.job.name for builtin in BUILTINS]
+NAMES = [builtin.name for builtin in BUILTINS]
 LISTS = ("measured", "list")
 
 

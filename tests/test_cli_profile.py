@@ -494,13 +494,14 @@ def test_a_profile_has_what_its_schedule_needs(folder: Path, schedule: str, chun
 def test_a_t5_runs_in_torch_with_its_backward_split(fake_nvml: FakeNvml, folder: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     (folder / "small.py").write_text(
-        "from envplan.profiling.modelled import Sizes, model_of\n"
+        "from envplan.profiling.models import model_of\n"
         "from envplan.profiling.torch_workloads import torch_workload\n"
+        "from envplan.profiling.workloads import TrainingJob\n"
         "def build():\n"
-        "    sizes = Sizes(layers=2, hidden_size=32, heads=2, vocabulary_size=64,\n"
-        "                  sequence_length=8)\n"
-        "    return torch_workload('t5', model_of('t5', sizes), num_stages=2, microbatch_size=1,\n"
-        "                          dtype='float32', device='cpu')\n"
+        "    model = model_of('t5', layers=2, hidden_size=32, heads=2, vocabulary_size=64,\n"
+        "                     sequence_length=8)\n"
+        "    job = TrainingJob(model=model, num_stages=2, microbatch_size=1, dtype='float32')\n"
+        "    return torch_workload(job, 'cpu')\n"
     )
     out = done("profile --entry small:build --step 900 --time-limit 0.1 --split-backward")
     assert "T5 of 2 x 2 layers x 32 training, 2 stages of 2-2 layers, 1 x 8 + 8 tokens" in out

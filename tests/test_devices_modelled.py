@@ -141,5 +141,6 @@ def test_waiting_draws_what_was_seen_on_waits(key: str) -> None:
 def test_single_precision_is_slower_and_known_for_the_v100_alone() -> None:
     v100 = gpu("v100")
     assert v100.time_s(1e12, 0.0, 1200, "single") > 5 * v100.time_s(1e12, 0.0, 1200)
+    assert v100.time_s(0.0, 1e9, 1200, "single") == 2 * v100.time_s(0.0, 1e9, 1200)
     with pytest.raises(InputError, match="single precision is not modelled for the NVIDIA A40"):
         gpu("a40").time_s(1e12, 0.0, 1200, "single")

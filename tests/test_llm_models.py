@@ -12,9 +12,7 @@ from cli_helpers import assert_refused, envplan
 from envplan.errors import InputError
 from envplan.profile import Profile
 from envplan.profiling.huggingface import LONGEST_SEQUENCE, MODEL_TYPES, read_model
-from envplan.profiling.modelled import named_model
-from envplan.profiling.models import PRESETS
-from envplan.profiling.sizes import Sizes
+from envplan.profiling.models import PRESETS, named_model
 from envplan.profiling.workloads import TransformerModel
 
 #: Billions of parameters, all and those that a token meets, as the models' cards state them.
@@ -94,7 +92,8 @@ def written(folder: Path, **fields: Any) -> Path:
 
 
 def forward_flops(model: TransformerModel, tensor_parallel: int = 1, cp: int = 1) -> float:
-    return sum(unit.forward.flops for unit in model.units(1, tensor_parallel, cp))
+    units = model.units(1, tensor_parallel, cp)
+    return sum(module.forward.flops for unit in units for module in unit)
 
 
 def attention_core(model: TransformerModel) -> float:
@@ -126,7 +125,7 @@ def test_a_config_is_the_preset_of_the_same_model(name: str, tmp_path: Path) -> 
     made = read_model(written(tmp_path, **CONFIGS[name]))
     assert made.parameters == PRESETS[name].parameters
     assert made.sequence_length == LONGEST_SEQUENCE
-    preset = named_model(name, Sizes(sequence_length=LONGEST_SEQUENCE))
+    preset = named_model(name, sequence_length=LONGEST_SEQUENCE)
     for tensor_parallel in (1, 8):
         assert made.units(2, tensor_parallel) == preset.units(2, tensor_parallel)
     assert read_model(tmp_path) == made  # of the folder
@@ -157,9 +156,11 @@ def test_gpus_of_a_stage_share_its_work() -> None:
 
 
 def test_experts_move_the_weights_of_all_and_compute_with_a_few() -> None:
-    sparse = PRESETS["mixtral-8x7b"].units(1, 1)[1]
-    dense = PRESETS["llama3-8b"].units(1, 1)[1]  # of the same widths
-    assert sparse.backward_weight.traffic > 5 * dense.backward_weight.traffic
+    sparse, dense = (  # of the same widths
+        PRESETS[name].units(1, 1)[1][-1] for name in ("mixtral-8x7b", "llama3-8b")
+    )
+    assert sparse.backward_weight.traffic > 7 * dense.backward_weight.traffic
+    assert sparse.forward.flops < 3 * dense.forward.flops
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ from envplan.profiling.models import (  # noqa: E402
     WIDE_RESNET_101_8,
 )
 from envplan.profiling.timers import HostTimer  # noqa: E402
-from envplan.profiling.torch_models import How, model_stages  # noqa: E402
+from envplan.profiling.torch_models import model_stages  # noqa: E402
 from envplan.profiling.torch_workloads import TorchWorkload, torch_workload  # noqa: E402
 from envplan.profiling.workloads import (  # noqa: E402
     ConvolutionalModel,
     Model,
-    stage_works,
+    TrainingJob,
 )
 
 torch.set_num_threads(1)  # small work, and others want the cores
@@ -70,16 +70,13 @@ WORKLOADS: dict[str, Model] = {
 }
 
 
-def small(workload: str = "gpt", model: Any = None, stages: int = 2, **how: Any) -> TorchWorkload:
-    return torch_workload(
-        workload,
-        model or WORKLOADS[workload],
-        num_stages=stages,
-        microbatch_size=2,
-        dtype="float32",
-        device="cpu",
-        **how,
-    )
+def job(model: Model, stages: int = 2, **more: Any) -> TrainingJob:
+    usual = {"microbatch_size": 2, "dtype": "float32"}
+    return TrainingJob(model=model, num_stages=stages, **{**usual, **more})
+
+
+def small(workload: str = "gpt", model: Any = None, stages: int = 2, **more: Any) -> TorchWorkload:
+    return torch_workload(job(model or WORKLOADS[workload], stages, **more), "cpu")
 
 
 def gradients(made: TorchWorkload) -> list[Any]:
@@ -147,41 +144,34 @@ def test_products_of_the_full_sizes_are_those_of_the_modelled_work(
 
     if ranks > 1 and model in (WIDE_RESNET_101_8, RESNET_152):
         pytest.skip("not split by tensor parallelism")
-    works = stage_works(
-        model,
-        num_stages=4,
-        microbatch_size=2,
-        tensor_parallel=ranks,
-        cost=lambda work: work.flops,
-    )
-    how = How(microbatch_size=2, dtype=torch.bfloat16, device="meta", tensor_parallel=ranks)
-    stages = model_stages(model, [work.num_layers for work in works], how)
+    how = job(model, 4, tensor_parallel=ranks, dtype="bfloat16")
+    works = how.stages(lambda work: work.flops)
+    stages = model_stages(how, [work.num_layers for work in works], "meta")
     for work, stage in zip(works, stages, strict=True):
         module, inputs = stage()
         with FlopCounterMode(display=False) as counter:
             module(*inputs)
-        assert counter.get_total_flops() == pytest.approx(work.forward.flops, rel=1e-9)
+        assert counter.get_total_flops() == pytest.approx(work.whole.forward.flops, rel=1e-9)
 
 
 def test_layers_of_stages_are_as_given() -> None:
-    made = small(layers_per_stage=[1, 3])
+    made = small(layers=[1, 3])
     assert "2 stages of 1-3 layers" in made.description
     with pytest.raises(InputError, match="has 5 layers on 2 stages, but small has 4 layers"):
-        small(layers_per_stage=[2, 3])
+        small(layers=[2, 3])
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_products_for_weights_gradients_are_those_of_the_modelled_work(workload: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = WORKLOADS[workload]
     made = small(workload, stages=1)
-    (work,) = stage_works(model, num_stages=1, microbatch_size=2, cost=lambda work: work.flops)
+    (work,) = job(WORKLOADS[workload], 1).stages(lambda work: work.flops)
     made.forward(0)
     made.backward_weight(0)
     with FlopCounterMode(display=False) as counter:
         made.backward_weight(0)
-    assert counter.get_total_flops() == pytest.approx(work.backward_weight.flops, rel=1e-9)
+    assert counter.get_total_flops() == pytest.approx(work.whole.backward_weight.flops, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -191,8 +181,7 @@ def test_products_for_weights_gradients_are_those_of_the_modelled_work(workload:
 def test_the_full_sizes_have_as_many_parameters_as_they_are_named_for(
     model: Model, parameters: float
 ) -> None:
-    how = How(microbatch_size=1, dtype=torch.bfloat16, device="meta")
-    (stage,) = model_stages(model, [len(model.units(1, 1))], how)
+    (stage,) = model_stages(job(model, dtype="bfloat16"), [len(model.units(1, 1))], "meta")
     module, _ = stage()
     found = sum(parameter.numel() for parameter in module.parameters())
     if not isinstance(model, ConvolutionalModel):
@@ -205,9 +194,7 @@ def test_a_layers_parameters_are_counted_exactly() -> None:
     layer = 12 * h * h + 13 * h
     sizes = [
         sum(p.numel() for p in stage()[0].parameters())
-        for stage in model_stages(
-            GPT, [1, 2, 1], How(microbatch_size=2, dtype=torch.float32, device="cpu")
-        )
+        for stage in model_stages(job(GPT), [1, 2, 1], "cpu")
     ]
     assert sizes == [layer + (words + length) * h, 2 * layer, layer + words * h + 2 * h]
 
@@ -241,7 +228,9 @@ def test_recomputation_runs_each_layer_again_in_the_backward() -> None:
         made = small(stages=2, recompute=recompute)
         made.forward(0)
         runs: list[int] = []
-        made._module.decoder[0].norm.register_forward_hook(lambda *_, runs=runs: runs.append(1))
+        made._module.decoder.layers[0].get_submodule(
+            "layer.attention" if recompute else "attention"
+        ).register_forward_hook(lambda *_, runs=runs: runs.append(1))
         made.backward(0)
         made.backward(0)
         assert len(runs) == 2 * again
@@ -249,7 +238,7 @@ def test_recomputation_runs_each_layer_again_in_the_backward() -> None:
 
 def test_the_decoder_attends_to_the_past_and_to_all_the_encoder_read() -> None:
     # Two stages of four layers: the first is the encoder, the second the decoder.
-    stages = model_stages(T5, [2, 1, 1], How(microbatch_size=2, dtype=torch.float32, device="cpu"))
+    stages = model_stages(job(T5), [2, 1, 1], "cpu")
     module, (source, tokens) = stages[1]()
     before = module(source, tokens)[0]
     tokens[:, -1] = (tokens[:, -1] + 1) % 96
@@ -264,16 +253,11 @@ def test_the_decoder_attends_to_the_past_and_to_all_the_encoder_read() -> None:
 def test_the_decoder_may_begin_anywhere_in_a_stage(border: int) -> None:
     layers = [1 + (stage == border) for stage in range(3)] if border < 3 else [2, 1, 1]
     model = replace(T5, encoder_layers=1 + border % 3, num_layers=3 - border % 3)
-    whole = [
-        stage()
-        for stage in model_stages(
-            model, layers, How(microbatch_size=2, dtype=torch.float32, device="cpu")
-        )
-    ]
+    whole = [stage() for stage in model_stages(job(model), layers, "cpu")]
     assert sum(layers) == 4
     for module, inputs in whole:
         module(*inputs)
-    assert sum(module.target is not None for module, _ in whole) == 1
+    assert sum(module.norm is not None for module, _ in whole) == 1
 
 
 def test_hidden_states_get_gradients_and_tokens_and_images_do_not() -> None:
@@ -298,8 +282,8 @@ def test_the_last_stage_ends_in_a_loss() -> None:
 
 
 def test_gpt_attends_to_the_past_only() -> None:
-    for workload, same in (("gpt", True), ("bert", False)):
-        made = small(workload, GPT, stages=2)
+    for same in (True, False):
+        made = small(model=replace(GPT, causal=same))
         made.forward(0)
         first = made._outputs[0][:, 0].clone()
         made._inputs[0][:, -1] = (made._inputs[0][:, -1] + 1) % 96

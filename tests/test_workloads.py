@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from fractions import Fraction
+from functools import reduce
+from operator import add
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,17 +22,17 @@ from envplan.profiling.models import (
     T5_3B,
     WIDE_RESNET_101_8,
 )
-from envplan.profiling.workloads import Model, StageWork, Work, partition, stage_works
+from envplan.profiling.workloads import Model, ModuleWork, StageWork, TrainingJob, partition
 
 
-def stages(num_stages: int, **arguments: int) -> list[StageWork]:
-    return stage_works(
-        GPT3_1_3B,
-        num_stages=num_stages,
-        microbatch_size=arguments.get("microbatch_size", 4),
-        tensor_parallel=arguments.get("tensor_parallel", 1),
-        cost=lambda work: work.flops / 100e12 + work.traffic / 600e9,
-    )
+def stages(num_stages: int, **more: Any) -> list[StageWork]:
+    job = TrainingJob(model=GPT3_1_3B, num_stages=num_stages, **more)
+    return job.stages(lambda work: work.flops / 100e12 + work.traffic / 600e9)
+
+
+def whole(model: Model, **more: Any) -> ModuleWork:
+    job = TrainingJob(model=model, num_stages=1, **{"microbatch_size": 1, **more})
+    return job.stages(lambda work: work.flops)[0].whole
 
 
 def compositions(total: int, parts: int) -> list[list[int]]:
@@ -82,54 +85,48 @@ def test_impossible_number_of_stages_is_refused(num_stages: int) -> None:
         stages(num_stages)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 4, 8, 24])
+@pytest.mark.parametrize("num_stages", [2, 4, 8, 24])
 def test_total_work_does_not_depend_on_the_split(num_stages: int) -> None:
-    whole = stages(1)[0]
-    parts = stages(num_stages)
-    assert sum(s.num_layers for s in parts) == 24
-    assert sum(s.forward.flops for s in parts) == pytest.approx(whole.forward.flops)
-    assert sum(s.forward.traffic for s in parts) == pytest.approx(whole.forward.traffic)
-    assert sum(s.backward.traffic for s in parts) == pytest.approx(whole.backward.traffic)
+    one, parts = whole(GPT3_1_3B, microbatch_size=4), stages(num_stages)
+    assert sum(stage.num_layers for stage in parts) == 24
+    for find in (
+        lambda work: work.forward.flops,
+        lambda work: work.forward.traffic,
+        lambda work: work.backward.traffic,
+    ):
+        assert sum(find(stage.whole) for stage in parts) == pytest.approx(find(one))
 
 
 def test_forward_flops_are_those_of_the_published_formula() -> None:
     b, s, h, layers, v = 4, 2048, 2048, 24, 50304
     expected = 24 * b * s * layers * h**2 * (1 + s / (6 * h)) + 2 * b * s * h * v
-    assert stages(1)[0].forward.flops == pytest.approx(expected)
+    assert whole(GPT3_1_3B, microbatch_size=b).forward.flops == pytest.approx(expected)
 
 
 def test_backward_computes_twice_what_the_forward_does() -> None:
     for stage in stages(4):
-        assert stage.backward.flops == 2 * stage.forward.flops
-        assert stage.backward.traffic > stage.forward.traffic
+        assert stage.whole.backward.flops == 2 * stage.whole.forward.flops
+        assert stage.whole.backward.traffic > stage.whole.forward.traffic
 
 
 def test_embedding_and_head_make_the_outer_stages_different() -> None:
-    first, second, third, last = stages(4)
-    assert first.num_layers == second.num_layers
-    assert first.forward.flops == second.forward.flops
-    assert first.forward.traffic > second.forward.traffic
-    per_layer = third.forward.flops / third.num_layers
-    assert last.forward.flops - last.num_layers * per_layer > per_layer
+    made = stages(4)
+    assert made[0].num_layers == made[1].num_layers
+    first, second, third, last = (stage.whole.forward for stage in made)
+    assert first.flops == second.flops
+    assert first.traffic > second.traffic
+    per_layer = third.flops / made[2].num_layers
+    assert last.flops - made[3].num_layers * per_layer > per_layer
 
 
 def test_work_grows_with_the_microbatch_and_shrinks_with_tensor_parallelism() -> None:
-    one, two = stages(1)[0], stages(1, microbatch_size=8)[0]
-    assert two.forward.flops == 2 * one.forward.flops
-    half = stages(1, tensor_parallel=2)[0]
-    assert half.forward.flops == pytest.approx(one.forward.flops / 2)
-    assert one.forward.traffic / 2 < half.forward.traffic < one.forward.traffic
-
-
-def whole(model: Model, **arguments: object) -> StageWork:
-    [stage] = stage_works(
-        model,
-        num_stages=1,
-        microbatch_size=1,
-        cost=lambda work: work.flops + work.traffic,
-        **arguments,  # type: ignore[arg-type]
+    one, two, half = (
+        whole(GPT3_1_3B, **more).forward
+        for more in ({}, {"microbatch_size": 2}, {"tensor_parallel": 2})
     )
-    return stage
+    assert two.flops == 2 * one.flops
+    assert half.flops == pytest.approx(one.flops / 2)
+    assert one.traffic / 2 < half.traffic < one.traffic
 
 
 def test_recomputation_does_the_forward_over_again() -> None:
@@ -156,11 +153,6 @@ def test_only_attentions_core_makes_the_parts_of_a_backward_differ() -> None:
     assert difference == pytest.approx(2 * core, rel=1e-12)
 
 
-def test_single_precision_moves_twice_the_bytes() -> None:
-    half, single = whole(GPT3_1_3B), whole(GPT3_1_3B, precision="single")
-    assert single.forward == Work(half.forward.flops, 2 * half.forward.traffic)
-
-
 def test_fused_attention_moves_less_and_computes_the_same() -> None:
     fused, plain = whole(GPT3_175B), whole(replace(GPT3_175B, fused_attention=False))
     assert fused.forward.flops == plain.forward.flops
@@ -176,7 +168,7 @@ def test_model_without_vocabulary_has_equal_units() -> None:
 def test_decoder_layer_of_t5_does_more_than_an_encoder_layer() -> None:
     units = T5_3B.units(4, 1)
     assert len(units) == 48
-    encoder, decoder = units[1], units[25]
+    encoder, decoder = (reduce(add, units[number]) for number in (1, 25))
     h, inner, tokens = 1024, 32 * 128, 4 * 512
     cross = 8 * tokens * h * inner + 4 * tokens * 512 * inner
     assert decoder.forward.flops - encoder.forward.flops == pytest.approx(cross)
@@ -193,15 +185,9 @@ def test_resnet_152_computes_what_is_published_of_it_at_full_resolution() -> Non
 
 def test_wide_resnet_has_one_and_a_half_billion_weights() -> None:
     # Two microbatches tell traffic of activations, which doubles, from that of weights.
-    one, two = (
-        whole(WIDE_RESNET_101_8),
-        stage_works(
-            WIDE_RESNET_101_8, num_stages=1, microbatch_size=2, cost=lambda work: work.flops
-        )[0],
-    )
-    weight_bytes = 2 * one.forward.traffic - two.forward.traffic
-    assert weight_bytes / 2 == pytest.approx(1.5e9, rel=0.05)
-    assert one.num_layers == 33
+    one, two = (whole(WIDE_RESNET_101_8, microbatch_size=n).forward for n in (1, 2))
+    assert (2 * one.traffic - two.traffic) / 2 == pytest.approx(1.5e9, rel=0.05)
+    assert len(WIDE_RESNET_101_8.units(1, 1)) == 33
 
 
 def test_resnet_is_not_split_over_tensor_parallel_gpus() -> None:

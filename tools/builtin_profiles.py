@@ -16,8 +16,8 @@ from typing import Any, Final
 from envplan.errors import EnvplanError
 from envplan.profile import INCLUDES_RECOMPUTATION, Profile, builtin_profiles
 from envplan.profiling import models
-from envplan.profiling.modelled import ModelledJob, modelled_profile
-from envplan.profiling.workloads import Model
+from envplan.profiling.modelled import modelled_profile
+from envplan.profiling.workloads import Model, TrainingJob
 from tools.document import markdown_table, update_block
 
 __all__ = ["BUILTINS", "Builtin", "Published", "build", "listing", "main", "measured"]
@@ -65,11 +65,15 @@ class Builtin:
     """A built-in profile.
 
     Attributes:
+        name: of the profile.
+        gpu: short name of the modelled GPU.
         job: what it is of.
         published: what others report of that, if anything.
     """
 
-    job: ModelledJob
+    name: str
+    gpu: str
+    job: TrainingJob
     published: Published | None = None
 
 
@@ -82,15 +86,8 @@ def _builtin(
     published: Published | None = None,
     **more: Any,
 ) -> Builtin:
-    job = ModelledJob(
-        name=f"{name}-{stages}stage",
-        gpu=gpu,
-        model=model,
-        num_stages=stages,
-        num_microbatches=microbatches,
-        **more,
-    )
-    return Builtin(job, published)
+    job = TrainingJob(model=model, num_stages=stages, num_microbatches=microbatches, **more)
+    return Builtin(f"{name}-{stages}stage", gpu, job, published)
 
 
 def _builtins() -> Iterator[Builtin]:
@@ -103,16 +100,16 @@ def _builtins() -> Iterator[Builtin]:
     yield _builtin("a100-gpt3-1.3b", _A100, gpt3, 8, 64)
     # EnvPipe's benchmark scripts: minibatch over microbatch size, and over the replicas that fill
     # 16 GPUs for the last three.
-    for name, model, stages, size, count, precision, envpipe in (
-        ("bert-336m", models.BERT_336M, 4, 4, 16, "single", _ENVPIPE_SINGLE),
-        ("gpt-125m", models.GPT_125M, 4, 2, 16, "single", _ENVPIPE_SINGLE),
-        ("megatron-125m", models.MEGATRON_125M, 4, 4, 16, "half", _ENVPIPE_SINGLE),
-        ("resnet-152", models.RESNET_152, 4, 2, 16, "single", _ENVPIPE_SINGLE),
-        ("megatron-1.3b", models.MEGATRON_1_3B, 8, 2, 128, "half", _ENVPIPE_MULTI),
-        ("megatron-1.3b", models.MEGATRON_1_3B, 4, 2, 64, "half", _ENVPIPE_MULTI),
-        ("megatron-1.3b", models.MEGATRON_1_3B, 2, 2, 32, "half", _ENVPIPE_MULTI),
+    for name, model, stages, size, count, dtype, envpipe in (
+        ("bert-336m", models.BERT_336M, 4, 4, 16, "float32", _ENVPIPE_SINGLE),
+        ("gpt-125m", models.GPT_125M, 4, 2, 16, "float32", _ENVPIPE_SINGLE),
+        ("megatron-125m", models.MEGATRON_125M, 4, 4, 16, "float16", _ENVPIPE_SINGLE),
+        ("resnet-152", models.RESNET_152, 4, 2, 16, "float32", _ENVPIPE_SINGLE),
+        ("megatron-1.3b", models.MEGATRON_1_3B, 8, 2, 128, "float16", _ENVPIPE_MULTI),
+        ("megatron-1.3b", models.MEGATRON_1_3B, 4, 2, 64, "float16", _ENVPIPE_MULTI),
+        ("megatron-1.3b", models.MEGATRON_1_3B, 2, 2, 32, "float16", _ENVPIPE_MULTI),
     ):
-        how: dict[str, Any] = {"microbatch_size": size, "recompute": True, "precision": precision}
+        how: dict[str, Any] = {"microbatch_size": size, "recompute": True, "dtype": dtype}
         yield _builtin(f"v100-{name}", "v100", model, stages, count, envpipe, **how)
     # 1,536 samples over 16 pipelines, as Perseus emulates 1,024 GPUs.
     gpt3 = models.GPT3_175B
@@ -120,12 +117,12 @@ def _builtins() -> Iterator[Builtin]:
     yield _builtin("h100-gpt3-175b", "h100-sxm", gpt3, 8, 96, **how)
 
 
-BUILTINS: Final = tuple(sorted(_builtins(), key=lambda builtin: builtin.job.name))
+BUILTINS: Final = tuple(sorted(_builtins(), key=lambda builtin: builtin.name))
 
 
 def build(builtin: Builtin) -> Profile:
     """A built-in profile, the same on every day."""
-    made = modelled_profile(builtin.job)
+    made = modelled_profile(builtin.job, builtin.gpu, name=builtin.name)
     extra: dict[str, Any] = dict(made.metadata.extra)
     if builtin.published:
         extra["published"] = vars(builtin.published)

@@ -152,11 +152,6 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
 
     def made(kind: Kind) -> Kind:
         names = inspect.get_annotations(kind)
-        for field in getattr(kind, "__dataclass_fields__", {}).values():
-            if field.name in own and field.name not in names:  # of a class that is none of options
-                names[field.name] = field.type
-                setattr(kind, field.name, field.default)
-        kind.__annotations__ = names
         _check_used(own, names, kind.__name__)
         for name in names:
             value = vars(kind).get(name, dataclasses.MISSING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import envplan
 from envplan._words import counted
@@ -23,17 +23,16 @@ from envplan.cli.command import (
 )
 from envplan.cli.options import DEFAULT_PROFILE
 from envplan.errors import InputError, unknown
-from envplan.profiling.sizes import Sizes
 from envplan.quantities import PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.profiling.sweep import Workload
-    from envplan.profiling.workloads import Model
+    from envplan.profiling.workloads import Model, TrainingJob
 
 _DEFAULT_GPU: Final = "a40"
 _MODEL_GPU: Final = "h100"
 _MICROBATCH_SIZES: Final = {"gpt": 4, "bert": 8, "t5": 4, "wide-resnet": 32}
-_PRECISIONS: Final = {"bfloat16": "half", "float16": "half", "float32": "single"}
+_SIZES: Final = "layers hidden_size heads vocabulary_size sequence_length width_factor image_size"
 _MEASURING: Final = "device error time_limit no_lock smooth"
 
 
@@ -92,16 +91,16 @@ def _known_schedule(name: str, option_name: str) -> str:
       --width-factor N  How much wider than ResNet's 3x3 convolutions.
       --image-size N  Pixels on a side of an image.
     """,
-    **dict.fromkeys(Sizes.__dataclass_fields__, WHOLE),
+    **dict.fromkeys(_SIZES.split(), WHOLE),
     step=WHOLE,
     schedule=_known_schedule,
-    dtype=one_of(*_PRECISIONS),
+    dtype=one_of("bfloat16", "float16", "float32"),
     layers_per_stage=numbers("6,7,7,4"),
     device=WHOLE,
     error=PERCENT.within(1e-6),
     time_limit=TIME.within(1e-6),
 )
-class WorkOptions(Sizes):
+class WorkOptions:
     """What is profiled and how, and the job it is part of; None where nothing was said."""
 
     workload: str | None = None
@@ -131,6 +130,13 @@ class WorkOptions(Sizes):
     time_limit: float | None = None
     no_lock: bool = False
     smooth: bool = False
+    layers: int | None = None
+    hidden_size: int | None = None
+    heads: int | None = None
+    vocabulary_size: int | None = None
+    sequence_length: int | None = None
+    width_factor: int | None = None
+    image_size: int | None = None
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says what runs, or the stages differ."""
@@ -141,14 +147,6 @@ class WorkOptions(Sizes):
                 f"--layers-per-stage lists {len(listed)} stages, but --pp {self.num_stages} and "
                 f"--vp {self.chunks} make {self.num_stages * self.chunks}"
             )
-
-    @property
-    def samples(self) -> int | None:
-        """Of a microbatch; None if only the user's function knows."""
-        if self.entry is not None:
-            return None
-        usual = 1 if self.model else _MICROBATCH_SIZES.get(self.workload or "gpt", 1)
-        return self.microbatch_size or usual
 
     @property
     def num_stages(self) -> int:
@@ -163,26 +161,39 @@ class WorkOptions(Sizes):
 
         return self.vp or traits(self.schedule).chunks
 
-    @property
-    def job_schedule(self) -> str:
-        """The job's; with several chunks 1f1b is interleaved."""
-        return "interleaved" if self.schedule == "1f1b" and self.chunks > 1 else self.schedule
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether backwards are profiled in two, for their own sake or the schedule's."""
+    def job(self) -> TrainingJob:
+        """What is trained and how. Raises: InputError: there is no model of that name or size."""
         from envplan.pipeline import traits
+        from envplan.profiling.workloads import TrainingJob
 
-        return self.split_backward or traits(self.schedule).passes > 2
+        samples = 1 if self.model else _MICROBATCH_SIZES.get(self.workload or "gpt", 1)
+        interleaved = self.schedule == "1f1b" and self.chunks > 1
+        return TrainingJob(
+            model=None if self.entry else self._model(),
+            num_stages=self.num_stages,
+            chunks=self.chunks,
+            num_microbatches=self.microbatches,
+            microbatch_size=None if self.entry else self.microbatch_size or samples,
+            tensor_parallel=self.tp,
+            context_parallel=self.cp,
+            replicas=self.dp,
+            dtype=self.dtype,
+            recompute=self.recompute,
+            split_backward=self.split_backward or traits(self.schedule).passes > 2,
+            schedule="interleaved" if interleaved else self.schedule,
+            microbatch_group=self.microbatch_group,
+            p2p_latency=self.p2p_latency,
+            overlap_p2p=not self.no_overlap_p2p,
+            layers=self.layers_per_stage,
+        )
 
-    def what(self) -> Model:
-        """The model that is trained. Raises: InputError: there is none of that name or size."""
-        from envplan.profiling.modelled import model_of, named_model
+    def _model(self) -> Model:
+        from envplan.profiling.models import model_of, named_model
 
-        sizes = Sizes(**{name: getattr(self, name) for name in Sizes.__dataclass_fields__})
+        sizes = {name: size for name in _SIZES.split() if (size := getattr(self, name)) is not None}
         if self.model is not None:
-            return named_model(self.model, sizes)
-        return model_of(self.workload or "gpt", sizes)
+            return named_model(self.model, **sizes)
+        return model_of(self.workload or "gpt", **sizes)
 
 
 @takes(
@@ -242,29 +253,9 @@ def profile(
 
 
 def _model(work: WorkOptions, output: Path) -> envplan.Profile:
-    from envplan.profiling.modelled import ModelledJob, modelled_profile
+    from envplan.profiling.modelled import modelled_profile
 
-    job = ModelledJob(
-        name=output.stem,
-        gpu=work.gpu or (_MODEL_GPU if work.model else _DEFAULT_GPU),
-        model=work.what(),
-        num_stages=work.num_stages,
-        chunks=work.chunks,
-        num_microbatches=work.microbatches,
-        microbatch_size=work.samples or 1,
-        tensor_parallel=work.tp,
-        context_parallel=work.cp,
-        replicas=work.dp,
-        recompute=work.recompute,
-        precision=_PRECISIONS[work.dtype],
-        split_backward=work.splits_backward,
-        schedule=work.job_schedule,
-        parts=work.parts,
-        layers=work.layers_per_stage,
-        microbatch_group=work.microbatch_group,
-        p2p_latency=work.p2p_latency,
-        overlap_p2p=not work.no_overlap_p2p,
-    )
+    job = work.job()
     if output.exists():
         there = envplan.ProfileMetadata.read_json(output.with_suffix(".meta.json"))
         if there.source != "modelled":
@@ -272,7 +263,9 @@ def _model(work: WorkOptions, output: Path) -> envplan.Profile:
                 "exists and is not a modelled profile; choose another file with -o, or delete it",
                 path=output,
             )
-    modelled_profile(job, step=work.step).save_csv(output)
+    gpu = work.gpu or (_MODEL_GPU if work.model else _DEFAULT_GPU)
+    made = modelled_profile(job, gpu, name=output.stem, step=work.step, parts=work.parts)
+    made.save_csv(output)
     return envplan.Profile.read_csv(output)
 
 
@@ -290,7 +283,8 @@ def _measure(backend: str, work: WorkOptions, output: Path) -> envplan.Profile:
         "goes with --backend modelled; a job that profiles itself, with envplan.runtime's "
         "Profiler(parts=), measures its own waits and parts",
     )
-    if work.splits_backward and work.recompute:
+    job = work.job()
+    if job.split_backward and job.recompute:
         raise InputError(
             "--split-backward and --recompute are not measured together: torch would do the "
             "forward again for either part; measure without --recompute, and give --recompute to "
@@ -298,79 +292,51 @@ def _measure(backend: str, work: WorkOptions, output: Path) -> envplan.Profile:
         )
     settings = Settings(
         step=work.step,
-        split_backward=work.splits_backward,
+        split_backward=job.split_backward,
         lock=not work.no_lock,
         target_error=(work.error or 1.0) / 100,
         time_limit=work.time_limit or Settings.time_limit,
     )
     with ui.Working("Measuring") as running:
         return measure(
-            lambda device: _workload(work, device),
+            lambda device: _workload(work, job, device),
             output,
             settings,
             source=backend,
             device=work.device,
-            metadata=_metadata(work),
+            metadata=_metadata(job),
             smooth=work.smooth,
             progress=lambda so_far: running.at(so_far.done / so_far.total, str(so_far)),
         )
 
 
-def _metadata(work: WorkOptions) -> envplan.ProfileMetadata:
-    """What the sidecar shall say of the job itself."""
+def _metadata(job: TrainingJob) -> envplan.ProfileMetadata:
+    """What the sidecar of measured rows shall say of the job."""
     from envplan.profile import INCLUDES_RECOMPUTATION
-    from envplan.profile.sidecar import Job
 
-    extra: dict[str, Any] = {}
-    if not work.entry and (length := work.what().tokens):
-        extra["sequence_length"] = length
-    if work.tp > 1:
-        extra["communication"] = (
-            f"one of {work.tp} tensor-parallel GPUs was measured; what they send each other is in "
-            "neither time nor energy"
-        )
-    if work.layers_per_stage:
-        extra["layers_per_stage"] = work.layers_per_stage
-    if work.recompute:
-        extra[INCLUDES_RECOMPUTATION] = True
-    chunked = work.chunks > 1
-    return envplan.ProfileMetadata(
-        microbatch_size=work.samples,
-        tensor_parallel=work.tp,
-        schedule=work.job_schedule,
-        num_microbatches=work.microbatches,
-        job=Job(
-            stages=work.num_stages if chunked else None,
-            chunks=work.chunks if chunked else None,
-            microbatch_group=work.microbatch_group,
-            p2p_latency_s=work.p2p_latency,
-            replicas=work.dp,
-        ),
-        extra=extra,
+    shared = (
+        f"one of {job.tensor_parallel} tensor-parallel GPUs was measured; what they send each "
+        "other is in neither time nor energy"
+    )
+    return job.metadata(
+        sequence_length=job.model and job.model.tokens,
+        communication=shared if job.tensor_parallel > 1 else None,
+        layers_per_stage=job.layers,
+        **{INCLUDES_RECOMPUTATION: job.recompute},
     )
 
 
-def _workload(work: WorkOptions, device: str) -> Workload:
+def _workload(work: WorkOptions, job: TrainingJob, device: str) -> Workload:
     if work.entry is not None:
         from envplan.profiling.entry import load_entry
 
         beside = "workload stages layers_per_stage microbatch_size recompute"
         why = "and --entry exclude each other; the function says it all"
-        refuse(given(work, " ".join([beside, *Sizes.__dataclass_fields__])), why)
+        refuse(given(work, f"{beside} {_SIZES}"), why)
         return load_entry(work.entry, device)
     from envplan.profiling.torch_workloads import torch_workload
 
-    return torch_workload(
-        work.workload or "gpt",
-        work.what(),
-        num_stages=work.num_stages * work.chunks,
-        microbatch_size=work.samples or 1,
-        dtype=work.dtype,
-        device=device,
-        tensor_parallel=work.tp,
-        recompute=work.recompute,
-        layers_per_stage=work.layers_per_stage,
-    )
+    return torch_workload(job, device)
 
 
 def _print(profile: envplan.Profile) -> None:

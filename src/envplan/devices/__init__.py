@@ -14,6 +14,7 @@ from envplan.devices.base import (
     DeviceError,
     DeviceInfo,
     PermissionDeniedError,
+    spaced_clocks,
     within,
 )
 from envplan.errors import InputError, unknown
@@ -30,6 +31,7 @@ __all__ = [
     "backend_class",
     "describe_gpus",
     "opened",
+    "spaced_clocks",
     "within",
 ]
 

@@ -140,3 +140,17 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of the driver. Locked clocks stay locked: give them back first."""
+
+
+def spaced_clocks(clocks: Sequence[int], step: int) -> list[int]:
+    """Clocks from the highest down, neighbours at least `step` apart.
+
+    Args:
+        clocks: supported SM clocks, MHz, in any order.
+        step: MHz; 0 takes all of them.
+    """
+    taken: list[int] = []
+    for clock in sorted(clocks, reverse=True):
+        if not taken or taken[-1] - clock >= step:
+            taken.append(clock)
+    return taken

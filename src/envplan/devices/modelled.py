@@ -112,15 +112,15 @@ class ModelledGpu:
 
         Args:
             flops: its floating-point operations.
-            traffic: bytes that its memory-bound kernels move.
+            traffic: bytes that its memory-bound kernels move in half precision.
             clock_mhz: the clock asked for.
-            precision: of its matrix products, "half" or "single".
+            precision: "half", or "single", which moves twice the bytes.
         """
         peak = self.peak_flops_per_mhz
         if precision == "single":
             if self.single_flops_per_mhz is None:
                 raise InputError(f"single precision is not modelled for the {self.name}")
-            peak = self.single_flops_per_mhz
+            peak, traffic = self.single_flops_per_mhz, 2 * traffic
         rate = self.compute_efficiency * peak * self.settled_clock_mhz(clock_mhz)
         return traffic / (self.memory_efficiency * self.bandwidth) + flops / rate
 

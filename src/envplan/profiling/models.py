@@ -1,15 +1,20 @@
-"""Models with their sizes as published: those of the built-in profiles, and presets."""
+"""Models with their sizes as published, and with others."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+from envplan._files import exists
+from envplan.errors import InputError, meant, shown, unknown
+from envplan.profiling.huggingface import read_model
 from envplan.profiling.workloads import (
     ConvolutionalModel,
     Experts,
     LatentAttention,
+    Model,
     TransformerModel,
 )
 
@@ -27,7 +32,7 @@ GPT3_2_7B: Final = TransformerModel("GPT-3 2.7B", 32, 2560, 32, 50304, 2048)
 GPT3_175B: Final = TransformerModel("GPT-3 175B", 96, 12288, 96, 51200, 2048, fused_attention=True)
 
 #: The size that EnvPipe and Perseus call 1.3B: BERT-Large's depth at twice its width.
-BERT_1_3B: Final = TransformerModel("BERT 1.3B", 24, 2048, 32, 30592, 512)
+BERT_1_3B: Final = TransformerModel("BERT 1.3B", 24, 2048, 32, 30592, 512, causal=False)
 
 #: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), the 3B variant; 512 tokens
 #: on either side are our assumption.
@@ -46,7 +51,7 @@ WIDE_RESNET_101_8: Final = ConvolutionalModel(
 )
 
 #: EnvPipe's benchmark: BERT-Large's layers alone, and those of GPT-3 Small.
-BERT_336M: Final = TransformerModel("BERT 336M", 24, 1024, 16, 0, 512)
+BERT_336M: Final = TransformerModel("BERT 336M", 24, 1024, 16, 0, 512, causal=False)
 GPT_125M: Final = TransformerModel("GPT 125M", 12, 768, 12, 0, 2048)
 
 #: GPT-3 Small and GPT-3 1.3B in Megatron-DeepSpeed, with embedding and head.
@@ -93,3 +98,102 @@ PRESETS: Final = {
     ),
     "gpt3-175b": GPT3_175B,
 }
+
+#: The workloads that sizes may be given for, and what each is without any.
+WORKLOADS: Final[dict[str, Model]] = {
+    "gpt": GPT3_1_3B,
+    "bert": BERT_1_3B,
+    "t5": T5_3B,
+    "wide-resnet": WIDE_RESNET_101_8,
+}
+
+#: Sizes that may be given: the model's field, and the least and the most that it may be.
+_SIZES: Final = {
+    "layers": ("num_layers", 1, 1000),
+    "hidden_size": ("hidden_size", 1, 10**7),
+    "heads": ("num_heads", 1, 10**7),
+    "vocabulary_size": ("vocabulary_size", 0, 10**7),
+    "sequence_length": ("sequence_length", 1, 10**7),
+    "width_factor": ("width_factor", 1, 10**7),
+    "image_size": ("image_size", 32, 10**7),
+}
+#: Those of a model by name.
+_OF_MODELS: Final = ("layers", "sequence_length", "vocabulary_size")
+
+#: Bottleneck blocks of the four groups, by the number of layers that ResNets are named after.
+_BLOCKS: Final = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+
+
+def model_of(workload: str, **sizes: int) -> Model:
+    """The model of a workload with some of its sizes changed.
+
+    Args:
+        sizes: layers (of a T5 in encoder and decoder each; of a ResNet 50, 101 or 152),
+            hidden_size, heads (without it, a new width keeps the width of a head),
+            vocabulary_size (0 leaves out embedding and head), sequence_length (of a T5 on either
+            side), width_factor and image_size (pixels on a side).
+
+    Raises:
+        InputError: there is no such workload, or it has no such size.
+    """
+    usual = WORKLOADS.get(workload)
+    if usual is None:
+        raise InputError(unknown("workload", workload, WORKLOADS))
+    if not sizes:
+        return usual
+    changed: dict[str, Any] = {}
+    known = {"num_layers", *(field.name for field in fields(usual))}
+    for size, value in sizes.items():
+        field, least, most = _SIZES[size]
+        option = "--" + size.replace("_", "-")
+        if field not in known:
+            raise InputError(f"{option} does not go with workload {workload}")
+        if not least <= value <= most:
+            raise InputError(f"{option} must be {least} to {most}, not {shown(value)}")
+        changed[field] = value
+    if isinstance(usual, ConvolutionalModel):
+        layers = changed.pop("num_layers", 101)
+        if layers not in _BLOCKS:
+            raise InputError(
+                f"--layers of workload wide-resnet must be 50, 101 or 152, not {layers}"
+            )
+        name = f"Wide-ResNet-{layers}-{changed.get('width_factor', usual.width_factor)}"
+        return replace(usual, **changed, blocks=_BLOCKS[layers], name=name)
+    layers = changed.get("num_layers", usual.num_layers)
+    width = changed.get("hidden_size", usual.hidden_size)
+    if usual.encoder_layers:
+        changed["encoder_layers"] = layers
+    if usual.feed_forward_size:
+        changed["feed_forward_size"] = usual.feed_forward_size * width // usual.hidden_size
+    if not usual.head_size:
+        usual_heads = max(1, width * usual.num_heads // usual.hidden_size)
+        heads = changed.setdefault("num_heads", usual_heads)
+        if width % heads:
+            raise InputError(
+                f"--hidden-size {width} does not divide into {heads} heads; set --heads"
+            )
+    twice = "2 x " if usual.encoder_layers else ""
+    return replace(usual, **changed, name=f"{workload.upper()} of {twice}{layers} layers x {width}")
+
+
+def named_model(name: str, **sizes: int) -> TransformerModel:
+    """A preset, or the model that a Hugging Face config.json describes.
+
+    Args:
+        name: in PRESETS, or a path.
+        sizes: layers, sequence_length and vocabulary_size may be others.
+
+    Raises:
+        InputError: there is neither, the file is wrong, or another size is given.
+    """
+    known = PRESETS.get(name)
+    if known is None:
+        if not exists(name):
+            raise InputError(
+                f"no such config.json, and no model of that name{meant(name, PRESETS)}", path=name
+            )
+        known = read_model(Path(name))
+    for size in sizes.keys() - set(_OF_MODELS):
+        raise InputError(f"--{size.replace('_', '-')} does not go with --model, which says it")
+    changed: dict[str, Any] = {_SIZES[size][0]: value for size, value in sizes.items()}
+    return replace(known, **changed)

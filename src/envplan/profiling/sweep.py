@@ -29,11 +29,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from envplan.devices.base import Device, DeviceError, PermissionDeniedError
+from envplan.devices import Device, DeviceError, PermissionDeniedError, spaced_clocks
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling.explaining import Explained
-from envplan.profiling.modelled import spaced_clocks
 from envplan.profiling.sweep_file import Measurement, Row, SweepFile
 from envplan.profiling.timers import HostTimer, Timer
 

@@ -11,7 +11,6 @@ Only `torch_workloads` imports this module, and says so if torch is not installe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final
@@ -22,9 +21,14 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from envplan.errors import InputError
-from envplan.profiling.workloads import Convolution, ConvolutionalModel, Model, TransformerModel
+from envplan.profiling.workloads import (
+    Convolution,
+    ConvolutionalModel,
+    TrainingJob,
+    TransformerModel,
+)
 
-__all__ = ["How", "Stage", "model_stages"]
+__all__ = ["Stage", "model_stages"]
 
 #: A stage's module and its sample inputs, made when its turn comes.
 Stage = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
@@ -33,85 +37,82 @@ Stage = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
 _FARTHEST: Final = 128
 
 
-@dataclass(frozen=True, kw_only=True)
-class How:
-    """How a model is run.
-
-    Attributes:
-        microbatch_size: samples.
-        dtype: of weights and activations.
-        device: where, such as "cuda:0".
-        tensor_parallel: ranks that share a layer; the modules are those of one.
-        recompute: a layer keeps its inputs only, and its backward does its forward again.
-        causal: a token attends to those before it only; in a decoder behind an encoder it does.
-    """
-
-    microbatch_size: int
-    dtype: torch.dtype
-    device: str
-    tensor_parallel: int = 1
-    recompute: bool = False
-    causal: bool = True
-
-
-def model_stages(model: Model, layers: Sequence[int], how: How) -> list[Stage]:
+def model_stages(job: TrainingJob, layers: Sequence[int], device: str) -> list[Stage]:
     """What makes each stage's module and a random microbatch for it.
 
     Args:
-        model: what is trained.
+        job: what is trained and how.
         layers: of each stage, as in `StageWork.num_layers`; for T5 encoder layers come first.
-        how: how it is run.
+        device: where, such as "cuda:0".
 
     Raises:
         InputError: widths or words do not divide by the tensor-parallel ranks.
     """
+    model, ranks = job.model, job.tensor_parallel
     if isinstance(model, TransformerModel):
         for count, what in (
             (model.feed_forward_width, "units of a feed-forward"),
             (model.vocabulary_size, "words"),
         ):
-            if count % how.tensor_parallel:
-                raise InputError(
-                    f"--tp {how.tensor_parallel} does not divide the {count} {what} of the workload"
-                )
+            if count % ranks:
+                raise InputError(f"--tp {ranks} does not divide the {count} {what} of the workload")
     ends = list(accumulate(layers, initial=0))
     return [
-        partial(_made, model, begin, end, end == ends[-1], how) for begin, end in pairwise(ends)
+        partial(_made, job, begin, end, end == ends[-1], device) for begin, end in pairwise(ends)
     ]
 
 
 def _made(
-    model: Model, begin: int, end: int, last: bool, how: How
+    job: TrainingJob, begin: int, end: int, last: bool, device: str
 ) -> tuple[nn.Module, tuple[Any, ...]]:
+    model, dtype = job.model, getattr(torch, job.dtype)
     module: nn.Module
-    with torch.device(how.device):
+    with torch.device(device):
         torch.manual_seed(0)
         if isinstance(model, TransformerModel):
-            module = _Transformer(model, begin, end, last, how)
-            inputs = _sequences(model, begin, end, how)
+            module = _Transformer(job, model, begin, end, last)
+            inputs = _sequences(job, model, begin, end, dtype)
         else:
-            module = _ResNet(model, begin, end, last, how)
-            inputs = (_images(model, begin, how),)
-        return module.to(how.dtype), inputs
+            assert model is not None
+            module = _resnet(job, model, begin, end, last)
+            inputs = (_images(job, model, begin, dtype),)
+        return module.to(dtype), inputs
 
 
-def _run(layer: nn.Module, recompute: bool, *inputs: torch.Tensor | None) -> torch.Tensor:
-    out: torch.Tensor = (
-        checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
-    )
-    return out
+class _Again(nn.Module):
+    """A layer that keeps its inputs only, and whose backward does its forward again."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: torch.Tensor | None) -> Any:
+        return checkpoint(self.layer, *inputs, use_reentrant=False)
 
 
-def _sequences(model: TransformerModel, begin: int, end: int, how: How) -> tuple[Any, ...]:
+class _Loss(nn.Module):
+    """Cross entropy of logits (n, words), against made-up words."""
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        targets = torch.arange(len(logits), device=logits.device) % logits.shape[1]
+        return functional.cross_entropy(logits.float(), targets)
+
+
+# --- transformers --------------------------------------------------------------------------------
+
+
+def _sequences(
+    job: TrainingJob, model: TransformerModel, begin: int, end: int, dtype: torch.dtype
+) -> tuple[Any, ...]:
     """What `_Transformer` takes in."""
-    words, border = model.vocabulary_size // how.tensor_parallel, model.encoder_layers
-    shape = (how.microbatch_size, model.sequence_length)
+    words, border = model.vocabulary_size // job.tensor_parallel, model.encoder_layers
+    shape = (job.microbatch_size, model.sequence_length)
 
     def tokens() -> torch.Tensor:
         return torch.randint(words, shape) if words else hidden()
 
     def hidden() -> torch.Tensor:
-        return torch.randn(*shape, model.hidden_size, dtype=how.dtype)
+        return torch.randn(*shape, model.hidden_size, dtype=dtype)
 
     inputs = []
     if border or begin:
@@ -131,70 +132,71 @@ class _Transformer(nn.Module):
     decoder and, for all its layers to attend to, the encoder's result.
     """
 
-    def __init__(self, model: TransformerModel, begin: int, end: int, last: bool, how: How) -> None:
+    def __init__(
+        self, job: TrainingJob, model: TransformerModel, begin: int, end: int, last: bool
+    ) -> None:
         super().__init__()
         border, width = model.encoder_layers, model.hidden_size
-        words = model.vocabulary_size // how.tensor_parallel
+        words = model.vocabulary_size // job.tensor_parallel
         starts = begin <= border < end
-        self.recompute = how.recompute
-        self.source = _Embedding(model, how) if begin == 0 < border else None
-        self.encoder = nn.ModuleList(
-            _Layer(model, how, cross=False) for _ in range(begin, min(end, border))
-        )
-        self.encoder_norm = nn.LayerNorm(width, bias=False) if starts and border else None
-        self.target = _Embedding(model, how) if starts else None
-        self.decoder = nn.ModuleList(
-            _Layer(model, how, cross=border > 0) for _ in range(max(begin, border), end)
-        )
-        distances = [
-            _Distances(model, how, causal=causal) if border and layers else None
-            for layers, causal in ((self.encoder, False), (self.decoder, True))
-        ]
-        self.encoder_distances, self.decoder_distances = distances
-        self.head = _Head(width, words, bias=not border) if last and words else None
+        self.encoder = self.norm = self.decoder = self.head = None
+        if begin < border:
+            count = min(end, border) - begin
+            self.encoder = _Layers(job, model, count, begins=begin == 0, decodes=False)
+        if starts and border:
+            self.norm = nn.LayerNorm(width, bias=False)
+        if end > border:
+            count = end - max(begin, border)
+            self.decoder = _Layers(job, model, count, begins=starts, decodes=True)
+        if last and words:
+            product = nn.Linear(width, words, bias=False)
+            norm = nn.LayerNorm(width, bias=not border)
+            self.head = nn.Sequential(norm, product, nn.Flatten(0, 1), _Loss())
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         hidden, memory = inputs[0], inputs[-1]
-        if self.source is not None:
-            hidden = self.source(hidden)
-        hidden = self._through(self.encoder, self.encoder_distances, hidden)
-        if not self.decoder:
+        if self.encoder is not None:
+            hidden = self.encoder(hidden)
+        if self.decoder is None:
             return hidden
-        if self.encoder_norm is not None:
-            memory = self.encoder_norm(hidden)
-        if self.target is not None:
-            hidden = self.target(inputs[-1])
-        hidden = self._through(self.decoder, self.decoder_distances, hidden, memory)
+        if self.norm is not None:  # here the decoder begins
+            hidden, memory = inputs[-1], self.norm(hidden)
+        hidden = self.decoder(hidden, memory)
         if self.head is not None:
             return self.head(hidden)
-        return hidden if self.decoder_distances is None else (hidden, memory)
-
-    def _through(
-        self,
-        layers: nn.ModuleList,
-        distances: nn.Module | None,
-        hidden: torch.Tensor,
-        memory: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        bias = None if distances is None else distances(hidden)
-        for layer in layers:
-            hidden = _run(layer, self.recompute, hidden, bias, memory)
-        return hidden
+        return hidden if self.decoder.distances is None else (hidden, memory)
 
 
-class _Embedding(nn.Module):
-    """Of words; and of positions, where no distances tell them. Without words: nothing to do."""
+class _Layers(nn.Module):
+    """Layers of an encoder or decoder, and what they begin with.
 
-    def __init__(self, model: TransformerModel, how: How) -> None:
+    Embeddings are of words, and of positions where no distances tell them. Without words what
+    comes in is hidden states.
+    """
+
+    def __init__(
+        self, job: TrainingJob, model: TransformerModel, count: int, *, begins: bool, decodes: bool
+    ) -> None:
         super().__init__()
-        words, width = model.vocabulary_size // how.tensor_parallel, model.hidden_size
-        positions = 0 if model.encoder_layers else model.sequence_length
-        self.words = nn.Embedding(words, width) if words else None
-        self.positions = nn.Embedding(positions, width) if words and positions else None
+        words, width = model.vocabulary_size // job.tensor_parallel, model.hidden_size
+        t5 = model.encoder_layers > 0
+        self.words = nn.Embedding(words, width) if begins and words else None
+        self.positions = None
+        if self.words is not None and not t5:
+            self.positions = nn.Embedding(model.sequence_length, width)
+        self.distances = _Distances(job, model, causal=decodes) if t5 else None
+        layers = [_Layer(job, model, cross=t5 and decodes) for _ in range(count)]
+        self.layers = nn.ModuleList(map(_Again, layers) if job.recompute else layers)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = tokens if self.words is None else self.words(tokens)
-        return hidden if self.positions is None else hidden + self.positions.weight
+    def forward(self, hidden: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
+        if self.words is not None:
+            hidden = self.words(hidden)
+        if self.positions is not None:
+            hidden = hidden + self.positions.weight
+        bias = None if self.distances is None else self.distances(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden, bias, memory)
+        return hidden
 
 
 class _Distances(nn.Module):
@@ -203,10 +205,10 @@ class _Distances(nn.Module):
     T5 shares one among far distances that are alike; looking it up costs the same.
     """
 
-    def __init__(self, model: TransformerModel, how: How, *, causal: bool) -> None:
+    def __init__(self, job: TrainingJob, model: TransformerModel, *, causal: bool) -> None:
         super().__init__()
         self.causal = causal
-        self.values = nn.Embedding(2 * _FARTHEST + 1, model.num_heads // how.tensor_parallel)
+        self.values = nn.Embedding(2 * _FARTHEST + 1, model.num_heads // job.tensor_parallel)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         at = torch.arange(hidden.shape[1], device=hidden.device)
@@ -223,15 +225,18 @@ class _Layer(nn.Module):
     the mean here, which T5's do not take off: that moves the same bytes.
     """
 
-    def __init__(self, model: TransformerModel, how: How, *, cross: bool) -> None:
+    def __init__(self, job: TrainingJob, model: TransformerModel, *, cross: bool) -> None:
         super().__init__()
-        width, inner = model.hidden_size, model.feed_forward_width // how.tensor_parallel
+        width, inner = model.hidden_size, model.feed_forward_width // job.tensor_parallel
         bias = not model.encoder_layers
-        self.attention = _Attention(model, how, cross=False)
-        self.cross = _Attention(model, how, cross=True) if cross else None
-        self.norm = nn.LayerNorm(width, bias=bias)
-        self.widen = nn.Linear(width, inner, bias)
-        self.narrow = nn.Linear(inner, width, bias)
+        self.attention = _Attention(job, model, cross=False)
+        self.cross = _Attention(job, model, cross=True) if cross else None
+        self.feed_forward = nn.Sequential(
+            nn.LayerNorm(width, bias=bias),
+            nn.Linear(width, inner, bias),
+            nn.GELU(),
+            nn.Linear(inner, width, bias),
+        )
 
     def forward(
         self, hidden: torch.Tensor, bias: torch.Tensor | None, memory: torch.Tensor | None
@@ -239,19 +244,19 @@ class _Layer(nn.Module):
         hidden = hidden + self.attention(hidden, bias)
         if self.cross is not None:
             hidden = hidden + self.cross(hidden, None, memory)
-        out: torch.Tensor = self.narrow(functional.gelu(self.widen(self.norm(hidden))))
-        return hidden + out
+        out: torch.Tensor = hidden + self.feed_forward(hidden)
+        return out
 
 
 class _Attention(nn.Module):
     """Attention to its own tokens, or across to others, and its norm."""
 
-    def __init__(self, model: TransformerModel, how: How, *, cross: bool) -> None:
+    def __init__(self, job: TrainingJob, model: TransformerModel, *, cross: bool) -> None:
         super().__init__()
         width, bias = model.hidden_size, not model.encoder_layers
-        self.causal = how.causal and bias  # T5 has it in what distances add
-        self.num_heads, self.head_width = model.num_heads // how.tensor_parallel, model.head_width
-        inner = self.num_heads * self.head_width
+        self.causal = model.causal and bias  # T5 has it in what distances add
+        self.num_heads = model.num_heads // job.tensor_parallel
+        inner = self.num_heads * model.head_width
         self.norm = nn.LayerNorm(width, bias=bias)
         # Queries, keys and values: of one product, or the queries of another.
         self.into_heads = nn.ModuleList(
@@ -265,64 +270,46 @@ class _Attention(nn.Module):
         bias: torch.Tensor | None = None,
         memory: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        batch, length, _ = hidden.shape
+        width = self.out_of_heads.in_features // self.num_heads
         made: list[torch.Tensor] = []
         for product, tokens in zip(self.into_heads, (self.norm(hidden), memory), strict=False):
-            split = product(tokens).unflatten(-1, (-1, self.num_heads, self.head_width))
-            made += split.permute(2, 0, 3, 1, 4)
+            made += (
+                product(tokens).unflatten(-1, (-1, self.num_heads, width)).permute(2, 0, 3, 1, 4)
+            )
         query, key, value = made
         mixed = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=bias, is_causal=self.causal
         )
-        out: torch.Tensor = self.out_of_heads(mixed.transpose(1, 2).reshape(batch, length, -1))
+        out: torch.Tensor = self.out_of_heads(mixed.transpose(1, 2).flatten(2))
         return out
 
 
-class _Head(nn.Module):
-    """Final norm, product with the vocabulary and loss, against made-up words."""
-
-    def __init__(self, width: int, words: int, *, bias: bool) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width, bias=bias)
-        self.words = nn.Linear(width, words, bias=False)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return _loss(self.words(self.norm(hidden)).flatten(0, 1))
+# --- ResNets -------------------------------------------------------------------------------------
 
 
-def _loss(logits: torch.Tensor) -> torch.Tensor:
-    targets = torch.arange(len(logits), device=logits.device) % logits.shape[1]
-    return functional.cross_entropy(logits.float(), targets)
-
-
-def _images(model: ConvolutionalModel, begin: int, how: How) -> torch.Tensor:
-    """What `_ResNet` takes in."""
+def _images(
+    job: TrainingJob, model: ConvolutionalModel, begin: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """What `_resnet` takes in: images for the first stage, feature maps for others."""
     if begin == 0:
-        sides = (model.image_size, model.image_size)
-        return torch.randint(256, (how.microbatch_size, 3, *sides), dtype=torch.uint8)
+        shape = (job.microbatch_size, 3, model.image_size, model.image_size)
+        return torch.randint(256, shape, dtype=torch.uint8)
     first = model.bottlenecks()[begin][0]
-    return torch.randn(how.microbatch_size, first.channels, first.size, first.size, dtype=how.dtype)
+    return torch.randn(job.microbatch_size, first.channels, first.size, first.size, dtype=dtype)
 
 
-class _ResNet(nn.Module):
-    """Images for the first stage, feature maps that shrink and deepen for others."""
-
-    def __init__(
-        self, model: ConvolutionalModel, begin: int, end: int, last: bool, how: How
-    ) -> None:
-        super().__init__()
-        blocks = model.bottlenecks()
-        self.recompute = how.recompute
-        self.stem = _Stem(model) if begin == 0 else None
-        self.blocks = nn.ModuleList(_Bottleneck(block) for block in blocks[begin:end])
-        self.classes = nn.Linear(blocks[-1][2].out, model.classes) if last else None
-
-    def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        if self.stem is not None:
-            maps = self.stem(maps)
-        for block in self.blocks:
-            maps = _run(block, self.recompute, maps)
-        return maps if self.classes is None else _loss(self.classes(maps.mean(dim=(2, 3))))
+def _resnet(
+    job: TrainingJob, model: ConvolutionalModel, begin: int, end: int, last: bool
+) -> nn.Module:
+    """Blocks over feature maps that shrink and deepen, the stem before and the classifier after."""
+    blocks = model.bottlenecks()
+    layers: list[nn.Module] = [_Stem(model)] if begin == 0 else []
+    kept = [_Bottleneck(block) for block in blocks[begin:end]]
+    layers += map(_Again, kept) if job.recompute else kept
+    if last:
+        classes = nn.Linear(blocks[-1][2].out, model.classes)
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), classes, _Loss()]
+    return nn.Sequential(*layers)
 
 
 class _Stem(nn.Module):

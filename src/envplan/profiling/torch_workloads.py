@@ -21,9 +21,9 @@ except ImportError as error:
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
 from envplan.profiling.timers import EventTimer, Timer
-from envplan.profiling.torch_models import How, Stage, model_stages
+from envplan.profiling.torch_models import Stage, model_stages
 from envplan.profiling.waiting import Peers
-from envplan.profiling.workloads import ConvolutionalModel, Model, stage_works
+from envplan.profiling.workloads import ConvolutionalModel, TrainingJob
 
 __all__ = ["TorchWorkload", "torch_workload"]
 
@@ -240,62 +240,29 @@ def _differentiable(outputs: Any) -> list[torch.Tensor]:
     return found
 
 
-def torch_workload(
-    workload: str,
-    model: Model,
-    *,
-    num_stages: int,
-    microbatch_size: int,
-    dtype: str,
-    device: str,
-    tensor_parallel: int = 1,
-    recompute: bool = False,
-    layers_per_stage: Sequence[int] | None = None,
-) -> TorchWorkload:
-    """The stages of a known workload.
+def torch_workload(job: TrainingJob, device: str) -> TorchWorkload:
+    """The stages of a job: the shards of one rank, where several share a stage.
 
     Args:
-        workload: "gpt" attends to the past only, "bert" to all tokens; "t5" or "wide-resnet".
-        model: its sizes.
-        num_stages: pipeline stages.
-        microbatch_size: samples per microbatch.
-        dtype: "bfloat16", "float16" or "float32", of weights and activations.
         device: such as "cuda:0".
-        tensor_parallel: ranks that share a stage; the shard of one is what runs.
-        recompute: a layer's backward does its forward again.
-        layers_per_stage: layers, or blocks, of each; None: the split of least imbalance.
 
     Raises:
-        InputError: the workload cannot be split so.
+        InputError: the model cannot be split so.
     """
-    modelled = gpu(_BALANCE)
+    modelled, model = gpu(_BALANCE), job.model
+    assert model is not None
     clock = modelled.clocks_mhz[0]
-    works = stage_works(
-        model,
-        num_stages=num_stages,
-        microbatch_size=microbatch_size,
-        tensor_parallel=tensor_parallel,
-        recompute=recompute,
-        layers=layers_per_stage,
-        cost=lambda work: modelled.time_s(work.flops, work.traffic, clock),
-    )
+    works = job.stages(lambda work: modelled.time_s(work.flops, work.traffic, clock))
     layers = [work.num_layers for work in works]
-    how = How(
-        microbatch_size=microbatch_size,
-        dtype=getattr(torch, dtype),
-        device=device,
-        tensor_parallel=tensor_parallel,
-        recompute=recompute,
-        causal=workload == "gpt",
-    )
     kind = "blocks" if isinstance(model, ConvolutionalModel) else "layers"
+    ranks = job.tensor_parallel
     parts = [
-        f"{model.name} training, {num_stages} stages of {'-'.join(map(str, layers))} {kind}",
-        f"{microbatch_size} x {model.sample}",
-        *([f"1 of {tensor_parallel} tensor-parallel ranks"] if tensor_parallel > 1 else []),
-        *(["activations recomputed"] if recompute else []),
-        dtype,
+        f"{model.name} training, {len(layers)} stages of {'-'.join(map(str, layers))} {kind}",
+        f"{job.microbatch_size} x {model.sample}",
+        *([f"1 of {ranks} tensor-parallel ranks"] if ranks > 1 else []),
+        *(["activations recomputed"] if job.recompute else []),
+        job.dtype,
         f"torch {torch.__version__}",
     ]
-    stages = model_stages(model, layers, how)
+    stages = model_stages(job, layers, device)
     return TorchWorkload(stages, description=", ".join(parts), device=device)

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from fractions import Fraction
 from functools import reduce
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, pairwise
 from operator import add
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from envplan.errors import InputError
+from envplan.profile import ProfileMetadata
+from envplan.profile.sidecar import Job
 
 __all__ = [
     "Convolution",
@@ -26,22 +28,22 @@ __all__ = [
     "Experts",
     "LatentAttention",
     "Model",
+    "ModuleWork",
     "StageWork",
+    "TrainingJob",
     "TransformerModel",
     "Work",
     "partition",
-    "stage_works",
 ]
 
 # A backward multiplies by the weights and by the activations where a forward multiplies once.
 _BACKWARD_FLOPS: Final = 2.0
 
-# How many times the saved activations of a layer cross the memory bus. A forward writes each once
-# and reads most of them once. Both figures, with the compute efficiency of the A40, are set so
-# that six layers of GPT-3 1.3B take what the Zeus documentation's A40 profile says of a first
-# stage: 0.0937 s forward and 0.2453 s backward.
-_FORWARD_PASSES: Final = 1.8
-_BACKWARD_PASSES: Final = 6.5
+# How many times the saved activations of a layer cross the memory bus, forward and backward. A
+# forward writes each once and reads most of them once. Both figures, with the compute efficiency of
+# the A40, are set so that six layers of GPT-3 1.3B take what the Zeus documentation's A40 profile
+# says of a first stage: 0.0937 s forward and 0.2453 s backward.
+_PASSES: Final = (1.8, 6.5)
 
 _HALF: Final = 2.0  # bytes of a weight or activation in mixed precision
 _GRADIENT: Final = 8.0  # bytes to read and write a 32-bit gradient sum
@@ -49,7 +51,7 @@ _GRADIENT: Final = 8.0  # bytes to read and write a 32-bit gradient sum
 # Bytes per token and hidden unit for embedding look-up, position, dropout; and for the final norm.
 _EMBEDDING_BYTES: Final = 12.0
 _NORM_BYTES: Final = 8.0
-#: Parts that every layer has.
+#: Modules that every layer has.
 _OF_A_LAYER: Final = ("linear_qkv", "core_attention", "mlp")
 # Bytes per logit with a fused cross entropy: written, read twice, probabilities written; the
 # backward reads them, writes their gradient and reads it for two products.
@@ -59,8 +61,7 @@ _LOGIT_BYTES: Final = 8.0
 # convolution, read twice and written by the normalization, read and written by the activation,
 # read by the next convolution. Backward: three by the activation, five by the normalization, and
 # the convolution reads activation and gradient, the gradient once more, and writes its own twice.
-_CONVOLUTION_FORWARD_PASSES: Final = 7.0
-_CONVOLUTION_BACKWARD_PASSES: Final = 13.0
+_CONVOLUTION_PASSES: Final = (7.0, 13.0)
 
 
 @dataclass(frozen=True)
@@ -83,62 +84,90 @@ class Work:
 
 
 @dataclass(frozen=True)
-class StageWork:
-    """Forward and backward of one microbatch on one stage.
+class ModuleWork:
+    """Forward and backward of one microbatch through one module.
 
     Attributes:
-        num_layers: transformer layers, or blocks of a ResNet, of the stage.
+        name: such as mlp; "" where parts are not told apart.
         forward: work of the forward.
-        backward: work of the backward, without recomputation.
+        backward: work of the backward.
         backward_weight: the part of it that makes gradients of weights. Every product with
             weights costs as much again there as in the forward; attention's core has no weights.
             Of the traffic it is the sums of gradients alone: what else a backward moves is on the
             way to the inputs.
-        parts: modules that it consists of, by name and in order; none where that is not said.
     """
 
-    num_layers: int
+    name: str
     forward: Work
     backward: Work
     backward_weight: Work
-    parts: tuple[tuple[str, StageWork], ...] = ()
 
     @property
     def backward_input(self) -> Work:
         """The rest of the backward: gradients of activations, and recomputation if any."""
         return self.backward - self.backward_weight
 
-    def __add__(self, other: StageWork) -> StageWork:
-        names = [field.name for field in fields(self)]
-        return StageWork(*(getattr(self, name) + getattr(other, name) for name in names))
+    def __add__(self, other: ModuleWork) -> ModuleWork:
+        return ModuleWork(
+            "",
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.backward_weight + other.backward_weight,
+        )
 
-    def named(self, name: str) -> StageWork:
-        """The same as a part of that name."""
-        return replace(self, parts=((name, self),))
 
-    def named_parts(self) -> list[tuple[str, StageWork]]:
-        """Its parts; those of a layer with its number, as in layers.3.mlp."""
+#: What a stage boundary never separates: a transformer layer, or a block of a ResNet.
+Unit = tuple[ModuleWork, ...]
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """What a stage has to do.
+
+    Attributes:
+        num_layers: transformer layers, or blocks of a ResNet.
+        modules: in order.
+    """
+
+    num_layers: int
+    modules: tuple[ModuleWork, ...]
+
+    @property
+    def whole(self) -> ModuleWork:
+        """All modules together."""
+        return reduce(add, self.modules)
+
+    def named_modules(self) -> list[tuple[str, ModuleWork]]:
+        """Modules by name; those of a layer with its number, as in layers.3.mlp."""
         count: Counter[str] = Counter()
         found = []
-        for name, part in self.parts:
-            layer = f"layers.{count[name]}." if name in _OF_A_LAYER else ""
-            found.append((layer + name, part))
-            count[name] += 1
+        for module in self.modules:
+            layer = f"layers.{count[module.name]}." if module.name in _OF_A_LAYER else ""
+            found.append((layer + module.name, module))
+            count[module.name] += 1
         return found
 
 
 def _products(
-    flops: float, weighted: float, activations: float, weights: float, *, num_layers: int = 0
-) -> StageWork:
-    """Products of so many FLOPs, those with weights among them, and the bytes they move."""
-    return StageWork(
-        num_layers,
-        forward=Work(flops, _FORWARD_PASSES * activations + _HALF * weights),
-        backward=Work(
-            _BACKWARD_FLOPS * flops,
-            _BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
-        ),
-        backward_weight=Work(weighted, _GRADIENT * weights),
+    name: str,
+    flops: float,
+    activations: float,
+    weights: float,
+    passes: tuple[float, float] = _PASSES,
+) -> ModuleWork:
+    """The work of products.
+
+    Args:
+        flops: of a forward.
+        activations: bytes that cross the memory bus as often as `passes` says.
+        weights: how many; 0: what is multiplied are activations alone.
+    """
+    forward, backward = (times * activations for times in passes)
+    return ModuleWork(
+        name,
+        forward=Work(flops, forward + _HALF * weights),
+        backward=Work(_BACKWARD_FLOPS * flops, backward + (_HALF + _GRADIENT) * weights),
+        backward_weight=Work(flops if weights else 0.0, _GRADIENT * weights),
     )
 
 
@@ -210,6 +239,8 @@ class TransformerModel:
         window: tokens that a token attends to at most; None: all of its sample.
         experts: instead of one feed-forward part; None: there are none.
         latent: instead of usual attention; None: it is usual.
+        causal: a token attends to those before it only; in a decoder behind an encoder it always
+            does.
         tied: embedding and head are one matrix. Counts once among the parameters; each of its two
             stages has a copy, so the work is the same.
     """
@@ -230,11 +261,12 @@ class TransformerModel:
     window: int | None = None
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    causal: bool = True
     tied: bool = False
 
     def units(
         self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
-    ) -> list[StageWork]:
+    ) -> list[Unit]:
         """The layers, with the embedding on the first (of either part) and the head on the last.
 
         A layer: 24 B s h^2 + 4 B s^2 h FLOPs forward (Narayanan et al., SC 2021, appendix) and
@@ -248,8 +280,14 @@ class TransformerModel:
         units = [made[kind] for kind in self._layers]
         if self.vocabulary_size:
             for first in {0, self.encoder_layers}:
-                units[first] = _embedding(tokens, self.hidden_size) + units[first]
-            units[-1] += _head(tokens, self.hidden_size, self.vocabulary_size, tensor_parallel)
+                look_up = Work(0.0, _EMBEDDING_BYTES * tokens * self.hidden_size)
+                units[first] = (ModuleWork("embedding", *[look_up] * 3), *units[first])
+            # The final norm, the product with the vocabulary, and the loss.
+            logits = tokens * self.vocabulary_size / tensor_parallel
+            traffic = _NORM_BYTES * tokens * self.hidden_size + _LOGIT_BYTES * logits
+            weights = self.hidden_size * self.vocabulary_size / tensor_parallel
+            head = _products("head", 2 * self.hidden_size * logits, traffic, weights, (1.0, 1.0))
+            units[-1] = (*units[-1], head)
         return units
 
     @property
@@ -343,7 +381,7 @@ class TransformerModel:
         weights = products * (experts.count * size + shared) + self.hidden_size * experts.count
         return experts.per_token * size + shared, weights
 
-    def _layer(self, tokens: int, gpus: int, sparse: bool, attentions: int) -> StageWork:
+    def _layer(self, tokens: int, gpus: int, sparse: bool, attentions: int) -> Unit:
         """A layer: attentions, then a feed-forward part, with norms.
 
         Args:
@@ -366,38 +404,15 @@ class TransformerModel:
         weights = attentions * widths.weights / gpus
         # Three of four projections come before the attention's core, which reads what they make.
         before = 0.75 * projections
-        projecting = _products(before, before, attentions * 4 * inputs, 0.75 * weights)
-        attending = _products(core, 0.0, 0.75 * moved + scores, 0.0)
         width, stored = self._feed_forward(sparse)
         products, kept = (3, 6) if self.gated else (2, 4)
         after = 2 * products * inputs * width / gpus + 0.25 * projections
         activations = (5 + attentions) * inputs + kept * tokens * width / gpus + 0.25 * moved
-        feeding = _products(after, after, activations, stored / gpus + 0.25 * weights, num_layers=1)
         return (
-            projecting.named("linear_qkv")
-            + attending.named("core_attention")
-            + feeding.named("mlp")
+            _products("linear_qkv", before, attentions * 4 * inputs, 0.75 * weights),
+            _products("core_attention", core, 0.75 * moved + scores, 0.0),
+            _products("mlp", after, activations, stored / gpus + 0.25 * weights),
         )
-
-
-def _embedding(tokens: int, hidden_size: int) -> StageWork:
-    """The embedding: memory traffic alone."""
-    work = Work(0.0, _EMBEDDING_BYTES * tokens * hidden_size)
-    return StageWork(0, work, work, work).named("embedding")
-
-
-def _head(tokens: int, hidden_size: int, vocabulary_size: int, tensor_parallel: int) -> StageWork:
-    """The final norm, the product with the vocabulary, and the loss."""
-    logits = tokens * vocabulary_size / tensor_parallel
-    flops = 2 * hidden_size * logits
-    weights = hidden_size * vocabulary_size / tensor_parallel
-    traffic = _NORM_BYTES * tokens * hidden_size + _LOGIT_BYTES * logits + _HALF * weights
-    return StageWork(
-        0,
-        forward=Work(flops, traffic),
-        backward=Work(_BACKWARD_FLOPS * flops, traffic + _GRADIENT * weights),
-        backward_weight=Work(flops, _GRADIENT * weights),
-    ).named("head")
 
 
 class Convolution(NamedTuple):
@@ -416,18 +431,12 @@ class Convolution(NamedTuple):
     stride: int
     size: int
 
-    def work(self, microbatch_size: int) -> StageWork:
-        """What it has to do, without a layer to its name."""
+    def work(self, microbatch_size: int) -> ModuleWork:
+        """What it has to do."""
         pixels = microbatch_size * (self.size // self.stride) ** 2
         weights = self.channels * self.out * self.kernel**2
         flops = 2.0 * pixels * weights
-        activations = _HALF * pixels * self.out
-        forward = Work(flops, _CONVOLUTION_FORWARD_PASSES * activations + _HALF * weights)
-        backward = Work(
-            _BACKWARD_FLOPS * flops,
-            _CONVOLUTION_BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
-        )
-        return StageWork(0, forward, backward, Work(flops, _GRADIENT * weights))
+        return _products("", flops, _HALF * pixels * self.out, weights, _CONVOLUTION_PASSES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,7 +462,7 @@ class ConvolutionalModel:
 
     def units(
         self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
-    ) -> list[StageWork]:
+    ) -> list[Unit]:
         """The blocks, with the stem on the first and the head on the last.
 
         Raises:
@@ -465,18 +474,9 @@ class ConvolutionalModel:
                 "--cp out"
             )
         blocks = self.bottlenecks()
-        nothing = Work(0.0, 0.0)
-        units = [
-            reduce(
-                add,
-                (convolution.work(microbatch_size) for convolution in block),
-                StageWork(1, nothing, nothing, nothing),
-            )
-            for block in blocks
-        ]
-        units[0] += self.stem.work(microbatch_size)
-        units[-1] += Convolution(blocks[-1][2].out, self.classes, 1, 1, 1).work(microbatch_size)
-        return units
+        blocks[0].insert(0, self.stem)
+        blocks[-1].append(Convolution(blocks[-1][2].out, self.classes, 1, 1, 1))
+        return [tuple(one.work(microbatch_size) for one in block) for block in blocks]
 
     @property
     def stem(self) -> Convolution:
@@ -527,71 +527,100 @@ class ConvolutionalModel:
 Model = TransformerModel | ConvolutionalModel
 
 
-def stage_works(
-    model: Model,
-    *,
-    num_stages: int,
-    microbatch_size: int,
-    tensor_parallel: int = 1,
-    context_parallel: int = 1,
-    recompute: bool = False,
-    precision: str = "half",
-    layers: Sequence[int] | None = None,
-    cost: Callable[[Work], float],
-) -> list[StageWork]:
-    """Split a model over pipeline stages, and say what each has to do.
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """What is trained and how, for a profile that is measured or modelled.
 
-    Args:
-        model: what is trained.
-        num_stages: pipeline stages, at most one per unit of the model.
-        microbatch_size: samples per microbatch.
-        tensor_parallel, context_parallel: GPUs that share each layer, and each sequence; the work
-            is that of one of them.
-        recompute: a backward does its forward over again, instead of keeping activations.
-        precision: "half" or "single"; single moves twice the bytes.
-        layers: transformer layers, or blocks, of each stage; None: the split of least imbalance.
-        cost: seconds (or any measure) of a piece of work, by which stages are balanced.
-
-    Returns:
-        num_stages stages in order.
-
-    Raises:
-        InputError: there are more stages than units, or none, or `layers` are not the model's.
+    Attributes:
+        model: what is trained; None: only the user's own stages know.
+        num_stages: pipeline stages.
+        chunks: model chunks of each; the profile has a stage for each.
+        num_microbatches: default for planning.
+        microbatch_size: samples per microbatch; None: only the user's own stages know.
+        tensor_parallel, context_parallel: GPUs that share a stage's layers, and its sequences.
+        replicas: of the pipeline.
+        dtype: "bfloat16", "float16" or "float32" (without tensor cores).
+        recompute: whether backwards recompute their forward.
+        split_backward: whether gradients of inputs and of weights are operations of their own.
+        schedule: that the job runs.
+        microbatch_group: of an interleaved schedule; see Pipeline.
+        p2p_latency: what a transfer between stages takes, s.
+        overlap_p2p: whether the GPU that sends computes meanwhile; otherwise operations take as
+            much longer, at the power of waiting, and wait for no transfer.
+        layers: of each stage or chunk, in the model's order; None: the split of least imbalance.
     """
-    bytes_factor = 2.0 if precision == "single" else 1.0
-    units = [
-        _adapted(unit, bytes_factor, recompute)
-        for unit in model.units(microbatch_size, tensor_parallel, context_parallel)
-    ]
-    if layers is None:
-        costs = [cost(unit.forward) + cost(unit.backward) for unit in units]
-        counts = partition(costs, num_stages)
-    else:
-        counts = list(layers)
-        if len(counts) != num_stages or sum(counts) != len(units):
-            raise InputError(
-                f"--layers-per-stage has {sum(counts)} layers on {len(counts)} stages, but "
-                f"{model.name} has {len(units)} layers and there are {num_stages} stages"
-            )
-    begins = accumulate(counts, initial=0)
-    return [
-        reduce(add, units[begin : begin + count])
-        for begin, count in zip(begins, counts, strict=False)
-    ]
 
+    model: Model | None
+    num_stages: int
+    chunks: int = 1
+    num_microbatches: int = 32
+    microbatch_size: int | None = 4
+    tensor_parallel: int = 1
+    context_parallel: int = 1
+    replicas: int = 1
+    dtype: str = "bfloat16"
+    recompute: bool = False
+    split_backward: bool = False
+    schedule: str = "1f1b"
+    microbatch_group: int | None = None
+    p2p_latency: float = 0.0
+    overlap_p2p: bool = True
+    layers: Sequence[int] | None = None
 
-def _adapted(unit: StageWork, bytes_factor: float, recompute: bool) -> StageWork:
-    forward, backward, backward_weight = (
-        Work(work.flops, bytes_factor * work.traffic)
-        for work in (unit.forward, unit.backward, unit.backward_weight)
-    )
-    return StageWork(
-        unit.num_layers,
-        forward,
-        backward + forward if recompute else backward,
-        backward_weight,
-        tuple((name, _adapted(part, bytes_factor, recompute)) for name, part in unit.parts),
-    )
+    def stages(self, cost: Callable[[Work], float]) -> list[StageWork]:
+        """What each stage (or chunk) has to do, on one of the GPUs that share it.
+
+        Args:
+            cost: seconds (or any measure) of a piece of work, by which stages are balanced.
+
+        Raises:
+            InputError: there are more stages than units, or none, `layers` are not the model's, or
+                GPUs cannot share it so.
+        """
+        assert self.model is not None
+        assert self.microbatch_size is not None
+        number = self.num_stages * self.chunks
+        units = self.model.units(self.microbatch_size, self.tensor_parallel, self.context_parallel)
+        if self.recompute:
+            units = [
+                tuple(replace(one, backward=one.backward + one.forward) for one in unit)
+                for unit in units
+            ]
+        if self.layers is None:
+            wholes = [reduce(add, unit) for unit in units]
+            counts = partition([cost(one.forward) + cost(one.backward) for one in wholes], number)
+        else:
+            counts = list(self.layers)
+            if len(counts) != number or sum(counts) != len(units):
+                raise InputError(
+                    f"--layers-per-stage has {sum(counts)} layers on {len(counts)} stages, but "
+                    f"{self.model.name} has {len(units)} layers and there are {number} stages"
+                )
+        ends = accumulate(counts, initial=0)
+        return [
+            StageWork(end - begin, tuple(one for unit in units[begin:end] for one in unit))
+            for begin, end in pairwise(ends)
+        ]
+
+    def metadata(self, **extra: Any) -> ProfileMetadata:
+        """What the sidecar says of the job; of `extra` what says something."""
+        chunked = self.chunks > 1
+        gpus = self.tensor_parallel * self.context_parallel
+        return ProfileMetadata(
+            microbatch_size=self.microbatch_size,
+            tensor_parallel=self.tensor_parallel,
+            schedule=self.schedule,
+            num_microbatches=self.num_microbatches,
+            job=Job(
+                stages=self.num_stages if chunked else None,
+                chunks=self.chunks if chunked else None,
+                microbatch_group=self.microbatch_group,
+                p2p_latency_s=self.p2p_latency if self.overlap_p2p else 0.0,
+                gpus_per_stage=gpus if self.context_parallel > 1 else None,
+                replicas=self.replicas,
+            ),
+            extra={name: value for name, value in extra.items() if value},
+        )
 
 
 # Costs are compared as integers, of which all units together make this many: equal units stay

@@ -45,12 +45,12 @@ from envplan.devices import (
     DeviceError,
     DeviceInfo,
     opened,
+    spaced_clocks,
     within,
 )
 from envplan.devices.visible import Counted, choose
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
-from envplan.profiling.modelled import spaced_clocks
 from envplan.profiling.sweep import Valley
 from envplan.runtime.clocks import Clocks, environment_number
 from envplan.runtime.guard import Guard
