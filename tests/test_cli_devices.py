@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from cli_helpers import assert_refused, done, envplan, says, told
+from cli_helpers import done, envplan, says, told
 from envplan.cli import app
 from envplan.devices import backend
 from envplan.devices.modelled import GPUS
@@ -53,13 +52,10 @@ def test_devices_lists_the_gpus_beside_a_lost_one(fake_nvml: FakeNvml, tmp_path:
     assert found[1]["refusal"].startswith("GPU 1: GPU is lost")
 
 
-def test_a_gpu_that_tells_no_power_is_listed_all_the_same(
-    fake_nvml: FakeNvml, tmp_path: Path
-) -> None:
+def test_a_gpu_that_tells_no_power_is_listed_all_the_same(fake_nvml: FakeNvml) -> None:
     fake_nvml.fail("power", NOT_SUPPORTED)
     (first, *_) = told("devices")["gpus"]
     assert (first["name"], first["power_w"]) == ("NVIDIA A40", None)
-    assert envplan("devices", cwd=tmp_path).out.count("NVIDIA A40") == 4
 
 
 def test_devices_json_has_all_clocks(
@@ -77,20 +73,9 @@ def test_modelled_devices_need_no_driver(tmp_path: Path) -> None:
     out = done("devices --backend modelled", cwd=tmp_path)
     for key in GPUS:
         assert key in out
-    one = json.loads(
-        envplan("devices", "--backend", "modelled", "--gpu", "a40", "--json", cwd=tmp_path).out
-    )["gpus"]
+    one = told("devices --backend modelled --gpu a40")["gpus"]
     assert [entry["name"] for entry in one] == ["NVIDIA A40"]
     assert one[0]["clock_mhz"] is None
-
-
-def test_devices_refuses_what_does_not_exist(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    ran = envplan("devices", "--gpu", "a40", cwd=tmp_path)
-    assert_refused(ran, 2, "--backend modelled")
-    ran = envplan("devices", "--backend", "modelled", "--gpu", "a41", cwd=tmp_path)
-    assert_refused(ran, 2, "a41")
-    fake_nvml.state.num_gpus = 0
-    assert_refused(envplan("devices", cwd=tmp_path), 2, "no GPU")
 
 
 def test_reset_gives_every_clock_back(fake_nvml: FakeNvml, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli_helpers import envplan, says, small_profile
+from cli_helpers import envplan, small_profile
 from envplan.cli.command import add, argument, file_of, one_of, options, takes
 from envplan.plan import Plan
 from envplan.profile import Profile
@@ -147,11 +147,6 @@ def test_help_has_a_panel_for_each_kind_of_option() -> None:
     lines = CliRunner().invoke(app, ["--help"]).output.splitlines()
     headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
     assert headings == ["Arguments:", "Most used:", "Job:", "Output:"]
-
-
-def test_help_says_a_default_once() -> None:
-    text = " ".join(CliRunner().invoke(grouped()[0], ["--help"]).output.split())
-    says(text, "--late TIME How late; default: a second. Output:", "Which. [default: red]")
 
 
 def test_help_of_solve_starts_with_what_most_people_need(tmp_path: Path) -> None:

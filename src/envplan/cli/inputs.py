@@ -40,7 +40,7 @@ def refuse_overwriting(profile: envplan.Profile, *outputs: Path | None) -> None:
         _refuse_replacing(files, output)
 
 
-def _refuse_replacing(inputs: Iterable[tuple[str, str | Path | None]], output: Path) -> None:
+def _refuse_replacing(inputs: Iterable[tuple[str | None, str | Path | None]], output: Path) -> None:
     for what, file in inputs:
         if file is not None and same_file(file, output):
             raise InputError(f"is {what} itself; choose another output file", path=output)

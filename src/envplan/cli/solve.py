@@ -150,11 +150,12 @@ class AskedOptions(CostOptions):
           by this profile. May be given more than once; each kind gets a plan of its own, and all
           end together.
     """,
+    replica_profile=parse_replica,
 )
 def solve(
     job: JobOptions,
     asked: AskedOptions,
-    replica_profile: list[str] | None = None,
+    replica_profile: list[Any] | None = None,
     output: Path = Path("plan.json"),
 ) -> None:
     """Choose a frequency for every operation and write the plan.
@@ -268,7 +269,7 @@ def _document(
 
 def _solve_replicas(
     job: JobOptions,
-    others: Sequence[str],
+    others: Sequence[tuple[str, int]],
     asked: AskedOptions,
     files: Sequence[Path],
     planner: Planner | None,
@@ -276,7 +277,7 @@ def _solve_replicas(
     """Plan every kind of replica for a common time, write the plans and say what they do.
 
     Args:
-        others: as given to --replica-profile.
+        others: profiles of the other kinds, and how many replicas have each.
         files: where the plans go, that of the job itself first.
         planner: that plans every kind; None: our own.
 
@@ -286,7 +287,7 @@ def _solve_replicas(
     """
     profile, pipeline = job.load()
     kinds: list[tuple[envplan.Profile, int | None]] = [(profile, None)]
-    for name, count in map(parse_replica, others):
+    for name, count in others:
         other = envplan.Profile.open(name)
         fitting = job if other.has_parts else replace(job, parts_within=None)
         kinds.append((fitting.fitted(other, pipeline), count))
