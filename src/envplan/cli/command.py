@@ -356,13 +356,15 @@ class Group(TyperGroup):
 
 
 class Commands(Group):
-    """Commands in panels, each imported from the module of its name when it is asked for.
+    """Commands in panels, each imported when it is asked for.
 
     Attributes:
         panels: for each panel of `--help` its commands, and what it says of each.
+        modules: where a command stands, if not in the module of its name.
     """
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]]
+    modules: ClassVar[Mapping[str, str]]
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -371,7 +373,8 @@ class Commands(Group):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands and self.commands[cmd_name] is None:
-            found = getattr(import_module(f"envplan.cli.{cmd_name}"), cmd_name)
+            module = self.modules.get(cmd_name, cmd_name)
+            found = getattr(import_module(f"envplan.cli.{module}"), cmd_name)
             if not isinstance(found, typer.Typer):
                 function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
                 add(found, function)

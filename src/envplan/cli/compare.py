@@ -65,8 +65,7 @@ def compare(
       envplan compare a40-gpt3-1.3b-4stage --straggler-slowdown 10
       envplan compare a40-gpt3-1.3b-4stage --price 0.25 --iterations 100000
     """
-    slots = job.slots
-    rescheduled = job.schedule == "envpipe"
+    slots, rescheduled = job.slots, job.schedule == "envpipe"
     if not rescheduled:
         job = replace(job, activation_slots=None)
     stragglers = {"--straggler-time": straggler_time, "--straggler-slowdown": straggler_slowdown}
@@ -105,19 +104,20 @@ def compare(
 
 def _print(comparison: Comparison, priced: list[envplan.Plan], parts: list[PartsRow]) -> None:
     frontier, straggler = comparison.frontier, comparison.straggler_time
+    names = _names(comparison)
 
     def show(title: str, columns: dict[str, Any], words: int = 2) -> None:
         ui.print_columns(ui.titled(title, frontier.profile.metadata.source), columns, words=words)
 
     ui.say(ui.describe_job(frontier))
-    show(ui.ITERATION, _columns(comparison))
+    show(ui.ITERATION, names | _columns(comparison))
     if straggler is not None:
         until = f"Until a straggler is finished at {ui.exact_seconds(straggler)} s"
-        show(until, _waiting_columns(comparison, straggler))
+        show(until, names | _waiting_columns(comparison, straggler))
     if costs := [plan.costs for plan in priced if plan.costs is not None]:
         spent = [(one.iteration, one.run) for one in costs]
         title, columns = cost_columns(costs[0].of_run(), spent)
-        show(title, {**_names(comparison), **columns})
+        show(title, names | columns)
     if parts:
         title = f"Clocks by part, by {ui.exact_seconds(parts[0].deadline_s)} s"
         show(title, _parts_columns(parts), words=0)
@@ -141,7 +141,6 @@ def _columns(comparison: Comparison) -> dict[str, Any]:
     # How often each plan chose which config, where operations have some.
     counts = [ui.config_counts(entry.plan) for entry in entries]
     return {
-        **_names(comparison),
         "time (s)": [entry.plan.iteration_time for entry in entries],
         "slower (%)": [entry.slowdown_percent for entry in entries],
         "energy (J)": [entry.plan.energy for entry in entries],
@@ -161,7 +160,6 @@ def _waiting_columns(comparison: Comparison, until_s: float) -> dict[str, Any]:
     entries = comparison.entries
     joules = [entry.straggler_energy or 0.0 for entry in entries]
     return {
-        **_names(comparison),
         "time (s)": [max(until_s, entry.plan.iteration_time) for entry in entries],
         "energy (J)": joules,
         "saved (%)": [entry.straggler_savings_percent for entry in entries],

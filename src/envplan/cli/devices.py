@@ -1,14 +1,27 @@
-"""`envplan devices`: the GPUs there are, and whether their clocks may be set."""
+"""`envplan devices`, `guard` and `reset`: the GPUs there are, and giving their clocks back."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from envplan.cli import output as ui
+from envplan.cli import state
 from envplan.cli.command import one_of, takes
-from envplan.devices import BACKENDS, DEFAULT_BACKEND
+from envplan.devices import BACKENDS, DEFAULT_BACKEND, DeviceError, opened
 from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.runtime.locks import GivenBack
+
+#: Seconds between looks, and how long one last look may take.
+_EVERY_S = 1.0
+_LAST_S = 60.0
+_INSTALL = "systemctl enable --now envplan-guard"
 
 
 @takes(
@@ -70,3 +83,87 @@ def _whole(watts: float | None) -> str:
 
 def _now(clock: int | None, throttled: Sequence[str]) -> str:
     return str(clock or "-") + (f" ({', '.join(throttled)})" if throttled else "")
+
+
+@takes(
+    """
+    Most used:
+      --once  Give back what there is now, and end: for an epilog.
+      --unit  Print a systemd unit and a Slurm epilog, and end.
+    """
+)
+def guard(once: bool = False, unit: bool = False) -> None:
+    """Give back the clocks that killed trainings left set, until it is stopped.
+
+    A training gives its clocks back by itself, however it ends. Only where the guard process that
+    does so is killed together with it, as by a scheduler, the clock stays. Run this as root to look
+    after all users, or as a user to look after your own trainings. Those that run are left alone.
+
+    \b
+    Example:
+      envplan guard --unit > /etc/systemd/system/envplan-guard.service
+      systemctl enable --now envplan-guard
+    """
+    from envplan.runtime.service import Service, unit_file
+
+    def tell(line: str) -> None:
+        if not state.quiet:
+            typer.echo(line, err=state.json)
+
+    if unit:
+        text = unit_file().rstrip()
+        ui.respond(lambda: {"unit": text}, lambda: ui.say(text))
+        if not state.json:  # the unit is for a file
+            typer.echo(f"next: {_INSTALL}", err=True)
+        return
+    service = Service(tell)
+    service.look()
+    if not once:
+        tell("giving back what killed trainings leave set, until interrupted")
+        tell("next: envplan guard --unit (makes it a service)")
+    while not once:
+        time.sleep(_EVERY_S)
+        service.look()
+    if not service.finish(_LAST_S):
+        raise DeviceError("some clocks could not be given back; see the lines above")
+    ui.respond(lambda: {"left_set": 0}, then="envplan devices")
+
+
+def reset() -> None:
+    """Give every GPU's clock back to the driver.
+
+    Clocks go back by themselves when training ends or dies. This is for a node where everything was
+    killed at once, the processes that give clocks back included.
+
+    \b
+    Example:
+      envplan reset
+    """
+    from envplan.runtime.locks import give_back_all
+
+    with opened() as source:
+        outcomes = give_back_all(source.devices())
+    failed = [outcome for outcome in outcomes if outcome.problem is not None]
+
+    def tell() -> None:
+        for outcome in outcomes:
+            if outcome.problem is None:
+                ui.say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
+
+    if not (state.json and failed):  # there is one JSON document, and it is the error
+        document = {"gpus": [asdict(outcome) for outcome in outcomes]}
+        ui.respond(lambda: document, tell, then="envplan devices")
+    if failed:
+        others = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
+        raise DeviceError(f"{failed[0].problem}{others}")
+
+
+def _said(outcome: GivenBack) -> str:
+    if outcome.guard is not None:
+        return (
+            "clock given back, but a training that runs will set it again "
+            f"(its guard is process {outcome.guard})"
+        )
+    if outcome.left_behind:
+        return "clock given back; a training that was killed had left it set"
+    return "clock given back"

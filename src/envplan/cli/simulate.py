@@ -24,7 +24,7 @@ from envplan.cli.costs import cost_columns, replay_cost_notes
 from envplan.cli.inputs import naming
 from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
 from envplan.cli.replicas import load_replicas, parse_replica, print_replicas
-from envplan.cli.timeline import draw_timeline
+from envplan.cli.report import draw_timeline
 from envplan.errors import InputError
 from envplan.quantities import WHOLE
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import envplan
 from envplan.cli import output as ui
+from envplan.cli import state
 from envplan.cli.command import given, needs, one_of, options, refuse, refuse_both, takes
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
 from envplan.cli.inputs import naming, will_write
@@ -91,20 +92,20 @@ class AskedOptions(CostOptions):
         Raises:
             InputError: two of them exclude each other, or a rate cannot be read.
         """
-
-        def part(percent: float | None) -> float | None:
-            return None if percent is None else percent / 100
-
+        slowdown, robust, noise = (
+            None if percent is None else percent / 100
+            for percent in (self.slowdown, self.robust, self.noise)
+        )
         return envplan.Request.asking(
             self.target_time,
-            slowdown=part(self.slowdown),
+            slowdown=slowdown,
             min_energy=self.min_energy,
             straggler_time=self.straggler_time,
             energy_budget=self.energy_budget,
             power_cap=self.power_cap,
             peak_power_cap=self.peak_power_cap,
-            probability=part(self.robust),
-            noise=part(self.noise),
+            probability=robust,
+            noise=noise,
             switch_latency=self.switch_latency or 0.0,
             min_hold=self.min_dwell or 0.0,
             run=self.run(frontier),
@@ -181,17 +182,20 @@ def solve(
             "says the clocks of one kind of replica: make a plan for each, and give them to "
             "envplan simulate PLAN --replica PLAN",
         )
-        numbers = range(1, len(replica_profile) + 1)
-        files = [output.with_suffix(f".replica{k}{output.suffix}") for k in numbers]
-        will_write(*files)
-        _solve_replicas(job, replica_profile, asked, [output, *files], planner)
+        _solve_replicas(job, replica_profile, asked, planner)
         return
     frontier = job.trace(whole=False)
     request = asked.request(frontier)
     run: EnvPipeRun | None = None
     with ui.Working("Planning") as work:
         if asked.clocks is not None:
-            plan = _plan_of_clocks(frontier, asked.clocks)
+            from envplan.enforce.given_clocks import read_clocks
+
+            clocks = read_clocks(asked.clocks, frontier.pipeline)
+            with naming(asked.clocks):
+                plan = envplan.plan_from_clocks(
+                    frontier.pipeline, frontier.profile, clocks, frontier=frontier
+                )
         elif planner is None:
             plan = frontier.solve(request, progress=work.walked)
         else:
@@ -202,32 +206,17 @@ def solve(
             plan = planned(run or planner, frontier, request)
     plan.save(output)
     explained = run if asked.explain else None
-
-    def tell() -> None:
-        if explained is not None:
-            print_run(explained, frontier.pipeline)
-        _print(frontier, plan)
-
     ui.respond(
         lambda: _document(frontier, plan, output, explained),
-        tell,
+        lambda: _print(frontier, plan, explained),
         last=year_of(plan, asked),
         then=["envplan", "report", str(output)],
     )
 
 
-def _plan_of_clocks(frontier: envplan.Frontier, file: Path) -> envplan.Plan:
-    """The plan that runs the clocks of a file."""
-    from envplan.enforce.given_clocks import read_clocks
-
-    clocks = read_clocks(file, frontier.pipeline)
-    with naming(file):
-        return envplan.plan_from_clocks(
-            frontier.pipeline, frontier.profile, clocks, frontier=frontier
-        )
-
-
-def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
+def _print(frontier: envplan.Frontier, plan: envplan.Plan, run: EnvPipeRun | None) -> None:
+    if run is not None:
+        print_run(run, frontier.pipeline)
     ui.say(ui.describe_job(frontier))
     before, after = plan.predicted.baseline, plan.predicted
     rows = [
@@ -271,27 +260,28 @@ def _solve_replicas(
     job: JobOptions,
     others: Sequence[tuple[str, int]],
     asked: AskedOptions,
-    files: Sequence[Path],
     planner: Planner | None,
 ) -> None:
     """Plan every kind of replica for a common time, write the plans and say what they do.
 
     Args:
         others: profiles of the other kinds, and how many replicas have each.
-        files: where the plans go, that of the job itself first.
         planner: that plans every kind; None: our own.
 
     Raises:
         InputError: options contradict each other, or a profile does not fit the job.
         NoAnswerError: the slowest kind cannot meet the target, or a limit cannot be kept.
     """
+    files = state.outputs
+    for number in range(1, len(others) + 1):
+        will_write(files[0].with_suffix(f".replica{number}{files[0].suffix}"))
     profile, pipeline = job.load()
-    kinds: list[tuple[envplan.Profile, int | None]] = [(profile, None)]
+    frontiers = [job.trace_with(profile, pipeline, full=True)]
     for name, count in others:
         other = envplan.Profile.open(name)
         fitting = job if other.has_parts else replace(job, parts_within=None)
-        kinds.append((fitting.fitted(other, pipeline), count))
-    frontiers = [job.trace_with(kind, pipeline, count, full=True) for kind, count in kinds]
+        other = fitting.fitted(other, pipeline)
+        frontiers.append(job.trace_with(other, pipeline, count, full=True))
     with ui.Working("planning every kind of replica"):
         planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)
     for plan, file in zip(planned.plans, files, strict=True):
