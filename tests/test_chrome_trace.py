@@ -57,18 +57,12 @@ def test_every_stage_has_a_named_track_with_all_its_operations(
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert sorted(names.values()) == ["stage 0", "stage 1", "stage 2"]
     slices = [e for e in events if e["ph"] == "X"]
-    assert len(slices) == len(shown.operations)
     for event, timed in zip(slices, shown.operations, strict=True):
         assert names[event["tid"]] == f"stage {timed.operation.stage}"
         assert event["ts"] * 1000 == timed.start_ns
         assert event["dur"] * 1000 == timed.time_ns
-
-
-def test_slices_of_a_track_do_not_overlap(traced: tuple[Timeline, list[Any]]) -> None:
-    slices = [e for e in traced[1] if e["ph"] == "X"]
-    for track in {e["tid"] for e in slices}:
-        spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["tid"] == track)
-        assert all(one[1] <= other[0] for one, other in pairwise(spans))
+    for one, other in pairwise(slices):
+        assert one["tid"] != other["tid"] or one["ts"] + one["dur"] <= other["ts"]
 
 
 def test_counters_are_numbers_in_time_order(traced: tuple[Timeline, list[Any]]) -> None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Pipeline, Profile, trace_frontier
-from envplan.errors import InputError
-from envplan.pipeline.dependencies import short_name
-from schedule_oracles import orders_of
 
 ALL = {"load": [0], "all_reduce": [0, 1], "optimizer": [0, 1]}
 
@@ -32,47 +28,6 @@ def with_constant_rows(stages: int = 2, seconds: float = 0.02) -> Profile:
     rows += [(stage, "optimizer", 1740, seconds, 150 * seconds) for stage in range(stages)]
     rows += [(stage, "blocking", 1740, 1.0, 70.0) for stage in range(stages)]
     return Profile.from_rows(rows)
-
-
-def test_loads_come_before_their_forward_and_the_rest_at_the_end() -> None:
-    first, second = orders_of(Pipeline("1f1b", 2, 2, extras=ALL))
-    assert " ".join(map(short_name, first)) == (
-        "0load0 0F0 0load1 0F1 0B0 0B1 0all_reduce0 0optimizer0"
-    )
-    assert [op.instruction for op in second[-2:]] == ["all_reduce", "optimizer"]
-    assert "load" not in {op.instruction for op in second}
-
-
-def test_every_chunk_of_a_rank_has_its_own_optimizer_step() -> None:
-    pipeline = Pipeline("interleaved", 2, 2, num_chunks=2, extras={"optimizer": [0, 1, 2, 3]})
-    steps = [op for op in pipeline.operations if op.instruction == "optimizer"]
-    placed = [(op.stage, op.chunk, op.profile_stage) for op in steps]
-    assert placed == [(0, 0, 0), (0, 1, 2), (1, 0, 1), (1, 1, 3)]
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "envpipe"])
-def test_extras_survive_the_job_and_a_change_of_microbatches(schedule: str) -> None:
-    pipeline = Pipeline(schedule, 2, 4, extras=ALL)
-    again = Pipeline.from_job(json.loads(json.dumps(pipeline.to_job())))
-    assert again.operations == pipeline.operations
-    assert again.succ.tolist() == pipeline.succ.tolist()
-    assert pipeline.with_microbatches(3).extras == pipeline.extras
-    assert "extras" not in Pipeline(schedule, 2, 4).to_job()
-
-
-@pytest.mark.parametrize(
-    ("extras", "complaint"),
-    [
-        ({"coffee": [0]}, "no extra operation; known: load, all_reduce, reduce_sc"),
-        ({"load": []}, "must list the stages"),
-        ({"load": [2]}, "names stage 2; there are 2"),
-        ({"load": [-1]}, "at least 0"),
-        (["load"], "must be an object"),
-    ],
-)
-def test_extras_that_cannot_be_are_refused(extras: Any, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
-        Pipeline("1f1b", 2, 2, extras=extras)
 
 
 def test_the_long_pipeline_is_traced_like_the_short_one() -> None:

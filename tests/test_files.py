@@ -47,7 +47,7 @@ def test_a_pipe_is_read_and_one_without_a_writer_given_up(
         with pytest.raises(InputError, match="nobody wrote to this pipe"):
             read(pipe)
     with pytest.raises(InputError, match="nobody wrote to this pipe"):
-        read_chrome_traces([pipe], TraceMapping({"forward": "F"}))
+        read_chrome_traces([pipe], TraceMapping.of(instructions={"forward": "F"}))
     monkeypatch.setattr(_files, "PIPE_LIMIT_S", 60.0)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"word",))
     writer.start()

@@ -126,7 +126,7 @@ READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
     "Chrome trace": (
         json.dumps({"traceEvents": traced(PIPELINE)}).encode(),
         ".json",
-        lambda path: read_chrome_traces([path], TraceMapping(PYTORCH)),
+        lambda path: read_chrome_traces([path], TraceMapping.of(instructions=PYTORCH)),
     ),
     "tariff": (TARIFF, ".csv", lambda path: read_rate(str(path), "price")),
     "stragglers": (STRAGGLERS, ".csv", lambda path: read_slowdowns(path, 2)),

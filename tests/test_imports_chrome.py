@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from cli_helpers import small_profile
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
-from envplan.pipeline.imports import ImportedTrace, TraceMapping, chrome, read_chrome_traces
+from envplan.pipeline.imports import (
+    ImportedSchedule,
+    TraceMapping,
+    check_times,
+    chrome,
+    read_chrome_traces,
+)
 from envplan.pipeline.schedules import LETTERS
 from envplan.plotting.schedule import schedule_layout
 
@@ -28,6 +34,10 @@ PYTORCH = {
 BY_NAME = {"forward": "^fwd", "backward": "^bwd"}
 
 Event = dict[str, Any]
+
+
+def by(instructions: dict[str, str], **more: Any) -> TraceMapping:
+    return TraceMapping.of(instructions=instructions, **more)
 
 
 def traced(pipeline: Pipeline, *, unit_us: float = 1000.25) -> list[Event]:
@@ -54,10 +64,10 @@ def simple(name: str, ts: object, dur: object, **fields: Any) -> Event:
     return {"ph": "X", "name": name, "pid": 0, "tid": 0, "ts": ts, "dur": dur, **fields}
 
 
-def read(folder: Path, events: object, mapping: TraceMapping | None = None) -> ImportedTrace:
+def read(folder: Path, events: object, mapping: TraceMapping | None = None) -> ImportedSchedule:
     path = folder / "trace.json"
     path.write_text(json.dumps(events))
-    return read_chrome_traces([path], mapping or TraceMapping(BY_NAME))
+    return read_chrome_traces([path], mapping or by(BY_NAME))
 
 
 def refused(folder: Path, events: object, mapping: TraceMapping | None = None) -> str:
@@ -92,30 +102,20 @@ def test_trace_of_a_schedule_is_imported_as_that_schedule(
         return
     events = traced(pipeline)
     shuffled.shuffle(events)
-    mapping = TraceMapping(PYTORCH)
+    mapping = by(PYTORCH)
     if not names_tell:
         for event in events:
             event["name"] = re.sub(r"[0-9]+([FBIW])", r"\1", event["name"])
-        mapping = TraceMapping(
+        mapping = by(
             {kind: rf"^PP:{letter}(?P<microbatch>\d+)$" for kind, letter in LETTERS.items()},
             chunk="order",
             placement="v" if name in ("zb-v", "dualpipe-v") else "interleaved",
         )
     read_back = read(tmp_path_factory.mktemp("trace"), events, mapping)
     assert Pipeline.from_imported(read_back).operations == pipeline.operations
-    pids = tuple(str(40 + rank) for rank in range(ranks))
-    assert read_back.rank_labels == (pids if ranks > 1 else ("7",))
+    pids = [str(40 + rank) for rank in range(ranks)]
+    assert read_back.facts["rank_labels"] == (pids if ranks > 1 else ["7"])
     assert {duration for rank in read_back.durations_ns for duration in rank} <= {1000250, 2000500}
-
-
-def test_order_of_appearance_numbers_the_microbatches(tmp_path: Path) -> None:
-    pipeline = Pipeline("1f1b", 3, 5)
-    events = traced(pipeline)
-    for event in events:
-        event["name"] = "fwd" if "F" in event["name"] else "bwd"
-    trace = read(tmp_path, {"traceEvents": events})
-    assert trace.known_as == "1f1b"
-    assert trace.num_microbatches == 5
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_an_order_that_does_not_tell_the_chunks_is_refused(
         "backward_input": "inp",
         "backward_weight": "wgt",
     }
-    mapping = TraceMapping(
+    mapping = by(
         {kind: rf"^{word}( (?P<microbatch>\d+))?$" for kind, word in kinds.items()}, chunk="order"
     )
     events = [simple(name, 10 * k, 5) for k, name in enumerate(names)]
@@ -154,7 +154,7 @@ def test_arguments_tell_rank_chunk_and_microbatch(
     for event in events:
         event["name"] = re.sub(r"PP|\W|\d", "", event["name"])
         event["pid"] = 0
-    mapping = TraceMapping(
+    mapping = by(
         {instruction: f"^{letter}$" for instruction, letter in LETTERS.items()},
         rank="args.rank",
         microbatch="args.mb",
@@ -163,34 +163,40 @@ def test_arguments_tell_rank_chunk_and_microbatch(
     )
     trace = read(tmp_path, events, mapping)
     assert trace.known_as == name
-    assert trace.rank_labels == ("r0", "r1")
+    assert trace.facts["rank_labels"] == ["r0", "r1"]
     assert Pipeline.from_imported(trace).operations == pipeline.operations
 
 
 def test_pairs_of_begin_and_end_are_events_too(tmp_path: Path) -> None:
+    """Arguments of an end belong to its begin; microbatches may be told by order of appearance."""
     events = []
     for event in traced(Pipeline("gpipe", 2, 3)):
         common = {key: event[key] for key in ("pid", "tid")}
-        end = event["ts"] + event["dur"]
-        outer = {**common, "ph": "B", "name": event["name"], "ts": event["ts"]}
+        name, end = event["name"][4], event["ts"] + event["dur"]
+        outer = {**common, "ph": "B", "name": name, "ts": event["ts"]}
         inner = {**common, "ph": "B", "name": "kernel", "ts": event["ts"] + 1}
         ends = [{**common, "ph": "E", "ts": end - 1}, {**common, "ph": "E", "ts": end}]
         events += [outer, inner, *ends]
+        ends[-1]["args"] = event["args"]
     events += [{"ph": "E", "ts": -1, "pid": 40, "tid": 7}, {"ph": "M", "name": "process_name"}]
-    trace = read(tmp_path, events, TraceMapping(PYTORCH))
-    assert trace.known_as == "gpipe"
-    assert dict(trace.skipped) == {"kernel": 12}
-    assert set(trace.durations_ns[0]) == {1000250, 2000500}
+    for told in ({}, {"microbatch": "args.mb"}):
+        trace = read(tmp_path, events, by({"forward": "F", "backward": "B"}, **told))
+        assert (trace.known_as, trace.num_microbatches) == ("gpipe", 3)
+        assert dict(trace.skipped) == {"kernel": 12}
+        assert set(trace.durations_ns[0]) == {1000250, 2000500}
 
 
-def test_arguments_of_an_end_belong_to_its_begin(tmp_path: Path) -> None:
+def test_ranks_are_numbered_by_value_and_by_digits_to_the_nanosecond(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
     events = [
-        {"ph": "B", "name": "fwd", "pid": 0, "tid": 0, "ts": 0},
-        {"ph": "E", "pid": 0, "tid": 0, "ts": 1, "args": {"mb": 5}},
-        simple("bwd", 1, 1, args={"mb": 5}),
+        f'{{"ph": "X", "tid": {tid}, "name": "{name}", "ts": 1732212345678901.{at}, "dur": {dur}}}'
+        for tid in ('"gpu10"', '"gpu9"', 3, 20)
+        for name, at, dur in (("fwd", 123, 0.001), ("bwd", 124, 0.002))
     ]
-    trace = read(tmp_path, events, TraceMapping(BY_NAME, microbatch="args.mb"))
-    assert [op.microbatch for op in trace.orders[0]] == [0, 0]
+    path.write_text(f"[{', '.join(events)}]")
+    trace = read_chrome_traces([path], by(BY_NAME))
+    assert trace.facts["rank_labels"] == ["3", "20", "gpu9", "gpu10"]
+    assert trace.durations_ns == ((1, 2),) * 4
 
 
 def test_a_file_for_each_rank_may_be_zipped(tmp_path: Path) -> None:
@@ -202,27 +208,18 @@ def test_a_file_for_each_rank_may_be_zipped(tmp_path: Path) -> None:
         mine = [{**event, "pid": 1} for event in events if event["pid"] == 40 + rank]
         path.write_bytes(gzip.compress(json.dumps({"traceEvents": mine}).encode()))
         paths.append(path)
-    assert read_chrome_traces(paths, TraceMapping(PYTORCH)).known_as == "1f1b"
+    assert read_chrome_traces(paths, by(PYTORCH)).known_as == "1f1b"
 
 
 def test_trace_that_pytorch_recorded_is_the_schedule_it_ran() -> None:
     paths = [EXAMPLES / f"interleaved-zb-2x4.rank{rank}.json" for rank in range(2)]
-    trace = read_chrome_traces(paths, TraceMapping(PYTORCH, within=r"^ProfilerStep#2$"))
+    trace = read_chrome_traces(paths, by(PYTORCH, within=r"^ProfilerStep#2$"))
     assert trace.known_as == "interleaved-zb"
     assert (trace.num_chunks, trace.num_microbatches) == (2, 4)
     assert trace.skipped["operations of other iterations"] == 48
     assert trace.skipped["PP:0SEND_F0"] == 2
     with pytest.raises(InputError, match="several iterations"):
-        read_chrome_traces(paths, TraceMapping(PYTORCH))
-
-
-def test_ranks_are_numbered_by_value_and_by_digits(tmp_path: Path) -> None:
-    ranks = ("gpu10", "gpu9", 3, 20)
-    events = [
-        simple(name, at, 1, tid=tid) for tid in ranks for at, name in enumerate(("fwd", "bwd"))
-    ]
-    trace = read(tmp_path, events)
-    assert trace.rank_labels == ("3", "20", "gpu9", "gpu10")
+        read_chrome_traces(paths, by(PYTORCH))
 
 
 def test_names_may_tell_the_rank_and_leave_the_first_chunk_out(tmp_path: Path) -> None:
@@ -231,7 +228,7 @@ def test_names_may_tell_the_rank_and_leave_the_first_chunk_out(tmp_path: Path) -
     events = [simple(names[i], at, 1, tid=i % 2) for at, i in enumerate(order)]
     rest = r" on (?P<rank>\d)(\.(?P<chunk>\d))?$"
     mapping = {instruction: name + rest for instruction, name in BY_NAME.items()}
-    trace = read(tmp_path, events, TraceMapping(mapping))
+    trace = read(tmp_path, events, by(mapping))
     assert [op.profile_stage for op in trace.orders[0]] == [0, 2, 2, 0]
     assert [op.profile_stage for op in trace.orders[1]] == [1, 3, 3, 1]
 
@@ -240,8 +237,8 @@ def test_only_events_of_a_category_count(tmp_path: Path) -> None:
     pipeline = Pipeline("1f1b", 2, 4)
     events = traced(pipeline)
     events += [{**event, "cat": "gpu_user_annotation", "tid": 8} for event in events]
-    assert "overlap" in refused(tmp_path, events, TraceMapping(PYTORCH))
-    trace = read(tmp_path, events, TraceMapping(PYTORCH, category="^gpu_"))
+    assert "overlap" in refused(tmp_path, events, by(PYTORCH))
+    trace = read(tmp_path, events, by(PYTORCH, category="^gpu_"))
     assert trace.known_as == "1f1b"
     assert sum(trace.skipped.values()) == len(pipeline.operations)
 
@@ -255,7 +252,7 @@ def test_constant_operations_need_not_tell_their_microbatch(tmp_path: Path) -> N
         "backward": r"^bwd (?P<microbatch>\d+)",
         "optimizer": "^step",
     }
-    trace = read(tmp_path, events, TraceMapping(mapping))
+    trace = read(tmp_path, events, by(mapping))
     assert [(op.instruction, op.microbatch) for op in trace.orders[0]] == [
         ("load", 0),
         ("forward", 0),
@@ -277,17 +274,6 @@ def test_overlapping_operations_of_a_gpu_are_refused_naming_both(tmp_path: Path)
     assert "DualPipeV's OVERLAP_F_B" in said
 
 
-def test_operations_that_touch_do_not_overlap_however_late_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    fields = '"ph": "X", "pid": 0, "tid": 0'
-    path.write_text(
-        f'[{{{fields}, "name": "fwd", "ts": 1732212345678901.123, "dur": 0.001}},'
-        f' {{{fields}, "name": "bwd", "ts": 1732212345678901.124, "dur": 0.002}}]'
-    )
-    trace = read_chrome_traces([path], TraceMapping(BY_NAME))
-    assert trace.durations_ns == ((1, 2),)
-
-
 def test_times_are_compared_with_a_profile(tmp_path: Path) -> None:
     profile = small_profile(2, clocks=(1740, 870))
     fastest = profile.table(0, "forward").time_ns.min() / 1e3
@@ -297,7 +283,7 @@ def test_times_are_compared_with_a_profile(tmp_path: Path) -> None:
         simple("fwd", 0, fastest * 1.5, tid=1),
         simple("bwd", 1e7, fastest * 1.1 * 2.1 * 1.15, tid=1),
     ]
-    checks = read(tmp_path, events).check_times(profile)
+    checks = check_times(read(tmp_path, events), profile)
     assert [(c.instruction, c.stage, c.operations, c.fits) for c in checks] == [
         ("backward", 0, 1, False),
         ("forward", 0, 1, True),
@@ -309,34 +295,28 @@ def test_times_are_compared_with_a_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mapping", "words"),
+    ("asked", "words"),
     [
-        (TraceMapping({}), "say which events are operations"),
-        (TraceMapping({"for ward": "f"}), '"for ward" is no name of an instruction'),
-        (TraceMapping({"forward": "("}), "expression for forward is no regular expression"),
-        (TraceMapping({"forward": "(?P<mb>x)"}), 'a group "mb"; known: chunk, microbatch'),
-        (TraceMapping({"forward": "^x", "backward": "^y"}), "no event matches: of 2 events"),
-        (
-            TraceMapping({"forward": "wd", "backward": "^bwd"}),
-            "matches the expressions of backward",
-        ),
-        (TraceMapping({"forward": "wd"}), "no event is a backward"),
-        (TraceMapping(BY_NAME, rank="args.gpu"), "has no args.gpu for the rank"),
-        (TraceMapping(BY_NAME, rank="gpu"), 'from "gpu"; give file or pid or tid or args.NAME'),
-        (TraceMapping(BY_NAME, chunk="gpu"), 'from "gpu"; give order or args.NAME'),
-        (TraceMapping(BY_NAME, rank="args.list"), "must be a number or a name, not a list"),
-        (TraceMapping(BY_NAME, microbatch="args.word"), "microbatch must be a whole number"),
-        (TraceMapping(BY_NAME, microbatch="args.none"), "has no args.none for the microbatch"),
-        (TraceMapping(BY_NAME, category="["), "expression for --category is no regular"),
-        (TraceMapping(BY_NAME, within="nowhere"), "no event matches"),
+        ({"instructions": {"for ward": "f"}}, 'must be a name such as "forward"'),
+        ({"instructions": {"forward": "("}}, "instructions.forward must be a regular expression"),
+        ({"instructions": {"forward": "(?P<mb>x)"}}, "no named groups but chunk, microbatch, rank"),
+        ({"instructions": {"backward": "^y"}}, '2 events match nothing, most often: "fwd" (1)'),
+        ({"instructions": {"forward": "wd", "backward": "^bwd"}}, "the expressions of backward"),
+        ({"rank": "args.gpu"}, "does not say its rank (by args.gpu)"),
+        ({"rank": "gpu"}, "rank String should match pattern"),
+        ({"chunk": "gpu"}, "chunk String should match pattern"),
+        ({"microbatch": "args.word"}, "microbatch must be a whole number"),
+        ({"microbatch": "args.none"}, "does not say its microbatch (by args.none)"),
+        ({"category": "["}, "category must be a regular expression"),
+        ({"within": "nowhere"}, "no event is a backward"),
     ],
 )
 def test_mapping_that_does_not_fit_the_trace_is_refused(
-    mapping: TraceMapping, words: str, tmp_path: Path
+    asked: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    args = {"word": "first", "list": [1]}
-    events = [simple("fwd", 0, 1, args=args), simple("bwd", 1, 1, args=args)]
-    assert words in refused(tmp_path, events, mapping)
+    events = [simple(name, at, 1, args={"word": "first"}) for at, name in enumerate(("fwd", "bwd"))]
+    with pytest.raises(InputError, match=re.escape(words)):
+        read(tmp_path, events, by(**{"instructions": BY_NAME, **asked}))
 
 
 def test_an_event_that_names_two_operations_is_both_in_its_order() -> None:
@@ -344,13 +324,13 @@ def test_an_event_that_names_two_operations_is_both_in_its_order() -> None:
     anywhere = {
         name: rf"\b(?P<stage>\d+){letter}(?P<microbatch>\d+)\b" for name, letter in LETTERS.items()
     }
-    trace = read_chrome_traces(paths, TraceMapping(anywhere))
+    trace = read_chrome_traces(paths, by(anywhere))
     assert trace.known_as == "dualpipe-v"
     assert trace.skipped["PP:0WAIT_SEND_F0"] == 1
     both = [d for rank in trace.durations_ns for d in rank if d == 0]
     events = [e for path in paths for e in json.loads(path.read_text())["traceEvents"]]
     assert len(both) == 2 * sum("OVERLAP_F_B" in event["name"] for event in events) > 0
-    checks = trace.check_times(small_profile(4))
+    checks = check_times(trace, small_profile(4))
     assert sum(check.operations for check in checks) == len(
         trace.orders[0] + trace.orders[1]
     ) - len(both)
@@ -370,9 +350,9 @@ def test_an_event_that_names_two_operations_is_both_in_its_order() -> None:
             'ts must be a number of microseconds, not "3"',
         ),
         (b'[{"ph": "X", "name": "fwd", "ts": NaN}]', "ts must be a number"),
-        (b'[{"ph": "X", "name": "fwd", "ts": 1e999999999}]', "ts is too large"),
-        (b'[{"ph": "X", "name": "fwd", "ts": 3, "dur": -1}]', "negative duration"),
-        (b"[]", "no events with a begin and an end"),
+        (b'[{"ph": "X", "name": "fwd", "ts": 1e999999999}]', "ts must be a number"),
+        (b'[{"ph": "X", "name": "fwd", "ts": 3, "dur": -1}]', "dur must be a number"),
+        (b"[]", "no event is a backward"),
         (gzip.compress(b"[]", mtime=0)[:-9], "cannot be read"),
         (b"\x1f\x8b\x08junkjunkjunkjunk", "cannot be read"),
     ],
@@ -381,7 +361,7 @@ def test_unusable_file_is_refused(content: bytes, words: str, tmp_path: Path) ->
     path = tmp_path / "trace.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=re.escape(words)) as error:
-        read_chrome_traces([path], TraceMapping(BY_NAME))
+        read_chrome_traces([path], by(BY_NAME))
     assert "\n" not in str(error.value)
 
 
@@ -392,6 +372,6 @@ def test_file_that_unpacks_to_more_than_the_limit_is_refused(
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * 2**21))
     with pytest.raises(InputError, match="larger than 1 MiB"):
-        read_chrome_traces([path], TraceMapping(BY_NAME))
+        read_chrome_traces([path], by(BY_NAME))
     with pytest.raises(InputError, match="cannot be read"):
-        read_chrome_traces([tmp_path / "missing.json"], TraceMapping(BY_NAME))
+        read_chrome_traces([tmp_path / "missing.json"], by(BY_NAME))

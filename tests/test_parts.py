@@ -124,19 +124,6 @@ def test_what_is_left_out_saves_little_and_the_hull_stays(
         assert one.base_cost_fj == other.base_cost_fj
 
 
-@given(part_tables(), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), WAITING)
-def test_sooner_clocks_never_save_less(
-    parts: list[Part], latency: int, more: int, hold: int, waiting_uw: int
-) -> None:
-    whole = one_clock(0, "forward", parts)
-    sooner, later = (
-        best(by_parts(whole, parts, late(0.0, waiting_uw, nanoseconds, hold)), waiting_uw)
-        for nanoseconds in (latency, latency + more)
-    )
-    for time, cost in later:
-        assert any(t <= time and c <= cost for t, c in sooner)
-
-
 @given(part_tables(), st.integers(0, 50))
 def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(
     parts: list[Part], latency: int
@@ -257,6 +244,11 @@ def test_parts_save_where_one_clock_cannot_and_plans_prove_it() -> None:
     changing = [op for stage in plan.stages for op in stage if changes_of(op.config)]
     assert changing
     assert all(changes_of(op.config)[0][1] == op.frequency_mhz for op in changing)
+    timeline = simulate(plan, profile)
+    assert timeline.energy == plan.energy
+    timed = next(one for one in timeline.operations if changes_of(one.config))
+    assert len({part.frequency_mhz for part in timed.slices}) > 1
+    assert {part.part for part in timed.slices} >= {"attention0", "mlp2"}
 
 
 @pytest.mark.parametrize("asked", [{"switch_latency": 0.005}, {"min_hold": 0.02}])
@@ -279,38 +271,25 @@ def test_plans_by_parts_hold_on_late_and_held_clocks(asked: dict[str, float]) ->
         verify_plan(plan.model_copy(update={"profile": forged}), profile)
 
 
-def test_simulated_operations_show_their_parts() -> None:
-    profile = parts_profile()
-    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile.adjusted(by_parts=ByParts())).plan()
-    timeline = simulate(plan, profile)
-    assert timeline.energy == plan.energy
-    timed = next(one for one in timeline.operations if changes_of(one.config))
-    assert len({part.frequency_mhz for part in timed.slices}) > 1
-    assert {part.part for part in timed.slices} >= {"attention0", "mlp2"}
-
-
 def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
-    profile, cap = parts_profile(microbatches=3), 400.0
+    profile, cap = parts_profile(microbatches=2), 400.0
     for how in (ByParts(), None):
-        frontier = trace_frontier(Pipeline("1f1b", 2, 3), profile.adjusted(by_parts=how))
+        frontier = trace_frontier(Pipeline("1f1b", 2, 2), profile.adjusted(by_parts=how))
         plan = frontier.plan(peak_power_cap=cap)
         timeline = simulate(plan, profile)
-        busy: dict[int, list[tuple[int, int, float]]] = {0: [], 1: []}
+        spans: list[tuple[int, int, int, float]] = []  # stage, begin, end, W above waiting
         for one in timeline.operations:
-            parts = profile.parts(one.operation.stage, one.operation.instruction)
-            begin = one.start_ns
-            for part in one.slices if changes_of(one.config) else ():
-                watts = part.energy_fj / (part.finish_ns - part.start_ns) / 1e6
-                busy[one.operation.stage].append((part.start_ns, part.finish_ns, watts))
-            for part in () if changes_of(one.config) else parts:
-                rows = {m: (t, e) for m, _, t, e in part.table.rows()}
-                time, energy = rows[one.frequency_mhz]
-                busy[one.operation.stage].append((begin, begin + time, energy / time / 1e6))
+            stage, begin = one.operation.stage, one.start_ns
+            taken = [(s.finish_ns - s.start_ns, s.energy_fj) for s in one.slices]
+            if not changes_of(one.config):
+                parts = profile.parts(stage, one.operation.instruction)
+                taken = [part.table.by_knob()[one.frequency_mhz, ""] for part in parts]
+            for time, energy in taken:
+                spans.append((stage, begin, begin + time, energy / time / 1e6 - 70))
                 begin += time
-        moments = {begin for spans in busy.values() for begin, *_ in spans}
         peak = max(
-            sum(next((w for a, b, w in spans if a <= at < b), 70.0) for spans in busy.values())
-            for at in moments
+            140 + sum(watts for _, begin, end, watts in spans if begin <= at < end)
+            for _, at, _, _ in spans
         )
         assert peak <= cap
         assert timeline.replay.peak_uw == pytest.approx(peak * 1e6, abs=2)
@@ -441,7 +420,7 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
 
 
 def test_sweeps_plan_by_parts_as_solve_does(tmp_path: Path) -> None:
-    parts_profile().save_csv(tmp_path / "profile.csv")
+    parts_profile(layers=2, microbatches=2).save_csv(tmp_path / "profile.csv")
     points = ("", "one_clock = true", "parts_within = 0")
     text = "".join(f'[[points]]\nprofile = "profile.csv"\nslowdown = 2\n{p}\n' for p in points)
     (tmp_path / "sweep.toml").write_text(text)
@@ -451,9 +430,7 @@ def test_sweeps_plan_by_parts_as_solve_does(tmp_path: Path) -> None:
     for row, options in zip(rows, ((), ("--one-clock",), ("--parts-within", "0")), strict=True):
         solved = envplan("solve", "--slowdown", "2", "--json", *options, cwd=tmp_path)
         assert float(row["energy_j"]) == json.loads(solved.out)["predicted"]["energy_j"]
-    assert [row["one_clock"] for row in rows] == ["False", "True", "False"]
-    energies = [float(row["energy_j"]) for row in rows]
-    assert energies[0] < 0.98 * energies[1]
+        assert row["one_clock"] == str("--one-clock" in options)
 
 
 @pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_hold": 0.05}])

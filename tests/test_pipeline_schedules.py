@@ -5,39 +5,40 @@ The orders of many more shapes are compared with PyTorch's in test_schedules_aga
 
 from __future__ import annotations
 
-import json
+import re
 from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Operation, Pipeline
 from schedule_oracles import orders_of
-from strategies import schedules
 
-SHAPES = [(1, 1), (1, 5), (2, 1), (3, 2), (4, 4), (4, 9), (5, 3), (8, 16)]
+ALL = {"load": [0], "all_reduce": [0, 1], "optimizer": [0, 1]}
 LETTER = {"backward_input": "i", "backward_weight": "w"}
 
 
-def words(stage: list[Operation], chunks: str = "abc") -> str:
+def drawn(pipeline: Pipeline) -> list[str]:
     """`f2b` is the forward of microbatch 2 on chunk b; i and w are the parts of a backward."""
-    return " ".join(
-        f"{LETTER.get(op.instruction, op.instruction[0])}{op.microbatch}{chunks[op.chunk]}"
-        for op in stage
-    )
-
-
-def plain(pipeline: Pipeline) -> list[str]:
-    return [words(stage, " ").replace("  ", " ").strip() for stage in orders_of(pipeline)]
+    chunks = "abc" if pipeline.num_chunks > 1 else [""]
+    return [
+        " ".join(
+            f"{LETTER.get(op.instruction, op.instruction[0])}{op.microbatch}{chunks[op.chunk]}"
+            for op in stage
+        )
+        for stage in orders_of(pipeline)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "stages"),
+    ("pipeline", "stages"),
     [
         (
-            "1f1b",
-            (4, 5),
+            Pipeline("1f1b", 4, 5),
             [
                 "f0 f1 f2 f3 b0 f4 b1 b2 b3 b4",
                 "f0 f1 f2 b0 f3 b1 f4 b2 b3 b4",
@@ -45,57 +46,55 @@ def plain(pipeline: Pipeline) -> list[str]:
                 "f0 b0 f1 b1 f2 b2 f3 b3 f4 b4",
             ],
         ),
-        ("1f1b", (4, 2), [*["f0 f1 b0 b1"] * 3, "f0 b0 f1 b1"]),
-        ("1f1b", (3, 1), ["f0 b0"] * 3),
-        ("gpipe", (2, 3), ["f0 f1 f2 b0 b1 b2"] * 2),
-        # With one chunk it runs twice as far ahead as 1F1B.
-        ("interleaved", (2, 5), ["f0 f1 f2 b0 f3 b1 f4 b2 b3 b4", "f0 b0 f1 b1 f2 b2 f3 b3 f4 b4"]),
+        (Pipeline("1f1b", 4, 2), [*["f0 f1 b0 b1"] * 3, "f0 b0 f1 b1"]),
+        (Pipeline("gpipe", 2, 3), ["f0 f1 f2 b0 b1 b2"] * 2),
+        (  # with one chunk it runs twice as far ahead as 1F1B
+            Pipeline("interleaved", 2, 5),
+            ["f0 f1 f2 b0 f3 b1 f4 b2 b3 b4", "f0 b0 f1 b1 f2 b2 f3 b3 f4 b4"],
+        ),
         (
-            "zb-h1",
-            (3, 4),
+            Pipeline("envpipe", 3, 5, forwards_ahead=[2, 1, 0]),
+            [
+                "f0 f1 f2 f3 f4 b0 b1 b2 b3 b4",
+                "f0 f1 f2 b0 f3 b1 f4 b2 b3 b4",
+                "f0 b0 f1 b1 f2 b2 f3 b3 f4 b4",
+            ],
+        ),
+        (
+            Pipeline("zb-h1", 3, 4),
             [
                 "f0 f1 f2 i0 w0 f3 i1 w1 i2 w2 i3 w3",
                 "f0 f1 i0 f2 i1 w0 f3 i2 w1 i3 w2 w3",
                 "f0 i0 f1 i1 f2 i2 w0 f3 i3 w1 w2 w3",
             ],
         ),
-    ],
-)
-def test_order_with_one_chunk(name: str, shape: tuple[int, int], stages: list[str]) -> None:
-    assert plain(Pipeline(name, *shape)) == stages
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "stages"),
-    [
         (  # Megatron's order
-            "interleaved",
-            (2, 4),
+            Pipeline("interleaved", 2, 4, num_chunks=2),
             [
                 "f0a f1a f0b f1b f2a b0b f3a b1b f2b b0a f3b b1a b2b b3b b2a b3a",
                 "f0a f1a f0b b0b f1b b1b f2a b0a f3a b1a f2b b2b f3b b3b b2a b3a",
             ],
         ),
         (  # groups grow where microbatches are no multiple of stages
-            "interleaved",
-            (2, 3),
+            Pipeline("interleaved", 2, 3, num_chunks=2),
             [
                 "f0a f1a f2a f0b f1b f2b b0b b1b b2b b0a b1a b2a",
                 "f0a f1a f2a f0b b0b f1b b1b f2b b2b b0a b1a b2a",
             ],
         ),
-        ("looped-bfs", (2, 3), ["f0a f1a f2a f0b f1b f2b b2b b1b b0b b2a b1a b0a"] * 2),
         (
-            "interleaved-zb",
-            (2, 2),
+            Pipeline("looped-bfs", 2, 3, num_chunks=2),
+            ["f0a f1a f2a f0b f1b f2b b2b b1b b0b b2a b1a b0a"] * 2,
+        ),
+        (
+            Pipeline("interleaved-zb", 2, 2, num_chunks=2),
             [
                 "f0a f1a f0b f1b i0b w0b i1b w1b i0a w0a i1a w1a",
                 "f0a f1a f0b i0b f1b i1b w0b i0a w1b i1a w0a w1a",
             ],
         ),
         (
-            "zb-v",
-            (2, 4),
+            Pipeline("zb-v", 2, 4),
             [
                 "f0a f1a f2a f0b i0b w0b f1b i1b w1b "
                 "f3a i0a w0a f2b i2b w2b i1a w1a f3b i3b w3b i2a w2a i3a w3a",
@@ -104,21 +103,31 @@ def test_order_with_one_chunk(name: str, shape: tuple[int, int], stages: list[st
             ],
         ),
         (
-            "dualpipe-v",
-            (2, 4),
+            Pipeline("dualpipe-v", 2, 4),
             [
                 "f0a f1a f2a f0b i0b w0b f1b f3a b1b f2b b0a b2b f3b b1a b3b i2a w2a i3a w3a",
                 "f0a f0b f1a f1b f2a b0b f2b b0a f3a b1b f3b b1a b2b b2a i3b i3a w3b w3a",
             ],
         ),
+        (  # with operations beside them
+            Pipeline("1f1b", 2, 2, extras=ALL),
+            ["l0 f0 l1 f1 b0 b1 a0 o0", "f0 b0 f1 b1 a0 o0"],
+        ),
+        (
+            Pipeline("interleaved", 2, 2, num_chunks=2, extras={"optimizer": [0, 1, 3]}),
+            [
+                "f0a f1a f0b f1b b0b b1b b0a b1a o0a",
+                "f0a f1a f0b b0b f1b b1b b0a b1a o0a o0b",
+            ],
+        ),
     ],
+    ids=str,
 )
-def test_order_with_two_chunks(name: str, shape: tuple[int, int], stages: list[str]) -> None:
-    pipeline = Pipeline(name, *shape, num_chunks=2)
-    assert list(map(words, orders_of(pipeline))) == stages
+def test_order_is_as_drawn(pipeline: Pipeline, stages: list[str]) -> None:
+    assert drawn(pipeline) == stages
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), SHAPES)
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 5), (2, 1), (4, 9), (5, 3), (8, 16)])
 def test_zb_h1_holds_as_many_activations_as_the_first_stage_of_1f1b(
     stages: int, microbatches: int
 ) -> None:
@@ -128,24 +137,36 @@ def test_zb_h1_holds_as_many_activations_as_the_first_stage_of_1f1b(
         assert most == min(stages, microbatches)
 
 
-@pytest.mark.parametrize(
-    ("name", "chunks", "model_stages"),
-    [
-        ("interleaved", 3, [[0, 3, 6], [1, 4, 7], [2, 5, 8]]),
-        ("zb-v", None, [[0, 5], [1, 4], [2, 3]]),
-        ("dualpipe-v", None, [[0, 5], [1, 4], [2, 3]]),
-    ],
-)
-def test_each_chunk_is_timed_by_its_own_profile_stage(
-    name: str, chunks: int | None, model_stages: list[list[int]]
+@st.composite
+def allowed(draw: st.DrawFn) -> tuple[int, int, list[int]]:
+    """Stages, microbatches, and forwards ahead that the rules of EnvPipe's schedule allow.
+
+    At most M - (S - s), falling, but for stages capped by that.
+    """
+    stages, microbatches = draw(st.integers(1, 5)), draw(st.integers(1, 10))
+    ahead: list[int] = []
+    capped = True
+    for stage in range(stages):
+        most = max(0, microbatches - (stages - stage)) if stage < stages - 1 else 0
+        ahead.append(draw(st.integers(0, most if capped else min(most, ahead[-1]))))
+        capped = ahead[-1] == most
+    return stages, microbatches, ahead
+
+
+@given(allowed(), st.integers(1, 12))
+def test_a_stage_holds_as_many_more_activations_as_it_runs_forwards_ahead(
+    case: tuple[int, int, list[int]], other: int
 ) -> None:
-    pipeline = Pipeline(name, 3, 6, num_chunks=chunks)
-    assert pipeline.num_profile_stages == sum(map(len, model_stages))
-    assert {(op.stage, op.chunk, op.profile_stage) for op in pipeline.operations} == {
-        (rank, chunk, stage)
-        for rank, stages in enumerate(model_stages)
-        for chunk, stage in enumerate(stages)
-    }
+    stages, microbatches, ahead = case
+    pipeline = Pipeline("envpipe", stages, microbatches, forwards_ahead=ahead)
+    for stage, order in enumerate(orders_of(pipeline)):
+        steps = [1 if op.instruction == "forward" else -1 for op in order]
+        assert np.cumsum(steps).max() == min(stages - stage, microbatches) + ahead[stage]
+    assert Pipeline.from_job(pipeline.to_job()).operations == pipeline.operations
+    changed = pipeline.with_microbatches(other)
+    assert changed.num_microbatches == other
+    assert all(new <= old for new, old in zip(changed.forwards_ahead, ahead, strict=True))
+    assert list(pipeline.with_microbatches(microbatches).forwards_ahead) == ahead
 
 
 @pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
@@ -157,45 +178,47 @@ def test_no_transfer_is_waited_for_where_a_v_turns_round(schedule: str) -> None:
     assert across == {(0, 1), (2, 3), (1, 0), (3, 2)}
 
 
-@given(schedules())
-@settings(max_examples=150, deadline=None)
-def test_every_operation_is_there_exactly_once_and_after_what_it_needs(pipeline: Pipeline) -> None:
-    when = {
-        (op.instruction, op.microbatch, op.profile_stage): place
-        for place, op in enumerate(pipeline.operations[i] for i in pipeline.order)
-    }
-    assert len(when) == len(pipeline.operations)
-    last = pipeline.num_profile_stages - 1
-    for m in range(pipeline.num_microbatches):
-        way = [when.pop(("forward", m, at)) for at in range(last + 1)]
-        for at in reversed(range(last + 1)):
-            if ("backward", m, at) in when:
-                way.append(when.pop(("backward", m, at)))
-            else:
-                way.append(when.pop(("backward_input", m, at)))
-                assert way[-1] < when.pop(("backward_weight", m, at))
-        assert way == sorted(way)
-    assert not when
-
-
 @pytest.mark.parametrize(
-    ("schedule", "words"),
+    ("schedule", "arguments", "words"),
     [
-        ("1f2b", 'unknown schedule "1f2b"; known: 1f1b, gpipe, interl'),
-        (None, "unknown schedule"),
-        (["1f1b"], "unknown schedule"),
-        ("dag", "from_dag_file"),
+        ("1f2b", {}, 'unknown schedule "1f2b"; known: 1f1b, gpipe, interl'),
+        (None, {}, "unknown schedule"),
+        (["1f1b"], {}, "unknown schedule"),
+        ("dag", {}, "from_dag_file"),
+        ("zb-h1", {"num_chunks": 2}, "zb-h1 runs one model chunk.*interleaved"),
+        ("zb-v", {"num_chunks": 3}, "zb-v runs two model chunks per stage, not 3"),
+        ("dualpipe-v", {"num_microbatches": 5}, "6 for 3 pipeline stages, not 5"),
+        ("gpipe", {"forwards_ahead": [0, 0, 0]}, "goes with schedule envpipe, not gpipe"),
+        ("envpipe", {"forwards_ahead": [1, 0]}, "list of 3 numbers"),
+        ("envpipe", {"forwards_ahead": 7}, "list of whole numbers"),
+        ("envpipe", {"forwards_ahead": [-1, 0, 0]}, r"ahead\[0\] must be at least 0"),
+        ("envpipe", {"forwards_ahead": [1.5, 0, 0]}, r"ahead\[0\] must be a whole number"),
+        ("envpipe", {"forwards_ahead": [6, 0, 0]}, r"ahead\[0\] must be at most 5, not 6"),
+        ("envpipe", {"forwards_ahead": [1, 2, 0]}, r"ahead\[1\] must be at most 1, not 2"),
+        ("envpipe", {"forwards_ahead": [1, 1, 1]}, r"ahead\[2\] must be at most 0"),
+        ("1f1b", {"microbatch_group": 2}, "goes with schedule interleaved"),
+        *(
+            ("interleaved", {"num_chunks": 2, "microbatch_group": g}, f"groups of {g} micro")
+            for g in (2, 9, 7)
+        ),
+        ("1f1b", {"extras": {"coffee": [0]}}, "no extra operation; known: load, all_reduce, red"),
+        ("1f1b", {"extras": {"load": []}}, "must list the stages"),
+        ("1f1b", {"extras": {"load": [3]}}, r"extras: load\[0\] must be at most 2, not 3"),
+        ("1f1b", {"extras": {"load": [-1]}}, "at least 0"),
+        ("1f1b", {"extras": ["load"]}, "must be an object"),
+        ("1f1b", {"in_turn": [2]}, r"in_turn\[0\] must be at most 1"),
+        ("1f1b", {"in_turn": "1"}, "in_turn must be a list"),
+        ("looped-bfs", {"num_chunks": 2, "in_turn": [0]}, "in_turn goes with one chunk"),
+        ("1f1b", {"num_stages": None}, "num_stages must be given"),
+        ("1f1b", {"num_stages": 2**20, "num_microbatches": 2**20}, "at most 1048576"),
     ],
 )
-def test_what_is_no_schedule_is_refused(schedule: object, words: str) -> None:
+def test_what_cannot_be_scheduled_is_refused(
+    schedule: Any, arguments: dict[str, Any], words: str
+) -> None:
+    shape = {"num_stages": 3, "num_microbatches": 8}
     with pytest.raises(InputError, match=words):
-        Pipeline(schedule, 2, 2)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "envpipe", "zb-h1"])
-def test_chunks_are_refused_by_schedules_without_them(schedule: str) -> None:
-    with pytest.raises(InputError, match=f"{schedule} runs one model chunk.*interleaved"):
-        Pipeline(schedule, 2, 2, num_chunks=2)
+        Pipeline(schedule, **shape | arguments)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "interleaved-zb"])
@@ -212,29 +235,26 @@ def test_interleaved_names_the_nearest_microbatches_it_can_run(
         assert Pipeline(schedule, 4, int(valid), num_chunks=2)
 
 
-def test_dualpipe_v_says_how_many_microbatches_it_needs() -> None:
-    with pytest.raises(InputError, match="8 for 4 pipeline stages, not 7"):
-        Pipeline("dualpipe-v", 4, 7)
+def rank(number: int, text: str) -> list[Operation]:
+    """`rank(1, "1F0 1B0")`: model stage, instruction and microbatch of what rank 1 runs."""
+    names = {"F": "forward", "B": "backward", "L": "load"}
+    words = re.findall(r"(\d+)([A-Z])(\d+)", text)
+    return [Operation(number, names[kind], int(m), 0, int(stage)) for stage, kind, m in words]
 
 
-@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
-def test_schedules_survive_being_written_into_a_job(schedule: str) -> None:
-    pipeline = Pipeline(schedule, 2, 4, p2p_latency=0.001)
-    again = Pipeline.from_job(json.loads(json.dumps(pipeline.to_job())))
-    assert again.operations == pipeline.operations
-    assert again.to_job() == pipeline.to_job()
-    assert pipeline.with_microbatches(6).operations == Pipeline(schedule, 2, 6).operations
-
-
-def test_a_registered_schedule_can_be_used_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward_only(stages: int, microbatches: int, chunks: int) -> list[list[Operation]]:
-        return [
-            [Operation(s, "load", 0, 0, s)]
-            + [Operation(s, "forward", m, 0, s) for m in range(microbatches)]
-            for s in range(stages)
-        ]
-
-    monkeypatch.setitem(SCHEDULES, "inference", forward_only)
-    pipeline = Pipeline("inference", 2, 3)
-    assert plain(pipeline) == ["l0 f0 f1 f2"] * 2
-    assert len(pipeline.succ) == 3 + 3 + 3
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ("0B0 0F0 0F1 0B1", "deadlock"),
+        ("0F0 0B0", "misses an operation: forward of microbatch 1"),
+        ("0F0 0F1 0F2", "microbatch 2 is mentioned, but there are only 2"),
+    ],
+)
+def test_a_schedule_of_ones_own_can_be_used_by_name_and_is_checked(
+    order: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCHEDULES, "own", lambda *_shape: [rank(0, order)])
+    with pytest.raises(InputError, match=words):
+        Pipeline("own", 1, 2)
+    monkeypatch.setitem(SCHEDULES, "own", lambda *_shape: [rank(0, "0L0 0F0 0F1")])
+    assert drawn(Pipeline("own", 1, 2)) == ["l0 f0 f1"]

@@ -66,7 +66,9 @@ def test_a_small_gzip_that_unpacks_to_much_is_refused(tmp_path: Path) -> None:
         for _ in range(300):
             file.write(b" " * 2**20)
     assert bomb.stat().st_size < 2**20
-    for read in (lambda: read_chrome_traces([bomb], TraceMapping({"forward": "F"})),):
+    for read in (
+        lambda: read_chrome_traces([bomb], TraceMapping.of(instructions={"forward": "F"})),
+    ):
         with pytest.raises(InputError, match="larger than"):
             read()
     table = bomb.rename(tmp_path / "bomb.csv.gz")

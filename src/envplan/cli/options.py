@@ -233,8 +233,7 @@ class JobOptions(ParallelOptions):
         return envplan.Pipeline.from_dag_file(file)
 
     def _from_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
-        from envplan.pipeline.described import described_pipeline
-        from envplan.pipeline.extras import parse_extras
+        from envplan.pipeline.described import described_pipeline, parse_extras
 
         schedule = self.schedule or profile.metadata.schedule or "1f1b"
         if schedule != "envpipe":

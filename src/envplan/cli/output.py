@@ -279,7 +279,7 @@ def describe_ends(frontier: Frontier) -> str:
 
 def _unused_rows(frontier: Frontier) -> str:
     """A line about operations that the profile times and the pipeline leaves out."""
-    from envplan.pipeline.extras import EXTRAS
+    from envplan.pipeline.schedules import EXTRAS
 
     used = {op.instruction for op in frontier.pipeline.operations}
     unused = [name for name in EXTRAS if name in frontier.profile.instructions and name not in used]

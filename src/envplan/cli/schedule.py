@@ -15,9 +15,12 @@ from envplan.cli.command import (
     Group,
     add,
     argument,
+    dashed,
     file_of,
+    given,
     one_of,
     options,
+    refuse,
     takes,
 )
 from envplan.cli.inputs import check_outputs, refuse_overwriting
@@ -26,12 +29,19 @@ from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.pipeline import Pipeline
-    from envplan.pipeline.imports import ImportedSchedule
+    from envplan.pipeline.imports import ImportedSchedule, TimeCheck
     from envplan.plotting.schedule import ScheduleLayout
     from envplan.profile import Profile
 
 _TORCH_CSV, _CHROME_TRACE, _MEGATRON, _DAG = "torch-csv", "chrome-trace", "megatron", "dag"
-_IMPORTS: Final = (_TORCH_CSV, "deepspeed", _MEGATRON, _CHROME_TRACE)
+_MAPPING: Final = "rank microbatch chunk placement category within"
+#: What can be imported, and the options that go with it.
+_IMPORTS: Final = {
+    _TORCH_CSV: "keep",
+    "deepspeed": "keep",
+    _MEGATRON: "microbatches",
+    _CHROME_TRACE: f"map {_MAPPING} check_profile",
+}
 _EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
 _STYLES: Final = {
     "forward": "black on bright_blue",
@@ -58,6 +68,10 @@ class ShapeOptions:
 
 @options(
     """
+    Most used:
+      --keep NAME  Keep these as operations, timed by the profile's rows: all_reduce of torch-csv;
+          load, all_reduce, reduce_tied_grads, optimizer of deepspeed. May be given repeatedly.
+      -m, --microbatches M  Of an iteration, where a megatron configuration does not say.
     Chrome trace:
       --map INSTRUCTION=REGEX  Which events are this instruction; groups named microbatch, chunk,
           stage and rank say so. Once for each instruction.
@@ -72,9 +86,11 @@ class ShapeOptions:
       --check-profile PROFILE  Compare the recorded times with a profile's.
     """
 )
-class TraceOptions:
-    """How to read a Chrome trace."""
+class SourceOptions:
+    """How to read a schedule from elsewhere; see _IMPORTS for what goes with which format."""
 
+    keep: list[str] | None = None
+    microbatches: int | None = None
     map: list[str] | None = None
     rank: str | None = None
     microbatch: str | None = None
@@ -95,11 +111,10 @@ def list_schedules(out: OutputOptions) -> None:
     from envplan.cli.output import answer, print_table
     from envplan.pipeline import SCHEDULES
 
-    known = {  # the first paragraph of a docstring, on one line
-        name: " ".join((generate.__doc__ or "-").split("\n\n")[0].split())
+    rows = [  # the first paragraph of a docstring, on one line
+        [name, " ".join((generate.__doc__ or "-").split("\n\n")[0].split())]
         for name, generate in SCHEDULES.items()
-    }
-    rows = [[name, order] for name, order in known.items()]
+    ]
     answer(
         out,
         lambda: {"schedules": [{"name": name, "description": order} for name, order in rows]},
@@ -149,7 +164,6 @@ def show(
     if plot is not None:
         with spinner("Drawing", quiet=out.quiet):
             save_figure(schedule_figure(layout), plot)
-
     answer(
         out,
         layout.to_dict,
@@ -161,13 +175,12 @@ def show(
 
 def _frontier_of(shape: ShapeOptions, pipeline: Pipeline, profile: str | None) -> list[str]:
     """The command that traces the frontier of a schedule."""
-    named = ["--schedule", shape.name, "--pp", f"{pipeline.num_stages}"]
-    named += ["-m", f"{pipeline.num_microbatches}"]
-    if pipeline.num_chunks > 1 and shape.vp:
-        named += ["--vp", f"{shape.vp}"]
+    command = ["envplan", "frontier", profile or "PROFILE"]
     if pipeline.schedule == "dag":
-        named = ["--dag", shape.name]
-    return ["envplan", "frontier", profile or "PROFILE", *named]
+        return [*command, "--dag", shape.name]
+    named = ["--schedule", shape.name, "--pp", f"{pipeline.num_stages}"]
+    vp = ["--vp", f"{shape.vp}"] if pipeline.num_chunks > 1 and shape.vp else []
+    return [*command, *named, "-m", f"{pipeline.num_microbatches}", *vp]
 
 
 def _pipeline(
@@ -180,28 +193,21 @@ def _pipeline(
     """
     from envplan.pipeline import SCHEDULES, Pipeline, traits
 
-    name, stages, microbatches = shape.name, shape.pp, shape.microbatches
+    name, needed = shape.name, {"--pp": shape.pp, "--microbatches": shape.microbatches}
     if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
-        for option, value in (
-            ("--pp/--stages", stages),
-            ("--microbatches", microbatches),
-            ("--vp/--chunks", shape.vp),
-            ("--microbatch-group", shape.microbatch_group),
-            ("--p2p-latency", p2p_latency),
-        ):
-            if value is not None:
-                raise InputError(f"{option} goes with a schedule; the DAG file {name} says it all")
+        asked = given(shape, "pp microbatches vp microbatch_group")
+        latency = {} if p2p_latency is None else {"--p2p-latency": p2p_latency}
+        refuse([*asked, *latency], f"goes with a schedule; the DAG file {name} says it all")
         return Pipeline.from_dag_file(name)
     if profile is not None:
-        stages = stages or profile.num_stages // (shape.vp or traits(name).chunks)
-        microbatches = microbatches or profile.metadata.num_microbatches
-    for option, count in (("--pp/--stages", stages), ("--microbatches", microbatches)):
-        if name in SCHEDULES and not count:
-            raise InputError(f"schedule {name} needs {option}")
+        needed["--pp"] = shape.pp or profile.num_stages // (shape.vp or traits(name).chunks)
+        needed["--microbatches"] = shape.microbatches or profile.metadata.num_microbatches
+    if name in SCHEDULES and None in needed.values():
+        lacking = next(option for option, count in needed.items() if count is None)
+        raise InputError(f"schedule {name} needs {lacking}")
     return Pipeline(
         name,
-        stages,
-        microbatches,
+        *needed.values(),
         num_chunks=shape.vp,
         p2p_latency=p2p_latency or 0.0,
         microbatch_group=shape.microbatch_group,
@@ -238,31 +244,29 @@ def _print_grid(layout: ScheduleLayout) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    tty = sys.stdout.isatty()
+    tty, operations = sys.stdout.isatty(), layout.pipeline.operations
     console = Console(highlight=False, width=None if tty else _UNBOUNDED)
-    ranks = range(layout.pipeline.num_stages)
-    width = 1 + max(len(layout.label(op)) for op in layout.pipeline.operations)  # of a column
-    names = [f"rank {rank:>{len(str(ranks[-1]))}}  " for rank in ranks]
-    rows, hidden = [Text() for _ in ranks], len(layout.pipeline.operations)
-    for rank, row in enumerate(rows):
+    width = 1 + max(len(layout.label(op)) for op in operations)  # of a column
+    rows, hidden = [], len(operations)
+    for rank in range(layout.pipeline.num_stages):
+        row = Text()
         for operation, columns in layout.cells(rank, min(_MOST_COLUMNS, layout.columns)):
             if operation is None:
                 row.append(f"{'.':<{width}}" * columns)
                 continue
             hidden -= 1
-            fill = "-" if columns > 1 else " "
-            label = layout.label(operation).ljust(width * columns - 1, fill)
-            row.append(label, _STYLES.get(operation.instruction, _OTHER_STYLE))
-            row.append(" ")
-    length = max(map(len, rows))
-    room = max(1, (console.width - len(names[0])) // width) * width if tty else length
+            label = layout.label(operation).ljust(width * columns - 1, "-" if columns > 1 else " ")
+            row.append(label, _STYLES.get(operation.instruction, _OTHER_STYLE)).append(" ")
+        rows.append(row)
+    digits, length = len(str(len(rows) - 1)), max(map(len, rows))
+    room = max(1, (console.width - digits - 7) // width) * width if tty else length
     for begin in range(0, length, room):
         if begin:
             console.print()
-        for name, row in zip(names, rows, strict=True):
+        for rank, row in enumerate(rows):
             line = row[begin : begin + room]
             line.rstrip()
-            console.print(name, line, sep="", soft_wrap=True)
+            console.print(f"rank {rank:>{digits}}  ", line, sep="", soft_wrap=True)
     return hidden
 
 
@@ -288,14 +292,11 @@ def _print_summary(layout: ScheduleLayout, hidden: int) -> None:
     Most used:
       --format FORMAT  {", ".join(_IMPORTS)}.
       -o, --output FILE  Where the DAG file goes.
-      -m, --microbatches M  Of an iteration, where a megatron configuration does not say.
-      --keep NAME  Keep these as operations, timed by the profile's rows: all_reduce of torch-csv;
-          load, all_reduce, reduce_tied_grads, optimizer of deepspeed. May be given repeatedly.
     """,
     format=one_of(*_IMPORTS),
 )
 def import_schedule(
-    trace: TraceOptions,
+    source: SourceOptions,
     out: OutputOptions,
     files: list[Path] = argument(
         "FILE", "The schedule; of chrome-trace, also a file for each rank."
@@ -303,9 +304,7 @@ def import_schedule(
     *,
     format: str,  # noqa: A002  (the option's name)
     output: Path = Path(_EXPORTS[_DAG]),
-    microbatches: int | None = None,
     p2p_latency: float | None = None,
-    keep: list[str] | None = None,
 ) -> None:
     """Turn a schedule from elsewhere into a DAG file.
 
@@ -320,79 +319,76 @@ def import_schedule(
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
     from envplan.cli.output import answer, spinner
-    from envplan.pipeline.imports import ImportedTrace
+    from envplan.pipeline import Pipeline
+    from envplan.pipeline.imports import check_times
 
-    form = format
-    if form != _CHROME_TRACE and len(files) > 1:
-        raise InputError(f"{form} is one file, not {len(files)}")
-    given = {"keep": keep, "microbatches": microbatches, **asdict(trace)}
-    goes_with = {"keep": (_TORCH_CSV, "deepspeed"), "microbatches": (_MEGATRON,)}
-    for name, value in given.items():
-        formats = goes_with.get(name, (_CHROME_TRACE,))
-        if value is not None and form not in formats:
-            named = name.replace("_", "-")
-            raise InputError(f"--{named} goes with --format {' or '.join(formats)}, not {form}")
+    if format != _CHROME_TRACE and len(files) > 1:
+        raise InputError(f"{format} is one file, not {len(files)}")
+    fitting = map(dashed, _IMPORTS[format].split())
+    refuse(given(source).keys() - set(fitting), f"does not go with --format {format}")
     check_outputs(output, inputs=[("the schedule", file) for file in files])
-    timed_by = _timed_by(trace.check_profile, output)
+    timed_by = _timed_by(source.check_profile, output)
     with spinner("Reading", quiet=out.quiet):
-        imported, facts = _read(form, files, keep or (), trace, microbatches)
-        pipeline = _connected(imported, files, p2p_latency or 0.0)
+        imported = _read(format, files, source)
+        try:
+            pipeline = Pipeline.from_imported(imported, p2p_latency=p2p_latency or 0.0)
+        except InputError as error:
+            left_out = f" (left out: {_counts(imported.skipped)})" if imported.skipped else ""
+            path = files[0] if len(files) == 1 else None
+            raise InputError(error.message + left_out, path=path) from None
     _refuse_other_stages(pipeline, timed_by)
     if timed_by is not None:
         timed_by = timed_by.fitted({op.instruction for op in pipeline.operations})
-    known = imported.known_as
+    times = None if timed_by is None else check_times(imported, timed_by)
     report: dict[str, Any] = {
         "ranks": pipeline.num_stages,
         "microbatches": pipeline.num_microbatches,
         "chunks": pipeline.num_chunks,
         "profile_stages": pipeline.num_profile_stages,
         "operations": len(pipeline.operations),
-        "known_as": known,
-        "microbatch_group": imported.microbatch_group if known == "interleaved" else None,
+        "known_as": imported.known_as,
+        "microbatch_group": imported.microbatch_group,
         "skipped": dict(imported.skipped),
-        **facts,
+        **imported.facts,
+        **({} if times is None else {"times": list(map(asdict, times))}),
     }
-    if isinstance(imported, ImportedTrace):
-        report["rank_labels"] = list(imported.rank_labels)
-        if timed_by is not None:
-            report["times"] = list(map(asdict, imported.check_times(timed_by)))
+
+    def say_it() -> None:
+        _print_report(report)
+        if times and timed_by:
+            _print_times(times, timed_by)
+
     pipeline.save_dag(output)
     answer(
         out,
         lambda: {**report, "written": str(output)},
-        lambda: _print_report(report, timed_by),
+        say_it,
         written=[output],
-        then=["envplan", "frontier", trace.check_profile or "PROFILE", "--dag", str(output)],
+        then=["envplan", "frontier", source.check_profile or "PROFILE", "--dag", str(output)],
     )
 
 
-def _read(
-    form: str,
-    files: Sequence[Path],
-    keep: Sequence[str],
-    trace: TraceOptions,
-    microbatches: int | None,
-) -> tuple[ImportedSchedule, dict[str, Any]]:
-    """What the files say, and further facts for the report."""
-    from envplan.pipeline.imports import chrome, deepspeed, megatron, torch_csv
+def _read(form: str, files: Sequence[Path], source: SourceOptions) -> ImportedSchedule:
+    """What the files say."""
+    from envplan.pipeline import imports
 
     if form == _MEGATRON:
-        return megatron.read_megatron_file(files[0], microbatches)
-    if form == _CHROME_TRACE:
-        given = {name: value for name, value in asdict(trace).items() if value is not None}
-        instructions = _instructions(given.pop("map", ()))
-        given.pop("check_profile", None)
-        return chrome.read_chrome_traces(files, chrome.TraceMapping(instructions, **given)), {}
-    keepable = torch_csv.KEEPABLE if form == _TORCH_CSV else deepspeed.KEEPABLE
-    for name in keep:
-        if name not in keepable:
-            raise InputError(f"--keep {name}: of {form}, these can be kept: {', '.join(keepable)}")
-    read = torch_csv.read_torch_csv if form == _TORCH_CSV else deepspeed.read_deepspeed
-    return read(files[0], keep=keep), {}
+        return imports.read_megatron_file(files[0], source.microbatches)
+    if form != _CHROME_TRACE:
+        read = imports.read_torch_csv if form == _TORCH_CSV else imports.read_deepspeed
+        return read(files[0], keep=source.keep or ())
+    told = {name: getattr(source, name) for name in _MAPPING.split()}
+    given_here = {name: value for name, value in told.items() if value is not None}
+    mapping = imports.TraceMapping.of(instructions=_instructions(source.map or ()), **given_here)
+    return imports.read_chrome_traces(files, mapping)
 
 
 def _instructions(mapping: Sequence[str]) -> dict[str, str]:
     """--map as {instruction: expression}."""
+    if not mapping:
+        raise InputError(
+            "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
+        )
     instructions: dict[str, str] = {}
     for item in mapping:
         instruction, equals, expression = item.partition("=")
@@ -403,29 +399,18 @@ def _instructions(mapping: Sequence[str]) -> dict[str, str]:
     return instructions
 
 
-def _connected(imported: ImportedSchedule, files: Sequence[Path], p2p_latency: float) -> Pipeline:
-    from envplan.pipeline import Pipeline
-
-    try:
-        return Pipeline.from_imported(imported, p2p_latency=p2p_latency)
-    except InputError as error:
-        left_out = f" (left out: {_counts(imported.skipped)})" if imported.skipped else ""
-        path = files[0] if len(files) == 1 else None
-        raise InputError(error.message + left_out, path=path) from None
-
-
-def _print_report(report: dict[str, Any], profile: Profile | None) -> None:
+def _print_report(report: dict[str, Any]) -> None:
     from envplan.cli.output import say
 
     chunks = f" x {report['chunks']} chunks" if report["chunks"] > 1 else ""
     known = f"; the order is that of schedule {report['known_as']}" if report["known_as"] else ""
-    if report["microbatch_group"] and known:
+    if report["microbatch_group"]:
         known += f" with --microbatch-group {report['microbatch_group']}"
     say(
         f"{report['ranks']} ranks{chunks}, {report['microbatches']} microbatches, "
         f"{report['operations']} operations{known}"
     )
-    if report.get("rank_labels"):
+    if "rank_labels" in report:
         say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
     if "layers_per_stage" in report:
         layers = ",".join(map(str, report["layers_per_stage"]))
@@ -437,8 +422,6 @@ def _print_report(report: dict[str, Any], profile: Profile | None) -> None:
         )
     if report["skipped"]:
         say(f"left out: {_counts(report['skipped'])}")
-    if "times" in report and profile is not None:
-        _print_times(report["times"], profile)
 
 
 def _counts(skipped: Mapping[str, int]) -> str:
@@ -449,25 +432,27 @@ def _counts(skipped: Mapping[str, int]) -> str:
     return ", ".join([*named, f"and {others} others"] if others else named)
 
 
-def _print_times(times: Sequence[dict[str, Any]], profile: Profile) -> None:
+def _print_times(times: Sequence[TimeCheck], profile: Profile) -> None:
     from envplan.cli.output import describe_profile, print_table, say, significant
 
-    rows = []
-    for check in times:
-        recorded, fastest, slowest = (
-            significant(check[name], 4)
-            for name in ("recorded_s", "profile_fastest_s", "profile_slowest_s")
-        )
-        fits = "yes" if check["fits"] else "NO"
-        kind = [check["instruction"], str(check["stage"]), str(check["operations"])]
-        rows.append([*kind, recorded, f"{fastest} to {slowest}", fits])
+    rows = [
+        [
+            check.instruction,
+            str(check.stage),
+            str(check.operations),
+            significant(check.recorded_s, 4),
+            f"{significant(check.profile_fastest_s, 4)} to "
+            f"{significant(check.profile_slowest_s, 4)}",
+            "yes" if check.fits else "NO",
+        ]
+        for check in times
+    ]
     print_table(
         f"Recorded times beside {describe_profile(profile)}",
         ("instruction", "stage", "operations", "recorded (s)", "profile (s)", "fits"),
         rows,
     )
-    off = sum(not check["fits"] for check in times)
-    if off:
+    if off := sum(not check.fits for check in times):
         say(
             f"{off} of {len(times)} lie more than 10% outside the profile's times: is it of the "
             "same model, microbatch size and GPU?"

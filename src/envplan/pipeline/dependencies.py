@@ -9,8 +9,9 @@ belongs to, stage which rank runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias
 
 from envplan.errors import InputError
 from envplan.pipeline.schedules import (
@@ -25,6 +26,7 @@ from envplan.pipeline.schedules import (
 Edges: TypeAlias = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
 _Orders: TypeAlias = Sequence[Sequence[Operation]]
 _Key: TypeAlias = tuple[str, int, int]  # instruction, microbatch, model stage
+_MOST_NAMED: Final = 3
 
 
 class Place(NamedTuple):
@@ -73,11 +75,35 @@ def check_orders(orders: _Orders, num_microbatches: int | None = None) -> None:
             if op.stage != rank:
                 raise InputError(f"{described(op)} stands in the order of rank {rank}")
     rank_of = placement(orders, lambda rank, at: Place(described(orders[rank][at])))
-    present = {_key(op) for order in orders for op in order}
-    missing = _missing(present, rank_of, num_microbatches)
-    if missing:
-        more = f", and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise InputError(f"the order misses an operation: {', '.join(missing[:3])}{more}")
+    present = {_key(op) for order in orders for op in order if op.instruction in LETTERS}
+    count = max((microbatch + 1 for _, microbatch, _ in present), default=0)
+    if num_microbatches is not None and count > num_microbatches:
+        raise InputError(
+            f"microbatch {count - 1} is mentioned, but there are only {num_microbatches}, from 0 on"
+        )
+    # Numbers may lie far beyond all operations there are: no more is looked for than is named.
+    missing = _missing(present, num_microbatches or count, rank_of)
+    named = [_described(key, rank_of[key[2]]) for key in islice(missing, _MOST_NAMED + 1)]
+    if named:
+        more = ", and more" if len(named) > _MOST_NAMED else ""
+        raise InputError(f"the order misses an operation: {', '.join(named[:_MOST_NAMED])}{more}")
+
+
+def _missing(present: set[_Key], count: int, rank_of: Sequence[int]) -> Iterator[_Key]:
+    """Forwards and backwards that are not there, by microbatch.
+
+    Raises:
+        InputError: a backward is whole and in parts.
+    """
+    training = any(instruction != FORWARD for instruction, *_ in present)
+    for m in range(count):
+        for stage, rank in enumerate(rank_of):
+            whole, *parts = ((n, m, stage) for n in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT))
+            split = not present.isdisjoint(parts)
+            if split and whole in present:
+                raise InputError(f"{_described(whole, rank)} is there whole and in parts")
+            backwards = (parts if split else [whole]) if training else []
+            yield from (key for key in [(FORWARD, m, stage), *backwards] if key not in present)
 
 
 def placement(
@@ -130,6 +156,12 @@ def transfers(
             ranks that are no neighbours it then is the longest of these.
         in_turn: ranks that get a gradient only when the next rank has done its next backward, too.
     """
+
+    def between(rank: int, other: int) -> int:
+        if isinstance(latency, int):
+            return latency
+        return latency[min(rank, other)] if abs(rank - other) == 1 else max(latency)
+
     index = {_key(op): i for i, op in enumerate(operations)}
     edges: Edges = {}
     for i, op in enumerate(operations):
@@ -137,18 +169,12 @@ def transfers(
         if op.stage in in_turn and op.instruction in (BACKWARD, BACKWARD_INPUT):
             needs += ((op.instruction, op.microbatch + 1, op.profile_stage + 1),)
         for source in (index[key] for key in needs if key in index):
-            ranks = operations[source].stage, op.stage
-            if ranks[0] != ranks[1]:
-                edges[source, i] = _latency(latency, *ranks)
+            rank = operations[source].stage
+            if rank != op.stage:
+                edges[source, i] = between(rank, op.stage)
             elif source > i:
                 edges[source, i] = 0
     return dict(sorted(edges.items()))
-
-
-def _latency(latency: int | Sequence[int], rank: int, other: int) -> int:
-    if isinstance(latency, int):
-        return latency
-    return latency[min(rank, other)] if abs(rank - other) == 1 else max(latency)
 
 
 def _key(op: Operation) -> _Key:
@@ -170,34 +196,3 @@ def _needs(op: Operation) -> tuple[_Key, ...]:
 def _described(key: _Key, rank: int) -> str:
     instruction, microbatch, model_stage = key
     return f"{instruction} of microbatch {microbatch} on model stage {model_stage} (rank {rank})"
-
-
-def _missing(present: set[_Key], rank_of: Sequence[int], num_microbatches: int | None) -> list[str]:
-    """Which operations are not there.
-
-    Raises:
-        InputError: a microbatch is there that should not be, or a backward is whole and in parts.
-    """
-    mentioned = {m for instruction, m, _ in present if instruction in LETTERS}
-    last = max(mentioned, default=-1)
-    count = last + 1 if num_microbatches is None else num_microbatches
-    if last >= count:
-        raise InputError(f"microbatch {last} is mentioned, but there are only {count}, from 0 on")
-    if len(mentioned) < count:  # which may be a number far beyond all operations there are
-        absent = next(m for m in range(count) if m not in mentioned)
-        named = _described((FORWARD, absent, 0), rank_of[0])
-        return [f"{named}, and all others of that microbatch"]
-    training = any(instruction in LETTERS and instruction != FORWARD for instruction, *_ in present)
-    missing = []
-    for stage, rank in enumerate(rank_of):
-        for m in range(count):
-            wanted, whole = [(FORWARD, m, stage)], (BACKWARD, m, stage)
-            parts = [(BACKWARD_INPUT, m, stage), (BACKWARD_WEIGHT, m, stage)]
-            if training and present.isdisjoint(parts):
-                wanted.append(whole)
-            elif training and whole in present:
-                raise InputError(f"{_described(whole, rank)} is there whole and in parts")
-            elif training:
-                wanted += parts
-            missing += [_described(key, rank) for key in wanted if key not in present]
-    return missing

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from envplan.errors import InputError
 from envplan.pipeline.graph import ENVPIPE, Pipeline
-from envplan.pipeline.schedules import traits
+from envplan.pipeline.schedules import EXTRAS, traits
 
 if TYPE_CHECKING:
     from envplan.profile import Profile
 
-__all__ = ["described_pipeline"]
+__all__ = ["described_pipeline", "parse_extras"]
 
 
 def described_pipeline(
@@ -50,16 +50,11 @@ def described_pipeline(
         chunks = count // (num_stages or 1) if fits else traits(name).chunks
     if schedule is None and name == "1f1b" and chunks > 1:
         name = "interleaved"
-    if count % chunks:
+    stages = num_stages or max(1, count // chunks)
+    if stages * chunks != count:
         raise InputError(
-            f"schedule {name} with {chunks} chunks on each pipeline stage (--vp): {chunks} does "
-            f"not divide the {count} stages of profile {profile.name}"
-        )
-    stages = count // chunks
-    if num_stages not in (None, stages):
-        raise InputError(
-            f"{num_stages} pipeline stages (--pp) of {chunks} chunks (--vp) are "
-            f"{num_stages * chunks} model stages, but profile {profile.name} has {count}"
+            f"schedule {name} with {chunks} chunks (--vp) on {stages} pipeline stages (--pp) has "
+            f"{stages * chunks} model stages, but profile {profile.name} has {count} stages"
         )
     microbatches = num_microbatches or metadata.num_microbatches
     if microbatches is None:
@@ -88,3 +83,26 @@ def described_pipeline(
         # As measured under 1F1B; other schedules or stages are no evidence for it.
         in_turn=job.in_turn if name in ("1f1b", ENVPIPE) and count == job.stages else (),
     )
+
+
+def parse_extras(text: str | None, profile: Profile) -> dict[str, list[int]] | None:
+    """The operations that `--extra` names, and the stages for which the profile has rows.
+
+    Raises:
+        InputError: one is not known, or the profile has no rows for it.
+    """
+    if text is None:
+        return None
+    extras = {}
+    for part in text.split(","):
+        name = part.strip().replace("-", "_")
+        if name not in EXTRAS:
+            raise InputError(f"--extra must name some of {', '.join(EXTRAS)}, not {part.strip()!r}")
+        extras[name] = [s for s in range(profile.num_stages) if profile.has(s, name)]
+        if not extras[name]:
+            raise InputError(
+                f"--extra {name}: profile {profile.name} has no rows for {name}; add some, at 0 "
+                "MHz if it takes the same time at any clock",
+                path=profile.path,
+            )
+    return extras

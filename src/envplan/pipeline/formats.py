@@ -38,14 +38,13 @@ DAG_SCHEDULE: Final = "dag"
 MAX_DAG_BYTES = 64 * 2**20
 MAX_OPERATIONS: Final = 2**20
 MAX_LATENCY_S: Final = 1e9
-_MAX_COUNT: Final = 2**31 - 1
 
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]
 
 
-def _identifier(text: str) -> str:
+def identifier(text: str) -> str:
     if not text.isidentifier():
         raise ValueError('must be a name such as "forward"')
     return text
@@ -65,7 +64,7 @@ class _Listed(Model):
 
     id: Annotated[str, Field(min_length=1)]
     stage: Index
-    instruction: Annotated[str, AfterValidator(_identifier)]
+    instruction: Annotated[str, AfterValidator(identifier)]
     microbatch: Index = 0
     chunk: Index = 0
     profile_stage: Index | None = None
@@ -122,21 +121,34 @@ class Dag(NamedTuple):
     after: Edges
 
 
-def whole_number(value: object, what: str, *, least: int) -> int:
+def whole_number(value: object, what: str, *, least: int, most: int = 2**31 - 1) -> int:
     """`value` as an int.
 
     Raises:
-        InputError: it is no whole number, less than `least` or above 2**31 - 1.
+        InputError: it is no whole number, or out of bounds.
     """
     if value is None:
         raise InputError(f"{what} must be given")
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{what} must be a whole number, not {shown(value)}")
     number = int(value)
-    if not least <= number <= _MAX_COUNT:
-        bound = f"least {least}" if number < least else f"most {_MAX_COUNT}"
+    if not least <= number <= most:
+        bound = f"least {least}" if number < least else f"most {most}"
         raise InputError(f"{what} must be at {bound}, not {shown(number)}")
     return number
+
+
+def whole_numbers(values: object, what: str, most: int = 2**31 - 1) -> list[int]:
+    """The same of all values of a list, from 0 up.
+
+    Raises:
+        InputError: it is no list, or as for whole_number.
+    """
+    if not isinstance(values, list | tuple):
+        raise InputError(f"{what} must be a list of whole numbers, not {shown(values)}")
+    return [
+        whole_number(value, f"{what}[{k}]", least=0, most=most) for k, value in enumerate(values)
+    ]
 
 
 def latency_ns(value: object, what: str) -> int:

@@ -20,9 +20,22 @@ from envplan._files import AnyPath, atomic_write
 from envplan.errors import InputError, shown, unknown
 from envplan.pipeline import formats
 from envplan.pipeline.dependencies import check_orders, short_name, transfers
-from envplan.pipeline.extras import checked_extras, with_extras
-from envplan.pipeline.formats import DAG_SCHEDULE, Dag, latency_ns, transfer_ns, whole_number
-from envplan.pipeline.schedules import SCHEDULES, Operation, fitting_ahead, traits
+from envplan.pipeline.formats import (
+    DAG_SCHEDULE,
+    Dag,
+    latency_ns,
+    transfer_ns,
+    whole_number,
+    whole_numbers,
+)
+from envplan.pipeline.schedules import (
+    EXTRAS,
+    SCHEDULES,
+    Operation,
+    fitting_ahead,
+    traits,
+    with_extras,
+)
 from envplan.units import MAX_INTEGER, s_from_ns
 
 #: The schedule that runs some forwards earlier than 1F1B.
@@ -65,7 +78,7 @@ class Pipeline:
             the next one, Megatron's microbatch_group_size_per_vp_stage. Default: as many as there
             are stages, where that divides the microbatches.
         extras: further operations and which model stages have them, such as {"load": [0],
-            "all_reduce": [0, 1], "optimizer": [0, 1]}; see envplan.pipeline.extras.
+            "all_reduce": [0, 1], "optimizer": [0, 1]}; see EXTRAS.
         in_turn: each s of it says that stages s and s + 1 take turns, as over a network whose
             transfers hold the sender: a gradient reaches stage s only when stage s + 1 has done
             its next backward, too. One chunk per stage only. Default: none.
@@ -93,6 +106,12 @@ class Pipeline:
         order: int32, (N); a topological order of the operations.
     """
 
+    p2p_latency_ns: int | tuple[int, ...] = 0
+    forwards_ahead: tuple[int, ...] = ()
+    microbatch_group: int | None = None
+    extras: Mapping[str, tuple[int, ...]] = {}
+    in_turn: tuple[int, ...] = ()
+
     def __init__(
         self,
         schedule: str = "1f1b",
@@ -111,34 +130,35 @@ class Pipeline:
         if not isinstance(schedule, str) or schedule not in SCHEDULES:
             raise InputError(unknown("schedule", str(schedule), SCHEDULES))
         self.schedule = schedule
-        self.num_stages = whole_number(num_stages, "num_stages", least=1)
-        self.num_microbatches = whole_number(num_microbatches, "num_microbatches", least=1)
         known = traits(schedule)
+        stages = whole_number(num_stages, "num_stages", least=1)
+        microbatches = whole_number(num_microbatches, "num_microbatches", least=1)
         chunks = known.chunks if num_chunks is None else num_chunks
-        self.num_chunks = whole_number(chunks, "num_chunks", least=1)
-        if self.num_chunks != known.chunks and not known.any_chunks:
+        chunks = whole_number(chunks, "num_chunks", least=1)
+        if chunks != known.chunks and not known.any_chunks:
             runs = "one model chunk" if known.chunks == 1 else "two model chunks"
             raise InputError(
-                f"schedule {schedule} runs {runs} per stage, not {self.num_chunks}; "
+                f"schedule {schedule} runs {runs} per stage, not {chunks}; "
                 "schedules interleaved, looped-bfs and interleaved-zb run several"
             )
-        self.num_profile_stages = self.num_stages * self.num_chunks
-        self.p2p_latency_ns = transfer_ns(p2p_latency, "p2p_latency", self.num_stages)
-        _refuse_too_large(known.passes * self.num_profile_stages * self.num_microbatches)
+        self.p2p_latency_ns = transfer_ns(p2p_latency, "p2p_latency", stages)
+        _refuse_too_large(known.passes * stages * chunks * microbatches)
         given = {"forwards_ahead": forwards_ahead, "microbatch_group": microbatch_group}
-        for name, value in given.items():
-            if value is not None and schedule != _GOES_WITH[name]:
+        options = {name: value for name, value in given.items() if value is not None}
+        for name in options:
+            if schedule != _GOES_WITH[name]:
                 raise InputError(f"{name} goes with schedule {_GOES_WITH[name]}, not {schedule}")
-        self.forwards_ahead = self._checked_ahead(forwards_ahead)
-        self.microbatch_group = microbatch_group
+        if schedule == ENVPIPE:
+            ahead = _checked_ahead(forwards_ahead or [0] * stages, stages, microbatches)
+            self.forwards_ahead = options["forwards_ahead"] = ahead
         if microbatch_group is not None:
-            whole_number(microbatch_group, "microbatch_group", least=1)
-        self.extras = checked_extras(extras, self.num_profile_stages)
-        self.in_turn = self._checked_turns(in_turn or ())
-        options = {name: getattr(self, name) for name in given if getattr(self, name)}
-        shape = (self.num_stages, self.num_microbatches, self.num_chunks)
-        orders = SCHEDULES[schedule](*shape, **options)
-        check_orders(orders, self.num_microbatches)
+            self.microbatch_group = whole_number(microbatch_group, "microbatch_group", least=1)
+        self.extras = _checked_extras(extras or {}, stages * chunks)
+        if in_turn and chunks > 1:
+            raise InputError("in_turn goes with one chunk per stage")
+        self.in_turn = tuple(sorted({*whole_numbers(in_turn, "in_turn", most=stages - 2)}))
+        orders = SCHEDULES[schedule](stages, microbatches, chunks, **options)
+        check_orders(orders, microbatches)
         listed = with_extras(orders, self.extras)
         self._build(_connected(listed, self.p2p_latency_ns, self.in_turn))
 
@@ -154,13 +174,9 @@ class Pipeline:
         """A pipeline from a DAG document, as parsed from JSON (see formats.py).
 
         Raises:
-            InputError: a field is wrong (says of which operation), or there is a cycle or an
-                operation that nothing connects to the rest.
+            InputError: a field is wrong (says of which operation), or there is a cycle.
         """
-        dag = formats.parse_dag(document)
-        self = cls._from_dag(dag)
-        _refuse_parts(self._walk, dag.ids)
-        return self
+        return cls._from_dag(formats.parse_dag(document))
 
     @classmethod
     def from_dag_file(cls, path: str | os.PathLike[str]) -> Pipeline:
@@ -242,7 +258,7 @@ class Pipeline:
             schedule.num_microbatches,
             num_chunks=schedule.num_chunks,
             p2p_latency=p2p_latency,
-            microbatch_group=schedule.microbatch_group if name == "interleaved" else None,
+            microbatch_group=schedule.microbatch_group,
         )
 
     @classmethod
@@ -291,29 +307,11 @@ class Pipeline:
         """
         if self.schedule == DAG_SCHEDULE:
             raise InputError("a custom DAG has its own microbatches; they cannot be changed")
-        further = self._further
+        job = self.to_job() | {"microbatches": num_microbatches}
         if self.forwards_ahead:
             count = whole_number(num_microbatches, "num_microbatches", least=1)
-            further["forwards_ahead"] = fitting_ahead(self.forwards_ahead, count)
-        return Pipeline(
-            self.schedule,
-            self.num_stages,
-            num_microbatches,
-            num_chunks=self.num_chunks,
-            p2p_latency=self.p2p_latency,
-            **further,
-        )
-
-    @property
-    def _further(self) -> dict[str, Any]:
-        """The arguments beside a schedule, its shape and transfers, as far as given; JSON types."""
-        known = {
-            "forwards_ahead": list(self.forwards_ahead),
-            "microbatch_group": self.microbatch_group,
-            "extras": {name: list(stages) for name, stages in self.extras.items()},
-            "in_turn": list(self.in_turn),
-        }
-        return {name: value for name, value in known.items() if value}
+            job["forwards_ahead"] = fitting_ahead(self.forwards_ahead, count)
+        return Pipeline.from_job(job)
 
     def to_job(self) -> dict[str, Any]:
         """What plan.json keeps of the pipeline, in JSON types; a custom DAG is there as a whole."""
@@ -324,8 +322,14 @@ class Pipeline:
             "chunks": self.num_chunks,
             "p2p_latency_s": self.p2p_latency,
         }
-        dag = {"dag": self.to_dag()} if self.schedule == DAG_SCHEDULE else {}
-        return shape | self._further | dag
+        further = {
+            "forwards_ahead": list(self.forwards_ahead),
+            "microbatch_group": self.microbatch_group,
+            "extras": {name: list(stages) for name, stages in self.extras.items()},
+            "in_turn": list(self.in_turn),
+            "dag": self.to_dag() if self.schedule == DAG_SCHEDULE else None,
+        }
+        return shape | {name: value for name, value in further.items() if value}
 
     def to_dag(self) -> dict[str, Any]:
         """The operations and what they wait for as a DAG document (see formats.py)."""
@@ -379,61 +383,18 @@ class Pipeline:
         return deadline_ns - _starts(backwards, time_ns.tolist())
 
     def __repr__(self) -> str:
-        shape: dict[str, Any] = {"num_stages": self.num_stages}
-        shape["num_microbatches"] = self.num_microbatches
-        if self.num_chunks > 1:
-            shape["num_chunks"] = self.num_chunks
-        if self.p2p_latency_ns:
-            shape["p2p_latency"] = self.p2p_latency
-        given = (f", {name}={value!r}" for name, value in (shape | self._further).items())
-        return f"Pipeline({self.schedule!r}{''.join(given)})"
-
-    def _checked_ahead(self, forwards_ahead: object) -> tuple[int, ...]:
-        """The forwards ahead of a schedule; empty where it is not `envpipe`."""
-        if forwards_ahead is None:
-            return (0,) * self.num_stages if self.schedule == ENVPIPE else ()
-        if not isinstance(forwards_ahead, list | tuple) or len(forwards_ahead) != self.num_stages:
-            raise InputError(
-                f"forwards_ahead must be a list of {self.num_stages} numbers, one a stage"
-            )
-        ahead = [
-            whole_number(value, f"forwards_ahead[{stage}]", least=0)
-            for stage, value in enumerate(forwards_ahead)
-        ]
-        for stage, most in enumerate(fitting_ahead(ahead, self.num_microbatches)):
-            if ahead[stage] > most:
-                raise InputError(
-                    f"forwards_ahead[{stage}] must be at most {most}, not {ahead[stage]}: what the "
-                    "microbatches and the stage before allow"
-                )
-        return tuple(ahead)
-
-    def _checked_turns(self, in_turn: object) -> tuple[int, ...]:
-        """The stages that take turns with the next one, ascending."""
-        if not isinstance(in_turn, list | tuple):
-            raise InputError(f"in_turn must be a list of stages, not {shown(in_turn)}")
-        for stage in in_turn:
-            last = self.num_stages - 2
-            if whole_number(stage, "in_turn", least=0) > last or self.num_chunks > 1:
-                raise InputError(
-                    f"in_turn: stage {stage} has no next one to take turns with; there are "
-                    f"{self.num_stages} stages of {self.num_chunks} chunks"
-                )
-        return tuple(sorted(set(in_turn)))
+        usual = {"chunks": 1, "p2p_latency_s": 0.0}
+        schedule, *given = (
+            f"{_ARGUMENTS.get(name, name)}={value!r}"
+            for name, value in self.to_job().items()
+            if value != usual.get(name) and name != "dag"
+        )
+        return f"Pipeline({', '.join([schedule.removeprefix('schedule='), *given])})"
 
     @classmethod
     def _from_dag(cls, dag: Dag) -> Pipeline:
         self = cls.__new__(cls)
         self.schedule = DAG_SCHEDULE
-        self.num_stages = dag.operations[-1].stage + 1
-        self.num_microbatches = 1 + max(operation.microbatch for operation in dag.operations)
-        self.num_chunks = 1 + max(operation.chunk for operation in dag.operations)
-        self.num_profile_stages = 1 + max(operation.profile_stage for operation in dag.operations)
-        self.p2p_latency_ns = 0
-        self.forwards_ahead = ()
-        self.microbatch_group = None
-        self.extras = {}
-        self.in_turn = ()
         self._build(dag)
         return self
 
@@ -447,7 +408,11 @@ class Pipeline:
         for (i, j), lag in sorted(edges.items()):
             after[i].append((j, lag))
         order = _topological_order(after, dag.ids)
-        stages = [operation.stage for operation in operations]
+        stages = [op.stage for op in operations]
+        self.num_stages = stages[-1] + 1
+        self.num_microbatches = 1 + max(op.microbatch for op in operations)
+        self.num_chunks = 1 + max(op.chunk for op in operations)
+        self.num_profile_stages = 1 + max(op.profile_stage for op in operations)
         self._dag = dag
         self._walk = [(i, tuple(after[i])) for i in order]
         self.operations = operations
@@ -456,6 +421,41 @@ class Pipeline:
         self.succ = _frozen([j for edge in after for j, _ in edge], np.int32)
         self.succ_lag_ns = _frozen([lag for edge in after for _, lag in edge], np.int64)
         self.order = _frozen(order, np.int32)
+
+
+def _checked_ahead(wanted: object, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
+    """Forwards ahead of each stage, as `envpipe` can run them."""
+    ahead = whole_numbers(wanted, "forwards_ahead")
+    if len(ahead) != num_stages:
+        raise InputError(f"forwards_ahead must be a list of {num_stages} numbers, one a stage")
+    for stage, most in enumerate(fitting_ahead(ahead, num_microbatches)):
+        if ahead[stage] > most:
+            raise InputError(
+                f"forwards_ahead[{stage}] must be at most {most}, not {ahead[stage]}: what the "
+                "microbatches and the stage before allow"
+            )
+    return tuple(ahead)
+
+
+def _checked_extras(extras: object, num_profile_stages: int) -> dict[str, tuple[int, ...]]:
+    """For each extra instruction the model stages that have it, ascending; in the order of EXTRAS.
+
+    Args:
+        extras: such as {"load": [0], "optimizer": [0, 1]}.
+
+    Raises:
+        InputError: it is something else, or names what is no extra or no stage.
+    """
+    if not isinstance(extras, Mapping):
+        raise InputError(f"extras must be an object, not {shown(extras)}")
+    checked = {}
+    for name, stages in extras.items():
+        if name not in EXTRAS:
+            raise InputError(f"{shown(name)} is no extra operation; known: {', '.join(EXTRAS)}")
+        checked[name] = {*whole_numbers(stages, f"extras: {name}", most=num_profile_stages - 1)}
+        if not checked[name]:
+            raise InputError(f"extras: {name} must list the stages that have it")
+    return {name: tuple(sorted(checked[name])) for name in EXTRAS if name in checked}
 
 
 def predecessors(pipeline: Pipeline) -> list[list[tuple[int, int]]]:
@@ -523,27 +523,6 @@ def _topological_order(after: list[list[tuple[int, int]]], ids: Sequence[str]) -
             "(those of one stage run in the order listed)"
         ) from None
     raise AssertionError("an order that is cut short has a cycle")
-
-
-def _refuse_parts(
-    walk: Sequence[tuple[int, Sequence[tuple[int, int]]]], ids: Sequence[str]
-) -> None:
-    near: list[set[int]] = [set() for _ in walk]
-    for i, after in walk:
-        for j, _ in after:
-            near[i].add(j)
-            near[j].add(i)
-    reached, todo = {0}, [0]
-    while todo:
-        new = near[todo.pop()] - reached
-        reached |= new
-        todo += new
-    if len(reached) < len(ids):
-        other = next(i for i in range(len(ids)) if i not in reached)
-        raise InputError(
-            f"the DAG falls into parts that nothing connects; {shown(ids[0])} and "
-            f"{shown(ids[other])} are in two of them"
-        )
 
 
 def _frozen(values: Any, dtype: type[Any]) -> NDArray[Any]:

@@ -11,10 +11,11 @@ and the gradients of the weights, for which there is time and which fill bubbles
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from envplan.errors import InputError
 
@@ -46,9 +47,19 @@ BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
 #: The instructions of every microbatch, with PyTorch's letters (torch.distributed.pipelining).
 LETTERS = {FORWARD: "F", BACKWARD: "B", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W"}
 
+LOAD: Final = "load"
+#: Once per model stage after its last backward, in this order.
+_AT_THE_END: Final = ("all_reduce", "reduce_scatter", "optimizer", "all_gather")
+#: What a schedule can be given besides its forwards and backwards. These operations share their
+#: rank's GPU with the rest and run when nothing else does. Most take about the same time at any
+#: clock, but not the same energy: rows at several clocks let a plan run them at a low one. One row
+#: at 0 MHz makes a constant of them.
+EXTRAS: Final = (LOAD, *_AT_THE_END)
+
 Orders = list[list[Operation]]
 Generator = Callable[..., Orders]
 _Blocks = Sequence[tuple[int, int]]  # (microbatch, chunk)
+_Phases = Sequence[tuple[int, str]]  # how often, and what
 
 #: Every schedule by the name a user gives it. Add one with `@schedule("name")`.
 SCHEDULES: dict[str, Generator] = {}
@@ -211,25 +222,23 @@ def zb_v(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
     equally long and there are at least 2 S - 1 microbatches; with fewer, the order is that of
     2 S - 1 without the ones that are not there.
     """
-    count = max(2 * num_stages - 1, num_microbatches)
-    orders = []
-    for stage in range(num_stages):
+    whole = max(2 * num_stages - 1, num_microbatches)
+
+    def phases(stage: int) -> _Phases:
         to_turn = num_stages - stage  # stages from here to the turn of the V, this one included
-        order = _through_v(
-            stage,
-            num_stages,
+        return [
             (2 * to_turn - 1, "F0"),
             (stage, "F1 F0"),
             (to_turn, "F1 I1 W1"),
-            (count - num_stages - to_turn + 1, "F0 I0 W0 F1 I1 W1"),
+            (whole - num_stages - to_turn + 1, "F0 I0 W0 F1 I1 W1"),
             (to_turn - 1, "I0 W0 F1 I1 W1"),
             (stage, "I0 I1"),
             (to_turn, "I0 W0"),
             (stage, "W1"),
             (stage, "W0"),
-        )
-        orders.append([op for op in order if op.microbatch < num_microbatches])
-    return orders
+        ]
+
+    return _through_v(num_stages, num_microbatches, phases)
 
 
 @schedule("dualpipe-v", chunks=2, passes=3)
@@ -249,13 +258,11 @@ def dualpipe_v(num_stages: int, num_microbatches: int, num_chunks: int) -> Order
             f"schedule dualpipe-v needs at least as many microbatches as model stages: "
             f"{2 * num_stages} for {num_stages} pipeline stages, not {num_microbatches}"
         )
-    orders = []
-    for stage in range(num_stages):
+
+    def phases(stage: int) -> _Phases:
         below = num_stages - stage - 1
         last = [f"{'B' if k <= stage else 'I'}{1 - k % 2}" for k in range(2 * (stage + 1))]
-        order = _through_v(
-            stage,
-            num_stages,
+        return [
             (2 * below, "F0"),
             (stage + 1, "F0 F1"),
             (below, "I1 W1 F1"),
@@ -264,9 +271,34 @@ def dualpipe_v(num_stages: int, num_microbatches: int, num_chunks: int) -> Order
             (1, " ".join(last)),
             (below, "W I0"),
             (stage + 1, "W"),
-        )
-        orders.append(order)
-    return orders
+        ]
+
+    return _through_v(num_stages, num_microbatches, phases)
+
+
+def with_extras(orders: Orders, extras: Mapping[str, Sequence[int]]) -> Orders:
+    """A schedule's orders with extra operations in them.
+
+    `load` comes before every forward of its model stages, once a microbatch; `all_reduce` or
+    `reduce_scatter`, `optimizer` and then `all_gather` come once for each of their model stages,
+    when its rank has done everything else.
+
+    Args:
+        orders: for each rank, its operations in execution order.
+    """
+    extended = []
+    for order in orders:
+        listed: list[Operation] = []
+        for op in order:
+            if op.instruction == FORWARD and op.profile_stage in extras.get(LOAD, ()):
+                listed.append(replace(op, instruction=LOAD))
+            listed.append(op)
+        model_stages = {op.profile_stage: op for op in order}
+        for name in _AT_THE_END:
+            for stage in sorted(model_stages.keys() & set(extras.get(name, ()))):
+                listed.append(replace(model_stages[stage], instruction=name, microbatch=0))
+        extended.append(listed)
+    return extended
 
 
 def fitting_ahead(wanted: Sequence[int], num_microbatches: int) -> list[int]:
@@ -320,36 +352,36 @@ def _in_turns(
     return orders
 
 
-def _through_v(stage: int, num_stages: int, *phases: tuple[int, str]) -> list[Operation]:
-    """What a stage of a V runs.
+def _through_v(num_stages: int, num_microbatches: int, phases: Callable[[int], _Phases]) -> Orders:
+    """What the stages of a V run, without microbatches from num_microbatches on.
 
     Each chunk takes its microbatches in turn, forwards and backwards alike, so a step says only
     which chunk.
 
     Args:
-        phases: how often, and PyTorch's letters of the steps with their chunks: "F1 I0 W0". W is
-            the weight gradient owed longest, of its chunk or, without one, of any.
+        phases: for each stage how often, and PyTorch's letters of the steps with their chunks: "F1
+            I0 W0". W is the weight gradient owed longest, of its chunk or, without one, of any.
     """
     names = {letter: name for name, letter in LETTERS.items()}
-    model_stage = (stage, 2 * num_stages - 1 - stage)
-    order: list[Operation] = []
-    done: Counter[str] = Counter()
-    owed: list[tuple[int, int]] = []  # (chunk, microbatch)
-    for times, steps in phases:
-        for step in steps.split() * times:
-            kind = step[0]
-            if kind == "W":
-                found = next(one for one in owed if step in ("W", f"W{one[0]}"))
-                owed.remove(found)
-                chunk, microbatch = found
+    orders: Orders = []
+    for stage in range(num_stages):
+        orders.append([])
+        done: Counter[str] = Counter()
+        owed: list[tuple[int, int]] = []  # (chunk, microbatch)
+        for step in (one for times, steps in phases(stage) for one in steps.split() * times):
+            if step[0] == "W":
+                chunk, microbatch = next(one for one in owed if step in ("W", f"W{one[0]}"))
+                owed.remove((chunk, microbatch))
             else:
-                chunk, way = int(step[1]), step.replace("I", "B")
-                microbatch = done[way]
+                way = step.replace("I", "B")
+                chunk, microbatch = int(step[1]), done[way]
                 done[way] += 1
-            if kind == "I":
-                owed.append((chunk, microbatch))
-            order.append(Operation(stage, names[kind], microbatch, chunk, model_stage[chunk]))
-    return order
+                owed += [(chunk, microbatch)] * (step[0] == "I")
+            model_stage = 2 * num_stages - 1 - stage if chunk else stage
+            if microbatch < num_microbatches:
+                op = Operation(stage, names[step[0]], microbatch, chunk, model_stage)
+                orders[-1].append(op)
+    return orders
 
 
 def _group_length(name: str, num_stages: int, num_microbatches: int, num_chunks: int) -> int:
@@ -365,13 +397,14 @@ def _group_length(name: str, num_stages: int, num_microbatches: int, num_chunks:
     """
     if num_chunks == 1:
         return num_microbatches
+
+    def divide(microbatches: int) -> bool:
+        return microbatches % max(1, microbatches // num_stages) == 0
+
     groups = max(1, num_microbatches // num_stages)
-    if num_microbatches % groups:
-        below, above = num_microbatches - 1, num_microbatches + 1
-        while below % (below // num_stages):
-            below -= 1
-        while above % (above // num_stages):
-            above += 1
+    if not divide(num_microbatches):
+        below = next(filter(divide, range(num_microbatches, 0, -1)))
+        above = next(filter(divide, itertools.count(num_microbatches)))
         raise InputError(
             f"schedule {name} runs microbatches in equal groups, each at least as long as there "
             f"are stages: {num_microbatches} do not divide into {groups} such groups for "

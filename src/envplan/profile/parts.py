@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -213,13 +213,12 @@ def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts | None) -> 
     """
     rows = _PartRows(parts)
     chosen = np.array([rows.at(mhz, config) for mhz, config, *_ in whole.rows()], np.int32)
-    options = _Configs(rows, chosen, 0, list(whole.config))
-    if how is None or not rows.asks.any() or len(parts) == 1:
-        return _extended(whole, options, chosen[:0])
-    options.latency_ns = ns_from_s(how.switch_latency_s)
-    more = _composed(whole, rows, how)
-    knobs = rows.knob[more[:, np.flatnonzero(rows.asks)]]
-    return _extended(whole, options, more[(knobs != knobs[:, :1]).any(axis=1)])
+    latency_ns, more = 0, chosen[:0]
+    if how is not None and rows.asks.any() and len(parts) > 1:
+        latency_ns, more = ns_from_s(how.switch_latency_s), _composed(whole, rows, how)
+        knobs = rows.knob[more[:, np.flatnonzero(rows.asks)]]
+        more = more[(knobs != knobs[:, :1]).any(axis=1)]
+    return _extended(whole, _Configs(rows, chosen, latency_ns, list(whole.config)), more)
 
 
 def _extended(
@@ -315,12 +314,12 @@ class _PartRows:
         self.ends = np.empty((len(parts), max(1, len(clocks))), np.int32)
         self._at: list[dict[Knob, int]] = []
         for p, part in enumerate(parts):
-            by_clock: dict[int, list[tuple[int, str, int, int]]] = {}
+            by_clock: dict[int, list[tuple[int, str, int, int]]] = defaultdict(list)
             for row in part.table.rows():
-                by_clock.setdefault(row[0], []).append(row)
+                by_clock[row[0]].append(row)
             own = {}
             for c, mhz in enumerate(clocks or [0]):
-                for row in by_clock[0] if 0 in by_clock else by_clock[mhz]:
+                for row in by_clock[0] or by_clock[mhz]:
                     own[row[:2]] = len(rows)
                     rows.append(row)
                 self.ends[p, c] = len(rows)
@@ -417,29 +416,28 @@ def raised(
     clocks: list[int] = rows.mhz[planned].tolist()
     latency_ns = ns_from_s(how.switch_latency_s)
     apart_ns = max(latency_ns, ns_from_s(how.min_hold_s))
-    tight: tuple[int, int] | None = (0, 0)
-    while tight is not None:
+    while True:
         chosen = list(planned)
         for least, same in groupby(follows, key=clocks.copy().__getitem__):
             members = list(same)
-            fitting = (
-                (clock, standing)
-                for clock in gpu_mhz[bisect_left(gpu_mhz, least) :]
-                if (standing := rows.as_fast(members, clock, planned)) is not None
-            )
-            found = next(fitting, None)
-            if found is None:
+            for clock in gpu_mhz[bisect_left(gpu_mhz, least) :]:
+                if (standing := rows.as_fast(members, clock, planned)) is not None:
+                    break
+            else:
                 return None
-            for p, row in zip(members, found[1], strict=True):
-                clocks[p], chosen[p] = found[0], row
+            for p, row in zip(members, standing, strict=True):
+                clocks[p], chosen[p] = clock, row
         starts = [0, *rows.time_ns[chosen].cumsum().tolist()]
-        due, tight = apart_ns + latency_ns, None
+        due = apart_ns + latency_ns
         for before, p in pairwise(follows):
-            if clocks[p] != clocks[before] and tight is None:
-                tight = (clocks[before], clocks[p]) if starts[p] < due else None
+            if clocks[p] != clocks[before]:
+                if starts[p] < due:
+                    break
                 due = starts[p] + apart_ns
-        if tight is not None:
-            clocks = [max(tight) if clock in tight else clock for clock in clocks]
+        else:
+            break
+        tight = clocks[before], clocks[p]
+        clocks = [max(tight) if clock in tight else clock for clock in clocks]
     changes = rows.changes(chosen, latency_ns, clocks)
     extended = _extended(table, table.config, np.array([chosen], np.int32), changes)
     pairs = {(int(rows.mhz[planned[p]]), clocks[p]) for p in follows} - {(m, m) for m in clocks}
@@ -498,19 +496,16 @@ def pieces(table: OptionTable, config: str, latency_ns: int) -> list[Piece]:
                     coming.append((now + change.delay_ns + latency_ns, asked))
         rows = part.table.by_knob()
         constant = rows.get((mhz, knob), next(iter(rows.values())))
-        left = whole = 0
-        while True:
+        left = whole = 1
+        while left:
             while coming and coming[0][0] <= now:
                 mhz = coming.popleft()[1]
             time, energy = rows.get((mhz, knob), constant)
-            left = -(-left * time // whole) if whole else time
-            whole = time
+            left, whole = -(-left * time // whole), time
             spent = min(left, coming[0][0] - now) if coming else left
             used = (2 * energy * spent + time) // (2 * time)
             found.append(Piece(part.name, mhz, spent, used))
             now, left = now + spent, left - spent
-            if not left:
-                break
     return found
 
 
@@ -532,6 +527,7 @@ def retimed(table: OptionTable, configs: Container[str], latency_ns: int) -> Opt
             draws = [(piece.time_ns, -(-piece.energy_fj // piece.time_ns)) for piece in each]
         kept.append((time, energy, -mhz, k, draws))
     times, energies, _, rows, slices = map(list, zip(*sorted(kept), strict=True))
+    begin = np.cumsum([0, *map(len, slices)])
     return replace(
         table,
         frequency_mhz=table.frequency_mhz[rows],
@@ -541,9 +537,7 @@ def retimed(table: OptionTable, configs: Container[str], latency_ns: int) -> Opt
         left_mhz=table.left_mhz[rows],
         changes_clock=table.changes_clock[rows],
         first_config=tuple(table.first_config[k] for k in rows),
-        slices=Slices(
-            np.cumsum([0, *map(len, slices)]), *np.array(list(chain(*slices)), np.int64).T
-        ),
+        slices=Slices(begin, *np.array(list(chain(*slices)), np.int64).T),
     )
 
 

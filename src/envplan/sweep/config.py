@@ -23,7 +23,7 @@ from envplan._files import AnyPath, decoded, read_bounded
 from envplan._model import Model
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
-from envplan.pipeline.extras import EXTRAS
+from envplan.pipeline.schedules import EXTRAS
 from envplan.planners import PLANNERS
 
 __all__ = ["Grid", "Point", "SweepConfig", "read_config"]

@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from envplan.errors import DoubtWarning, EnvplanError
 from envplan.pipeline import Pipeline, traits
-from envplan.pipeline.described import described_pipeline
-from envplan.pipeline.extras import parse_extras
+from envplan.pipeline.described import described_pipeline, parse_extras
 from envplan.plan import Plan
 from envplan.planners import PLANNERS, forwards_ahead
 from envplan.profile import Profile

@@ -8,26 +8,22 @@ gives them the data dependencies of a generated schedule, and refuses what could
 from __future__ import annotations
 
 from envplan.pipeline.imports.chrome import (
-    ImportedTrace,
     TimeCheck,
     TraceMapping,
+    check_times,
     read_chrome_traces,
 )
 from envplan.pipeline.imports.deepspeed import from_deepspeed, read_deepspeed
 from envplan.pipeline.imports.megatron import layers_per_stage, read_megatron, read_megatron_file
 from envplan.pipeline.imports.steps import ImportedSchedule
-from envplan.pipeline.imports.torch_csv import (
-    as_torch_csv,
-    read_torch_csv,
-    read_torch_schedule,
-)
+from envplan.pipeline.imports.torch_csv import as_torch_csv, read_torch_csv, read_torch_schedule
 
 __all__ = [
     "ImportedSchedule",
-    "ImportedTrace",
     "TimeCheck",
     "TraceMapping",
     "as_torch_csv",
+    "check_times",
     "from_deepspeed",
     "layers_per_stage",
     "read_chrome_traces",

@@ -20,45 +20,53 @@ import os
 import re
 import statistics
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import chain, pairwise
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, cast
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from envplan._files import opened
+from envplan._model import Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Place
-from envplan.pipeline.formats import located
+from envplan.pipeline.formats import identifier, located
 from envplan.pipeline.imports.steps import ImportedSchedule, Step, scheduled
-from envplan.pipeline.schedules import LETTERS
+from envplan.pipeline.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LETTERS
 
 if TYPE_CHECKING:
     from envplan.profile import Profile
 
-__all__ = ["ImportedTrace", "TimeCheck", "TraceMapping", "read_chrome_traces"]
+__all__ = ["TimeCheck", "TraceMapping", "check_times", "read_chrome_traces"]
 
 MAX_TRACE_BYTES: Final = 256 * 2**20
 
+#: Named groups in expressions.
 _GROUPS: Final = ("chunk", "microbatch", "rank", "stage")
 _ARGS: Final = "args."
-#: Where an option may say that something stands, besides args.NAME.
-_SOURCES: Final[dict[str, tuple[str, ...]]] = {
-    "rank": ("file", "pid", "tid"),
-    "microbatch": (),
-    "chunk": ("order",),
-}
-#: Where model stages may lie, if a rank has several.
-_PLACEMENTS: Final = ("interleaved", "v")
 _NS_PER_US: Final = 1000
 _NS_PER_S: Final = 10**9
 _TOLERANCE: Final = 1.1
 _LARGEST_US: Final = 10**16
 
 
-@dataclass(frozen=True)
-class TraceMapping:
+def _expression(text: object) -> object:
+    try:
+        pattern = re.compile(str(text))
+    except re.error as error:
+        raise ValueError(f"must be a regular expression ({error})") from None
+    if pattern.groupindex.keys() - set(_GROUPS):
+        raise ValueError(f"must have no named groups but {', '.join(_GROUPS)}")
+    return pattern
+
+
+_Expression = Annotated[re.Pattern[str], BeforeValidator(_expression)]
+
+
+class TraceMapping(Model):
     """How the events of a trace are read.
 
     Attributes:
@@ -79,13 +87,13 @@ class TraceMapping:
             their file and process count, to take one iteration of several. None: all do.
     """
 
-    instructions: Mapping[str, str]
-    rank: str | None = None
-    microbatch: str | None = None
-    chunk: str | None = None
-    placement: str = "interleaved"
-    category: str | None = None
-    within: str | None = None
+    instructions: dict[Annotated[str, AfterValidator(identifier)], _Expression]
+    rank: Annotated[str, Field(pattern=r"^(file|pid|tid|args\..+)$")] | None = None
+    microbatch: Annotated[str, Field(pattern=r"^args\..+$")] | None = None
+    chunk: Annotated[str, Field(pattern=r"^(order|args\..+)$")] | None = None
+    placement: Literal["interleaved", "v"] = "interleaved"
+    category: _Expression | None = None
+    within: _Expression | None = None
 
 
 @dataclass(frozen=True)
@@ -109,41 +117,26 @@ class TimeCheck:
     fits: bool
 
 
-@dataclass(frozen=True)
-class ImportedTrace(ImportedSchedule):
-    """A recorded schedule, and how long its operations took.
+def check_times(recorded: ImportedSchedule, profile: Profile) -> list[TimeCheck]:
+    """Compare how long recorded operations took with how long a profile says they take.
 
-    Attributes:
-        durations_ns: for each rank, the time of each of its operations; 0 where an event holds
-            several, whose own times are not known.
-        rank_labels: what each rank is called in the trace.
+    Raises:
+        InputError: the profile has no rows for an operation.
     """
-
-    durations_ns: tuple[tuple[int, ...], ...] = ()
-    rank_labels: tuple[str, ...] = ()
-
-    def check_times(self, profile: Profile) -> list[TimeCheck]:
-        """Compare how long operations took with how long a profile says they take.
-
-        Raises:
-            InputError: the profile has no rows for an operation.
-        """
-        times: dict[tuple[int, str], list[int]] = defaultdict(list)
-        operations, durations = chain(*self.orders), chain(*self.durations_ns)
-        for op, duration in zip(operations, durations, strict=True):
-            if duration:
-                times[op.profile_stage, op.instruction].append(duration)
-        fitted = profile.fitted({op.instruction for order in self.orders for op in order})
-        checks = []
-        for (stage, instruction), recorded in sorted(times.items()):
-            options = fitted.table(stage, instruction).time_ns
-            middle = statistics.median(recorded) / _NS_PER_S
-            fastest, slowest = int(options.min()) / _NS_PER_S, int(options.max()) / _NS_PER_S
-            fits = fastest / _TOLERANCE <= middle <= slowest * _TOLERANCE
-            checks.append(
-                TimeCheck(stage, instruction, len(recorded), middle, fastest, slowest, fits)
-            )
-        return checks
+    times: dict[tuple[int, str], list[int]] = defaultdict(list)
+    operations, durations = chain(*recorded.orders), chain(*recorded.durations_ns)
+    for op, duration in zip(operations, durations, strict=True):
+        if duration:
+            times[op.profile_stage, op.instruction].append(duration)
+    fitted = profile.fitted({instruction for _, instruction in times})
+    checks = []
+    for (stage, instruction), each in sorted(times.items()):
+        options = fitted.table(stage, instruction).time_ns
+        middle = statistics.median(each) / _NS_PER_S
+        fastest, slowest = int(options.min()) / _NS_PER_S, int(options.max()) / _NS_PER_S
+        fits = fastest / _TOLERANCE <= middle <= slowest * _TOLERANCE
+        checks.append(TimeCheck(stage, instruction, len(each), middle, fastest, slowest, fits))
+    return checks
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,15 +144,14 @@ class _Event:
     """An event with a begin and an end, in ns.
 
     Attributes:
-        said: what it says of itself: `file`, `pid`, `tid`, its arguments as `args.NAME`, and the
-            groups in its name.
+        said: what it says of itself: `file`, `pid`, `tid`, its category as `cat`, its arguments as
+            `args.NAME`, and the groups in its name.
         instruction: if it is an operation.
         shared: whether it is one of several operations that are one event in the trace: its own
             times are not known.
     """
 
     name: str
-    category: str
     begin: int
     end: int
     said: Mapping[str, Any]
@@ -171,42 +163,42 @@ class _Event:
         return f"{shown(self.name)} ({begin} to {end} us)"
 
 
+#: What events say of one thing.
+_Told: TypeAlias = Mapping[_Event, Any]
+
+
 def read_chrome_traces(
     paths: Sequence[str | os.PathLike[str]], mapping: TraceMapping
-) -> ImportedTrace:
+) -> ImportedSchedule:
     """Read one iteration from a trace, or from one trace for each rank.
 
     Clocks of ranks need not agree: only the order on each rank counts, and what waits for what
     follows from the instructions.
 
+    Returns:
+        The schedule with its times; its fact `rank_labels` says what the trace calls each rank.
+
     Raises:
         InputError: a file cannot be read or is larger than 256 MiB unpacked, an expression or event
             is malformed, or nothing matches; or two operations of one rank overlap: names both.
     """
-    patterns = _patterns(mapping)
     found: list[_Event] = []
     skipped: Counter[str] = Counter()
     for number, path in enumerate(paths):
         try:
-            found += _operations(_spans(_events(path), number), patterns, skipped)
+            found += _operations(_spans(_events(path), number), mapping, skipped)
         except InputError as error:
             raise located(error, path) from None
-    if not found:
-        raise InputError(
-            f"no event matches: of {sum(skipped.values())} events, the most frequent are "
-            + ", ".join(f"{shown(name)} ({count})" for name, count in skipped.most_common(5))
-            if skipped
-            else "there are no events with a begin and an end"
-        )
     if not any(operation.instruction.startswith("backward") for operation in found):
+        most = ", ".join(f"{shown(name)} ({count})" for name, count in skipped.most_common(5))
         raise InputError(
-            "no event is a backward: say which are backward, or backward_input and backward_weight"
+            "no event is a backward: say which are backward, or backward_input and "
+            f"backward_weight; {sum(skipped.values())} events match nothing, most often: {most}"
         )
-    labels = _rank_labels(found, mapping.rank, len(paths))
-    numbers = _numbered(labels.values())
-    ranks: list[list[_Event]] = [[] for _ in numbers]
+    labels, rank_of = _numbered(_told_ranks(found, mapping.rank, len(paths)))
+    ranks: list[list[_Event]] = [[] for _ in labels]
     for operation in sorted(found, key=lambda one: (one.begin, one.end)):
-        ranks[numbers[labels[operation]]].append(operation)
+        ranks[rank_of[operation]].append(operation)
     for rank, operations in enumerate(ranks):
         for one, other in pairwise(operations):
             if other.begin < one.end:
@@ -222,10 +214,9 @@ def read_chrome_traces(
         again="; is this a trace of several iterations? Then name an event around one of them "
         "(--within); or of several model chunks on a rank (--chunk)?",
     )
-    durations = tuple(
-        tuple(0 if one.shared else one.end - one.begin for one in rank) for rank in ranks
-    )
-    return ImportedTrace(schedule.orders, skipped, durations, tuple(map(str, numbers)))
+    durations = (tuple(0 if one.shared else one.end - one.begin for one in rank) for rank in ranks)
+    facts = {"rank_labels": list(map(str, labels))}
+    return replace(schedule, skipped=skipped, facts=facts, durations_ns=tuple(durations))
 
 
 def _events(path: str | os.PathLike[str]) -> list[Any]:
@@ -254,25 +245,19 @@ def _events(path: str | os.PathLike[str]) -> list[Any]:
 
 def _spans(events: Sequence[Any], file: int) -> Iterator[_Event]:
     """Complete events, and pairs of begin and end of one thread, the innermost first."""
-    paired = []
+    timed = []
     for number, event in enumerate(events):
         if not isinstance(event, dict):
             raise InputError(f"event {number} must be an object, not {shown(event)}")
-        phase = event.get("ph")
-        if phase == "X":
-            begin = _ns(event, "ts", number)
-            duration = _ns({"dur": 0, **event}, "dur", number)
-            if duration < 0:
-                name = shown(event.get("name"))
-                raise InputError(f"event {number} ({name}) has a negative duration")
-            yield _event(event, {}, file, begin, begin + duration)
-        elif phase in ("B", "E"):
-            paired.append((_ns(event, "ts", number), event))
+        if event.get("ph") in ("X", "B", "E"):
+            timed.append((_ns(event, "ts", number), number, event))
     open_spans: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-    for at, event in sorted(paired, key=lambda pair: pair[0]):
+    for at, number, event in sorted(timed, key=lambda one: one[0]):
         stack = open_spans[str(event.get("pid")), str(event.get("tid"))]
         if event["ph"] == "B":
             stack.append((at, event))
+        elif event["ph"] == "X":
+            yield _event(event, {}, file, at, at + _ns({"dur": 0, **event}, "dur", number, least=0))
         elif stack:
             begin, opened = stack.pop()
             yield _event(opened, event, file, begin, at)
@@ -282,100 +267,53 @@ def _event(
     event: Mapping[str, Any], closed: Mapping[str, Any], file: int, begin: int, end: int
 ) -> _Event:
     """An event, with the arguments that only its end has, if that is one of its own."""
-    said: dict[str, Any] = {"file": file}
-    for name in ("pid", "tid"):
-        value = event.get(name, 0)
-        said[name] = value if isinstance(value, int) else str(value)
+    said = {"file": file, "cat": str(event.get("cat", ""))}
+    said |= {name: event.get(name, 0) for name in ("pid", "tid")}
     for args in (closed.get("args"), event.get("args")):
         if isinstance(args, dict):
             said |= {_ARGS + name: value for name, value in args.items()}
-    return _Event(str(event.get("name", "")), str(event.get("cat", "")), begin, end, said)
+    return _Event(str(event.get("name", "")), begin, end, said)
 
 
-def _ns(event: Mapping[str, Any], field_name: str, number: int) -> int:
+def _ns(event: Mapping[str, Any], field: str, number: int, least: int = -_LARGEST_US) -> int:
     """A time in microseconds, in whole ns."""
-    value = event.get(field_name)
-    where = f"event {number} ({shown(event.get('name'))}): {field_name}"
-    if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise InputError(f"{where} must be a number of microseconds, not {shown(value)}")
-    if not -_LARGEST_US < value < _LARGEST_US:
-        raise InputError(f"{where} is too large")
-    return round(value * _NS_PER_US)
-
-
-def _patterns(mapping: TraceMapping) -> dict[str, re.Pattern[str]]:
-    """The expressions of a mapping: of instructions, and those of `--category` and `--within`.
-
-    Raises:
-        InputError: something in the mapping cannot be.
-    """
-    if not mapping.instructions:
+    value: Any = event.get(field)
+    number_of_us = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    if not number_of_us or not least <= value < _LARGEST_US:
         raise InputError(
-            "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
+            f"event {number} ({shown(event.get('name'))}): {field} must be a number of "
+            f"microseconds, not {shown(value)}"
         )
-    if mapping.placement not in _PLACEMENTS:
-        raise InputError(
-            f"the placement must be {' or '.join(_PLACEMENTS)}, not {shown(mapping.placement)}"
-        )
-    for what, known in _SOURCES.items():
-        source = getattr(mapping, what)
-        if source is not None and source not in known and not source.startswith(_ARGS):
-            raise InputError(
-                f"the {what} cannot be taken from {shown(source)}; give "
-                f"{' or '.join([*known, 'args.NAME'])}"
-            )
-    patterns = {}
-    beside = {"--category": mapping.category, "--within": mapping.within}
-    for name, text in {**mapping.instructions, **beside}.items():
-        if text is None:
-            continue
-        if name not in beside and not name.isidentifier():
-            raise InputError(f"{shown(name)} is no name of an instruction")
-        try:
-            patterns[name] = re.compile(text)
-        except re.error as error:
-            raise InputError(
-                f"the expression for {name} is no regular expression: {error}"
-            ) from None
-        if unknown := patterns[name].groupindex.keys() - set(_GROUPS):
-            raise InputError(
-                f"the expression for {name} has a group {shown(min(unknown))}; known: "
-                f"{', '.join(_GROUPS)}"
-            )
-    return patterns
+    us: int | Decimal = value
+    return round(us * _NS_PER_US)
 
 
 def _operations(
-    events: Iterable[_Event], patterns: Mapping[str, re.Pattern[str]], skipped: Counter[str]
+    events: Iterable[_Event], mapping: TraceMapping, skipped: Counter[str]
 ) -> list[_Event]:
     """The operations among a file's events; the others are counted."""
-    instructions = dict(patterns)
-    category, within = (instructions.pop(name, None) for name in ("--category", "--within"))
+    category, within = mapping.category, mapping.within
     found: list[_Event] = []
     frames: list[_Event] = []
     for event in events:
-        counts = category is None or category.search(event.category)
+        counts = category is None or category.search(event.said["cat"])
         if within and within.search(event.name):
             frames.append(event)
-        elif counts and (named := _named(event, instructions)):
+        elif counts and (named := _named(event, mapping.instructions)):
             found += named
         else:
             skipped[event.name] += 1
     if within is None:
         return found
-    inside = [
-        one
-        for one in found
-        if any(
-            frame.begin <= one.begin
-            and one.end <= frame.end
-            and str(frame.said["pid"]) == str(one.said["pid"])
-            for frame in frames
-        )
-    ]
-    if len(inside) < len(found):
-        skipped["operations of other iterations"] += len(found) - len(inside)
+    inside = [one for one in found if any(_holds(frame, one) for frame in frames)]
+    if others := len(found) - len(inside):
+        skipped["operations of other iterations"] += others
     return inside
+
+
+def _holds(frame: _Event, one: _Event) -> bool:
+    within = frame.begin <= one.begin and one.end <= frame.end
+    return within and str(frame.said["pid"]) == str(one.said["pid"])
 
 
 def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_Event]:
@@ -392,68 +330,64 @@ def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_
     operations = []
     for k, (match, instruction) in enumerate(found):
         groups = {name: text for name, text in match.groupdict().items() if text is not None}
-        said = {**event.said} | {name: _whole(text, name, event) for name, text in groups.items()}
         begin, end = (
             event.begin + (event.end - event.begin) * at // len(found) for at in (k, k + 1)
         )
-        shared = len(found) > 1
-        operations.append(_Event(event.name, "", begin, end, said, instruction, shared))
+        said = {**event.said, **groups}
+        operations.append(_Event(event.name, begin, end, said, instruction, len(found) > 1))
     return operations
 
 
-def _whole(value: Any, what: str, event: _Event) -> int:
-    text = str(value)
-    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,18}", text):
-        raise InputError(f"{event}: {what} must be a whole number, not {shown(value)}")
-    return int(text)
-
-
-def _rank_labels(
-    found: Sequence[_Event], source: str | None, num_files: int
-) -> dict[_Event, int | str]:
+def _told_ranks(found: Sequence[_Event], source: str | None, num_files: int) -> _Told:
     """What says which rank an operation is of."""
     if source is None and not any("rank" in one.said for one in found):
         several = len({str(one.said["pid"]) for one in found}) > 1
         source = "file" if num_files > 1 else "pid" if several else "tid"
-    labels = _told(found, source, "rank", by_all=True)
-    for one, label in labels.items():
-        if not isinstance(label, int | str):
-            raise InputError(f"{one}: {source} must be a number or a name, not {shown(label)}")
-    return labels
+    return _told(found, source, "rank")
 
 
-def _told(
-    operations: Iterable[_Event], source: str | None, what: str, *, by_all: bool = False
-) -> dict[_Event, Any]:
+def _told(operations: Iterable[_Event], source: str | None, what: str) -> _Told:
     """What operations say of themselves at a source, or without one in a group in their names.
 
-    Empty where no name says anything. Else all computation must say it, and with `by_all` a data
-    loader's or an optimizer's events, too; names that say no chunk mean the first.
+    Empty where no name says anything. Else all computation must say it, and of ranks a data
+    loader's or an optimizer's events, too; names that say no chunk mean the first. All but ranks
+    are whole numbers.
     """
-    told, silent = {}, []
+    told: dict[_Event, Any] = {}
+    silent = []
     for one in operations:
-        if (source or what) in one.said:
-            told[one] = one.said[source or what]
-        elif by_all or one.instruction in LETTERS:
-            silent.append(one)
-    if source is None and not told:
-        return {}
-    if source is None and what == "chunk":
+        value = one.said.get(source or what)
+        if value is None:
+            silent += [one] if what == "rank" or one.instruction in LETTERS else []
+        elif what == "rank":
+            told[one] = value if isinstance(value, int) else str(value)
+        elif re.fullmatch(r"[0-9]{1,18}", str(value)):
+            told[one] = int(value)
+        else:
+            raise InputError(f"{one}: {what} must be a whole number, not {shown(value)}")
+    if what == "chunk" and source is None and told:
         return told | dict.fromkeys(silent, 0)
-    for one in silent:
-        lacking = f"has no {source} for" if source else "has a name that does not say"
-        raise InputError(f"{one} {lacking} the {what}, which others do")
+    if silent and (source or told):
+        where = source or "a group in its name"
+        raise InputError(f"{silent[0]} does not say its {what} (by {where}), as others do")
     return told
 
 
-def _numbered(labels: Iterable[int | str]) -> dict[int | str, int]:
-    """Label -> its place among all: whole numbers by value, before others by their digits."""
+def _numbered(told: _Told) -> tuple[list[Any], dict[_Event, int]]:
+    """What is told, in order: whole numbers by value, before others by their digits.
+
+    Returns:
+        All different values, and the place of each event's own among them: counters often run on
+        through all iterations.
+    """
 
     def key(label: int | str) -> tuple[bool, list[int | str]]:
         parts = re.split(r"([0-9]+)", str(label))
         return isinstance(label, str), [int(p) if k % 2 else p for k, p in enumerate(parts)]
 
-    return {label: number for number, label in enumerate(sorted(set(labels), key=key))}
+    labels = sorted(set(told.values()), key=key)
+    place = {label: number for number, label in enumerate(labels)}
+    return labels, {one: place[label] for one, label in told.items()}
 
 
 def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> dict[_Event, Step]:
@@ -463,13 +397,13 @@ def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> dict[_Ev
     optimizer's events they need not: these are counted, and belong to their rank's first chunk.
     """
     everything = list(chain(*ranks))
-    microbatches = _renumbered(_told(everything, mapping.microbatch, "microbatch"), "microbatch")
+    _, microbatches = _numbered(_told(everything, mapping.microbatch, "microbatch"))
     named = _told(everything, None, "stage")
     chunks: Mapping[_Event, int] = {}
     if not named and mapping.chunk == "order":
         chunks = _in_order(ranks, microbatches)
     elif not named:
-        chunks = _renumbered(_told(everything, mapping.chunk, "chunk"), "chunk")
+        _, chunks = _numbered(_told(everything, mapping.chunk, "chunk"))
     seen: Counter[tuple[str, int]] = Counter()
     steps: dict[_Event, Step] = {}
     for rank, operations in enumerate(ranks):
@@ -499,34 +433,25 @@ def _in_order(
             "stands: in a group microbatch, or in args.NAME"
         )
     listed = [
-        ((rank, microbatches[one]), one)
+        (one, (rank, microbatches[one]))
         for rank, operations in enumerate(ranks)
         for one in operations
         if one in microbatches
     ]
-    passes = Counter(key for key, one in listed if one.instruction == "forward")
+    passes = Counter(key for one, key in listed if one.instruction == FORWARD)
     count = max(passes.values(), default=1)
     chunks: dict[_Event, int] = {}
-    seen: Counter[tuple[tuple[int, int], str]] = Counter()
-    inputs: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for key, one in listed:
+    coming: dict[tuple[str, tuple[int, int]], deque[int]] = {}  # the chunks still to come
+    for one, key in listed:
         kind = one.instruction.removesuffix("_input")
-        n = seen[key, kind]
-        seen[key, kind] += 1
-        turns = {"backward": range(count)[::-1], "backward_weight": inputs[key]}
-        try:
-            chunks[one] = turns.get(kind, range(count))[n]
-        except IndexError:
+        usual = {BACKWARD: range(count)[::-1], BACKWARD_WEIGHT: ()}.get(kind, range(count))
+        left = coming.setdefault((kind, key), deque(usual))
+        if not left:
             raise InputError(
                 f"{one}: there are more of microbatch {key[1]} than its rank has chunks, {count}, "
                 "or it comes before its backward_input; is this a trace of several iterations?"
-            ) from None
-        if one.instruction == "backward_input":
-            inputs[key].append(chunks[one])
+            )
+        chunks[one] = left.popleft()
+        if one.instruction == BACKWARD_INPUT:
+            coming.setdefault((BACKWARD_WEIGHT, key), deque()).append(chunks[one])
     return chunks
-
-
-def _renumbered(told: Mapping[_Event, Any], what: str) -> dict[_Event, int]:
-    """The same from 0 on: counters often run on through all iterations."""
-    numbers = _numbered(_whole(value, what, one) for one, value in told.items())
-    return {one: numbers[int(value)] for one, value in told.items()}

@@ -32,28 +32,29 @@ from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Place
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
+    Found,
     ImportedSchedule,
     Step,
     from_file,
+    kept,
     scheduled,
 )
+from envplan.pipeline.schedules import BACKWARD, FORWARD
 
-__all__ = ["KEEPABLE", "from_deepspeed", "read_deepspeed"]
+__all__ = ["from_deepspeed", "read_deepspeed"]
 
 _FORWARD: Final = "ForwardPass"
 _BACKWARD: Final = "BackwardPass"
-_CONSTANT: Final = {
+#: What may be kept as operations beside forward and backward.
+_KEEPABLE: Final = {
     "LoadMicroBatch": "load",
     "OptimizerStep": "optimizer",
     "ReduceGrads": "all_reduce",
     "ReduceTiedGrads": "reduce_tied_grads",
 }
-#: What may be kept as operations beside forward and backward.
-KEEPABLE: Final = tuple(_CONSTANT.values())
-
 _TRANSFERS: Final = ("SendActivation", "RecvActivation", "SendGrad", "RecvGrad", "CommitP2P")
-_CALL: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\(([^()]*)\)")
-_ARGUMENT: Final = re.compile(rf"([a-z_]+)=([0-9]{{1,{MOST_DIGITS}}})")
+_CALL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\([^()]*\)")
+_BUFFER: Final = re.compile(rf"[A-Za-z]+\(buffer_id=([0-9]{{1,{MOST_DIGITS}}})\)")
 _STAGE: Final = re.compile(rf"stage\s+([0-9]{{1,{MOST_DIGITS}}})\s*:?", re.IGNORECASE)
 
 _Printed = tuple[str, int | None]  # an instruction as it prints, and its line
@@ -65,7 +66,8 @@ def from_deepspeed(schedules: Iterable[Any], *, keep: Collection[str] = ()) -> I
     Args:
         schedules: a schedule for each stage in order, such as
             `[TrainSchedule(micro_batches=8, stages=4, stage_id=s) for s in range(4)]`.
-        keep: what to keep as operations of constant time: any of KEEPABLE.
+        keep: what to keep as operations beside forwards and backwards: `load`, `optimizer`,
+            `all_reduce`, `reduce_tied_grads`.
 
     Raises:
         InputError: names the stage and the instruction that is not known or cannot run.
@@ -123,60 +125,43 @@ def _from_text(text: str) -> list[list[_Printed]]:
         elif _CALL.sub("", content).strip("[], \t"):
             raise InputError(f"{shown(content)} is no list of instructions", line=line)
         else:  # a step as Python prints the list of its instructions
-            stages[-1] += [(call[0], line) for call in _CALL.finditer(content)]
+            stages[-1] += [(call, line) for call in _CALL.findall(content)]
     return stages
 
 
 def _read(stages: Sequence[Sequence[_Printed]], keep: Collection[str]) -> ImportedSchedule:
-    skipped: Counter[str] = Counter()
-    ranks = [list(_steps(commands, stage, keep, skipped)) for stage, commands in enumerate(stages)]
-    if not any(step.instruction == "backward" for rank in ranks for _, step in rank):
+    keep = kept(keep, _KEEPABLE.values())
+    if not any(command.startswith(_BACKWARD) for commands in stages for command, _ in commands):
         raise InputError(f"no stage has a {_BACKWARD}: only schedules for training can be planned")
-    return scheduled(ranks, skipped)
+    return scheduled(_steps(commands, stage, keep) for stage, commands in enumerate(stages))
 
 
-def _steps(
-    commands: Iterable[_Printed], stage: int, keep: Collection[str], skipped: Counter[str]
-) -> Iterator[tuple[Place, Step]]:
+def _steps(commands: Iterable[_Printed], stage: int, keep: Collection[str]) -> Iterator[Found]:
     """Follow one stage's instructions to find out which microbatch each is about."""
     buffers: dict[int, int] = {}  # buffer -> microbatch in it
     done: Counter[str] = Counter()
     for command, line in commands:
-        name, arguments = _parsed(command, stage, line)
-        place = Place(f"stage {stage}: {command}", line)
-        if name not in (_FORWARD, _BACKWARD):
-            if name not in _CONSTANT and name not in _TRANSFERS:
-                raise place.error("is no instruction that is known")
-            if _CONSTANT.get(name) in keep:
-                yield place, Step(_CONSTANT[name], done[name], stage)
-                done[name] += 1
-            else:
-                skipped[name] += 1
+        name = command.partition("(")[0]
+        place = Place(f"stage {stage}: {shown(command)}", line)
+        if name in (_FORWARD, _BACKWARD):
+            found = _BUFFER.fullmatch(command)
+            if found is None:
+                raise place.error("must name a buffer_id and nothing else, as in (buffer_id=0)")
+            buffer = int(found[1])
+            if name == _BACKWARD:
+                if buffer not in buffers:
+                    raise place.error("has no forward before it that filled its buffer")
+                yield place, Step(BACKWARD, buffers.pop(buffer), stage)
+                continue
+            if buffer in buffers:
+                held = buffers[buffer]
+                raise place.error(f"would overwrite microbatch {held}, whose backward has not run")
+            buffers[buffer] = done[name]
+            kind = FORWARD
+        elif (kind := _KEEPABLE.get(name, "")) not in keep:
+            if not kind and name not in _TRANSFERS:
+                raise place.error('is no instruction that is known, as "ForwardPass(buffer_id=0)"')
+            yield place, name
             continue
-        if arguments.keys() != {"buffer_id"}:
-            raise place.error("must name a buffer_id, and nothing else")
-        buffer = arguments["buffer_id"]
-        if name == _BACKWARD:
-            if buffer not in buffers:
-                raise place.error("has no forward before it that filled its buffer")
-            yield place, Step("backward", buffers.pop(buffer), stage)
-            continue
-        if buffer in buffers:
-            held = buffers[buffer]
-            raise place.error(f"would overwrite microbatch {held}, whose backward has not run")
-        buffers[buffer] = done[name]
-        yield place, Step("forward", done[name], stage)
+        yield place, Step(kind, done[name], stage)
         done[name] += 1
-
-
-def _parsed(command: str, stage: int, line: int | None) -> tuple[str, dict[str, int]]:
-    """An instruction's name and arguments."""
-    call = _CALL.fullmatch(command)
-    arguments = call[2].split(",") if call is not None and call[2].strip() else []
-    pairs = [_ARGUMENT.fullmatch(argument.strip()) for argument in arguments]
-    if call is None or not all(pairs):
-        raise InputError(
-            f'stage {stage}: {shown(command)} is no instruction such as "ForwardPass(buffer_id=0)"',
-            line=line,
-        )
-    return call[1], {pair[1]: int(pair[2]) for pair in pairs if pair}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from envplan._files import parse_json
@@ -67,26 +68,27 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
 
 def read_megatron_file(
     path: str | os.PathLike[str], num_microbatches: int | None = None
-) -> tuple[ImportedSchedule, dict[str, Any]]:
+) -> ImportedSchedule:
     """The order that a configuration file asks for, and what else it says of the pipeline.
 
-    Returns:
-        Beside the order `layers_per_stage`, of each model stage, if it says, and `overlap_p2p`:
-        whether ranks compute during transfers.
+    That is, in its facts, `layers_per_stage`, of each model stage, if it says, and `overlap_p2p`:
+    whether ranks compute during transfers.
 
     Raises:
         InputError: the file is neither YAML nor JSON, or as for read_megatron.
     """
 
-    def parse(text: str) -> tuple[ImportedSchedule, dict[str, Any]]:
+    def parse(text: str) -> ImportedSchedule:
         document = _document(text, path)
         if not isinstance(document, dict):
             raise InputError("must hold a configuration's names and values")
         schedule = read_megatron(document, num_microbatches)
         # Megatron's 1F1B has no such transfers.
         overlap = schedule.num_chunks > 1 and bool(_value(document, "overlap_p2p_comm"))
-        layers = layers_per_stage(document)
-        return schedule, {"overlap_p2p": overlap} | ({"layers_per_stage": layers} if layers else {})
+        facts: dict[str, Any] = {"overlap_p2p": overlap}
+        if layers := layers_per_stage(document):
+            facts["layers_per_stage"] = layers
+        return replace(schedule, facts=facts)
 
     return from_file(path, parse)
 
@@ -124,18 +126,15 @@ def layers_per_stage(config: Any) -> list[int]:
     layers = _number(config, "num_layers")
     if layers is None:
         return []
-    own = {
-        rank: count
-        for rank, end in ((0, "first"), (stages - 1, "last"))
-        if (count := _number(config, f"num_layers_in_{end}_pipeline_stage")) is not None
-    }
+    ranks = [0] * stages
+    for rank, end in ((0, "first"), (-1, "last")):
+        ranks[rank] = _number(config, f"num_layers_in_{end}_pipeline_stage") or ranks[rank]
     embedding = bool(_value(config, "account_for_embedding_in_pipeline_split"))
     loss = bool(_value(config, "account_for_loss_in_pipeline_split"))
-    others = stages - len(own)
-    rest = layers + embedding + loss - sum(own.values())
-    if rest < 0 or (rest % others if others else rest):
+    each, over = divmod(layers + embedding + loss - sum(ranks), ranks.count(0) or 1)
+    ranks = [own or each for own in ranks]
+    if over or each < 0 or sum(ranks) != layers + embedding + loss:
         raise InputError(f"{layers} layers cannot be shared out over {stages} stages so")
-    ranks = [own.get(rank, rest // others if others else 0) for rank in range(stages)]
     if any(count % chunks for count in ranks):
         raise InputError(f"{chunks} chunks do not divide the layers of every rank, {ranks}")
     shared = [count // chunks for count in ranks] * chunks
@@ -165,13 +164,15 @@ def _laid_out(layout: Any) -> list[int]:
 
 def _microbatches(config: Any, stages: int) -> int:
     """How many the batch sizes make, where they and the number of replicas are said."""
-    batch, size = _number(config, "global_batch_size"), _number(config, "micro_batch_size")
-    replicas = _number(config, "data_parallel_size")
-    nodes, devices = _number(config, "num_nodes"), _number(config, "devices")
+    batch, size, replicas, nodes, devices, tensor, context = (
+        _number(config, name)
+        for name in (
+            *("global_batch_size", "micro_batch_size", "data_parallel_size", "num_nodes"),
+            *("devices", "tensor_model_parallel_size", "context_parallel_size"),
+        )
+    )
     if replicas is None and nodes and devices:
-        tensor = _number(config, "tensor_model_parallel_size") or 1
-        context = _number(config, "context_parallel_size") or 1
-        replicas = nodes * devices // (stages * tensor * context)
+        replicas = nodes * devices // (stages * (tensor or 1) * (context or 1))
     if not batch or not size or not replicas:
         raise InputError(
             "does not say how many microbatches an iteration has; give --microbatches M: the "

@@ -1,22 +1,24 @@
-"""What every import has in common: rows of what each rank runs, made into operations.
+"""What every import has in common: what each rank runs, made into operations.
 
-A reader finds the steps of model stages in what each rank runs, and says of each where it stands (a
-Place). What else there is, it counts.
+A reader finds, in order, the steps of model stages that each rank runs, and the names of what else
+there is and is left out. Of each it says where it stands (a Place).
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Final, NamedTuple, TypeVar
+from functools import cached_property
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from envplan._files import decoded, read_bounded
 from envplan.errors import InputError
 from envplan.pipeline.dependencies import Place, placement
 from envplan.pipeline.formats import MAX_OPERATIONS, located
-from envplan.pipeline.schedules import LETTERS, SCHEDULES, Generator, Operation, interleaved
+from envplan.pipeline.schedules import FORWARD, LETTERS, SCHEDULES, Operation
 
 MAX_FILE_BYTES: Final = 64 * 2**20
 #: Microbatches and model stages beyond this are a slip, not a schedule.
@@ -35,7 +37,8 @@ class Step(NamedTuple):
     model_stage: int
 
 
-Read = TypeVar("Read")
+#: A step, or the name of what is left out, and where it stands.
+Found: TypeAlias = tuple[Place, Step | str]
 
 
 @dataclass(frozen=True)
@@ -45,40 +48,45 @@ class ImportedSchedule:
     Attributes:
         orders: for each rank, its operations.
         skipped: what the source has beside operations, and how often, by the source's names.
+        facts: what else the source says of the pipeline, in JSON types.
+        durations_ns: where they were recorded, for each rank the time of each of its operations; 0
+            where it is not known.
     """
 
     orders: tuple[tuple[Operation, ...], ...]
     skipped: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    durations_ns: tuple[tuple[int, ...], ...] = ()
 
     @property
     def computes_only(self) -> bool:
         """Whether it has nothing but forwards and backwards."""
         return all(op.instruction in LETTERS for order in self.orders for op in order)
 
-    @cached_property
+    @property
     def known_as(self) -> str | None:
         """The generated schedule with this very order of forwards and backwards, if any."""
-        orders = [[op for op in order if op.instruction in LETTERS] for order in self.orders]
-        shape = (len(orders), self.num_microbatches, self.num_chunks)
-        grouped = partial(interleaved, microbatch_group=self.microbatch_group)
-        generators: list[tuple[str, Generator]] = [*SCHEDULES.items(), ("interleaved", grouped)]
-        for name, generate in generators:
-            try:
-                if generate(*shape) == orders:
-                    return name
-            except InputError:
-                continue
-        return None
+        return self._known[0]
 
     @property
     def microbatch_group(self) -> int | None:
-        """How many microbatches rank 0 takes through its first chunk before the next one.
+        """How many microbatches go through a chunk before the next one, where that schedule has to
+        be told."""
+        return self._known[1]
 
-        None where ranks have one chunk, or that many microbatches as there are ranks.
-        """
-        forwards = [op.chunk for op in self.orders[0] if op.instruction == "forward"]
-        group = forwards.index(1) if 1 in forwards else None
-        return None if group == len(self.orders) else group
+    @cached_property
+    def _known(self) -> tuple[str | None, int | None]:
+        orders = [[op for op in order if op.instruction in LETTERS] for order in self.orders]
+        shape = (len(orders), self.num_microbatches, self.num_chunks)
+        chunks = [op.chunk for op in orders[0] if op.instruction == FORWARD]
+        group = chunks.index(1) if 1 in chunks else None
+        candidates = [*dict.fromkeys(SCHEDULES).items(), ("interleaved", group)]
+        for name, length in candidates:
+            options = {} if length is None else {"microbatch_group": length}
+            with suppress(InputError):
+                if SCHEDULES[name](*shape, **options) == orders:
+                    return name, length
+        return None, None
 
     @property
     def num_chunks(self) -> int:
@@ -91,43 +99,53 @@ class ImportedSchedule:
         return max(op.microbatch for order in self.orders for op in order) + 1
 
 
-def scheduled(
-    ranks: Iterable[Iterable[tuple[Place, Step]]],
-    skipped: Mapping[str, int] | None = None,
-    *,
-    again: str = "",
-) -> ImportedSchedule:
-    """The schedule of all ranks' steps. A rank's model stages are its chunks, in model order.
+def scheduled(ranks: Iterable[Iterable[Found]], *, again: str = "") -> ImportedSchedule:
+    """The schedule of what all ranks run. A rank's model stages are its chunks, in model order.
 
     Args:
-        ranks: for each rank, its steps in execution order, and where they stand.
-        skipped: as in ImportedSchedule.
+        ranks: for each rank, what was found, in execution order.
         again: what to think of where an operation comes twice.
 
     Raises:
         InputError: names a rank without steps, a step that comes twice, or a model stage that is
             on two ranks or on none.
     """
-    rows = [list(rank) for rank in ranks]
-    if not rows:
-        raise InputError("has no ranks: there is nothing to run")
-    if sum(map(len, rows)) > MAX_OPERATIONS:
-        raise InputError(f"has more than {MAX_OPERATIONS} operations")
-    orders = []
-    for rank, row in enumerate(rows):
-        stages = sorted({step.model_stage for _, step in row})
+    orders: list[tuple[Operation, ...]] = []
+    places: list[list[Place]] = []
+    skipped: Counter[str] = Counter()
+    for rank, found in enumerate(ranks):
+        places.append([])
+        steps: list[Step] = []
+        for place, one in found:
+            if isinstance(one, str):
+                skipped[one] += 1
+            else:
+                places[-1].append(place)
+                steps.append(one)
+        stages = sorted({step.model_stage for step in steps})
         chunks = {stage: chunk for chunk, stage in enumerate(stages)}
-        orders.append(
-            tuple(
-                Operation(rank, instruction, microbatch, chunks[stage], stage)
-                for _, (instruction, microbatch, stage) in row
-            )
-        )
-    placement(orders, lambda rank, at: rows[rank][at][0], again=again)
-    return ImportedSchedule(tuple(orders), dict(skipped or {}))
+        orders.append(tuple(Operation(rank, i, m, chunks[stage], stage) for i, m, stage in steps))
+    if sum(map(len, orders)) > MAX_OPERATIONS:
+        raise InputError(f"has more than {MAX_OPERATIONS} operations")
+    placement(orders, lambda rank, at: places[rank][at], again=again)
+    return ImportedSchedule(tuple(orders), skipped)
 
 
-def from_file(path: str | os.PathLike[str], parse: Callable[[str], Read]) -> Read:
+def kept(names: Iterable[str], known: Iterable[str]) -> frozenset[str]:
+    """What else a user wants to keep as operations.
+
+    Raises:
+        InputError: one is none of those that can be kept.
+    """
+    names = frozenset(names)
+    if others := sorted(names.difference(known)):
+        raise InputError(f"{others[0]} cannot be kept; these can be kept: {', '.join(known)}")
+    return names
+
+
+def from_file(
+    path: str | os.PathLike[str], parse: Callable[[str], ImportedSchedule]
+) -> ImportedSchedule:
     """What a UTF-8 file of at most 64 MiB says; errors say which file they are about.
 
     Raises:

@@ -22,7 +22,6 @@ import csv
 import io
 import os
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,22 +31,22 @@ from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Place, short_name
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
+    Found,
     ImportedSchedule,
     Step,
     from_file,
+    kept,
     scheduled,
 )
-from envplan.pipeline.schedules import LETTERS, SCHEDULES
+from envplan.pipeline.schedules import BACKWARD_INPUT, BACKWARD_WEIGHT, LETTERS, SCHEDULES
 
 if TYPE_CHECKING:
     from envplan.pipeline.graph import Pipeline
 
-__all__ = ["KEEPABLE", "as_torch_csv", "parse_rows", "read_torch_csv", "read_torch_schedule"]
+__all__ = ["as_torch_csv", "parse_rows", "read_torch_csv", "read_torch_schedule"]
 
 _ALL_REDUCE: Final = "all_reduce"
 _REDUCTION: Final = "REDUCE_GRAD"
-#: What may be kept as operations beside the computation.
-KEEPABLE: Final = (_ALL_REDUCE,)
 
 _INSTRUCTIONS: Final = {letter: instruction for instruction, letter in LETTERS.items()}
 _NUMBER: Final = rf"([0-9]{{1,{MOST_DIGITS}}})"
@@ -77,19 +76,18 @@ def read_torch_csv(path: str | os.PathLike[str], *, keep: Collection[str] = ()) 
         InputError: the file cannot be read; or names the row, the column and the cell that is no
             action, comes twice or contradicts another one.
     """
-    return from_file(path, lambda text: parse_rows(_rows(text), keep=keep))
 
+    def parse(text: str) -> ImportedSchedule:
+        reader = csv.reader(io.StringIO(text, newline=""))
+        try:
+            rows = [row if any(map(str.strip, row)) else [] for row in reader]
+        except csv.Error as error:
+            raise InputError(f"is not CSV: {error}", line=reader.line_num) from None
+        while rows and not rows[-1]:
+            rows.pop()
+        return parse_rows(rows, keep=keep)
 
-def _rows(text: str) -> list[list[str]]:
-    """The rows, without empty ones at the end."""
-    reader = csv.reader(io.StringIO(text, newline=""))
-    try:
-        rows = [row if any(map(str.strip, row)) else [] for row in reader]
-    except csv.Error as error:
-        raise InputError(f"is not CSV: {error}", line=reader.line_num) from None
-    while rows and not rows[-1]:
-        rows.pop()
-    return rows
+    return from_file(path, parse)
 
 
 def parse_rows(rows: Sequence[Sequence[str]], *, keep: Collection[str] = ()) -> ImportedSchedule:
@@ -102,34 +100,25 @@ def parse_rows(rows: Sequence[Sequence[str]], *, keep: Collection[str] = ()) -> 
     Raises:
         InputError: as for read_torch_csv; line and column count from 1.
     """
-    if not rows:
-        raise InputError("has no rows: a schedule has one for each rank")
-    skipped: Counter[str] = Counter()
-    whole: dict[tuple[int, int], tuple[str, bool]] = {}
-
-    def steps(line: int, row: Sequence[str]) -> Iterator[tuple[Place, Step]]:
-        for column, cell in enumerate(map(str.strip, row), 1):
-            place = Place(shown(cell), line, column)
-            meaning = _meaning(cell, place, keep) if cell else []
-            if isinstance(meaning, str):
-                skipped[meaning] += 1
-                continue
-            for step in meaning:
-                # A microbatch's backward on a stage is whole or split, never both.
-                if step.instruction.startswith("backward"):
-                    mine = (cell, step.instruction == "backward")
-                    other = whole.setdefault(step[1:], mine)
-                    if other[1] != mine[1]:
-                        raise place.error(
-                            f"and {shown(other[0])} contradict each other, for B is the whole "
-                            f"backward ({_OLDER_VERSION})"
-                        )
-                yield place, step
-
-    return scheduled((steps(line, row) for line, row in enumerate(rows, 1)), skipped)
+    keep = kept(keep, [_ALL_REDUCE])
+    ranks = [list(_row(line, row, keep)) for line, row in enumerate(rows, 1)]
+    # Old files have no backward for the input but in B.
+    parts = {
+        step.instruction: place for row in ranks for place, step in row if isinstance(step, Step)
+    }
+    if BACKWARD_WEIGHT in parts and BACKWARD_INPUT not in parts:
+        raise parts[BACKWARD_WEIGHT].error(f"lacks the other half of a backward ({_OLDER_VERSION})")
+    return scheduled(ranks)
 
 
-def _meaning(cell: str, place: Place, keep: Collection[str]) -> list[Step] | str:
+def _row(line: int, row: Sequence[str], keep: Collection[str]) -> Iterator[Found]:
+    for column, cell in enumerate(map(str.strip, row), 1):
+        place = Place(shown(cell), line, column)
+        for one in _meaning(cell, place, keep) if cell else ():
+            yield place, one
+
+
+def _meaning(cell: str, place: Place, keep: Collection[str]) -> list[Step] | list[str]:
     """The steps of a cell, or the name of what is left out."""
     if (overlap := _OVERLAP.fullmatch(cell)) or _COMPUTE.fullmatch(cell):
         parts = overlap[1].split(";") if overlap else [cell]
@@ -137,9 +126,9 @@ def _meaning(cell: str, place: Place, keep: Collection[str]) -> list[Step] | str
         if len(found) == len(parts):
             return [Step(_INSTRUCTIONS[m[2]], int(m[3]), int(m[1])) for m in found]
     elif (match := _BESIDE.fullmatch(cell)) and not _OLD.fullmatch(cell):
-        if match[2] == _REDUCTION and _ALL_REDUCE in keep:
+        if match[2] == _REDUCTION and keep:
             return [Step(_ALL_REDUCE, 0, int(match[1]))]
-        return match[2]
+        return [match[2]]
     raise place.error(
         "is no action that is known (such as 0F3, 0B3, 0I3, 0W3); "
         + (_OLDER_VERSION if _OLD.fullmatch(cell) else "is it of another version of PyTorch?")
