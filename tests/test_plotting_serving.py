@@ -58,12 +58,11 @@ def test_over_time_there_is_a_line_for_each_policy() -> None:
 
 def test_where_nothing_is_asked_no_slo_is_missed() -> None:
     baseline, ours = a_comparison()
-    quiet = ours.series.requests.copy()
-    quiet[::2] = 0
-    series = replace(ours.series, requests=quiet, attained=ours.series.attained * (quiet > 0))
+    series = ours.series.copy()
+    series.requests[::2] = series.attained[::2] = 0
     figure = over_time_figure([baseline, replace(ours, series=series)], "short")
     shown = figure.axes[3].lines[1].get_ydata()
-    assert len(shown) == (quiet > 0).sum()
+    assert len(shown) == (series.requests > 0).sum()
     page = comparison_page([baseline, replace(ours, series=series)], "short", None)
     assert "null" in page
     assert "NaN" not in page
@@ -79,10 +78,7 @@ def test_a_page_has_cards_a_chart_and_a_table() -> None:
 
 
 def test_nothing_is_saved_of_nothing() -> None:
-    free = [
-        replace(result, series=replace(result.series, power_w=0 * result.series.power_w))
-        for result in a_comparison()
-    ]
+    free = [replace(result, energy_j=0.0) for result in a_comparison()]
     assert [result.saved_percent(free[0]) for result in free] == [None, None]
     assert [row[1] for row in comparison_table(free)[1]] == ["-", "-"]
     assert "0.0%" in comparison_page(free, "free", None)

@@ -8,8 +8,14 @@ import pytest
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import Slo
 from envplan.serving.exact import exact_plan
-from envplan.serving.hierarchy import PoolModel, hierarchical_plan, reshard, size_pools
+from envplan.serving.hierarchy import PoolModel, SizedPool, hierarchical_plan, reshard, size_pools
+from envplan.serving.plan import Asked
+from envplan.serving.profile import ServingProfile
 from serving_helpers import EQUAL, profile_of, row, small_serving_profile
+
+
+def sized(profile: ServingProfile, loads: dict[str, float], gpus: int) -> list[SizedPool]:
+    return size_pools(profile, Asked.about(profile, loads, gpus))
 
 
 def test_the_pool_manager_sizes_at_maximum_frequency() -> None:
@@ -21,7 +27,7 @@ def test_the_pool_manager_sizes_at_maximum_frequency() -> None:
             ("SS", 4, 2000): [(0, 30), (12, 95)],
         }
     )
-    (pool,) = size_pools(profile, {"SS": 120.0}, 16)
+    (pool,) = sized(profile, {"SS": 120.0}, 16)
     # One on four GPUs at 2000 MHz draws 95 W, two on two 180 W.
     assert (pool.tp, pool.instances, pool.power_w) == (4, 1, 95.0)
 
@@ -30,10 +36,10 @@ def test_the_pool_manager_goes_denser_where_gpus_run_short() -> None:
     profile = small_serving_profile(
         {("SS", 4, 1000): [(0, 1), (10, 10)], ("SS", 1, 1000): [(0, 1), (10, 50)]}
     )
-    assert size_pools(profile, {"SS": 200.0}, 8)[0].tp == 4
-    assert size_pools(profile, {"SS": 200.0}, 7)[0].tp == 1
+    assert sized(profile, {"SS": 200.0}, 8)[0].tp == 4
+    assert sized(profile, {"SS": 200.0}, 7)[0].tp == 1
     with pytest.raises(NoAnswerError, match="2 GPUs, 1 more than the 1 there are; class SS"):
-        size_pools(profile, {"SS": 200.0}, 1)
+        sized(profile, {"SS": 200.0}, 1)
 
 
 def test_a_class_that_the_pool_manager_cannot_place_is_named() -> None:

@@ -10,18 +10,20 @@ import pytest
 
 from envplan.costs.rates import Rate
 from envplan.errors import InputError, NoAnswerError
+from envplan.serving.classes import CLASSES
 from envplan.serving.policies import (
     POLICIES,
-    Settings,
+    Outlook,
+    Stretch,
     compare_policies,
     expected,
+    least_power,
     predicted,
     simulate,
 )
-from envplan.serving.policies.ours import least_power
-from envplan.serving.policies.outlook import Outlook, Stretch
 from envplan.serving.profile import ServingProfile
-from envplan.serving.simulation import READY, Fleet, Machines, Overheads, PoolSpec
+from envplan.serving.settings import READY, Settings
+from envplan.serving.simulation import Fleet, Machines, PoolSpec
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import Trace, make_week
 
@@ -50,7 +52,7 @@ def test_policies_that_scale_keep_the_slos_without_hindsight(hour: str) -> None:
     trace, past = Trace.open(hour), 900.0
     scaling = [name for name, policy in POLICIES.items() if policy.scales]
     for result in compare_policies(
-        ServingProfile.builtin(), trace, Settings(past_s=past), policies=scaling
+        ServingProfile.builtin(), trace, Settings(past=past), policies=scaling
     ):
         assert result.requests == (trace.arrival >= past).sum() == result.series.requests.sum()
         assert (result.series.time_s[0], result.duration_s) == (past, trace.duration_s - past)
@@ -61,11 +63,11 @@ def test_policies_that_scale_keep_the_slos_without_hindsight(hour: str) -> None:
 def test_with_a_past_nothing_knows_what_is_still_to_come(policy: str) -> None:
     """What is done in the first minutes is the same whether or not anything follows them."""
     trace, until = Trace.open(HOURS[0]), 2400.0
-    settings = Settings(past_s=900.0, mispredicted=0.0)
+    settings = Settings(past=900.0, mispredicted=0.0)
     whole = simulate(ServingProfile.builtin(), trace, policy, settings)
     begun = trace.part(slice(int(np.searchsorted(trace.arrival, until))))
     cut = simulate(ServingProfile.builtin(), begun, policy, settings)
-    slots = round((until - settings.past_s) / 60)
+    slots = round((until - settings.past) / 60)
     assert cut.series.gpus[:slots].tolist() == whole.series.gpus[:slots].tolist()
     assert cut.series.power_w[:slots] == pytest.approx(whole.series.power_w[:slots], rel=1e-9)
 
@@ -78,7 +80,7 @@ def test_a_past_must_have_requests_and_so_must_what_follows() -> None:
         (late, 600.0, "in a past"),
     ):
         with pytest.raises(InputError, match=words):
-            simulate(ServingProfile.builtin(), known, "envplan", Settings(past_s=past))
+            simulate(ServingProfile.builtin(), known, "envplan", Settings(past=past))
 
 
 @pytest.mark.parametrize(("factor", "seed"), [(0.3, 1), (2.0, 2)])
@@ -122,8 +124,7 @@ def test_needs_grow_with_bursts_at_the_same_load() -> None:
 
 def a_fleet(tp: int, count: int) -> Fleet:
     """One pool for everything."""
-    classes = ServingProfile.builtin().classes
-    return Fleet({"LL": PoolSpec("LL", frozenset(classes), classes["SS"].slo, tp, 1980, count)})
+    return Fleet({"LL": PoolSpec("LL", frozenset(CLASSES), tp, 1980, count)})
 
 
 def gpus_over_time(machines: Machines, fleet: Fleet, now: float, until: float) -> list[int]:
@@ -138,7 +139,7 @@ def gpus_over_time(machines: Machines, fleet: Fleet, now: float, until: float) -
 
 
 def test_a_change_never_takes_away_what_serves() -> None:
-    machines = Machines(stream_of(Trace.open(HOURS[1])), Overheads(), 64)
+    machines = Machines(stream_of(Trace.open(HOURS[1])), Settings(gpus=64))
     machines.adopt(a_fleet(8, 2), 0.0, warm=True)
     machines.advance(600.0)
     used = gpus_over_time(machines, a_fleet(4, 3), 600.0, 1800.0)
@@ -148,7 +149,7 @@ def test_a_change_never_takes_away_what_serves() -> None:
 
 
 def test_a_fleet_is_resharded_part_after_part() -> None:
-    machines = Machines(stream_of(Trace.open(HOURS[1])), Overheads(), 1024)
+    machines = Machines(stream_of(Trace.open(HOURS[1])), Settings(gpus=1024))
     machines.adopt(a_fleet(8, 16), 0.0, warm=True)
     machines.advance(60.0)
     used = gpus_over_time(machines, a_fleet(4, 32), 60.0, 1200.0)
@@ -156,7 +157,7 @@ def test_a_fleet_is_resharded_part_after_part() -> None:
     assert used[-1] == 128
     assert machines.started == 4
     assert machines.resharded == 28
-    tight = Machines(stream_of(Trace.open(HOURS[1])), Overheads(), 16)
+    tight = Machines(stream_of(Trace.open(HOURS[1])), Settings(gpus=16))
     tight.adopt(a_fleet(8, 2), 0.0, warm=True)
     tight.advance(600.0)
     assert gpus_over_time(tight, a_fleet(4, 4), 600.0, 1200.0)[-1] == 16
@@ -164,10 +165,10 @@ def test_a_fleet_is_resharded_part_after_part() -> None:
 
 
 def test_overheads_are_the_published_ones() -> None:
-    assert (Overheads().start, Overheads().reshard) == (423.0, 33.0)
+    assert (Settings().startup_s, Settings().reshard_s) == (423.0, 33.0)
     for ready, start in (("vm", 333.0), ("weights", 243.0), ("snapshot", 285.0)):
-        assert Overheads(ready=frozenset({ready})).start == start
-    assert Overheads(ready=frozenset(READY)).start == 15.0
+        assert Settings(ready=ready).startup_s == start
+    assert Settings(ready=",".join(READY)).startup_s == 15.0
 
 
 def test_no_split_of_classes_over_pools_draws_less_than_the_exact_one() -> None:
@@ -205,10 +206,10 @@ def test_dynamo_llm_has_no_more_pools_than_it_may(pools: int) -> None:
     assert set(fleet.routes) == set(outlook.classes)
 
 
-@pytest.mark.parametrize(("under", "longer"), [(1.0, False), (0.0, True)])
+@pytest.mark.parametrize(("under", "longer"), [(100.0, False), (0.0, True)])
 def test_outputs_are_predicted_as_wrongly_as_is_asked_for(under: float, longer: bool) -> None:
     trace = Trace.open(HOURS[1])
-    taken = predicted(trace, Settings(mispredicted=0.3, underestimated=under))
+    taken = predicted(trace, Settings(mispredicted=30.0, underestimated=under))
     wrong = taken != trace.known
     assert np.all((taken > trace.known)[wrong] == longer)
     able = trace.known % 3 != (2 if longer else 0)
@@ -220,10 +221,10 @@ def test_mispredicted_lengths_cost_multipool_little_and_one_pool_nothing() -> No
     trace = Trace.open(HOURS[1])
     runs = [
         simulate(ServingProfile.builtin(), trace, "envplan", Settings(mispredicted=share))
-        for share in (0.0, 0.5)
+        for share in (0.0, 50.0)
     ]
     assert runs[0].energy_j == pytest.approx(runs[1].energy_j, rel=0.02)
-    spoiled = simulate(ServingProfile.builtin(), trace, "MultiPool", Settings(mispredicted=0.5))
+    spoiled = simulate(ServingProfile.builtin(), trace, "MultiPool", Settings(mispredicted=50.0))
     assert spoiled.attainment >= 0.999
 
 

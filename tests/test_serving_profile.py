@@ -14,7 +14,8 @@ from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, Slo, classify_all, serves
 from envplan.serving.policies import simulate
 from envplan.serving.profile import BUILTIN, ServingProfile
-from envplan.serving.simulation import Fleet, Machines, Overheads, PoolSpec
+from envplan.serving.settings import Settings
+from envplan.serving.simulation import Fleet, Machines, PoolSpec
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import Trace
 from serving_helpers import profile_of, row, small_serving_profile, write_profile
@@ -57,8 +58,8 @@ def test_steady_loads_agree_with_the_replay() -> None:
         made = np.full(count, round(known.output_tokens), dtype=np.int32)
         classes = np.full(count, CLASSES.index(name), dtype=np.uint8)
         trace = Trace("steady", arrival - arrival[0], given, made, classes)
-        machines = Machines(Stream(trace, profile, classes), Overheads(), 8)
-        pool = PoolSpec(name, frozenset({name}), known.slo, tp, 1980, 1)
+        machines = Machines(Stream(trace, profile, classes), Settings(gpus=8))
+        pool = PoolSpec(name, frozenset({name}), tp, 1980, 1)
         machines.adopt(Fleet({name: pool}), 0.0, warm=True)
         slots = int(trace.duration_s / 60)
         for slot in range(slots):

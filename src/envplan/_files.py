@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fcntl
+import gzip
 import io
 import json
 import os
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from envplan.errors import InputError
 
@@ -63,6 +64,13 @@ def opened(path: AnyPath) -> io.BufferedReader:
         OSError: it cannot be opened.
     """
     return open(path, "rb", opener=_opener)
+
+
+def unzipped(path: AnyPath) -> IO[bytes]:
+    """A file to be read, gzipped or not; as opened."""
+    file = opened(path)
+    zipped = file.peek(2)[:2] == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
 
 
 def _opener(path: str, flags: int) -> int:

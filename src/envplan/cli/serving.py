@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from envplan._files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli.command import (
     PICTURES,
@@ -31,13 +32,15 @@ from envplan.devices import DeviceError
 from envplan.errors import InputError
 from envplan.plotting import serving as pictures
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
+from envplan.serving.settings import READY, Settings
 
 if TYPE_CHECKING:
+    from envplan.costs.rates import Rate
     from envplan.runtime.guard import Guard
     from envplan.serving.plan import ServingPlan
-    from envplan.serving.policies import Settings
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
+    from envplan.serving.trace import Trace
 
 _BUILTIN = "h100-llama2-70b"
 _BASELINE = "SinglePool"
@@ -124,8 +127,6 @@ def _by_class(texts: Sequence[str], form: str) -> Iterator[tuple[str, str]]:
 
 
 def _ready(text: str, name: str) -> str:
-    from envplan.serving.simulation import READY
-
     words = [word.strip() for word in text.split(",")]
     if not all(word in READY for word in words):
         raise InputError(
@@ -181,87 +182,60 @@ def _ready(text: str, name: str) -> str:
     clock_delay=TIME.plainly("ms"),
     start=None,
 )
-class ReplayOptions(RateOptions):
-    """A trace, and how its replay is run; the defaults are those of Settings."""
+class ReplayOptions(Settings, RateOptions):
+    """A trace, and how its replay is run."""
 
     trace: str = "azure-2023-conversation"
     load_factor: float = 1.0
-    gpus: int = 1024
-    pools: int = 9
-    epoch: float = 1800.0
-    slo_quantile: float = 99.95
-    headroom: float = 10.0
-    squash: float = 60.0
-    past: float = 0.0
-    mispredicted: float = 5.0
-    underestimated: float = 50.0
-    ready: str | None = None
-    clock_delay: float = 0.03
-    seed: int = 0
     start: str | None = None
     plot: Path | None = None
 
-    def settings(self) -> Settings:
-        """What the policies are told."""
-        from envplan.serving.policies import Settings
-        from envplan.serving.simulation import Overheads
+    @cached_property
+    def known(self) -> Mapping[str, Rate]:
+        """Price and carbon over the trace, as far as they are given."""
+        return self.rates(start=self.start, repeats=True)
 
-        ready = frozenset((self.ready or "").split(",")) - {""}
-        return Settings(
-            gpus=self.gpus, epoch_s=self.epoch, late=1 - self.slo_quantile / 100,
-            headroom=self.headroom / 100, mispredicted=self.mispredicted / 100,
-            underestimated=self.underestimated / 100, pools=self.pools, squash_s=self.squash,
-            past_s=self.past, seed=self.seed,
-            overheads=Overheads(clock=self.clock_delay, ready=ready),
-        )  # fmt: skip
+    def run(
+        self, service: ServiceOptions, names: Sequence[str], quiet: bool, output: Path | None = None
+    ) -> tuple[Trace, str, list[Simulation]]:
+        """Replay the trace under some policies, and draw what --plot asks for.
 
+        Args:
+            output: what else will be written.
 
-class _Replays:
-    """A trace replayed under some policies, and how that is shown.
-
-    Args:
-        output: what else will be written, beside what --plot asks for.
-    """
-
-    def __init__(
-        self, service: ServiceOptions, options: ReplayOptions, names: Sequence[str], *,
-        quiet: bool, output: Path | None = None,
-    ) -> None:  # fmt: skip
+        Returns:
+            The trace, a title for its results, and these.
+        """
         from envplan.serving.policies import compare_policies
         from envplan.serving.trace import Trace
 
-        files = [("the trace", options.trace), *options.files]
-        service.check_outputs(output, options.plot, inputs=files)
-        self.options = options
-        self.rates = options.rates(start=options.start, repeats=True)
-        self.profile, self.trace = service.known, Trace.open(options.trace)
-        if options.load_factor != 1:
-            self.trace = self.trace.scaled(options.load_factor, options.seed)
-        with ui.counting_bar(f"policies on {self.trace.name}", quiet=quiet) as bar:
-            self.results = compare_policies(
-                self.profile, self.trace, options.settings(), policies=names,
-                progress=lambda done, count: bar(done, count, 0),
-            )  # fmt: skip
-        made = " (real-shaped)" if (self.trace.made or "").startswith("real-shaped") else ""
-        source = self.profile.source
-        known = "" if source in (None, "measured") else f" ({source})"
-        self.title = f"{self.trace.name}{made} on {self.profile.name}{known}"
+        service.check_outputs(output, self.plot, inputs=[("the trace", self.trace), *self.files])
+        profile, trace, _ = service.known, Trace.open(self.trace), self.known
+        if self.load_factor != 1:
+            trace = trace.scaled(self.load_factor, self.seed)
+        with ui.counting_bar(f"policies on {trace.name}", quiet=quiet) as bar:
+            results = compare_policies(
+                profile, trace, self, policies=names, progress=lambda done, of: bar(done, of, 0)
+            )
+        made = " (real-shaped)" if (trace.made or "").startswith("real-shaped") else ""
+        source = "" if profile.source in (None, "measured") else f" ({profile.source})"
+        title = f"{trace.name}{made} on {profile.name}{source}"
         ui.draw(
-            options.plot,
-            lambda: pictures.over_time_figure(self.results, self.title),
-            lambda: pictures.comparison_page(self.results, self.title, source),
+            self.plot,
+            lambda: pictures.over_time_figure(results, title),
+            lambda: pictures.comparison_page(results, title, profile.source),
         )
+        return trace, title, results
 
     def costs(self, result: Simulation) -> dict[str, float]:
         """What a result costs by the rates that are given."""
-        beside, found = self.options.overheads(), {}
-        if "price" in self.rates or beside.gpu_hour:
-            hours = beside.hours_cost(3600.0, 1) * result.gpu_hours
-            spent = result.at_rate(self.rates["price"], beside) if "price" in self.rates else 0.0
-            found[self.options.currency or "money"] = spent + hours
-        if "carbon" in self.rates:
-            made = beside.made_g(3600.0, 1) * result.gpu_hours
-            found["carbon_g"] = result.at_rate(self.rates["carbon"], beside) + made
+        site, found = self.overheads(), {}
+        spent = {kind: result.at_rate(rate, site) for kind, rate in self.known.items()}
+        if "price" in spent or site.gpu_hour:
+            hours = site.hours_cost(3600.0, 1) * result.gpu_hours
+            found[self.currency or "money"] = spent.get("price", 0.0) + hours
+        if "carbon" in spent:
+            found["carbon_g"] = spent["carbon"] + site.made_g(3600.0, 1) * result.gpu_hours
         return found
 
     def document(self, result: Simulation) -> dict[str, Any]:
@@ -475,22 +449,21 @@ def simulate(
     """
     # A picture has the baseline in it.
     names = [policy] if replay.plot is None or policy == _BASELINE else [_BASELINE, policy]
-    found = _Replays(service, replay, names, quiet=show.quiet, output=output)
-    result = found.results[-1]
+    trace, title, (*_, result) = replay.run(service, names, show.quiet, output)
     if output is not None:
-        result.series.save_csv(output)
+        import pandas as pd
+
+        table = pd.DataFrame(result.series).to_csv(index=False, float_format="%.10g")
+        atomic_write(output, table)
 
     def tell() -> None:
-        ui.say(f"{policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
-        costs = {name: f"{value:.6g}" for name, value in found.costs(result).items()}
+        ui.say(f"{policy}: {title}, {result.duration_s / 3600:.3g} hours")
+        costs = {name: f"{value:.6g}" for name, value in replay.costs(result).items()}
         ui.print_table("", ("", "in all"), list({**pictures.figures(result), **costs}.items()))
 
+    named = {"trace": trace.name, "profile": service.known.name}
     ui.answer(
-        show,
-        lambda: {
-            **found.document(result), "trace": found.trace.name, "profile": found.profile.name
-        },
-        tell, written=[output, replay.plot],
+        show, lambda: replay.document(result) | named, tell, written=[output, replay.plot],
         then=["envplan", "serving", "compare", "--trace", replay.trace],
     )  # fmt: skip
 
@@ -520,24 +493,23 @@ def compare(
     names = tuple(POLICIES) if policies is None else tuple(map(str.strip, policies.split(",")))
     if len(set(names)) < len(names):
         raise InputError(f"--policies names a policy twice: {policies}")
-    found = _Replays(service, replay, names, quiet=show.quiet)
-    base = found.results[0]
+    trace, title, results = replay.run(service, names, show.quiet)
 
     def document() -> dict[str, Any]:
         return {
-            "trace": found.trace.name,
-            "made": found.trace.made,
-            "profile": found.profile.name,
-            "source": found.profile.source,
+            "trace": trace.name,
+            "made": trace.made,
+            "profile": service.known.name,
+            "source": service.known.source,
             "policies": [
-                found.document(r) | {"savings_percent": r.saved_percent(base)}
-                for r in found.results
+                replay.document(r) | {"savings_percent": r.saved_percent(results[0])}
+                for r in results
             ],
         }
 
     def tell() -> None:
-        ui.print_table(found.title, *pictures.comparison_table(found.results))
-        costs = [found.costs(result) for result in found.results]
+        ui.print_table(title, *pictures.comparison_table(results))
+        costs = [replay.costs(result) for result in results]
         if costs[0]:
             columns = {key: [f"{one[key]:.6g}" for one in costs] for key in costs[0]}
             ui.print_columns("", {"policy": names, **columns})

@@ -17,29 +17,27 @@ to all it serves, so there is a pool for each class and each SLO that makes a di
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 from envplan.errors import NoAnswerError
-from envplan.serving.classes import CLASSES, Slo, hosts, serves
+from envplan.serving.classes import CLASSES, Slo, hosts
 from envplan.serving.hierarchy import hierarchical_pools
 from envplan.serving.plan import (
+    Asked,
+    Instances,
     Pool,
     ServingPlan,
-    check_demand,
+    fleet_gpus,
+    fleet_power,
     make_plan,
     make_pool,
-    needed_for,
     too_few,
 )
 from envplan.serving.profile import Curve, Segment, ServingProfile
@@ -80,47 +78,30 @@ def exact_plan(
         InputError: no load, no GPU, or an unknown class.
         NoAnswerError: the loads cannot be served; says which class and by how much.
     """
-    wanted = check_demand(profile, loads, gpus, merge=merge)
-    program = _Program(profile, wanted, merge=merge, one_frequency=one_frequency)
-    begin = time.monotonic()
-    found, bound = program.least_power(gpus, time_limit)
-    fleets = [] if found is None else [found]
+    asked = Asked.about(profile, loads, gpus, merge=merge, one_frequency=one_frequency)
+    program, begin = _Program(profile, asked), time.monotonic()
+    found, bound_kw = program.least_power(time_limit)
+    fleets = [found] if found else []
     with suppress(NoAnswerError):  # what the solver finds in time may be worse than the managers'
-        fleets.append(hierarchical_pools(profile, wanted, gpus, merge=merge))
+        fleets.append(hierarchical_pools(profile, asked))
     if not fleets:
         left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
-        smallest, needed = program.fewest_gpus(left)
-        if needed > gpus:
+        smallest, fewest = program.fewest_gpus(left)
+        if (needed := math.ceil(fewest - _WHOLE)) > gpus:
             held = [
                 (p.request_class, {s.request_class: s.load_tokens_s for s in p.serves}, p.gpus)
                 for p in smallest
             ]
             raise too_few(profile, gpus, needed, held)
-        if sum(pool.gpus for pool in smallest) <= gpus:
-            fleets.append(smallest)
-    pools = min(fleets, key=_power, default=None)
-    if not pools:
-        raise NoAnswerError(
-            f"no plan was found within {time_limit:g} s; give it more with --time-limit"
-        )
-    least = min(bound, _power(pools)) if bound > 0 or _power(pools) == 0 else None
-    return make_plan(
-        "exact", pools, least, profile, wanted, gpus, merge=merge, one_frequency=one_frequency
-    )
-
-
-def _power(pools: Sequence[Pool]) -> float:
-    return sum(pool.power_w for pool in pools)
-
-
-def _pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> list[Slo]:
-    """The SLOs that a pool might promise: those of all sets of classes it may serve."""
-    found: set[Slo] = set()
-    for other in demanded:
-        if serves(name, other):
-            slo = profile.classes[other].slo
-            found |= {slo} | {Slo.strictest((slo, known)) for known in found}
-    return sorted(found, key=lambda slo: (slo.ttft_s, slo.tbt_s))
+        if not smallest or fleet_gpus(smallest) > gpus:
+            raise NoAnswerError(
+                f"no plan was found within {time_limit:g} s; give it more with --time-limit"
+            )
+        fleets.append(smallest)
+    pools = min(fleets, key=fleet_power)
+    power, bound = fleet_power(pools), bound_kw * _KILO
+    proved = min(bound, power) if bound or not power else None
+    return make_plan("exact", profile, asked, pools, proved)
 
 
 @dataclass(frozen=True)
@@ -139,38 +120,36 @@ class _Site:
     routed: dict[str, Any] = field(default_factory=dict)
 
 
-def _sites(
-    profile: ServingProfile, loads: Mapping[str, float], *, merge: bool, one_frequency: bool
-) -> list[_Site]:
+def _sites(profile: ServingProfile, asked: Asked) -> list[_Site]:
     sites = []
-    demanded = list(loads)
-    for name in CLASSES if merge else demanded:
-        slos = _pool_slos(profile, name, demanded) if merge else [profile.classes[name].slo]
+    for name in CLASSES if asked.merge else asked.slos:
+        promised: set[Slo] = set()  # the SLOs of all sets of classes that the pool may serve
+        for other, slo in asked.slos.items():
+            if name in hosts(other, merge=asked.merge):
+                promised |= {slo} | {Slo.strictest((slo, known)) for known in promised}
         known: list[Any] = []
-        for slo in slos:  # the strictest first: another that leaves no more loads adds nothing
-            pairs = [
-                (curve, segment) for curve in profile.of(name) for segment in curve.segments(slo)
-            ]
+        # The strictest first: another that leaves no more loads adds nothing.
+        for slo in sorted(promised, key=lambda slo: (slo.ttft_s, slo.tbt_s)):
+            pairs = [(curve, part) for curve in profile.of(name) for part in curve.segments(slo)]
             if pairs and pairs not in known:
                 known.append(pairs)
-                if not one_frequency:
+                if not asked.one_frequency:
                     pairs = [pair for pair in pairs if not _beaten(pair, pairs)]
                 sites.append(_Site(name, slo, pairs))
     return sites
 
 
-def _beaten(pair: Stretch, pairs: Sequence[Stretch]) -> bool:
+def _beaten(pair: Stretch, pairs: Iterable[Stretch]) -> bool:
     """Whether one segment of another clock, same TP, covers this one and never draws more."""
     curve, mine = pair
     for other, segment in pairs:
         covers = segment.low <= mine.low and mine.high <= segment.high
         if other is curve or other.tp != curve.tp or not covers:
             continue
-        more = (
-            other.power_at(mine.low) - mine.power_low,
-            other.power_at(mine.high) - mine.power_high,
-        )
-        if max(more) <= 0 and (any(more) or other.frequency_mhz < curve.frequency_mhz):
+        low, high = other.power_at(mine.low), other.power_at(mine.high)
+        less = low < mine.power_low or high < mine.power_high
+        never_more = low <= mine.power_low and high <= mine.power_high
+        if never_more and (less or other.frequency_mhz < curve.frequency_mhz):
             return True
     return False
 
@@ -182,28 +161,21 @@ class _Program:
         NoAnswerError: a class has no pool, though its SLO is met at some load.
     """
 
-    def __init__(
-        self,
-        profile: ServingProfile,
-        loads: Mapping[str, float],
-        *,
-        merge: bool,
-        one_frequency: bool,
-    ) -> None:
+    def __init__(self, profile: ServingProfile, asked: Asked) -> None:
         from ortools.math_opt.python import mathopt
 
         self._mathopt = mathopt
-        self.profile, self._loads, self._merge = profile, loads, merge
-        self._sites = _sites(profile, loads, merge=merge, one_frequency=one_frequency)
-        self._unit = min(_KILO, _FINEST * min(loads.values()))
+        self.profile, self._asked, self._loads = profile, asked, asked.loads_tokens_s
+        self._sites = _sites(profile, asked)
+        self._unit = min(_KILO, _FINEST * min(self._loads.values()))
         self._model = mathopt.Model(name="fleet")
         self._power: Any = 0.0  # kW
         self._gpus: Any = 0
         for site in self._sites:
             self._add_site(site)
-        if one_frequency:
+        if asked.one_frequency:
             self._tie_clocks()
-        for name, load in loads.items():
+        for name, load in self._loads.items():
             shares = [site.routed[name] for site in self._sites if name in site.routed]
             if not shares:
                 raise NoAnswerError(
@@ -212,23 +184,16 @@ class _Program:
                 )
             self._model.add_linear_constraint(sum(shares) == load / self._unit)
 
-    def least_power(self, gpus: int, time_limit: float) -> tuple[list[Pool] | None, float]:
-        """The fleet of at most so many GPUs with the least power, if any was found.
-
-        Returns:
-            Its pools, and what no fleet draws less than, W; 0 where nothing was proved.
-        """
-        limit = self._model.add_linear_constraint(self._gpus <= gpus)
-        self._model.minimize(self._power)
-        found, bound = self._solve(time_limit)
+    def least_power(self, time_limit: float) -> tuple[list[Pool], float]:
+        """The fleet with the least power that was found, if any, and a bound on it, kW, or 0."""
+        limit = self._model.add_linear_constraint(self._gpus <= self._asked.gpus)
+        found = self._solve(self._power, time_limit)
         self._model.delete_linear_constraint(limit)
-        return found, bound * _KILO
+        return found
 
-    def fewest_gpus(self, time_limit: float) -> tuple[list[Pool], int]:
-        """The fleet with the fewest GPUs found, if any, and how many any fleet needs at least."""
-        self._model.minimize(self._gpus)
-        found, bound = self._solve(time_limit)
-        return found or [], math.ceil(bound - _WHOLE)
+    def fewest_gpus(self, time_limit: float) -> tuple[list[Pool], float]:
+        """The fleet with the fewest GPUs found, if any, and a bound on them, or 0."""
+        return self._solve(self._gpus, time_limit)
 
     def _add_site(self, site: _Site) -> None:
         """Its variables and constraints."""
@@ -244,15 +209,14 @@ class _Program:
             self._power += (at_low - slope * low) / _KILO * count
             self._power += slope * self._unit / _KILO * load
             self._gpus += curve.tp * count
-        for name in self._loads:
-            able = site.name in hosts(name, merge=self._merge)
-            if able and site.slo.covers(self.profile.classes[name].slo):
+        for name, slo in self._asked.slos.items():
+            if site.name in hosts(name, merge=self._asked.merge) and site.slo.covers(slo):
                 site.routed[name] = model.add_variable(lb=0)
         model.add_linear_constraint(sum(site.loads) == self._brought(site, site.routed))
 
     def _brought(self, site: _Site, loads: Mapping[str, Any]) -> Any:
         """What loads of classes come to at a site."""
-        needed = (needed_for(self.profile, name, site.name) for name in loads)
+        needed = (self.profile.needed_for(name, site.name) for name in loads)
         return sum(each * load for each, load in zip(needed, loads.values(), strict=True))
 
     def _tie_clocks(self) -> None:
@@ -270,27 +234,27 @@ class _Program:
         for clocks in chosen.values():
             self._model.add_linear_constraint(sum(clocks.values()) <= 1)
 
-    def _solve(self, time_limit: float) -> tuple[list[Pool] | None, float]:
-        """The pools that the solver finds, if any, and a bound on the objective; 0: none proved."""
+    def _solve(self, objective: Any, time_limit: float) -> tuple[list[Pool], float]:
+        """The pools that the solver finds, if any, and a bound on what is least; 0: none proved."""
         mathopt = self._mathopt
         parameters = mathopt.SolveParameters(
             time_limit=timedelta(seconds=time_limit),
             relative_gap_tolerance=_RELATIVE_GAP,
             random_seed=1,
         )
-        with _silenced():
-            result = mathopt.solve(self._model, mathopt.SolverType.HIGHS, params=parameters)
+        self._model.minimize(objective)
+        result = mathopt.solve(self._model, mathopt.SolverType.GSCIP, params=parameters)
         bound = result.termination.objective_bounds.dual_bound
         found = result.has_primal_feasible_solution()
-        pools = self._pools(result.variable_values()) if found else None
+        pools = self._pools(result.variable_values()) if found else []
         return pools, bound if 0 < bound < math.inf else 0.0
 
     def _pools(self, values: Mapping[Any, float]) -> list[Pool]:
-        pools: dict[tuple[str, Slo], tuple[Counter[str], list[tuple[Curve, int, float]]]] = {}
+        pools: dict[tuple[str, Slo], tuple[Counter[str], list[Instances]]] = {}
         for site, served in zip(self._sites, self._shares(values), strict=True):
             if served:
                 # What it must promise may be less than what it could: then it is one with its like.
-                slo = Slo.strictest(self.profile.classes[name].slo for name in served)
+                slo = Slo.strictest(self._asked.slos[name] for name in served)
                 key = site.name, slo
                 all_served, all_instances = pools.setdefault(key, (Counter(), []))
                 all_served.update(served)
@@ -301,20 +265,20 @@ class _Program:
         """What goes to each site, tokens/s, adding up to the loads but for rounding."""
         shares: list[dict[str, float]] = [{} for _ in self._sites]
         for name, load in self._loads.items():
-            routed = {
-                k: values[s.routed[name]] for k, s in enumerate(self._sites) if name in s.routed
-            }
             least = _NEGLIGIBLE * load / self._unit
-            total = sum(value for value in routed.values() if value > least)
+            routed = {
+                k: value
+                for k, site in enumerate(self._sites)
+                if name in site.routed and (value := values[site.routed[name]]) > least
+            }
             for k, value in routed.items():
-                if value > least:
-                    shares[k][name] = value * (load / total)
+                shares[k][name] = value * (load / sum(routed.values()))
         return shares
 
     def _instances(
         self, site: _Site, values: Mapping[Any, float], brought: float
-    ) -> list[tuple[Curve, int, float]]:
-        """The instances of a site: curve, number, load of each.
+    ) -> list[Instances]:
+        """The instances of a site.
 
         The solver keeps stretches and sums to within a tolerance. Here loads lie within their
         stretches, and add up to what is brought but for rounding.
@@ -331,24 +295,5 @@ class _Program:
         for curve, segment, number, load in found:
             kept = min(max(load + rest / number, segment.low), segment.high)
             rest -= number * (kept - load)
-            instances.append((curve, number, kept))
+            instances.append(Instances(curve, number, kept))
         return sorted(instances, key=lambda of: (-of[0].tp, -of[0].frequency_mhz, -of[2]))
-
-
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Keep what HiGHS now and then prints, whatever it is told, out of our own output."""
-    sys.stdout.flush()
-    try:
-        kept = os.dup(1)
-    except OSError:  # there is no standard output
-        yield
-        return
-    with Path(os.devnull).open("wb") as nothing:
-        os.dup2(nothing.fileno(), 1)
-    try:
-        yield
-    finally:
-        ctypes.CDLL(None).fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)

@@ -10,26 +10,18 @@ Load is spread over a pool's instances in proportion to what each can carry.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, hosts
 from envplan.serving.phases import FloatArray
-from envplan.serving.plan import (
-    Pool,
-    ServingPlan,
-    check_demand,
-    make_plan,
-    make_pool,
-    needed_for,
-    too_few,
-)
+from envplan.serving.plan import Asked, Instances, Pool, ServingPlan, make_plan, make_pool, too_few
 from envplan.serving.profile import Curve, ServingProfile
 
 _ROOM: Final = 1 + 1e-12  # for rounding, where loads are compared with capacities
@@ -66,15 +58,14 @@ class PoolModel:
 
     def least_power(self, tp: int, loads: FloatArray) -> FloatArray:
         """What `best` draws, W, for many loads; infinite above `most`. Shape as `loads`."""
-        least = np.full(loads.shape, np.inf)
-        for curve, most in self._able[tp]:
-            power = np.interp(loads, curve.load, curve.power_w)
-            least = np.where(loads <= most * _ROOM, np.minimum(least, power), least)
-        return least
+        drawn = [
+            np.where(loads <= most * _ROOM, np.interp(loads, curve.load, curve.power_w), np.inf)
+            for curve, most in self._able[tp]
+        ]
+        return np.asarray(np.min(drawn, axis=0))
 
 
-@dataclass(frozen=True)
-class SizedPool:
+class SizedPool(NamedTuple):
     """What the pool manager has decided of a pool.
 
     Attributes:
@@ -102,11 +93,11 @@ class SizedPool:
 def _sizes(profile: ServingProfile, name: str, served: Mapping[str, float]) -> list[SizedPool]:
     """What a pool might be made of, least power first, each with fewer GPUs than the last."""
     model = PoolModel(profile, name, Slo.strictest(profile.classes[k].slo for k in served))
-    load = sum(x * needed_for(profile, k, name) for k, x in served.items())
+    load = sum(x * profile.needed_for(k, name) for k, x in served.items())
     found = []
     for tp in model.most:
         curve, most = model.fastest(tp)
-        count = max(1, -int(-load // most))
+        count = max(1, math.ceil(load / most))
         power = count * curve.power_at(load / count)
         found.append(SizedPool(model, dict(served), load, tp, count, power))
     kept: list[SizedPool] = []
@@ -116,26 +107,18 @@ def _sizes(profile: ServingProfile, name: str, served: Mapping[str, float]) -> l
     return kept
 
 
-def size_pools(
-    profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True
-) -> list[SizedPool]:
+def size_pools(profile: ServingProfile, asked: Asked) -> list[SizedPool]:
     """The pool manager.
-
-    Args:
-        profile: with the SLOs to be met.
-        loads: tokens/s by class, all above 0.
-        gpus: at most.
-        merge: whether pools may be merged into higher ones.
 
     Raises:
         NoAnswerError: no configuration meets an SLO, or GPUs run short.
     """
-    options: dict[str, list[SizedPool]] = {}
+    loads, options = asked.loads_tokens_s, dict[str, list[SizedPool]]()
     for name, load in loads.items():
         # The first is its own; without a configuration that meets its SLO, the lowest that has one.
-        for host in hosts(name, merge=merge):
+        for host in hosts(name, merge=asked.merge):
             own = {host: loads[host]} if host in loads else {}
-            there = options[host][0].served if options.get(host) else own
+            there = options[host][0].served if host in options else own
             if found := _sizes(profile, host, {**there, name: load}):
                 options[host] = found
                 break
@@ -144,35 +127,10 @@ def size_pools(
                 f"the hierarchical planner finds no pool for {name}: none keeps its SLO from "
                 "no load up, and that of what it serves already; the exact planner may"
             )
-    if merge:
-        _merge(profile, options)
-    return _fit(profile, options, gpus)
-
-
-def _merge(profile: ServingProfile, options: dict[str, list[SizedPool]]) -> None:
-    """Merge pools upward where that draws less, lowest classes first."""
-    for name in CLASSES:
-        if name not in options:
-            continue
-        alone, gains = options[name][0], []
-        for host in hosts(name)[1:]:
-            if host in options:
-                joint = Counter(options[host][0].served)
-                joint.update(alone.served)
-                if together := _sizes(profile, host, joint):
-                    apart = alone.power_w + options[host][0].power_w
-                    gains.append((apart - together[0].power_w, host, together))
-        gain, host, together = max(gains, key=lambda entry: entry[0], default=(0.0, name, []))
-        if gain > 0:
-            options[host] = together
-            del options[name]
-
-
-def _fit(
-    profile: ServingProfile, options: Mapping[str, list[SizedPool]], gpus: int
-) -> list[SizedPool]:
-    """The cheapest choices, the first ones, made denser one after another until they fit."""
-    while (needed := sum(choices[0].gpus for choices in options.values())) > gpus:
+    for name in [name for name in CLASSES if name in options and asked.merge]:
+        _merge(profile, options, name)
+    # The cheapest choices, the first ones, are made denser one after another until they fit.
+    while (needed := sum(choices[0].gpus for choices in options.values())) > asked.gpus:
         steps = {
             name: (denser[0].power_w - first.power_w) / (first.gpus - denser[0].gpus)
             for name, (first, *denser) in options.items()
@@ -182,9 +140,22 @@ def _fit(
             pools = [choices[0] for choices in options.values()]
             held = [(pool.model.name, pool.served, pool.gpus) for pool in pools]
             what = "the hierarchical planner needs at least"
-            raise too_few(profile, gpus, needed, held, what)
+            raise too_few(profile, asked.gpus, needed, held, what)
         options[min(steps, key=lambda name: steps[name])].pop(0)
     return [choices[0] for choices in options.values()]
+
+
+def _merge(profile: ServingProfile, options: dict[str, list[SizedPool]], name: str) -> None:
+    """Merge a class's pool into a higher one where that draws less."""
+    alone, gain = options[name][0], 0.0
+    for host in [host for host in hosts(name)[1:] if host in options]:
+        there = options[host][0]
+        joint = _sizes(profile, host, Counter(there.served) + Counter(alone.served))
+        if joint and alone.power_w + there.power_w - joint[0].power_w > gain:
+            gain, into, together = alone.power_w + there.power_w - joint[0].power_w, host, joint
+    if gain > 0:
+        options[into] = together
+        del options[name]
 
 
 def reshard(model: PoolModel, gpus: int, load: float) -> dict[int, int] | None:
@@ -220,19 +191,17 @@ def reshard(model: PoolModel, gpus: int, load: float) -> dict[int, int] | None:
     return best[1] or None
 
 
-def hierarchical_pools(
-    profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True
-) -> list[Pool]:
-    """What all three managers decide for one load; raises as size_pools."""
+def hierarchical_pools(profile: ServingProfile, asked: Asked) -> list[Pool]:
+    """What all three managers decide; raises as size_pools."""
     pools = []
-    for sized in size_pools(profile, loads, gpus, merge=merge):
+    for sized in size_pools(profile, asked):
         model = sized.model
         counts = reshard(model, sized.gpus, sized.load) or {sized.tp: sized.instances}
         carried = sum(n * model.most[tp] for tp, n in counts.items())
         instances = []
         for tp, count in sorted(counts.items(), reverse=True):
             load = min(model.most[tp], sized.load / carried * model.most[tp])
-            instances.append((model.best(tp, load), count, load))
+            instances.append(Instances(model.best(tp, load), count, load))
         pools.append(make_pool(model.name, model.slo, sized.served, instances))
     return pools
 
@@ -241,6 +210,5 @@ def hierarchical_plan(
     profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True
 ) -> ServingPlan:
     """The plan of the three managers; arguments and errors as exact_plan."""
-    wanted = check_demand(profile, loads, gpus, merge=merge)
-    pools = hierarchical_pools(profile, wanted, gpus, merge=merge)
-    return make_plan("hierarchical", pools, None, profile, wanted, gpus, merge=merge)
+    asked = Asked.about(profile, loads, gpus, merge=merge)
+    return make_plan("hierarchical", profile, asked, hierarchical_pools(profile, asked))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field
 
@@ -23,10 +23,8 @@ from envplan.serving.profile import Curve, ServingProfile, builtin_profiles
 _TOLERANCE: Final = 1e-6
 #: tokens/s, or W, that make no difference: the exact planner's solver does not see them.
 _NOTHING: Final = 2e-3
-
-#: tokens/s: what is less is none, and what is more than MOST_LOAD no planner could tell apart.
-LEAST_LOAD: Final = 0.01
-MOST_LOAD: Final = 1e9
+#: tokens/s: what is less is none, and what is more no planner could tell apart.
+_LOADS: Final = (0.01, 1e9)
 
 
 def _class(name: str) -> str:
@@ -129,6 +127,35 @@ class Asked(Model):
     merge: bool
     one_frequency: bool
 
+    @classmethod
+    def about(
+        cls, profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True,
+        one_frequency: bool = False,
+    ) -> Self:  # fmt: skip
+        """The loads above zero, in the order of the classes; each can be served at some load.
+
+        Raises:
+            InputError: there is no load, no GPU, or no such class.
+            NoAnswerError: as check_reachable.
+        """
+        if gpus < 1:
+            raise InputError(f"a fleet needs at least one GPU, not {gpus}")
+        least, most = _LOADS
+        for name, load in loads.items():
+            check_class(name)
+            if not (math.isfinite(load) and (load == 0 or least <= load <= most)):
+                raise InputError(
+                    f"the load of {name} must be 0, or from {least:g} to {most:g} tokens/s, not "
+                    f"{load:g}"
+                )
+        wanted = {name: float(loads[name]) for name in CLASSES if loads.get(name)}
+        if not wanted:
+            raise InputError("there is no load; give at least one class tokens/s above 0")
+        check_reachable(profile, wanted, merge=merge)
+        slos = {name: profile.classes[name].slo for name in wanted}
+        return cls(gpus=gpus, loads_tokens_s=wanted, slos=slos, merge=merge,
+                   one_frequency=one_frequency)  # fmt: skip
+
 
 class Baseline(Model):
     """The same loads on TP8 at maximum frequency; the highest TP a class has, where it lacks 8."""
@@ -225,7 +252,7 @@ class ServingPlan(Document):
                 f"the plan was made from another profile than {profile.name} is now; plan again, "
                 "or go on with --force"
             )
-        for problem in _problems(self, profile):
+        if problem := next(_problems(self, profile), None):
             raise InputError(problem)
         loads = self.asked.loads_tokens_s
         return [
@@ -237,17 +264,17 @@ class ServingPlan(Document):
 
 def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
     """What does not hold."""
-    served = dict.fromkeys(CLASSES, 0.0)
+    asked, served = plan.asked, Counter[str]()
     for pool in plan.pools:
         name, brought = pool.request_class, 0.0
         for part in pool.serves:
-            if not serves(name, part.request_class):
-                yield f"pool {name} cannot serve {part.request_class}"
-            promised = plan.asked.slos.get(part.request_class)
-            if promised is None or not pool.slo.covers(promised):
-                yield f"pool {name} does not promise what {part.request_class} needs"
-            served[part.request_class] += part.load_tokens_s
-            brought += part.load_tokens_s * needed_for(profile, part.request_class, name)
+            other, load = part.request_class, part.load_tokens_s
+            if not serves(name, other):
+                yield f"pool {name} cannot serve {other}"
+            if other not in asked.slos or not pool.slo.covers(asked.slos[other]):
+                yield f"pool {name} does not promise what {other} needs"
+            served[other] += load  # type: ignore[assignment]
+            brought += load * profile.needed_for(other, name)
         for group in pool.groups:
             where, load = f"pool {name}, {group}", group.load_tokens_s
             curve = profile.curves.get((name, group.tp, group.frequency_mhz))
@@ -260,69 +287,56 @@ def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
         carried = sum(group.instances * group.load_tokens_s for group in pool.groups)
         if not _close(carried, brought):
             yield f"pool {name} is brought {brought:g} tokens/s; its instances carry {carried:g}"
-    gpus = sum(pool.gpus for pool in plan.pools)
-    power = sum(pool.power_w for pool in plan.pools)
-    if gpus != plan.gpus or gpus > plan.asked.gpus:
-        yield f"the plan's pools hold {gpus} GPUs; {plan.asked.gpus} were given"
+    gpus, power = fleet_gpus(plan.pools), fleet_power(plan.pools)
+    if gpus != plan.gpus or gpus > asked.gpus:
+        yield f"the plan's pools hold {gpus} GPUs; {asked.gpus} were given"
     if not _close(power, plan.power):
         yield f"the pools draw {power:g} W, not {plan.power:g} as stated"
-    for name, load in served.items():
-        if not _close(load, plan.asked.loads_tokens_s.get(name, 0.0)):
-            yield f"{load:g} tokens/s of {name} are served, not what was asked for"
+    for name in CLASSES:
+        if not _close(served[name], asked.loads_tokens_s.get(name, 0.0)):
+            yield f"{served[name]:g} tokens/s of {name} are served, not what was asked for"
 
 
 def _close(a: float, b: float) -> bool:
-    return abs(a - b) <= max(_NOTHING, _TOLERANCE * max(abs(a), abs(b)))
+    return math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=_NOTHING)
 
 
-def needed_for(profile: ServingProfile, request: str, pool: str) -> float:
-    """Tokens of load that a token of a class becomes in another's pool.
+def fleet_gpus(pools: Iterable[Pool]) -> int:
+    """GPUs of all instances."""
+    return sum(pool.gpus for pool in pools)
 
-    A request counts there as one of the pool's own, so by the ratio of their mean lengths.
-    """
-    return profile.classes[pool].tokens / profile.classes[request].tokens
+
+def fleet_power(pools: Iterable[Pool]) -> float:
+    """W of all instances."""
+    return sum(pool.power_w for pool in pools)
 
 
 def make_plan(
-    planner: str,
-    pools: Sequence[Pool],
-    bound_w: float | None,
-    profile: ServingProfile,
-    loads: Mapping[str, float],
-    gpus: int,
-    *,
-    merge: bool,
-    one_frequency: bool = False,
-) -> ServingPlan:
+    planner: str, profile: ServingProfile, asked: Asked, pools: Sequence[Pool],
+    bound_w: float | None = None,
+) -> ServingPlan:  # fmt: skip
     """The plan of pools that a planner has decided on, checked.
 
     Args:
         bound_w: no plan draws less, W; None where nothing was proved.
     """
-    power, saved = sum(pool.power_w for pool in pools), None
-    baseline = _baseline(profile, loads)
-    if baseline and baseline.power_w:
-        saved = 100 * (1 - power / baseline.power_w)
+    power, baseline = fleet_power(pools), _baseline(profile, asked.loads_tokens_s)
     plan = ServingPlan(
         schema="envplan/serving-plan/v1",
         planner=planner,
         profile=ProfileReference(
             name=profile.name, path=str(profile.path), sha256=profile.sha256, source=profile.source
         ),
-        asked=Asked(
-            gpus=gpus,
-            loads_tokens_s=dict(loads),
-            slos={name: profile.classes[name].slo for name in loads},
-            merge=merge,
-            one_frequency=one_frequency,
-        ),
+        asked=asked,
         predicted=Predicted(
-            gpus=sum(pool.gpus for pool in pools),
+            gpus=fleet_gpus(pools),
             power_w=power,
             power_lower_bound_w=bound_w,
             gap=None if bound_w is None else max(0.0, power / bound_w - 1 if bound_w else 0.0),
             baseline=baseline,
-            savings_percent=saved,
+            savings_percent=100 * (1 - power / baseline.power_w)
+            if baseline and baseline.power_w
+            else None,
         ),
         pools=list(pools),
     )
@@ -345,10 +359,18 @@ def _baseline(profile: ServingProfile, loads: Mapping[str, float]) -> Baseline |
     return Baseline(gpus=gpus, power_w=power)
 
 
+class Instances(NamedTuple):
+    """Instances that are alike: their configuration, how many, and the load of each, tokens/s."""
+
+    curve: Curve
+    number: int
+    load: float
+
+
 def make_pool(
-    name: str, slo: Slo, served: Mapping[str, float], instances: Sequence[tuple[Curve, int, float]]
+    name: str, slo: Slo, served: Mapping[str, float], instances: Iterable[Instances]
 ) -> Pool:
-    """A pool of instances: curve, how many, load of each (tokens/s)."""
+    """A pool of a class that serves so many tokens/s of these classes."""
     parts = [(known, served[known]) for known in CLASSES if known in served]
     return Pool(
         request_class=name,
@@ -358,40 +380,15 @@ def make_pool(
             Group(
                 tp=curve.tp,
                 frequency_mhz=curve.frequency_mhz,
-                instances=count,
+                instances=number,
                 load_tokens_s=load,
                 power_w=curve.power_at(load),
                 ttft_s=curve.ttft_at(load),
                 tbt_s=curve.tbt_at(load),
             )
-            for curve, count, load in instances
+            for curve, number, load in instances
         ],
     )
-
-
-def check_demand(
-    profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True
-) -> dict[str, float]:
-    """The loads above zero, in the order of the classes; each can be served at some load.
-
-    Raises:
-        InputError: there is no load, no GPU, or no such class.
-        NoAnswerError: as check_reachable.
-    """
-    if gpus < 1:
-        raise InputError(f"a fleet needs at least one GPU, not {gpus}")
-    for name, load in loads.items():
-        check_class(name)
-        if not (math.isfinite(load) and (load == 0 or LEAST_LOAD <= load <= MOST_LOAD)):
-            raise InputError(
-                f"the load of {name} must be 0, or from {LEAST_LOAD:g} to {MOST_LOAD:g} tokens/s, "
-                f"not {load:g}"
-            )
-    wanted = {name: float(loads[name]) for name in CLASSES if loads.get(name)}
-    if not wanted:
-        raise InputError("there is no load; give at least one class tokens/s above 0")
-    check_reachable(profile, wanted, merge=merge)
-    return wanted
 
 
 def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: bool = True) -> None:
@@ -433,10 +430,8 @@ def too_few(
     """
     by_class = Counter[str]()
     for pool, served, used in pools:
-        brought = {name: x * needed_for(profile, name, pool) for name, x in served.items()}
-        by_class[max(brought, key=brought.__getitem__)] += used
-    largest = max(by_class, key=by_class.__getitem__, default=None)
-    most = "" if largest is None else f"; class {largest} takes most, {by_class[largest]} GPUs"
+        by_class[max(served, key=lambda c: served[c] * profile.needed_for(c, pool))] += used
+    most = "".join(f"; class {c} takes most, {n} GPUs" for c, n in by_class.most_common(1))
     return NoAnswerError(
         f"{what} {needed} GPUs, {needed - gpus} more than the {gpus} there are{most}"
     )

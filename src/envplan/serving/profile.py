@@ -211,6 +211,13 @@ class ServingProfile:
             and any(curve.tp <= tp and curve.frequency_mhz <= clock for curve in self.of(name))
         ]
 
+    def needed_for(self, request: str, pool: str) -> float:
+        """Tokens of load that a token of a class becomes in another's pool.
+
+        A request counts there as one of the pool's own, so by the ratio of their mean lengths.
+        """
+        return self.classes[pool].tokens / self.classes[request].tokens
+
     def with_lengths(self, means: Mapping[str, tuple[float, float]]) -> ServingProfile:
         """The profile, one by phases, for other mean lengths of classes.
 

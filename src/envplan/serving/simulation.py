@@ -9,58 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from envplan._files import atomic_write
 from envplan._serving import Replay
-from envplan.costs.model import Overheads as Beside
+from envplan.costs.model import Overheads
 from envplan.costs.rates import Rate
 from envplan.serving.classes import CLASSES, Slo, hosts, serves
-from envplan.serving.phases import FloatArray
 from envplan.serving.reshard import transfer_plan
+from envplan.serving.settings import Settings
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import SLOT_S
 from envplan.units import J_PER_KWH
+
+#: Columns over time: a slot's beginning (s), mean power of the fleet (W), load that arrives
+#: (tokens/s), GPUs in use at its end, starting and leaving ones too, requests that arrive, and how
+#: many of these meet their SLOs.
+SERIES: Final = ("time_s", "power_w", "load_tokens_s", "gpus", "requests", "attained")
 
 _CLOCK_HOLD_S: Final = 1.0  # before a managed clock goes down
 _CLOCK_MARGIN: Final = 0.4  # of the TTFT SLO that a managed clock leaves
 _PARTS: Final = 8  # in which a fleet is re-sharded, one after another, each at least an instance
 _PACK_SHARE: Final = 0.3  # of it that a request may wait at an instance that is filled up
-
-
-#: How long the steps of a start take, s, by what saves them: a machine is booted; it fetches the
-#: weights; its processes find each other and the engine starts, or both come from a snapshot.
-#: (DynamoLLM, section IV; the middle where a range is stated.)
-READY: Final[Mapping[str, float]] = {"vm": 90.0, "weights": 180.0, "snapshot": 138.0}
-_ENGINE_S: Final = 18.0  # of the last: the engine alone starts
-_INSTALL_S: Final = 15.0  # weights and KV cache are put into the GPUs
-
-
-@dataclass(frozen=True)
-class Overheads:
-    """How long changes take.
-
-    Attributes:
-        clock: until a clock that was asked for is in force, s.
-        ready: of READY, what is ready before an instance is needed.
-    """
-
-    clock: float = 0.03
-    ready: frozenset[str] = frozenset()
-
-    @property
-    def start(self) -> float:
-        """Until a new instance serves, s."""
-        return _INSTALL_S + sum(step for name, step in READY.items() if name not in self.ready)
-
-    @property
-    def reshard(self) -> float:
-        """Until GPUs that already hold the weights serve as instances of another TP, s."""
-        return min(self.start, _ENGINE_S + _INSTALL_S)
 
 
 @dataclass(frozen=True)
@@ -70,7 +41,6 @@ class PoolSpec:
     Attributes:
         name: the longest class that it is for.
         serves: classes that go to it.
-        slo: what it promises.
         tp: GPUs of an instance.
         clock: MHz.
         count: of instances.
@@ -81,7 +51,6 @@ class PoolSpec:
 
     name: str
     serves: frozenset[str]
-    slo: Slo
     tp: int
     clock: int
     count: int
@@ -104,98 +73,39 @@ class Fleet(dict[str, PoolSpec]):
 
 
 @dataclass(frozen=True, eq=False)
-class Series:
-    """What happens over time, by slot of a minute; arrays of one length.
-
-    Attributes:
-        time_s: beginning of each slot, s.
-        power_w: of the fleet, on average.
-        load_tokens_s: that arrives.
-        gpus: in use at the slot's end, starting and leaving ones too.
-        requests: that arrive.
-        attained: of these, those that meet their SLOs.
-    """
-
-    time_s: FloatArray
-    power_w: FloatArray
-    load_tokens_s: FloatArray
-    gpus: FloatArray
-    requests: FloatArray
-    attained: FloatArray
-
-    def save_csv(self, path: Path) -> None:
-        """Write them as a CSV table, a line for each slot.
-
-        Raises:
-            InputError: it cannot be written.
-        """
-        import pandas as pd
-
-        table = pd.DataFrame(vars(self)).to_csv(index=False, float_format="%.10g")
-        atomic_write(path, table)
-
-
-@dataclass(frozen=True, eq=False)
 class Simulation:
     """What came of a policy.
 
     Attributes:
         policy: its name.
-        by_class: int64 (9, 4): requests, first token in time, tokens in time, both.
+        energy_j: of all GPUs in use; GPUs without an instance are given back and draw nothing.
+        requests: that arrived.
+        attainment: share of them that met their SLOs, TTFT and TBT.
+        attainment_by_class: the same of each class that came.
+        first_in_time, tokens_in_time: shares whose first and whose further tokens were in time.
         started: instances started, without those that were there at the beginning.
         resharded: instances made of other instances' GPUs.
+        moved: weights sent from GPU to GPU to re-shard instances, in whole copies of the model.
         clock_changes: of instances.
         helped: requests that another pool took because they would have been late in their own.
         squashed: requests given up because they waited too long; their SLOs are missed.
-        moved: weights sent from GPU to GPU to re-shard instances, in whole copies of the model.
-        series: over time.
+        series: over time, by slot of a minute, a record array with one column for each of SERIES.
     """
 
     policy: str
-    by_class: npt.NDArray[np.int64]
+    energy_j: float
+    requests: int
+    attainment: float
+    attainment_by_class: Mapping[str, float]
+    first_in_time: float
+    tokens_in_time: float
     started: int
     resharded: int
+    moved: float
     clock_changes: int
     helped: int
     squashed: int
-    moved: float
-    series: Series
-
-    @property
-    def energy_j(self) -> float:
-        """Of all GPUs in use, J; GPUs without an instance are given back and draw nothing."""
-        return float(self.series.power_w.sum()) * SLOT_S
-
-    @property
-    def requests(self) -> int:
-        """That arrived."""
-        return int(self.by_class[:, 0].sum())
-
-    @property
-    def attained(self) -> int:
-        """Of these, those that met TTFT and TBT."""
-        return int(self.by_class[:, 3].sum())
-
-    @property
-    def attainment(self) -> float:
-        """Share of requests that met their SLOs."""
-        return self.attained / self.requests
-
-    @property
-    def attainment_by_class(self) -> dict[str, float]:
-        """The same of each class that came."""
-        by_class = zip(CLASSES, self.by_class.tolist(), strict=True)
-        return {name: met / came for name, (came, _, _, met) in by_class if came}
-
-    @property
-    def first_in_time(self) -> float:
-        """Share of requests whose first token was in time."""
-        return int(self.by_class[:, 1].sum()) / self.requests
-
-    @property
-    def tokens_in_time(self) -> float:
-        """Share of requests whose further tokens were in time."""
-        return int(self.by_class[:, 2].sum()) / self.requests
+    series: Any
 
     @property
     def gpus_mean(self) -> float:
@@ -212,27 +122,26 @@ class Simulation:
         """Hours of GPUs in use, all together."""
         return float(self.series.gpus.sum()) * SLOT_S / 3600
 
+    @property
+    def duration_s(self) -> float:
+        """From the first slot to the end of the last, s."""
+        return SLOT_S * len(self.series)
+
     def saved_percent(self, base: Simulation) -> float | None:
         """Energy saved against another simulation, of its energy; None where that used none."""
         return 100 * (1 - self.energy_j / base.energy_j) if base.energy_j else None
 
-    def at_rate(self, rate: Rate, beside: Beside | None = None) -> float:
+    def at_rate(self, rate: Rate, site: Overheads | None = None) -> float:
         """What the energy costs at a rate per kWh, money or gCO2.
 
         Args:
             rate: over time.
-            beside: PUE and hosts that draw, too; default: none.
+            site: PUE and hosts that draw, too; default: none.
         """
-        at = self.series.time_s
+        at, site = self.series.time_s, site or Overheads()
         edges = [rate.integral(float(t)) for t in [*at, at[-1] + SLOT_S]]
-        site = beside or Beside()
         watts = site.pue * (self.series.power_w + site.host_power * self.series.gpus)
         return float(np.dot(np.diff(edges), watts)) / J_PER_KWH
-
-    @property
-    def duration_s(self) -> float:
-        """From the first slot to the end of the last, s."""
-        return SLOT_S * len(self.series.time_s)
 
 
 class _Start(NamedTuple):
@@ -257,22 +166,19 @@ class Machines:
 
     Args:
         stream: what arrives.
-        overheads: of changes.
-        gpus: at most.
-        squash_s: a request that is so much later than its SLO allows is given up.
+        settings: GPUs at most, how long changes take, when requests are given up.
     """
 
-    def __init__(
-        self, stream: Stream, overheads: Overheads, gpus: int, squash_s: float = math.inf
-    ) -> None:
-        self.stream, self.overheads, self.gpus = stream, overheads, gpus
+    def __init__(self, stream: Stream, settings: Settings) -> None:
+        self.stream, self.settings = stream, settings
         self.started = self.resharded = 0
         self.moved = 0.0
+        self._tps = list(stream.clocks)
         self._pools: dict[str, int] = {}
         self._steps: list[_Step] = []
         self.replay = Replay(
-            stream.service, overheads.clock, _CLOCK_HOLD_S, _CLOCK_MARGIN, _PACK_SHARE,
-            min(squash_s, 1e9), SLOT_S, stream.trace.duration_s,
+            stream.service, settings.clock_delay, _CLOCK_HOLD_S, _CLOCK_MARGIN, _PACK_SHARE,
+            min(settings.squash, 1e9), SLOT_S, stream.trace.duration_s,
         )  # fmt: skip
 
     def adopt(self, fleet: Fleet, now: float, *, warm: bool = False) -> None:
@@ -290,29 +196,24 @@ class Machines:
         for key, pool in fleet.items():
             number = self._pools.setdefault(key, len(self._pools))
             self.replay.set_pack(number, pool.packs)
-            size, clocks = self.stream.sizes[pool.tp], self.stream.clocks[pool.tp]
-            start = _Start(number, size, clocks.index(pool.clock), pool.managed)
+            size, clock = self._tps.index(pool.tp), self.stream.clocks[pool.tp].index(pool.clock)
+            start = _Start(number, size, clock, pool.managed)
             wanted[number, size] = [start] * pool.count
         self._route(fleet)
         self._steps.clear()  # of the last change: what was to come of it is in `wanted`
         there = self.replay.instances()
         there.sort(key=lambda i: (i[4], -i[5]))  # those that serve first, the fullest of them
-        moves: list[tuple[int, _Start]] = []
         spare: dict[int, list[int]] = {}
         for instance, number, size, *_ in there:
             if slots := wanted.get((number, size)):
-                moves.append((instance, slots.pop(0)))
+                self._move(instance, slots.pop(0))
             else:
                 spare.setdefault(size, []).append(instance)
         for (_, size), slots in wanted.items():
             while slots and spare.get(size):
-                moves.append((spare[size].pop(0), slots.pop(0)))
-        for instance, start in moves:
-            self.replay.move(instance, start.pool, start.clock, start.managed)
+                self._move(spare[size].pop(0), slots.pop(0))
         lacking = [start for slots in wanted.values() for start in slots]
-        left = [
-            (instance, self.stream.gpus[size]) for size, ids in spare.items() for instance in ids
-        ]
+        left = [(instance, self._tps[size]) for size, ids in spare.items() for instance in ids]
         if warm:
             for start in lacking:
                 self.replay.start(*start, now)
@@ -321,18 +222,18 @@ class Machines:
 
     def _change(self, lacking: list[_Start], left: list[tuple[int, int]], now: float) -> None:
         """Start what is lacking, and let go what is left over when it is not needed any more."""
-        sizes = self.stream.gpus
+        sizes = self._tps
         need, have = sum(sizes[s.size] for s in lacking), sum(gpus for _, gpus in left)
         part = 0  # GPUs that are re-sharded at a time
         if lacking and left:
             largest = max(*(sizes[s.size] for s in lacking), *(gpus for _, gpus in left))
             part = max(largest, math.ceil(need / _PARTS))
-        fresh = min(max(0, need - have + part), self.gpus - self.in_use())
+        fresh = min(max(0, need - have + part), self.settings.gpus - self.in_use())
         first = now
         while lacking and sizes[lacking[0].size] <= fresh:
             fresh -= sizes[lacking[0].size]
             self.started += 1
-            first = now + self.overheads.start
+            first = now + self.settings.startup_s
             self.replay.start(*lacking.pop(0), first)
         while lacking:
             step = _Step(first, [], [])
@@ -350,7 +251,7 @@ class Machines:
             after = sorted((sizes[start.size] for start in step.begin), reverse=True)
             self.moved += transfer_plan(tuple(sorted(before, reverse=True)), tuple(after)).moved
             self._steps.append(step)
-            first += self.overheads.reshard
+            first += self.settings.reshard_s
         self._steps.append(_Step(first, [instance for instance, _ in left], []))
         self.advance(now)
 
@@ -362,13 +263,16 @@ class Machines:
             for instance in step.leave:
                 self.replay.retire(instance)
             for start in step.begin:
-                self.replay.start(*start, step.at + self.overheads.reshard)
+                self.replay.start(*start, step.at + self.settings.reshard_s)
             self.resharded += len(step.begin)
         self.replay.advance(until)
 
     def in_use(self) -> int:
         """GPUs that serve, start or leave."""
-        return sum(self.stream.gpus[size] * n for size, n in self.replay.gpus().items())
+        return sum(self._tps[size] * n for size, n in self.replay.gpus().items())
+
+    def _move(self, instance: int, start: _Start) -> None:
+        self.replay.move(instance, start.pool, start.clock, start.managed)
 
     def _route(self, fleet: Fleet) -> None:
         """Send classes where they belong; pools that could serve them help, the best ones first.
@@ -376,18 +280,18 @@ class Machines:
         A pool that is given up helps, too, as long as it has instances.
         """
         old = [number for key, number in self._pools.items() if key not in fleet]
-        routes = fleet.routes
+        slos = {name: known.slo for name, known in self.stream.profile.classes.items()}
+        promised = {key: Slo.strictest(slos[c] for c in pool.serves) for key, pool in fleet.items()}
         for place, name in enumerate(CLASSES):
-            slo = self.stream.profile.classes[name].slo
             order = [*hosts(name), *reversed(CLASSES)]
 
             def rank(key: str) -> tuple[bool, int]:
-                pool = fleet[key]
-                able = pool.slo.covers(slo) and serves(pool.name, name)  # noqa: B023
-                return not able, order.index(pool.name)  # noqa: B023
+                home = fleet[key].name
+                able = promised[key].covers(slos[name]) and serves(home, name)  # noqa: B023
+                return not able, order.index(home)  # noqa: B023
 
             ranked = sorted(fleet, key=rank)
-            home = routes.get(name, ranked[0])
+            home = fleet.routes.get(name, ranked[0])
             helpers = [self._pools[key] for key in ranked if key != home]
             self.replay.route(place, self._pools[home], helpers + old)
 
@@ -401,17 +305,33 @@ class Machines:
         """
         self.replay.finish()
         energy, attained, by_class, changes, helped, squashed = self.replay.results()
-        trace, slots = self.stream.trace, len(gpus)
+        counts, slots = self.stream.trace.counts, len(gpus)
         tokens = np.array([self.stream.profile.classes[name].tokens for name in CLASSES])
-        series = Series(
-            time_s=SLOT_S * np.arange(first, slots, dtype=np.float64),
-            power_w=energy[first:slots] / SLOT_S,
-            load_tokens_s=(trace.counts @ tokens / SLOT_S)[first:],
-            gpus=np.array(gpus[first:], dtype=np.float64),
-            requests=trace.counts.sum(axis=1)[first:].astype(np.float64),
-            attained=attained[first:slots].astype(np.float64),
-        )
-        return Simulation(
-            policy, by_class, self.started, self.resharded, changes, helped, squashed,
-            self.moved, series,
+        columns = (
+            SLOT_S * np.arange(slots), energy[:slots] / SLOT_S, counts @ tokens / SLOT_S,
+            np.array(gpus), counts.sum(axis=1), attained[:slots],
         )  # fmt: skip
+        series = np.rec.fromarrays(
+            [column[first:] for column in columns], dtype=[(name, np.float64) for name in SERIES]
+        )
+        came, first_in_time, tokens_in_time, met = by_class.sum(axis=0).tolist()
+        return Simulation(
+            policy=policy,
+            energy_j=float(series.power_w.sum()) * SLOT_S,
+            requests=came,
+            attainment=met / came,
+            attainment_by_class={
+                name: met / came
+                for name, (came, _, _, met) in zip(CLASSES, by_class.tolist(), strict=True)
+                if came
+            },
+            first_in_time=first_in_time / came,
+            tokens_in_time=tokens_in_time / came,
+            started=self.started,
+            resharded=self.resharded,
+            moved=self.moved,
+            clock_changes=changes,
+            helped=helped,
+            squashed=squashed,
+            series=series,
+        )

@@ -11,7 +11,8 @@ contexts of the requests that are there at once must fit. csrc/serving.hpp count
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,10 +47,8 @@ class Stream:
         taken: uint8, the class that each request looks like on arrival.
 
     Attributes:
-        service: the same and the profile's tables, compiled.
-        sizes: the service's number of an instance size, by TP, ascending.
-        gpus: TP of each size.
-        clocks: of each TP, MHz, ascending.
+        service: the same and the profile's tables, compiled; sizes are numbered as in `clocks`.
+        clocks: of each TP, MHz; both ascend.
 
     Raises:
         InputError: the profile is not by phases.
@@ -63,21 +62,20 @@ class Stream:
                 path=profile.path,
             )
         self.trace, self.profile, self.taken = trace, profile, taken
-        self._needs: dict[tuple[Any, ...], Need] = {}
+        self.clocks: dict[int, list[int]] = {}
+        places: dict[int, list[int]] = {}
         keys = sorted(profile.phases)
-        self.gpus = sorted({tp for tp, _ in keys})
-        self.sizes = {tp: place for place, tp in enumerate(self.gpus)}
-        self.clocks = {tp: [clock for n, clock in keys if n == tp] for tp in self.gpus}
-        sizes = []
-        for tp in self.gpus:
-            fastest = profile.phases[tp, self.clocks[tp][-1]]
-            places = [k for k, (n, _) in enumerate(keys) if n == tp]
-            sizes.append((tp, fastest.kv_tokens, fastest.chunk_tokens, places))
-        tables = [profile.phases[key].tables() for key in keys]
-        slos = [(c.slo.ttft_s, c.slo.tbt_s) for c in (profile.classes[name] for name in CLASSES)]
+        for place, (tp, clock) in enumerate(keys):
+            self.clocks.setdefault(tp, []).append(clock)
+            places.setdefault(tp, []).append(place)
+        fastest = [(tp, profile.phases[tp, clocks[-1]]) for tp, clocks in self.clocks.items()]
         self.service = Service(
-            trace.arrival, *trace.lengths(profile), trace.known, taken, tables, sizes, slos
-        )
+            trace.arrival, *trace.lengths(profile), trace.known, taken,
+            [profile.phases[key].tables() for key in keys],
+            [(tp, best.kv_tokens, best.chunk_tokens, places[tp]) for tp, best in fastest],
+            [(c.slo.ttft_s, c.slo.tbt_s) for c in (profile.classes[name] for name in CLASSES)],
+        )  # fmt: skip
+        self._need = cache(self.service.need)
 
     def since(self, begin_s: float) -> Stream:
         """The same without the requests that come before a time, s."""
@@ -101,8 +99,4 @@ class Stream:
             late: share of requests that may be late.
         """
         mask = sum(1 << CLASSES.index(name) for name in set(classes))
-        key = begin_s, end_s, mask, self.sizes[tp], late
-        found = self._needs.get(key)
-        if found is None:
-            found = self._needs[key] = Need(*self.service.need(*key))
-        return found
+        return Need(*self._need(begin_s, end_s, mask, list(self.clocks).index(tp), late))

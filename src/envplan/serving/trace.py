@@ -9,22 +9,20 @@ Files are read in pieces: 27 million requests take about half a gigabyte, and no
 
 from __future__ import annotations
 
-import gzip
 import io
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from envplan._files import opened, refuse_slip
+from envplan._files import refuse_slip, unzipped
 from envplan.errors import InputError, shown
 from envplan.serving.classes import CLASSES, classify_all
 from envplan.serving.phases import FloatArray
@@ -57,7 +55,6 @@ class Trace:
         arrival: s since the first of them, ascending.
         input_tokens, output_tokens: of each; None where the trace gives classes instead.
         known: place in CLASSES of each.
-        began: date and time of the first one; None where the trace counts seconds.
         made: how it was made, in words; None for one that is as it was recorded.
         lasts_s: how long it covers, s; None: to the end of the last request's minute.
     """
@@ -67,7 +64,6 @@ class Trace:
     input_tokens: IntArray | None
     output_tokens: IntArray | None
     known: npt.NDArray[np.uint8]
-    began: datetime | None = None
     made: str | None = None
     lasts_s: float | None = None
 
@@ -195,8 +191,8 @@ def make_week(name: str, *, days: float = 7.0, seed: int = 0) -> Trace:
         rows.append(np.concatenate(picked)[chosen[order]].astype(np.int32))
     made = f"real-shaped: the digitized minutes of the week, made of the minutes of {hour.name}"
     return replace(
-        hour.part(np.concatenate(rows)), name=name, arrival=np.concatenate(at), began=None,
-        made=made, lasts_s=len(counts) * SLOT_S,
+        hour.part(np.concatenate(rows)), name=name, arrival=np.concatenate(at), made=made,
+        lasts_s=len(counts) * SLOT_S,
     )  # fmt: skip
 
 
@@ -205,13 +201,6 @@ def builtin_traces() -> dict[str, Path]:
     folder = builtin_folder()
     found = [*folder.glob("*.csv.gz"), *folder.glob("*.shape.csv")]
     return {path.name.split(".", 1)[0]: path for path in sorted(found)}
-
-
-def _open(path: Path) -> IO[bytes]:
-    """The file, unzipped."""
-    file: Any = opened(path)
-    zipped = file.peek(2)[:2] == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
 
 
 def _header(line: bytes, path: Path) -> dict[str, str]:
@@ -237,25 +226,33 @@ def _header(line: bytes, path: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> Trace:
+    import pandas as pd
+
     columns: dict[str, Any] = {}
-    seen, began = 0, None
+    seen, last = 0, None
     try:
-        with _open(path) as file:
+        with unzipped(path) as file:
             first = file.readline()
             if b"\r" in first.rstrip(b"\r\n"):  # lines that end as on old machines
                 file = io.BytesIO((first + file.read()).replace(b"\r", b"\n"))
                 first = file.readline()
             named = _header(first, path)
-            for frame in _frames(file, named):
-                last = float(columns["at"][-1]) if seen else None
-                piece = _Piece(frame, named, path, seen + 2)
-                for name, values in piece.checked(last, began).items():
+            for frame in pd.read_csv(
+                file, header=None, names=[*named, _MORE], dtype={"class": str},
+                chunksize=_PIECE, skipinitialspace=True, index_col=False,
+            ):  # fmt: skip
+                if frame.empty:
+                    continue
+                found, last = _checked(frame, named, path, seen + 2, last)
+                for name, values in found.items():
                     column = columns.setdefault(name, np.empty(0, values.dtype))
                     column.resize(seen + len(frame), refcheck=False)  # in place: never there twice
                     column[seen:] = values
-                seen, began = seen + len(frame), began or piece.began
+                seen += len(frame)
                 if seen > _MOST_REQUESTS:
                     raise InputError(f"has more than {_MOST_REQUESTS} rows", path=path)
+    except pd.errors.EmptyDataError:
+        pass  # there are no rows
     except (EOFError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot be read to its end ({reason})", path=path) from None
@@ -271,24 +268,9 @@ def _read(path: Path) -> Trace:
         raise InputError(f"spans {at[-1]:g} s; at most {_LONGEST_S:g} can be replayed", path=path)
     number = columns.pop("requests", None)
     name = re.sub(r"(\.csv)?(\.gz)?$", "", path.name)
-    trace = Trace(name, at, columns.get("input_tokens"), columns.get("output_tokens"),
-                  columns["known"], began)  # fmt: skip
+    lengths = [columns.get(name) for name in _LENGTHS]
+    trace = Trace(name, at, lengths[0], lengths[1], columns["known"])
     return trace if number is None else _expanded(trace, number, path)
-
-
-def _frames(file: IO[bytes], named: Iterable[str]) -> Iterator[Any]:
-    """Pieces of the table, all cells as text but tokens, and blank ones missing."""
-    import pandas as pd
-
-    try:
-        for frame in pd.read_csv(
-            file, header=None, names=[*named, _MORE], dtype={"class": str},
-            chunksize=_PIECE, skipinitialspace=True, index_col=False,
-        ):  # fmt: skip
-            if len(frame):
-                yield frame[[name for name in frame.columns if name in (*_COLUMNS, _MORE)]]
-    except pd.errors.EmptyDataError:
-        return
 
 
 def _complaint(error: ValueError) -> str:
@@ -301,91 +283,76 @@ def _complaint(error: ValueError) -> str:
     return f"is not a CSV table ({text})"
 
 
-@dataclass
-class _Piece:
-    """Some rows of a file, of which the first is in `line`, with its columns as the file has them.
+def _checked(
+    frame: Any, named: Mapping[str, str], path: Path, line: int, last: tuple[float, bool] | None
+) -> tuple[dict[str, Any], tuple[float, bool]]:
+    """The columns of some rows: `at` (s), `known` (classes), and token counts and requests if any.
 
-    `began` is when the first request came, where times are dates.
+    Args:
+        frame: the rows, numbers as such and all else as text.
+        named: the columns as the file has them.
+        line: of the first row.
+        last: time (s) of the row before, and whether it was a date; returned for the next piece.
     """
+    import pandas as pd
 
-    frame: Any
-    named: Mapping[str, str]
-    path: Path
-    line: int
-    began: datetime | None = None
-
-    def refuse(self, bad: Any, column: str, message: str) -> None:
+    def refuse(bad: Any, column: str, message: str) -> None:
         """Raise for the first row that `bad` marks; {} stands for its cell."""
         if bad.any():
             row = int(np.argmax(np.asarray(bad)))
-            cell = self.frame[column].iloc[row]
+            cell = frame[column].iloc[row]
             cell = shown(cell.item() if isinstance(cell, np.generic) else cell)
             raise InputError(
-                message.format(cell), path=self.path, line=self.line + row,
-                column=self.named.get(column),
-            )  # fmt: skip
+                message.format(cell), path=path, line=line + row, column=named.get(column)
+            )
 
-    def checked(self, last: float | None, began: datetime | None) -> dict[str, Any]:
-        """The columns: `at` (s), `known` (classes), and of token counts and requests what is there.
-
-        Args:
-            last: time of the row before, s; None: there is none.
-            began: of the piece before.
-        """
-        frame = self.frame
-        more = f"has more cells than the {len(self.named)} columns there are"
-        self.refuse(frame[_MORE].notna(), _MORE, more)
-        for column in frame.columns.drop(_MORE):
-            self.refuse(frame[column].isna(), column, "is blank; the table must have no holes")
-        at = self._times()
-        if last is not None and (began is None) != (self.began is None):
-            raise InputError("mixes seconds with dates and times", path=self.path, line=self.line)
-        gaps = np.diff(at, prepend=at[0] if last is None else last)
-        early = "comes before the line above it ({}); sort the trace by time"
-        self.refuse(gaps < 0, "timestamp", early)
-        if "requests" not in frame:
-            self.refuse(
-                gaps > _LONGEST_SILENCE_S, "timestamp",
-                f"the trace has a gap: no request for {gaps.max():.0f} s before {{}}; cut it "
-                "there, or give counts in a column requests, 0 where there are none",
-            )  # fmt: skip
-        found = {"at": at}
-        if "requests" in frame:
-            found["requests"] = self._numbers("requests")
-        if "class" in frame:
-            classes = ", ".join(CLASSES)
-            unknown = f"there is no class {{}}; the classes are {classes} (input then output)"
-            self.refuse(~frame["class"].isin(CLASSES), "class", unknown)
-            places = {name: place for place, name in enumerate(CLASSES)}
-            return found | {"known": frame["class"].map(places).to_numpy(np.uint8)}
-        for name in _LENGTHS:
-            found[name] = np.maximum(1, self._numbers(name)).astype(np.int32)
-        return found | {"known": classify_all(*(found[name] for name in _LENGTHS))}
-
-    def _times(self) -> FloatArray:
-        """s; since 1970 for dates and times."""
-        import pandas as pd
-
-        column = self.frame["timestamp"]
-        if pd.api.types.is_numeric_dtype(column):
-            seconds: FloatArray = column.to_numpy(np.float64, copy=True)
-            bad = ~((seconds >= 0) & (seconds < 1e15))
-            self.refuse(bad, "timestamp", "must be seconds from 0 up, not {}")
-            return seconds
-        when = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
-        wanted = "must be seconds from 0 up, or a time as in 2026-11-16T09:00:00, not {}"
-        self.refuse(when.isna(), "timestamp", wanted)
-        self.began = when.iloc[0].floor("us").to_pydatetime()
-        moments = when.dt.tz_localize(None).to_numpy("datetime64[us]")
-        return cast(FloatArray, moments.astype(np.int64) / 1e6)
-
-    def _numbers(self, column: str) -> FloatArray:
-        import pandas as pd
-
-        values: FloatArray = pd.to_numeric(self.frame[column], errors="coerce").to_numpy(np.float64)
+    def numbers(column: str) -> FloatArray:
+        values: FloatArray = pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64)
         bad = ~((values >= 0) & (values <= _MOST_TOKENS))
-        self.refuse(bad, column, f"must be a number from 0 to {_MOST_TOKENS}, not {{}}")
+        refuse(bad, column, f"must be a number from 0 to {_MOST_TOKENS}, not {{}}")
         return values
+
+    refuse(frame[_MORE].notna(), _MORE, f"has more cells than the {len(named)} columns there are")
+    for column in [name for name in named if name in _COLUMNS]:
+        refuse(frame[column].isna(), column, "is blank; the table must have no holes")
+    times = frame["timestamp"]
+    dated = not pd.api.types.is_numeric_dtype(times)
+    if dated:  # s since 1970
+        when = pd.to_datetime(times, format="ISO8601", utc=True, errors="coerce")
+        wanted = "must be seconds from 0 up, or a time as in 2026-11-16T09:00:00, not {}"
+        refuse(when.isna(), "timestamp", wanted)
+        moments = when.dt.tz_localize(None).to_numpy("datetime64[us]")
+        at: FloatArray = moments.astype(np.int64) / 1e6
+    else:
+        at = times.to_numpy(np.float64, copy=True)
+        bad = ~((at >= 0) & (at < 1e15))
+        refuse(bad, "timestamp", "must be seconds from 0 up, not {}")
+    before, was_dated = last or (at[0], dated)
+    if dated != was_dated:
+        raise InputError("mixes seconds with dates and times", path=path, line=line)
+    gaps = np.diff(at, prepend=before)
+    early = "comes before the line above it ({}); sort the trace by time"
+    refuse(gaps < 0, "timestamp", early)
+    found: dict[str, Any] = {"at": at}
+    if "requests" in frame:
+        found["requests"] = numbers("requests")
+    else:
+        refuse(
+            gaps > _LONGEST_SILENCE_S, "timestamp",
+            f"the trace has a gap: no request for {gaps.max():.0f} s before {{}}; cut it "
+            "there, or give counts in a column requests, 0 where there are none",
+        )  # fmt: skip
+    if "class" in frame:
+        unknown = (
+            f"there is no class {{}}; the classes are {', '.join(CLASSES)} (input then output)"
+        )
+        refuse(~frame["class"].isin(CLASSES), "class", unknown)
+        places = {name: place for place, name in enumerate(CLASSES)}
+        found["known"] = frame["class"].map(places).to_numpy(np.uint8)
+    else:
+        found |= {name: np.maximum(1, numbers(name)).astype(np.int32) for name in _LENGTHS}
+        found["known"] = classify_all(*(found[name] for name in _LENGTHS))
+    return found, (float(at[-1]), dated)
 
 
 def _expanded(trace: Trace, number: FloatArray, path: Path) -> Trace:

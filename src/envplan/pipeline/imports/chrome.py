@@ -14,7 +14,6 @@ in which they come: see TraceMapping.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -25,11 +24,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import chain, pairwise
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from envplan._files import opened
+from envplan._files import unzipped
 from envplan._model import Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Place
@@ -221,10 +220,7 @@ def read_chrome_traces(
 
 def _events(path: str | os.PathLike[str]) -> list[Any]:
     try:
-        with opened(path) as raw:
-            zipped = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if zipped else raw
+        with unzipped(path) as file:
             data = file.read(MAX_TRACE_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
