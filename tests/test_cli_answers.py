@@ -259,9 +259,8 @@ apply --dry-run | stage 0: forward | stage 1: forward | !wrote
 apply --dry-run --json | "frequency_plan": null
 apply --format csv | wrote run.freqplan.csv
 apply --clocks 800-2000:100 | 1740 MHz is not supported; 1800 MHz instead | as planned
-apply --min-dwell 200 | --min-dwell 200: | J per iteration
-apply --min-dwell 200 --json | "min_dwell_s": 0.2 | "changes_too_fast": 0 | "world_size": 8
-apply --min-dwell 200 --json | "frequency_plan": "run.freqplan.json" | !"ranks"
+apply --min-dwell 200 | planned again for clocks that last 200 ms
+apply --json | "frequency_plan": "run.freqplan.json" | "world_size": 8 | !"ranks"
 sweep many.toml -j 1 | failed: | and 3 more: see column error of sweep.csv
 """
 

@@ -71,6 +71,16 @@ def test_zeus_format_is_a_list_for_every_stage(folder: Path) -> None:
     assert "only files that end in .py" in done("apply --format zeus -o schedule.txt")
 
 
+def test_min_dwell_applies_the_plan_of_solves_own_min_dwell(folder: Path) -> None:
+    done("solve -q --slowdown 10 --ladder 3")
+    done("apply -q --min-dwell 150 -o again.json")
+    done("solve -q --slowdown 10 --ladder 3 --min-dwell 150")
+    done("apply -q")
+    again, asked = (FrequencyPlan.load(name) for name in ("again.json", "run.freqplan.json"))
+    assert (again.ranks, again.ladder) == (asked.ranks, asked.ladder)
+    assert again.plan_sha256 != asked.plan_sha256
+
+
 def test_ladder_can_be_left_out_but_not_invented(folder: Path) -> None:
     done("apply -q --no-ladder")
     assert FrequencyPlan.load("run.freqplan.json").ladder is None

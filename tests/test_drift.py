@@ -35,29 +35,29 @@ def plan() -> Plan:
     return trace_frontier(PIPELINE, PROFILE).plan(slowdown=0.1)
 
 
+def step_line(*operations: list[Any], stage: int = 0, step: int = 3) -> dict[str, Any]:
+    """A line as the shim writes it, of operations: instruction, chunk, MHz, count, mean, least."""
+    return {
+        "event": "step",
+        "rank": stage,
+        "stage": stage,
+        "step": step,
+        "operations": list(operations),
+    }
+
+
 def run_lines(plan: Plan, steps: int = 4) -> Iterator[dict[str, Any]]:
-    """As the shim writes them, of a run where every kind takes FACTORS as long as planned."""
+    """Of a run where every kind takes FACTORS as long as planned, and more in the first step."""
     for rank, stage in enumerate(plan.stages):
         yield {"event": "start", "rank": rank, "plan_sha256": "ab" * 32}
         for step in range(steps):
             slow = 50.0 if step == 0 else 1.0
-            yield {
-                "event": "step",
-                "rank": rank,
-                "stage": rank,
-                "step": step,
-                "operations": [
-                    [
-                        op.instruction,
-                        op.chunk,
-                        op.frequency_mhz,
-                        1,
-                        slow * op.time_s * FACTORS[rank, op.instruction],
-                        0.0,
-                    ]
-                    for op in stage
-                ],
-            }
+            operations = [
+                [op.instruction, op.chunk, op.frequency_mhz, 1, slow * op.time_s * factor, 0.0]
+                for op in stage
+                for factor in [FACTORS[rank, op.instruction]]
+            ]
+            yield step_line(*operations, stage=rank, step=step)
 
 
 def test_factors_are_found_without_the_first_step(plan: Plan) -> None:
@@ -102,12 +102,12 @@ def test_plan_of_another_planner_is_refused(plan: Plan) -> None:
 def test_clock_between_those_of_the_profile_is_interpolated(plan: Plan) -> None:
     table = PROFILE.table(0, "forward")
     clocks, times = table.frequency_mhz.tolist(), table.time_ns.tolist()
-    mhz = 2 / (1 / clocks[0] + 1 / clocks[1])
-    between = (times[0] + times[1]) / 2e9
-    line = {"event": "step", "rank": 0, "stage": 0, "step": 3}
-    line["operations"] = [["forward", 0, round(mhz), 5, 2 * between, between]]
+    mhz = round(2 / (1 / clocks[0] + 1 / clocks[1]))
+    twice = (times[0] + times[1]) / 1e9
+    # An operation too short for its clock does not count.
+    line = step_line(["forward", 0, mhz, 5, twice, twice], ["backward", 0, 1260, 1, 0.0, 0.0])
     (drift,) = measure_drift(plan, PROFILE, [line])
-    assert drift.factor == pytest.approx(2, rel=1e-3)
+    assert (drift.instruction, drift.factor) == ("forward", pytest.approx(2, rel=1e-3))
 
 
 def test_time_is_compared_with_that_of_the_config_that_ran(plan: Plan) -> None:
@@ -117,40 +117,30 @@ def test_time_is_compared_with_that_of_the_config_that_ran(plan: Plan) -> None:
             rows += [(stage, instruction, 1260, 0.1, 20.0, "quick")]
             rows += [(stage, instruction, 1260, 0.3, 10.0, "frugal")]
     profile = Profile.from_rows(rows)
-    line = {"event": "step", "rank": 0, "stage": 0, "step": 3}
     for config, factor in (("quick", 6.0), ("frugal", 2.0), ("unheard of", 6.0)):
-        line["operations"] = [["forward", 0, 1260, 5, 0.6, 0.6, config]]
+        line = step_line(["forward", 0, 1260, 5, 0.6, 0.6, config])
         (drift,) = measure_drift(plan, profile, [line])
         assert drift.factor == pytest.approx(factor)
 
 
-def test_steps_without_clocks_do_not_count(plan: Plan) -> None:
-    lines = list(run_lines(plan))
-    for line in lines:
-        for operation in line.get("operations", []):
-            operation[2] = 0
-    with pytest.raises(InputError, match="no measured times"):
-        measure_drift(plan, PROFILE, lines)
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (step_line(["forward", 0, 0, 1, 0.1, 0.1]), "no measured times"),
+        (step_line(["forward", 0, 1260, 1, 0.1, 0.1], stage=7), "stage 7"),
+    ],
+)
+def test_lines_without_clocks_or_of_another_job_are_refused(
+    plan: Plan, line: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        measure_drift(plan, PROFILE, [line])
 
 
 def test_only_runs_of_the_plan_count(plan: Plan) -> None:
     lines = list(run_lines(plan))
     assert len(list(steps_of_plan(lines, "ab" * 32))) == 8
     assert list(steps_of_plan(lines, "cd" * 32)) == []
-
-
-def test_log_of_another_job_is_refused(plan: Plan) -> None:
-    line = {"event": "step", "rank": 0, "stage": 7, "step": 1}
-    line["operations"] = [["forward", 0, 1260, 1, 0.1, 0.1]]
-    with pytest.raises(InputError, match="stage 7"):
-        measure_drift(plan, PROFILE, [line])
-
-
-def test_operation_too_short_for_its_clock_does_not_count(plan: Plan) -> None:
-    line: dict[str, Any] = {"event": "step", "rank": 0, "stage": 0, "step": 1}
-    line["operations"] = [["forward", 0, 1260, 1, 0.0, 0.0], ["backward", 0, 1260, 1, 0.5, 0.5]]
-    (drift,) = measure_drift(plan, PROFILE, [line])
-    assert drift.instruction == "backward"
 
 
 def test_cut_last_line_of_a_log_is_passed_over_but_a_broken_one_is_named(tmp_path: Path) -> None:
@@ -182,7 +172,7 @@ def test_cut_last_line_of_a_log_is_passed_over_but_a_broken_one_is_named(tmp_pat
     ids=str,
 )
 def test_step_that_the_shim_did_not_write_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
-    step = {"event": "step", "rank": 0, "stage": 0, "step": 1, "operations": []}
+    step = step_line()
     log = tmp_path / "run.jsonl"
     log.write_text(json.dumps(step) + "\n" + json.dumps(step | change) + "\n")
     with pytest.raises(InputError, match=r"run\.jsonl:2: .* not as the shim writes them"):
@@ -200,19 +190,6 @@ def written(folder: Path) -> Plan:
     lines = [{**line, "plan_sha256": sha256} for line in run_lines(plan)]
     (folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return plan
-
-
-def test_refine_writes_a_profile_and_a_plan_that_check(tmp_path: Path) -> None:
-    old = written(tmp_path)
-    ran = envplan("refine", "plan.json", "run.jsonl", cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    assert "+25.00" in ran.out
-    assert Profile.read_csv(tmp_path / "profile.refined.csv").metadata.source == "modelled"
-    new = Plan.load(tmp_path / "plan.refined.json")
-    assert new.ladder
-    assert new.iteration_time > old.iteration_time
-    checked = envplan("check", "plan.refined.json", cwd=tmp_path)
-    assert checked.code == 0, checked.err
 
 
 def test_refine_reads_the_log_that_the_shim_wrote(fake_nvml: FakeNvml, tmp_path: Path) -> None:
@@ -249,10 +226,14 @@ def test_refine_reads_the_log_that_the_shim_wrote(fake_nvml: FakeNvml, tmp_path:
         assert again.code == 0, again.err
 
 
-def test_refine_says_what_no_log_has_measured(tmp_path: Path) -> None:
-    written(tmp_path)
+def test_refine_says_what_was_measured_and_what_no_log_has(tmp_path: Path) -> None:
+    old = written(tmp_path)
     ran = envplan("refine", "plan.json", "run.jsonl", cwd=tmp_path)
+    assert "+25.00" in ran.out
     assert "nothing measured" not in ran.out
+    new = Plan.load(tmp_path / "plan.refined.json")
+    assert new.ladder
+    assert new.iteration_time > old.iteration_time
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
     kept = [line for line in lines if json.loads(line).get("stage") != 1]
     assert len(kept) < len(lines)

@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli_helpers import envplan
-from envplan.devices import DeviceError, DeviceInfo, backend
+from envplan.devices import DeviceError, DeviceInfo, opened
 from envplan.runtime import Guard, locks
 from envplan.runtime import guard as guard_module
 from envplan.runtime.locks import LockFile, recover
@@ -23,15 +22,6 @@ from fake_nvml import FakeNvml, open_fake_nvml, wait_for
 from shim_helpers import end, holding, training
 
 PATIENCE_S = 60.0
-
-
-@contextlib.contextmanager
-def killed_guard(fake: FakeNvml) -> Iterator[Guard]:
-    """A guard that set a clock and was killed, seen from its owner, which has not noticed yet."""
-    guard = holding(fake)
-    os.kill(guard.pid, signal.SIGKILL)
-    yield guard
-    guard.close()
 
 
 def next_problem(guard: Guard) -> str:
@@ -110,16 +100,20 @@ def test_driver_that_hangs_is_failing_until_it_has_done_what_was_asked(
     assert fake_nvml.clock_changes() == [1005, 0]
 
 
+@pytest.mark.parametrize("killed", [False, True])
 def test_close_does_not_wait_for_a_driver_that_hangs(
-    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     monkeypatch.setattr(guard_module, "_CLOSE_TIMEOUT_S", 0.2)
     guard = holding(fake_nvml)
     fake_nvml.hang("reset")
+    if killed:
+        os.kill(guard.pid, signal.SIGKILL)
     guard.close()
     (problem,) = guard.problems()
-    assert "the clock guard hangs" in problem
-    assert "run: envplan reset" in problem
+    assert "the clock may still be set: " in problem
+    assert ("the clock guard hangs" in problem) == (not killed)
+    assert problem.endswith("run: envplan reset")
     assert fake_nvml.locked() == 1005
     fake_nvml.hang()
     assert fake_nvml.wait_until_free(PATIENCE_S) is not None
@@ -138,20 +132,6 @@ def test_guard_with_much_to_read_ends_soon_after_it_is_closed(
     assert guard.problems() == []
     assert fake_nvml.locked() is None
     assert len(fake_nvml.clock_changes()) < 250  # and not all 300
-
-
-def test_owner_of_a_killed_guard_does_not_wait_for_a_driver_that_hangs(
-    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard_module, "_CLOSE_TIMEOUT_S", 0.2)
-    guard = holding(fake_nvml)
-    fake_nvml.hang("reset")
-    os.kill(guard.pid, signal.SIGKILL)
-    guard.close()
-    (problem,) = guard.problems()
-    assert "the clock may still be set: " in problem
-    fake_nvml.hang()
-    assert fake_nvml.wait_until_free(PATIENCE_S) is not None
 
 
 @pytest.mark.parametrize("kind", ["init", "handle", "limit"])
@@ -174,16 +154,6 @@ def test_owner_that_does_not_want_the_gpu_leaves_it_untouched(fake_nvml: FakeNvm
     with pytest.raises(ValueError, match="NVIDIA A40"):
         Guard.start("nvml", 0, check=refuse)
     assert fake_nvml.calls() == []
-
-
-def test_guard_that_was_stopped_gives_the_clock_back_when_it_is_closed(
-    fake_nvml: FakeNvml,
-) -> None:
-    guard = holding(fake_nvml)
-    os.kill(guard.pid, signal.SIGSTOP)
-    guard.close()
-    assert guard.problems() == []
-    assert fake_nvml.clock_changes() == [1005, 0]
 
 
 def test_guard_that_hangs_after_its_owner_is_named_for_what_it_is(
@@ -214,15 +184,6 @@ def test_training_that_is_process_1_is_told_what_its_end_does(
     assert ran.stderr.count("\n") == 1
     assert "training is process 1 of its container" in ran.stderr
     assert fake_nvml.locked() is None
-
-
-def test_an_owner_that_sets_the_clock_itself_is_guarded_too(fake_nvml: FakeNvml) -> None:
-    source = backend("nvml")
-    with Guard.start("nvml", 0):
-        source.devices()[0].lock_clock(1200)
-        assert fake_nvml.locked() == 1200
-    assert fake_nvml.locked() is None
-    source.close()
 
 
 def test_a_full_pipe_neither_blocks_nor_raises(fake_nvml: FakeNvml) -> None:
@@ -301,12 +262,25 @@ def test_an_owner_with_sigpipe_at_its_default_outlives_its_guard(fake_nvml: Fake
     assert fake_nvml.locked() is None
 
 
+def test_guard_that_was_stopped_gives_the_clock_back_when_it_is_closed(
+    fake_nvml: FakeNvml,
+) -> None:
+    with holding(fake_nvml) as guard:
+        os.kill(guard.pid, signal.SIGSTOP)
+    assert guard.problems() == []
+    assert fake_nvml.clock_changes() == [1005, 0]
+
+
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU],
 )
 def test_a_guard_asked_to_stop_gives_the_clock_back(fake_nvml: FakeNvml, number: int) -> None:
-    guard = holding(fake_nvml)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])  # its owner cannot be asked
+    try:
+        guard = holding(fake_nvml)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.kill(guard.pid, number)
     assert fake_nvml.wait_until_free(PATIENCE_S) is not None
     wait_for(lambda: not guard.alive)
@@ -314,19 +288,6 @@ def test_a_guard_asked_to_stop_gives_the_clock_back(fake_nvml: FakeNvml, number:
     guard.close()
     assert guard.problems() == ["the clock guard is gone; its clock was given back"]
     assert fake_nvml.clock_changes() == [1005, 0]
-
-
-def test_a_guard_can_be_asked_to_stop_though_its_owner_cannot(fake_nvml: FakeNvml) -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    try:
-        guard = Guard.start("nvml", 0)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    guard.request(1005)
-    wait_for(lambda: fake_nvml.locked() == 1005)
-    os.kill(guard.pid, signal.SIGTERM)
-    wait_for(lambda: fake_nvml.locked() is None)
-    guard.close()
 
 
 @pytest.mark.parametrize(
@@ -349,7 +310,8 @@ def test_a_signal_meant_for_the_training_does_not_end_the_guard(
 def test_killed_guard_is_noticed_and_its_clock_given_back_without_a_request(
     fake_nvml: FakeNvml,
 ) -> None:
-    with killed_guard(fake_nvml) as guard:
+    with holding(fake_nvml) as guard:
+        os.kill(guard.pid, signal.SIGKILL)
         assert fake_nvml.wait_until_free(PATIENCE_S) is not None
         assert next_problem(guard) == "the clock guard is gone; its clock was given back"
         assert not guard.alive
@@ -364,7 +326,8 @@ def test_killed_guard_is_cleaned_up_by_the_time_its_owner_has_closed_it(
 ) -> None:
     before = signal.signal(signal.SIGCHLD, children)
     try:
-        with killed_guard(fake_nvml) as guard:
+        with holding(fake_nvml) as guard:
+            os.kill(guard.pid, signal.SIGKILL)
             guard.request(600)
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -373,11 +336,16 @@ def test_killed_guard_is_cleaned_up_by_the_time_its_owner_has_closed_it(
 
 
 def test_clock_that_another_guard_has_set_since_is_left_alone(fake_nvml: FakeNvml) -> None:
-    with holding(fake_nvml):
-        source = backend("nvml")
+    with holding(fake_nvml), opened("nvml") as source:
         recover(source.devices()[0])
-        source.close()
         assert fake_nvml.clock_changes() == [1005]
+
+
+def test_an_owner_may_set_the_clock_itself(fake_nvml: FakeNvml) -> None:
+    with opened("nvml") as source, Guard.start("nvml", 0):
+        source.devices()[0].lock_clock(1200)
+        assert fake_nvml.locked() == 1200
+    assert fake_nvml.locked() is None
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -477,23 +445,12 @@ def test_modelled_gpus_have_guards_too() -> None:
     assert one.problems() == []
 
 
-def test_errors_are_reported_and_the_clock_is_set_once_they_pass(fake_nvml: FakeNvml) -> None:
-    with Guard.start("nvml", 0) as guard:
-        fake_nvml.fail("lock", times=5)
-        guard.request(1005)
-        wait_for(lambda: fake_nvml.locked() == 1005)
-        (problem,) = guard.problems()
-        assert problem.startswith("GPU 0: ")
-        assert guard.alive
-    assert guard.problems() == []
-
-
 def test_an_error_that_lasts_is_reported_once_and_its_end_is_known(fake_nvml: FakeNvml) -> None:
     with Guard.start("nvml", 0) as guard:
         assert not guard.failing
         fake_nvml.fail("lock")
         guard.request(1005)
-        next_problem(guard)
+        assert next_problem(guard).startswith("GPU 0: ")
         wait_for(lambda: len(fake_nvml.calls(kind="lock")) > 3)
         assert guard.problems() == []
         assert guard.failing
@@ -600,30 +557,12 @@ KILLS = 200
 KILLED_GPUS = 8
 
 
-def guards_of(pid: int) -> list[int]:
-    """The children of an owner that live: its guard, if it has one by now."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if lives(int(child))]
-    except OSError:
-        return []
-
-
 def lives(pid: int) -> bool:
     """Whether it is there and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except OSError:
         return False
-
-
-def kill(pid: int) -> bool:
-    """Whether it was there to be killed."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 class Nursery:
@@ -646,15 +585,18 @@ class Nursery:
         Or stop the guard and kill the owner.
         """
         pid = self.owners[gpu]
-        if who == "stopped":
-            for guard in guards_of(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(guard, signal.SIGSTOP)
-                    self._stopped.append(guard)
-        guards = guards_of(pid) if who in ("guard", "both") else []
-        victims = [*guards, *([pid] if who != "guard" else [])]
-        killed = sum(map(kill, victims))
-        if pid in victims:
+        guards: list[int] = []
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            guards = [child for child in map(int, children) if who != "owner" and lives(child)]
+        killed = 0
+        for victim in [*guards, *([pid] if who != "guard" else [])]:
+            stops = who == "stopped" and victim != pid
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGSTOP if stops else signal.SIGKILL)
+                self._stopped += [victim] if stops else []
+                killed += not stops
+        if who != "guard":
             self.owners[gpu] = self._start(gpu)
         return killed
 
@@ -700,19 +642,15 @@ def test_no_clock_is_left_after_200_random_kills(
     assert kills == KILLS
     assert kills_while_set > KILLS // 4
 
-    source = backend("nvml")
-    for device in source.devices():
-        # Whatever is still set has been left by a guard that was killed, and says so.
-        wait_for(lambda device=device: free_or_left_behind(fake, device.info.index))
-        recover(device)
-    source.close()
+    with opened("nvml") as source:
+        for device in source.devices():
+            # Whatever is still set has been left by a guard that was killed, and says so.
+            wait_for(lambda device=device: free_or_left_behind(fake, device.info.index))
+            recover(device)
     assert fake.wait_until_free(0) is not None
     fake.close()
 
 
 def free_or_left_behind(fake: FakeNvml, index: int) -> bool:
-    lock = LockFile(fake.gpu(index).uuid.decode())
-    try:
+    with LockFile(fake.gpu(index).uuid.decode()) as lock:
         return lock.acquire() and (fake.locked(index) is None or lock.mark is not None)
-    finally:
-        lock.close()

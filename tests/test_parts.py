@@ -413,8 +413,6 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
             FrequencyPlan.from_document(document)
     with pytest.raises(InputError, match="Zeus's format has no place"):
         applied.to_zeus()
-    with pytest.raises(InputError, match="solve with --min-dwell instead"):
-        apply_plan(plan, profile, topology=topology, min_dwell=0.01)
     with pytest.raises(InputError, match="the highest clock of the GPU is 1000 MHz"):
         apply_plan(plan, profile, topology=topology, clocks=Clocks((1000,), "given", None))
 

@@ -94,8 +94,6 @@ def test_apply_refuses_clocks_that_break_the_cap() -> None:
     only_the_highest = given_clocks("1740")
     with pytest.raises(InputError, match=r"W at the peak, more than the 400.0 W allowed"):
         apply_plan(plan, profile, topology=topology, clocks=only_the_highest)
-    with pytest.raises(InputError, match="for --min-dwell"):
-        apply_plan(plan, profile, topology=topology, min_dwell=60.0)
 
 
 def test_it_comes_close_to_the_best_of_all_choices() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -277,20 +278,10 @@ def launched(
     )
 
 
-def test_examples_without_their_packages_say_so_in_one_line(tmp_path: Path) -> None:
-    folder = Path(__file__).parents[1] / "examples"
-    missing = [name for name in ("deepspeed", "megatron") if find_spec(name) is None]
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(folder / f"{name}_pipeline.py")],
-            cwd=tmp_path,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in missing
-    ]
-    for example in started:
-        _, said = example.communicate()
-        assert example.returncode == 1
-        assert said.count("\n") == 1
-        assert "pip install" in said
+@pytest.mark.parametrize("package", ["deepspeed", "megatron"])
+def test_example_without_its_package_says_so_in_one_line(package: str) -> None:
+    if find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    example = Path(__file__).parents[1] / "examples" / f"{package}_pipeline.py"
+    with pytest.raises(SystemExit, match=r"^[^\n]*: pip install [^\n]*$"):
+        runpy.run_path(str(example))

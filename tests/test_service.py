@@ -38,6 +38,10 @@ def kill_both(fake: FakeNvml, **how: Any) -> None:
     assert fake.locked() == 1005
 
 
+def envplan_guard() -> int:
+    return subprocess.run([COMMAND, "guard", "--once"], check=False).returncode
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=True)
 
@@ -99,9 +103,7 @@ def python_as(user: int, script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_service_gives_back_what_nobody_is_left_to_give_back(
-    fake_nvml: FakeNvml, tmp_path: Path
-) -> None:
+def test_service_gives_back_what_nobody_is_left_to_give_back(fake_nvml: FakeNvml) -> None:
     kill_both(fake_nvml)
     with Guard.start("nvml", 1) as living:
         living.request(900)
@@ -113,9 +115,7 @@ def test_service_gives_back_what_nobody_is_left_to_give_back(
         assert fake_nvml.locked(1) == 900
 
 
-def test_service_gives_back_what_the_end_of_a_container_left(
-    fake_nvml: FakeNvml, tmp_path: Path
-) -> None:
+def test_service_gives_back_what_the_end_of_a_container_left(fake_nvml: FakeNvml) -> None:
     script = (
         "import os, signal, time\n"
         "from envplan.runtime import Guard\n"
@@ -134,7 +134,7 @@ def test_service_gives_back_what_the_end_of_a_container_left(
         pytest.skip("this user may not make a container")
     assert ran.returncode == 3, ran.stderr
     assert fake_nvml.locked() == 1005  # its guard ended with all else in it
-    assert envplan_guard(tmp_path) == 0
+    assert envplan_guard() == 0
     assert fake_nvml.wait_until_free(60) is not None
 
 
@@ -161,7 +161,7 @@ def test_service_wakes_a_stopped_guard_whose_owner_was_killed(fake_nvml: FakeNvm
     process, guard = training(fake_nvml)
     os.kill(guard, signal.SIGSTOP)
     end(process)
-    assert envplan_guard(Path("/")) == 0
+    assert envplan_guard() == 0
     assert fake_nvml.wait_until_free(60) is not None
     assert fake_nvml.clock_changes() == [1005, 0]
 
@@ -221,7 +221,7 @@ def test_clock_that_another_tool_had_set_is_put_back(fake_nvml: FakeNvml, tmp_pa
         os.kill(guard.pid, signal.SIGKILL)
     with site_lock(fake_nvml):  # both are killed
         kill_both(fake_nvml)
-        assert envplan_guard(tmp_path) == 0
+        assert envplan_guard() == 0
     with site_lock(fake_nvml):  # likewise, and the next training comes before the service
         kill_both(fake_nvml)
         Guard.start("nvml", 0).close()
@@ -229,10 +229,6 @@ def test_clock_that_another_tool_had_set_is_put_back(fake_nvml: FakeNvml, tmp_pa
     kill_both(fake_nvml)
     assert envplan("reset", cwd=tmp_path).code == 0
     assert fake_nvml.locked() is None  # all of it, as asked for
-
-
-def envplan_guard(folder: Path) -> int:
-    return subprocess.run([COMMAND, "guard", "--once"], cwd=folder, check=False).returncode
 
 
 def test_clock_that_the_driver_chose_is_no_lock(fake_nvml: FakeNvml) -> None:
@@ -271,7 +267,7 @@ with Guard.start("nvml", 0):
 @needs_root
 def test_root_gives_back_for_other_users_with_their_rights(for_all: FakeNvml) -> None:
     kill_both(for_all, **as_user(VICTIM))
-    assert envplan_guard(Path("/")) == 0
+    assert envplan_guard() == 0
     assert for_all.locked() is None
     (last,) = for_all.calls(0, "reset")[-1:]
     assert last.pid != os.getpid()
@@ -291,7 +287,7 @@ def test_mark_that_a_user_made_up_gives_him_no_rights(for_all: FakeNvml, before:
     (folder / "link.lock").symlink_to("/etc/passwd")
     for path in (folder, *folder.iterdir()):
         os.chown(path, OTHER, OTHER, follow_symlinks=False)
-    assert envplan_guard(Path("/")) == 2
+    assert envplan_guard() == 2
     assert for_all.locked() == 1200
     assert all(path.lstat().st_uid == OTHER for path in (folder, *folder.iterdir()))
 

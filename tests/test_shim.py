@@ -62,6 +62,12 @@ def wait_until_set(shim: Shim) -> None:
     wait_for(lambda: guard.problems() == [] and guard.done == shim._clocks.requests)
 
 
+def told_of_an_error(shim: Shim) -> bool:
+    """After another step."""
+    run_step(shim)
+    return shim.clock_errors > 0
+
+
 def merged(clocks: list[int]) -> list[int]:
     """Without what asks for the clock there already is."""
     return [mhz for k, mhz in enumerate(clocks) if k == 0 or mhz != clocks[k - 1]]
@@ -82,13 +88,10 @@ def test_clocks_set_are_those_of_the_plan_and_then_given_back(
     assert set_clocks(fake_nvml) == merged(3 * planned)
     assert fake_nvml.locked(0) is None
     assert fake_nvml.clock_changes()[-1] == 0
-
-
-def test_the_same_clock_again_is_not_asked_for(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     with started(tmp_path, frequency_plan(PIPELINE, clocks=(1260,))) as shim:
         for _ in range(5):
             run_step(shim)
-    assert set_clocks(fake_nvml) == [1260]
+    assert set_clocks(fake_nvml) == [*merged(3 * planned), 1260]  # which is asked for once
 
 
 def test_operation_out_of_order_runs_the_rest_of_the_step_at_the_highest_clock(
@@ -167,15 +170,10 @@ def test_clocks_are_not_logged_as_planned_while_they_cannot_be_set(
     fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
     with started(tmp_path) as shim:
-
-        def told_of_an_error() -> bool:
-            run_step(shim)
-            return shim.clock_errors > 0
-
-        assert not told_of_an_error()
+        assert not told_of_an_error(shim)
         wait_until_set(shim)
         fake_nvml.fail("lock")
-        wait_for(told_of_an_error)
+        wait_for(lambda: told_of_an_error(shim))
         told = shim.steps
         for _ in range(3):
             run_step(shim)
@@ -238,12 +236,7 @@ def test_driver_that_hangs_is_no_success(
         run_step(shim)
         wait_until_set(shim)
         fake_nvml.hang("lock")
-
-        def told_of_an_error() -> bool:
-            run_step(shim)
-            return shim.clock_errors > 0
-
-        wait_for(told_of_an_error)
+        wait_for(lambda: told_of_an_error(shim))
         fake_nvml.hang()
         assert shim._first_error.startswith("GPU 0: the clock asked for")
     clocks = [{mhz for _, _, mhz, *_ in line["operations"]} for line in lines(tmp_path, "step")]
@@ -409,18 +402,20 @@ def test_config_of_the_operation_that_runs_is_told(fake_nvml: FakeNvml, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("plan", "size", "words"),
+    ("plan", "job", "words"),
     [
-        ({}, 8, "is for 2 ranks, but the job has 8"),
-        ({"gpu": "NVIDIA H100 80GB HBM3"}, 2, "for NVIDIA H100"),
-        ({"clocks": (1741, 780)}, 2, "1741 MHz"),
+        ({}, {"world_size": 8}, "is for 2 ranks, but the job has 8"),
+        ({}, {"rank": 2}, "rank 2 is not in the frequency plan"),
+        ({}, {"rank": -1}, "rank -1 is not in the frequency plan"),
+        ({"gpu": "NVIDIA H100 80GB HBM3"}, {}, "for NVIDIA H100.* the GPU here is NVIDIA A40"),
+        ({"clocks": (1741, 780)}, {}, "1741 MHz, which the NVIDIA A40 does not have"),
     ],
 )
 def test_plan_for_another_job_or_gpu_is_refused(
-    fake_nvml: FakeNvml, tmp_path: Path, plan: dict[str, Any], size: int, words: str
+    fake_nvml: FakeNvml, tmp_path: Path, plan: dict[str, Any], job: dict[str, int], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        started(tmp_path, frequency_plan(PIPELINE, **plan), world_size=size)
+        started(tmp_path, frequency_plan(PIPELINE, **plan), **job)
     assert fake_nvml.calls() == []
     with started(tmp_path, frequency_plan(PIPELINE, gpu=A40)) as shim:
         run_step(shim)
@@ -437,27 +432,11 @@ def test_gpu_that_cuda_hides_from_the_job_is_left_alone(
         run_step(shim)
     assert "GPU 0, which the plan names, is hidden by CUDA_VISIBLE_DEVICES=2,3" in caplog.text
     assert fake_nvml.calls() == []
-
-
-def test_only_gpu_that_a_rank_has_is_its_own_whatever_the_plan_says(
-    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # the only one is its own in any case
     with started(tmp_path) as shim:
         run_step(shim)
-    assert set_clocks(fake_nvml) == []
+    assert {call.gpu for call in fake_nvml.calls()} == {3}
     assert set_clocks(fake_nvml, 3) == merged(shim.plan.ranks[0].frequencies)
-
-
-def test_older_schema_and_cut_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.freqplan.json"
-    document = json.loads(frequency_plan(PIPELINE).to_json())
-    path.write_text(json.dumps({**document, "schema": "envplan/freqplan/v0"}))
-    with pytest.raises(InputError, match="freqplan/v1"):
-        Shim(path, rank=0)
-    path.write_text(json.dumps(document)[:-20])
-    with pytest.raises(InputError, match="cut short"):
-        Shim(path, rank=0)
 
 
 def test_rank_nobody_told_is_asked_for(
@@ -613,20 +592,15 @@ def test_evaluation_runs_at_the_highest_clock(fake_nvml: FakeNvml, tmp_path: Pat
         ("pp-tp-cp-dp", [0, 0, 0, 0, 1, 1, 1, 1]),
         ("tp-cp-ep-dp-pp", [0, 0, 1, 1, 0, 0, 1, 1]),
         ("dp-pp-tp", [0, 1, 0, 1, 0, 1, 0, 1]),
+        ("pp", [0, 0]),  # one pipeline needs no place in it
     ],
 )
 def test_pipelines_follow_the_rank_order(
     fake_nvml: FakeNvml, tmp_path: Path, order: str, expected: list[int]
 ) -> None:
-    layout = {"stages": 2, "tp": 2, "cp": 1, "dp": 2, "rank_order": order}
-    plan = frequency_plan(PIPELINE, dp=4)
-    plan = plan.model_copy(update={"layout": Topology.model_validate(layout)})
-    with started(tmp_path, plan, world_size=8) as shim:
+    size = len(expected)
+    tp, dp = (2, 2) if size == 8 else (1, 1)
+    layout = Topology(stages=2, tp=tp, cp=1, dp=dp, rank_order=order)
+    plan = frequency_plan(PIPELINE, dp=size // 2).model_copy(update={"layout": layout})
+    with started(tmp_path, plan, world_size=size) as shim:
         assert shim.pipelines == expected
-
-
-def test_one_pipeline_needs_no_place_in_the_rank_order(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    layout = Topology(stages=2, tp=1, cp=1, dp=1, rank_order="pp")
-    plan = frequency_plan(PIPELINE).model_copy(update={"layout": layout})
-    with started(tmp_path, plan) as shim:
-        assert shim.pipelines == [0, 0]

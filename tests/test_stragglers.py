@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envplan.pipeline import Pipeline
-from envplan.runtime.runlog import before_reduction
-from envplan.runtime.stragglers import StragglerDetector
+from envplan.runtime.stragglers import StragglerDetector, before_reduction
 
 
 def beliefs(*lateness: float) -> list[float]:

@@ -135,8 +135,6 @@ def test_apply_writes_clocks_that_meet_the_deadline_with_the_latency(a40: Fronti
     assert simulate(plan, a40.profile, switch_latency=0.0).iteration_time > plan.target.deadline_s
     applied = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job))
     assert (applied.iteration_time_s, applied.energy_j) == (plan.iteration_time, plan.energy)
-    merged = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job), min_dwell=0.3)
-    assert merged.iteration_time_s <= plan.target.deadline_s
 
 
 def test_a_tampered_plan_does_not_pass_as_one_with_latency(folder: Path) -> None:
@@ -223,7 +221,7 @@ def test_apply_refuses_clocks_that_change_sooner_than_the_plan_keeps(a40: Fronti
     plan = a40.plan(slowdown=0.03)
     job = plan.job.model_copy(update={"min_dwell_s": 0.5})
     plan = plan.model_copy(update={"job": job, "stated_request": None})
-    with pytest.raises(InputError, match=r"or for --min-dwell, stage \d asks for a clock at"):
+    with pytest.raises(InputError, match=r"the GPU has, stage \d asks for a clock at"):
         apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job))
 
 

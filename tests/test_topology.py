@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -26,28 +27,30 @@ def job(gpus_per_stage: int = 1, replicas: int = 1, stages: int = 2) -> Job:
     )
 
 
-def test_sizes_default_to_those_of_the_job() -> None:
-    topology = Topology.for_job(job(4, 3))
-    assert (topology.tp, topology.cp, topology.dp, topology.stages) == (4, 1, 3, 2)
-    assert topology.world_size == 24
-    assert Topology.for_job(job(4, 3), cp=4).tp == 1
-    assert Topology.for_job(job(4, 3), tp=2).cp == 2
-
-
-def test_a_plan_for_one_replica_or_one_gpu_a_stage_does_for_any_number() -> None:
-    assert Topology.for_job(job(2), dp=3).world_size == 12
-    assert Topology.for_job(job(), tp=4, cp=2, dp=3).world_size == 48
-    assert Topology.for_job(job(), tp=4).cp == Topology.for_job(job(), cp=4).tp == 1
-
-
-def test_megatron_puts_the_stages_outermost() -> None:
-    topology = Topology.for_job(job(2, 2))
-    assert [topology.stage_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("planned", "given", "sizes"),
+    [
+        ((4, 3), {}, (4, 1, 3)),
+        ((4, 3), {"cp": 4}, (1, 4, 3)),
+        ((4, 3), {"tp": 2}, (2, 2, 3)),
+        # A plan for one replica or one GPU a stage does for any number.
+        ((2, 1), {"dp": 3}, (2, 1, 3)),
+        ((1, 1), {"tp": 4, "cp": 2, "dp": 3}, (4, 2, 3)),
+        ((1, 1), {"cp": 4}, (1, 4, 1)),
+    ],
+)
+def test_sizes_default_to_those_of_the_job(
+    planned: tuple[int, int], given: dict[str, int], sizes: tuple[int, int, int]
+) -> None:
+    topology = Topology.for_job(job(*planned), **given)
+    assert (topology.tp, topology.cp, topology.dp) == sizes
+    assert topology.world_size == 2 * math.prod(sizes)
 
 
 @pytest.mark.parametrize(
     ("order", "stages"),
     [
+        ("tp-cp-ep-dp-pp", [0, 0, 0, 0, 1, 1, 1, 1]),
         ("tp-cp-ep-pp-dp", [0, 0, 1, 1, 0, 0, 1, 1]),
         ("pp-tp-dp", [0, 1, 0, 1, 0, 1, 0, 1]),
         ("dp-tp-pp", [0, 0, 0, 0, 1, 1, 1, 1]),

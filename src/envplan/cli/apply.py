@@ -84,6 +84,7 @@ def apply(
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
     from envplan.enforce.topology import Topology
+    from envplan.runtime.drift import replan
 
     if dry_run:
         state.outputs.clear()
@@ -96,6 +97,10 @@ def apply(
         solved.job, tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, rank_order=rank_order
     )
     known = _clocks(profile, gpu, clocks, backend, source.force)
+    planned = solved
+    if min_dwell:
+        with ui.Working("Planning again") as work:
+            solved = replan(planned, profile, work.walked, min_hold=min_dwell)
     with ui.Working("applying the plan"), naming(source.plan):
         applied = apply_plan(
             solved,
@@ -103,7 +108,6 @@ def apply(
             topology=topology,
             clocks=known,
             devices=devices or range(gpus_per_node),
-            min_dwell=min_dwell,
             ladder=ladder is not False,
             force=source.force,
             plan_sha256=_sha256(source.plan),
@@ -111,8 +115,10 @@ def apply(
     if not dry_run:
         writers = {"zeus": applied.to_zeus, "csv": applied.to_csv}
         atomic_write(file, writers.get(format, applied.to_json)())
-    forced = profile.sha256 != solved.profile.sha256
+    forced = profile.sha256 != planned.profile.sha256
     notes = remarks(solved, applied, format, file, forced=forced)
+    if min_dwell:
+        notes.append(f"planned again for clocks that last {1000 * min_dwell:g} ms")
     then = ["apply" if dry_run else "simulate", str(source.plan)]
     if format == "envplan" and not dry_run:
         then = ["check", str(file)]
@@ -125,7 +131,7 @@ def apply(
             **applied.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=lists),
             "ladder_rungs": len(applied.ladder or []),
         },
-        lambda: _print(solved, applied, notes, dry_run=dry_run),
+        lambda: _print(planned, applied, notes, dry_run=dry_run),
         then=["envplan", *then],
     )
 

@@ -1,32 +1,39 @@
 """From a plan to a frequency plan: clocks that the GPUs have, rank by rank, and the ladder.
 
-Nothing here makes an operation slower than it was planned (see fitting.py). Where clocks come at
-once, every start and the iteration are therefore in time as well; the replay that follows confirms
-it to the nanosecond, and finds where clocks that come late make it otherwise.
+A clock that a GPU lacks is replaced by the next one above. Where the profile knows the higher clock
+and says that it is slower after all, as noise may have it, a still higher one is taken. So nothing
+here makes an operation slower than it was planned. Where clocks come at once, every start and the
+iteration are therefore in time as well; the replay that follows confirms it to the nanosecond, and
+finds where clocks that come late make it otherwise.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import chain, pairwise
+from typing import TypeVar
+
+import numpy as np
 
 from envplan.enforce.clocks import Clocks, stage_clocks
-from envplan.enforce.fitting import Choice, Fitter, raise_parts
 from envplan.enforce.freqplan import (
     FREQPLAN_SCHEMA,
     MAX_OPERATIONS,
     FrequencyPlan,
     LadderRung,
+    RaisedClock,
     RankPlan,
     StageClocks,
     StageEnergy,
     asked_for,
-    clocks_within,
 )
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.limits import HoldsWithProbability, Setting
-from envplan.pipeline import Pipeline
+from envplan.pipeline import Operation, Pipeline
 from envplan.plan import (
     Plan,
     Rung,
@@ -35,12 +42,18 @@ from envplan.plan import (
     check_reference,
     machine_of,
     problem_of,
+    rung_rows,
 )
-from envplan.profile import Profile
-from envplan.replay import Replay
+from envplan.profile import Profile, Raised, changes_of
+from envplan.replay import Machine, Problem, Replay
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = ["apply_plan"]
+
+T = TypeVar("T")
+
+#: MHz of an operation, 0 where none is set, and its config.
+Knob = tuple[int, str]
 
 
 def apply_plan(
@@ -50,7 +63,6 @@ def apply_plan(
     topology: Topology,
     clocks: Clocks | Sequence[Clocks] | None = None,
     devices: Sequence[int] = tuple(range(8)),
-    min_dwell: float | None = None,
     ladder: bool = True,
     force: bool = False,
     plan_sha256: str | None = None,
@@ -63,8 +75,6 @@ def apply_plan(
         topology: which rank runs which stage.
         clocks: what the GPU can be set to, or for each stage its own; default: stage_clocks.
         devices: GPU indices of a node; rank r gets number r modulo their count.
-        min_dwell: s; raise operations until no clock changes sooner than this after the last
-            change. None: leave them alone.
         ladder: include the plan's ladder, if it has one.
         force: go on though the profile has changed since.
         plan_sha256: of the plan's file; default: of the text that Plan.save writes.
@@ -80,37 +90,46 @@ def apply_plan(
     check_operations(plan, pipeline)
     _refuse_too_large(topology, pipeline)
     gpus = stage_clocks(profile, pipeline, clocks)
-    profile, parts = raise_parts(profile, pipeline, (plan.as_rung(), *(plan.ladder or ())), gpus)
+    own = plan.as_rung()
+    profile, parts = _raise_parts(profile, pipeline, (own, *(plan.ladder or ())), gpus)
     if parts:
         problem = problem_of(plan.job, profile)
-    fitter = Fitter(problem, machine_of(plan.job), gpus, _num_gpus(plan, topology), parts)
-    own = plan.as_rung()
+    fitter = _Fitter(problem, machine_of(plan.job), gpus, parts)
     planned = fitter.planned("the plan", own)
+    applied = fitter.supported(planned)
+    replay = fitter.replay(applied)
+    num_gpus = _num_gpus(plan, topology)
+    setting = Setting(num_gpus, plan.target.deadline_ns, profile)
     if not force:
         _check_deadline(fitter.replay(planned), plan, "envplan check says more")
-    applied = supported = fitter.supported(planned)
-    dwell = None
-    if min_dwell is not None:
-        if any(clocks_within(stage) for stage in own.configs or ()):
-            raise InputError(
-                "--min-dwell raises whole operations, but parts of these have clocks of their own; "
-                "solve with --min-dwell instead"
-            )
-        applied, dwell = fitter.lasting(supported, min_dwell)
-    replay = fitter.replay(applied)
-    setting = Setting(fitter.num_gpus, plan.target.deadline_ns, profile)
-    if not force:
         # Where clocks come late, an operation that is over sooner may make a later one slower.
-        advice = "plan again, from a profile of this GPU and with solve's own --min-dwell"
-        _check_deadline(replay, plan, advice)
-        if broken := _broken_limit(plan, replay, setting):
-            raise InputError(
-                f"with clocks raised to those the GPU has, or for --min-dwell, {broken}; plan "
-                "again from a profile of clocks that the GPU has"
+        _check_deadline(replay, plan, "plan again, from a profile of this GPU")
+        for limit in plan.request.limits:
+            # Where operations end no later, the probability that a plan holds is no less.
+            if not isinstance(limit, HoldsWithProbability) and limit.excess(replay, setting):
+                raise InputError(
+                    f"with clocks raised to those the GPU has, {limit.broken(replay, setting)}; "
+                    "plan again from a profile of clocks that the GPU has"
+                )
+    rungs = [fitter.rung(applied, replay, own, num_gpus)]
+    with_ladder = ladder and plan.ladder is not None
+    last = replay
+    for n, slower in enumerate(plan.ladder or () if with_ladder else ()):
+        choice = fitter.supported(fitter.planned(f"ladder[{n}]", slower))
+        replayed = fitter.replay(choice)
+        # It uses less until any time after both.
+        saves = replayed.energy_until(0) < last.energy_until(0)
+        if (
+            replayed.makespan_ns > last.makespan_ns
+            and saves
+            and not any(
+                limit.is_local and limit.excess(replayed, setting) for limit in plan.request.limits
             )
-    first = _rung(fitter, applied, replay, own)
-    rungs = _rungs(plan, fitter, min_dwell, replay, setting) if ladder else None
+        ):
+            last = replayed
+            rungs.append(fitter.rung(choice, replayed, slower, num_gpus))
     alike = len(set(gpus)) == 1
+    highest = problem.replay(problem.max_frequency_rows).stage_energies_fj
     return FrequencyPlan(
         schema=FREQPLAN_SCHEMA,
         plan_sha256=plan_sha256 or hashlib.sha256(plan.to_json().encode()).hexdigest(),
@@ -118,30 +137,24 @@ def apply_plan(
         gpu=gpus[0].gpu if alike else None,
         clocks_source=gpus[0].source,
         supported_clocks_mhz=sorted({mhz for gpu in gpus for mhz in gpu.mhz}),
-        stage_gpus=None if alike else [_stage_gpu(gpu) for gpu in gpus],
+        stage_gpus=None
+        if alike
+        else [
+            StageClocks(gpu=g.gpu, clocks_source=g.source, supported_clocks_mhz=list(g.mhz))
+            for g in gpus
+        ],
         world_size=topology.world_size,
         layout=topology,
         deadline_s=plan.target.deadline_s,
-        iteration_time_s=first.iteration_time_s,
-        energy_j=first.energy_j,
+        iteration_time_s=rungs[0].iteration_time_s,
+        energy_j=rungs[0].energy_j,
         stage_energies=[
             StageEnergy(planned_j=j_from_fj(planned_fj), baseline_j=j_from_fj(baseline_fj))
-            for planned_fj, baseline_fj in zip(
-                replay.stage_energies_fj,
-                problem.replay(problem.max_frequency_rows).stage_energies_fj,
-                strict=True,
-            )
+            for planned_fj, baseline_fj in zip(replay.stage_energies_fj, highest, strict=True)
         ],
-        raised=fitter.raised(planned, supported),
-        dwell=dwell,
-        ranks=_ranks(plan, topology, [first, *(rungs or [])], devices),
-        ladder=rungs,
-    )
-
-
-def _stage_gpu(clocks: Clocks) -> StageClocks:
-    return StageClocks(
-        gpu=clocks.gpu, clocks_source=clocks.source, supported_clocks_mhz=list(clocks.mhz)
+        raised=fitter.raised(planned),
+        ranks=_ranks(plan, topology, rungs, devices),
+        ladder=rungs[1:] if with_ladder else None,
     )
 
 
@@ -180,67 +193,18 @@ def _check_deadline(replay: Replay, plan: Plan, advice: str) -> None:
         )
 
 
-def _broken_limit(plan: Plan, replay: Replay, setting: Setting) -> str | None:
-    """How a replay breaks one of a plan's limits, in words; None if it keeps all.
-
-    Where operations end no later, the probability that a plan holds is no less.
-    """
-    for limit in plan.request.limits:
-        if not isinstance(limit, HoldsWithProbability) and limit.excess(replay, setting):
-            return limit.broken(replay, setting)
-    return None
-
-
-def _rungs(
-    plan: Plan, fitter: Fitter, min_dwell: float | None, fastest: Replay, setting: Setting
-) -> list[LadderRung] | None:
-    """The plan's ladder with clocks the GPU has, without rungs that no longer save anything or
-    keep to the plan's limits."""
-    if plan.ladder is None:
-        return None
-    rungs: list[LadderRung] = []
-    last = fastest
-    for n, rung in enumerate(plan.ladder):
-        choice = fitter.supported(fitter.planned(f"ladder[{n}]", rung))
-        if min_dwell is not None:
-            choice, _ = fitter.lasting(choice, min_dwell)
-        replay = fitter.replay(choice)
-        # It uses less until any time after both.
-        saves = replay.energy_until(0) < last.energy_until(0)
-        if replay.makespan_ns <= last.makespan_ns or not saves:
-            continue
-        if any(limit.is_local and limit.excess(replay, setting) for limit in plan.request.limits):
-            continue
-        last = replay
-        rungs.append(_rung(fitter, choice, replay, rung))
-    return rungs
-
-
-def _rung(fitter: Fitter, choice: Choice, replay: Replay, rung: Rung) -> LadderRung:
-    """What a rung of a plan has become."""
-    return LadderRung(
-        iteration_time_s=s_from_ns(replay.makespan_ns),
-        energy_j=fitter.joules(replay.energy_fj),
-        frequencies_mhz=fitter.by_stage([mhz for mhz, _ in choice]),
-        configs=rung.configs and fitter.by_stage([config for _, config in choice]),
-    )
-
-
 def _ranks(
     plan: Plan, topology: Topology, rungs: Sequence[LadderRung], devices: Sequence[int]
 ) -> list[RankPlan]:
     """Every rank's part, of the plan itself, the first of the rungs."""
-    operations, clocks = [], []
-    for s, stage in enumerate(plan.stages):
-        asked = [asked_for(r.frequencies_mhz[s], r.configs_of(s)) for r in rungs]
-        clocks.append(sorted(set().union(*asked)))
-        frequencies = rungs[0].frequencies_mhz[s]
-        operations.append(
-            [
-                (op.instruction, op.microbatch, op.chunk, mhz)
-                for op, mhz in zip(stage, frequencies, strict=True)
-            ]
-        )
+    clocks = [
+        sorted(set().union(*(asked_for(r.frequencies_mhz[s], r.configs_of(s)) for r in rungs)))
+        for s in range(len(plan.stages))
+    ]
+    operations = [
+        [(op.instruction, op.microbatch, op.chunk, mhz) for op, mhz in zip(*both, strict=True)]
+        for both in zip(plan.stages, rungs[0].frequencies_mhz, strict=True)
+    ]
     return [
         RankPlan(
             rank=rank,
@@ -252,3 +216,165 @@ def _ranks(
         )
         for rank, stage in enumerate(map(topology.stage_of, range(topology.world_size)))
     ]
+
+
+class _Fitter:
+    """Fits clocks of one plan's operations to GPUs. A choice is a knob for every operation, (N,).
+
+    Args:
+        clocks: of each stage's GPU, (num_stages,).
+        parts: what _raise_parts found.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        machine: Machine,
+        clocks: Sequence[Clocks],
+        parts: dict[tuple[int, str, str], Raised],
+    ) -> None:
+        self._problem = problem
+        self._machine = machine
+        self._clocks = clocks
+        self._parts = parts
+        self._table = problem.table.tolist()
+        self._row_of_table = cache(self._find_row)
+
+    def planned(self, name: str, rung: Rung) -> list[Knob]:
+        """A plan's own choice.
+
+        Args:
+            name: of the rung, for errors.
+
+        Raises:
+            InputError: as for rung_rows.
+        """
+        tables = [self._problem.tables[number] for number in self._table]
+        rows = rung_rows(name, rung, self._problem).tolist()
+        return [
+            (int(table.frequency_mhz[row]), table.config[row])
+            for table, row in zip(tables, rows, strict=True)
+        ]
+
+    def replay(self, choice: Sequence[Knob]) -> Replay:
+        """What a choice comes to on the plan's machine: all that is said of it follows from it."""
+        rows = [self._row(op, knob) for op, knob in enumerate(choice)]
+        return self._problem.replay(np.array(rows, np.int32), self._machine)
+
+    def supported(self, planned: Sequence[Knob]) -> list[Knob]:
+        """Every clock, or where the GPU lacks it the next one above that is not slower.
+
+        Raises:
+            InputError: there is none.
+        """
+        return [self._raised(op, knob).knob for op, knob in enumerate(planned)]
+
+    def raised(self, planned: Sequence[Knob]) -> list[RaisedClock]:
+        """The clocks that differ, with how many operations of a replica they are for."""
+        counts: Counter[tuple[int, str, int, int, bool]] = Counter()
+        for i, op in enumerate(self._problem.pipeline.operations):
+            pairs = self._raised(i, planned[i]).clocks
+            counts.update((op.stage, op.instruction, *pair) for pair in pairs)
+        return [
+            RaisedClock(
+                stage=stage,
+                instruction=instruction,
+                planned_mhz=asked,
+                applied_mhz=mhz,
+                operations=count,
+                profiled=profiled,
+            )
+            for (stage, instruction, asked, mhz, profiled), count in sorted(counts.items())
+        ]
+
+    def rung(
+        self, choice: Sequence[Knob], replay: Replay, planned: Rung, num_gpus: int
+    ) -> LadderRung:
+        """What a rung of a plan has become."""
+        clocks, configs = zip(*choice, strict=True)
+        return LadderRung(
+            iteration_time_s=s_from_ns(replay.makespan_ns),
+            energy_j=j_from_fj(replay.energy_fj * num_gpus),
+            frequencies_mhz=self._by_stage(clocks),
+            configs=planned.configs and self._by_stage(configs),
+        )
+
+    def _by_stage(self, values: Sequence[T]) -> list[list[T]]:
+        bounds = pairwise(self._problem.pipeline.stage_begin.tolist())
+        return [list(values[first:last]) for first, last in bounds]
+
+    def _raised(self, op: int, knob: Knob) -> Raised:
+        """What becomes of an operation's planned clock.
+
+        Raises:
+            InputError: the GPU has none that is as fast.
+        """
+        what, (planned, config) = self._problem.pipeline.operations[op], knob
+        if own := self._parts.get((what.profile_stage, what.instruction, config)):
+            return own
+        gpu, times = self._clocks[what.stage], self._problem.tables[self._table[op]].time_ns
+        if not planned or planned in gpu.mhz:
+            return Raised(knob, ())
+        for mhz in gpu.mhz:
+            new = mhz, config
+            if mhz > planned and times[self._row(op, new)] <= times[self._row(op, knob)]:
+                known = new in self._problem.rows_by_knob[self._table[op]]
+                return Raised(new, ((planned, mhz, known),))
+        raise _too_fast(what, gpu, planned)
+
+    def _row(self, op: int, knob: Knob) -> int:
+        """The row that stands for an operation: that of its clock, or of the highest below.
+
+        Where the profile does not know a clock, the operation counts as no faster than it is known
+        to be.
+        """
+        return self._row_of_table(self._table[op], knob)
+
+    def _find_row(self, number: int, knob: Knob) -> int:
+        rows = self._problem.rows_by_knob[number]
+        mhz, config = knob
+        return rows[max(known for known in rows if known[0] <= mhz and known[1] == config)]
+
+
+def _raise_parts(
+    profile: Profile, pipeline: Pipeline, rungs: Iterable[Rung], clocks: Sequence[Clocks]
+) -> tuple[Profile, dict[tuple[int, str, str], Raised]]:
+    """Options for operations whose parts ask for clocks that their GPU lacks.
+
+    Args:
+        rungs: the plan and its ladder.
+        clocks: of each stage's GPU, (num_stages,).
+
+    Returns:
+        The profile with these options, and each by the profile's stage, the instruction and the
+        config it stands for.
+
+    Raises:
+        InputError: no clock of the GPU is as fast.
+    """
+    found: dict[tuple[int, str, str], Raised] = {}
+    for rung in rungs:
+        for op, config in zip(pipeline.operations, chain(*(rung.configs or ())), strict=False):
+            key, gpu = (op.profile_stage, op.instruction, config), clocks[op.stage]
+            lacking = {change.frequency_mhz for change in changes_of(config)}.difference(gpu.mhz)
+            if not lacking or key in found:
+                continue
+            made = profile.raised(*key, gpu.mhz)
+            if made is None:
+                raise _too_fast(op, gpu, max(lacking))
+            profile, found[key] = made
+    return profile, found
+
+
+def _too_fast(what: Operation, clocks: Clocks, mhz: int) -> InputError:
+    name, highest = clocks.gpu or "the GPU", clocks.mhz[-1]
+    reason = (
+        f"the highest clock of {name} is {highest} MHz"
+        if mhz > highest
+        else f"that is no clock of {name}, and by the profile none above it is as fast"
+    )
+    return InputError(
+        f"the plan asks for {mhz} MHz for {what.instruction} {what.microbatch} of stage "
+        f"{what.stage}, but {reason}; plan again from a profile of this GPU, or say which GPU "
+        "it is with --gpu or --clocks"
+    )

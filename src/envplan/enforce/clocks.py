@@ -129,23 +129,16 @@ def given_clocks(text: str, name: str | None = None) -> Clocks:
         InputError: it lists none, or no clocks.
     """
     clocks: set[int] = set()
-    for part in text.split(","):
-        span = _span(part.strip())
+    for part in map(str.strip, text.split(",")):
+        match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}):(0*[1-9]\d{0,6}))?", part, re.ASCII)
+        low, high, step = match.groups() if match else (0, 0, 1)
+        span = range(int(low), int(high or low) + 1, int(step or 1))
         if not span or span[0] < 1 or span[-1] > _MAX_MHZ or len(span) > _MAX_CLOCKS:
             raise InputError(
-                f"--clocks must list MHz, as in 210,900,1410 or 210-1410:15, not {part.strip()!r}"
+                f"--clocks must list MHz, as in 210,900,1410 or 210-1410:15, not {part!r}"
             )
         clocks.update(span)
     return Clocks(tuple(sorted(clocks)), "given", name)
-
-
-def _span(text: str) -> range:
-    """The numbers of "210" or "210-1410:15"; none if the text is neither."""
-    match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}):(0*[1-9]\d{0,6}))?", text, re.ASCII)
-    if match is None:
-        return range(0)
-    low, high, step = match.groups()
-    return range(int(low), int(high or low) + 1, int(step or 1))
 
 
 def live_clocks(profile: Profile, *, force: bool = False) -> Clocks:
@@ -158,18 +151,15 @@ def live_clocks(profile: Profile, *, force: bool = False) -> Clocks:
         DeviceError: there is no GPU or no driver.
         InputError: the GPUs differ, or the profile is another GPU's.
     """
-    from envplan.devices import backend
+    from envplan.devices import opened
 
     if profile.metadata.stage_gpus is not None and not force:
         raise InputError(
             "the plan's stages run on different GPUs, and this machine knows its own only; name "
             "one for each stage with --gpu, or leave both out to take what the profile says"
         )
-    source = backend("nvml")
-    try:
+    with opened("nvml") as source:
         infos = [device.info for device in source.devices()]
-    finally:
-        source.close()
     names = sorted({info.name for info in infos})
     if len(names) > 1:
         raise InputError(

@@ -182,11 +182,11 @@ class FrequencyPlan(Document):
         Raises:
             InputError: there is no such rank.
         """
-        if not 0 <= rank < self.world_size:
-            raise InputError(
-                f"rank {rank} is not in the frequency plan, which is for {self.world_size} ranks"
-            )
-        return self.ranks[rank]
+        if 0 <= rank < self.world_size:
+            return self.ranks[rank]
+        raise InputError(
+            f"rank {rank} is not in the frequency plan, which is for {self.world_size} ranks"
+        )
 
     def check_world(self, world_size: int) -> None:
         """That a job of so many ranks is the one this is for.
@@ -323,6 +323,7 @@ class FrequencyPlan(Document):
         self._check_ranks()
         self._check_clocks()
         self._check_ladder()
+        gpus = [(f" of stage {stage}", gpu) for stage, gpu in enumerate(self.stage_gpus or ())]
         return [
             f"{self.world_size} ranks on {self.layout.stages} stages, in the order "
             f"{self.layout.rank_order}",
@@ -330,15 +331,9 @@ class FrequencyPlan(Document):
             *(
                 f"all clocks{where} are among the {len(gpu.supported_clocks_mhz)} of "
                 f"{gpu.gpu or 'the GPU'}"
-                for where, gpu in self._gpus()
+                for where, gpu in gpus or [("", self.clocks_of(0))]
             ),
         ]
-
-    def _gpus(self) -> list[tuple[str, StageClocks]]:
-        """Each GPU, with what to say of where it is."""
-        if self.stage_gpus is None:
-            return [("", self.clocks_of(0))]
-        return [(f" of stage {stage}", gpu) for stage, gpu in enumerate(self.stage_gpus)]
 
     def _check_ranks(self) -> None:
         topology = self.layout

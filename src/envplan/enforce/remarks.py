@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from envplan._words import exact_seconds, significant
+from envplan._words import exact_seconds
 from envplan.profile import changes_of
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["remarks"]
 
-_MS_PER_S: Final = 1000
 _MOST_RAISED: Final = 8
 
 
@@ -40,8 +39,6 @@ def remarks(
             f"{exact_seconds(applied.deadline_s)} s: plan again"
         )
     notes += _raised_notes(applied)
-    if applied.dwell is not None:
-        notes.append(_dwell_note(applied))
     if applied.ladder is not None:
         notes.append(
             f"{len(applied.ladder)} slower plans in the ladder for stragglers"
@@ -92,16 +89,3 @@ def _raised_notes(applied: FrequencyPlan) -> list[str]:
     if not all(raised.profiled for raised in applied.raised):
         notes.append("clocks that the profile does not have count with time and energy as planned")
     return notes
-
-
-def _dwell_note(applied: FrequencyPlan) -> str:
-    dwell = applied.dwell
-    assert dwell is not None
-    note = (
-        f"--min-dwell {dwell.min_dwell_s * _MS_PER_S:g}: {dwell.raised_operations} operations "
-        f"raised, {dwell.changes_before} clock changes per iteration became {dwell.changes_after}, "
-        f"at a cost of {significant(dwell.extra_energy_j)} J per iteration"
-    )
-    if dwell.changes_too_fast:
-        note += f"; {dwell.changes_too_fast} still come sooner, as the profile allows no other"
-    return note

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,11 +10,10 @@ from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import Final
 
-from envplan.errors import InputError
 from envplan.runtime.guard import Guard
-from envplan.runtime.runlog import Marker, Moment
+from envplan.runtime.listener import Marker, Moment
 
-__all__ = ["Clocks", "environment_number"]
+__all__ = ["Clocks"]
 
 _CLOSE_S: Final = 1.0
 
@@ -102,20 +100,3 @@ def _recorder(marker: Callable[[], Marker]) -> Callable[[], Marker]:
         return moment
 
     return record
-
-
-def environment_number(variable: str, given: int | None) -> int:
-    """A number given, or else that of an environment variable.
-
-    Raises:
-        InputError: neither is there.
-    """
-    if given is not None:
-        return given
-    text = os.environ.get(variable, "")
-    if not text.isdecimal():
-        raise InputError(
-            f"${variable} is not set; start training with torchrun, which sets it, or give "
-            f"{variable.lower()}="
-        )
-    return int(text)

@@ -22,7 +22,8 @@ from functools import partial
 from typing import Any, Final
 
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Job, Listener, uses
+from envplan.runtime.frameworks import Hooks, Job, uses
+from envplan.runtime.listener import Listener
 
 __all__ = ["attach", "follow", "profile", "record"]
 

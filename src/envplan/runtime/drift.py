@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from envplan.errors import InputError
+from envplan.limits import MinHold
 from envplan.plan import Plan, as_referenced
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
 from envplan.solve import solve, trace_job
@@ -123,17 +124,29 @@ def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
 
 
 def replan(
-    plan: Plan, profile: Profile, progress: Callable[[int, int], None] | None = None
+    plan: Plan,
+    profile: Profile,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    min_hold: float = 0.0,
 ) -> Plan:
-    """A plan for the same job and target from another profile.
+    """A plan for the same job and target from another profile, or with clocks that last.
+
+    Args:
+        min_hold: least s between two requests of a stage for another clock; 0: as before.
 
     Raises:
-        InputError: the plan was not chosen from the frontier.
+        InputError: the plan was not chosen from the frontier, and no hold is asked for.
         NoAnswerError: the target cannot be met any more; says what can.
     """
-    if plan.planner != "frontier":
+    request = plan.request
+    if min_hold:
+        others = [limit for limit in request.limits if not isinstance(limit, MinHold)]
+        limits = (*others, MinHold.of(time_s=min_hold))
+        request = request.model_copy(update={"limits": limits})
+    elif plan.planner != "frontier":
         raise InputError(f"only plans of the planner frontier are refined, not of {plan.planner}")
-    return solve(trace_job(plan.job, profile, progress), plan.request)
+    return solve(trace_job(plan.job, profile, progress), request)
 
 
 def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[..., float]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.dependencies import Place
 from envplan.pipeline.imports.steps import Step, scheduled
+from envplan.runtime.listener import Listener
 from envplan.runtime.parts import hook_parts
 from envplan.runtime.profiler import Profiler
 from envplan.runtime.shim import Shim
@@ -33,28 +34,9 @@ from envplan.runtime.stragglers import StragglerDetector
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan
 
-__all__ = ["Hooks", "Job", "Listener", "uses"]
+__all__ = ["Hooks", "Job", "uses"]
 
 _logger = logging.getLogger("envplan.runtime")
-
-
-class Listener(Protocol):
-    """What is told of operations as they come: a Shim, a Profiler or a Recorder."""
-
-    def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """An operation begins."""
-
-    def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """It has ended."""
-
-    def step(self) -> None:
-        """An iteration is over."""
-
-    def full_speed(self) -> None:
-        """Something else runs until the next operation begins."""
-
-    def missed(self, why: str) -> None:
-        """Operations run that it cannot be told of."""
 
 
 class Hooks(ExitStack):
@@ -166,10 +148,7 @@ def uses(
             runs: the framework's schedule or engine.
             stragglers: look for slow pipelines, where the plan has a ladder and there are several.
             model: chunks of the model that this rank runs, where the job does not know them.
-            options: for Shim.
-
-        Raises:
-            InputError: as for Shim, or a part of the plan's operations is no module of the model.
+            options: for Shim; raises as that does.
         """
         one = job(runs)
         with Shim(plan, **_with_known(one.device, options)) as shim, one.attach(shim) as hooks:
@@ -189,13 +168,9 @@ def uses(
         """Measure the profile of a job while it trains; see envplan.runtime.profiler.
 
         Args:
-            runs: the framework's schedule or engine.
             path: of the profile, in a folder that all ranks see.
-            model: chunks of the model that this rank runs, where the job does not know them.
-            options: for Profiler.
-
-        Raises:
-            InputError: as for Profiler, or a part is no module of the model.
+            runs, model: as for follow.
+            options: for Profiler; raises as that does.
         """
         one = job(runs)
         with (
@@ -210,7 +185,7 @@ def uses(
         """Write the order of a job's first training iteration, as it really runs, as a DAG file.
 
         Args:
-            runs: the framework's schedule or engine.
+            runs: as for follow.
             path: of the DAG file, which rank 0 writes.
         """
         one = job(runs)
@@ -221,7 +196,7 @@ def uses(
     return follow, profile, record
 
 
-class Recorder:
+class Recorder(Listener):
     """Takes down what each rank runs in one training iteration, and gathers it on rank 0.
 
     Nothing that goes wrong with it ends training: it is logged, and there is no file.
@@ -234,22 +209,19 @@ class Recorder:
         pipeline: what was recorded, on rank 0 once there is something.
     """
 
+    _undone = "nothing is recorded"
+
     def __init__(self, path: str | os.PathLike[str], known: Callable[[], dict[str, Any]]) -> None:
         self.pipeline: Pipeline | None = None
+        self.rank = dist.get_rank()
         self._path, self._known = path, known
         self._order: list[tuple[str, int, int]] = []
         self._done = False
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """An operation begins."""
+        """As Listener.begin."""
         if not self._done:
             self._order.append((instruction, microbatch, chunk))
-
-    def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """It has ended."""
-
-    def full_speed(self) -> None:
-        """Something else runs, such as an evaluation."""
 
     def step(self) -> None:
         """An iteration is over: the first one is written."""
@@ -260,28 +232,26 @@ class Recorder:
         mine = [(instruction, m, stages[chunk]) for instruction, m, chunk in self._order]
         everybody: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everybody, mine)
-        if dist.get_rank() == 0:
+        if self.rank == 0:
             try:
                 self._write(everybody)
             except InputError as error:
                 _logger.warning("%s is not written: %s", self._path, error.message)
 
     def missed(self, why: str) -> None:
-        """Operations run that it cannot be told of."""
-        if not self._done and dist.get_rank() == 0:
-            _logger.warning("nothing is recorded: %s", why)
-        self._done = True
+        """As Listener.missed; nothing is to be said once there is a file."""
+        if not self._done:
+            self._done = True
+            super().missed(why)
 
     def _write(self, everybody: list[list[tuple[str, int, int]]]) -> None:
         # Ranks that share stages, as tensor- and data-parallel ones do, run the same.
         orders = {min(stage for *_, stage in order): order for order in everybody if order}
-        ranks = [
-            [
-                (Place(f"{name} {m} of stage {stage}"), Step(name, m, stage))
-                for name, m, stage in one
-            ]
-            for _, one in sorted(orders.items())
-        ]
+
+        def step(name: str, m: int, stage: int) -> tuple[Place, Step]:
+            return Place(f"{name} {m} of stage {stage}"), Step(name, m, stage)
+
+        ranks = [[step(*each) for each in order] for _, order in sorted(orders.items())]
         self.pipeline = Pipeline.from_imported(scheduled(ranks))
         self.pipeline.save_dag(self._path)
         _logger.warning("%s: %r", self._path, self.pipeline)
@@ -303,12 +273,9 @@ class StragglerWatch:
     """Finds slow pipelines by the times that all ranks exchange, and tells the shim.
 
     The exchange is a gloo all-gather of one number per rank and step that nobody waits for: its
-    result is used at the first step after which it has arrived. Every rank must make one, after
-    torch.distributed has been initialized, and call step() after each of its steps.
-
-    A pipeline's time is taken from its first forward until the first backward that may reduce
-    gradients over replicas, as DistributedDataParallel does within the last one of each chunk:
-    from there on everybody waits for the straggler and all pipelines look alike.
+    result is used at the first step after which it has arrived. Every rank must make one and call
+    step() after each of its steps. Times are those before gradients can meet other replicas'
+    (`before_reduction`): from there on all pipelines look alike.
 
     Args:
         shim: whose plan has a ladder.
@@ -323,20 +290,16 @@ class StragglerWatch:
 
     def step(self) -> None:
         """Send this rank's latest time, and use what has arrived."""
-        mine = torch.tensor([self._natural_time()], dtype=torch.float64)
+        # Our last measured step as it would have been under the fastest plan, s.
+        planned, measured = self._shim.last_iteration or (1.0, math.nan)
+        natural = measured * self._shim.planned_time / planned
+        mine = torch.tensor([natural], dtype=torch.float64)
         everybody = [torch.empty_like(mine) for _ in self._pipelines]
         work = dist.all_gather(everybody, mine, group=self._group, async_op=True)
         self._flying.append((work, everybody))
         while self._flying and self._flying[0][0].is_completed():
             _, arrived = self._flying.popleft()
             self._use([float(time) for time in arrived])
-
-    def _natural_time(self) -> float:
-        """Our last measured step as it would have been under the fastest plan, s."""
-        if self._shim.last_iteration is None:
-            return math.nan
-        planned, measured = self._shim.last_iteration
-        return measured * self._shim.planned_time / planned
 
     def _use(self, times: Sequence[float]) -> None:
         slowest: dict[int, float] = {}

@@ -39,7 +39,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
@@ -85,7 +85,7 @@ _LEFT_ALONE: Final = {
 _logger = logging.getLogger("envplan.runtime")
 
 
-class Guard:
+class Guard(AbstractContextManager["Guard"]):
     """The owner's end of a guard process. Made by `Guard.start`, usable as a context manager.
 
     One thread may use it at a time. A forked child inherits it but cannot do anything with it. An
@@ -221,7 +221,15 @@ class Guard:
                 self._read_reports()
                 if self._unsent is not None:
                     self._write(self._unsent)
-                self._look_at_the_time()
+                # Requests that have not been acknowledged for too long.
+                late = (time.perf_counter_ns() - self._waiting_since) / 1e9
+                overdue = self.done != self._requested and late > _IN_TIME_S
+                if overdue and not self._overdue:
+                    self._problems.append(
+                        f"GPU {self.info.index}: the clock asked for {late:.1f} s ago is not set "
+                        "yet; the driver hangs (see dmesg), or the clock guard was stopped"
+                    )
+                self._overdue = overdue
             if self._dropped:
                 self._problems.append(
                     f"the clock guard does not keep up: {self._dropped} requests were dropped"
@@ -241,10 +249,7 @@ class Guard:
             # Not by `_watch`: a request on its way would go to whatever gets its number next.
             self._process.requests.close()
 
-    def __enter__(self) -> Guard:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -260,17 +265,6 @@ class Guard:
             self._unsent = request
         except OSError:
             pass  # it is gone, and `_watch` deals with that
-
-    def _look_at_the_time(self) -> None:
-        """Notice requests that have not been acknowledged for too long."""
-        late = (time.perf_counter_ns() - self._waiting_since) / 1e9
-        overdue = self.done != self._requested and late > _IN_TIME_S
-        if overdue and not self._overdue:
-            self._problems.append(
-                f"GPU {self.info.index}: the clock asked for {late:.1f} s ago is not set yet; the "
-                "driver hangs (see dmesg), or the clock guard was stopped"
-            )
-        self._overdue = overdue
 
     def _end(self, *, asked: bool) -> None:
         """Make sure that the guard ends and the clock is given back; asked: by the owner."""

@@ -20,11 +20,11 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from envplan.devices import DEFAULT_BACKEND, Device, DeviceError, PermissionDeniedError, within
 
@@ -80,7 +80,7 @@ class Mark:
         return self.owner > 0 and self.parent not in (None, self.owner)
 
 
-class LockFile:
+class LockFile(AbstractContextManager["LockFile"]):
     """The mark that some guard of this user has, or had, a GPU's clock. A context that closes it.
 
     Args:
@@ -135,33 +135,25 @@ class LockFile:
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{words}\n".encode(), 0)
 
-    def restore(self, device: Device, *, before: bool = True) -> bool:
+    def restore(self, device: Device, *, before: bool = True) -> None:
         """Give the clock back if the mark says that it may be set, and take the mark away.
 
         Args:
             device: the GPU.
             before: put the clock that another tool had set back to what it was.
 
-        Returns:
-            Whether it was marked.
-
         Raises:
             DeviceError: the driver does not do it.
         """
         mark = self.mark
-        if mark is None:
-            return False
-        insist(partial(give_back, device, mark.before if before else 0))
-        os.ftruncate(self._file, 0)
-        return True
+        if mark is not None:
+            insist(partial(give_back, device, mark.before if before else 0))
+            os.ftruncate(self._file, 0)
 
     def close(self) -> None:
         """Let go of it."""
         os.close(self._file)
         os.close(self._folder)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -29,7 +29,8 @@ import torch
 
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Job, Listener, uses
+from envplan.runtime.frameworks import Hooks, Job, uses
+from envplan.runtime.listener import Listener
 
 __all__ = ["attach", "follow", "profile", "record"]
 

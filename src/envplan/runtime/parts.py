@@ -13,32 +13,22 @@ hook separates belongs to the part before it, or to the operation's first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from envplan.errors import InputError
+from envplan.runtime.listener import Listener
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["PartListener", "hook_parts"]
-
-
-class PartListener(Protocol):
-    """What is told of parts: a Shim or a Profiler."""
-
-    @property
-    def part_names(self) -> Iterable[str]:
-        """Names of the modules that it wants to be told of; "*" stands for text without a dot."""
-
-    def part(self, name: str, *, backward: bool) -> None:
-        """A part of the operation that runs begins."""
+__all__ = ["hook_parts"]
 
 
 @contextmanager
-def hook_parts(listener: PartListener, model: nn.Module | Sequence[nn.Module]) -> Iterator[None]:
+def hook_parts(listener: Listener, model: nn.Module | Sequence[nn.Module]) -> Iterator[None]:
     """Tell a shim or a profiler as modules begin, while the context lasts.
 
     Args:

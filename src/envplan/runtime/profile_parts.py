@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean, median
 from typing import Final, Self
 
 from envplan._documents import read_document
@@ -130,47 +130,36 @@ def _sure(rows: Sequence[PartRow]) -> list[PartRow]:
     waiting = [row for row in rows if row.instruction == BLOCKING]
     others = [row for row in rows if row.instruction != BLOCKING]
     sure = [row for row in waiting if row.energy_std <= _SURE * row.energy]
-    return others + (sure or _pooled(waiting))
+    telling = [row for row in waiting if row.energy_std <= _TELLING * row.energy]
+    if not sure and telling:
+        # Each counts by its inverse variance.
+        precision = [row.energy_std**-2 for row in telling]
+        energy, error = fmean([row.energy for row in telling], precision), sum(precision) ** -0.5
+        if error <= _SURE * energy:
+            sure = [replace(telling[0], energy=energy, energy_std=error, samples=len(telling))]
+    return others + sure
 
 
-def _pooled(rows: Sequence[PartRow]) -> list[PartRow]:
-    """One row of all, each counted by its inverse variance; none if it is not sure either."""
-    rows = [row for row in rows if row.energy_std <= _TELLING * row.energy]
-    if not rows:
-        return []
-    precision = math.fsum(row.energy_std**-2 for row in rows)
-    energy = math.fsum(row.energy * row.energy_std**-2 for row in rows) / precision
-    error = precision**-0.5
-    row = replace(rows[0], energy=energy, energy_std=error, samples=len(rows))
-    return [row] if error <= _SURE * energy else []
-
-
-def _averaged(rows: Iterable[PartRow]) -> list[PartRow]:
+def _averaged(rows: Iterable[PartRow]) -> Iterator[PartRow]:
     """One row for each stage, instruction, clock and part, from the rows of all ranks; parts in the
     order in which they ran."""
     groups: dict[tuple[int, str, int, str], list[PartRow]] = defaultdict(list)
     for row in rows:
         groups[row.stage, row.instruction, -row.frequency, row.part].append(row)
-    return [_mean(groups[key]) for key in sorted(groups, key=lambda key: key[:3])]
-
-
-def _mean(rows: Sequence[PartRow]) -> PartRow:
-    total = sum(row.samples for row in rows)
-    reasons = [reason for row in rows for reason in row.throttle.split("+")]
-
-    def mean(value: Callable[[PartRow], float]) -> float:
-        return math.fsum(value(row) * row.samples for row in rows) / total
-
-    return replace(
-        rows[0],
-        time=mean(lambda row: row.time),
-        energy=mean(lambda row: row.energy),
-        time_std=math.sqrt(mean(lambda row: row.time_std**2)),
-        energy_std=math.sqrt(mean(lambda row: row.energy_std**2)),
-        samples=total,
-        clock=round(statistics.median(row.clock for row in rows)),
-        throttle="+".join(sorted({reason for reason in reasons if reason})),
-    )
+    for key in sorted(groups, key=lambda key: key[:3]):
+        same = groups[key]
+        samples = [row.samples for row in same]
+        reasons = {reason for row in same for reason in row.throttle.split("+")} - {""}
+        yield replace(
+            same[0],
+            time=fmean([row.time for row in same], samples),
+            energy=fmean([row.energy for row in same], samples),
+            time_std=math.sqrt(fmean([row.time_std**2 for row in same], samples)),
+            energy_std=math.sqrt(fmean([row.energy_std**2 for row in same], samples)),
+            samples=sum(samples),
+            clock=round(median(row.clock for row in same)),
+            throttle="+".join(sorted(reasons)),
+        )
 
 
 def unfinished_parts(path: Path, world_size: int) -> list[int]:

@@ -36,7 +36,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 from envplan.devices import (
     DEFAULT_BACKEND,
@@ -52,17 +52,21 @@ from envplan.devices.visible import Counted, choose
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.sweep import Valley
-from envplan.runtime.clocks import Clocks, environment_number
+from envplan.runtime.clocks import Clocks
 from envplan.runtime.guard import Guard
+from envplan.runtime.listener import Listener, Marker, Moment, environment_number
 from envplan.runtime.metering import EnergyLog
 from envplan.runtime.profile_parts import Part, merge_parts, part_path, unfinished_parts
-from envplan.runtime.runlog import Marker, Moment
 from envplan.runtime.windows import Span, measure, on_host
 
 __all__ = ["Profiler", "merge_parts"]
 
 #: Iterations at one clock that clock errors may spoil before the clock is passed over.
 _TRIES: Final = 3
+#: Iterations after a change of clock that do not count, from when it is in force.
+_SETTLE: Final = 1
+#: The sweep ends after so many clocks in a row above the least energy.
+_RISES: Final = 5
 #: A clock seen at more than this times what was asked for was never set.
 _IN_FORCE: Final = 1.02
 #: Standard errors of an iteration's energy above this part of it are said.
@@ -79,7 +83,7 @@ _OPEN_S: Final = 30.0
 _logger = logging.getLogger("envplan.runtime")
 
 
-class Profiler(AbstractContextManager["Profiler"]):
+class Profiler(Listener, AbstractContextManager["Profiler"]):
     """Measures the operations of one rank at one clock after another while it trains.
 
     It is called as a Shim is, and like one must not be used by several threads at once.
@@ -97,19 +101,22 @@ class Profiler(AbstractContextManager["Profiler"]):
         frequencies: clocks to measure at, MHz; default: all that the GPU supports, `step` apart.
         step: MHz between clocks at least.
         iterations_per_frequency: that count at each clock.
-        settle: iterations after a change of clock that do not count, from when it is in force.
         lock: whether clocks may be touched; otherwise the current one alone is measured.
         warm_up: iterations at the beginning that do not count: memory is allocated in them.
-        rises: the sweep ends after so many clocks in a row above the least energy.
         metadata: workload, microbatch size, tensor-parallel degree and schedule for the sidecar;
             the rest is measured.
         marker: see Shim.
         parts: names of the modules that are parts of operations with rows of their own, as
             named_modules gives them; "*" stands for text without a dot. See `parts.hook_parts`.
 
+    Attributes:
+        done: whether this rank has measured all it is going to.
+
     Raises:
         InputError: rank, stages or frequencies do not fit, or the folder cannot be written to.
     """
+
+    _undone = "nothing is profiled"
 
     def __init__(
         self,
@@ -124,9 +131,7 @@ class Profiler(AbstractContextManager["Profiler"]):
         frequencies: Sequence[int] | None = None,
         step: int = 30,
         iterations_per_frequency: int = 3,
-        settle: int = 1,
         warm_up: int = 3,
-        rises: int = 5,
         lock: bool = True,
         metadata: ProfileMetadata | None = None,
         marker: Callable[[], Marker] | None = None,
@@ -141,11 +146,9 @@ class Profiler(AbstractContextManager["Profiler"]):
                 f"rank {self.rank} has stage {max(self._stages)} of {num_stages}; give Profiler "
                 "stages=, the model stage of each chunk of this rank"
             )
-        if min(iterations_per_frequency - 1, settle, warm_up) < 0:
-            raise InputError(
-                "iterations_per_frequency must be at least 1, settle and warm_up at least 0"
-            )
-        self._iterations, self._settle, self._skip = iterations_per_frequency, settle, warm_up
+        if iterations_per_frequency < 1 or warm_up < 0:
+            raise InputError("iterations_per_frequency must be at least 1, warm_up at least 0")
+        self._iterations, self._skip = iterations_per_frequency, warm_up
         self.path = Path(path)
         self._part = Part(self.rank, world, num_stages)
         self._part.save(self.path)  # one that an earlier job left is no more
@@ -159,8 +162,16 @@ class Profiler(AbstractContextManager["Profiler"]):
         self._frequencies: list[int | None] = [None]
         self._driver = ExitStack()
         self._clocks = Clocks(None, None)
-        self._worker: _Worker | None = None
-        self._closed = self._missed = False
+        self._closed = False
+
+        # A thread makes rows of windows, decides when it is enough, and merges on rank 0.
+        self._windows: SimpleQueue[tuple[int | None, list[list[Span[Moment]]]] | None]
+        self._windows = SimpleQueue()
+        self._valley = Valley(_RISES)
+        self._enough = False
+        self._drained = threading.Event()
+        self._deadline = math.inf
+        self._thread: threading.Thread | None = None
         if device is None:
             local_rank = self.rank if "LOCAL_RANK" not in os.environ else None
             device = environment_number("LOCAL_RANK", local_rank)
@@ -168,14 +179,22 @@ class Profiler(AbstractContextManager["Profiler"]):
         try:
             source = self._driver.enter_context(opened(DEFAULT_BACKEND))
             found = within(_OPEN_S, lambda: _own_gpu(source, device, counted), "the driver")
-            wanted = _frequencies(found.info, frequencies, step)
-            guard = self._start_guard(found.info.index, wanted) if lock else None
+            info = found.info
+            wanted = _frequencies(info, frequencies, step)
+            guard = self._start_guard(info.index, wanted) if lock else None
             self._clocks = Clocks(guard, marker)
-            self._part.metadata = _described(metadata or ProfileMetadata(), found.info)
-            self._part.energy_source = found.info.energy_source
-            self._worker = _Worker(
-                found, self._part, self.path, self._stages, rises, self._give_back
+            self._part.metadata = replace(
+                metadata or ProfileMetadata(),
+                gpu=info.name,
+                driver=info.driver,
+                source=info.source,  # type: ignore[arg-type]
+                date=date.today().isoformat(),
+                envplan_version=version("envplan"),
             )
+            self._part.energy_source = info.energy_source
+            run = partial(self._run, EnergyLog(found))
+            self._thread = threading.Thread(target=run, name="envplan-profile", daemon=True)
+            self._thread.start()
         except DeviceError as error:
             _logger.warning("rank %d: nothing is profiled: %s", self.rank, error)
             self._part.complete, self._part.problem = True, str(error)
@@ -184,25 +203,20 @@ class Profiler(AbstractContextManager["Profiler"]):
             part_path(self.path, self.rank).unlink(missing_ok=True)
             self._driver.close()
             raise
-        self._done = self._worker is None
+        self.done = self._thread is None
 
     def __exit__(self, *raised: object) -> None:
         # Where training failed, the others' parts may never come.
         self.close(0.0 if any(raised) else _MERGE_WAIT_S)
 
     @property
-    def done(self) -> bool:
-        """Whether this rank has measured all it is going to."""
-        return self._done
-
-    @property
     def frequency(self) -> int:
         """The clock asked for, MHz; 0 when it is the driver's."""
-        return 0 if self._done else self._clocks.asked
+        return 0 if self.done else self._clocks.asked
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """An operation begins."""
-        if self._done:
+        if self.done:
             return
         self._begun = begun = self._clocks.mark()
         self._is_backward, self._begins = instruction.startswith("backward"), []
@@ -212,50 +226,45 @@ class Profiler(AbstractContextManager["Profiler"]):
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
-        if self._done or self._begun is None:
+        if self.done or self._begun is None:
             return
         begins = tuple(self._begins)
         self._spans.append(Span(instruction, chunk, self._begun, self._clocks.mark(), begins))
         self._begun = None
 
     def part(self, name: str, *, backward: bool) -> None:
-        """A part of the operation that runs begins; see Shim.part."""
+        """As Listener.part."""
         if self._begun is not None and backward == self._is_backward:
             self._begins.append((name, self._clocks.mark()))
 
     def step(self) -> None:
         """An iteration is over."""
         spans, self._spans = self._spans, []
-        if self._done or not spans:
+        if self.done or not spans:
             return
-        assert self._worker is not None
         self._clocks.then(self._listen)
         guard = self._clocks.guard
         if self._problems or (guard is not None and guard.failing):
-            self._spoil()
+            # Measure again, or pass the clock over.
+            self._tries += 1
+            self._next_window(passed=self._tries == _TRIES)
         elif guard is not None and guard.done < self._clocks.requests:
             # The clock is on its way: it may come within the next iteration, which is none either.
-            self._skip = max(self._skip, self._settle, 1)
+            self._skip = max(self._skip, _SETTLE)
         elif self._skip:
             self._skip -= 1
         else:
             self._window.append(spans)
             if len(self._window) == self._iterations:
-                self._worker.measure(self._frequencies[self._at], self._window)
-                self._next_clock()
-        if self._worker.enough or (guard is not None and not guard.alive):
+                self._windows.put((self._frequencies[self._at], self._window))
+                self._next_window(passed=True)
+        if self._enough or (guard is not None and not guard.alive):
             self._finish()
 
     def full_speed(self) -> None:
         """Something else runs now, such as an evaluation: what was being measured starts again."""
         self._spans, self._window, self._begun = [], [], None
-        self._skip = max(self._skip, self._settle)
-
-    def missed(self, why: str) -> None:
-        """Operations run that the profiler is not told of; said once, on rank 0."""
-        if not self._missed and self.rank == 0:
-            _logger.warning("rank 0: nothing is profiled: %s", why)
-        self._missed = True
+        self._skip = max(self._skip, _SETTLE)
 
     def close(self, wait: float = _MERGE_WAIT_S) -> None:
         """Give the clock back and write what was measured.
@@ -266,12 +275,13 @@ class Profiler(AbstractContextManager["Profiler"]):
         if self._closed:
             return
         self._closed = True
-        patience = _DRAIN_S if self._done else _CLOSE_S
+        patience = _DRAIN_S if self.done else _CLOSE_S
         self._finish()
-        if self._worker is not None:
-            self._worker.drained.wait(patience)
+        if self._thread is not None:
+            self._drained.wait(patience)
             self._give_back()
-            self._worker.close(wait)
+            self._deadline = time.monotonic() + wait
+            self._thread.join(wait + _WRITE_S)
         self._driver.close()
 
     def _start_guard(self, index: int, frequencies: Sequence[int]) -> Guard | None:
@@ -284,31 +294,21 @@ class Profiler(AbstractContextManager["Profiler"]):
         self._frequencies = list(frequencies)
         return guard
 
-    def _next_clock(self) -> None:
-        self._window = []
-        self._tries = 0
-        self._skip = self._settle
-        self._at += 1
-        if self._at == len(self._frequencies):
-            self._finish()
-
-    def _spoil(self) -> None:
-        """A clock error: measure again, or pass the clock over."""
-        self._problems = 0
-        self._window = []
-        self._skip = self._settle
-        self._tries += 1
-        if self._tries == _TRIES:
-            self._next_clock()
+    def _next_window(self, *, passed: bool) -> None:
+        """Begin to measure anew; passed: at the next clock."""
+        self._window, self._problems, self._skip = [], 0, _SETTLE
+        if passed:
+            self._tries = 0
+            self._at += 1
+            if self._at == len(self._frequencies):
+                self._finish()
 
     def _finish(self) -> None:
         """Measure no more and have the clock given back, without waiting for that."""
-        if self._done:
-            return
-        self._done = True
-        self._spans, self._window = [], []
-        assert self._worker is not None
-        self._worker.finish()
+        if not self.done:
+            self.done = True
+            self._spans, self._window = [], []
+            self._windows.put(None)
 
     def _give_back(self) -> None:
         self._clocks.close()
@@ -320,6 +320,76 @@ class Profiler(AbstractContextManager["Profiler"]):
         for problem in guard.problems() if guard is not None else []:
             self._problems += 1
             _logger.warning("rank %d: while profiling: %s", self.rank, problem)
+
+    def _run(self, energy: EnergyLog) -> None:
+        """The thread: it ends with the part of this rank written, and on rank 0 the profile."""
+        try:
+            for clock, window in iter(self._windows.get, None):
+                if not self._enough:
+                    self._measure(energy, clock, window)
+        except Exception as error:  # profiling must not end what it profiles
+            self._part.problem = str(error)
+            _logger.warning("rank %d: profiling is given up: %s", self.rank, error)
+            self._enough = True
+        self._drained.set()
+        energy.close()
+        self._give_back()
+        self._part.complete = True
+        try:
+            self._part.save(self.path)
+            if self.rank == 0:
+                self._merge()
+        except EnvplanError as error:
+            _logger.warning("no profile is written: %s", error)
+
+    def _measure(
+        self, energy: EnergyLog, clock: int | None, window: list[list[Span[Moment]]]
+    ) -> None:
+        """Rows of iterations at one clock; None: at whatever the driver chooses."""
+        iterations = on_host(window)
+        seen = energy.take(iterations[0][0].begin, iterations[-1][-1].end)
+        measured = measure(iterations, seen, self._stages, clock)
+        why = energy.problem or "its iterations are too short for the energy counter"
+        if measured is not None and clock and seen.clock > _IN_FORCE * clock:
+            measured, why = None, f"the clock was at {seen.clock} MHz"
+        if measured is None:
+            which = f"{clock} MHz" if clock else "the current clock"
+            _logger.warning("rank %d: %s was passed over: %s", self.rank, which, why)
+            return
+        mhz, unsure = measured.rows[0].frequency, measured.energy_error / measured.energy
+        if unsure > _SURE:
+            _logger.warning(
+                "rank %d: at %d MHz the standard error of the energy is %.0f%%; more "
+                "iterations_per_frequency make it smaller",
+                *(self.rank, mhz, 100 * unsure),
+            )
+        self._part.num_microbatches = measured.microbatches
+        self._part.rows += measured.rows
+        self._part.save(self.path)
+        self._enough = self._valley.passed(measured.energy, measured.energy_error)
+        _logger.info(
+            "rank %d: profiled at %d MHz: %.4g J and %.4g s of work an iteration",
+            *(self.rank, mhz, measured.energy, measured.busy),
+        )
+
+    def _merge(self) -> None:
+        """Merge once all parts are there; after the job has ended, wait only so long for them."""
+        while missing := unfinished_parts(self.path, self._part.world_size):
+            if time.monotonic() > self._deadline:
+                raise InputError(
+                    f"the parts of ranks {', '.join(map(str, missing))} are not there or not "
+                    "complete; once they are, call envplan.runtime.profiler.merge_parts"
+                    f"({str(self.path)!r})"
+                )
+            time.sleep(_MERGE_PAUSE_S)
+        profile = merge_parts(self.path)
+        _logger.info("%s: the profile of all ranks", self.path)
+        if profile.blocking_power_w is None:
+            _logger.warning(
+                "%s: the power while waiting cannot be told from that of operations; planning "
+                "takes --blocking-power",
+                self.path,
+            )
 
 
 def _own_gpu(source: Backend, device: int, counted: Counted) -> Device:
@@ -336,13 +406,6 @@ def _own_gpu(source: Backend, device: int, counted: Counted) -> Device:
     return found
 
 
-def _described(metadata: ProfileMetadata, info: DeviceInfo) -> ProfileMetadata:
-    """What the sidecar says, of the job and the GPU."""
-    found: dict[str, Any] = {"gpu": info.name, "driver": info.driver, "source": info.source}
-    today = date.today().isoformat()
-    return replace(metadata, **found, date=today, envplan_version=version("envplan"))
-
-
 def _frequencies(info: DeviceInfo, frequencies: Sequence[int] | None, step: int) -> list[int]:
     """Clocks to measure at, from the highest down, MHz.
 
@@ -354,121 +417,3 @@ def _frequencies(info: DeviceInfo, frequencies: Sequence[int] | None, step: int)
     for lacking in sorted(set(frequencies) - set(info.supported_clocks)):
         raise InputError(f"frequencies has {lacking} MHz, which the {info.name} does not support")
     return sorted(set(frequencies), reverse=True)
-
-
-class _Worker:
-    """A thread that makes rows of windows, decides when it is enough, and merges on rank 0.
-
-    Args:
-        path: of the profile.
-        stages: the model stage of each chunk.
-        give_back: gives the clock back, once the device has got to the end of what is measured.
-
-    Attributes:
-        enough: whether energy has risen often enough.
-        drained: set once the device has got there.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        part: Part,
-        path: Path,
-        stages: tuple[int, ...],
-        rises: int,
-        give_back: Callable[[], None],
-    ) -> None:
-        self.enough = False
-        self.drained = threading.Event()
-        self._part = part
-        self._path = path
-        self._stages = stages
-        self._valley = Valley(rises)
-        self._give_back = give_back
-        self._energy = EnergyLog(device)
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._deadline = math.inf
-        self._thread = threading.Thread(target=self._run, name="envplan-profile", daemon=True)
-        self._thread.start()
-
-    def measure(self, clock: int | None, window: list[list[Span[Moment]]]) -> None:
-        """Make rows of iterations at one clock, later; None: at whatever the driver chooses."""
-        self._queue.put(partial(self._measure, clock, window))
-
-    def finish(self) -> None:
-        """There are no more."""
-        self._queue.put(None)
-
-    def close(self, wait: float) -> None:
-        """Wait for the rows to be written and, on rank 0, merged; so long for the others, s."""
-        self._deadline = time.monotonic() + wait
-        self._thread.join(wait + _WRITE_S)
-
-    def _run(self) -> None:
-        try:
-            while (call := self._queue.get()) is not None:
-                call()
-        except Exception as error:  # profiling must not end what it profiles
-            self._part.problem = str(error)
-            _logger.warning("rank %d: profiling is given up: %s", self._part.rank, error)
-            self.enough = True
-        self.drained.set()
-        self._energy.close()
-        self._give_back()
-        self._part.complete = True
-        try:
-            self._part.save(self._path)
-            if self._part.rank == 0:
-                self._merge()
-        except EnvplanError as error:
-            _logger.warning("no profile is written: %s", error)
-
-    def _measure(self, clock: int | None, window: list[list[Span[Moment]]]) -> None:
-        if self.enough:
-            return
-        iterations = on_host(window)
-        begin, end = iterations[0][0].begin, iterations[-1][-1].end
-        seen = self._energy.take(begin, end)
-        measured = measure(iterations, seen, self._stages, clock)
-        why = self._energy.problem or "its iterations are too short for the energy counter"
-        if measured is not None and clock and seen.clock > _IN_FORCE * clock:
-            measured, why = None, f"the clock was at {seen.clock} MHz"
-        if measured is None:
-            which = f"{clock} MHz" if clock else "the current clock"
-            _logger.warning("rank %d: %s was passed over: %s", self._part.rank, which, why)
-            return
-        rank, mhz = self._part.rank, measured.rows[0].frequency
-        part = measured.energy_error / measured.energy
-        if part > _SURE:
-            _logger.warning(
-                "rank %d: at %d MHz the standard error of the energy is %.0f%%; more "
-                "iterations_per_frequency make it smaller",
-                *(rank, mhz, 100 * part),
-            )
-        self._part.num_microbatches = measured.microbatches
-        self._part.rows += measured.rows
-        self._part.save(self._path)
-        self.enough = self._valley.passed(measured.energy, measured.energy_error)
-        _logger.info(
-            "rank %d: profiled at %d MHz: %.4g J and %.4g s of work an iteration",
-            *(rank, mhz, measured.energy, measured.busy),
-        )
-
-    def _merge(self) -> None:
-        """Merge once all parts are there; after the job has ended, wait only so long for them."""
-        while missing := unfinished_parts(self._path, self._part.world_size):
-            if time.monotonic() > self._deadline:
-                raise InputError(
-                    f"the parts of ranks {', '.join(map(str, missing))} are not there or not "
-                    "complete; once they are, call envplan.runtime.profiler.merge_parts"
-                    f"({str(self._path)!r})"
-                )
-            time.sleep(_MERGE_PAUSE_S)
-        profile = merge_parts(self._path)
-        _logger.info("%s: the profile of all ranks", self._path)
-        if profile.blocking_power_w is None:
-            _logger.warning(
-                "%s: the power while waiting cannot be told from that of operations; planning "
-                "takes --blocking-power",
-                self._path,
-            )

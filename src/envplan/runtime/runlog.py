@@ -15,13 +15,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from queue import Full, Queue
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 from pydantic import Field, Strict, ValidationError
 
@@ -53,175 +51,57 @@ class _StepLine(Model, extra="ignore"):
     ]
 
 
-class Marker(Protocol):
-    """A moment in the order of a device's work; torch.cuda.Event(enable_timing=True) is one."""
-
-    def record(self) -> None:
-        """Put it behind the work queued so far."""
-
-    def synchronize(self) -> None:
-        """Wait until that work is done."""
-
-    def elapsed_time(self, end: Any, /) -> float:
-        """Milliseconds from here to a later moment."""
-
-
-#: A moment: perf_counter_ns, or a marker in the device's queue.
-Moment = int | Marker
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """What a rank has done in one step.
-
-    Attributes:
-        step: which, from 0.
-        planned_s: iteration time of the plan that was followed, s.
-        operations: (instruction, chunk, MHz, config) of each, in order; 0 MHz where no clock was
-            set, "" where there is no config.
-        spans: when each of them began and ended.
-        facts: more for its line of the log.
-    """
-
-    step: int
-    planned_s: float
-    operations: Sequence[tuple[str, int, int, str]]
-    spans: Sequence[tuple[Moment, Moment]]
-    facts: Mapping[str, object]
-
-
-def before_reduction(operations: Sequence[tuple[str, int, int]]) -> int:
-    """How many operations, from the first on, come before gradients can meet other replicas'.
-
-    DistributedDataParallel and its like reduce a chunk's gradients within its last backward, which
-    therefore waits for the slowest replica, as does all that comes after it. What comes before
-    takes as long as this pipeline makes it. All of them count where nothing comes before.
-
-    Args:
-        operations: (instruction, microbatch, chunk) in execution order.
-    """
-    last = {
-        chunk: position
-        for position, (instruction, _, chunk) in enumerate(operations)
-        if instruction.startswith("backward")
-    }
-    return min(last.values(), default=0) or len(operations)
-
-
-def seconds(begin: Moment, end: Moment) -> float:
-    """Time between two moments of the same kind, s; waits for them to have come."""
-    if isinstance(begin, int):
-        assert isinstance(end, int)
-        return (end - begin) / 1e9
-    assert not isinstance(end, int)
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
-
-
 class RunLog:
     """Writes the log of one rank from a thread of its own; its callers never wait.
 
     Args:
-        path: file to append to; None: nothing is written, but times are still taken.
+        path: file to append to; None: nothing is written.
         rank: global rank, on every line.
-        stage: its pipeline stage, on every `step` line.
         limit: bytes after which a rank goes on in another file.
-        alone: how many operations of an iteration, from the first on, other pipelines cannot hold
-            up; see `before_reduction`.
-        on_time: called from the thread with the planned time of each iteration and what it took
-            until other pipelines could hold it up, s.
-        on_step: called from the thread with the line of each iteration.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None,
-        *,
-        rank: int,
-        stage: int,
-        limit: int,
-        alone: int,
-        on_time: Callable[[float, float], None],
-        on_step: Callable[[dict[str, Any]], None] | None = None,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, *, rank: int, limit: int) -> None:
         self._rank = rank
-        self._stage = stage
         self._limit = self._left = limit
-        self._alone = alone
         self._start = b""
         self._path = None if path is None else Path(path)
-        self._on_time = on_time
-        self._on_step = on_step
         self.dropped = 0
         self._file = None if path is None else _open(Path(path))
-        self._queue: Queue[Callable[[], None] | None] = Queue(_WAITING_STEPS)
+        self._queue: Queue[Callable[[], dict[str, Any]] | None] = Queue(_WAITING_STEPS)
         self._thread = threading.Thread(target=self._run, name="envplan-log", daemon=True)
         self._thread.start()
 
     def event(self, name: str, **facts: object) -> None:
         """Log that something happened."""
         line = {"event": name, "rank": self._rank, "time": time.time(), **facts}
-        self._put(partial(self._write, line))
+        self.later(lambda: line)
 
-    def iteration(self, iteration: Iteration) -> None:
-        """Log an iteration; dropped and counted if the thread is far behind."""
-        self._put(partial(self._take, iteration))
+    def later(self, make: Callable[[], dict[str, Any]]) -> None:
+        """Log a line that is made in the thread; dropped and counted if that is far behind."""
+        try:
+            self._queue.put_nowait(make)
+        except Full:
+            self.dropped += 1
 
     def close(self, **facts: object) -> None:
         """Log the end and write what is waiting, for ten seconds at most."""
         end = {"event": "end", "rank": self._rank, "time": time.time(), **facts}
         with suppress(Full):
-            last = partial(self._write, {**end, "dropped": self.dropped})
-            self._queue.put(last, timeout=_CLOSE_S)
+            self._queue.put(lambda: {**end, "dropped": self.dropped}, timeout=_CLOSE_S)
             self._queue.put(None, timeout=_CLOSE_S)
             self._thread.join(_CLOSE_S)
 
-    def _put(self, call: Callable[[], None]) -> None:
-        try:
-            self._queue.put_nowait(call)
-        except Full:
-            self.dropped += 1
-
     def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
+        for make in iter(self._queue.get, None):
             try:
-                call()
+                self._write(make())
             except Exception as error:  # a log must not end what it is a log of
-                self._give_up(error)
+                if self._file is not None:
+                    _logger.warning("the run log is given up: %s", error)
+                    os.close(self._file)
+                    self._file = None
         if self._file is not None:
             os.close(self._file)
-
-    def _take(self, done: Iteration) -> None:
-        line = self._describe(done)
-        self._on_time(done.planned_s, seconds(done.spans[0][0], done.spans[self._alone - 1][1]))
-        self._write(line)
-        if self._on_step is not None:
-            try:
-                self._on_step(line)
-            except Exception:  # it is not ours, and must not end training or its log
-                _logger.exception("on_step is not called again")
-                self._on_step = None
-
-    def _describe(self, iteration: Iteration) -> dict[str, Any]:
-        groups: dict[tuple[str, int, int, str], list[float]] = {}
-        for operation, span in zip(iteration.operations, iteration.spans, strict=True):
-            groups.setdefault(operation, []).append(seconds(*span))
-        return {
-            "event": "step",
-            "rank": self._rank,
-            "stage": self._stage,
-            "step": iteration.step,
-            "planned_s": iteration.planned_s,
-            "iteration_s": seconds(iteration.spans[0][0], iteration.spans[-1][1]),
-            **iteration.facts,
-            "operations": [
-                [
-                    *(name, chunk, mhz, len(times), sum(times) / len(times), min(times)),
-                    *([config] if config else []),
-                ]
-                for (name, chunk, mhz, config), times in groups.items()
-            ],
-        }
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is None:
@@ -245,12 +125,6 @@ class RunLog:
         os.close(full)
         self._left = self._limit
         append_line(self._file, self._start)
-
-    def _give_up(self, error: Exception) -> None:
-        if self._file is not None:
-            _logger.warning("the run log is given up: %s", error)
-            os.close(self._file)
-            self._file = None
 
 
 def _open(path: Path) -> int | None:

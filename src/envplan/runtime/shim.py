@@ -22,27 +22,21 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from envplan.devices import DEFAULT_BACKEND, DeviceError
 from envplan.devices.visible import Counted
 from envplan.enforce.freqplan import FrequencyPlan, RankPlan
 from envplan.profile import Change, changes_of
-from envplan.runtime.clocks import Clocks, environment_number
+from envplan.runtime.clocks import Clocks
 from envplan.runtime.guard import Guard
 from envplan.runtime.joules import Joules
-from envplan.runtime.runlog import (
-    RUN_SCHEMA,
-    Iteration,
-    Marker,
-    Moment,
-    RunLog,
-    before_reduction,
-)
+from envplan.runtime.listener import Listener, Marker, Moment, environment_number, seconds
+from envplan.runtime.runlog import RUN_SCHEMA, RunLog
+from envplan.runtime.stragglers import before_reduction
 
 _LOG_LIMIT: Final = 64 * 2**20
 _LOGGED_ERRORS: Final = 1000
@@ -54,8 +48,7 @@ _Key = tuple[str, int, int]
 _logger = logging.getLogger("envplan.runtime")
 
 
-@dataclass(frozen=True)
-class _Rung:
+class _Rung(NamedTuple):
     """One of the plans that a rank may follow, in execution order, and one operation beyond.
 
     Clock 0: leave it as it is; config "": there is none; parts: what each asks for as it starts.
@@ -67,8 +60,7 @@ class _Rung:
     parts: tuple[dict[str, list[Change]], ...]
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """A step that was followed to its end, which is logged once it is known which clocks were set.
 
     Attributes:
@@ -86,7 +78,7 @@ class _Step:
     requests: range
 
 
-class Shim(AbstractContextManager["Shim"]):
+class Shim(Listener, AbstractContextManager["Shim"]):
     """Follows a frequency plan on one rank. Not for use by several threads at once.
 
     Args:
@@ -109,10 +101,18 @@ class Shim(AbstractContextManager["Shim"]):
             when the GPU gets there, by a thread that waits for it (and would spin without
             blocking=True). Default: begin and end are called when the work begins and ends.
 
+    Attributes:
+        planned_time: iteration time of the plan itself, without stragglers, s.
+        has_ladder: whether there is another plan for when there are stragglers.
+        last_iteration: of the last step that was measured, what its plan says and what it took
+            until other pipelines could hold it up, s.
+
     Raises:
         InputError: the plan cannot be read, is of another schema version, for another number of
             ranks or another GPU model, or the rank is not in it.
     """
+
+    _undone = "the plan is not followed"
 
     def __init__(
         self,
@@ -145,9 +145,17 @@ class Shim(AbstractContextManager["Shim"]):
         self._keys: list[_Key | None] = [*(operation[:3] for operation in mine.operations), None]
         self._end = len(mine.operations)
         self._is_backward = [key[0].startswith("backward") for key in self._keys if key]
+        self._alone = before_reduction([key for key in self._keys if key is not None])
+        self._on_step = on_step
         self._config = ""
         self._rungs = _rungs(self.plan, mine)
+        # Its ladder included.
+        self.part_names = frozenset(
+            p for rung in self._rungs for parts in rung.parts for p in parts
+        )
         self._rung = self._next_rung = self._rungs[0]
+        self.planned_time = self._rung.iteration_s
+        self.has_ladder = len(self._rungs) > 1
         self._at = 0
         self._begun: Moment | None = None
         self._spans: list[tuple[Moment, Moment, int]] = []
@@ -156,7 +164,6 @@ class Shim(AbstractContextManager["Shim"]):
         self._unlogged: deque[_Step] = deque()
         self._lost = False
         self._lost_in_a_row = self._silent = 0
-        self._missed = ""
 
         self.clock_errors = 0
         self._first_error = ""
@@ -181,15 +188,10 @@ class Shim(AbstractContextManager["Shim"]):
         self._clocks = Clocks(guard, marker)
         energies = self.plan.stage_energies
         self._joules = Joules(energies[self.stage] if energies else None)
-        self._log = RunLog(
-            _log_path(log, path),
-            rank=self.rank,
-            stage=self.stage,
-            limit=log_limit,
-            alone=before_reduction([key for key in self._keys if key is not None]),
-            on_time=self._took,
-            on_step=on_step,
-        )
+        if log == "":
+            name = "" if path is None else path.name.removesuffix(".json")
+            log = path and path.with_name(f"{name.removesuffix('.freqplan')}.jsonl")
+        self._log = RunLog(log, rank=self.rank, limit=log_limit)
         self._log.event(
             "start",
             schema=RUN_SCHEMA,
@@ -221,27 +223,15 @@ class Shim(AbstractContextManager["Shim"]):
 
     @property
     def config(self) -> str:
-        """The config planned for the operation that runs, or else for the next one.
+        """The config planned for the operation or part that runs, or else for the next operation.
 
         "" where the plan has none, where the step is over, and for as long as the order of
-        operations is not the plan's: run what is always right. Where parts have clocks of their
-        own, that of the part that runs.
+        operations is not the plan's: run what is always right.
         """
         return self._config if self._rung.parts[self._at] else self._rung.configs[self._at]
 
-    @property
-    def part_names(self) -> frozenset[str]:
-        """Parts of operations that the plan has a clock for, its ladder included."""
-        return frozenset(name for rung in self._rungs for parts in rung.parts for name in parts)
-
     def part(self, name: str, *, backward: bool) -> None:
-        """A part of the operation that runs begins: ask for the clocks that are due then or soon
-        after.
-
-        Args:
-            name: such as a module's.
-            backward: whether its backward begins; what a backward recomputes does not count.
-        """
+        """As Listener.part: ask for the clocks that are due then or soon after."""
         at = self._at
         changes = self._rung.parts[at].get(name)
         if changes is None or self._begun is None or backward != self._is_backward[at]:
@@ -277,7 +267,7 @@ class Shim(AbstractContextManager["Shim"]):
         else:
             self._silent += 1
             if self._silent == _PATIENCE and not self._missed:
-                self._warn_first_rank(self._silence())
+                self._say(self._silence())
         self._clocks.then(partial(self._hear, done))
         self.steps += 1
         self._spans = []
@@ -286,19 +276,9 @@ class Shim(AbstractContextManager["Shim"]):
         self._at = self._end if self._lost else 0
 
     def full_speed(self) -> None:
-        """Ask for the highest clock until the next operation begins: to evaluate or to save."""
+        """As Listener.full_speed: ask for the highest clock."""
         if self._clocks.asked != self._max_clock:
             self._clocks.ask(self._max_clock, self._clocks.mark())
-
-    def missed(self, why: str) -> None:
-        """Operations run that the shim is not told of, so that the plan cannot be followed.
-
-        Args:
-            why: and what to do, for the log; said once, on rank 0, and when the shim is closed.
-        """
-        if not self._missed:
-            self._missed = why
-            self._warn_first_rank(f"the plan is not followed: {why}")
 
     def set_straggler_time(self, seconds: float | None) -> None:
         """From the next step on, follow the slowest plan of the ladder that is still in time.
@@ -314,19 +294,9 @@ class Shim(AbstractContextManager["Shim"]):
         self._next_rung = rungs[max(0, place - 1)]
 
     @property
-    def planned_time(self) -> float:
-        """Iteration time of the plan itself, without stragglers, s."""
-        return self._rungs[0].iteration_s
-
-    @property
     def current_time(self) -> float:
         """Iteration time of the plan that this step follows, s."""
         return self._rung.iteration_s
-
-    @property
-    def has_ladder(self) -> bool:
-        """Whether there is another plan for when there are stragglers."""
-        return len(self._rungs) > 1
 
     @property
     def pipelines(self) -> list[int]:
@@ -343,7 +313,7 @@ class Shim(AbstractContextManager["Shim"]):
         self._hear(None)
         nothing = self._silent == self.steps and not self._spans and not self._lost
         if self._missed or nothing or self._silent >= _PATIENCE:
-            self._warn_first_rank(self._silence())
+            self._say(self._silence())
         if self.clock_errors:
             _logger.warning(
                 "rank %d: %d clock error%s in %d steps, the first: %s",
@@ -351,7 +321,7 @@ class Shim(AbstractContextManager["Shim"]):
                 *(self.steps, self._first_error),
             )
         if summary := self._joules.summary(self.planned_time):
-            self._warn_first_rank(summary)
+            self._say(summary)
         self._log.close(
             steps=self.steps,
             mismatches=self.mismatches,
@@ -377,7 +347,7 @@ class Shim(AbstractContextManager["Shim"]):
             last = self._unlogged[0].requests.stop
             if guard and not guard.silent and not guard.failing and guard.done < last:
                 break  # soon
-            self._log.iteration(self._iteration(self._unlogged.popleft()))
+            self._log_step(self._unlogged.popleft())
             if guard is not None:
                 for request in [request for request in guard.lags if request < last]:
                     del guard.lags[request]
@@ -390,10 +360,6 @@ class Shim(AbstractContextManager["Shim"]):
             f"no operation was seen {where}, so the plan is not followed; enter follow around the "
             "loop that trains, before the framework's functions are taken"
         )
-
-    def _warn_first_rank(self, line: str) -> None:
-        if self.rank == 0:
-            _logger.warning("rank 0: %s", line)
 
     def _stray(self, where: str, got: _Key | None) -> None:
         """The order is not the plan's: run at the highest clock until the next step."""
@@ -415,50 +381,76 @@ class Shim(AbstractContextManager["Shim"]):
         )
         self._log.event("mismatch", step=self.steps, where=where, expected=expected, got=got)
 
-    def _iteration(self, step: _Step) -> Iteration:
-        """What a step did; an operation whose clock was not set has 0 MHz."""
+    def _log_step(self, step: _Step) -> None:
+        """Log a step; an operation whose clock was not set has 0 MHz."""
         guard = self._clocks.guard
         lags = {} if guard is None or guard.lost else guard.lags
-        operations = []
-        asked = 0
-        for at, (_, _, request) in enumerate(step.spans):
-            key, clock = self._keys[at], step.rung.clocks[at]
-            assert key is not None
-            asked += clock > 0
-            config = step.rung.configs[at]
-            operations.append((key[0], key[2], clock if request in lags else 0, config))
+        planned = step.rung.clocks[: self._end]
+        clocks = [
+            mhz if request in lags else 0
+            for mhz, (*_, request) in zip(planned, step.spans, strict=True)
+        ]
         if step.rung is self._rungs[0]:
             self._joules.step(*step.host_ns)
-        in_force = sum(clock > 0 for _, _, clock, _ in operations)
+        asked, in_force = (sum(mhz > 0 for mhz in each) for each in (planned, clocks))
         rung = step.rung if in_force == asked else self._rungs[0]
-        return Iteration(
-            step=step.number,
-            planned_s=rung.iteration_s,
-            operations=operations,
-            spans=[(begin, end) for begin, end, _ in step.spans],
-            facts={
-                "asked": asked,
-                "in_force": in_force,
-                "lag_s": max((lags.get(n + 1, 0) for n in step.requests), default=0) / 1e9,
-                "mismatches": self.mismatches,
-                **self._joules.facts,
-            },
-        )
+        facts = {
+            "asked": asked,
+            "in_force": in_force,
+            "lag_s": max((lags.get(n + 1, 0) for n in step.requests), default=0) / 1e9,
+            "mismatches": self.mismatches,
+            **self._joules.facts,
+        }
+        self._log.later(partial(self._line, step, clocks, rung.iteration_s, facts))
 
-    def _took(self, planned_s: float, measured_s: float) -> None:
-        self.last_iteration = (planned_s, measured_s)
+    def _line(
+        self, step: _Step, clocks: list[int], planned_s: float, facts: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A step's line of the log, made in the log's thread: it waits for the device."""
+        groups: dict[tuple[str, int, int, str], list[float]] = {}
+        for key, mhz, config, (begin, end, _) in zip(
+            self._keys, clocks, step.rung.configs, step.spans, strict=False
+        ):
+            assert key is not None
+            groups.setdefault((key[0], key[2], mhz, config), []).append(seconds(begin, end))
+        begun = step.spans[0][0]
+        line = {
+            "event": "step",
+            "rank": self.rank,
+            "stage": self.stage,
+            "step": step.number,
+            "planned_s": planned_s,
+            "iteration_s": seconds(begun, step.spans[-1][1]),
+            **facts,
+            "operations": [
+                [
+                    *(name, chunk, mhz, len(times), sum(times) / len(times), min(times)),
+                    *([config] if config else []),
+                ]
+                for (name, chunk, mhz, config), times in groups.items()
+            ],
+        }
+        self.last_iteration = planned_s, seconds(begun, step.spans[self._alone - 1][1])
+        if self._on_step is not None:
+            try:
+                self._on_step(line)
+            except Exception:  # it is not ours, and must not end training or its log
+                _logger.exception("on_step is not called again")
+                self._on_step = None
+        return line
 
 
 def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
     """The plan and its ladder, by ascending iteration time, for one rank."""
+    stage = mine.stage
     found = [(plan.iteration_time_s, mine.frequencies, mine.configs)]
     for slower in plan.ladder or []:
-        clocks, configs = slower.frequencies_mhz[mine.stage], slower.configs_of(mine.stage)
+        clocks, configs = slower.frequencies_mhz[stage], slower.configs_of(stage)
         found.append((slower.iteration_time_s, clocks, configs))
     rungs = []
-    for seconds, clocks, given in found:
-        named = (*(given or [""] * len(clocks)), "")
-        rungs.append(_Rung(seconds, (*clocks, 0), named, tuple(map(_parts, named))))
+    for time_s, clocks, configs in found:
+        named = (*(configs or [""] * len(clocks)), "")
+        rungs.append(_Rung(time_s, (*clocks, 0), named, tuple(map(_parts, named))))
     return rungs
 
 
@@ -469,16 +461,6 @@ def _parts(config: str) -> dict[str, list[Change]]:
     for change in changes_of(config):
         found.setdefault(change.part, []).append(change)
     return found
-
-
-def _log_path(
-    log: str | os.PathLike[str] | None, plan: Path | None
-) -> str | os.PathLike[str] | None:
-    if log != "":
-        return log
-    if plan is None:
-        return None
-    return plan.with_name(plan.name.removesuffix(".json").removesuffix(".freqplan") + ".jsonl")
 
 
 def _shown(key: _Key | None) -> str:

@@ -9,6 +9,7 @@ its fastest plan.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -53,3 +54,21 @@ class StragglerDetector:
             if surely >= max(self.enter, self.slowdown * (1 + self.band)):
                 self.slowdown = surely
         return self.slowdown
+
+
+def before_reduction(operations: Sequence[tuple[str, int, int]]) -> int:
+    """How many operations, from the first on, come before gradients can meet other replicas'.
+
+    DistributedDataParallel and its like reduce a chunk's gradients within its last backward, which
+    therefore waits for the slowest replica, as does all that comes after it. What comes before
+    takes as long as this pipeline makes it. All of them count where nothing comes before.
+
+    Args:
+        operations: (instruction, microbatch, chunk) in execution order.
+    """
+    last = {
+        chunk: position
+        for position, (instruction, _, chunk) in enumerate(operations)
+        if instruction.startswith("backward")
+    }
+    return min(last.values(), default=0) or len(operations)

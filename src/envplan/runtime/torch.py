@@ -28,7 +28,8 @@ from functools import partial
 from typing import Any, Final
 
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Job, Listener, uses
+from envplan.runtime.frameworks import Hooks, Job, uses
+from envplan.runtime.listener import Listener
 
 __all__ = ["SCHEDULE_NAMES", "attach", "follow", "profile", "record"]
 

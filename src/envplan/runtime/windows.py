@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from envplan.errors import InputError
 from envplan.profile import BLOCKING
 from envplan.profiling.sweep_file import Row
+from envplan.runtime.listener import Moment, seconds
 from envplan.runtime.metering import Powers, Seen, powers
-from envplan.runtime.runlog import Moment, seconds
 
 __all__ = ["Measured", "PartRow", "Span", "measure", "on_host"]
 
@@ -167,42 +167,38 @@ def _rows(
     clock: int,
     iterations: Sequence[Sequence[Span[float]]],
 ) -> Measured:
-    row = partial(
-        PartRow, frequency=clock, clock=seen.clock, throttle="+".join(sorted(seen.throttle))
-    )
+    count = len(kinds)
+    *watts, waiting_w = found.watts[: count + 1].tolist()
+    *errors, waiting_error = np.sqrt(np.diag(found.covariance))[: count + 1].tolist()
+    shares = np.array([math.fsum(times) / len(iterations) for times in kinds.values()])
+    throttle = "+".join(sorted(seen.throttle))
+    row = partial(PartRow, frequency=clock, clock=seen.clock, throttle=throttle)
     rows: list[PartRow] = []
-    shares: list[float] = []
     time_variance = 0.0
-    errors = np.sqrt(np.diag(found.covariance)).tolist()
-    for (stage, name, part), times, watts, error in zip(
-        kinds, kinds.values(), found.watts.tolist(), errors, strict=False
+    for ((stage, name, part), times), power, error in zip(
+        kinds.items(), watts, errors, strict=True
     ):
-        mean, spread = statistics.fmean(times), statistics.pstdev(times)
-        variance = (watts * spread) ** 2 / len(times) + (error * mean) ** 2
-        shares.append(math.fsum(times) / len(iterations))
-        time_variance += (watts * spread) ** 2 * len(times) / len(iterations) ** 2
+        mean, spread, samples = statistics.fmean(times), statistics.pstdev(times), len(times)
+        time_variance += (power * spread) ** 2 * samples / len(iterations) ** 2
         rows.append(
             row(
                 stage=stage,
                 instruction=name,
                 part=part,
                 time=mean,
-                energy=watts * mean,
+                energy=power * mean,
                 time_std=spread,
-                energy_std=math.sqrt(variance * len(times)),
-                samples=len(times),
+                energy_std=math.hypot(power * spread, error * mean * math.sqrt(samples)),
+                samples=samples,
             )
         )
-    count = len(kinds)
     # Of waiting, energy over time is all that counts.
-    waiting: dict[str, Any] = {"time": 1.0, "time_std": 0.0, "energy": float(found.watts[count])}
-    waiting["energy_std"] = errors[count]
+    waiting = {"time": 1.0, "time_std": 0.0, "energy": waiting_w, "energy_std": waiting_error}
     rows.append(row(stage=rows[0].stage, instruction=BLOCKING, samples=1, **waiting))
-    power_variance = float(shares @ found.covariance[:count, :count] @ shares)
     return Measured(
         rows=rows,
-        energy=float(found.watts[:count] @ shares),
-        energy_error=math.sqrt(power_variance + time_variance),
-        busy=math.fsum(shares),
+        energy=float(np.array(watts) @ shares),
+        energy_error=math.sqrt(shares @ found.covariance[:count, :count] @ shares + time_variance),
+        busy=float(shares.sum()),
         microbatches=sum(name == "forward" and chunk == 0 for name, chunk, *_ in iterations[0]),
     )
