@@ -55,7 +55,7 @@ frontier nothing.csv | nothing.csv | no such file | envplan profiles
 frontier -m 0 | --microbatches | 0
 frontier -m -3 | --microbatches | -3
 frontier -m 99999999 | operations | at most
-frontier --chunks 3 | 3 chunks | does not divide
+frontier --chunks 3 | 3 chunks (--vp)
 frontier --chunks 2 --schedule 1f1b | one model chunk | interleaved
 frontier --schedule zigzag | zigzag | 1f1b, gpipe, interleaved
 frontier --blocking-power nan | --blocking-power
@@ -84,8 +84,8 @@ solve -o . | cannot be written
 solve --ladder -1 | --ladder | at least 0
 solve -o profile.csv | profile.csv | itself
 solve four.csv --pp 3 | 3 pipeline stages | has 4
-solve four.csv --pp 2 --vp 4 | of 4 chunks (--vp) are 8 model stages | has 4
-solve four.csv --vp 3 | 3 chunks | (--vp) | does not divide
+solve four.csv --pp 2 --vp 4 | 4 chunks (--vp) | 8 model stages | has 4
+solve four.csv --vp 3 | 3 chunks (--vp) | has 4
 solve four.csv --dp 0 | --dp/--replicas | at least 1
 solve three.csv --planner magic | magic | max_frequency, zeus_global
 solve three.csv --planner envpipe --target-time 9 | takes no target | --target-time

@@ -8,9 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+
+from cli_helpers import Ran, envplan
+from envplan.profile import builtin_paths
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -44,23 +49,44 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+@cache
+def made_of_builtins(command: tuple[str, ...]) -> tuple[Ran, dict[str, bytes]]:
+    """What a command that reads no file says, and the files that it writes; run once."""
+    with TemporaryDirectory() as folder:
+        ran = envplan(*command, cwd=Path(folder))
+        return ran, {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def type_in(folder: Path, command: list[str]) -> Ran:
+    """Run a command in a folder. Several pages begin with the same ones, about a built-in profile:
+    where no file of the folder is named, it is run once for all of them."""
+    reads = any((folder / argument).exists() for argument in command)
+    if reads or command[0] not in ("frontier", "solve") or command[1] not in builtin_paths():
+        return envplan(*command, cwd=folder)
+    ran, files = made_of_builtins(tuple(command))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return ran
+
+
 def run(page: Path, folder: Path) -> int:
     (folder / "examples").symlink_to(ROOT / "examples")
     count = 0
     for block in blocks(page):
         if block.kind == "python":
-            commands = [[sys.executable, "-c", block.text]]
-        else:
-            commands = list(block.commands())
-            assert commands, f"{page.name}: a console block without a command: {block.text}"
-        for command in commands:
-            if block.kind == "console":
-                assert command[0] == "envplan", f"{page.name}: {command} is not ours to run"
-                command = [sys.executable, "-m", "envplan.cli.app", *command[1:]]
+            code = [sys.executable, "-c", block.text]
             done = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+                code, cwd=folder, capture_output=True, text=True, timeout=300, check=False
             )
-            assert done.returncode == block.code, f"{page.name}: {command[2:]}: {done.stderr}"
+            assert done.returncode == block.code, f"{page.name}: {block.text}: {done.stderr}"
+            count += 1
+            continue
+        commands = list(block.commands())
+        assert commands, f"{page.name}: a console block without a command: {block.text}"
+        for name, *command in commands:
+            assert name == "envplan", f"{page.name}: {name} is not ours to run"
+            ran = type_in(folder, command)
+            assert ran.code == block.code, f"{page.name}: {command}: {ran.err}"
             count += 1
     return count
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +47,6 @@ def test_a_sidecar_says_who_measured_which_job_and_under_which_license(name: str
     assert all(profile.has(op.profile_stage, op.instruction) for op in pipeline.operations)
     waiting = 83.64 if "a100" in name else 70.38
     assert profile.blocking_power_w == pytest.approx([waiting] * profile.num_stages)
-
-
-def test_all_of_them_together_are_below_a_megabyte() -> None:
     assert sum(path.stat().st_size for path in PROFILES.glob("sosp24-*")) < 1_000_000
 
 
@@ -71,26 +69,19 @@ def test_rows_cover_every_clock_and_say_which_are_interpolated(name: str) -> Non
 
 
 @every_workload
-def test_time_never_rises_and_power_never_falls_with_the_clock(name: str) -> None:
-    for table in Profile.builtin(name).tables():
-        if table.instruction in ("forward", "backward"):
-            rising = np.argsort(table.frequency_mhz)
-            time, energy = table.time_ns[rising], table.energy_fj[rising]
-            assert np.all(np.diff(time) <= 0)
-            power = energy / time
-            assert np.all(np.diff(power) >= -1e-6 * power[1:])
-            assert np.all(power > 83.64 * 1e6)
-
-
-@every_workload
-def test_measured_rows_are_close_to_the_operations_that_were_measured(name: str) -> None:
+def test_rows_have_the_shape_of_physics_and_are_close_to_the_operations_measured(name: str) -> None:
     profile, runs = Profile.builtin(name), read_runs(name.removeprefix("sosp24-"))
     predicted = np.zeros(runs.time_s.shape)
-    for k, (stage, backward) in enumerate(zip(runs.stage, runs.backward, strict=True)):
-        table = profile.table(int(stage), "backward" if backward else "forward")
+    for stage, instruction in product(range(profile.num_stages), ("forward", "backward")):
+        table = profile.table(stage, instruction)
         rising = np.argsort(table.frequency_mhz)
-        at = np.searchsorted(table.frequency_mhz[rising], runs.frequency_mhz[:, k])
-        predicted[:, k] = table.time_ns[rising][at] * 1e-9
+        clocks, time = table.frequency_mhz[rising], table.time_ns[rising]
+        power = table.energy_fj[rising] / time
+        assert np.all(np.diff(time) <= 0)
+        assert np.all(np.diff(power) >= -1e-6 * power[1:])
+        assert np.all(power > 83.64 * 1e6)
+        mine = (runs.stage == stage) & (runs.backward == (instruction == "backward"))
+        predicted[:, mine] = time[np.searchsorted(clocks, runs.frequency_mhz[:, mine])] * 1e-9
     ratio = predicted[runs.planned].sum(1) / runs.time_s[runs.planned].sum(1)
     assert np.abs(ratio - 1).max() < 0.003
 
@@ -176,9 +167,8 @@ def synthetic() -> Runs:
             asked[run, mine] = rng.choice([low, high], mine.sum())
     asked[[0, 1]] = 1740
     asked[2] = 1155
-    shape = (4, 2, len(CLOCKS))
-    times = np.array([[true_time(s, b, CLOCKS) for b in (0, 1)] for s in range(4)]).reshape(shape)
-    powers = np.array([[true_power(s, b, CLOCKS) for b in (0, 1)] for s in range(4)]).reshape(shape)
+    times = np.array([[true_time(s, b, CLOCKS) for b in (0, 1)] for s in range(4)])
+    powers = np.array([[true_power(s, b, CLOCKS) for b in (0, 1)] for s in range(4)])
     at = np.searchsorted(CLOCKS, asked)
     kind = backward.astype(int)
     own = times[stage, kind, at]
@@ -248,17 +238,13 @@ def test_stages_that_take_turns_are_told_from_those_that_work_side_by_side(
     assert found.node_transfer_s == pytest.approx(TRUE.node_transfer_s, rel=0.2)
 
 
-@every_workload
 @pytest.mark.filterwarnings("error")
-def test_a_measured_job_is_traced_without_doubts(name: str) -> None:
-    profile = Profile.builtin(name)
-    trace_frontier(profile.pipeline().with_microbatches(8), profile)
-
-
-def test_the_shipped_job_of_t5_takes_turns_and_no_other_does() -> None:
-    turns = {name: list(Profile.builtin(name).pipeline().in_turn) for name in WORKLOAD_PROFILES}
-    assert turns.pop("sosp24-a40-t5-3b-8stage") == [3]
-    assert not any(turns.values())
+def test_measured_jobs_are_traced_without_doubts_and_only_that_of_t5_takes_turns() -> None:
+    for name in WORKLOAD_PROFILES:
+        profile = Profile.builtin(name)
+        pipeline = profile.pipeline()
+        assert list(pipeline.in_turn) == ([3] if name == "sosp24-a40-t5-3b-8stage" else [])
+        trace_frontier(pipeline.with_microbatches(8), profile)
 
 
 def test_powers_predict_runs_that_they_were_found_without(synthetic: Runs) -> None:

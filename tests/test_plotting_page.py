@@ -20,6 +20,8 @@ from envplan.plotting.report import frontier_page, report_page, timeline_page
 from envplan.simulation import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
 
+JOB = "a40-gpt3-1.3b-4stage"
+
 
 @pytest.fixture(scope="module")
 def frontier() -> Frontier:
@@ -92,7 +94,9 @@ def test_the_chart_has_every_plan_and_planner(report: str, frontier: Frontier) -
     assert chart["curve"][-1][0] == frontier.min_energy_time
 
 
-def test_timelines_hold_every_operation_and_their_energy(report: str, timeline: Timeline) -> None:
+def test_timelines_hold_every_operation_and_the_histogram_its_time(
+    report: str, timeline: Timeline
+) -> None:
     chart = data_of(report)["timeline"]
     both = timeline.at_max_frequency(), timeline
     for drawn, shown in zip(chart["timelines"], both, strict=True):
@@ -102,13 +106,9 @@ def test_timelines_hold_every_operation_and_their_energy(report: str, timeline: 
         assert joules == pytest.approx(shown.computation_energy, rel=1e-5)
         assert sum(ops["critical"]) == len(shown.critical_path)
     assert chart["span"] == max(shown.sync_time for shown in both)
-
-
-def test_the_histogram_shares_out_the_whole_busy_time(plan: Plan) -> None:
-    chart = page.histogram_data(plan)
-    assert chart is not None
-    assert sum(sum(bin_["share"]) for bin_ in chart["bins"]) == pytest.approx(100)
-    assert all(chart["low"] <= bin_["from"] < bin_["to"] <= chart["high"] for bin_ in chart["bins"])
+    bars = data_of(report)["histogram"]
+    assert sum(sum(bar["share"]) for bar in bars["bins"]) == pytest.approx(100)
+    assert all(bars["low"] <= bar["from"] < bar["to"] <= bars["high"] for bar in bars["bins"])
 
 
 def test_a_hostile_name_stays_text() -> None:
@@ -119,12 +119,13 @@ def test_a_hostile_name_stays_text() -> None:
     assert data_of(text) == {"a": "</script>"}
 
 
-def test_a_very_long_curve_is_thinned_and_keeps_its_ends() -> None:
-    long = trace_frontier(Pipeline("1f1b", 4, 24), small_profile(stages=4))
-    curve = page.frontier_data(long, [long.plan()])["curve"]
-    assert len(curve) <= 1501
-    assert curve[0][0] == long.min_time
-    assert curve[-1][0] == long.min_energy_time
+def test_a_very_long_curve_is_thinned_and_keeps_its_ends(
+    frontier: Frontier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "_MOST_CURVE_POINTS", 5)
+    curve = page.frontier_data(frontier, [frontier.plan()])["curve"]
+    assert 2 < len(curve) <= 6 < len(frontier.times)
+    assert (curve[0][0], curve[-1][0]) == (frontier.min_time, frontier.min_energy_time)
 
 
 def test_frontier_and_timeline_have_pages_of_their_own(
@@ -161,7 +162,7 @@ def test_an_animation_has_a_frame_a_plan_and_runs_back(frontier: Frontier, tmp_p
 
 @pytest.fixture
 def plan_folder(tmp_path: Path) -> Path:
-    ran = envplan("solve", "a40-gpt3-1.3b-4stage", "-m", "4", "--slowdown", "1", cwd=tmp_path)
+    ran = envplan("solve", JOB, "-m", "4", "--slowdown", "1", cwd=tmp_path)
     assert ran.code == 0
     return tmp_path
 
@@ -169,16 +170,12 @@ def plan_folder(tmp_path: Path) -> Path:
 def test_the_commands_write_what_they_say(plan_folder: Path) -> None:
     for arguments, name in (
         (("report",), "report.html"),
-        (
-            ("frontier", "a40-gpt3-1.3b-4stage", "-m", "4", "--compare", "--plot", "g.html"),
-            "g.html",
-        ),
+        (("frontier", JOB, "-m", "4", "--compare", "--plot", "g.html"), "g.html"),
         (("timeline",), "timeline.png"),
         (("timeline", "--colour", "power", "-o", "t.svg"), "t.svg"),
         (("timeline", "--alone", "-o", "t.html"), "t.html"),
         (("simulate", "--plot", "s.html"), "s.html"),
-        (("compare", "a40-gpt3-1.3b-4stage", "-m", "4", "--plot", "c.html"), "c.html"),
-        (("frontier", "a40-gpt3-1.3b-4stage", "-m", "4", "--plot", "f.html"), "f.html"),
+        (("compare", JOB, "-m", "4", "--plot", "c.html"), "c.html"),
     ):
         ran = envplan(*arguments, cwd=plan_folder)
         assert ran.code == 0, ran.err
@@ -186,16 +183,8 @@ def test_the_commands_write_what_they_say(plan_folder: Path) -> None:
         assert (plan_folder / name).stat().st_size > 1000
 
 
-def test_a_report_in_numbers_agrees_with_the_plan(plan_folder: Path) -> None:
-    ran = envplan("report", "--json", "--no-compare", cwd=plan_folder)
-    plan = json.loads((plan_folder / "plan.json").read_text())
-    document = json.loads(ran.out)
-    assert document["energy_j"] == plan["predicted"]["energy_j"]
-    assert document["source"] == "modelled"
-
-
 def test_a_report_of_a_plan_for_a_straggler_counts_the_waiting(plan_folder: Path) -> None:
-    solve = ("solve", "a40-gpt3-1.3b-4stage", "-m", "4", "--straggler-time", "9")
+    solve = ("solve", JOB, "-m", "4", "--straggler-time", "9")
     assert envplan(*solve, cwd=plan_folder).code == 0
     assert envplan("report", "--no-compare", cwd=plan_folder).code == 0
     until = json.loads((plan_folder / "plan.json").read_text())["predicted"]["until_straggler"]
@@ -207,7 +196,7 @@ def test_a_report_of_a_plan_for_a_straggler_counts_the_waiting(plan_folder: Path
 
 
 def test_a_report_says_what_it_takes_for_granted(plan_folder: Path) -> None:
-    job = ("solve", "a40-gpt3-1.3b-4stage", "-m", "4", "--slowdown", "3")
+    job = ("solve", JOB, "-m", "4", "--slowdown", "3")
     for options, words in (
         ((), "Clocks change at once"),
         (("--switch-latency", "10"), "Every clock comes 10 ms after it is asked for"),
@@ -222,10 +211,12 @@ def test_a_report_says_what_it_takes_for_granted(plan_folder: Path) -> None:
 
 def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
     priced = ("--price", "0.25", "--currency", "EUR", "--carbon", "380", "--iterations", "1000000")
-    ran = envplan("report", "--no-compare", *priced, cwd=plan_folder)
+    ran = envplan("report", "--json", "--no-compare", *priced, cwd=plan_folder)
     assert ran.code == 0, ran.err
     text = (plan_folder / "report.html").read_text()
     predicted = json.loads((plan_folder / "plan.json").read_text())["predicted"]
+    document = json.loads(ran.out)
+    assert (document["energy_j"], document["source"]) == (predicted["energy_j"], "modelled")
     saved_j = (predicted["baseline"]["energy_j"] - predicted["energy_j"]) * 1e6
     assert f"<b>{significant(saved_j / 3.6e6 * 0.25)} EUR</b>" in text
     assert f"<b>{significant(saved_j / 3.6e6 * 0.38)} kg CO2</b>" in text
@@ -237,14 +228,8 @@ def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
     [
         (("report", "-o", "plan.html.txt"), "must end in .html"),
         (("report", "nothing.json"), "cannot be read"),
-        (("timeline", "-o", "t.bmp"), "must end in .png"),
-        (
-            ("frontier", "a40-gpt3-1.3b-4stage", "-m", "4", "--compare"),
-            "--compare goes with --plot",
-        ),
+        (("frontier", JOB, "-m", "4", "--compare"), "--compare goes with"),
         (("timeline", "--colour", "taste"), "--colour must be frequency or power, not taste"),
-        (("timeline", "-o", "none/t.png"), "cannot be written"),
-        (("frontier", "a40-gpt3-1.3b-4stage", "-m", "4", "--animate", "a.avi"), "must end in .gif"),
     ],
 )
 def test_bad_input_is_one_line(plan_folder: Path, arguments: tuple[str, ...], message: str) -> None:

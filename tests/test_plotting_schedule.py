@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,28 +10,16 @@ from hypothesis import strategies as st
 from cli_helpers import small_profile
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
-from envplan.plotting.figures import made, save_figure
+from envplan.plotting.figures import made
 from envplan.plotting.schedule import schedule_figure, schedule_layout
 
 
 def test_without_a_profile_a_forward_takes_one_unit_and_a_backward_two() -> None:
     layout = schedule_layout(Pipeline("1f1b", 2, 2, p2p_latency=5.0))
-    by_name = {
-        (op.stage, layout.label(op)): (start, time)
-        for op, start, time in zip(
-            layout.pipeline.operations, layout.start, layout.time, strict=True
-        )
-    }
-    assert by_name == {
-        (0, "F0"): (0, 1),
-        (0, "F1"): (1, 1),
-        (0, "B0"): (4, 2),
-        (0, "B1"): (7, 2),
-        (1, "F0"): (1, 1),
-        (1, "B0"): (2, 2),
-        (1, "F1"): (4, 1),
-        (1, "B1"): (5, 2),
-    }
+    names = [f"{op.stage} {layout.label(op)}" for op in layout.pipeline.operations]
+    assert names == ["0 F0", "0 F1", "0 B0", "0 B1", "1 F0", "1 B0", "1 F1", "1 B1"]
+    assert layout.start.tolist() == [0, 1, 4, 7, 1, 2, 4, 5]
+    assert layout.time.tolist() == [1, 1, 2, 2, 1, 2, 1, 2]
     assert layout.makespan == 9
     assert layout.bubble_share == pytest.approx(1 - 12 / 18)
 
@@ -41,16 +28,11 @@ def test_with_a_profile_times_are_those_of_the_highest_clocks() -> None:
     profile = small_profile(2)
     pipeline = Pipeline("1f1b", 2, 4, p2p_latency=0.001)
     layout = schedule_layout(pipeline, profile)
-    times = np.array(
-        [
-            profile.table(op.stage, op.instruction).time_ns[
-                profile.table(op.stage, op.instruction).max_frequency_option
-            ]
-            for op in pipeline.operations
-        ]
-    )
+    tables = [profile.table(op.stage, op.instruction) for op in pipeline.operations]
+    times = np.array([table.time_ns[table.max_frequency_option] for table in tables])
     assert layout.makespan == pytest.approx(pipeline.earliest_starts(times)[1] / 1e9)
     assert layout.to_dict()["time_unit"] == "s"
+    assert "modelled" in schedule_figure(layout).axes[0].get_title(loc="left")
     shown = [cell for rank in (0, 1) for cell in layout.cells(rank, layout.columns)]
     assert sum(operation is not None for operation, _ in shown) == len(pipeline.operations)
     with pytest.raises(InputError, match="stage"):
@@ -91,20 +73,13 @@ def test_activations_are_held_until_the_weights_have_their_gradient() -> None:
     assert schedule_layout(Pipeline("zb-h1", 4, 8)).activations(3) == 4
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_figure_is_written_in_the_type_its_name_says(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"schedule.{suffix}"
-    save_figure(schedule_figure(schedule_layout(Pipeline("zb-v", 2, 4, num_chunks=2))), path)
-    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
-    assert path.read_bytes().startswith(start)
-
-
 def test_every_forward_and_backward_is_labelled() -> None:
-    text = made(schedule_figure(schedule_layout(Pipeline("1f1b", 8, 32))), "svg").decode()
+    pipeline = Pipeline("1f1b", 8, 16)
+    text = made(schedule_figure(schedule_layout(pipeline)), "svg").decode()
     for letter in "FB":
-        for microbatch in range(32):
+        for microbatch in range(16):
             assert len(re.findall(f">{letter}{microbatch}</text>", text)) == 8
-    assert "8 ranks, 32 microbatches" in text
+    assert "8 ranks, 16 microbatches" in text
 
 
 def test_long_schedule_goes_on_in_further_bands() -> None:
@@ -113,8 +88,3 @@ def test_long_schedule_goes_on_in_further_bands() -> None:
     limits = [axes.get_xlim() for axes in figure.axes]
     assert len(limits) == 3
     assert [low for low, _ in limits[1:]] == [high for _, high in limits[:-1]]
-
-
-def test_modelled_times_are_called_so() -> None:
-    figure = schedule_figure(schedule_layout(Pipeline("1f1b", 2, 4), small_profile(2)))
-    assert "modelled" in figure.axes[0].get_title(loc="left")

@@ -94,10 +94,8 @@ def test_a_single_clock_has_the_colour_of_the_highest_and_the_only_tick() -> Non
     assert figure.axes[-1].get_yticks().tolist() == [1740]
 
 
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_the_same_timeline_gives_the_same_file(timeline: Timeline, ending: str) -> None:
-    one, other = (made(timeline_figure(timeline), ending) for _ in range(2))
-    assert one == other
+def test_the_same_timeline_gives_the_same_file(timeline: Timeline) -> None:
+    assert made(timeline_figure(timeline), "svg") == made(timeline_figure(timeline), "svg")
 
 
 def test_of_very_many_operations_the_first_and_the_last_are_drawn_and_it_says_so(

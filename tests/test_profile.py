@@ -20,7 +20,7 @@ from envplan.profile import (
     OptionTable,
     Profile,
     ProfileMetadata,
-    builtin_profiles,
+    builtin_paths,
     cost_curve,
 )
 from envplan.profile.options import option_table
@@ -93,17 +93,12 @@ def test_options_are_sorted_by_time_energy_and_falling_frequency(tmp_path: Path)
     assert forward.frequency_mhz.tolist() == [980, 990, 950, 900]
 
 
-def test_one_frequency_of_zero_is_a_constant_time_operation(tmp_path: Path) -> None:
-    profile = read(tmp_path, HEADER + STAGE_0 + "0,load,0,0.01,1\n")
-    load = profile.table(0, "load")
-    assert len(load) == 1
-    assert load.max_frequency_option == 0
+def test_a_constant_time_and_a_time_that_grows_with_the_clock_have_no_slope(tmp_path: Path) -> None:
+    rows = "0,load,0,0.01,1\n0,forward,1000,0.05,10\n"
+    profile = read(tmp_path, HEADER + STAGE_0 + rows)
+    load, forward = profile.table(0, "load"), profile.table(0, "forward")
+    assert (len(load), load.max_frequency_option) == (1, 0)
     assert cost_curve(load, 0).hull_slope_uw.size == 0
-
-
-def test_time_may_grow_with_frequency(tmp_path: Path) -> None:
-    profile = read(tmp_path, HEADER + STAGE_0 + "0,forward,1000,0.05,10\n")
-    forward = profile.table(0, "forward")
     assert forward.frequency_mhz[forward.max_frequency_option] == 1740
     assert cost_curve(forward, 0).option.tolist() == [0]
 
@@ -120,23 +115,10 @@ def test_configs_are_options_of_one_operation(tmp_path: Path) -> None:
     assert profile.table(0, "backward").config == ("",)
 
 
-@pytest.mark.parametrize(
-    ("rows", "instructions"),
-    [
-        (
-            "0,forward,9,1,1\n0,backward_input,9,1,1\n0,backward_weight,9,1,1\n",
-            ("forward", "backward_input", "backward_weight"),
-        ),
-        (
-            f"0,encode,9,1,1\n{STAGE_0}0,optimizer,9,1,1\n",
-            ("forward", "backward", "optimizer", "encode"),
-        ),
-    ],
-)
-def test_known_instructions_come_first(
-    tmp_path: Path, rows: str, instructions: tuple[str, ...]
-) -> None:
-    assert read(tmp_path, HEADER + rows).instructions == instructions
+def test_known_instructions_come_first(tmp_path: Path) -> None:
+    rows = f"0,encode,9,1,1\n0,optimizer,9,1,1\n0,backward_weight,9,1,1\n{STAGE_0}"
+    known = ("forward", "backward", "backward_weight", "optimizer", "encode")
+    assert read(tmp_path, HEADER + rows).instructions == known
 
 
 def test_stages_may_differ_in_their_operations(tmp_path: Path) -> None:
@@ -172,31 +154,19 @@ def test_missing_table_names_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "column", "words"),
     [
-        ("0,forward,1,nan,1", "time", "not finite"),
-        ("0,forward,1,inf,1", "time", "not finite"),
-        ("0,forward,1,1,-inf", "energy", "not finite"),
-        ("0,forward,1,-2,1", "time", "below 1e-09"),
-        ("0,forward,1,0,1", "time", "below 1e-09"),
-        ("0,forward,1,1e-300,1", "time", "below 1e-09"),
         ("0,forward,1,1e400,1", "time", "not finite"),
+        ("0,forward,1,-2,1", "time", "below 1e-09"),
         (f"0,forward,1,{10**30},1", "time", "above 1e+09"),
-        (f"0,forward,1,1,{10**30}", "energy", "above 9000"),
         ("0,forward,1,1,9001", "energy", "above 9000"),
         ("0,forward,1,1,-1", "energy", "negative"),
-        ("0,forward,1,1,", "energy", "empty"),
         ("0,forward,1,1", "energy", "empty"),
-        ("0,forward,1,1 s,1", "time", "not a number"),
         ("0,forward,1_000,1,1", "frequency", "not a number"),
-        ("0,forward,1.5,1,1", "frequency", "not a whole number"),
         ("0,forward,-15,1,1", "frequency", "negative"),
         ("0,forward,1740000000,1,1", "frequency", "MHz"),
         (f"0,forward,{10**400},1,1", "frequency", "above 1e+06"),
         ("0.5,forward,1,1,1", "stage", "not a whole number"),
-        ("-1,forward,1,1,1", "stage", "negative"),
         (f"{10**30},forward,1,1,1", "stage", "above 1e+06"),
-        ("first,forward,1,1,1", "stage", "not a whole number"),
         ("0,for ward,1,1,1", "instruction", "not a name"),
-        ("0,,1,1,1", "instruction", "is empty; expected one such as forward"),
     ],
 )
 def test_bad_value_is_found_by_line_and_column(
@@ -214,7 +184,6 @@ def test_bad_value_is_found_by_line_and_column(
         (HEADER.strip() + ",time_std\n0,forward,1,1,1,-1\n", 2, "time_std", "is negative"),
         (HEADER + STAGE_0 + "0,forward,1740,0.5,9\n", 4, None, "repeats line 2"),
         (HEADER + STAGE_0 + STAGE_2, 4, "stage", "stage 1 has no rows"),
-        (HEADER + STAGE_1, 2, "stage", "stage 0 has no rows"),
         (
             HEADER + STAGE_0 + "1,load,1,1,1\n1,forward,1,1,1\n",
             None,
@@ -227,7 +196,6 @@ def test_bad_value_is_found_by_line_and_column(
             "instruction",
             "stage 0 has rows for forward, backward_input only",
         ),
-        (HEADER + "0,backward,1,1,1\n", None, "instruction", "stage 0 has rows for backward only"),
     ],
 )
 def test_rows_that_are_no_profile_are_refused(
@@ -247,30 +215,16 @@ def test_missing_file_folder_and_impossible_name_are_refused(tmp_path: Path) -> 
         Profile.read_csv("a\0b")
 
 
-def test_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deny(path: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("envplan._files.opened", deny)
-    with pytest.raises(InputError, match=r"cannot be read \(Permission denied"):
-        Profile.read_csv(tmp_path / "p.csv")
-
-
 # ---- sidecar
 
 
 def test_sidecar_is_read_and_unknown_fields_kept(tmp_path: Path) -> None:
+    assert read(tmp_path, HEADER + STAGE_0).metadata == ProfileMetadata()
     document = {"gpu": "NVIDIA A40", "source": "measured", "num_microbatches": 8, "room": 3}
     (tmp_path / "p.meta.json").write_text(json.dumps(document))
     metadata = read(tmp_path, HEADER + STAGE_0).metadata
-    assert metadata.gpu == "NVIDIA A40"
-    assert metadata.num_microbatches == 8
-    assert metadata.driver is None
+    assert (metadata.gpu, metadata.num_microbatches, metadata.driver) == ("NVIDIA A40", 8, None)
     assert metadata.extra == {"room": 3}
-
-
-def test_absent_sidecar_says_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path, HEADER + STAGE_0).metadata == ProfileMetadata()
 
 
 @pytest.mark.parametrize(
@@ -279,21 +233,12 @@ def test_absent_sidecar_says_nothing(tmp_path: Path) -> None:
         ("{", "not valid JSON"),
         ('{\n "gpu": oops}', "p.meta.json:2, column 9: is not valid JSON"),
         ("[]", "one JSON object"),
-        ("\xff", "not UTF-8"),
         ('{"num_microbatches": "8"}', "num_microbatches should be"),
-        ('{"num_microbatches": 0}', "num_microbatches should be"),
-        ('{"microbatch_size": true}', "microbatch_size should be"),
         ('{"source": "guessed"}', "source should be"),
-        ('{"gpu": 3}', "gpu should be"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"extra": ' + "9" * 5000 + "}", "too many digits"),
         ('{"schedule": "gpipe", "schedule": "1f1b"}', "twice"),
         ('{"scheduel": "gpipe"}', "column scheduel: is not known; is schedule meant"),
-        ('{"num-microbatches": 8}', "is num_microbatches meant"),
         ('{"recompute": "no"}', "column recompute: must be true or false"),
-        ('{"note": NaN}', "NaN"),
         ('{"note": [1, -1e400]}', "beyond 1e308"),
-        ('{"gpu": "\\ud800"}', "half a character"),
         ('{"driver": ' + "[" * 9 + "]" * 9 + "}", "driver should be a valid string, not a list"),
         ('{"job": {"num_microbatches": 2}}', "job.num_microbatches is not a field"),
         ('{"job": {"microbatches": 2}, "num_microbatches": 3}', "microbatches twice"),
@@ -403,12 +348,8 @@ def test_a_straggler_among_ranks_is_named(tmp_path: Path) -> None:
     assert profile.notes[1] == (
         "rank 3 straggles: it takes 1.12 times as long as other ranks of stage 1"
     )
-
-
-def test_one_rank_on_each_stage_is_an_ordinary_profile(tmp_path: Path) -> None:
-    profile = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 2: 1.0}))
-    assert profile.stragglers == ()
-    assert profile.time_spread(0, "forward", 1410) is None
+    alone = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 2: 1.0}))
+    assert (alone.stragglers, alone.time_spread(0, "forward", 1410)) == ((), None)
 
 
 def test_a_rank_that_comes_twice_is_refused(tmp_path: Path) -> None:
@@ -426,30 +367,20 @@ def test_saved_profile_reads_back_the_same(tmp_path: Path) -> None:
     made = Profile.from_rows(rows, name="mine", metadata=metadata)
     made.save_csv(tmp_path / "mine.csv")
     again = Profile.read_csv(tmp_path / "mine.csv")
-    assert again.sha256 == made.sha256
-    assert again.name == "mine"
-    assert again.metadata == metadata
-    for instruction in ("forward", "backward"):
-        one, other = made.table(0, instruction), again.table(0, instruction)
-        assert one.time_ns.tolist() == other.time_ns.tolist()
-        assert one.energy_fj.tolist() == other.energy_fj.tolist()
-
-
-def test_saving_keeps_every_byte_of_the_csv(tmp_path: Path) -> None:
+    assert (again.sha256, again.name, again.metadata) == (made.sha256, "mine", metadata)
+    assert [t.rows() for t in again.tables()] == [t.rows() for t in made.tables()]
+    # Every byte is kept, however it was written.
     content = (HEADER + STAGE_0 + "\n").replace("\n", "\r\n").encode()
     read(tmp_path, content).save_csv(tmp_path / "copy.csv")
     assert (tmp_path / "copy.csv").read_bytes() == content
     assert Profile.read_csv(tmp_path / "copy.csv").sha256 == hashlib.sha256(content).hexdigest()
 
 
-def test_rows_in_memory_are_checked_like_a_file() -> None:
+def test_rows_in_memory_are_checked_like_a_file_and_may_have_configs_and_spreads() -> None:
     with pytest.raises(InputError, match="line 3, column time"):
         Profile.from_rows([(0, "forward", 1, 1.0, 1.0), (0, "backward", 1, float("nan"), 1.0)])
     with pytest.raises(InputError, match="no rows"):
         Profile.from_rows([])
-
-
-def test_rows_in_memory_may_have_configs_and_spreads() -> None:
     rows = [(0, "forward", 9, 1.0, 1.0, "a"), (0, "backward", 9, 1.0, 1.0)]
     with pytest.raises(InputError, match="repeats line 2"):
         Profile.from_rows([rows[0], *rows])
@@ -459,7 +390,7 @@ def test_rows_in_memory_may_have_configs_and_spreads() -> None:
 
 
 def test_a_path_wins_over_a_builtin_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = builtin_profiles()[0].name
+    name = next(iter(builtin_paths()))
     assert Profile.open(name).num_stages > 1
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(HEADER + STAGE_0)
@@ -552,7 +483,7 @@ def curve_value(curve: CostCurve, time: Fraction) -> Fraction:
 
 
 @given(tables, powers)
-def test_pareto_options_are_those_that_nothing_beats(
+def test_the_curve_is_convex_below_every_option_and_the_pareto_ones_are_kept(
     options: list[tuple[int, int]], power: int
 ) -> None:
     curve = cost_curve(table(*options), power)
@@ -562,32 +493,15 @@ def test_pareto_options_are_those_that_nothing_beats(
         for time, cost in points
         if not any(t <= time and c <= cost and (t, c) != (time, cost) for t, c in points)
     }
-    found = list(zip(curve.time_ns.tolist(), curve.cost_fj.tolist(), strict=True))
-    assert found == sorted(best)
-
-
-@given(tables, powers)
-def test_curve_is_convex_with_positive_whole_slopes(
-    options: list[tuple[int, int]], power: int
-) -> None:
-    curve = cost_curve(table(*options), power)
+    assert list(zip(curve.time_ns.tolist(), curve.cost_fj.tolist(), strict=True)) == sorted(best)
     slopes, vertices = curve.hull_slope_uw.tolist(), curve.hull_time_ns.tolist()
     assert len(vertices) == len(slopes) + 1
-    assert all(slope > 0 for slope in slopes)
-    assert all(one < other for one, other in itertools.pairwise(slopes))
+    assert all(one < other for one, other in itertools.pairwise([0, *slopes, MAX_INTEGER + 1]))
     assert all(one > other for one, other in itertools.pairwise(vertices))
     assert set(vertices) <= {time for time, _ in options}
-    assert all(slope <= MAX_INTEGER for slope in slopes)
-
-
-@given(tables, powers)
-def test_no_option_lies_below_the_curve_nor_outside_it(
-    options: list[tuple[int, int]], power: int
-) -> None:
-    curve = cost_curve(table(*options), power)
-    for time, energy in options:
-        assert curve_value(curve, Fraction(time)) <= energy - power * time
-    assert curve.hull_time_ns[-1] == min(time for time, _ in options)
+    for time, cost in points:
+        assert curve_value(curve, Fraction(time)) <= cost
+    assert vertices[-1] == min(time for time, _ in options)
 
 
 @given(tables, powers)

@@ -25,15 +25,6 @@ def read_json(path: AnyPath, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
     return parse_json(read_bounded(path, max_bytes), path)
 
 
-def read_document(path: AnyPath, model: type[T], *, kind: str, schema: str | None = None) -> T:
-    """The document in a JSON file; see parse_document.
-
-    Raises:
-        InputError: it cannot be read or is no such document.
-    """
-    return parse_document(read_json(path), model, kind=kind, schema=schema, path=path)
-
-
 def parse_document(
     document: object,
     model: type[T],

@@ -13,8 +13,8 @@ import select
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -29,19 +29,30 @@ _LONGEST_LINE = 2**24
 AnyPath = str | os.PathLike[str]
 
 
+@contextmanager
+def _doing(what: str, path: AnyPath, remedy: str = "") -> Iterator[None]:
+    """Name the file that cannot be read or written, and why."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"cannot be {what} ({error.strerror or error}){remedy}"
+        raise InputError(reason, path=path) from error
+    except ValueError as error:
+        raise InputError(f"is not a usable file name ({error})", path=path) from error
+
+
+def _writing(path: AnyPath) -> AbstractContextManager[None]:
+    return _doing("written", path, "; choose a path in a folder you can write to")
+
+
 def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
     """The content of a file of at most `max_bytes`.
 
     Raises:
         InputError: the file cannot be read or is too large.
     """
-    try:
-        with opened(path) as file:
-            data = file.read(max_bytes + 1)
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
-    except ValueError as error:
-        raise InputError(f"is not a usable file name ({error})", path=path) from None
+    with _doing("read", path), opened(path) as file:
+        data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise InputError(f"is larger than {max_bytes // 2**20} MiB", path=path)
     return data
@@ -109,10 +120,8 @@ def parse_json(data: bytes, path: AnyPath) -> Any:
     def fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            counts = Counter(key for key, _ in pairs)
-            twice = next(key for key in found if counts[key] > 1)
-            problem = f"an object has the field {json.dumps(twice[:60])} twice"
-            raise InputError(problem, path=path)
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0][:60]
+            raise InputError(f"an object has the field {json.dumps(twice)} twice", path=path)
         return found
 
     def constant(name: str) -> None:
@@ -134,17 +143,6 @@ def parse_json(data: bytes, path: AnyPath) -> Any:
     except ValueError:
         reason = "a number with too many digits"
     raise InputError(f"is not valid JSON: {reason}", path=path)
-
-
-def decimal(text: str) -> float:
-    """The number that a cell of a table holds, which may be infinite or none.
-
-    Raises:
-        ValueError: it is none that other programs would read, such as 1_000.
-    """
-    if "_" in text or not text.isascii():
-        raise ValueError(text)
-    return float(text)
 
 
 def refuse_slip(
@@ -177,14 +175,12 @@ def check_writable(path: AnyPath) -> None:
     Raises:
         InputError: the folder is missing or not writable, or the path is a folder or no path.
     """
-    try:
+    with _writing(path):
         target, replaced = _target(path)
         place = target.parent if replaced else target
         place.stat()
         if not os.access(place, os.W_OK):
             raise PermissionError(None, "Permission denied")
-    except (OSError, ValueError) as error:
-        raise _unwritable(error, path) from None
 
 
 def atomic_write(path: AnyPath, content: bytes | str) -> None:
@@ -203,14 +199,12 @@ def atomic_write(path: AnyPath, content: bytes | str) -> None:
             full; nothing is left behind.
     """
     data = content.encode() if isinstance(content, str) else content
-    try:
+    with _writing(path):
         target, replaced = _target(path)
         if replaced:
             _replace(target, data)
         else:
             target.write_bytes(data)
-    except (OSError, ValueError) as error:
-        raise _unwritable(error, path) from error
 
 
 def _target(path: AnyPath) -> tuple[Path, bool]:
@@ -226,13 +220,6 @@ def _target(path: AnyPath) -> tuple[Path, bool]:
         if not stat.S_ISREG(mode):
             return Path(path), False
     return Path(path).resolve(), True
-
-
-def _unwritable(error: OSError | ValueError, path: AnyPath) -> InputError:
-    if isinstance(error, ValueError):
-        return InputError(f"is not a usable file name ({error})", path=path)
-    reason = f"cannot be written ({error.strerror or error})"
-    return InputError(f"{reason}; choose a path in a folder you can write to", path=path)
 
 
 def append_whole(descriptor: int, data: bytes) -> None:

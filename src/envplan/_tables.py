@@ -101,34 +101,35 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
     table = Table(model, {}, dict(zip(header, texts, strict=True)), lines, path)
     problems: list[tuple[int, int, str, str]] = []
     for name, field in model.model_fields.items():
+        cells = table.texts.get(name) or [""] * len(lines)
         try:
-            table.columns[name] = _validated(table.texts.get(name) or [""] * len(lines), field)
-        except _BadCellError as bad:
-            row, complaint = bad.args
-            expected = f"{complaint}; expected {field.description}"
-            problems.append((row, header.index(name), name, expected))
+            table.columns[name] = _validated(cells, field)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            row = int(first["loc"][0])
+            words = f"{_complaint(cells[row], first)}; expected {field.description}"
+            problems.append((row, header.index(name), words, name))
     if problems:
-        row, _, name, problem = min(problems)
-        raise table.error(row, problem, name)
+        row, _, *complaint = min(problems)
+        raise table.error(row, *complaint)
     return table
 
 
-class _BadCellError(Exception):
-    """The row of the first cell that is not what its field says, and what it is."""
-
-
 def _text(content: bytes, path: Path | None, columns: str) -> str:
-    expected = f"expected a CSV file with the header {columns}"
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
+    problem = None
     if not text.strip():
-        raise InputError(f"is empty; {expected}", path=path)
-    if "\0" in text:
-        raise InputError(f"is not UTF-8 text; {expected}", path=path)
-    if text.lstrip().startswith(("{", "[")):
-        raise InputError(f"is JSON, not CSV; {expected}", path=path)
+        problem = "is empty"
+    elif "\0" in text:
+        problem = "is not UTF-8 text"
+    elif text.lstrip().startswith(("{", "[")):
+        problem = "is JSON, not CSV"
+    if problem:
+        expected = f"expected a CSV file with the header {columns}"
+        raise InputError(f"{problem}; {expected}", path=path)
     return text
 
 
@@ -196,7 +197,7 @@ def _validated(column: Sequence[str], field: FieldInfo) -> Sequence[Any]:
     """The values of a column; blank cells take the field's default.
 
     Raises:
-        _BadCellError: the first cell that is none.
+        ValidationError: a cell is none; of the first one.
     """
     given: Sequence[Any] = column
     if not field.is_required():
@@ -204,18 +205,11 @@ def _validated(column: Sequence[str], field: FieldInfo) -> Sequence[Any]:
             return [field.default] * len(column)
         given = [text or field.default for text in column]
     elif not all(column):
-        raise _BadCellError(column.index(""), "is empty")
+        given = [text or None for text in column]
     # Python's 1_000 is no number anywhere else.
     if field.annotation is not str and "_" in "".join(column):
-        row = next(row for row, text in enumerate(column) if "_" in text)
-        raise _BadCellError(row, f"{_quoted(column[row])} is not a number")
-    cells: Any = _adapter(field.annotation, tuple(field.metadata))  # type: ignore[arg-type]
-    try:
-        return cells.validate_python(given)  # type: ignore[no-any-return]
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        row = int(first["loc"][0])
-        raise _BadCellError(row, f"{_quoted(column[row])} {_complaint(first)}") from None
+        given = ["_" if "_" in text else value for text, value in zip(column, given, strict=True)]
+    return _adapter(field.annotation, tuple(field.metadata)).validate_python(given)  # type: ignore[arg-type]
 
 
 _COMPLAINTS: Final = {
@@ -232,13 +226,19 @@ _COMPLAINTS: Final = {
 }
 
 
-def _complaint(error: Any) -> str:
+def _complaint(text: str, error: Any) -> str:
+    """What pydantic has against a cell."""
     limits = error.get("ctx", {})
+    if not text:
+        return "is empty"
+    if error["input"] == "_":
+        return f"{_quoted(text)} is not a number"
+    words = str(error["msg"]).replace("Input should", "should", 1)
     if limits == {"ge": 0}:
-        return "is negative"
-    if error["type"] in _COMPLAINTS:
-        return _COMPLAINTS[error["type"]].format(**limits)
-    return str(error["msg"]).replace("Input should", "should", 1)
+        words = "is negative"
+    elif error["type"] in _COMPLAINTS:
+        words = _COMPLAINTS[error["type"]].format(**limits)
+    return f"{_quoted(text)} {words}"
 
 
 def _quoted(text: str) -> str:

@@ -50,7 +50,7 @@ def advise(job: JobOptions, best: int = 3) -> None:
         rows = envplan.advise(
             frontier, activation_slots=job.slots, best=best, progress=work.counted
         )
-    ui.respond(
+    ui.answer(
         lambda: {
             "schema": "envplan/advice/v1",
             "profile": rows[0].frontier.profile.name,

@@ -123,7 +123,7 @@ def apply(
     if format == "envplan" and not dry_run:
         then = ["check", str(file)]
     lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
-    ui.respond(
+    ui.answer(
         lambda: {
             "frequency_plan": None if dry_run else str(file),
             "format": format,

@@ -44,7 +44,7 @@ def check(
         {"FILE": str(file), "PROFILE": profile or "PROFILE"}.get(word, word)
         for word in _THEN[checked.kind].split()
     ]
-    ui.respond(
+    ui.answer(
         lambda: {"file": str(file), **checked._asdict()},
         lambda: ui.say(f"{file}: {checked.kind}, holds", *proved),
         then=["envplan", *then],

@@ -152,6 +152,11 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
 
     def made(kind: Kind) -> Kind:
         names = inspect.get_annotations(kind)
+        for field in getattr(kind, "__dataclass_fields__", {}).values():
+            if field.name in own and field.name not in names:  # of a class that is none of options
+                names[field.name] = field.type
+                setattr(kind, field.name, field.default)
+        kind.__annotations__ = names
         _check_used(own, names, kind.__name__)
         for name in names:
             value = vars(kind).get(name, dataclasses.MISSING)
@@ -408,14 +413,11 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
         else:
             own = _declared(parameter.name, parameter.default, table)
             keywords.append(_parameter(parameter.name, kind, *own))
-    answering = [name for name in ("json", "quiet") if name not in {k.name for k in keywords}]
-    keywords += [_parameter(name, bool, SHARED[name], False) for name in answering]
+    keywords += [_parameter(name, bool, SHARED[name], False) for name in ("json", "quiet")]
 
     def command(**given: Any) -> None:
-        state.json, state.quiet = given["json"], given["quiet"]
         _note_files(keywords, given)
-        for name in answering:
-            del given[name]
+        state.json, state.quiet = given.pop("json"), given.pop("quiet")
         built = {
             name: kind(**{f.name: given.pop(f.name) for f in dataclasses.fields(kind)})
             for name, kind in groups.items()

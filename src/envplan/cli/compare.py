@@ -95,7 +95,7 @@ def compare(
     with_costs = (
         [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
     )
-    ui.respond(
+    ui.answer(
         lambda: _document(comparison, with_costs, parts),
         lambda: _print(comparison, with_costs, parts),
         then=["envplan", "advise", *typed(job)],

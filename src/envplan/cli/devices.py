@@ -54,7 +54,7 @@ def devices(
     options = [{"gpu": model} for model in ([gpu] if gpu else models)]
     found = [entry for option in options or [{}] for entry in describe_gpus(backend, **option)]
     modelled = ["--backend", "modelled", "--gpu", str(found[0]["gpu"])] if models else []
-    ui.respond(
+    ui.answer(
         lambda: {"gpus": found},
         lambda: _print(found),
         then=["envplan", "profile", *modelled],
@@ -112,7 +112,7 @@ def guard(once: bool = False, unit: bool = False) -> None:
 
     if unit:
         text = unit_file().rstrip()
-        ui.respond(lambda: {"unit": text}, lambda: ui.say(text))
+        ui.answer(lambda: {"unit": text}, lambda: ui.say(text))
         if not state.json:  # the unit is for a file
             typer.echo(f"next: {_INSTALL}", err=True)
         return
@@ -126,7 +126,7 @@ def guard(once: bool = False, unit: bool = False) -> None:
         service.look()
     if not service.finish(_LAST_S):
         raise DeviceError("some clocks could not be given back; see the lines above")
-    ui.respond(lambda: {"left_set": 0}, then="envplan devices")
+    ui.answer(lambda: {"left_set": 0}, then="envplan devices")
 
 
 def reset() -> None:
@@ -152,7 +152,7 @@ def reset() -> None:
 
     if not (state.json and failed):  # there is one JSON document, and it is the error
         document = {"gpus": [asdict(outcome) for outcome in outcomes]}
-        ui.respond(lambda: document, tell, then="envplan devices")
+        ui.answer(lambda: document, tell, then="envplan devices")
     if failed:
         others = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
         raise DeviceError(f"{failed[0].problem}{others}")

@@ -75,7 +75,7 @@ def frontier(
     if state.json:
         ui.say(document.to_json().rstrip())
         return
-    ui.respond(
+    ui.answer(
         dict,
         lambda: _print(traced, along, drawn=plot is not None),
         then=["envplan", "solve", *typed(job)],

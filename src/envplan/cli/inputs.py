@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import envplan
 from envplan._files import check_writable, same_file
 from envplan.cli import state
 from envplan.errors import EnvplanError, InputError
+
+if TYPE_CHECKING:
+    from envplan.profile import Profile
+    from envplan.serving.profile import ServingProfile
 
 
 def will_write(*outputs: Path) -> None:
@@ -29,13 +33,13 @@ def will_write(*outputs: Path) -> None:
         state.outputs.append(output)
 
 
-def refuse_overwriting(profile: envplan.Profile, *outputs: Path | None) -> None:
+def refuse_overwriting(profile: Profile | ServingProfile) -> None:
     """Keep a slip of the hand from replacing the profile by what is made from it.
 
     Raises:
         InputError: an output is the profile's own file or its sidecar.
     """
-    for output in [*state.outputs, *filter(None, outputs)]:
+    for output in state.outputs:
         files = (("the profile", profile.path), ("the profile's sidecar", profile.sidecar))
         _refuse_replacing(files, output)
 
@@ -44,16 +48,6 @@ def _refuse_replacing(inputs: Iterable[tuple[str | None, str | Path | None]], ou
     for what, file in inputs:
         if file is not None and same_file(file, output):
             raise InputError(f"is {what} itself; choose another output file", path=output)
-
-
-def check_outputs(
-    *outputs: Path | None, inputs: Iterable[tuple[str, str | Path | None]] = ()
-) -> None:
-    """As will_write, of files that a command finds out by itself."""
-    for output in filter(None, outputs):
-        _refuse_replacing(inputs, output)
-        check_writable(output)
-        state.outputs.append(output)
 
 
 @contextmanager

@@ -36,14 +36,6 @@ _MANY = COUNT.within(1, 10**18)
 _MANY_OPERATIONS = 2**17
 
 
-@options()
-class OutputOptions:
-    """How a command answers."""
-
-    json: bool = False
-    quiet: bool = False
-
-
 @options(
     """
     Arguments:
@@ -291,11 +283,6 @@ class RateOptions:
     def __post_init__(self) -> None:
         """Raises: InputError: options contradict each other or lack one another."""
         needs(self, embodied="carbon")
-
-    @property
-    def files(self) -> list[tuple[str, str | None]]:
-        """What may be files to read, each after what it is."""
-        return [("the file of prices", self.price), ("the file of carbon", self.carbon)]
 
     def overheads(self) -> Overheads:
         """What is counted beside the energy of GPUs."""

@@ -11,8 +11,8 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
+from envplan._files import atomic_write
 from envplan._words import column as column
 from envplan._words import describe_profile as describe_profile
 from envplan._words import exact_seconds as exact_seconds
@@ -43,7 +44,7 @@ _BETWEEN = 2  # characters between columns of a table
 _FOLDED = 8  # characters that a column of words may be folded to
 
 
-def respond(
+def answer(
     document: Callable[[], Mapping[str, Any]],
     tell: Callable[[], None] = lambda: None,
     *,
@@ -70,20 +71,6 @@ def respond(
         say(*(f"wrote {path}" for path in state.outputs))
         if end := [last] * bool(last) + [f"next: {following}"] * bool(following):
             say("; ".join(end))
-
-
-def answer(
-    _: object,
-    document: Callable[[], Mapping[str, Any]],
-    tell: Callable[[], None] = lambda: None,
-    *,
-    written: Sequence[Path | None] = (),
-    last: str = "",
-    then: str | Sequence[str] = (),
-) -> None:
-    """As respond, of a command that finds out by itself what it writes."""
-    state.outputs = [path for path in written if path is not None]
-    respond(document, tell, last=last, then=then)
 
 
 def print_table(
@@ -221,10 +208,9 @@ def draw(
 ) -> None:
     """Write a picture, or a page where the file's name ends in .html; nothing without a file."""
     from envplan.plotting.figures import save_figure
-    from envplan.plotting.page import save_page
 
     if path is not None and page is not None and path.suffix.lower() == ".html":
-        save_page(page(), path)
+        atomic_write(path, page())
     elif path is not None:
         save_figure(figure(), path)
 
@@ -367,15 +353,3 @@ class Working:
         if (more := part - self._first) > 0:
             told += f", about {duration_text(round(seconds * (1 - part) / more))} left"
         return told
-
-
-def spinner(task: str, *, quiet: bool = False) -> Working:
-    """As Working."""
-    return Working(task)
-
-
-@contextmanager
-def counting_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, int], None]]:
-    """As Working, for things that are counted."""
-    with Working(what) as work:
-        yield work.counted

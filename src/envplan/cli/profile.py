@@ -240,7 +240,7 @@ def profile(
         made = _model(work, output)
     ui.draw(plot, lambda: profile_figure(made))
     named = [] if output == Path(DEFAULT_PROFILE) else [str(output)]
-    ui.respond(
+    ui.answer(
         lambda: {
             "profile": str(made.path),
             **ui.picked(made.metadata, "source gpu workload"),

@@ -40,7 +40,7 @@ def profiles() -> None:
         )
 
     first = known[0]["name"]
-    ui.respond(lambda: {"profiles": known}, tell, then=["envplan", "savings", first])
+    ui.answer(lambda: {"profiles": known}, tell, then=["envplan", "savings", first])
 
 
 def _describe(profile: envplan.Profile) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def smooth(
     smoothed.save_csv(output)
     ui.draw(plot, lambda: profile_figure(smoothed))
     said = smoothed.metadata.extra["smoothed"]
-    ui.respond(
+    ui.answer(
         lambda: {"profile": str(output), **said},
         lambda: ui.say(f"{ui.describe_profile(source)}: {describe_smoothing(said)}"),
         then=["envplan", "frontier", str(output)],

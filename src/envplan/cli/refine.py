@@ -62,7 +62,7 @@ def refine(
     new.save(output)
     unmeasured = sorted(set(range(known.num_stages)) - {drift.stage for drift in drifts})
     figures = "iteration_time_s=iteration_time energy_j=energy"
-    ui.respond(
+    ui.answer(
         lambda: {
             "profile": str(profile_output),
             "plan": str(output),

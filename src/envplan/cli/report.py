@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import envplan
+from envplan._files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli.command import PLOT_TYPES, file_of, one_of, takes
 from envplan.cli.options import CostOptions, PlanOptions
@@ -46,7 +47,6 @@ def report(
     from envplan.frontier_file import distinct
     from envplan.planners import compare as run_planners
     from envplan.plotting.frontier import plans_along
-    from envplan.plotting.page import save_page
     from envplan.plotting.report import report_page
     from envplan.solve import trace_job
 
@@ -63,7 +63,8 @@ def report(
     if operations <= _MOST_COMPARED if compare is None else compare:
         with ui.Working("Comparing planners"):
             comparison = run_planners(frontier)
-    save_page(report_page(loaded, source.plan, frontier, along, after, comparison), output)
+    page = report_page(loaded, source.plan, frontier, along, after, comparison)
+    atomic_write(output, page)
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
     words = (
         f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
@@ -75,7 +76,7 @@ def report(
         "savings_percent=predicted.savings_percent slowdown_percent=predicted.slowdown_percent "
         "energy_j=energy gap source=profile.source"
     )
-    ui.respond(
+    ui.answer(
         lambda: {"written": str(output), **ui.picked(loaded, names)},
         lambda: ui.say(words),
         then=["envplan", "apply", str(source.plan)],
@@ -111,7 +112,7 @@ def timeline(
         after = envplan.simulate(loaded, profile, force=source.force)
         before = None if alone else after.at_max_frequency()
         draw_timeline(output, after, before, colour)
-    ui.respond(
+    ui.answer(
         lambda: {
             "written": str(output),
             "iteration_time_s": after.iteration_time,

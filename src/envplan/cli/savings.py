@@ -66,7 +66,7 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
     where = site.site()
     frontier = job.trace()
     rows = envplan.savings(frontier, gpus=site.gpus, **where.model_dump())
-    ui.respond(
+    ui.answer(
         lambda: _document(frontier, rows, site, where),
         lambda: _print(frontier, rows, site, where),
         then=_then(rows, job, site),

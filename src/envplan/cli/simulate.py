@@ -196,7 +196,7 @@ def simulate(
         if together is not None:
             print_replicas(together)
 
-    ui.respond(
+    ui.answer(
         lambda: {
             **_document(timeline, reports, together, run, spent, notes),
             "written": [str(output) for output in (trace, plot) if output is not None],

@@ -206,7 +206,7 @@ def solve(
             plan = planned(run or planner, frontier, request)
     plan.save(output)
     explained = run if asked.explain else None
-    ui.respond(
+    ui.answer(
         lambda: _document(frontier, plan, output, explained),
         lambda: _print(frontier, plan, explained),
         last=year_of(plan, asked),
@@ -293,7 +293,7 @@ def _solve_replicas(
         least = max(frontier.min_time for frontier in frontiers)
         ui.say(f"T_min of all together {ui.significant(least)} s, that of the slowest")
 
-    ui.respond(
+    ui.answer(
         lambda: {"plans": [str(file) for file in files], **planned.to_dict()},
         tell,
         then=["envplan", "apply", str(files[0])],

@@ -76,7 +76,7 @@ def sweep(
         state.outputs.remove(plot)
         plot = None
     ui.draw(plot, lambda: sweep_figure(result.rows))
-    ui.respond(
+    ui.answer(
         lambda: _document(result, output, journal, plot),
         lambda: _print(result, output),
         then=_then(config, result),

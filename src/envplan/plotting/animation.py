@@ -47,7 +47,7 @@ def animate_frontier(
     """
     timelines = [simulate(plan, frontier.profile) for plan in plans]
     if Path(path).suffix.lower() == ".html":
-        page.save_page(_page(frontier, plans, timelines), path)
+        atomic_write(path, _page(frontier, plans, timelines))
     else:
         atomic_write(path, _gif(list(_frames(frontier, plans, timelines, progress))))
 
@@ -85,8 +85,7 @@ def _frames(
         stages, curve = drawn.subplots(2, 1, height_ratios=[1.25, 1])
         scale = colour_scale(drawn, [stages], shown, "frequency")
         draw_legend(drawn, timelines[:1], title(frontier))
-        baseline = plans[0].predicted.baseline
-        joules = draw_frontier(curve, frontier, plans, baseline.energy_j, dot=4)
+        joules = draw_frontier(curve, frontier, plans, dot=4)
         (now,) = curve.plot([], [], "o", color="#6D28D9", markersize=11)
         drawn.legend(*curve.get_legend_handles_labels(), loc="outside lower left", ncols=2)
         headline = curve.set_title(" ", loc="left", color=GREEN, weight="bold")

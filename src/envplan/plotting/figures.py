@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from envplan._files import atomic_write
 from envplan._words import counted, significant
@@ -15,6 +17,7 @@ from envplan._words import counted, significant
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
     from envplan.pipeline import Pipeline
     from envplan.profile import Profile
@@ -88,6 +91,20 @@ def label_axes(axes: Axes, x: str, y: str, heading: str = "") -> None:
         axes.set_title(heading, loc="left")
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def rows_in_time(axes: Axes, names: Sequence[str], window: tuple[float, float]) -> None:
+    """Named rows, the first on top, between two times."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(*window)
+    axes.tick_params(axis="y", length=0)
+
+
+def bar_corners(left: Any, right: Any, low: Any, height: Any) -> NDArray[np.float64]:
+    """Corners of n bars, (n, 4, 2)."""
+    corners = ((left, low), (right, low), (right, low + height), (left, low + height))
+    return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
 
 
 def ink(fill: Any) -> str:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
 from envplan.plotting.figures import (
     BLUE,
     ENDS,
@@ -48,6 +50,7 @@ LOOKS: Final = {
 BASELINE: Final = LOOKS["max_frequency"]
 _BOUND: Final = "lower bound: the exact relaxed frontier"
 _PLANS: Final = "plans, one frequency per operation"
+_OFFSET: Final[dict[str, Any]] = {"textcoords": "offset points"}
 #: Up to so many operations plans for pictures are searched for as long as others.
 _FULL_SEARCH: Final = 2000
 
@@ -76,46 +79,42 @@ def frontier_figure(
     """The figure: exact relaxed curve, plans, T_min, T_star, all-maximum frequency, and the others.
 
     Args:
-        plans: along the frontier, by ascending time; at least one, or a comparison.
+        plans: along the frontier, at least one, by ascending time.
         comparison: other planners to show beside it.
     """
+    place: dict[str, Any] = {"loc": "outside right upper"}
     with figure(*((7.6, 5.2) if comparison is None else (10.4, 5.0))) as drawn:
         axes = drawn.add_subplot()
-        baseline = comparison.baseline if comparison else plans[0].predicted.baseline
-        scale = draw_frontier(axes, frontier, plans, baseline.energy_j)
+        scale = draw_frontier(axes, frontier, plans)
         if comparison is None:
             _keep_limits(axes)
             _draw_savings(axes, plans, scale)
+            # Curves may be all over the axes.
+            place = {"loc": "outside lower left", "ncols": 2}
         else:
             _draw_others(axes, comparison, scale)
         _draw_ends(axes, frontier, scale)
         axes.set_title(title(frontier), loc="left")
-        # Curves may be all over the axes.
-        below: Any = {"loc": "outside lower left", "ncols": 2}
-        drawn.legend(**(below if comparison is None else {"loc": "outside right upper"}))
+        drawn.legend(**place)
     return drawn
 
 
-def draw_frontier(
-    axes: Axes, frontier: Frontier, plans: Sequence[Plan], most_j: float, dot: float = 5.5
-) -> float:
+def draw_frontier(axes: Axes, frontier: Frontier, plans: Sequence[Plan], dot: float = 5.5) -> float:
     """The curve, a dot at every plan, and a cross at maximum frequency.
 
     Args:
-        most_j: an energy whose unit the axis shall have, J.
         dot: size of the dots.
 
     Returns:
         What the energies on the axis are divided by.
     """
-    scale, unit = energy_unit(most_j)
+    before = plans[0].predicted.baseline
+    scale, unit = energy_unit(before.energy_j)
     axes.plot(frontier.times, frontier.energies / scale, color=BLUE, linewidth=2.2, label=_BOUND)
-    if plans:
-        dots = ([p.iteration_time for p in plans], [p.energy / scale for p in plans])
-        edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
-        axes.plot(*dots, "o", color=ORANGE, markersize=dot, label=_PLANS, **edge)
-        before = plans[0].predicted.baseline
-        _mark(axes, BASELINE, before.iteration_time_s, before.energy_j / scale, BASELINE.name)
+    dots = ([p.iteration_time for p in plans], [p.energy / scale for p in plans])
+    edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+    axes.plot(*dots, "o", color=ORANGE, markersize=dot, label=_PLANS, **edge)
+    _mark(axes, BASELINE, before.iteration_time_s, before.energy_j / scale, BASELINE.name)
     off = "axis does not start at 0"
     label_axes(axes, f"Iteration time (s), {off}", f"Energy per iteration ({unit}),\n{off}")
     axes.margins(0.08, 0.1)
@@ -125,43 +124,34 @@ def draw_frontier(
 
 
 def _mark(axes: Axes, look: Look, time: float, energy: float, label: str) -> None:
-    axes.plot(
-        time,
-        energy,
-        look.marker,
-        color=look.colour,
-        markeredgecolor="white",
-        # zeus_global often lies on maximum frequency, envpipe on ours: all shall be seen.
-        markersize={"X": 15, "s": 14}.get(look.marker, 10),
-        linestyle="none",
-        zorder=4 if look.marker in "Xs" else 5,
-        label=label,
-    )
+    # zeus_global often lies on maximum frequency, envpipe on ours: all shall be seen.
+    size, height = {"X": (15, 4), "s": (14, 4)}.get(look.marker, (10, 5))
+    style: dict[str, Any] = {"color": look.colour, "markeredgecolor": "white", "linestyle": "none"}
+    axes.plot(time, energy, look.marker, markersize=size, zorder=height, label=label, **style)
 
 
 def _draw_others(axes: Axes, comparison: Comparison, scale: float) -> None:
     """All planners' plans, EnvPipe's bound, a straggler; and the planners' own frontiers, which may
     run out on the right."""
     other = comparison.envpipe_frontier
-    style: dict[str, Any]
+    dashed: dict[str, Any] = {"linestyle": "--", "linewidth": 1.6, "color": LOOKS["envpipe"].colour}
     if other is not comparison.frontier:
-        style = {"color": LOOKS["envpipe"].colour, "linewidth": 1.6, "linestyle": "--"}
         label = "lower bound, EnvPipe's schedule"
-        axes.plot(other.times, other.energies / scale, label=label, **style)
-    named = {BASELINE.name} & set(axes.get_legend_handles_labels()[1])
+        axes.plot(other.times, other.energies / scale, label=label, **dashed)
+    named = {BASELINE.name}
     for entry in comparison.entries:
         look = LOOKS[entry.planner]
         label = "" if look.name in named else look.name
         _mark(axes, look, entry.plan.iteration_time, entry.plan.energy / scale, label)
         named.add(look.name)
     if comparison.straggler_time is not None:
-        style = {"color": "#6D28D9", "linestyle": "--", "linewidth": 1.4}
-        axes.axvline(comparison.straggler_time, label="straggler finished", **style)
+        dashed |= {"color": "#6D28D9", "linewidth": 1.4}
+        axes.axvline(comparison.straggler_time, label="straggler finished", **dashed)
     _keep_limits(axes)
     for planner, points in comparison.curves.items():
-        heights = [energy / scale for _, energy in points]
-        style = {"color": LOOKS[planner].colour, "linewidth": 1.2, "markersize": 4}
-        axes.plot([time for time, _ in points], heights, ".-", **style)
+        times, energies = np.array(points).T
+        style: dict[str, Any] = {"color": LOOKS[planner].colour, "linewidth": 1.2, "markersize": 4}
+        axes.plot(times, energies / scale, ".-", **style)
 
 
 def _keep_limits(axes: Axes) -> None:
@@ -173,26 +163,19 @@ def _keep_limits(axes: Axes) -> None:
 
 def _draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
     """T_min and T_star: a diamond on the curve, and a line down to its label under the curve."""
-    low, high = frontier.min_time, frontier.min_energy_time
-    ends = [(low, 0, ENDS[0], "left"), (high, -1, ENDS[1], "right")]
-    if low == high:
-        ends = [(low, 0, "T_min = T_star", "left")]
+    ends = [(frontier.min_time, ENDS[0], "left"), (frontier.min_energy_time, ENDS[1], "right")]
+    if frontier.min_time == frontier.min_energy_time:
+        ends = [(frontier.min_time, "T_min = T_star", "left")]
     bottom = axes.get_ylim()[0]
-    decimals = max(0, 3 - math.floor(math.log10(high)))
-    for row, (time, index, name, side) in enumerate(ends):
-        energy = frontier.energies[index] / scale
+    decimals = max(0, 3 - math.floor(math.log10(frontier.min_energy_time)))
+    for row, (time, name, side) in enumerate(ends):
+        energy = frontier.energies[-row] / scale
         axes.vlines(time, bottom, energy, color="0.45", linestyle=":", linewidth=1.2)
         axes.plot(time, energy, "D", color="#000000", markersize=7, zorder=6)
-        axes.annotate(
-            f"{name}: {time:.{decimals}f} s",
-            (time, bottom),
-            # Two rows, or they would run into each other where the two times are close.
-            xytext=(6 if side == "left" else -6, 6 + 15 * row),
-            textcoords="offset points",
-            ha=side,
-            va="bottom",
-            fontsize="small",
-        )
+        # Two rows, or they would run into each other where the two times are close.
+        offset = (6 if side == "left" else -6, 6 + 15 * row)
+        look: dict[str, Any] = {"xytext": offset, "fontsize": "small", "ha": side, "va": "bottom"}
+        axes.annotate(f"{name}: {time:.{decimals}f} s", (time, bottom), **_OFFSET, **look)
 
 
 def _draw_savings(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
@@ -208,13 +191,12 @@ def _draw_savings(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
     arrow = {"arrowstyle": "-|>", "color": GREEN, "lw": 2, "shrinkA": 8, "shrinkB": 6}
     axes.annotate("", end, begin, arrowprops=arrow)
     middle = (max(begin[0], end[0]), (begin[1] + end[1]) / 2)
-    note: dict[str, Any] = {"textcoords": "offset points", "color": GREEN, "weight": "bold"}
-    axes.annotate(_note(best), middle, xytext=(10, 0), ha="left", va="center", **note)
+    bold: dict[str, Any] = {"color": GREEN, "weight": "bold", **_OFFSET}
+    axes.annotate(_note(best), middle, xytext=(10, 0), ha="left", va="center", **bold)
     cheapest = min(plans, key=lambda plan: plan.energy)
     if cheapest is not best:
         place = (cheapest.iteration_time, cheapest.energy / scale)
-        words = _note(cheapest)
-        axes.annotate(words, place, xytext=(4, 12), ha="right", va="bottom", **note)
+        axes.annotate(_note(cheapest), place, xytext=(4, 12), ha="right", va="bottom", **bold)
 
 
 def _note(plan: Plan) -> str:

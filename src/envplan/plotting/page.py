@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan._files import atomic_write
 from envplan.plotting.figures import ENDS, in_joules, job_line, source_words, workload_title
 from envplan.plotting.frontier import LOOKS, plans_along
 from envplan.units import UW_PER_W, s_from_ns
@@ -35,15 +33,6 @@ _MOST_CURVE_POINTS: Final = 1500
 _BIN_MHZ: Final = 30
 
 
-def save_page(page: str, path: str | os.PathLike[str]) -> None:
-    """Write a page, whole or not at all.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    atomic_write(path, page)
-
-
 def document(title: str, body: str, data: Mapping[str, Any]) -> str:
     """A whole page.
 
@@ -52,19 +41,13 @@ def document(title: str, body: str, data: Mapping[str, Any]) -> str:
         body: HTML of everything below the button for light and dark.
         data: for each chart the data it draws, by the key that its element names.
     """
+    page, style, script = (
+        (_ASSETS / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+    )
     # "<" stays out of the script element whatever a profile is called.
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    style = (_ASSETS / "page.css").read_text(encoding="utf-8")
-    script = (_ASSETS / "page.js").read_text(encoding="utf-8")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        f'{body}\n</main>\n<div id="tip" role="tooltip"></div>\n'
-        f'<script type="application/json" id="data">{text}</script>\n'
-        f"<script>\n{script}</script>\n</body>\n</html>\n"
-    )
+    parts = {"title": html.escape(title), "style": style, "script": script}
+    return Template(page).substitute(parts, body=body, data=text)
 
 
 def heading(title: str, about: str, source: str | None) -> str:
@@ -113,37 +96,36 @@ def chart(kind: str, key: str) -> str:
         kind: one that page.js knows: frontier, timeline, histogram, series or animation.
         key: names its data in the page's document.
     """
-    return f'<div data-chart="{html.escape(kind)}" data-key="{html.escape(key)}"></div>'
+    return _each('<div data-chart="{}" data-key="{}"></div>', [(kind, key)])
+
+
+def _each(pattern: str, rows: Iterable[Sequence[str]]) -> str:
+    """HTML of a pattern filled with the texts of each row."""
+    return "".join(pattern.format(*map(html.escape, row)) for row in rows)
+
+
+def _with_code(text: str) -> str:
+    """HTML in which what stands between backquotes is code."""
+    return re.sub("`([^`<]+)`", r"<code>\1</code>", text)
 
 
 def commands(lines: Sequence[str]) -> str:
     """HTML of commands, each with a button that copies it."""
-    rows = (
-        f'<div class="command"><code>{html.escape(line)}</code>'
-        '<button type="button" class="copy">Copy</button></div>'
-        for line in lines
-    )
-    return "".join(rows)
+    copied = '<code>{}</code><button type="button" class="copy">Copy</button>'
+    return _each(f'<div class="command">{copied}</div>', zip(lines, strict=True))
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """HTML of a table; its first column is text and stays in sight, all others are numbers."""
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in headers)
-    lines = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    head = _each("<th>{}</th>", zip(headers, strict=True))
+    lines = _each(f"<tr>{'<td>{}</td>' * len(headers)}</tr>", rows)
     whole = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     return f'<div class="scroll shaded" tabindex="0">{whole}</div>'
 
 
-def _text(words: str) -> str:
-    """HTML of a sentence; what stands between backquotes is code."""
-    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(words))
-
-
 def notes(items: Sequence[str]) -> str:
     """HTML of a list of sentences; what stands between backquotes is code."""
-    return "<ul>" + "".join(f"<li>{_text(item)}</li>" for item in items) + "</ul>"
+    return f"<ul>{_with_code(_each('<li>{}</li>', zip(items, strict=True)))}</ul>"
 
 
 def cards(shown: Sequence[tuple[str, str, str]]) -> str:
@@ -152,11 +134,8 @@ def cards(shown: Sequence[tuple[str, str, str]]) -> str:
     Args:
         shown: of each card its figure, what that is, and "good" or nothing.
     """
-    inner = "".join(
-        f'<div class="card {kind}"><b>{html.escape(value)}</b><span>{_text(what)}</span></div>'
-        for value, what, kind in shown
-    )
-    return f'<div class="cards">{inner}</div>'
+    pattern = '<div class="card {2}"><b>{0}</b><span>{1}</span></div>'
+    return f'<div class="cards">{_with_code(_each(pattern, shown))}</div>'
 
 
 def frontier_data(
@@ -270,31 +249,28 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
         name: what to call it, such as "plan" or "maximum frequency".
     """
     timed = timeline.operations
-    kinds = list(dict.fromkeys(one.operation.instruction for one in timed))
+    operations = [one.operation for one in timed]
+    kinds = list(dict.fromkeys(operation.instruction for operation in operations))
     path = set(timeline.critical_path)
     times, watts = timeline.power
-    ops = [
-        {
-            "stage": one.operation.stage,
-            "kind": kinds.index(one.operation.instruction),
-            "microbatch": one.operation.microbatch,
-            "chunk": one.operation.chunk,
-            "start": s_from_ns(one.start_ns),
-            "time": s_from_ns(one.time_ns),
-            "mhz": one.frequency_mhz,
-            "watts": _watts(one.energy_fj, one.time_ns),
-            "slack": s_from_ns(one.stretch_ns),
-            "critical": int(k in path),
-        }
-        for k, one in enumerate(timed)
-    ]
     return {
         "name": name,
         "title": f"{name}: {timeline.iteration_time:#.4g} s, {in_joules(timeline.energy)}",
         "chunks": timeline.pipeline.num_chunks,
         "stages": len(timeline.stages),
         "kinds": kinds,
-        "ops": {column: [op[column] for op in ops] for column in ops[0]},
+        "ops": {
+            "stage": [operation.stage for operation in operations],
+            "kind": [kinds.index(operation.instruction) for operation in operations],
+            "microbatch": [operation.microbatch for operation in operations],
+            "chunk": [operation.chunk for operation in operations],
+            "start": [s_from_ns(one.start_ns) for one in timed],
+            "time": [s_from_ns(one.time_ns) for one in timed],
+            "mhz": [one.frequency_mhz for one in timed],
+            "watts": [_watts(one.energy_fj, one.time_ns) for one in timed],
+            "slack": [s_from_ns(one.stretch_ns) for one in timed],
+            "critical": [int(k in path) for k in range(len(timed))],
+        },
         # Of operations whose parts have clocks of their own: begin and end, s, MHz, W, part.
         "parts": {
             k: [
@@ -314,8 +290,8 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
             for gap in timeline.bubbles
         ],
         "power": {
-            "times": [s_from_ns(time) for time in times.tolist()],
-            "watts": [round(value, 3) for value in watts.tolist()],
+            "times": [s_from_ns(t) for t in times.tolist()],
+            "watts": watts.round(3).tolist(),
         },
         "average_w": timeline.average_power,
     }
@@ -336,26 +312,19 @@ def timelines_data(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
 def histogram_data(plan: Plan) -> dict[str, Any] | None:
     """Percent of the busy time that operations spend at which clock, by instruction; None where
     nothing has a clock."""
-    busy: defaultdict[tuple[int, str], float] = defaultdict(float)
-    for operation in (operation for stage in plan.stages for operation in stage):
-        if operation.frequency_mhz:
-            key = (operation.frequency_mhz // _BIN_MHZ, operation.instruction)
-            busy[key] += operation.time_s
-    if not busy:
+    ran = plan.to_dataframe().query("frequency_mhz > 0")
+    if ran.empty:
         return None
-    kinds = sorted({kind for _, kind in busy}, key=lambda kind: (kind != "forward", kind))
-    percent = 100 / sum(busy.values())
-    bins = sorted({number for number, _ in busy})
+    bins = ran["frequency_mhz"] // _BIN_MHZ
+    percent = 100 * ran["time_s"] / ran["time_s"].sum()
+    shares = percent.groupby([bins, ran["instruction"]]).sum().unstack(fill_value=0.0)
+    shares = shares[sorted(shares, key=lambda kind: (kind != "forward", kind))]
     return {
-        "kinds": kinds,
-        "low": (bins[0] - 1) * _BIN_MHZ,
-        "high": (bins[-1] + 2) * _BIN_MHZ,
+        "kinds": list(shares),
+        "low": (int(shares.index[0]) - 1) * _BIN_MHZ,
+        "high": (int(shares.index[-1]) + 2) * _BIN_MHZ,
         "bins": [
-            {
-                "from": number * _BIN_MHZ,
-                "to": (number + 1) * _BIN_MHZ,
-                "share": [percent * busy[number, kind] for kind in kinds],
-            }
-            for number in bins
+            {"from": number * _BIN_MHZ, "to": (number + 1) * _BIN_MHZ, "share": share}
+            for number, share in zip(shares.index.tolist(), shares.values.tolist(), strict=True)
         ],
     }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from envplan.solve import Frontier
 
 _CURRENCY: Final = "USD"
+_TIMELINE: Final = page.section("What runs when", page.chart("timeline", "timeline"))
 
 
 def frontier_page(
@@ -40,13 +41,10 @@ def frontier_page(
 
 def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
     """A page with a plan's timeline; above it, if given, that of maximum frequency."""
-    shown = {"plan": timeline}
-    if before is not None:
-        shown = {"maximum frequency": before, **shown}
-    body = [page.section("What runs when", page.chart("timeline", "timeline"))]
+    shown = {} if before is None else {"maximum frequency": before}
+    data = {"timeline": page.timelines_data(shown | {"plan": timeline})}
     by = f"; planner {timeline.plan.planner}"
-    data = {"timeline": page.timelines_data(shown)}
-    return page.job_page("Timeline of {}", timeline, body, data, by)
+    return page.job_page("Timeline of {}", timeline, [_TIMELINE], data, by)
 
 
 def report_page(
@@ -73,9 +71,9 @@ def report_page(
         "timeline": page.timelines_data({"maximum frequency": before, "this plan": timeline}),
     }
     body = [
-        page.cards([*_money_cards(plan), *_plan_cards(plan), *_gap_cards(plan)]),
+        page.cards([*_money_cards(plan), *_plan_cards(plan)]),
         _frontier_section(frontier),
-        page.section("What runs when", page.chart("timeline", "timeline")),
+        _TIMELINE,
         page.section("Stage by stage", _stage_table(before, timeline)),
     ]
     histogram = page.histogram_data(plan)
@@ -106,61 +104,58 @@ def _frontier_section(frontier: Frontier) -> str:
 
 
 def _plan_cards(plan: Plan) -> list[tuple[str, str, str]]:
-    before, after = plan.predicted.baseline, plan.predicted
+    before, after, until = plan.predicted.baseline, plan.predicted, plan.predicted.until_straggler
     modelled = " (modelled)" if plan.profile.source == "modelled" else ""
-    slower = f"{signed_percent(after.slowdown_percent)}%"
     was = before.iteration_time_s
     power = f"average over all GPUs, was {in_watts(before.average_power_w)}"
-    return [
+    changed = f"{signed_percent(after.slowdown_percent)}%"
+    cards = [
         (f"{after.savings_percent:.1f}%", f"energy saved{modelled}", "good"),
-        (slower, "iteration time against maximum frequency", ""),
+        (changed, "iteration time against maximum frequency", ""),
         (in_joules(after.energy_j), f"an iteration, was {in_joules(before.energy_j)}", ""),
         (f"{significant(after.iteration_time_s)} s", f"an iteration, was {significant(was)} s", ""),
         (in_watts(after.average_power_w), power, ""),
     ]
-
-
-def _gap_cards(plan: Plan) -> list[tuple[str, str, str]]:
-    """The certified gap; with a straggler, that of all energy until it has finished."""
-    until = plan.predicted.until_straggler
     if until is None:
         what = "certified gap: no plan saves more than this beyond it"
-        return [(f"{100 * plan.gap:.3f}%", what, "")]
+        return [*cards, (f"{100 * plan.gap:.3f}%", what, "")]
+    # With a straggler, what counts is all energy until it has finished.
     saved = 100 * (1 - until.energy_j / until.baseline_energy_j)
     what = "energy saved until the straggler has finished, waiting included"
     gap = f"{100 * until.gap:.3f}%"
-    return [(f"{saved:.1f}%", what, "good"), (gap, "certified gap, waiting included", "")]
+    return [*cards, (f"{saved:.1f}%", what, "good"), (gap, "certified gap, waiting included", "")]
 
 
 def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
     """Money and carbon saved: over the run where its length is known, and in a year."""
-    cards: list[tuple[str, str, str]] = []
-
-    def add(saved: float | None, unit: str, what: str) -> None:
-        if saved is not None:
-            cards.append((f"{significant(saved)} {unit}", what, "good" if saved > 0 else ""))
-
     costs = plan.costs
     unit = (costs.currency if costs else None) or _CURRENCY
+    saved: list[tuple[float | None, str, str]] = []
     if costs is not None and costs.run is not None:
         before, after = costs.run.max_frequency, costs.run.plan
-        over = f"saved over the run of {costs.iterations:,} iterations, of"
         for was, now, of, scale in (
             (before.money, after.money, unit, 1),
             (before.carbon_g, after.carbon_g, "kg CO2", 1000),
             (before.energy_kwh, after.energy_kwh, "kWh", 1),
         ):
             if was is not None and now is not None:
-                add((was - now) / scale, of, f"{over} {significant(was / scale)}")
+                over = f"saved over the run of {costs.iterations:,} iterations, of"
+                saved.append(((was - now) / scale, of, f"{over} {significant(was / scale)}"))
     site = Site() if costs is None else Site.of_run(costs.of_run())
     _, year = site.year(plan)
     gpus = counted(plan.job.num_gpus * plan.job.stages, "GPU")
     assumed = " (assumed; say `--price`)" if costs is None or costs.price is None else ""
     money = f"saved in a year of {gpus} that always train, at {site.price:.4g} a kWh{assumed}"
-    add(year.money, unit, ", ".join(filter(None, (money, site.in_words()))))
-    add(year.carbon_t, "t CO2", f"saved in a year, at {site.carbon or 0:.4g} g a kWh")
-    add(year.kwh, "kWh", "saved in a year")
-    return cards
+    saved += [
+        (year.money, unit, ", ".join(filter(None, (money, site.in_words())))),
+        (year.carbon_t, "t CO2", f"saved in a year, at {site.carbon or 0:.4g} g a kWh"),
+        (year.kwh, "kWh", "saved in a year"),
+    ]
+    return [
+        (f"{significant(value)} {of}", what, "good" if value > 0 else "")
+        for value, of, what in saved
+        if value is not None
+    ]
 
 
 def _stage_table(before: Timeline, after: Timeline) -> str:
@@ -173,7 +168,6 @@ def _stage_table(before: Timeline, after: Timeline) -> str:
             if timed.operation.stage == now.stage and timed.frequency_mhz
         ]
         busy = sum(time for _, time in clocks)
-        mean = sum(mhz * time for mhz, time in clocks) / busy if busy else 0.0
         rows.append(
             {
                 "": f"stage {now.stage}",
@@ -182,7 +176,9 @@ def _stage_table(before: Timeline, after: Timeline) -> str:
                 "energy now": in_joules(has),
                 "waited before (%)": f"{100 * was.blocked_ns / max(1, before.sync_time_ns):.1f}",
                 "waits now (%)": f"{100 * now.blocked_ns / max(1, after.sync_time_ns):.1f}",
-                "mean clock (MHz)": f"{mean:.0f}" if busy else "–",
+                "mean clock (MHz)": (
+                    f"{sum(mhz * time for mhz, time in clocks) / busy:.0f}" if busy else "–"
+                ),
                 "clock changes": str(len(now.clock_changes) - 1),
             }
         )
@@ -211,38 +207,42 @@ def _table(rows: Sequence[dict[str, str]]) -> str:
     return page.table(list(rows[0]), [list(row.values()) for row in rows])
 
 
+_SOURCES: Final = {
+    "measured": "The profile was measured: its times and energies are readings of a GPU.",
+    "identified": "The profile's times were measured on GPUs; its energies were identified from "
+    "measured iterations, not read operation by operation.",
+    "modelled": "The profile is modelled, not measured: figures say what the model of this GPU "
+    "predicts. Profile a real GPU before relying on them.",
+    None: "The profile does not say whether it was measured or modelled.",
+}
+_WAITING: Final = {
+    "profile": "from the profile",
+    "argument": "as given",
+    "default": "a default, for the profile does not say",
+}
+
+
 def _assumptions(plan: Plan, frontier: Frontier) -> str:
-    reference = plan.profile
-    source = {
-        "measured": "The profile was measured: its times and energies are readings of a GPU.",
-        "identified": "The profile's times were measured on GPUs; its energies were identified "
-        "from measured iterations, not read operation by operation.",
-        "modelled": "The profile is modelled, not measured: figures say what the model of this GPU "
-        "predicts. Profile a real GPU before relying on them.",
-        None: "The profile does not say whether it was measured or modelled.",
-    }[frontier.profile.metadata.energies_are]
-    brief = ["The job is large: plans along the curve are searched for more briefly than this one."]
-    why = {
-        "profile": "from the profile",
-        "argument": "as given",
-        "default": "a default, for the profile does not say",
-    }[plan.job.blocking_power_source]
+    job, reference = plan.job, plan.profile
+    curve = "it" if plan.predicted.bound == "relaxation" else "a bound that CP-SAT proved"
     items = [
-        source,
+        _SOURCES[frontier.profile.metadata.energies_are],
         f"Profile {reference.name}, SHA-256 {reference.sha256}.",
         *_rate_notes(plan),
         *(f"Derived from it: {words}." for words in frontier.profile.adjustments.in_words()),
-        f"A GPU that waits draws {_span(plan.job.blocking_power_w)} W ({why}); waiting counts "
-        "until the iteration ends.",
+        f"A GPU that waits draws {_span(job.blocking_power_w)} W "
+        f"({_WAITING[job.blocking_power_source]}); waiting counts until the iteration ends.",
         "Energy is that of the GPUs in one iteration: of every operation at its clock and of "
         "waiting. Host, network and cooling are not in it.",
         "The curve is the exact optimum of the relaxed problem, in which an operation may mix "
         "neighbouring clocks: no plan lies below it. The certified gap is this plan's distance "
-        f"from {'it' if plan.predicted.bound == 'relaxation' else 'a bound that CP-SAT proved'} "
-        "at its own deadline.",
+        f"from {curve} at its own deadline.",
         *_conditions(plan),
-        *(brief if brief_share(frontier) < 1 else []),
     ]
+    if brief_share(frontier) < 1:
+        items.append(
+            "The job is large: plans along the curve are searched for more briefly than this one."
+        )
     return page.notes(items)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.pipeline.schedules import LETTERS
-from envplan.plotting.figures import figure
+from envplan.plotting.figures import bar_corners, figure, rows_in_time
 from envplan.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -148,9 +149,9 @@ class ScheduleLayout:
         }
 
     def _entry(self, i: int) -> dict[str, Any]:
-        entry: dict[str, Any] = asdict(self.pipeline.operations[i])
+        entry = asdict(self.pipeline.operations[i])
         del entry["stage"]
-        return entry | {"start": float(self.start[i]), "time": float(self.time[i])}
+        return {**entry, "start": float(self.start[i]), "time": float(self.time[i])}
 
 
 def _letter(instruction: str) -> str:
@@ -184,24 +185,21 @@ def schedule_figure(layout: ScheduleLayout) -> Figure:
     """The figure: a row for each rank; a long schedule goes on in further bands below."""
     from matplotlib.patches import Patch
 
-    units = layout.makespan / layout.unit
-    band_inches = _ROW_INCHES * layout.pipeline.num_stages + 0.45
+    pipeline, units = layout.pipeline, layout.makespan / layout.unit
+    band_inches = _ROW_INCHES * pipeline.num_stages + 0.45
     most_bands = max(1, math.floor(_MOST_INCHES / band_inches))
     bands = min(most_bands, max(1, math.ceil(units / _UNITS_PER_BAND)))
     width = min(_BAND_INCHES, max(7.0, 1.4 + 0.2 * units / bands))
-    height = bands * band_inches + 0.9
-    with figure(width, height, 10) as drawn:
+    span = math.ceil(units / bands) * layout.unit
+    # Such that the longest label fits into one unit; none where nobody could read it.
+    longest = max(len(_short_label(op)) for op in pipeline.operations)
+    size = (width - 1.4) * layout.unit / span * _POINTS_PER_INCH / (_CHARACTER * longest)
+    size = min(_LARGEST_FONT, size) if size >= _LEAST_FONT else 0.0
+    with figure(width, bands * band_inches + 0.9, 10) as drawn:
         all_axes = drawn.subplots(bands, 1, squeeze=False)[:, 0]
-        span = math.ceil(units / bands) * layout.unit
-        # Such that the longest label fits into one unit; none where nobody could read it.
-        longest = max(len(_short_label(op)) for op in layout.pipeline.operations)
-        unit_inches = (width - 1.4) * layout.unit / span
-        size = unit_inches * _POINTS_PER_INCH / (_CHARACTER * longest)
-        size = min(_LARGEST_FONT, size) if size >= _LEAST_FONT else 0.0
         for band, axes in enumerate(all_axes):
             _draw_band(axes, layout, band * span, (band + 1) * span, size)
-        unit = "units" if layout.profile is None else "s"
-        all_axes[-1].set_xlabel(f"Time ({unit})")
+        all_axes[-1].set_xlabel(f"Time ({'units' if layout.profile is None else 's'})")
         all_axes[0].set_title(_title(layout), loc="left")
         handles = [
             Patch(color=_colour(name, 0, 1), label=f"{sign} {name}")
@@ -215,46 +213,34 @@ def _draw_band(
     axes: Axes, layout: ScheduleLayout, begin: float, end: float, font_size: float
 ) -> None:
     """The bars between two times; one that a band's end cuts has its label in its longer part."""
+    from matplotlib.collections import PolyCollection
+
     pipeline = layout.pipeline
-    spans: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
-    for i, op in enumerate(pipeline.operations):
-        left = max(float(layout.start[i]), begin)
-        right = min(float(layout.start[i] + layout.time[i]), end)
-        if right <= left:
-            continue
-        spans.setdefault((op.instruction, op.chunk, op.stage), []).append((left, right - left))
-        elsewhere = float(layout.time[i]) - (right - left)
-        longer = (right - left, left == layout.start[i]) > (elsewhere, False)
+    left = np.maximum(layout.start, begin)
+    width = np.minimum(layout.start + layout.time, end) - left
+    seen = np.flatnonzero(width > 0)
+    shown = [pipeline.operations[i] for i in seen]
+    low = np.array([op.stage for op in shown]) - _BAR / 2
+    boxes: Any = bar_corners(left[seen], (left + width)[seen], low, _BAR)
+    colours = [_colour(op.instruction, op.chunk, pipeline.num_chunks) for op in shown]
+    axes.add_collection(PolyCollection(boxes, facecolor=colours, edgecolor="white", linewidth=0.6))
+    look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": font_size}
+    for i, op in zip(seen, shown, strict=True):
+        elsewhere = layout.time[i] - width[i]
+        longer = (width[i], left[i] == layout.start[i]) > (elsewhere, False)
         if font_size and longer and op.instruction in LETTERS:
-            axes.text(
-                (left + right) / 2,
-                op.stage,
-                _short_label(op),
-                ha="center",
-                va="center_baseline",
-                fontsize=font_size,
-            )
-    for (instruction, chunk, rank), bars in spans.items():
-        axes.broken_barh(
-            bars,
-            (rank - _BAR / 2, _BAR),
-            facecolors=_colour(instruction, chunk, pipeline.num_chunks),
-            edgecolor="white",
-            linewidth=0.6,
-        )
-    axes.set_xlim(begin, end)
-    axes.set_ylim(pipeline.num_stages - 0.5, -0.5)
-    axes.set_yticks(range(pipeline.num_stages), [f"rank {r}" for r in range(pipeline.num_stages)])
-    axes.tick_params(axis="y", length=0)
+            axes.text(left[i] + width[i] / 2, op.stage, _short_label(op), **look)
+    rows_in_time(axes, [f"rank {rank}" for rank in range(pipeline.num_stages)], (begin, end))
     axes.spines["left"].set_visible(False)
     axes.set_facecolor("0.955")
 
 
+@cache
 def _colour(instruction: str, chunk: int, num_chunks: int) -> tuple[float, float, float]:
     """The instruction's colour; the later the chunk, the lighter."""
     from matplotlib.colors import to_rgb
 
-    pale = _LIGHTEST * chunk / max(1, num_chunks - 1) if num_chunks > 1 else 0.0
+    pale = _LIGHTEST * chunk / max(1, num_chunks - 1)
     red, green, blue = to_rgb(_COLOURS.get(instruction, _OTHER_COLOUR))
     return red + pale * (1 - red), green + pale * (1 - green), blue + pale * (1 - blue)
 

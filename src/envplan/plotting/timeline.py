@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from envplan.plotting.figures import (
+    bar_corners,
     figure,
     in_joules,
     in_watts,
     ink,
     power_unit,
+    rows_in_time,
     savings_words,
     title,
 )
@@ -196,16 +198,12 @@ class Drawn:
         width = 1.5 if edged else 0.7
         style: dict[str, Any] = {"facecolor": "none", "edgecolor": _CRITICAL, "linewidth": width}
         axes.add_collection(PolyCollection(self._boxes(path), zorder=3, **style))
-        rows = len(self.timeline.stages)
-        axes.set_yticks(range(rows), [f"stage {stage}" for stage in range(rows)])
-        axes.set_ylim(rows - 0.5, -0.5)
-        axes.set_xlim(*window)
-        axes.tick_params(axis="y", length=0)
+        rows_in_time(axes, [f"stage {use.stage}" for use in self.timeline.stages], window)
 
     def _boxes(self, parts: NDArray[Any]) -> Any:
         heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self.kinds[parts]])
         low = self.stages[parts] + _BAR / 2 - heights
-        return _boxes(self.begin[parts], self.end[parts], low, heights)
+        return bar_corners(self.begin[parts], self.end[parts], low, heights)
 
     def _number(
         self, axes: Axes, parts: NDArray[Any], boxes: Any, fills: Any, inches_per_s: float
@@ -239,15 +237,10 @@ class Drawn:
         for look, end in ((_UNUSABLE, 2), (_USABLE, 3)):
             spans = np.array([(one[0], one[1], one[end]) for one in seen if one[end] > one[1]])
             if len(spans):
-                stages, begin, finish = spans.T
-                boxes: Any = _boxes(begin / NS_PER_S, finish / NS_PER_S, stages - _BAR / 2, _BAR)
+                stages = spans[:, 0]
+                low, spans = stages - _BAR / 2, spans / NS_PER_S
+                boxes: Any = bar_corners(spans[:, 1], spans[:, 2], low, _BAR)
                 axes.add_collection(PolyCollection(boxes, linewidth=0, zorder=1, **look))
-
-
-def _boxes(left: Any, right: Any, low: Any, height: Any) -> NDArray[np.float64]:
-    """Corners of bars, (n, 4, 2)."""
-    corners = ((left, low), (right, low), (right, low + height), (left, low + height))
-    return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
 
 
 def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:

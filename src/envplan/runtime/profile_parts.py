@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final, Self
 
-from envplan._documents import read_document
+from envplan._documents import parse_document, read_json
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
@@ -71,8 +71,9 @@ class Part:
         Raises:
             InputError: it cannot be read, is damaged or of another version.
         """
-        return read_document(
-            part_path(profile, rank), cls, kind="part of a profile", schema=PART_SCHEMA
+        path = part_path(profile, rank)
+        return parse_document(
+            read_json(path), cls, kind="part of a profile", schema=PART_SCHEMA, path=path
         )
 
 
