@@ -32,7 +32,7 @@ _TABLE_PLANS = 9
       --plans N  Plans along the frontier in the output.
     """,
     plot=file_of(PLOT_TYPES, "a profile goes before --plot", "frontier.png"),
-    animate=file_of((".gif", ".html"), "choose one of them"),
+    animate=file_of((".gif", ".html"), "ffmpeg makes a film of a .gif"),
     output=file_of((".csv", ".json"), "choose one of the two"),
     plans=COUNT.within(2),
 )
@@ -116,7 +116,10 @@ def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) 
 
 
 def _columns(traced: envplan.Frontier, plans: list[envplan.Plan]) -> dict[str, Any]:
-    baseline, shown = plans[0].predicted.baseline, evenly(plans, _TABLE_PLANS)
+    count = min(len(plans), _TABLE_PLANS)
+    steps = max(1, count - 1)  # between the first and the last
+    shown = [plans[k * (len(plans) - 1) // steps] for k in range(count)]
+    baseline = plans[0].predicted.baseline
     names = ["max frequency", "T_min plan", *[""] * (len(shown) - 2), "T_star plan"]
     least = traced.energy_at(baseline.iteration_time_s)
     gap = baseline.energy_j / least - 1 if least else 0.0
@@ -129,13 +132,6 @@ def _columns(traced: envplan.Frontier, plans: list[envplan.Plan]) -> dict[str, A
         "gap (%)": [f"{100 * gap:.2f}", *(100 * p.gap for p in shown)],
         "power (W)": [baseline.average_power_w, *(p.average_power for p in shown)],
     }
-
-
-def evenly(plans: list[envplan.Plan], count: int) -> list[envplan.Plan]:
-    """At most `count` of the plans, evenly spread, the first and the last among them."""
-    if len(plans) <= count:
-        return plans
-    return [plans[k * (len(plans) - 1) // (count - 1)] for k in range(count)]
 
 
 def _verdict(plans: list[envplan.Plan]) -> str:
