@@ -122,20 +122,11 @@ GOOD = "0,forward,1740,0.1,10\n0,backward,1740,0.2,20"
         ("", ["is empty"]),
         ("\x00\x01\x02", ["not UTF-8 text"]),
         ('{"a": 1}', ["JSON, not CSV"]),
-        ("just some words\nin a file", ["column stage", "missing"]),
         ("stage,instruction,frequency,time\n0,forward,1740,0.1", ["column energy", "missing"]),
-        (HEADER, ["no rows"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,nan,10", ["profile.csv:4", "column time"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,inf", ["profile.csv:4", "column energy"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0,10", [":4", "column time", "is below 1e-09"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,-0.1,10", [":4", "column time"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,-1", [":4", "column energy", "negative"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1740,0.1,10", [":4", "repeats line 2"]),
         (f"{HEADER}\n0,forward,1740,0.1,10", ["stage 0", "backward"]),
         (f"{HEADER}\n{GOOD}\n2,forward,1740,0.1,10", ["stage 1", "gaps"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e10,10", [":4", "column time", "above 1e+09"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,1e10", [":4", "column energy", "above 9000"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e999,1", [":4", "column time", "not finite"]),
     ],
 )
 def test_bad_profile_is_refused_in_one_line(folder: Path, content: str, words: list[str]) -> None:
@@ -157,13 +148,6 @@ def test_microbatches_that_nothing_says_must_be_given(folder: Path) -> None:
                 {"id": "b", "stage": 1, "instruction": "forward", "after": ["a"]},
             ],
             ["waiting for each other", '"a"'],
-        ),
-        (
-            [
-                {"id": "a", "stage": 0, "instruction": "forward"},
-                {"id": "b", "stage": 1, "instruction": "forward"},
-            ],
-            ["parts that nothing connects"],
         ),
         (
             [

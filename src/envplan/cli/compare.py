@@ -65,8 +65,10 @@ def compare(
       envplan compare a40-gpt3-1.3b-4stage --straggler-slowdown 10
       envplan compare a40-gpt3-1.3b-4stage --price 0.25 --iterations 100000
     """
-    slots, rescheduled = job.slots, job.schedule == "envpipe"
-    if not rescheduled:
+    slots = job.slots  # which go with EnvPipe's own schedule, unless the job has it already
+    if job.schedule == "envpipe":
+        slots = None
+    else:
         job = replace(job, activation_slots=None)
     stragglers = {"--straggler-time": straggler_time, "--straggler-slowdown": straggler_slowdown}
     refuse_both(name for name, value in stragglers.items() if value is not None)
@@ -81,7 +83,7 @@ def compare(
         comparison = planners.compare(
             frontier,
             reconfigure=how,
-            activation_slots=None if rescheduled else slots,
+            activation_slots=slots,
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
@@ -121,12 +123,10 @@ def _print(comparison: Comparison, priced: list[envplan.Plan], parts: list[Parts
     if parts:
         title = f"Clocks by part, by {ui.exact_seconds(parts[0].deadline_s)} s"
         show(title, _parts_columns(parts), words=0)
-    ui.say(
-        f"{ui.describe_ends(frontier)}; slower and saved are against max_frequency on "
-        f"{frontier.pipeline.schedule}"
-    )
     extrinsic = "; extrinsic: that plan's above the best one for the straggler"
     ui.say(
+        f"{ui.describe_ends(frontier)}; slower and saved are against max_frequency on "
+        f"{frontier.pipeline.schedule}",
         "intrinsic bloat, of the energy beside it: above the frontier planner's at the same time "
         "and schedule" + (extrinsic if straggler is not None else ""),
         *_notes(comparison),
@@ -196,8 +196,8 @@ def _notes(comparison: Comparison) -> list[str]:
     running = f", {', '.join(map(str, ahead))} forwards ahead of 1f1b by stage" if ahead else ""
     run, published = comparison.envpipe, comparison.published
     notes = [f"envpipe stopped after {len(run.iterations)} iterations: {why_stopped(run)}{running}"]
-    straggler, usual = comparison.straggler_time, comparison.baseline.iteration_time_s
-    if straggler is not None and straggler <= usual:
+    straggler = comparison.straggler_time
+    if straggler is not None and straggler <= comparison.baseline.iteration_time_s:
         notes.append(
             f"{ui.exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
             "straggler: it leaves no time to use"

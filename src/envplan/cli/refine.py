@@ -79,13 +79,11 @@ def refine(
 def _print(
     old: envplan.Plan, new: envplan.Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]
 ) -> None:
-    columns = {
-        "instruction": [drift.instruction for drift in drifts],
-        "stage": [drift.stage for drift in drifts],
-        "operations": [drift.samples for drift in drifts],
-        "change (%)": [100 * (drift.factor - 1) for drift in drifts],
-    }
-    ui.print_columns("Measured against planned time", columns)
+    ui.print_table(
+        "Measured against planned time",
+        ("instruction", "stage", "operations", "change (%)"),
+        [(d.instruction, d.stage, d.samples, 100 * (d.factor - 1)) for d in drifts],
+    )
     if unmeasured:
         stages, whose = ("stages", "their") if len(unmeasured) > 1 else ("stage", "its")
         ui.say(

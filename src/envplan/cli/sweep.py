@@ -116,21 +116,14 @@ def _print(result: SweepResult, output: Path) -> None:
             title += f": the {len(shown)} of {len(planned)} points that save most"
         _print_rows(title, planned, shown)
     if shares := by_what_varies(planned):
-        columns = {
-            "what varies": [share.name for share in shares],
-            "value": [share.value for share in shares],
-            "points": [share.points for share in shares],
-            "slower (%)": [share.slowdown_percent for share in shares],
-            "saved (%)": [share.savings_percent for share in shares],
-            "most saved (%)": [share.most_percent for share in shares],
-        }
-        ui.print_columns("On average of the points that share a value", columns, words=2)
+        headers = ("what varies", "value", "points", "slower (%)", "saved (%)", "most saved (%)")
+        ui.print_table("On average of the points that share a value", headers, shares, words=2)
     resumed = f", {result.resumed} of them by an earlier run" if result.resumed else ""
     ui.say(
         f"{len(result.rows)} points: {len(planned)} planned, {len(failures)} failed{resumed}; "
-        f"took {result.wall_s:.1f} s"
+        f"took {result.wall_s:.1f} s",
+        *(f"failed: {_name(row)}: {row.error}" for row in failures[:_FAILURES]),
     )
-    ui.say(*(f"failed: {_name(row)}: {row.error}" for row in failures[:_FAILURES]))
     if len(failures) > _FAILURES:
         ui.say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
 
