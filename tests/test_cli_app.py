@@ -171,26 +171,22 @@ def test_with_json_an_error_is_a_document_too(tmp_path: Path) -> None:
     assert ran.err == f"envplan: error: {document['error']}\n"
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize(
-    "arguments",
+    ("line", "width"),
     [
-        ["savings", "a40-gpt3-1.3b-4stage", "-m", "4", "--carbon", "300"],
-        ["compare", "a40-gpt3-1.3b-4stage", "-m", "2"],
-        ["profiles"],
-        ["devices", "--backend", "modelled"],
+        ("savings a40-gpt3-1.3b-4stage -m 4 --carbon 300", 60),
+        ("compare a40-gpt3-1.3b-4stage -m 2", 80),
+        ("profiles", 60),
+        ("profiles", 120),
+        ("devices --backend modelled", 60),
     ],
-    ids=lambda arguments: arguments[0],
 )
 def test_no_row_of_a_table_is_wider_than_the_terminal(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    width: int,
+    monkeypatch: pytest.MonkeyPatch, line: str, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(output, "on_terminal", lambda: True)
-    lines = envplan("--color", "never", *arguments, cwd=tmp_path).out.splitlines()
+    lines = done(f"--color never {line}").splitlines()
     rule = next(k for k, line in enumerate(lines) if line.startswith("─"))
     table = [line for line in lines[max(0, rule - 3) : rule + 8] if "  " in line or line[:1] == "─"]
     assert table
