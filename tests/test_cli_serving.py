@@ -67,6 +67,11 @@ def test_the_built_in_profile_prints_energies_and_what_is_modelled(
     assert (tmp_path / "serving-profile.png").stat().st_size > 10_000
 
 
+def test_energies_are_drawn_at_the_load_that_is_printed(inside: Inside, tmp_path: Path) -> None:
+    inside("profile", "--load", "1000", "--plot", "p.svg")
+    assert "1000 tokens/s per instance" in (tmp_path / "p.svg").read_text()
+
+
 def test_a_profile_is_copied_out_and_read_again(inside: Inside) -> None:
     assert inside("profile", "-o", "my.csv", "--quiet").out == ""
     ran = inside("profile", "my.csv", "--json")
@@ -280,46 +285,50 @@ def test_a_policy_that_cannot_run_may_be_left_out(inside: Inside, tmp_path: Path
     assert_refused(inside(*strict, "--policies", "exact,exact"), 2, "twice")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--load", "XX=5"], 2, ["no class 'XX'", "SS, SM"]),
-        (["--load", "SS"], 2, ["--load must be CLASS=TOKENS/S"]),
-        (["--load", "SS=1,SS=2"], 2, ["SS twice"]),
-        (["--load", "SS=-1"], 2, ["--load SS"]),
-        (["--load", "SS=0"], 2, ["no load"]),
-        ([], 2, ["--load"]),
-        (["--load", "SS=5", "--gpus", "0"], 2, ["--gpus must be at least 1, not 0"]),
-        (["--load", "LL=50000", "--gpus", "16"], 1, ["more than the 16", "class LL"]),
-        (
-            ["--load", "LL=50000", "--gpus", "16", "--planner", "hierarchical"],
-            1,
-            ["more than the 16", "class LL"],
-        ),
-        (
-            ["--load", "LL=5", "--slo", "LL=0.01,0.1"],
-            1,
-            ["LL its first token", "the best"],
-        ),
-        (["--load", "LL=5", "--slo-scale", "0.01"], 1, ["LL"]),
-        (["--load", "LL=5", "--slo", "LL=2"], 2, ["--slo must be CLASS=TTFT,TBT"]),
-        (["--load", "LL=5", "--slo", "LL=fast,1"], 2, ["--slo LL must be a number"]),
-        (["--load", "LL=5", "--slo", "LL=0,1"], 2, ["--slo LL must be a number from"]),
-        (["--load", "LL=5", "--slo-scale", "0"], 2, ["--slo-scale"]),
-        (["--load", "LL=5", "--planner", "best"], 2, ["exact or hierarchical"]),
-        (["--load", "LL=5", "--plot", "a.txt"], 2, ["--plot", ".png"]),
-        (["nothing.csv", "--load", "LL=5"], 2, ["nothing.csv", "h100-llama2-70b"]),
-        (
-            ["--load", "LL=5", "--planner", "hierarchical", "--one-frequency"],
-            2,
-            ["--one-frequency"],
-        ),
-    ],
-)
-def test_what_cannot_be_solved_is_one_line(
-    inside: Inside, tmp_path: Path, arguments: list[str], code: int, words: list[str]
-) -> None:
-    assert_refused(inside("solve", *arguments), code, *words)
+#: Arguments of `solve` and `simulate` | exit code | words of the one line that is said.
+REFUSED = """
+solve --load XX=5 | 2 | no class 'XX' | SS, SM
+solve --load SS | 2 | --load must be CLASS=TOKENS/S
+solve --load SS=1,SS=2 | 2 | SS twice
+solve --load SS=-1 | 2 | --load SS
+solve --load SS=0 | 2 | no load
+solve | 2 | --load
+solve --load SS=5 --gpus 0 | 2 | --gpus must be at least 1, not 0
+solve --load LL=50000 --gpus 16 | 1 | more than the 16 | class LL
+solve --load LL=50000 --gpus 16 --planner hierarchical | 1 | more than the 16 | class LL
+solve --load LL=5 --slo LL=0.01,0.1 | 1 | LL its first token | the best
+solve --load LL=5 --slo-scale 0.01 | 1 | LL
+solve --load LL=5 --slo LL=2 | 2 | --slo must be CLASS=TTFT,TBT
+solve --load LL=5 --slo LL=fast,1 | 2 | --slo LL must be a number
+solve --load LL=5 --slo LL=0,1 | 2 | --slo LL must be a number from
+solve --load LL=5 --slo-scale 0 | 2 | --slo-scale
+solve --load LL=5 --planner best | 2 | exact or hierarchical
+solve --load LL=5 --plot a.txt | 2 | --plot | .png
+solve nothing.csv --load LL=5 | 2 | nothing.csv | h100-llama2-70b
+solve --load LL=5 --planner hierarchical --one-frequency | 2 | --one-frequency
+simulate --gpus 0 | 2 | --gpus
+simulate --gpus 2 | 1 | GPUs | more than the 2
+simulate --slo-quantile 100 | 2 | --slo-quantile
+simulate --load-factor 0 | 2 | --load-factor
+simulate --price dear.csv | 2 | dear.csv
+simulate --policy best | 2 | no policy 'best'
+simulate --trace nothing | 2 | nothing | coding-week
+simulate --epoch 0 | 2 | --epoch
+simulate --mispredicted 101 | 2 | --mispredicted
+simulate --headroom -1 | 2 | --headroom
+simulate --ready vm,coffee | 2 | --ready must name some of vm, weights, snapshot
+simulate --pools 0 | 2 | --pools
+simulate --squash soon | 2 | --squash
+simulate --gpu-hour -1 | 2 | --gpu-hour
+simulate --seed -1 | 2 | --seed
+simulate --slo LM=0.001,0.1 | 1 | LM its first token
+"""
+
+
+@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
+def test_what_cannot_be_done_is_one_line(inside: Inside, tmp_path: Path, line: str) -> None:
+    arguments, code, *words = line.split(" | ")
+    assert_refused(inside(*arguments.split()), int(code), *words)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -349,33 +358,6 @@ def test_a_missing_highest_clock_is_said_with_everything_that_builds_on_it(
     document = json.loads(inside("profile", "p.csv", "--json").out)
     assert document["gaps"] == [{"class": "SM", "tp": 2, "frequency_mhz": 2000}]
     assert inside("profile").err == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--gpus", "0"], 2, ["--gpus"]),
-        (["--gpus", "2"], 1, ["GPUs", "more than the 2"]),
-        (["--slo-quantile", "100"], 2, ["--slo-quantile"]),
-        (["--load-factor", "0"], 2, ["--load-factor"]),
-        (["--price", "dear.csv"], 2, ["dear.csv"]),
-        (["--policy", "best"], 2, ["no policy 'best'"]),
-        (["--trace", "nothing"], 2, ["nothing", "coding-week"]),
-        (["--epoch", "0"], 2, ["--epoch"]),
-        (["--mispredicted", "101"], 2, ["--mispredicted"]),
-        (["--headroom", "-1"], 2, ["--headroom"]),
-        (["--ready", "vm,coffee"], 2, ["--ready must name some of vm, weights, snapshot"]),
-        (["--pools", "0"], 2, ["--pools"]),
-        (["--squash", "soon"], 2, ["--squash"]),
-        (["--gpu-hour", "-1"], 2, ["--gpu-hour"]),
-        (["--seed", "-1"], 2, ["--seed"]),
-        (["--slo", "LM=0.001,0.1"], 1, ["LM its first token"]),
-    ],
-)
-def test_what_cannot_be_simulated_is_one_line(
-    inside: Inside, arguments: list[str], code: int, words: list[str]
-) -> None:
-    assert_refused(inside("simulate", *arguments), code, *words)
 
 
 def test_apply_and_hold_refuse_what_they_cannot_use(inside: Inside, tmp_path: Path) -> None:

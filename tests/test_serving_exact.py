@@ -21,7 +21,6 @@ from serving_helpers import (
     EQUAL,
     UNIT,
     Curves,
-    Slopes,
     least_power,
     least_power_within_slos,
     profile_of,
@@ -32,26 +31,30 @@ from serving_helpers import (
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> tuple[Curves, dict[str, int], int]:
-    """Random curves of SS and SM on one or two GPUs at two clocks, loads and GPUs."""
+def fleets(
+    draw: st.DrawFn, names: tuple[str, str] = ("SS", "SM"), tps: tuple[int, ...] = (1, 2),
+    clocks: tuple[int, ...] = (1000, 2000), starts: tuple[tuple[int, ...], ...] = ((0,), ()),
+    fewest: int = 0, gpus: int = 5,
+) -> tuple[Curves, dict[str, int], int]:  # fmt: skip
+    """Random curves of two classes, some left out, loads and GPUs, which may run short."""
     curves: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
-    for key in product(("SS", "SM"), (1, 2), (1000, 2000)):
-        knots = draw(st.lists(st.integers(1, 6), min_size=0, max_size=3, unique=True))
+    for key in product(names, tps, clocks):
+        knots = draw(st.lists(st.integers(1, 8), min_size=fewest, max_size=3, unique=True))
         if knots:
-            loads = [*draw(st.sampled_from([[0], []])), *sorted(knots)]
+            loads = [*draw(st.sampled_from(starts)), *sorted(knots)]
             curves[key] = [(load, draw(st.integers(1, 60))) for load in loads]
-    curves.setdefault(("SM", 1, 1000), [(0, 10), (3, 20)])
-    demand = {"SS": draw(st.integers(0, 8)), "SM": draw(st.integers(1, 8))}
-    return curves, demand, draw(st.integers(1, 5))
+    curves.setdefault((names[1], tps[0], 1000), [(0, 10), (3, 20)])
+    demand = {names[0]: draw(st.integers(fewest, 8)), names[1]: draw(st.integers(1, 8))}
+    return curves, demand, draw(st.integers(1, gpus))
 
 
 def power_or_nothing(
-    curves: Curves, demand: dict[str, int], gpus: int, *, one_frequency: bool = False
+    profile: ServingProfile, demand: dict[str, float], gpus: int, unit: float = UNIT, **how: bool
 ) -> float:
-    loads = {name: float(load * UNIT) for name, load in demand.items()}
-    profile = small_serving_profile(curves)
     try:
-        plan = exact_plan(profile, loads, gpus, one_frequency=one_frequency)
+        plan = exact_plan(
+            profile, {name: load * unit for name, load in demand.items()}, gpus, **how
+        )
     except NoAnswerError:
         return math.inf
     bound = plan.predicted.power_lower_bound_w
@@ -65,7 +68,7 @@ def power_or_nothing(
 def test_the_plan_is_as_good_as_brute_force(case: tuple[Curves, dict[str, int], int]) -> None:
     curves, demand, gpus = case
     best = least_power(curves, demand, gpus)
-    found = power_or_nothing(curves, demand, gpus)
+    found = power_or_nothing(small_serving_profile(curves), demand, gpus)
     assert found == pytest.approx(best, rel=1e-5, abs=1e-6)
 
 
@@ -81,7 +84,8 @@ def test_with_one_clock_per_pool_it_is_as_good_as_brute_force(
         least_power({(*pair, f): curves[*pair, f] for pair, f in chosen}, demand, gpus)
         for chosen in (list(zip(pairs, picked, strict=True)) for picked in product(*clocks))
     )
-    found = power_or_nothing(curves, demand, gpus, one_frequency=True)
+    profile = small_serving_profile(curves)
+    found = power_or_nothing(profile, demand, gpus, one_frequency=True)
     assert found == pytest.approx(best, rel=1e-5, abs=1e-6)
 
 
@@ -102,10 +106,7 @@ def test_merging_requests_of_other_lengths_is_as_good_as_brute_force(
     classes = {"SS": EQUAL, "SM": EQUAL | {"input_tokens": 2 * longer - 1}}
     profile = profile_of(rows, sidecar={"classes": classes})
     loads = {name: load * units[name] for name, load in demand.items()}
-    try:
-        found = exact_plan(profile, loads, gpus).power
-    except NoAnswerError:
-        found = math.inf
+    found = power_or_nothing(profile, loads, gpus, unit=1)
     assert found == pytest.approx(least_power(curves, demand, gpus), rel=1e-5, abs=1e-4)
 
 
@@ -123,25 +124,14 @@ def test_instances_may_share_a_load_inside_a_stretch(steep: float) -> None:
     assert plan.predicted.gap == pytest.approx(0.0, abs=1e-6)
 
 
-@st.composite
-def sharded_fleets(draw: st.DrawFn) -> tuple[Curves, dict[str, int], int]:
-    """Random curves of SS and SM on two, four or eight GPUs, loads and GPUs, which run short."""
-    curves: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
-    for key in product(("SS", "SM"), (2, 4, 8), (1000,)):
-        knots = sorted(draw(st.lists(st.integers(1, 9), min_size=1, max_size=2, unique=True)))
-        curves[key] = [(load, draw(st.integers(1, 60))) for load in [0, *knots]]
-    demand = {"SS": draw(st.integers(0, 9)), "SM": draw(st.integers(1, 9))}
-    return curves, demand, draw(st.integers(1, 18))
-
-
 @settings(max_examples=40, deadline=None)
-@given(sharded_fleets())
+@given(fleets(tps=(2, 4, 8), clocks=(1000,), starts=((0,),), gpus=18))
 def test_fleets_of_two_four_and_eight_gpus_are_as_good_as_brute_force(
     case: tuple[Curves, dict[str, int], int],
 ) -> None:
     curves, demand, gpus = case
     best = least_power(curves, demand, gpus)
-    found = power_or_nothing(curves, demand, gpus)
+    found = power_or_nothing(small_serving_profile(curves), demand, gpus)
     assert found == pytest.approx(best, rel=1e-5, abs=1e-6)
     if best == math.inf:
         fits = next(n for n in range(gpus, 200) if least_power(curves, demand, n) < math.inf)
@@ -150,32 +140,16 @@ def test_fleets_of_two_four_and_eight_gpus_are_as_good_as_brute_force(
             exact_plan(small_serving_profile(curves), loads, gpus)
 
 
-@st.composite
-def queueing_fleets(draw: st.DrawFn) -> tuple[Curves, Slopes, dict[str, int], int]:
-    """Random curves of SS and LS whose TTFT grows with load, loads and GPUs."""
-    curves: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
-    for key in product(("SS", "LS"), (1, 2), (1000, 2000)):
-        knots = draw(st.lists(st.integers(1, 8), min_size=0, max_size=3, unique=True))
-        if knots:
-            curves[key] = [(load, draw(st.integers(1, 60))) for load in [0, *sorted(knots)]]
-    curves.setdefault(("LS", 1, 1000), [(0, 10), (5, 20)])
-    slopes = {key: draw(st.sampled_from([0.25, 0.5, 1.0])) for key in curves}
-    demand = {"SS": draw(st.integers(1, 6)), "LS": draw(st.integers(1, 6))}
-    return curves, slopes, demand, draw(st.integers(1, 4))
-
-
 @settings(max_examples=60, deadline=None)
-@given(queueing_fleets())
+@given(fleets(names=("SS", "LS"), starts=((0,),), gpus=4), st.data())
 def test_pools_with_different_slos_are_as_good_as_brute_force(
-    case: tuple[Curves, Slopes, dict[str, int], int],
+    case: tuple[Curves, dict[str, int], int], data: st.DataObject
 ) -> None:
-    curves, slopes, demand, gpus = case
+    curves, demand, gpus = case
+    slopes = {key: data.draw(st.sampled_from([0.25, 0.5, 1.0])) for key in curves}
+    demand["SS"] = max(1, demand["SS"])
+    found = power_or_nothing(queueing_profile(curves, slopes), demand, gpus)
     best = least_power_within_slos(curves, slopes, demand, gpus)
-    loads = {name: float(load * UNIT) for name, load in demand.items()}
-    try:
-        found = exact_plan(queueing_profile(curves, slopes), loads, gpus).power
-    except NoAnswerError:
-        found = math.inf
     assert found == pytest.approx(best, rel=1e-5, abs=1e-4)
 
 
@@ -264,13 +238,16 @@ def test_a_solver_short_of_time_does_not_claim_that_gpus_are_missing(seconds: fl
     assert f"within {seconds:g} s" in said
 
 
-def test_an_slo_that_nobody_can_meet_is_named_with_the_best_there_is() -> None:
-    profile = ServingProfile.builtin().with_slos({"LL": Slo(0.01, 0.1)})
-    with pytest.raises(NoAnswerError, match=r"LL its first token within 0.01 s; the best"):
-        exact_plan(profile, {"LL": 100.0}, 64)
-    profile = ServingProfile.builtin().with_slos({"SS": Slo(0.2, 0.001)})
-    with pytest.raises(NoAnswerError, match=r"SS its tokens 0.001 s apart"):
-        exact_plan(profile, {"SS": 100.0}, 64)
+@pytest.mark.parametrize(
+    ("name", "slo", "words"),
+    [
+        ("LL", Slo(0.01, 0.1), "LL its first token within 0.01 s; the best"),
+        ("SS", Slo(0.2, 0.001), "SS its tokens 0.001 s apart"),
+    ],
+)
+def test_an_slo_that_nobody_can_meet_is_named(name: str, slo: Slo, words: str) -> None:
+    with pytest.raises(NoAnswerError, match=words):
+        exact_plan(ServingProfile.builtin().with_slos({name: slo}), {name: 100.0}, 64)
 
 
 def test_no_gpus_no_load_and_unknown_classes_are_refused() -> None:

@@ -52,8 +52,7 @@ _LOAD = "CLASS=TOKENS/S, as in SS=2000,LL=500"
 _SECONDS = NUMBER.within(1e-9, 1e9)
 _TABLE = file_of((".csv",), "it is a CSV file")
 
-#: What JSON says of a class, and of a result.
-_CLASS = "input_tokens output_tokens ttft_slo_s=slo.ttft_s tbt_slo_s=slo.tbt_s shared_by"
+#: What JSON says of a result.
 _RESULT = """
     policy energy_j requests slo_attainment=attainment slo_attainment_by_class=attainment_by_class
     first_tokens_in_time=first_in_time further_tokens_in_time=tokens_in_time
@@ -264,56 +263,49 @@ def profile(
     known = service.known
     if output is not None:
         known.save_copy(output)
-    ui.draw(plot, lambda: pictures.serving_profile_figure(known))
-    document = _profile_document(known, load)
+    ui.draw(plot, lambda: pictures.serving_profile_figure(known, load))
+    columns = ("class", "tp", "frequency_mhz")
+    document = {
+        **ui.picked(known, "name gpu model source modelled sha256"),
+        "load_tokens_s": load,
+        "gaps": [dict(zip(columns, gap, strict=True)) for gap in known.gaps()],
+        "classes": {name: each.model_dump() for name, each in known.classes.items()},
+        "configurations": [
+            {
+                **dict(zip(columns, (name, curve.tp, curve.frequency_mhz), strict=True)),
+                "capacity_tokens_s": curve.capacity(each.slo),
+                "max_load_tokens_s": curve.max_load,
+                "energy_per_request_j": known.energy_per_request(curve, load)
+                if curve.meets(each.slo, load)
+                else None,
+            }
+            for name, each in known.classes.items()
+            for curve in known.of(name)
+        ],
+    }
     ui.answer(
         lambda: document, lambda: _print_profile(known, document),
         then=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
     )  # fmt: skip
 
 
-def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
-    gaps = profile.gaps()
-    return {
-        **ui.picked(profile, "name gpu model source modelled sha256"),
-        "load_tokens_s": load,
-        "gaps": [dict(zip(("class", "tp", "frequency_mhz"), gap, strict=True)) for gap in gaps],
-        "classes": {name: ui.picked(known, _CLASS) for name, known in profile.classes.items()},
-        "configurations": [
-            {
-                **ui.picked(curve, "class=name tp frequency_mhz"),
-                "capacity_tokens_s": curve.capacity(known.slo),
-                "max_load_tokens_s": curve.max_load,
-                "energy_per_request_j": profile.energy_per_request(curve, load)
-                if curve.meets(known.slo, load)
-                else None,
-            }
-            for name, known in profile.classes.items()
-            for curve in profile.of(name)
-        ],
-    }
-
-
 def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None:
     facts = [text for text in (profile.model, profile.gpu, profile.source) if text]
     modelled = [f"modelled: {profile.modelled}"] if profile.modelled else []
     ui.say(profile.name + (f" ({', '.join(facts)})" if facts else ""), *modelled)
-    energies = {
-        (known["class"], (known["tp"], known["frequency_mhz"])): known["energy_per_request_j"]
-        for known in document["configurations"]
-    }
-    slos = {name: profile.classes[name].slo for name, _ in energies}
-    columns: dict[str, Any] = {
-        "class": list(slos),
-        "TTFT (s)": [f"{slo.ttft_s:g}" for slo in slos.values()],
-        "TBT (s)": [f"{slo.tbt_s:g}" for slo in slos.values()],
-    }
-    for tp, clock in sorted({configuration for _, configuration in energies}):
-        found = [energies.get((name, (tp, clock))) for name in slos]
-        columns[f"TP{tp} {clock}"] = [known and f"{known / 3600:.2f}" for known in found]
+    table: dict[str, dict[str, str]] = {}  # by class and header
+    headers = dict.fromkeys(("TTFT (s)", "TBT (s)"))
+    for known in sorted(document["configurations"], key=lambda c: (c["tp"], c["frequency_mhz"])):
+        slo, energy = profile.classes[known["class"]].slo, known["energy_per_request_j"]
+        row = table.setdefault(known["class"], {})
+        row |= {"TTFT (s)": f"{slo.ttft_s:g}", "TBT (s)": f"{slo.tbt_s:g}"}
+        headers[header := f"TP{known['tp']} {known['frequency_mhz']}"] = None
+        row[header] = energy and f"{energy / 3600:.2f}"
+    names = [name for name in profile.classes if name in table]
     load = document["load_tokens_s"]
     ui.print_columns(
-        f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz", columns
+        f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz",
+        {"class": names} | {header: [table[n].get(header) for n in names] for header in headers},
     )
 
 
@@ -587,24 +579,26 @@ def reshard(
       envplan serving reshard old.clocks.json new.clocks.json
     """
     from envplan.serving.apply import ServingApplied
-    from envplan.serving.reshard import move_fleet
+    from envplan.serving.reshard import PARTS, move_fleet
 
     target = output or after
     if output is None:
         will_write(target)
     moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
     moved.save(target)
-    plans = [(change, change.plan) for change in changes if change.plan is not None]
-    sent = [{"node": c.node, **one._asdict()} for c, plan in plans for one in plan.transfers]
-    copies = sum(plan.moved for _, plan in plans)
+    sent = [
+        {"node": change.node, **one._asdict()}
+        for change in changes
+        for one in (change.plan.transfers if change.plan else ())
+    ]
+    copies = len(sent) / PARTS
 
     def tell() -> None:
         rows = []
-        for change in changes:
-            sizes = [" + ".join(f"TP{n}" for n in tps) for tps in (change.before, change.after)]
-            plan = change.plan
+        for node, *fleets, plan in changes:
+            sizes = [" + ".join(f"TP{n}" for n in tps) or "-" for tps in fleets]
             moves = [str(len(plan.transfers)), str(plan.longest)] if plan else ["-", "-"]
-            rows.append([str(change.node), *(size or "-" for size in sizes), *moves])
+            rows.append([str(node), *sizes, *moves])
         ui.print_table(
             "Eighths of the weights that GPUs send each other",
             ("node", "before", "after", "sent", "one after another"), rows, words=3,
@@ -662,29 +656,26 @@ def hold(
         if not (state.quiet or state.json):
             for device, mhz in sorted(applied.clocks_of(node).items()):
                 ui.say(f"GPU {device}: {mhz} MHz")
-        _watch(guards, seconds)
+        _watch(guards, math.inf if seconds is None else time.monotonic() + seconds)
     held = {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True}
     ui.answer(lambda: held, lambda: ui.say("clocks given back"), then="envplan devices")
 
 
-def _watch(guards: Sequence[Guard], seconds: float | None) -> None:
-    """Wait for so long, s, and pass on what goes wrong meanwhile.
+def _watch(guards: Sequence[Guard], end: float) -> None:
+    """Wait until a time of the monotonic clock, s, and pass on what goes wrong meanwhile.
 
     Raises:
         DeviceError: a guard is gone, or a clock could not be set in the end either.
     """
-    end = math.inf if seconds is None else time.monotonic() + seconds
-    lasting = ""
-    while True:
+    lasting, now = "", -math.inf
+    while now < end:
         time.sleep(max(0.0, min(_LOOK_S, end - time.monotonic())))
         for guard in guards:
-            for problem in guard.problems():
-                lasting = problem
-                print(f"envplan: warning: {problem}", file=sys.stderr, flush=True)
+            for lasting in guard.problems():
+                print(f"envplan: warning: {lasting}", file=sys.stderr, flush=True)
             if not guard.alive:
                 raise DeviceError("a clock guard has ended; start holding again")
-        if time.monotonic() >= end:
-            break
+        now = time.monotonic()
     if any(guard.failing for guard in guards):
         raise DeviceError(lasting)
 
@@ -705,8 +696,5 @@ serving = typer.Typer(
     """,
 )
 
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    profile, solve, simulate, compare, apply, reshard, hold,
-)  # fmt: skip
-for _command in _COMMANDS:
+for _command in (profile, solve, simulate, compare, apply, reshard, hold):
     add(serving, _command)

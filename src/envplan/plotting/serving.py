@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan.plotting import page
@@ -43,9 +44,9 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
     """
     from envplan.serving.policies import POLICIES
 
-    base = simulations[0]
+    base, *others = simulations
     shown = []
-    for result in simulations[1:]:
+    for result in others:
         saved = result.saved_percent(base) or 0.0
         which = "less" if saved >= 0 else "more"
         what = f"{which} energy: {result.policy}, SLOs met for {100 * result.attainment:.3f}%"
@@ -61,24 +62,32 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
     return page.document(title, "\n".join(parts), {"over_time": _series_data(simulations)})
 
 
-def _look(policy: str) -> tuple[str, str]:
-    """Colour and dash of a policy's line, always the same and unlike those of others."""
+def _lines(simulations: Sequence[Simulation]) -> list[tuple[str, str, str]]:
+    """Of each policy what it is called, and colour and dash of its line, always the same.
+
+    Savings of others are against the first one.
+    """
     from envplan.serving.policies import POLICIES
 
-    place = list(POLICIES).index(policy)
-    return OKABE_ITO[place % len(OKABE_ITO)], list(_DASHES)[place % len(_DASHES)]
+    looks = dict(zip(POLICIES, zip(cycle(OKABE_ITO), cycle(_DASHES)), strict=False))
+    names = [each.policy for each in simulations]
+    base = " (baseline)" if len(names) > 1 else ""
+    return [(name + base * (name == names[0]), *looks[name]) for name in names]
 
 
-def _panels(simulation: Simulation) -> dict[str, Any]:
-    """What is shown of a replay over time, by axis label; NaN where there is nothing to show."""
+def _panels(simulations: Sequence[Simulation]) -> dict[str, list[Any]]:
+    """What is shown over time: the load, and a line for each policy; NaN where nothing is asked."""
     import numpy as np
 
-    series = simulation.series
-    attained = np.where(series.requests > 0, series.attained, np.nan)
+    series = [each.series for each in simulations]
+    asked = [np.where(one.requests > 0, one.requests, np.nan) for one in series]
     return {
-        "Power of all GPUs (kW)": series.power_w / 1e3,
-        "GPUs in use": series.gpus,
-        "SLOs met (%)": 100 * (attained / series.requests.clip(1)).clip(0, 1),
+        "Load (1,000 tokens/s)": [series[0].load_tokens_s / 1e3],
+        "Power of all GPUs (kW)": [one.power_w / 1e3 for one in series],
+        "GPUs in use": [one.gpus for one in series],
+        "SLOs met (%)": [
+            100 * (one.attained / came).clip(0, 1) for one, came in zip(series, asked, strict=True)
+        ],
     }
 
 
@@ -91,34 +100,24 @@ def _times(simulations: Sequence[Simulation]) -> tuple[Any, str]:
 
 def _series_data(simulations: Sequence[Simulation]) -> dict[str, Any]:
     """What the series chart draws."""
+
+    def rounded(values: Any) -> list[float | None]:
+        """Numbers for a page; null for NaN."""
+        return [None if value != value else float(f"{value:.5g}") for value in values.tolist()]
+
     times, label = _times(simulations)
-    load = simulations[0].series.load_tokens_s / 1e3
-    panels: list[dict[str, Any]] = [
-        {"label": "Load (1,000 tokens/s)", "from_zero": True, "lines": [_rounded(load)]}
-    ]
-    for name in _panels(simulations[0]):
-        lines = [_rounded(_panels(each)[name]) for each in simulations]
-        panels.append({"label": name, "from_zero": "%" not in name, "lines": lines})
-    looks = [_look(each.policy) for each in simulations]
+    names, colours, dashes = zip(*_lines(simulations), strict=True)
     return {
-        "times": _rounded(times),
+        "times": rounded(times),
         "label": label,
-        "panels": panels,
-        "names": _names(simulations),
-        "colours": [colour for colour, _ in looks],
-        "dashes": [_DASHES[dash] for _, dash in looks],
+        "panels": [
+            {"label": name, "from_zero": "%" not in name, "lines": [rounded(one) for one in lines]}
+            for name, lines in _panels(simulations).items()
+        ],
+        "names": names,
+        "colours": colours,
+        "dashes": [_DASHES[dash] for dash in dashes],
     }
-
-
-def _rounded(values: Any) -> list[float | None]:
-    """Numbers for a page; null for NaN."""
-    return [None if value != value else float(f"{value:.5g}") for value in values.tolist()]
-
-
-def _names(simulations: Sequence[Simulation]) -> list[str]:
-    """The policies; savings of others are against the first one."""
-    first, *others = [each.policy for each in simulations]
-    return [f"{first} (baseline)" if others else first, *others]
 
 
 def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Figure:
@@ -157,8 +156,7 @@ def _draw_class(axes: Axes, profile: ServingProfile, name: str, load: float) -> 
     for tp in sorted({tp for _, _, tp in points}):
         mine = sorted((clock, energy) for energy, clock, n in points if n == tp)
         color, mark = _DEGREES[tp]
-        look: dict[str, Any] = {"color": color, "markersize": 5, "label": f"TP{tp}"}
-        axes.plot(*zip(*mine, strict=True), mark + "-", **look)
+        axes.plot(*zip(*mine, strict=True), color=color, marker=mark, markersize=5, label=f"TP{tp}")
     if able[-1] is profile.of(name)[-1]:
         usual, highest, _ = points[-1]
         axes.plot(
@@ -220,26 +218,25 @@ def plan_figure(plan: ServingPlan) -> Figure:
 def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     """Load, power, GPUs in use and SLO attainment over time, a line for each policy."""
     times, label = _times(simulations)
+    (_, (load,)), *panels = _panels(simulations).items()
     with figure(10.4, 7.6, _FONT) as drawn:
-        axes = drawn.subplots(4, 1, sharex=True, height_ratios=[1, 2, 1.4, 1])
-        load = simulations[0].series.load_tokens_s / 1e3
-        axes[0].fill_between(times, load, color="0.75", linewidth=0)
-        label_axes(axes[0], "", "Load\n(1,000 tokens/s)", title)
-        for simulation, name in zip(simulations, _names(simulations), strict=True):
-            color, dash = _look(simulation.policy)
-            for panel, (words, values) in zip(axes[1:], _panels(simulation).items(), strict=True):
-                look = {"color": color, "linestyle": dash, "linewidth": 1.2}
+        first, *axes = drawn.subplots(4, 1, sharex=True, height_ratios=[1, 2, 1.4, 1])
+        first.fill_between(times, load, color="0.75", linewidth=0)
+        label_axes(first, "", "Load\n(1,000 tokens/s)", title)
+        for panel, (words, lines) in zip(axes, panels, strict=True):
+            label_axes(panel, "", words)
+            for values, (name, color, dash) in zip(lines, _lines(simulations), strict=True):
                 there = values == values
-                panel.plot(times[there], values[there], label=name, **look)
-                label_axes(panel, "", words)
-        axes[3].set_ylabel("SLOs met (%),\nnot from 0")
-        axes[3].set_xlabel(label)
-        for panel in axes[:3]:
+                panel.plot(times[there], values[there], label=name, color=color, linestyle=dash,
+                           linewidth=1.2)  # fmt: skip
+        for panel in (first, *axes[:2]):
             panel.set_ylim(bottom=0)
-        low = axes[3].get_ylim()[0]
-        axes[3].set_ylim(low, 100 + 0.06 * max(100 - low, 0.01))
-        axes[0].set_xlim(0, times[-1] if len(times) > 1 else 1)
-        drawn.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper")
+        axes[2].set_ylabel("SLOs met (%),\nnot from 0")
+        axes[2].set_xlabel(label)
+        low = axes[2].get_ylim()[0]
+        axes[2].set_ylim(low, 100 + 0.06 * max(100 - low, 0.01))
+        first.set_xlim(0, times[-1] if len(times) > 1 else 1)
+        drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
     return drawn
 
 
@@ -270,11 +267,11 @@ def figures(simulation: Simulation) -> dict[str, str]:
 
 def comparison_table(simulations: Sequence[Simulation]) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of a comparison; savings are against the first one."""
-    beside = ("request", "in time")
-    headers = [name for name in figures(simulations[0]) if not any(w in name for w in beside)]
+    tables, beside = [figures(each) for each in simulations], ("request", "in time")
+    headers = [name for name in tables[0] if not any(word in name for word in beside)]
     rows = []
-    for simulation in simulations:
-        percent, found = simulation.saved_percent(simulations[0]), figures(simulation)
+    for simulation, found in zip(simulations, tables, strict=True):
+        percent = simulation.saved_percent(simulations[0])
         saved = "-" if percent is None else f"{percent:.1f}"
         rows.append([simulation.policy, saved, *(found[name] for name in headers)])
     return ["policy", "saved (%)", *headers], rows

@@ -11,30 +11,26 @@ from importlib import import_module
 from typing import Any, Final
 
 _HOME: Final = {
-    "CLASSES": "classes",
-    "ServingApplied": "apply",
-    "ServingPlan": "plan",
-    "ServingProfile": "profile",
-    "Simulation": "simulation",
-    "Slo": "classes",
-    "Trace": "trace",
-    "apply_serving_plan": "apply",
-    "compare_policies": "policies",
-    "exact_plan": "exact",
-    "hierarchical_plan": "hierarchy",
-    "hold_clocks": "apply",
-    "simulate": "policies",
+    name: module
+    for module, names in {
+        "apply": "ServingApplied apply_serving_plan hold_clocks",
+        "classes": "CLASSES Slo",
+        "exact": "exact_plan",
+        "hierarchy": "hierarchical_plan",
+        "plan": "ServingPlan",
+        "policies": "compare_policies simulate",
+        "profile": "ServingProfile",
+        "settings": "Settings",
+        "simulation": "Simulation",
+        "trace": "Trace",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

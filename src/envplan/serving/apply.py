@@ -19,7 +19,7 @@ from envplan.devices import DeviceError
 from envplan.enforce.clocks import Clocks, named_clocks
 from envplan.errors import InputError
 from envplan.runtime.guard import Guard
-from envplan.serving.plan import Count, Group, Pool, ServingPlan
+from envplan.serving.plan import Count, ServingPlan
 from envplan.serving.profile import ServingProfile
 
 #: A clock this little above the GPU's highest is taken for it: 2.0 GHz is 1,980 MHz on an H100.
@@ -146,6 +146,9 @@ def apply_serving_plan(
         node = next((node for node, used in enumerate(free) if used <= most), len(free))
         free += [0] if node == len(free) else []
         clock = _supported(group.frequency_mhz, known)
+        # Above the plan's clock the SLO is kept; below it if it is at the next measured one below.
+        slower = [c for c in profile.of(pool.request_class, group.tp) if c.frequency_mhz <= clock]
+        shown = bool(slower) and slower[-1].meets(pool.slo, group.load_tokens_s)
         instances.append(
             Instance(
                 instance=len(instances),
@@ -157,7 +160,7 @@ def apply_serving_plan(
                 planned_mhz=group.frequency_mhz,
                 clock_mhz=clock,
                 load_tokens_s=group.load_tokens_s,
-                slo_proven=_proven(pool, group, clock, profile),
+                slo_proven=shown or clock >= group.frequency_mhz,
             )
         )
         free[node] += group.tp
@@ -173,17 +176,8 @@ def apply_serving_plan(
     )
 
 
-def _proven(pool: Pool, group: Group, clock: int, profile: ServingProfile) -> bool:
-    """Whether the SLO is kept at a clock: the plan's, a higher one, or shown by a slower one."""
-    known = profile.of(pool.request_class, group.tp)
-    slower = [curve for curve in known if curve.frequency_mhz <= clock]
-    shown = bool(slower) and slower[-1].meets(pool.slo, group.load_tokens_s)
-    return shown or clock >= group.frequency_mhz
-
-
 def _supported(mhz: int, known: Clocks) -> int:
-    above = [clock for clock in known.mhz if clock >= mhz]
-    if above:
+    if above := [clock for clock in known.mhz if clock >= mhz]:
         return above[0]
     if known.mhz[-1] >= mhz * (1 - _NOMINAL):
         return known.mhz[-1]
@@ -215,9 +209,8 @@ def hold_clocks(
     with ExitStack() as stack:
         guards = []
         for device, mhz in sorted(clocks.items()):
-            guard = stack.enter_context(Guard.start(backend, device, **options))
-            guard.request(mhz)
-            guards.append(guard)
+            guards.append(stack.enter_context(Guard.start(backend, device, **options)))
+            guards[-1].request(mhz)
         yield guards
         problems = [problem for guard in guards for problem in guard.problems()]
     problems += [problem for guard in guards for problem in guard.problems()]

@@ -7,15 +7,15 @@ profile's sidecar may say otherwise for its own classes' mean lengths and SLOs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
+from envplan._model import Model
 from envplan.errors import InputError
 
 _LENGTHS: Final = "SML"
@@ -50,24 +50,27 @@ class Slo:
         return Slo(min(s.ttft_s for s in several), min(s.tbt_s for s in several))
 
 
-@dataclass(frozen=True)
-class RequestClass:
+class RequestClass(Model):
     """One class.
 
     Attributes:
-        name: such as "SM", a short input and a medium output.
         input_tokens: mean length of its inputs.
         output_tokens: mean length of its outputs.
-        slo: what its requests are promised.
+        ttft_slo_s, tbt_slo_s: what its requests are promised.
         shared_by: among how many requests the profile's energy per request is shared, because they
             are in the instance at the same time; 1 where it is already each request's own share.
     """
 
-    name: str
-    input_tokens: float
-    output_tokens: float
-    slo: Slo
-    shared_by: float = 1.0
+    input_tokens: Positive
+    output_tokens: Positive
+    ttft_slo_s: Positive
+    tbt_slo_s: Positive = 0.1
+    shared_by: Positive = 1.0
+
+    @property
+    def slo(self) -> Slo:
+        """What its requests are promised."""
+        return Slo(self.ttft_slo_s, self.tbt_slo_s)
 
     @property
     def tokens(self) -> float:
@@ -75,16 +78,21 @@ class RequestClass:
         return self.input_tokens + self.output_tokens
 
 
-_INPUTS: Final = {"S": 160.0, "M": 600.0, "L": 3000.0}
+_INPUTS: Final = {"S": (160.0, 0.25), "M": (600.0, 0.4), "L": (3000.0, 2.0)}  # tokens, TTFT (s)
 _OUTPUTS: Final = {"S": 60.0, "M": 220.0, "L": 500.0}
-_TTFT_S: Final = {"S": 0.25, "M": 0.4, "L": 2.0}
-_TBT_S: Final = 0.1
 
-#: What a profile says nothing about.
-DEFAULT_CLASSES: Final[Mapping[str, RequestClass]] = {
-    name: RequestClass(name, _INPUTS[name[0]], _OUTPUTS[name[1]], Slo(_TTFT_S[name[0]], _TBT_S))
-    for name in CLASSES
-}
+
+def filled(classes: Any) -> Any:
+    """All classes: what a profile's sidecar says of some over what is usual."""
+    if not isinstance(classes, dict):
+        return classes
+    found = {name: classes.get(name, {}) for name in [*CLASSES, *classes]}
+    for name in CLASSES:
+        given, ttft = _INPUTS[name[0]]
+        usual = {"input_tokens": given, "output_tokens": _OUTPUTS[name[1]], "ttft_slo_s": ttft}
+        if isinstance(own := found[name], dict):
+            found[name] = usual | {key: value for key, value in own.items() if value is not None}
+    return found
 
 
 def classify_all(
@@ -107,6 +115,18 @@ def hosts(name: str, *, merge: bool = True) -> list[str]:
     return [name, *(c for c in CLASSES if merge and c != name and serves(c, name))]
 
 
+def _known(name: str) -> str:
+    if name not in CLASSES:
+        raise ValueError(
+            f"there is no class {name!r}; the classes are {', '.join(CLASSES)} (input then output: "
+            "short, medium, long)"
+        )
+    return name
+
+
+Class = Annotated[str, AfterValidator(_known)]
+
+
 def check_class(name: str, **where: Any) -> str:
     """`name`, which a user gave, in a file or elsewhere.
 
@@ -116,10 +136,7 @@ def check_class(name: str, **where: Any) -> str:
     Raises:
         InputError: there is no such class.
     """
-    if name not in CLASSES:
-        raise InputError(
-            f"there is no class {name!r}; the classes are {', '.join(CLASSES)} (input then output: "
-            "short, medium, long)",
-            **where,
-        )
-    return name
+    try:
+        return _known(name)
+    except ValueError as error:
+        raise InputError(str(error), **where) from None

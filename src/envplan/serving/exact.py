@@ -34,8 +34,6 @@ from envplan.serving.plan import (
     Instances,
     Pool,
     ServingPlan,
-    fleet_gpus,
-    fleet_power,
     make_plan,
     make_pool,
     too_few,
@@ -88,18 +86,15 @@ def exact_plan(
         left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
         smallest, fewest = program.fewest_gpus(left)
         if (needed := math.ceil(fewest - _WHOLE)) > gpus:
-            held = [
-                (p.request_class, {s.request_class: s.load_tokens_s for s in p.serves}, p.gpus)
-                for p in smallest
-            ]
-            raise too_few(profile, gpus, needed, held)
-        if not smallest or fleet_gpus(smallest) > gpus:
+            raise too_few(profile, gpus, needed, smallest)
+        if not smallest or sum(pool.gpus for pool in smallest) > gpus:
             raise NoAnswerError(
                 f"no plan was found within {time_limit:g} s; give it more with --time-limit"
             )
         fleets.append(smallest)
-    pools = min(fleets, key=fleet_power)
-    power, bound = fleet_power(pools), bound_kw * _KILO
+    pools = min(fleets, key=lambda each: sum(pool.power_w for pool in each))
+    power = sum(pool.power_w for pool in pools)
+    bound = bound_kw * _KILO
     proved = min(bound, power) if bound or not power else None
     return make_plan("exact", profile, asked, pools, proved)
 

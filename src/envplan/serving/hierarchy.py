@@ -137,12 +137,17 @@ def size_pools(profile: ServingProfile, asked: Asked) -> list[SizedPool]:
             if denser
         }
         if not steps:
-            pools = [choices[0] for choices in options.values()]
-            held = [(pool.model.name, pool.served, pool.gpus) for pool in pools]
+            pools = [_at_maximum_frequency(choices[0]) for choices in options.values()]
             what = "the hierarchical planner needs at least"
-            raise too_few(profile, asked.gpus, needed, held, what)
+            raise too_few(profile, asked.gpus, needed, pools, what)
         options[min(steps, key=lambda name: steps[name])].pop(0)
     return [choices[0] for choices in options.values()]
+
+
+def _at_maximum_frequency(sized: SizedPool) -> Pool:
+    curve, load = sized.model.fastest(sized.tp)[0], sized.load / sized.instances
+    instances = [Instances(curve, sized.instances, load)]
+    return make_pool(sized.model.name, sized.model.slo, sized.served, instances)
 
 
 def _merge(profile: ServingProfile, options: dict[str, list[SizedPool]], name: str) -> None:

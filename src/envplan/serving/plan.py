@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from envplan._files import is_file
 from envplan._model import Document, Model
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving.classes import CLASSES, Positive, Slo, check_class, hosts, serves
+from envplan.serving.classes import CLASSES, Class, Positive, Slo, check_class, hosts, serves
 from envplan.serving.profile import Curve, ServingProfile, builtin_profiles
 
 #: Loads and powers of a plan must agree with its profile this well, relative to the larger.
@@ -27,13 +27,6 @@ _NOTHING: Final = 2e-3
 _LOADS: Final = (0.01, 1e9)
 
 
-def _class(name: str) -> str:
-    if name not in CLASSES:
-        raise ValueError(f"there is no class {name!r}; the classes are {', '.join(CLASSES)}")
-    return name
-
-
-Class = Annotated[str, AfterValidator(_class)]
 Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -224,16 +217,15 @@ class ServingPlan(Document):
         Raises:
             InputError: there is none.
         """
-        if given is not None:
-            return ServingProfile.open(given)
-        if self.profile.path is not None and is_file(self.profile.path):
-            return ServingProfile.read_csv(self.profile.path)
-        if self.profile.name in builtin_profiles():
-            return ServingProfile.builtin(self.profile.name)
-        raise InputError(
-            f"the plan's profile {self.profile.name} is not where it was; name it with --profile",
-            path=self.profile.path,
-        )
+        if given is None and self.profile.path is not None and is_file(self.profile.path):
+            given = self.profile.path
+        if given is None and self.profile.name not in builtin_profiles():
+            raise InputError(
+                f"the plan's profile {self.profile.name} is not where it was; name it with "
+                "--profile",
+                path=self.profile.path,
+            )
+        return ServingProfile.open(given or self.profile.name)
 
     def check(self, profile: ServingProfile, *, force: bool = False) -> list[str]:
         """Prove from the profile that the plan serves its loads within SLOs and GPUs.
@@ -287,7 +279,7 @@ def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
         carried = sum(group.instances * group.load_tokens_s for group in pool.groups)
         if not _close(carried, brought):
             yield f"pool {name} is brought {brought:g} tokens/s; its instances carry {carried:g}"
-    gpus, power = fleet_gpus(plan.pools), fleet_power(plan.pools)
+    gpus, power = (sum(getattr(pool, of) for pool in plan.pools) for of in ("gpus", "power_w"))
     if gpus != plan.gpus or gpus > asked.gpus:
         yield f"the plan's pools hold {gpus} GPUs; {asked.gpus} were given"
     if not _close(power, plan.power):
@@ -301,16 +293,6 @@ def _close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=_NOTHING)
 
 
-def fleet_gpus(pools: Iterable[Pool]) -> int:
-    """GPUs of all instances."""
-    return sum(pool.gpus for pool in pools)
-
-
-def fleet_power(pools: Iterable[Pool]) -> float:
-    """W of all instances."""
-    return sum(pool.power_w for pool in pools)
-
-
 def make_plan(
     planner: str, profile: ServingProfile, asked: Asked, pools: Sequence[Pool],
     bound_w: float | None = None,
@@ -320,7 +302,8 @@ def make_plan(
     Args:
         bound_w: no plan draws less, W; None where nothing was proved.
     """
-    power, baseline = fleet_power(pools), _baseline(profile, asked.loads_tokens_s)
+    power = sum(pool.power_w for pool in pools)
+    baseline = _baseline(profile, asked.loads_tokens_s)
     plan = ServingPlan(
         schema="envplan/serving-plan/v1",
         planner=planner,
@@ -329,7 +312,7 @@ def make_plan(
         ),
         asked=asked,
         predicted=Predicted(
-            gpus=fleet_gpus(pools),
+            gpus=sum(pool.gpus for pool in pools),
             power_w=power,
             power_lower_bound_w=bound_w,
             gap=None if bound_w is None else max(0.0, power / bound_w - 1 if bound_w else 0.0),
@@ -383,8 +366,8 @@ def make_pool(
                 instances=number,
                 load_tokens_s=load,
                 power_w=curve.power_at(load),
-                ttft_s=curve.ttft_at(load),
-                tbt_s=curve.tbt_at(load),
+                ttft_s=curve.latencies_at(load)[0],
+                tbt_s=curve.latencies_at(load)[1],
             )
             for curve, number, load in instances
         ],
@@ -417,20 +400,18 @@ def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: boo
 
 
 def too_few(
-    profile: ServingProfile,
-    gpus: int,
-    needed: int,
-    pools: Iterable[tuple[str, Mapping[str, float], int]],
+    profile: ServingProfile, gpus: int, needed: int, pools: Iterable[Pool],
     what: str = "the loads need at least",
-) -> NoAnswerError:
-    """That the fleet is too small, by how much, and which class takes most of it, if known.
-
-    Args:
-        pools: of each its class, tokens/s of each class that it serves, and its GPUs.
-    """
+) -> NoAnswerError:  # fmt: skip
+    """That the fleet is too small, by how much, and which class takes most of these pools."""
     by_class = Counter[str]()
-    for pool, served, used in pools:
-        by_class[max(served, key=lambda c: served[c] * profile.needed_for(c, pool))] += used
+    for pool in pools:
+        brought = {
+            part.request_class: part.load_tokens_s
+            * profile.needed_for(part.request_class, pool.request_class)
+            for part in pool.serves
+        }
+        by_class[max(brought, key=brought.__getitem__)] += pool.gpus
     most = "".join(f"; class {c} takes most, {n} GPUs" for c, n in by_class.most_common(1))
     return NoAnswerError(
         f"{what} {needed} GPUs, {needed - gpus} more than the {gpus} there are{most}"

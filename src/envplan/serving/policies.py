@@ -384,8 +384,8 @@ def replay(name: str, stream: Stream, settings: Settings) -> Simulation:
     for slot in range(round(duration / SLOT_S)):
         now = slot * SLOT_S
         if POLICIES[name].scales and now >= (past or _YOUNG_S):
-            present = Outlook(stream, settings, [], fleet)
-            wanted = _next(name, present, now, shrinks=slot % epoch == 0)
+            outlook = Outlook(stream, settings, [], fleet)
+            wanted = _next(name, outlook, now, shrinks=slot % epoch == 0)
             if wanted != fleet:
                 fleet = wanted
                 machines.adopt(fleet, now)
@@ -404,22 +404,34 @@ def _plan(name: str, outlook: Outlook) -> Fleet:
     return fleet
 
 
-def _next(name: str, now_there: Outlook, now: float, *, shrinks: bool) -> Fleet:
-    """The fleet from now on; a new one at an epoch, or where the present one falls short."""
-    stream, fleet, settings = now_there.stream, now_there.present, now_there.settings
+def _next(name: str, outlook: Outlook, now: float, *, shrinks: bool) -> Fleet:
+    """The fleet from now on; a new one at an epoch, or where the present one falls short.
+
+    Args:
+        outlook: what runs; what is expected is found here.
+    """
+    stream, fleet, settings = outlook.stream, outlook.present, outlook.settings
 
     def rate(stretch: Stretch) -> float:
         """Requests per second, times its factor."""
         begin, end, factor = stretch
         return factor * sum(stream.counts(begin, end).values()) / (end - begin)
 
+    def short(recent: Outlook) -> bool:
+        """Whether some pool has fewer instances than what it serves needed of late."""
+        for pool in fleet.values():
+            served = pool.serves.intersection(recent.classes)
+            if served and recent.need(served, pool.tp).instances > pool.count:
+                return True
+        return not fleet.routes.keys() >= set(recent.classes)
+
     stretches = expected(stream, now, settings.epoch + settings.startup_s + SLOT_S)
     recent = Stretch(max(0.0, now - _RECENT_S), now, _RECENT)
     unusual = rate(recent) > max(map(rate, stretches))
-    if not shrinks and not (unusual and _short(fleet, replace(now_there, stretches=[recent]))):
+    if not shrinks and not (unusual and short(replace(outlook, stretches=[recent]))):
         return fleet
     stretches += [recent] if unusual else []
-    coming = replace(now_there, stretches=stretches, worth=_WORTH if shrinks else 0.0)
+    coming = replace(outlook, stretches=stretches, worth=_WORTH if shrinks else 0.0)
     if not coming.classes:
         return fleet
     try:
@@ -431,15 +443,6 @@ def _next(name: str, now_there: Outlook, now: float, *, shrinks: bool) -> Fleet:
         if there and (there.tp, there.clock) == (pool.tp, pool.clock):
             wanted[key] = replace(pool, count=max(pool.count, there.count))
     return wanted
-
-
-def _short(fleet: Fleet, recent: Outlook) -> bool:
-    """Whether some pool has fewer instances than what it serves needed of late."""
-    for pool in fleet.values():
-        served = pool.serves.intersection(recent.classes)
-        if served and recent.need(served, pool.tp).instances > pool.count:
-            return True
-    return not fleet.routes.keys() >= set(recent.classes)
 
 
 def simulate(

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from envplan._documents import parse_document, read_json
 from envplan._files import atomic_write, exists, read_bounded, refuse_slip
@@ -39,7 +39,7 @@ from envplan._tables import MAX_TABLE_BYTES, Table, parse_table
 from envplan.errors import InputError
 from envplan.profile import builtin_paths
 from envplan.profile.sidecar import sidecar_path
-from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, RequestClass, Slo, check_class
+from envplan.serving.classes import CLASSES, Class, RequestClass, Slo, check_class, filled
 from envplan.serving.phases import FloatArray, Phases, steady
 
 #: The serving profile that ships with envplan.
@@ -97,23 +97,22 @@ class Curve:
         Raises:
             InputError: the load lies beyond the highest measured one.
         """
-        return self._at(load, self.power_w)
+        if load > self.max_load:
+            raise InputError(
+                f"{self.name} on TP{self.tp} at {self.frequency_mhz} MHz was measured up to "
+                f"{self.max_load:g} tokens/s, not at {load:g}"
+            )
+        return float(np.interp(load, self.load, self.power_w))
 
-    def ttft_at(self, load: float) -> float:
-        """Time to first token at a load, s. Raises as power_at."""
-        return self._at(load, self.ttft_s)
-
-    def tbt_at(self, load: float) -> float:
-        """Time between tokens at a load, s. Raises as power_at."""
-        return self._at(load, self.tbt_s)
+    def latencies_at(self, load: float) -> tuple[float, float]:
+        """Time to first token and between tokens at a load up to the highest measured one, s."""
+        ttft, tbt = (np.interp(load, self.load, values) for values in (self.ttft_s, self.tbt_s))
+        return float(ttft), float(tbt)
 
     def meets(self, slo: Slo, load: float) -> bool:
         """Whether it meets the SLO at a load it was measured up to."""
-        return (
-            load <= self.max_load
-            and self.ttft_at(load) <= slo.ttft_s
-            and self.tbt_at(load) <= slo.tbt_s
-        )
+        ttft, tbt = self.latencies_at(load)
+        return load <= self.max_load and ttft <= slo.ttft_s and tbt <= slo.tbt_s
 
     def segments(self, slo: Slo) -> list[Segment]:
         """All loads at which it meets the SLO, as straight stretches in ascending order."""
@@ -141,14 +140,6 @@ class Curve:
                 break
             reached = segment.high
         return reached
-
-    def _at(self, load: float, values: FloatArray) -> float:
-        if load > self.max_load:
-            raise InputError(
-                f"{self.name} on TP{self.tp} at {self.frequency_mhz} MHz was measured up to "
-                f"{self.max_load:g} tokens/s, not at {load:g}"
-            )
-        return float(np.interp(load, self.load, values))
 
 
 def _within(at_low: float, at_high: float, most: float) -> tuple[float, float]:
@@ -224,11 +215,10 @@ class ServingProfile:
         Args:
             means: (input, output) of some classes, tokens.
         """
-        changed = {
-            name: replace(self.classes[name], input_tokens=given, output_tokens=made)
-            for name, (given, made) in means.items()
-        }
-        classes = {**self.classes, **changed}
+        classes = dict(self.classes)
+        for name, (given, made) in means.items():
+            lengths = {"input_tokens": given, "output_tokens": made}
+            classes[name] = classes[name].model_copy(update=lengths)
         return replace(self, classes=classes, curves=_curves_of(self.phases, classes))
 
     def with_slos(self, slos: Mapping[str, Slo], scale: float = 1.0) -> ServingProfile:
@@ -236,8 +226,8 @@ class ServingProfile:
         classes = {}
         for name, known in self.classes.items():
             slo = slos.get(name, known.slo)
-            scaled = Slo(slo.ttft_s * scale, slo.tbt_s * scale)
-            classes[name] = replace(known, slo=scaled)
+            scaled = {"ttft_slo_s": slo.ttft_s * scale, "tbt_slo_s": slo.tbt_s * scale}
+            classes[name] = known.model_copy(update=scaled)
         return replace(self, classes=classes)
 
     def energy_per_request(self, curve: Curve, load: float) -> float:
@@ -274,31 +264,30 @@ class ServingProfile:
         said = parse_document(sidecar, _Sidecar, kind="sidecar of a serving profile", path=where)
         for name in sidecar.keys() - {"schema", *_Sidecar.model_fields}:
             refuse_slip(name, list(_Sidecar.model_fields), where)
-        for known in said.classes:
-            check_class(known, path=where, column="classes")
-        classes = {**DEFAULT_CLASSES} | {k: facts.request(k) for k, facts in said.classes.items()}
         header = content.split(b"\n", 1)[0].decode("utf-8", "replace")
         phases: dict[tuple[int, int], Phases] = {}
         if "phase" in [column.strip() for column in header.split(",")]:
             phases = _read_phases(parse_table(content, _PhaseRow, path=path, kind=_KIND), said)
-            curves = _curves_of(phases, classes)
+            curves = _curves_of(phases, said.classes)
             parts = ("classes", "kv_tokens", "chunk_tokens")
             decisive = {part: sidecar[part] for part in parts if part in sidecar}
         else:
-            curves = _read_curves(parse_table(content, _LoadRow, path=path, kind=_KIND), classes)
+            table = parse_table(content, _LoadRow, path=path, kind=_KIND)
+            curves = _read_curves(table, said.classes)
             decisive = sidecar.get("classes", {})
         digest = json.dumps(decisive, sort_keys=True).encode()
-        profile = ServingProfile(
-            name=path.stem,
-            path=path,
-            sha256=hashlib.sha256(content + b"\0" + digest).hexdigest(),
-            curves=curves,
-            classes=classes,
-            phases=phases,
-            **said.model_dump(include={"gpu", "model", "source", "modelled"}),
-        )
-        if not phases:
-            _refuse_holes(profile)
+        sha256 = hashlib.sha256(content + b"\0" + digest).hexdigest()
+        known = said.model_dump(include={"gpu", "model", "source", "modelled"})
+        profile = cls(path.stem, path, sha256, curves, said.classes, phases, **known)
+        for name, tp, clock in [] if phases else profile.gaps():
+            mine = [curve.frequency_mhz for curve in profile.of(name, tp)]
+            if mine and mine[0] < clock < mine[-1]:
+                raise InputError(
+                    f"the table has a hole: {name} on TP{tp} has rows below and above {clock} MHz "
+                    "but none at it; measure it, or leave out what lies below",
+                    path=path,
+                    column="frequency",
+                )
         return profile
 
     @classmethod
@@ -345,29 +334,10 @@ def named_file(path_or_name: str, known: Mapping[str, Path], what: str) -> Path:
     return known[path_or_name]
 
 
-Above = Annotated[float, Field(gt=0)]
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+Above = Annotated[float, Field(gt=0)]
 Tp = Annotated[Literal["1", "2", "4", "8"], AfterValidator(int)]
 ByTp = dict[Tp, Above]
-
-
-class _ClassFacts(Model):
-    """What a sidecar says of a class; the rest is as in DEFAULT_CLASSES."""
-
-    input_tokens: Above | None = None
-    output_tokens: Above | None = None
-    ttft_slo_s: Above | None = None
-    tbt_slo_s: Above | None = None
-    shared_by: Above = 1.0
-
-    def request(self, name: str) -> RequestClass:
-        """The class."""
-        usual = DEFAULT_CLASSES[name]
-        slo = Slo(self.ttft_slo_s or usual.slo.ttft_s, self.tbt_slo_s or usual.slo.tbt_s)
-        given = self.input_tokens or usual.input_tokens
-        return RequestClass(
-            name, given, self.output_tokens or usual.output_tokens, slo, self.shared_by
-        )
 
 
 class _Sidecar(Model):
@@ -379,7 +349,9 @@ class _Sidecar(Model):
     model: str | None = None
     source: Literal["measured", "identified", "modelled"] | None = None
     modelled: str | None = None
-    classes: dict[str, _ClassFacts] = Field(default_factory=dict)
+    classes: Annotated[dict[Class, RequestClass], BeforeValidator(filled)] = Field(
+        default_factory=dict, validate_default=True
+    )
     kv_tokens: ByTp = Field(default_factory=dict)
     chunk_tokens: ByTp = Field(default_factory=dict)
 
@@ -438,21 +410,15 @@ def _read_phases(table: Table[Any], said: _Sidecar) -> dict[tuple[int, int], Pha
     rows = _grouped(table, keys, "size")
     made = {}
     for tp, clock in sorted({key[:2] for key in rows}):
-        found: dict[str, Any] = {}
+        found: list[Any] = []
         for phase in ("idle", "prefill", "decode"):
             if (mine := rows.get((tp, clock, phase))) is None:
                 raise InputError(f"TP{tp} at {clock} MHz has no rows of {phase}", path=table.path)
-            found[phase] = np.array(
-                [[columns[name][k] for k in mine] for name in ("size", "time_s", "power_w")]
-            )
-        prompts, steps = found["prefill"], found["decode"]
-        made[tp, clock] = Phases(
-            idle_w=float(found["idle"][2][0]),
-            prompt_tokens=prompts[0], prompt_s=prompts[1], prompt_w=prompts[2],
-            batch=steps[0], step_s=steps[1], step_w=steps[2],
-            kv_tokens=said.kv_tokens[tp],
-            chunk_tokens=int(said.chunk_tokens.get(tp, _CHUNK_TOKENS)),
-        )  # fmt: skip
+            points = [[columns[name][k] for k in mine] for name in ("size", "time_s", "power_w")]
+            found.append(np.array(points))
+        idle, prompts, steps = found
+        chunk = int(said.chunk_tokens.get(tp, _CHUNK_TOKENS))
+        made[tp, clock] = Phases(*[idle[2][0], *prompts, *steps, said.kv_tokens[tp], chunk])
     return made
 
 
@@ -484,28 +450,22 @@ def _read_curves(
     if "class" not in table.texts:
         raise InputError("has no column class", path=table.path, line=1)
     names, columns, powers = table.texts["class"], table.columns, []
+    asked = "energy_per_request_j" if "energy_per_request_j" in table.texts else "power_w"
     for k, (name, row) in enumerate(zip(names, table.rows(), strict=True)):
         check_class(name, path=table.path, line=table.lines[k], column="class")
-        powers.append(_power(table, k, row, classes[name]))
-        _refuse_power(table, k, powers[k] / row.tp)
+        energy, power = row.energy_per_request_j, row.power_w
+        if (energy is None) == (power is None):
+            both = "both are blank" if power is None else "both are given"
+            raise table.error(k, f"must be given, or power_w instead: {both}", asked)
+        if power is None and row.load == 0:
+            raise table.error(k, "means nothing without load; give power_w in this row", asked)
+        if power is None:
+            power = energy * row.load / (classes[name].tokens * classes[name].shared_by)
+        _refuse_power(table, k, power / row.tp)
+        powers.append(power)
     rows = _grouped(table, zip(names, columns["tp"], columns["frequency"], strict=True), "load")
     points = np.array([columns["load"], powers, columns["ttft_s"], columns["tbt_s"]])
     return {key: Curve(*key, *points[:, mine]) for key, mine in rows.items()}
-
-
-def _power(table: Table[Any], k: int, row: Any, request: RequestClass) -> float:
-    """W of the instance in a row."""
-    energy, power = row.energy_per_request_j, row.power_w
-    if (energy is None) == (power is None):
-        both = "both are blank" if power is None else "both are given"
-        column = "energy_per_request_j" if "energy_per_request_j" in table.texts else "power_w"
-        raise table.error(k, f"must be given, or power_w instead: {both}", column)
-    if power is not None:
-        return float(power)
-    if row.load == 0:
-        problem = "means nothing without load; give power_w in this row"
-        raise table.error(k, problem, "energy_per_request_j")
-    return float(energy * row.load / (request.tokens * request.shared_by))
 
 
 def _refuse_power(table: Table[Any], k: int, watts: float) -> None:
@@ -513,21 +473,6 @@ def _refuse_power(table: Table[Any], k: int, watts: float) -> None:
     if watts > _MOST_W:
         given = table.columns["power_w"][k] is not None
         mend = "W" if given else "J, and mean lengths and shared_by of the class in the sidecar"
-        raise table.error(
-            k,
-            f"means {watts:.0f} W on each GPU, which none draws; give {mend}",
-            "power_w" if given else "energy_per_request_j",
-        )
-
-
-def _refuse_holes(profile: ServingProfile) -> None:
-    """A clock between two others, that other configurations have, must not be missing."""
-    for name, tp, clock in profile.gaps():
-        mine = [curve.frequency_mhz for curve in profile.of(name, tp)]
-        if mine and mine[0] < clock < mine[-1]:
-            raise InputError(
-                f"the table has a hole: {name} on TP{tp} has rows below and above {clock} MHz but "
-                "none at it; measure it, or leave out what lies below",
-                path=profile.path,
-                column="frequency",
-            )
+        column = "power_w" if given else "energy_per_request_j"
+        message = f"means {watts:.0f} W on each GPU, which none draws; give {mend}"
+        raise table.error(k, message, column)

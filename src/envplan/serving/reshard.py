@@ -82,12 +82,13 @@ def transfer_plan(before: Sequence[int], after: Sequence[int], idle: int = 0) ->
     if len(wanted) > len(held) or not before:
         raise ValueError(f"{len(held)} GPUs cannot become instances on {len(wanted)}")
     place = _cheapest([[len(need - have) for have in held] for need in wanted])
-    sent = [0] * len(held)
-    transfers = []
-    lacking = [
-        (part, target) for slot, target in enumerate(place) for part in wanted[slot] - held[target]
-    ]
     sources = {part: [g for g, parts in enumerate(held) if part in parts] for part in range(PARTS)}
+    lacking = [
+        (part, target)
+        for need, target in zip(wanted, place, strict=True)
+        for part in need - held[target]
+    ]
+    sent, transfers = [0] * len(held), []
     for part, target in sorted(lacking, key=lambda lack: len(sources[lack[0]])):
         source = min(sources[part], key=lambda gpu: sent[gpu])
         sent[source] += 1
@@ -154,8 +155,8 @@ def move_fleet(
     )
 
     def plan(here: list[Instance], there: list[Instance]) -> TransferPlan | None:
-        tps = tuple(i.tp for i in here)
-        return transfer_plan(tps, tuple(i.tp for i in there), size - sum(tps)) if here else None
+        was, now = (tuple(instance.tp for instance in each) for each in (here, there))
+        return transfer_plan(was, now, size - sum(was)) if here else None
 
     def cost(here: list[Instance], there: list[Instance]) -> int:
         found = plan(here, there)  # without an old instance, all weights come from elsewhere
