@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -19,21 +21,32 @@ def frontier() -> Frontier:
 
 def test_a_data_frame_is_the_same_profile_as_its_file(tmp_path: Path) -> None:
     small_profile(2, blocking=70).save_csv(tmp_path / "profile.csv")
-    read = Profile.read_csv(tmp_path / "profile.csv")
     frame = pd.read_csv(tmp_path / "profile.csv")
     made = Profile.from_dataframe(frame, name="mine", metadata=ProfileMetadata(source="measured"))
     assert (made.name, made.metadata.source) == ("mine", "measured")
-    for one, other in zip(made.tables(), read.tables(), strict=True):
-        assert one.time_ns.tolist() == other.time_ns.tolist()
-        assert one.energy_fj.tolist() == other.energy_fj.tolist()
-
-
-def test_cells_of_a_data_frame_may_be_empty_and_wrong_ones_are_named() -> None:
-    rows = {"stage": [0, 0], "instruction": ["forward", "backward"], "frequency": [1000, 1000]}
-    frame = pd.DataFrame({**rows, "time": [0.1, 0.2], "energy": [10.0, 20.0]})
-    assert Profile.from_dataframe(frame.assign(config=["wide", None])).num_stages == 1
+    read = Profile.read_csv(tmp_path / "profile.csv")
+    assert [table.rows() for table in made.tables()] == [table.rows() for table in read.tables()]
+    # Cells may be empty, and wrong ones are named.
+    some = frame.assign(config=["wide" if k else None for k in range(len(frame))])
+    assert Profile.from_dataframe(some).num_stages == 2
     with pytest.raises(InputError, match="line 3, column time"):
-        Profile.from_dataframe(frame.assign(time=[0.1, -1.0]))
+        Profile.from_dataframe(frame.assign(time=[0.1, *[-1.0] * (len(frame) - 1)]))
+
+
+def test_values_are_frames_of_breakpoints_operations_and_what_ran(frontier: Frontier) -> None:
+    frame = frontier.to_dataframe()
+    assert list(frame) == ["iteration_time_s", "energy_lower_bound_j"]
+    assert frame["iteration_time_s"].tolist() == frontier.times.tolist()
+    assert frame["energy_lower_bound_j"].iloc[-1] == frontier.energy_at(frontier.min_energy_time)
+    plan = frontier.plan()
+    frame = plan.to_dataframe()
+    assert len(frame) == 2 * 2 * 4
+    for stage, frequencies in enumerate(plan.frequencies):
+        assert frame.loc[frame["stage"] == stage, "frequency_mhz"].tolist() == frequencies
+    timeline = simulate(plan, frontier.profile)
+    frame = timeline.to_dataframe()
+    assert frame["finish_s"].max() == timeline.iteration_time
+    assert frame["critical_path"].sum() == len(timeline.critical_path)
 
 
 def test_a_frontier_draws_itself(frontier: Frontier, tmp_path: Path) -> None:
@@ -51,3 +64,14 @@ def test_values_say_in_a_line_what_they_are(frontier: Frontier) -> None:
         assert len(repr(value)) < 100
     saved = plan.savings
     assert saved.joules == pytest.approx(plan.predicted.baseline.energy_j - plan.energy)
+
+
+def test_notebooks_show_pictures_and_tables(frontier: Frontier) -> None:
+    plan = frontier.plan()
+    for picture in (frontier._repr_html_(), simulate(plan, frontier.profile)._repr_html_()):
+        found = re.fullmatch(r'<img alt="[^"]+" src="data:image/png;base64,([^"]+)">', picture)
+        assert found is not None
+        assert base64.b64decode(found[1]).startswith(b"\x89PNG")
+    table = plan._repr_html_()
+    assert "modelled" in table
+    assert f"{plan.predicted.savings_percent:.2f}" in table

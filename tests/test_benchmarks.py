@@ -17,6 +17,7 @@ from benchmarks.against_flow import compare
 from benchmarks.against_lowtime import duel
 from benchmarks.flow_peer import FlowPoint
 from benchmarks.report import ratio, seconds, table
+from benchmarks.schedules import SCHEDULES, shape_of, split_profile
 from benchmarks.tables import noisy_profile
 
 
@@ -72,23 +73,33 @@ def test_everything_at_maximum_frequency_is_replayed_as_the_baseline_is(frontier
 def test_noisy_tables_repeat_for_a_seed_and_differ_between_seeds() -> None:
     assert noisy_profile(4, seed=1).sha256 == noisy_profile(4, seed=1).sha256
     assert noisy_profile(4, seed=1).sha256 != noisy_profile(4, seed=2).sha256
-
-
-def test_sixteen_stages_are_made_of_the_eight_stage_profile() -> None:
+    # Sixteen stages are made of the eight-stage profile.
     assert noisy_profile(16, noise=0.0).num_stages == 16
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.00221, "2.21 ms"), (0.119, "0.119 s"), (415.2, "415 s"), (12.34, "12.3 s")],
-)
-def test_seconds_have_three_digits(value: float, text: str) -> None:
-    assert seconds(value) == text
-
-
-def test_ratios_have_thousands_separators() -> None:
+def test_figures_have_three_digits_and_tables_are_markdown() -> None:
+    shown = [seconds(value) for value in (0.00221, 0.119, 415.2, 12.34)]
+    assert shown == ["2.21 ms", "0.119 s", "415 s", "12.3 s"]
     assert ratio(9841.0) == "9,840x"
-
-
-def test_a_table_is_markdown() -> None:
     assert table(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("model_stages", "operations"), [(8, 384), (16, 1536)])
+def test_schedules_are_compared_at_about_equal_operations_of_the_same_model(
+    name: str, model_stages: int, operations: int
+) -> None:
+    pipeline = shape_of(name, model_stages, operations).pipeline()
+    assert pipeline.num_profile_stages == model_stages
+    assert abs(len(pipeline.operations) - operations) <= 0.06 * operations
+
+
+def test_a_split_profile_times_a_backward_whole_and_in_parts_which_differ_with_noise() -> None:
+    for noise in (0.0, 0.002):
+        profile = split_profile(2, noise=noise)
+        one, other = (profile.table(1, f"backward_{part}").time_ns for part in ("input", "weight"))
+        assert (one.tolist() != other.tolist()) == (noise > 0)
+    profile = split_profile(2, noise=0.0)
+    whole = profile.table(1, "backward").time_ns.sum()
+    parts = (profile.table(1, f"backward_{part}").time_ns.sum() for part in ("input", "weight"))
+    assert sum(parts) == pytest.approx(whole, rel=1e-6)

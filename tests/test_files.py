@@ -54,12 +54,6 @@ def test_a_pipe_is_read_and_one_without_a_writer_given_up(
     writer.join()
 
 
-def test_json_is_what_it_says(tmp_path: Path) -> None:
-    assert parse_json(b'\xef\xbb\xbf{"a": [1, 2.5, "\\ud83d\\ude00"]}', tmp_path) == {
-        "a": [1, 2.5, "\U0001f600"]
-    }
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -79,7 +73,9 @@ def test_json_that_is_none_is_refused(data: bytes, words: str) -> None:
     assert len(error.message) < 200
 
 
-def test_json_that_is_no_text_names_its_line() -> None:
+def test_json_is_what_it_says_and_what_is_no_text_names_its_line() -> None:
+    text = b'\xef\xbb\xbf{"a": [1, 2.5, "\\ud83d\\ude00"]}'
+    assert parse_json(text, "x.json") == {"a": [1, 2.5, "\U0001f600"]}
     error = refused(b'{\n"a": "\xff"}')
     assert (error.line, error.message) == (2, "is not UTF-8 text")
 
@@ -89,9 +85,6 @@ def test_a_slip_of_the_hand_is_not_passed_over(name: str) -> None:
     with pytest.raises(InputError, match="is requests meant") as caught:
         refuse_slip(name, ["class", "requests"], "t.csv", 1)
     assert (caught.value.line, caught.value.column) == (1, name)
-
-
-def test_other_names_are_no_slips() -> None:
     refuse_slip("comment", ["class", "requests"], "t.csv")
 
 
@@ -125,27 +118,19 @@ def test_paths_that_can_be_written_are_left_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_atomic_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
+def test_atomic_write_replaces_goes_through_links_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path, link = tmp_path / "a.txt", tmp_path / "link"
     path.write_text("old")
     path.chmod(0o640)
+    link.symlink_to(path)
     atomic_write(path, "nëw")
     assert path.read_bytes() == "nëw".encode()
     assert path.stat().st_mode & 0o777 == 0o640
-    atomic_write(path, b"\x00")
+    atomic_write(link, b"\x00")
+    assert link.is_symlink()
     assert path.read_bytes() == b"\x00"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_atomic_write_goes_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    atomic_write(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_text() == "new"
-
-
-def test_atomic_write_to_a_device_is_direct() -> None:
+    assert sorted(tmp_path.iterdir()) == [path, link]
+    # A device cannot be replaced.
     atomic_write(os.devnull, "gone")
     assert Path(os.devnull).is_char_device()
 

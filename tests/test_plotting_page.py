@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +50,8 @@ def data_of(text: str) -> dict[str, Any]:
     return document
 
 
-class _Outside(HTMLParser):
-    """Collects what a page would fetch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wanted: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name in ("src", "href") and value and not value.startswith(("#", "data:")):
-                self.wanted.append(value)
-
-
 def test_a_page_fetches_nothing(report: str) -> None:
-    parser = _Outside()
-    parser.feed(report)
-    assert parser.wanted == []
+    assert not re.search(r'(src|href)\s*=\s*["\'](?!#|data:)', report)
     assert "@import" not in report
     assert "url(" not in report
 

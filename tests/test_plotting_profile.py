@@ -16,9 +16,7 @@ def test_each_stage_is_a_curve_with_its_valley_named() -> None:
     assert all("valley at" in label for label in labels)
     assert "(modelled)" in axes.get_title(loc="left")
     assert "MHz" in axes.get_xlabel()
-
-
-def test_of_many_stages_a_bar_says_whose_colour_is_whose() -> None:
+    # Of many stages a bar says whose colour is whose.
     axes, bar = profile_figure(small_profile(stages=12)).axes
     assert not axes.get_figure().legends
     assert bar.get_ylabel().startswith("Stage")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envplan.devices.modelled import GPUS, ModelledGpu, gpu
+from envplan.devices.modelled import GPUS, gpu
 from envplan.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -41,102 +41,56 @@ needs_measured = pytest.mark.skipif(
 )
 
 
-def synthetic(
-    device: ModelledGpu,
-    name: str,
-    *,
-    memory: float,
-    compute: float,
-    waits: float,
-    activity: float,
-    scatter: float = 0.0,
-) -> Curve:
+V100 = gpu("v100-pcie")
+
+
+def synthetic(number: int, memory: float, compute: float, waits: float, activity: float) -> Curve:
     """Points that the model itself makes under limits of 100 to 250 W."""
-    parameters = committed(device)
+    parameters = committed(V100)
     limits = np.arange(250.0, 99.0, -25.0)
-    clocks = np.linspace(device.clocks_mhz[-1], device.clocks_mhz[0], 5000)
+    clocks = np.linspace(V100.clocks_mhz[-1], V100.clocks_mhz[0], 5000)
     static = parameters.static_power_w
     powers = np.array(
-        [static + activity * (device.uncapped_power_w(f) - static) for f in clocks.tolist()]
+        [static + activity * (V100.uncapped_power_w(f) - static) for f in clocks.tolist()]
     )
     settled = np.array([clocks[max(0, np.searchsorted(powers, limit) - 1)] for limit in limits])
     drawn = np.interp(settled, clocks, powers)
     busy = memory + compute / settled
-    noise = 1 + scatter * np.random.default_rng(5).standard_normal((2, len(limits)))
-    return Curve(
-        gpu="V100",
-        source="summary_power_v100.csv",
-        workload=name,
-        network=name,
-        limit_w=limits,
-        time_s=(busy + waits) * noise[0],
-        energy_j=(drawn * busy + parameters.gap_power_w * waits) * noise[1],
-    )
+    energy_j = drawn * busy + parameters.gap_power_w * waits
+    name = f"bert-{number}"
+    return Curve("V100", "summary_power_v100.csv", name, name, limits, busy + waits, energy_j)
 
 
-def curves_of_the_model(device: ModelledGpu, scatter: float = 0.0) -> list[Curve]:
+def curves_of_the_model() -> list[Curve]:
     shapes = [(0.2, 900.0, 0.05, 1.0), (0.5, 600.0, 0.1, 1.0), (0.4, 500.0, 0.4, 0.7)]
-    return [
-        synthetic(
-            device,
-            f"bert-{number}",
-            memory=memory,
-            compute=compute,
-            waits=waits,
-            activity=activity,
-            scatter=scatter,
-        )
-        for number, (memory, compute, waits, activity) in enumerate(shapes)
-    ]
+    return [synthetic(number, *shape) for number, shape in enumerate(shapes)]
 
 
-def test_points_of_the_model_are_met_almost_exactly() -> None:
-    device = gpu("v100-pcie")
-    for judgement in judge(device, curves_of_the_model(device)):
+def test_points_of_the_model_are_met_and_its_activities_and_shares_found_again() -> None:
+    curves = curves_of_the_model()
+    judged = judge(V100, curves)
+    for judgement in judged:
         assert np.abs(judgement.time_error).max() < 0.005
         assert np.abs(judgement.limit_energy_error).max() < 0.005
         assert judgement.modelled_valley_w == judgement.measured_valley_w
         assert judgement.valley_loss == 0
-
-
-def test_judging_finds_activity_and_shares_again() -> None:
-    device = gpu("v100-pcie")
-    dense, _, waiting = judge(device, curves_of_the_model(device))
+    dense, _, waiting = judged
     assert dense.activity == pytest.approx(1.0, rel=0.1)
     assert waiting.activity == pytest.approx(0.7, rel=0.1)
     assert waiting.gap_share > dense.gap_share
-
-
-def test_fit_to_points_of_the_model_meets_them_with_other_parameters_or_the_same() -> None:
-    device = gpu("v100-pcie")
-    curves = curves_of_the_model(device)
-    for judgement in judge(device, curves, fit_gpu(device, curves)):
+    # Worse parameters are judged worse, and those of a fit nearly as well.
+    wrong = judge(V100, curves, Parameters(90.0, 0.05, 1300.0, 0.0, 80.0))
+    worst, best = (max(np.abs(j.energy_error).max() for j in each) for each in (wrong, judged))
+    assert worst > 5 * best
+    fitted = fit_gpu(V100, curves)
+    for judgement in judge(V100, curves, fitted):
         assert np.sqrt(np.mean(judgement.energy_error**2)) < 0.03
+    assert fit_gpu(V100, curves_of_the_model()) == fitted
 
 
-def test_fit_has_no_random_part() -> None:
-    device = gpu("v100-pcie")
-    curves = curves_of_the_model(device, scatter=0.02)
-    assert fit_gpu(device, curves) == fit_gpu(device, curves)
-
-
-def test_worse_parameters_are_judged_worse() -> None:
-    device = gpu("v100-pcie")
-    curves = curves_of_the_model(device)
-    wrong = Parameters(90.0, 0.05, 1300.0, 0.0, 80.0)
-
-    def error(parameters: Parameters | None) -> float:
-        return max(np.abs(j.energy_error).max() for j in judge(device, curves, parameters))
-
-    assert error(wrong) > 5 * error(None)
-
-
-@pytest.mark.parametrize("name", DEVICES)
-def test_every_measured_gpu_has_committed_parameters(name: str) -> None:
-    assert committed(gpu(DEVICES[name])).gap_power_w > 0
-
-
-def test_gpus_that_were_not_measured_have_none() -> None:
+def test_measured_gpus_have_committed_parameters_and_no_others() -> None:
+    for key in DEVICES.values():
+        assert committed(gpu(key)).gap_power_w > 0
     for key in GPUS.keys() - set(DEVICES.values()) - {"v100"}:
         with pytest.raises(InputError, match="nothing was measured"):
             committed(gpu(key))
@@ -153,18 +107,18 @@ d,n,8,adam,250,2.0,150.0
 """
 
 
-def test_windows_are_sorted_by_limit_and_averaged_over_gpus(tmp_path: Path) -> None:
+def test_windows_are_averaged_over_gpus_and_a_summary_has_a_curve_for_each_workload(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "A40+net+gpu0,1.csv").write_text(WINDOWS)
-    [curve] = read_measured(tmp_path)
-    assert (curve.gpu, curve.network, curve.workload) == ("A40", "net", "net, 2 GPUs")
-    assert curve.limit_w.tolist() == [300, 100]
-    assert curve.time_s.tolist() == [2.0, 4.0]
-    assert curve.energy_j.tolist() == [600.0, 400.0]
-
-
-def test_summary_gives_a_curve_for_each_workload(tmp_path: Path) -> None:
     (tmp_path / "summary_power_p100.csv").write_text(SUMMARY)
-    one, two = sorted(read_measured(tmp_path), key=lambda curve: len(curve.limit_w))
+    windows, one, two = sorted(
+        read_measured(tmp_path), key=lambda curve: (curve.gpu, len(curve.limit_w))
+    )
+    assert (windows.gpu, windows.network, windows.workload) == ("A40", "net", "net, 2 GPUs")
+    assert windows.limit_w.tolist() == [300, 100]
+    assert windows.time_s.tolist() == [2.0, 4.0]
+    assert windows.energy_j.tolist() == [600.0, 400.0]
     assert one.workload == "n d batch 16 adam"
     assert two.limit_w.tolist() == [250, 125]
     assert two.energy_j.tolist() == [300.0, 400.0]
@@ -197,22 +151,16 @@ def test_script_refuses_wrong_arguments_with_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_block_of_a_document_is_replaced_alone(tmp_path: Path) -> None:
+def test_block_of_a_document_is_replaced_alone_and_one_that_is_not_there_refused(
+    tmp_path: Path,
+) -> None:
     page = tmp_path / "page.md"
-    page.write_text(
-        "a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n<!-- y: begin --><!-- y: end -->"
-    )
+    page.write_text("a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n")
     update_block(page, "x", markdown_table(["h"], [["1"]]))
     assert block(page.read_text(), "x") == "| h |\n| --- |\n| 1 |"
-    assert block(page.read_text(), "y") == ""
     assert page.read_text().startswith("a\n")
-
-
-def test_document_without_the_block_is_refused(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("nothing here")
     with pytest.raises(InputError, match="no block"):
-        update_block(page, "x", "new")
+        update_block(page, "z", "new")
     with pytest.raises(InputError, match="cannot be read"):
         update_block(tmp_path / "none.md", "x", "new")
 
@@ -222,37 +170,22 @@ def measured() -> list[Curve]:
     return read_measured(MEASURED)
 
 
-@pytest.fixture(scope="module")
-def fits(measured: list[Curve]) -> dict[str, Parameters]:
-    return fitted_parameters(measured)
-
-
 @needs_measured
-def test_all_four_gpus_are_read(measured: list[Curve]) -> None:
-    assert {curve.gpu for curve in measured} == set(DEVICES)
-    assert {curve.source for curve in measured} == {path.name for path in MEASURED.glob("*.csv")}
-
-
-@needs_measured
-@pytest.mark.parametrize("name", FITTED)
-def test_the_fit_finds_nothing_better_than_the_committed_parameters(
-    name: str, measured: list[Curve], fits: dict[str, Parameters]
-) -> None:
-    device = gpu(DEVICES[name])
-    curves = [c for c in measured if c.gpu == name and c.source.startswith("summary")]
-    best = misfit(device, curves, fits[name])
-    assert misfit(device, curves, committed(device)) == pytest.approx(best, rel=0.02)
-
-
-@needs_measured
-def test_waits_of_the_a40_are_those_of_the_fit(fits: dict[str, Parameters]) -> None:
+@pytest.mark.slow
+def test_the_fit_finds_nothing_better_than_the_committed_parameters(measured: list[Curve]) -> None:
+    fits = fitted_parameters(measured)
     assert fits["A40"].gap_power_w == pytest.approx(committed(gpu("a40")).gap_power_w, abs=0.5)
+    for name in FITTED:
+        device = gpu(DEVICES[name])
+        curves = [c for c in measured if c.gpu == name and c.source.startswith("summary")]
+        best = misfit(device, curves, fits[name])
+        assert misfit(device, curves, committed(device)) == pytest.approx(best, rel=0.02)
 
 
 @needs_measured
-def test_residuals_in_the_documentation_are_current(
-    measured: list[Curve], fits: dict[str, Parameters]
-) -> None:
+def test_residuals_in_the_documentation_are_current(measured: list[Curve]) -> None:
+    assert {curve.source for curve in measured} == {path.name for path in MEASURED.glob("*.csv")}
+    fits = {name: committed(gpu(key)) for name, key in DEVICES.items()}
     written = block((ROOT / "docs" / "profiles.md").read_text(encoding="utf-8"), "residuals")
     for old, new in zip(written.splitlines(), report(measured, fits).splitlines(), strict=True):
         if old.startswith("| A40, for comparison"):

@@ -86,13 +86,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 def meant(name: str, known: Iterable[str]) -> str:
     """What follows an unknown name: all that are known, if they are few, and what was meant."""
-    listed, names = [""], list(known)
+    names = list(known)
+    few = f"; known: {', '.join(names)}" if len(names) <= _FEW else ""
     near = _nearest(name, names)
-    if len(names) <= _FEW:
-        listed.append(f"known: {', '.join(names)}")
-    if near:
-        listed.append(f"did you mean {' or '.join(near)}?")
-    return "; ".join(listed)
+    return few + (f"; did you mean {' or '.join(near)}?" if near else "")
 
 
 #: Names that may all be listed in a line.
@@ -102,16 +99,14 @@ _FEW = 24
 def _nearest(name: str, names: list[str]) -> list[str]:
     """At most three names that someone who typed `name` may have meant."""
     plain = {known: _plain(known) for known in names}
-    typed = _plain(name)
-    if not typed:
+    if not (typed := _plain(name)):
         return []
     for fits in (typed.__eq__, lambda text: text.startswith(typed), lambda text: typed in text):
-        found = [known for known, text in plain.items() if fits(text)]
-        if found:
+        if found := [known for known, text in plain.items() if fits(text)]:
             return found[:3]
     from difflib import get_close_matches
 
-    near = set(get_close_matches(typed, plain.values(), n=3, cutoff=0.6))
+    near = get_close_matches(typed, plain.values(), n=3, cutoff=0.6)
     return [known for known, text in plain.items() if text in near][:3]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import cycle, product
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,7 @@ from envplan.plotting.frontier import LOOKS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     from envplan.sweep import Row
 
@@ -76,46 +78,41 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
         of = "" if "profile" in varies else f" of {shortened(rows[0].profile)}"
         left_out = f"; {len(shown)} of {len(panels)} shown" if len(shown) < len(panels) else ""
         drawn.suptitle(f"{len(rows)} plans{of}{told}{left_out}", fontsize=11)
-        _draw_legend(drawn, width, kinds, styles, sorted({row.planner for row in rows}))
+        handles = _handles(styles, sorted({row.planner for row in rows}))
+        longest = max(len(str(handle.get_label())) for handle in handles) + 7
+        beside = min(max(1, int(width * _CHARACTERS_PER_IN) // longest), len(handles))
+        drawn.legend(handles=handles, loc="outside lower left", ncols=beside)
     return drawn
 
 
 def _draw(axes: Axes, rows: Sequence[Row], rest: Sequence[str], styles: dict[str, Any]) -> None:
     axes.axhline(0, color="0.6", linewidth=0.8)
-    for kind, planner in sorted({(_kind(row, rest), row.planner) for row in rows}):
-        points = sorted(
-            (row.slowdown_percent or 0.0, row.savings_percent or 0.0)
-            for row in rows
-            if (_kind(row, rest), row.planner) == (kind, planner)
-        )
+    lines: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        point = row.slowdown_percent or 0.0, row.savings_percent or 0.0
+        lines[_kind(row, rest), row.planner].append(point)
+    for (kind, planner), points in sorted(lines.items()):
         look = {"markersize": 5, "linewidth": 1.2, **styles[kind]}
-        axes.plot(*zip(*points, strict=True), marker=LOOKS[planner].marker, **look)
+        axes.plot(*zip(*sorted(points), strict=True), marker=LOOKS[planner].marker, **look)
 
 
-def _draw_legend(
-    drawn: Figure,
-    width: float,
-    kinds: Sequence[str],
-    styles: dict[str, Any],
-    planners: Sequence[str],
-) -> None:
+def _handles(styles: dict[str, Any], planners: Sequence[str]) -> list[Line2D]:
+    """What stands in the legend: a line for each kind of job, a mark for each planner."""
     from matplotlib.lines import Line2D
 
-    named = kinds[:_MOST_COLOURS] if len(kinds) > 1 or kinds[0] else []
+    kinds = list(styles) if any(styles) else []
     handles = [
         Line2D([], [], linewidth=2.2, label=kind or "no conditions", **styles[kind])
-        for kind in named
+        for kind in kinds[:_MOST_COLOURS]
     ]
-    if len(kinds) > len(named) > 0:
-        words = f"and {len(kinds) - len(named)} more"
+    if len(kinds) > _MOST_COLOURS:
+        words = f"and {len(kinds) - _MOST_COLOURS} more"
         handles.append(Line2D([], [], linestyle="none", label=words))
-    for planner in planners if len(planners) > 1 or not handles else []:
-        look = LOOKS[planner]
-        mark: dict[str, Any] = {"marker": look.marker, "linestyle": "none", "color": "0.3"}
-        handles.append(Line2D([], [], label=look.name, **mark))
-    longest = max(len(str(handle.get_label())) for handle in handles) + 7
-    columns = max(1, int(width * _CHARACTERS_PER_IN) // longest)
-    drawn.legend(handles=handles, loc="outside lower left", ncols=min(columns, len(handles)))
+    for look in (LOOKS[planner] for planner in planners):
+        if len(planners) > 1 or not kinds:
+            mark: dict[str, Any] = {"marker": look.marker, "linestyle": "none", "color": "0.3"}
+            handles.append(Line2D([], [], label=look.name, **mark))
+    return handles
 
 
 def _kind(row: Row, told_by: Sequence[str]) -> str:

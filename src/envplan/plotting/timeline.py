@@ -87,11 +87,11 @@ def timeline_figure(
             axes_row[0].set_title(_title(one.timeline, before), loc="left")
         about = title(timeline).replace("\n", ": ")
         draw_legend(drawn, shown, about + _left_out(timeline, spans))
-        for axes, span in zip(grid[-1], spans, strict=True):
-            _draw_power(axes, timeline, before, span)
-            axes.set_xlabel("Time (s)")
         peak = max(each.peak_power for each in shown)
         watts, unit = power_unit(peak)
+        for axes, span in zip(grid[-1], spans, strict=True):
+            _draw_power(axes, shown, watts, span)
+            axes.set_xlabel("Time (s)")
         grid[-1][0].set_ylim(0, 1.1 * peak / watts or 1.0)
         grid[-1][0].set_ylabel(f"All GPUs ({unit})")
         handles, labels = grid[-1][0].get_legend_handles_labels()
@@ -249,15 +249,14 @@ def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None
     from matplotlib.patches import Patch
 
     kinds = {timed.operation.instruction for each in shown for timed in each.operations}
-    handles: list[Line2D | Patch] = []
-    if "forward" in kinds:
-        handles.append(Line2D([], [], color="0.4", linewidth=4, label="forward (low)"))
-    if kinds & {"backward", "backward_input"}:
-        handles.append(Patch(color="0.4", label="backward (high)"))
-    if _HATCHED in kinds:
-        look: dict[str, Any] = {"facecolor": "0.4", "edgecolor": "white", "hatch": _WEIGHT_HATCH}
-        handles.append(Patch(**look, label="weight gradient"))
-    handles += [
+    weight: dict[str, Any] = {"edgecolor": "white", "hatch": _WEIGHT_HATCH}
+    of_kinds: list[tuple[set[str], Line2D | Patch]] = [
+        ({"forward"}, Line2D([], [], color="0.4", linewidth=4, label="forward (low)")),
+        ({"backward", "backward_input"}, Patch(color="0.4", label="backward (high)")),
+        ({_HATCHED}, Patch(facecolor="0.4", **weight, label="weight gradient")),
+    ]
+    handles = [
+        *(handle for some, handle in of_kinds if kinds & some),
         Patch(**_USABLE, linewidth=0, label="waiting that slower clocks could fill"),
         Patch(**_UNUSABLE, linewidth=0, label="other waiting"),
         Patch(facecolor="none", edgecolor=_CRITICAL, linewidth=1.5, label="critical path"),
@@ -277,14 +276,11 @@ def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None
     )
 
 
-def _draw_power(axes: Axes, timeline: Timeline, before: Timeline | None, window: Window) -> None:
-    shown = [timeline] if before is None else [before, timeline]
-    scale, _ = power_unit(max(each.peak_power for each in shown))
-    for each in shown:
-        name = "" if before is None else ("plan, " if each is timeline else "maximum frequency, ")
-        look: dict[str, Any] = {"color": "0.35", "linewidth": 0.8}
-        if each is timeline:
-            look = {"fill": True, "color": "#56B4E9", "alpha": 0.7}
+def _draw_power(axes: Axes, shown: Sequence[Timeline], scale: float, window: Window) -> None:
+    before: dict[str, Any] = {"color": "0.35", "linewidth": 0.8}
+    plan: dict[str, Any] = {"fill": True, "color": "#56B4E9", "alpha": 0.7}
+    names = ("maximum frequency, ", "plan, ") if len(shown) > 1 else ("",)
+    for each, name, look in zip(shown, names, (before, plan)[-len(shown) :], strict=True):
         times, watts = each.power
         seconds = times / NS_PER_S
         first = max(0, int(np.searchsorted(seconds, window[0], side="right")) - 1)

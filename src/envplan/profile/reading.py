@@ -115,8 +115,8 @@ class Straggler:
 
 
 Option = tuple[int, str, int, str]  # stage, instruction, MHz, config
-#: Rows by option and part.
-Groups = dict[tuple[int, str, int, str, str], Sequence[int]]
+#: Rows by option and part, and by rank.
+Groups = dict[tuple[int, str, int, str, str], dict[int | None, int]]
 
 
 @dataclass
@@ -175,7 +175,8 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     rows: defaultdict[tuple[int, str, str], list[tuple[int, int, int, str]]] = defaultdict(list)
     powers: defaultdict[int, list[float]] = defaultdict(list)
     spreads: dict[Option, float] = {}
-    for (stage, instruction, mhz, config, part), members in groups.items():
+    for (stage, instruction, mhz, config, part), ranked in groups.items():
+        members = list(ranked.values())
         time = max(times[row] for row in members)
         energy = math.fsum(energies[row] for row in members) / len(members)
         if not part and (spread := _spread(table, members)) is not None:
@@ -190,7 +191,7 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
             found = tuple(Part(name, option_table(*key, rows[*key, name])) for name in order[key])
             if own := rows.get((*key, "")):
                 tables[key] = option_table(*key, own)
-                found = scaled(tables[key], found, _noise(table, groups, key, order[key]))
+                found = scaled(tables[key], found, _noise(table, groups, tables[key], order[key]))
             else:
                 tables[key] = one_clock(*key, found)
             parts[key] = found
@@ -217,10 +218,8 @@ def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
     own = [stds[row] ** 2 for row in members if stds[row] is not None]
     if not own and len(members) < 2:
         return None
-    variance = statistics.fmean(own) if own else 0.0
-    if len(members) > 1:
-        variance += statistics.variance(times[row] for row in members)
-    return math.sqrt(variance)
+    between = statistics.variance(times[row] for row in members) if len(members) > 1 else 0.0
+    return math.sqrt(statistics.fmean(own or [0.0]) + between)
 
 
 def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], list[str]]]:
@@ -232,24 +231,19 @@ def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], lis
     """
     names = ("stage", "instruction", "frequency", "config", "part", "rank")
     groups: Groups = {}
-    seen: dict[tuple[Any, ...], int] = {}
     orders: defaultdict[tuple[int, str], dict[str, int]] = defaultdict(dict)
     last: dict[tuple[Any, ...], str] = {}
     for row, key in enumerate(zip(*(table.columns[name] for name in names), strict=True)):
         stage, instruction, mhz, config, part, rank = key
-        first = seen.setdefault(key, row)
+        first = groups.setdefault(key[:5], {}).setdefault(rank, row)
         if first != row:
-            label = "".join(
-                f" {name} {value}"
-                for name, value in zip(names[3:], key[3:], strict=True)
-                if value not in ("", None)
-            )
+            more = zip(names[3:], key[3:], strict=True)
+            label = "".join(f" {name} {value}" for name, value in more if value not in ("", None))
             raise table.error(
                 row,
                 f"repeats line {table.lines[first]}: stage {stage} {instruction} at {mhz} MHz"
                 f"{label}; keep one of the two, or tell them apart in a config column",
             )
-        groups[key[:5]] = (*groups.get(key[:5], ()), row)
         if not part:
             continue
         if instruction == BLOCKING:
@@ -269,7 +263,7 @@ def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], lis
 
 
 def _noise(
-    table: Table[ProfileRow], groups: Groups, key: tuple[int, str], parts: Sequence[str]
+    table: Table[ProfileRow], groups: Groups, whole: OptionTable, parts: Sequence[str]
 ) -> dict[Knob, tuple[float, float]]:
     """By clock and config, how far sums of parts may lie from the operation, in time and energy.
 
@@ -282,23 +276,22 @@ def _noise(
         return 3 * math.hypot(*known) / values[rows[0]] if values[rows[0]] else 0.0
 
     found = {}
-    for (*of, mhz, config, part), members in groups.items():
-        if tuple(of) == key and not part:
-            each = [groups.get((*key, mhz, config, name), ()) for name in parts]
-            rows = [members[0], *(own[0] for own in each if own)]
-            found[mhz, config] = noise("time", rows), noise("energy", rows)
+    for mhz, config in whole.by_knob():
+        each = (groups.get((whole.stage, whole.instruction, mhz, config, p)) for p in ("", *parts))
+        rows = [next(iter(ranked.values())) for ranked in each if ranked]
+        found[mhz, config] = noise("time", rows), noise("energy", rows)
     return found
 
 
 def _stragglers(table: Table[ProfileRow], groups: Groups) -> tuple[Straggler, ...]:
     """Ranks that take longer than the others, which the lower median of their stage stands for."""
-    times, ranks = table.columns["time"], table.columns["rank"]
+    times = table.columns["time"]
     ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-    for (stage, instruction, *_), members in groups.items():
-        if instruction != BLOCKING and len(members) > 1:
-            usual = statistics.median_low(times[row] for row in members)
-            for row in members:
-                ratios[stage, ranks[row]].append(times[row] / usual)
+    for (stage, instruction, *_), ranked in groups.items():
+        if instruction != BLOCKING and len(ranked) > 1:
+            usual = statistics.median_low(times[row] for row in ranked.values())
+            for rank, row in ranked.items():
+                ratios[stage, rank or 0].append(times[row] / usual)
     found = ((rank, stage, statistics.median(r)) for (stage, rank), r in sorted(ratios.items()))
     return tuple(Straggler(*one) for one in found if one[2] > STRAGGLES)
 
@@ -308,12 +301,11 @@ def _check_stages(table: Table[ProfileRow]) -> int:
     present = sorted(set(stages))
     for expected, stage in enumerate(present):
         if stage != expected:
-            raise table.error(
-                stages.index(stage),
+            problem = (
                 f"stage {expected} has no rows but stage {stage} has; stages must be numbered 0, "
-                "1, 2, ... without gaps",
-                "stage",
+                "1, 2, ... without gaps"
             )
+            raise table.error(stages.index(stage), problem, "stage")
     return len(present)
 
 

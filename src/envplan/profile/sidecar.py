@@ -133,10 +133,10 @@ class ProfileMetadata:
             raise InputError("must hold one JSON object, {...}")
         job = document.pop("job", None) or {}
         for name, field_name in (("schedule", "schedule"), ("microbatches", "num_microbatches")):
-            if not isinstance(job, dict) or name not in job:
-                continue
-            if document.setdefault(field_name, job[name]) != job.pop(name):
-                raise InputError(f"says {name} twice, and not the same", column="job")
+            if isinstance(job, dict) and name in job:
+                value = job.pop(name)
+                if document.setdefault(field_name, value) != value:
+                    raise InputError(f"says {name} twice, and not the same", column="job")
         known = {name: document.pop(name) for name in _WRITTEN if document.get(name) is not None}
         gpu = known.get("gpu")
         if isinstance(gpu, list):

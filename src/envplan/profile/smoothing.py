@@ -100,15 +100,31 @@ def jump_clocks(tables: Iterable[OptionTable]) -> dict[str, int]:
     """The highest clock below a jump, MHz, of each instruction that has one on some stage."""
     found: dict[str, int] = {}
     for table in tables:
-        if (arrays := _sweep(table)) is not None:
-            for k in jumps(arrays[1]):
-                found[table.instruction] = max(int(arrays[0][k]), found.get(table.instruction, 0))
+        if (arrays := _sweep(table)) is not None and (below := jumps(arrays[1])):
+            highest = int(arrays[0][below[-1]])
+            found[table.instruction] = max(highest, found.get(table.instruction, 0))
     return found
 
 
 def smoothed_tables(tables: Tables) -> dict[tuple[int, str], OptionTable]:
     """The tables with the noise taken out of each that is a sweep of an operation."""
-    return {key: _smoothed(table) for key, table in tables.items()}
+    smoothed = dict(tables)
+    for key, table in tables.items():
+        if (arrays := _sweep(table)) is not None:
+            times, energies = _smoothed(*(tuple(one.tolist()) for one in arrays))
+            rows = zip(times.tolist(), energies.tolist(), arrays[0].tolist(), strict=True)
+            options = [
+                (ns_from_s(time), fj_from_j(energy), -int(mhz), table.config[0])
+                for time, energy, mhz in rows
+            ]
+            smoothed[key] = option_table(*key, options)
+    return smoothed
+
+
+@lru_cache(maxsize=256)  # stages of one model are often measured once
+def _smoothed(*columns: tuple[float, ...]) -> tuple[FloatArray, FloatArray]:
+    """What smooth_curve makes of clocks, times and energies."""
+    return smooth_curve(*map(np.array, columns))
 
 
 def _sweep(table: OptionTable) -> tuple[FloatArray, FloatArray, FloatArray] | None:
@@ -125,27 +141,6 @@ def _sweep(table: OptionTable) -> tuple[FloatArray, FloatArray, FloatArray] | No
     if np.corrcoef(np.log(mhz), np.log(times))[0, 1] > _FALLS:
         return None
     return mhz, times * 1e-9, energies * 1e-15
-
-
-def _smoothed(table: OptionTable) -> OptionTable:
-    arrays = _sweep(table)
-    if arrays is None:
-        return table
-    times, energies = _smoothed_arrays(*(tuple(one.tolist()) for one in arrays))
-    rows = zip(arrays[0].astype(int).tolist(), times, energies, strict=True)
-    return option_table(
-        table.stage,
-        table.instruction,
-        [(ns_from_s(time), fj_from_j(energy), -mhz, table.config[0]) for mhz, time, energy in rows],
-    )
-
-
-@lru_cache(maxsize=256)  # stages of one model are often measured once
-def _smoothed_arrays(
-    clocks: tuple[float, ...], times: tuple[float, ...], energies: tuple[float, ...]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    smooth = smooth_curve(np.array(clocks), np.array(times), np.array(energies))
-    return tuple(smooth[0].tolist()), tuple(smooth[1].tolist())
 
 
 def jumps(times: FloatArray) -> list[int]:
@@ -194,17 +189,14 @@ def smooth_curve(
     falling = np.argsort(-clocks)
     # From the highest clock down, so that x, minus the clock's logarithm, ascends.
     x = -np.log(clocks[falling])
-    log_time, log_energy = np.log(times[falling]), np.log(energies[falling])
+    logs = np.log([times[falling], energies[falling]])
     if len(x) >= _SWEEP:
-        scale = _joined(x, log_time)
-        log_time, log_energy = log_time + scale, log_energy + scale
-    times_fitted = _convex(x, log_time, rising=True)
-    over = _exact(x, times_fitted, rising=True)
-    energies_fitted = _convex(over, log_energy, rising=False)
-    smooth_times, smooth_energies = np.empty(len(x)), np.empty(len(x))
-    smooth_times[falling] = np.exp(times_fitted)
-    smooth_energies[falling] = np.exp(energies_fitted)
-    return smooth_times, smooth_energies
+        logs += _joined(x, logs[0])
+    slower = _convex(x, logs[0], rising=True)
+    dearer = _convex(_exact(x, slower, rising=True), logs[1], rising=False)
+    smooth = np.empty((2, len(x)))
+    smooth[:, falling] = np.exp([slower, dearer])
+    return smooth[0], smooth[1]
 
 
 def _joined(x: FloatArray, y: FloatArray) -> FloatArray:
