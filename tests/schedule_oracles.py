@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import networkx as nx
 
 from envplan.pipeline import Operation, Pipeline
+from envplan.pipeline.schedules import LETTERS
 
 START, END = "start", "end"
+
+
+INSTRUCTION = {letter: name for name, letter in LETTERS.items()} | {"L": "load"}
+
+
+def rank(number: int, text: str) -> list[Operation]:
+    """`rank(1, "1F0 1B0")`: model stage, instruction and microbatch of what rank 1 runs."""
+    words = re.findall(r"(\d+)([A-Z])(\d+)", text)
+    return [Operation(number, INSTRUCTION[kind], int(m), 0, int(at)) for at, kind, m in words]
 
 
 def orders_of(pipeline: Pipeline) -> list[list[Operation]]:

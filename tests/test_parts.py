@@ -141,13 +141,8 @@ def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(
         assert [-(-p.energy_fj // p.time_ns) for p in each] == slices.tolist()
         assert each[-1].frequency_mhz == table.left_mhz[row]
         # Requests and arrivals, followed ns by ns.
-        starts = dict(
-            zip(
-                (p.part for p in each),
-                itertools.accumulate((p.time_ns for p in each), initial=0),
-                strict=False,
-            )
-        )
+        times = itertools.accumulate((piece.time_ns for piece in each), initial=0)
+        starts = {piece.part: start for piece, start in zip(each, times, strict=False)}
         comes = [(0, mhz)] + [
             (starts[change.part] + change.delay_ns + latency, change.frequency_mhz)
             for change in changes_of(config)[1:]
@@ -257,10 +252,8 @@ def test_plans_by_parts_hold_on_late_and_held_clocks(asked: dict[str, float]) ->
     frontier = trace_frontier(Pipeline("1f1b", 2, 3), profile.adjusted(by_parts=ByParts()))
     plan = frontier.plan(slowdown=0.05, **asked)
     how = plan.profile.adjustments.by_parts
-    assert (how.switch_latency_s, how.min_hold_s) == (
-        asked.get("switch_latency", 0.0),
-        asked.get("min_hold", 0.0),
-    )
+    machine = {"switch_latency": how.switch_latency_s, "min_hold": how.min_hold_s}
+    assert machine == {"switch_latency": 0.0, "min_hold": 0.0, **asked}
     assert verify_plan(plan, profile)
     later = simulate(plan, profile, switch_latency=0.001)
     assert later.energy > 0

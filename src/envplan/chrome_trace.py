@@ -16,7 +16,7 @@ from envplan._files import atomic_write
 from envplan.simulation import TimedOperation, Timeline
 from envplan.units import j_from_fj, s_from_ns
 
-__all__ = ["save_chrome_trace", "trace_events"]
+__all__ = ["save_chrome_trace"]
 
 _PROCESS: Final = 1
 _NS_PER_US: Final = 1000
@@ -30,7 +30,7 @@ def save_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     Raises:
         InputError: it cannot be written there.
     """
-    events = ",\n".join(json.dumps(event, allow_nan=False) for event in trace_events(timeline))
+    events = ",\n".join(json.dumps(event, allow_nan=False) for event in _events(timeline))
     head = {"planner": timeline.plan.planner, "profile": timeline.plan.profile.name}
     if timeline.plan.profile.source is not None:
         head["profile_source"] = timeline.plan.profile.source
@@ -41,7 +41,7 @@ def save_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     )
 
 
-def trace_events(timeline: Timeline) -> Iterator[Event]:
+def _events(timeline: Timeline) -> Iterator[Event]:
     """The events of a trace: names of tracks, then each track in time order."""
     modelled = " (modelled)" if timeline.plan.profile.source == "modelled" else ""
     title = f"{timeline.plan.profile.name}{modelled}, planner {timeline.plan.planner}"

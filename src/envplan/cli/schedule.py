@@ -290,13 +290,13 @@ def _print_summary(layout: ScheduleLayout, hidden: int) -> None:
     format=one_of(*_IMPORTS),
 )
 def import_schedule(
-    source: SourceOptions,
     files: list[Path] = argument(
         "FILE", "The schedule; of chrome-trace, also a file for each rank."
     ),
     *,
     format: str,  # noqa: A002  (the option's name)
     output: Path = Path(_EXPORTS[_DAG]),
+    source: SourceOptions,
     p2p_latency: float | None = None,
 ) -> None:
     """Turn a schedule from elsewhere into a DAG file.

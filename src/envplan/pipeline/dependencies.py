@@ -98,12 +98,15 @@ def _missing(present: set[_Key], count: int, rank_of: Sequence[int]) -> Iterator
     training = any(instruction != FORWARD for instruction, *_ in present)
     for m in range(count):
         for stage, rank in enumerate(rank_of):
-            whole, *parts = ((n, m, stage) for n in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT))
-            split = not present.isdisjoint(parts)
+            whole = BACKWARD, m, stage
+            parts = (BACKWARD_INPUT, m, stage), (BACKWARD_WEIGHT, m, stage)
+            split = parts[0] in present or parts[1] in present
             if split and whole in present:
                 raise InputError(f"{_described(whole, rank)} is there whole and in parts")
-            backwards = (parts if split else [whole]) if training else []
-            yield from (key for key in [(FORWARD, m, stage), *backwards] if key not in present)
+            backwards = (parts if split else (whole,)) if training else ()
+            for key in ((FORWARD, m, stage), *backwards):
+                if key not in present:
+                    yield key
 
 
 def placement(

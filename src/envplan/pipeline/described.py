@@ -94,15 +94,13 @@ def parse_extras(text: str | None, profile: Profile) -> dict[str, list[int]] | N
     if text is None:
         return None
     extras = {}
-    for part in text.split(","):
-        name = part.strip().replace("-", "_")
-        if name not in EXTRAS:
-            raise InputError(f"--extra must name some of {', '.join(EXTRAS)}, not {part.strip()!r}")
+    for name in text.replace("-", "_").replace(" ", "").split(","):
         extras[name] = [s for s in range(profile.num_stages) if profile.has(s, name)]
         if not extras[name]:
             raise InputError(
-                f"--extra {name}: profile {profile.name} has no rows for {name}; add some, at 0 "
-                "MHz if it takes the same time at any clock",
+                f"--extra {name}: profile {profile.name} has no rows for {name}; it must name some "
+                f"of {', '.join(EXTRAS)} that have rows, at 0 MHz if they take the same time at "
+                "any clock",
                 path=profile.path,
             )
     return extras

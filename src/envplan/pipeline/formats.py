@@ -18,7 +18,8 @@ Here is also where numbers given by a user are checked; what leaves this module 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -30,7 +31,7 @@ from envplan._model import Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Edges
 from envplan.pipeline.schedules import Operation
-from envplan.units import ns_from_s, s_from_ns
+from envplan.units import ns_from_s
 
 DAG_SCHEMA: Final = "envplan/dag/v1"
 #: The schedule name of a pipeline that comes from a DAG.
@@ -214,19 +215,10 @@ def parse_dag(document: object) -> Dag:
     return Dag(tuple(index), tuple(entry.operation() for entry in by_stage), after)
 
 
-def dag_document(dag: Dag) -> dict[str, Any]:
-    """The DAG as a JSON document; parse_dag gives an equal DAG back."""
-    waits: list[list[Any]] = [[] for _ in dag.ids]
-    for (before, then), lag in dag.after.items():
-        name = dag.ids[before]
-        waits[then].append({"id": name, "latency": s_from_ns(lag)} if lag else name)
-    entries = [
-        {"id": name, **asdict(operation), "after": after}
-        for name, operation, after in zip(dag.ids, dag.operations, waits, strict=True)
-    ]
-    return {"schema": DAG_SCHEMA, "operations": entries}
-
-
-def located(error: InputError, path: AnyPath) -> InputError:
-    """The same error, saying which file it is about."""
-    return InputError(error.message, path=path, line=error.line, column=error.column)
+@contextmanager
+def naming(path: AnyPath) -> Iterator[None]:
+    """Errors of input from within say that they are about this file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.message, path=path, line=error.line, column=error.column) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from graphlib import CycleError, TopologicalSorter
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
@@ -92,10 +93,8 @@ class Pipeline:
             a custom DAG uses.
         p2p_latency_ns: the latency in whole ns, or a tuple where each pair of neighbours has its
             own; 0 for a custom DAG, whose edges have their own.
-        forwards_ahead: the argument, (num_stages); empty for all schedules but `envpipe`.
-        microbatch_group: the argument; None for all schedules but `interleaved`.
-        extras: for each extra instruction its model stages, ascending; empty for a custom DAG.
-        in_turn: the argument, ascending; empty for a custom DAG.
+        forwards_ahead, microbatch_group, extras, in_turn: the arguments, stages ascending; empty
+            where there are none, as for a custom DAG.
         operations: all operations, (N), grouped by stage, in execution order within a stage.
         stage_begin: int32, (num_stages + 1); stage s runs
             operations[stage_begin[s]:stage_begin[s + 1]].
@@ -149,7 +148,8 @@ class Pipeline:
             if schedule != _GOES_WITH[name]:
                 raise InputError(f"{name} goes with schedule {_GOES_WITH[name]}, not {schedule}")
         if schedule == ENVPIPE:
-            ahead = _checked_ahead(forwards_ahead or [0] * stages, stages, microbatches)
+            wanted = [0] * stages if forwards_ahead is None else forwards_ahead
+            ahead = _checked_ahead(wanted, stages, microbatches)
             self.forwards_ahead = options["forwards_ahead"] = ahead
         if microbatch_group is not None:
             self.microbatch_group = whole_number(microbatch_group, "microbatch_group", least=1)
@@ -186,10 +186,8 @@ class Pipeline:
             InputError: the file cannot be read or is not JSON (says line and column), or as for
                 from_dag.
         """
-        try:
+        with formats.naming(path):
             return cls.from_dag(read_json(path, formats.MAX_DAG_BYTES))
-        except InputError as error:
-            raise formats.located(error, path) from None
 
     @classmethod
     def from_orders(
@@ -333,7 +331,15 @@ class Pipeline:
 
     def to_dag(self) -> dict[str, Any]:
         """The operations and what they wait for as a DAG document (see formats.py)."""
-        return formats.dag_document(self._dag)
+        waits: list[list[Any]] = [[] for _ in self.operations]
+        for (before, then), lag in self._dag.after.items():
+            name = self._dag.ids[before]
+            waits[then].append({"id": name, "latency": s_from_ns(lag)} if lag else name)
+        entries = [
+            {"id": name, **asdict(operation), "after": after}
+            for name, operation, after in zip(self._dag.ids, self.operations, waits, strict=True)
+        ]
+        return {"schema": formats.DAG_SCHEMA, "operations": entries}
 
     def save_dag(self, path: AnyPath) -> None:
         """Write the DAG file of the pipeline, an operation a line.

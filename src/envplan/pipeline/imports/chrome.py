@@ -32,7 +32,7 @@ from envplan._files import unzipped
 from envplan._model import Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Place
-from envplan.pipeline.formats import identifier, located
+from envplan.pipeline.formats import identifier, naming
 from envplan.pipeline.imports.steps import ImportedSchedule, Step, scheduled
 from envplan.pipeline.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LETTERS
 
@@ -184,10 +184,8 @@ def read_chrome_traces(
     found: list[_Event] = []
     skipped: Counter[str] = Counter()
     for number, path in enumerate(paths):
-        try:
+        with naming(path):
             found += _operations(_spans(_events(path), number), mapping, skipped)
-        except InputError as error:
-            raise located(error, path) from None
     if not any(operation.instruction.startswith("backward") for operation in found):
         most = ", ".join(f"{shown(name)} ({count})" for name, count in skipped.most_common(5))
         raise InputError(

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from envplan._files import decoded, read_bounded
 from envplan.errors import InputError
 from envplan.pipeline.dependencies import Place, placement
-from envplan.pipeline.formats import MAX_OPERATIONS, located
+from envplan.pipeline.formats import naming
 from envplan.pipeline.schedules import FORWARD, LETTERS, SCHEDULES, Operation
 
 MAX_FILE_BYTES: Final = 64 * 2**20
@@ -80,8 +80,7 @@ class ImportedSchedule:
         shape = (len(orders), self.num_microbatches, self.num_chunks)
         chunks = [op.chunk for op in orders[0] if op.instruction == FORWARD]
         group = chunks.index(1) if 1 in chunks else None
-        candidates = [*dict.fromkeys(SCHEDULES).items(), ("interleaved", group)]
-        for name, length in candidates:
+        for name, length in (*dict.fromkeys(SCHEDULES).items(), ("interleaved", group)):
             options = {} if length is None else {"microbatch_group": length}
             with suppress(InputError):
                 if SCHEDULES[name](*shape, **options) == orders:
@@ -125,8 +124,6 @@ def scheduled(ranks: Iterable[Iterable[Found]], *, again: str = "") -> ImportedS
         stages = sorted({step.model_stage for step in steps})
         chunks = {stage: chunk for chunk, stage in enumerate(stages)}
         orders.append(tuple(Operation(rank, i, m, chunks[stage], stage) for i, m, stage in steps))
-    if sum(map(len, orders)) > MAX_OPERATIONS:
-        raise InputError(f"has more than {MAX_OPERATIONS} operations")
     placement(orders, lambda rank, at: places[rank][at], again=again)
     return ImportedSchedule(tuple(orders), skipped)
 
@@ -151,7 +148,5 @@ def from_file(
     Raises:
         InputError: it cannot be read, is larger or is not UTF-8; or as `parse`.
     """
-    try:
+    with naming(path):
         return parse(decoded(read_bounded(path, MAX_FILE_BYTES), path))
-    except InputError as error:
-        raise located(error, path) from None
