@@ -81,6 +81,19 @@ def test_min_dwell_applies_the_plan_of_solves_own_min_dwell(folder: Path) -> Non
     assert again.plan_sha256 != asked.plan_sha256
 
 
+def test_min_dwell_keeps_to_the_time_of_clocks_that_somebody_else_chose(folder: Path) -> None:
+    done("solve -q --slowdown 10")
+    done("apply -q --format csv -o all.csv")
+    done("solve -q --clocks all.csv -o given.json")
+    done("apply -q given.json --min-dwell 150")
+    again = FrequencyPlan.load("run.freqplan.json")
+    asked = json.loads(Path("given.json").read_text())["target"]["deadline_s"]
+    assert again.iteration_time_s <= again.deadline_s == asked
+    done("apply -q given.json --min-dwell 0")
+    plain = FrequencyPlan.load("run.freqplan.json").energy_j
+    assert again.energy_j == pytest.approx(plain, rel=0.02)
+
+
 def test_ladder_can_be_left_out_but_not_invented(folder: Path) -> None:
     done("apply -q --no-ladder")
     assert FrequencyPlan.load("run.freqplan.json").ladder is None

@@ -402,14 +402,6 @@ def test_start_is_refused_with_the_reason_and_changes_nothing(fake_nvml: FakeNvm
     assert fake_nvml.clock_changes() == fake_nvml.clock_changes(1) == []
 
 
-def test_a_guard_whose_process_cannot_be_made_is_refused_in_a_line(
-    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(DeviceError, match="guard cannot be started: No such file"):
-        Guard.start("nvml", 0)
-
-
 def test_what_else_is_printed_in_the_guard_is_passed_over(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -85,11 +85,10 @@ def test_clocks_set_are_those_of_the_plan(
     assert [run for run in runs if run][position] == ",".join(map(str, changes))
 
 
-def test_all_clocks_are_given_back_at_the_end(compared: tuple[Any, FakeNvml, Path]) -> None:
+def test_all_ranks_log_whole_lines_into_one_file_and_give_their_clocks_back(
+    compared: tuple[Any, FakeNvml, Path],
+) -> None:
     assert [compared[1].locked(rank) for rank in range(RANKS)] == [None] * RANKS
-
-
-def test_all_ranks_log_whole_lines_into_one_file(compared: tuple[Any, FakeNvml, Path]) -> None:
     lines = [json.loads(line) for line in (compared[2] / "1f1b.jsonl").read_text().splitlines()]
     steps = sorted((line["rank"], line["step"]) for line in lines if line["event"] == "step")
     assert steps == [(rank, step) for rank in range(RANKS) for step in range(STEPS)]

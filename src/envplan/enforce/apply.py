@@ -13,7 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from typing import TypeVar
 
 import numpy as np
@@ -249,12 +249,9 @@ class _Fitter:
         Raises:
             InputError: as for rung_rows.
         """
-        tables = [self._problem.tables[number] for number in self._table]
-        rows = rung_rows(name, rung, self._problem).tolist()
-        return [
-            (int(table.frequency_mhz[row]), table.config[row])
-            for table, row in zip(tables, rows, strict=True)
-        ]
+        rung_rows(name, rung, self._problem)
+        configs = chain(*rung.configs) if rung.configs else repeat("")
+        return list(zip(chain(*rung.frequencies_mhz), configs, strict=False))
 
     def replay(self, choice: Sequence[Knob]) -> Replay:
         """What a choice comes to on the plan's machine: all that is said of it follows from it."""

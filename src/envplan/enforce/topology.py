@@ -70,10 +70,12 @@ class Topology(Model):
         inner_tp = tp if tp is not None else max(1, each // (cp or 1))
         inner_cp = cp if cp is not None else max(1, each // inner_tp)
         if inner_tp * inner_cp != each and each > 1:
+            pairs = [f"--tp {k} --cp {each // k}" for k in range(each, 0, -1) if each % k == 0]
+            more = f" and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
             raise InputError(
                 f"--tp {inner_tp} and --cp {inner_cp} make {inner_tp * inner_cp} GPUs a stage, but "
-                f"the plan is for {each}; what fits it: {_factors(each)}; or solve again with "
-                f"--tp {inner_tp} --cp {inner_cp}"
+                f"the plan is for {each}; what fits it: {', '.join(pairs[:_MOST_NAMED])}{more}; or "
+                f"solve again with --tp {inner_tp} --cp {inner_cp}"
             )
         if dp is not None and dp != job.replicas and job.replicas > 1:
             raise InputError(
@@ -125,9 +127,3 @@ class Topology(Model):
     def stage_of(self, rank: int) -> int:
         """The pipeline stage of a global rank."""
         return self.place(rank).get("pp", 0)
-
-
-def _factors(gpus: int) -> str:
-    pairs = [f"--tp {tp} --cp {gpus // tp}" for tp in range(gpus, 0, -1) if gpus % tp == 0]
-    more = f" and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
-    return ", ".join(pairs[:_MOST_NAMED]) + more

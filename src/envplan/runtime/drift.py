@@ -19,6 +19,7 @@ from envplan.errors import InputError
 from envplan.limits import MinHold
 from envplan.plan import Plan, as_referenced
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
+from envplan.request import Deadline
 from envplan.solve import solve, trace_job
 from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
 
@@ -140,12 +141,17 @@ def replan(
         NoAnswerError: the target cannot be met any more; says what can.
     """
     request = plan.request
+    if plan.planner != "frontier":  # its time is all that is known of what was wanted
+        if not min_hold:
+            raise InputError(
+                f"only plans of the planner frontier are refined, not of {plan.planner}"
+            )
+        deadline = Deadline(kind="time", time_s=plan.target.deadline_s)
+        request = request.model_copy(update={"deadline": deadline})
     if min_hold:
         others = [limit for limit in request.limits if not isinstance(limit, MinHold)]
         limits = (*others, MinHold.of(time_s=min_hold))
         request = request.model_copy(update={"limits": limits})
-    elif plan.planner != "frontier":
-        raise InputError(f"only plans of the planner frontier are refined, not of {plan.planner}")
     return solve(trace_job(plan.job, profile, progress), request)
 
 

@@ -288,22 +288,17 @@ class Guard(AbstractContextManager["Guard"]):
                 assert self._process.stdout is not None
                 self._process.stdout.close()
                 self.silent = True
-            problem = self._unrestored()
+            if self._process.returncode is None:
+                problem: str | None = "the clock guard hangs and will do it once the driver answers"
+            else:
+                problem = self._ended["problem"] if self._ended else _recover(self._arguments)
+            if problem is not None:
+                problem = f"the clock may still be set: {problem}; run: envplan reset"
             if not asked:
                 problem = f"the clock guard is gone; {problem or 'its clock was given back'}"
             if problem is not None:
                 with self._lock:
                     self._problems.append(problem)
-
-    def _unrestored(self) -> str | None:
-        """Why the clock may still be set now that the guard has ended, or None."""
-        if self._process.returncode is None:
-            problem: str | None = "the clock guard hangs and will do it once the driver answers"
-        elif self._ended:
-            problem = self._ended["problem"]
-        else:
-            problem = _recover(self._arguments)
-        return problem and f"the clock may still be set: {problem}; run: envplan reset"
 
     def _read_reports(self) -> None:
         """Take in what the guard has said."""

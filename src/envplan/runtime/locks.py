@@ -259,7 +259,17 @@ def places(user: int) -> list[Path]:
     found = []
     for base, name in _names(user):
         found += [base / name, *sorted(base.glob(f"{name}-*"))]
-    return [folder for folder in found if _is_own(folder, user)]
+    own = []
+    for folder in found:
+        with suppress(OSError):
+            status = folder.lstat()
+            if (
+                stat.S_ISDIR(status.st_mode)
+                and status.st_uid == user
+                and not status.st_mode & 0o022
+            ):
+                own.append(folder)
+    return own
 
 
 def _place() -> Path:
@@ -287,11 +297,3 @@ def _place() -> Path:
 def _names(user: int) -> list[tuple[Path, str]]:
     """Where to look for a user's folder, and its name; the second is for a root without a /run."""
     return [*([(Path("/run"), "envplan")] if user == 0 else []), (Path("/tmp"), f"envplan-{user}")]
-
-
-def _is_own(folder: Path, user: int) -> bool:
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o022

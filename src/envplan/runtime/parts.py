@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from envplan.errors import InputError
 from envplan.runtime.listener import Listener
@@ -40,25 +39,28 @@ def hook_parts(listener: Listener, model: nn.Module | Sequence[nn.Module]) -> It
     """
     chunks = list(model) if isinstance(model, list | tuple) else [model]
     modules = [pair for chunk in chunks for pair in _named(chunk)]
-    wanted = {name: _pattern(name) for name in sorted(listener.part_names)}
-    for part, pattern in wanted.items():
+    patterns = {
+        part: re.compile(re.escape(part).replace(r"\*", "[^.]*"))
+        for part in sorted(listener.part_names)
+    }
+    for part, pattern in patterns.items():
         if not any(pattern.fullmatch(name) for name, _ in modules):
             raise InputError(
                 f"the model has no module {part}, which is to be a part of operations; "
                 f"there are: {', '.join(name for name, _ in modules[:8])}, ..."
             )
-    handles = []
-    try:
+
+    def hook(name: str, backward: bool) -> Callable[..., None]:
+        return lambda *_: listener.part(name, backward=backward)
+
+    with ExitStack() as handles:
         for name, module in modules:
-            if any(pattern.fullmatch(name) for pattern in wanted.values()):
-                forward = _call(partial(listener.part, name, backward=False))
-                backward = _call(partial(listener.part, name, backward=True))
-                handles.append(module.register_forward_pre_hook(forward))
-                handles.append(module.register_full_backward_pre_hook(backward))
+            if any(pattern.fullmatch(name) for pattern in patterns.values()):
+                forward = module.register_forward_pre_hook(hook(name, False))
+                backward = module.register_full_backward_pre_hook(hook(name, True))
+                handles.callback(forward.remove)
+                handles.callback(backward.remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _named(chunk: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -67,14 +69,3 @@ def _named(chunk: nn.Module) -> list[tuple[str, nn.Module]]:
     while found and all(name == "module" or name.startswith("module.") for name, _ in found):
         found = [(name.removeprefix("module."), one) for name, one in found if name != "module"]
     return found
-
-
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(re.escape(name).replace(r"\*", "[^.]*"))
-
-
-def _call(tell: Callable[[], None]) -> Callable[..., None]:
-    def hook(*_: Any) -> None:
-        tell()
-
-    return hook

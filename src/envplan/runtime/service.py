@@ -176,18 +176,12 @@ def _left_behind(user: int) -> Iterator[tuple[Path, int]]:
             descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 mark = Mark.parse(os.read(descriptor, MARK_BYTES))
-                if mark is not None and (mark.orphaned or _is_free(descriptor)):
+                if mark is not None and not mark.orphaned:
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises if it is taken
+                if mark is not None:
                     yield file, os.fstat(descriptor).st_mtime_ns
             finally:
                 os.close(descriptor)
-
-
-def _is_free(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _become(user: int) -> None:
