@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import done, envplan, refused, says, small_profile, told
+from cli_helpers import done, says, small_profile, told
 from envplan.plan import Plan
 from envplan.planners import PLANNERS
 from envplan.plotting.frontier import LOOKS
@@ -69,15 +69,6 @@ def test_straggler_by_time_and_by_slowdown_is_the_same(folder: Path) -> None:
         assert one["straggler_energy_j"] >= one["energy_j"]
 
 
-def test_straggler_table_stands_below_the_other(folder: Path) -> None:
-    ran = envplan("compare", "--straggler-slowdown", "3", cwd=folder)
-    says(ran.out, "Until a straggler is finished at", "extrinsic (%)", "frontier for straggler")
-
-
-def test_straggler_faster_than_maximum_frequency_is_none_and_this_is_said(folder: Path) -> None:
-    assert "it is no straggler" in done("compare --straggler-time 0.01")
-
-
 def test_published_figure_is_labelled_as_such(folder: Path) -> None:
     metadata = ProfileMetadata(
         num_microbatches=4,
@@ -107,11 +98,6 @@ def test_solve_with_any_planner_writes_a_plan_that_check_proves(folder: Path, na
     done("check -q plan.json")
 
 
-def test_solve_keeps_the_schedule_named_for_envpipe(folder: Path) -> None:
-    done("solve -q --planner envpipe --schedule 1f1b")
-    assert Plan.load(folder / "plan.json").job.schedule == "1f1b"
-
-
 def test_envpipe_plan_carries_its_schedule(folder: Path) -> None:
     done("solve --planner envpipe --activation-slots 4")
     plan = Plan.load(folder / "plan.json")
@@ -129,22 +115,3 @@ def test_explain_prints_each_iteration(folder: Path, how: str) -> None:
     assert all(step["raised"] for step in document["iterations"][:-1])
     energy = Plan.load(folder / "plan.json").energy
     assert document["iterations"][-1]["energy_j"] == energy
-
-
-def test_zeus_takes_targets_and_stragglers(folder: Path) -> None:
-    done("solve -q --planner zeus_global")
-    fast = Plan.load(folder / "plan.json")
-    for target in (
-        ["--slowdown", "60"],
-        ["--target-time", repr(1.6 * fast.iteration_time)],
-        ["--straggler-time", repr(1.6 * fast.iteration_time)],
-    ):
-        done("solve -q --planner zeus_global", *target)
-        slow = Plan.load(folder / "plan.json")
-        assert slow.energy < fast.energy
-        assert verify_plan(slow, Profile.read_csv("profile.csv"))
-
-
-def test_target_too_early_for_a_planner_has_no_answer(folder: Path) -> None:
-    line = "solve --planner zeus_per_stage --target-time 0.1"
-    refused(line, "zeus_per_stage", "fastest takes", code=1)

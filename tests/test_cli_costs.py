@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -51,22 +50,6 @@ def test_with_a_straggler_costs_are_until_it_has_finished(folder: Path) -> None:
     assert solved(*rates, "--straggler-time", "0.5").costs == solved(*rates).costs
 
 
-def test_price_and_carbon_are_shown_for_an_iteration_and_for_the_run(folder: Path) -> None:
-    out = done("solve --price 0.25 --currency EUR --carbon 380 --iterations 1000")
-    says(
-        out,
-        "cost (EUR) | carbon (g CO2) | The run: 1,000 iterations, all GPUs, modelled",
-        "energy (kWh) | carbon (kg CO2) | saved (%)",
-    )
-
-
-def test_without_money_nothing_is_said_of_it(folder: Path) -> None:
-    said = done("solve")
-    assert "cost" not in said
-    assert "The run" not in said
-    assert "costs" not in json.loads((folder / "plan.json").read_text())
-
-
 def test_the_cheapest_plan_in_time_is_recorded(folder: Path) -> None:
     work = ("--price", "day.csv", "--iterations", "20000")
     document = told("solve --deadline 12h", *work)
@@ -90,28 +73,12 @@ def test_a_shorter_deadline_costs_more(folder: Path) -> None:
     assert fast.energy > slow.energy
 
 
-def test_a_deadline_nobody_can_meet_has_no_answer(folder: Path) -> None:
-    words = ("20000 iterations take at least", "deadline of 1 h")
-    refused("solve --iterations 20000 --deadline 1h", *words, code=1)
-
-
 def test_tokens_stand_for_iterations(folder: Path) -> None:
     plan = solved("--tokens", "1e6", "--tokens-per-iteration", "3000", "--price", "0.3")
     assert plan.costs is not None
     assert plan.costs.iterations == 334
     assert plan.costs.tokens == 1_000_000
     refused("solve --tokens 1e6", "--tokens-per-iteration", "sidecar")
-
-
-def test_prices_that_end_too_soon_are_refused_unless_they_repeat(folder: Path) -> None:
-    line = "solve --price day.csv --iterations 100000"
-    refused(line, "day.csv", "lasts 1 d", "--repeat-rates")
-    done(line, "--repeat-rates")
-
-
-def test_prices_with_a_gap_are_refused(folder: Path) -> None:
-    (folder / "gap.csv").write_text("hour,price\n0,1\n1,1\n3,1\n")
-    refused("solve --price gap.csv --iterations 10", "gap.csv:4:", "hour 2 to hour 3")
 
 
 def test_the_same_hours_at_another_start_cost_something_else(folder: Path) -> None:
@@ -158,10 +125,6 @@ def test_planners_are_compared_by_what_their_runs_cost(folder: Path) -> None:
     spent = {entry["planner"]: entry["costs"]["run"]["plan"] for entry in planners}
     assert spent["frontier"]["money"] < spent["max_frequency"]["money"]
     assert spent["frontier"]["carbon_g"] < spent["max_frequency"]["carbon_g"]
-
-
-def test_without_a_price_planners_are_compared_as_ever(folder: Path) -> None:
-    assert not any("costs" in one for one in told("compare")["planners"])
 
 
 def test_planners_are_compared_by_what_their_runs_cost_until_a_straggler_has_finished(

@@ -52,13 +52,10 @@ def test_devices_lists_the_gpus_beside_a_lost_one(fake_nvml: FakeNvml, tmp_path:
     assert found[1]["refusal"].startswith("GPU 1: GPU is lost")
 
 
-def test_a_gpu_that_tells_no_power_is_listed_all_the_same(
-    fake_nvml: FakeNvml, tmp_path: Path
-) -> None:
+def test_a_gpu_that_tells_no_power_is_listed_all_the_same(fake_nvml: FakeNvml) -> None:
     fake_nvml.fail("power", NOT_SUPPORTED)
     (first, *_) = told("devices")["gpus"]
     assert (first["name"], first["power_w"]) == ("NVIDIA A40", None)
-    assert envplan("devices", cwd=tmp_path).out.count("NVIDIA A40") == 4
 
 
 def test_devices_json_has_all_clocks(fake_nvml: FakeNvml) -> None:
@@ -78,9 +75,7 @@ def test_modelled_devices_need_no_driver(tmp_path: Path) -> None:
     assert (one["name"], one["clock_mhz"]) == ("NVIDIA A40", None)
 
 
-def test_devices_refuses_what_does_not_exist(fake_nvml: FakeNvml) -> None:
-    refused("devices --gpu a40", "--backend modelled")
-    refused("devices --backend modelled --gpu a41", "a41")
+def test_devices_refuses_to_be_empty(fake_nvml: FakeNvml) -> None:
     fake_nvml.state.num_gpus = 0
     refused("devices", "no GPU")
 

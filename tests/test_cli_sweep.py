@@ -141,16 +141,6 @@ def test_failures_are_rows_and_are_said(folder: Path) -> None:
     assert all(row["t_min_s"] and not row["energy_j"] for row in failed)
 
 
-def test_many_failures_are_not_all_said(folder: Path) -> None:
-    times = [k / 1e4 for k in range(1, 9)]
-    (folder / "sweep.toml").write_text(
-        f'[grid]\nprofiles = ["profile.csv"]\nslowdowns = [0]\ntarget_times = {times}\n'
-    )
-    ran = sweep("sweep.toml")
-    assert ran.out.count("failed: ") == 5
-    assert "and 3 more: see column error of sweep.csv" in ran.out
-
-
 def test_when_all_fail_so_does_the_sweep_but_the_table_is_there(folder: Path) -> None:
     (folder / "sweep.toml").write_text('[grid]\nprofiles = ["nothere.csv"]\n')
     ran = sweep("sweep.toml", "--plot")
@@ -167,15 +157,6 @@ def test_profiles_are_looked_for_beside_the_sweeps_file(
     monkeypatch.chdir(folder / "elsewhere")
     assert json.loads(sweep("../sweep.toml", "--json").out)["failed"] == 0
     assert (folder / "elsewhere" / "sweep.csv").exists()
-
-
-def test_quiet_says_nothing(folder: Path) -> None:
-    ran = sweep("sweep.toml", "--quiet", "--plot", "sweep.svg")
-    assert (ran.code, ran.out, ran.err) == (0, "", "")
-    drawn = (folder / "sweep.svg").read_text()
-    assert "8 plans of profile.csv (modelled)" in drawn
-    for words in ("2 microbatches", "4 microbatches", "maximum frequency"):
-        assert words in drawn
 
 
 def test_the_example_runs(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.command import takes, typed
-from envplan.cli.options import JobOptions, OutputOptions
+from envplan.cli.options import JobOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,13 +28,9 @@ _ROW: Final = """
     """
     Most used:
       --best N  How many to plan of each ranking; default: 3.
-    """,
+    """
 )
-def advise(
-    job: JobOptions,
-    show: OutputOptions,
-    best: int = 3,
-) -> None:
+def advise(job: JobOptions, best: int = 3) -> None:
     """Find the schedule that suits a job best.
 
     All that fit the profile run the same batch on the same GPUs. They are ranked by energy in the
@@ -49,16 +45,12 @@ def advise(
     if job.dag is not None:
         raise InputError("advise compares schedules; leave --dag out")
     own = job if job.schedule == "envpipe" else replace(job, activation_slots=None)
-    frontier = own.trace(quiet=show.quiet)
-    with ui.counting_bar("schedules", quiet=show.quiet) as bar:
+    frontier = own.trace()
+    with ui.Working("schedules") as work:
         rows = envplan.advise(
-            frontier,
-            activation_slots=job.slots,
-            best=best,
-            progress=lambda done, count: bar(done, count, 0),
+            frontier, activation_slots=job.slots, best=best, progress=work.counted
         )
     ui.answer(
-        show,
         lambda: {
             "schema": "envplan/advice/v1",
             "profile": rows[0].frontier.profile.name,
@@ -72,12 +64,12 @@ def advise(
 
 
 def _print(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
-    source = frontier.profile.metadata.source
-    ui.say(ui.describe_job(frontier))
     ui.say(
+        ui.describe_job(frontier),
         f"the job's plan without slowdown takes {ui.significant(frontier.min_time)} s; the same "
-        "batch on the same GPUs:"
+        "batch on the same GPUs:",
     )
+    headers = ("schedule", "stages x chunks", "microbatches", "replicas", "model on a GPU")
     for title, header, ranked_by in (
         ("Energy at equal time", "saved (%)", "saved_percent"),
         ("Time at equal energy", "faster (%)", "faster_percent"),
@@ -85,19 +77,9 @@ def _print(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
         percent = attrgetter(ranked_by)  # without a value a schedule is not ranked by it
         known = [row for row in rows if percent(row) is not None]
         known.sort(key=percent, reverse=True)
-        pipelines = [row.frontier.pipeline for row in known]
-        columns = {
-            "schedule": [
-                row.frontier.pipeline.schedule + (" (the job)" if row.is_job else "")
-                for row in known
-            ],
-            "stages x chunks": [f"{one.num_stages} x {one.num_chunks}" for one in pipelines],
-            "microbatches": [one.num_microbatches for one in pipelines],
-            "replicas": [row.frontier.replicas for row in known],
-            "model on a GPU": [f"x{row.model_share:g}" for row in known],
-            header: list(map(percent, known)),
-        }
-        ui.print_columns(ui.titled(title, source), columns)
+        table = [[*_shape(row), percent(row)] for row in known]
+        title = ui.titled(title, frontier.profile.metadata.source)
+        ui.print_table(title, (*headers, header), table)
     ui.say(
         "saved: of the energy of the job's schedule at maximum frequency; memory is not looked at"
     )
@@ -108,14 +90,24 @@ def _print(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
         ui.say(f"split backwards: {words}")
 
 
+def _shape(row: Advice) -> list[Any]:
+    """The first columns of a schedule."""
+    pipeline = row.frontier.pipeline
+    return [
+        pipeline.schedule + (" (the job)" if row.is_job else ""),
+        f"{pipeline.num_stages} x {pipeline.num_chunks}",
+        pipeline.num_microbatches,
+        row.frontier.replicas,
+        f"x{row.model_share:g}",
+    ]
+
+
 def _then(rows: Sequence[Advice], job: JobOptions) -> list[str]:
     """The command that plans what saves most with as much of the model on a GPU as now."""
     best = next(row for row in rows if row.model_share == 1)  # ranked by energy
     name = best.frontier.pipeline.schedule
-    if not best.is_job:
-        job = replace(job, schedule=name)
-    if name != "envpipe":
-        job = replace(job, activation_slots=None)
+    slots = job.activation_slots if name == "envpipe" else None
+    job = replace(job, schedule=job.schedule if best.is_job else name, activation_slots=slots)
     return ["envplan", "solve", *typed(job)]
 
 

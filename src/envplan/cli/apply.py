@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import envplan
 from envplan.cli import output as ui
+from envplan.cli import state
 from envplan.cli.command import Numbers, numbers, one_of, takes
-from envplan.cli.inputs import load_plan, naming
-from envplan.cli.options import OutputOptions, ParallelOptions, PlanOptions
+from envplan.cli.inputs import naming, will_write
+from envplan.cli.options import ParallelOptions, PlanOptions
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
@@ -51,7 +52,6 @@ _MOST_DEVICES = 10**6
 )
 def apply(
     source: PlanOptions,
-    show: OutputOptions,
     parallel: ParallelOptions,
     rank_order: str = "tp-cp-ep-dp-pp",
     gpus_per_node: int = 8,
@@ -86,19 +86,22 @@ def apply(
     from envplan.enforce.topology import Topology
     from envplan.runtime.drift import replan
 
-    plan, force = source.plan, source.force
-    solved, profile = load_plan(source, None if dry_run else file)
+    if dry_run:
+        state.outputs.clear()
+    elif output is None:
+        will_write(file)
+    solved, profile = source.load()
     if ladder and solved.ladder is None:
-        raise InputError("has no ladder; solve again with --ladder N", path=plan)
+        raise InputError("has no ladder; solve again with --ladder N", path=source.plan)
     topology = Topology.for_job(
         solved.job, tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, rank_order=rank_order
     )
-    known = _clocks(profile, gpu, clocks, backend, force)
+    known = _clocks(profile, gpu, clocks, backend, source.force)
     planned = solved
     if min_dwell:
-        with ui.progress_bar("Planning again", quiet=show.quiet) as progress:
-            solved = replan(planned, profile, progress, min_hold=min_dwell)
-    with ui.spinner("applying the plan", quiet=show.quiet), naming(plan):
+        with ui.Working("Planning again") as work:
+            solved = replan(planned, profile, work.walked, min_hold=min_dwell)
+    with ui.Working("applying the plan"), naming(source.plan):
         applied = apply_plan(
             solved,
             profile,
@@ -106,33 +109,29 @@ def apply(
             clocks=known,
             devices=devices or range(gpus_per_node),
             ladder=ladder is not False,
-            force=force,
-            plan_sha256=_sha256(plan),
+            force=source.force,
+            plan_sha256=_sha256(source.plan),
         )
-    written = None if dry_run else file
-    if written is not None:
+    if not dry_run:
         writers = {"zeus": applied.to_zeus, "csv": applied.to_csv}
-        atomic_write(written, writers.get(format, applied.to_json)())
+        atomic_write(file, writers.get(format, applied.to_json)())
     forced = profile.sha256 != planned.profile.sha256
     notes = remarks(solved, applied, format, file, forced=forced)
     if min_dwell:
         notes.append(f"planned again for clocks that last {1000 * min_dwell:g} ms")
-    if written is None:
-        then = ["apply", str(plan)]
-    else:
-        then = ["check", str(written)] if format == "envplan" else ["simulate", str(plan)]
+    then = ["apply" if dry_run else "simulate", str(source.plan)]
+    if format == "envplan" and not dry_run:
+        then = ["check", str(file)]
     lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
     ui.answer(
-        show,
         lambda: {
-            "frequency_plan": written and str(written),
+            "frequency_plan": None if dry_run else str(file),
             "format": format,
             "notes": notes,
             **applied.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=lists),
             "ladder_rungs": len(applied.ladder or []),
         },
         lambda: _print(planned, applied, notes, dry_run=dry_run),
-        written=[written],
         then=["envplan", *then],
     )
 
@@ -189,11 +188,12 @@ def _print(
     title = ui.titled(ui.ITERATION, plan.profile.source)
     ui.print_table(title, ("", "plan", "applied", "change (%)"), ui.changes(rows))
     stages = range(len(operations))
+    clocks = [sorted({mhz for *_, mhz in of_stage} - {0}) for of_stage in operations]
     columns = {
         "stage": stages,
         "ranks": [_spans([r.rank for r in applied.ranks if r.stage == s]) for s in stages],
-        "operations": [len(of_stage) for of_stage in operations],
-        "clocks (MHz)": [_range(sorted({op[3] for op in ops} - {0})) for ops in operations],
+        "operations": list(map(len, operations)),
+        "clocks (MHz)": [ui.span(mhz, " to ") or "none set" for mhz in clocks],
     }
     ui.print_columns("", columns, wrap=("ranks",))
     for stage, of_stage in enumerate(operations if dry_run else ()):
@@ -205,13 +205,9 @@ def _print(
     ui.say(*notes)
 
 
-def _range(clocks: list[int]) -> str:
-    return " to ".join(dict.fromkeys(map(str, clocks[:1] + clocks[-1:]))) or "none set"
-
-
 def _spans(ranks: list[int]) -> str:
     """Ascending numbers, with neighbours as spans: 0-3, 8-11."""
     runs = groupby(enumerate(ranks), key=lambda place: place[1] - place[0])
     spans = [[rank for _, rank in run] for _, run in runs]
-    shown = ["-".join(map(str, dict.fromkeys([run[0], run[-1]]))) for run in spans[:6]]
+    shown = map(ui.span, spans[:6])
     return ", ".join(shown) + (", ..." if len(spans) > 6 else "")

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.command import argument
-from envplan.cli.options import OutputOptions
+
+#: What to do with a file that holds, by its kind.
+_THEN: Final = {
+    "plan": "apply FILE",
+    "frequency plan": "devices",
+    "profile": "frontier FILE",
+    "DAG": "frontier PROFILE --dag FILE",
+    "frontier": "solve PROFILE",
+    "serving profile": "serving solve FILE --load SS=20000,MM=8000",
+    "serving plan": "serving apply FILE",
+    "serving clocks": "serving hold FILE --node 0",
+}
 
 
 def check(
-    show: OutputOptions,
     file: Path = argument("FILE", "Any file of envplan."),
     profile: str | None = None,
     force: bool = False,
@@ -26,27 +37,15 @@ def check(
       envplan check plan.json
       envplan check profile.csv
     """
-
-    with ui.progress_bar("Tracing the frontier again", quiet=show.quiet) as progress:
-        checked = envplan.check_file(file, profile=profile, force=force, progress=progress)
-
-    def tell() -> None:
-        ui.say(f"{file}: {checked.kind}, holds", *(f"  {line}" for line in checked.proved))
-
-    name = str(file)
-    then: dict[str, list[str]] = {
-        "plan": ["apply", name],
-        "frequency plan": ["devices"],
-        "profile": ["frontier", name],
-        "DAG": ["frontier", "PROFILE", "--dag", name],
-        "frontier": ["solve", profile or "PROFILE"],
-        "serving profile": ["serving", "solve", name, "--load", "SS=20000,MM=8000"],
-        "serving plan": ["serving", "apply", name],
-        "serving clocks": ["serving", "hold", name, "--node", "0"],
-    }
+    with ui.Working("Tracing the frontier again") as work:
+        checked = envplan.check_file(file, profile=profile, force=force, progress=work.walked)
+    proved = [f"  {line}" for line in checked.proved]
+    then = [
+        {"FILE": str(file), "PROFILE": profile or "PROFILE"}.get(word, word)
+        for word in _THEN[checked.kind].split()
+    ]
     ui.answer(
-        show,
-        lambda: {"file": name, **checked._asdict()},
-        tell,
-        then=["envplan", *then[checked.kind]],
+        lambda: {"file": str(file), **checked._asdict()},
+        lambda: ui.say(f"{file}: {checked.kind}, holds", *proved),
+        then=["envplan", *then],
     )

@@ -2,9 +2,10 @@
 
 A command takes its options in groups, each a dataclass that a table declares (see `options`):
 
-    def frontier(job: JobOptions, show: OutputOptions) -> None: ...
+    def frontier(job: JobOptions, plans: int = 33) -> None: ...
 
-`add` gives such a function to Typer with the fields of its groups as options of its own.
+`add` gives such a function to Typer with the fields of its groups as options of its own, and with
+`--json` and `--quiet`. Files that options name are checked before the function begins.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo, ParameterInfo
 
 from envplan.cli import state
+from envplan.cli.inputs import will_write
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quantity
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
-_FIRST: Final = ("Most used", "Job", "Target", "Slow clocks", "Noise", "Money")
+_FIRST: Final = ("Arguments", "Most used", "Job", "Target", "Slow clocks", "Noise", "Money")
 _LAST: Final = "Output"
 _OPTIONAL_FILE: Final = "[FILE]"
 #: Types of pictures, and of what can be drawn as a page too.
@@ -43,24 +45,34 @@ _QUANTITIES: Final = {
 
 Kind = TypeVar("Kind", bound=type)
 Function = TypeVar("Function", bound=Callable[..., None])
+#: Options and arguments by the names of their fields.
+Table = dict[str, Any]
 
 
-def argument(name: str, about: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
+def argument(
+    name: str,
+    about: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    in_place: bool = False,
+    **more: Any,
+) -> Any:
     """An argument: the value of a field or parameter.
 
     Args:
         default: the value where the argument is left out; without one it must be given.
+        in_place: the file that it names may be an output, too.
         more: for typer.Argument.
     """
     said = _SAYS_DEFAULT in about
     declared: Any = typer.Argument(metavar=name, help=about, show_default=not said, **more)
-    declared.initial = default
+    declared.initial, declared.in_place = default, in_place
     return declared
 
 
-def _read_table(table: str, parsers: Mapping[str, Any]) -> dict[str, ParameterInfo]:
+def read_table(table: str, parsers: Mapping[str, Any]) -> Table:
     """What a table declares, by the name of each option as a field, every one of its names."""
-    declared: dict[str, ParameterInfo] = {}
+    declared: Table = {}
     panel = ""
     for line in re.sub(r"\n {3,}", " ", textwrap.dedent(table).strip()).splitlines():
         if not line.startswith(" "):
@@ -76,7 +88,7 @@ def _read_table(table: str, parsers: Mapping[str, Any]) -> dict[str, ParameterIn
         usual = _QUANTITIES.get(spec.split()[-1])
         takes = next((parsers[field] for field in fields if field in parsers), usual)
         # The default is that of the field or parameter; Typer adds it where the help says none.
-        option: ParameterInfo = typer.Option(
+        option: Any = typer.Option(
             *names,
             help=about,
             metavar=" ".join(spec.split()[len(names) :]) or None,
@@ -84,6 +96,7 @@ def _read_table(table: str, parsers: Mapping[str, Any]) -> dict[str, ParameterIn
             parser=_parser(takes, "/".join(long)) if takes else None,
             show_default=_SAYS_DEFAULT not in about,
         )
+        option.writes = "output" in fields or hasattr(takes, "writes")
         declared |= dict.fromkeys(fields, option)
     return declared
 
@@ -98,14 +111,14 @@ def _parser(takes: Any, label: str) -> Callable[[Any], Any]:
     return parser
 
 
-def _check_used(declared: Mapping[str, ParameterInfo], names: Iterable[str], where: str) -> None:
+def _check_used(declared: Table, names: Iterable[str], where: str) -> None:
     """Find options that no field or parameter of a group or command receives."""
     used = {id(declared[name]) for name in names if name in declared}
     lost = [name for name, info in declared.items() if id(info) not in used]
     assert not lost, f"{where} has no place for {', '.join(lost)}"
 
 
-def _declared(name: str, value: Any, table: Mapping[str, ParameterInfo]) -> tuple[Any, Any]:
+def _declared(name: str, value: Any, table: Table) -> tuple[Any, Any]:
     """What a field or parameter is declared as, and its default."""
     if isinstance(value, ParameterInfo):
         return value, value.initial  # type: ignore[attr-defined]
@@ -135,14 +148,19 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
         parsers: for each field what turns text and the option's name into its value, where it is
             something else; None: the type does.
     """
-    own = _read_table(table, parsers)
+    own = read_table(table, parsers)
 
     def made(kind: Kind) -> Kind:
         names = inspect.get_annotations(kind)
+        for field in getattr(kind, "__dataclass_fields__", {}).values():
+            if field.name in own and field.name not in names:  # of a class that is none of options
+                names[field.name] = field.type
+                setattr(kind, field.name, field.default)
+        kind.__annotations__ = names
         _check_used(own, names, kind.__name__)
         for name in names:
             value = vars(kind).get(name, dataclasses.MISSING)
-            info, default = _declared(name, value, _SHARED | own)
+            info, default = _declared(name, value, SHARED | own)
             setattr(kind, name, dataclasses.field(default=default, metadata={_DECLARED: info}))
         frozen: Any = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
         return frozen  # type: ignore[no-any-return]
@@ -150,25 +168,60 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
     return made
 
 
-_SHARED: Final[dict[str, ParameterInfo]] = {}
-
-
-def share(table: str, **parsers: Any) -> dict[str, ParameterInfo]:
-    """Declare options for every field and parameter of their name that nothing else declares."""
-    _SHARED.update(_read_table(table, parsers))
-    return _SHARED
-
-
 def takes(table: str, **parsers: Any) -> Callable[[Function], Function]:
     """The same for parameters of a function."""
 
     def declaring(function: Function) -> Function:
-        own = _read_table(table, parsers)
+        own = read_table(table, parsers)
         _check_used(own, function.__annotations__, function.__name__)
         function.declared = own  # type: ignore[attr-defined]
         return function
 
     return declaring
+
+
+#: Options for every field and parameter of their name that nothing else declares.
+SHARED: Final[Table] = read_table(
+    """
+    Most used:
+      -m, --microbatches M  Microbatches per iteration; default: what the profile's sidecar says.
+    Job:
+      -s, --pp, --stages N  Pipeline stages (ranks of a pipeline); default: the profile's stages
+          over --vp.
+      --vp, --chunks N  Model chunks per pipeline stage, for interleaved, looped-bfs and
+          interleaved-zb; the profile has a stage for each. Default: 1; zb-v and dualpipe-v always
+          have 2.
+      --microbatch-group N  Schedule interleaved: microbatches that go through a chunk before the
+          next, Megatron's microbatch_group_size_per_vp_stage. Default: the number of stages.
+      --tp, --gpus-per-stage N  GPUs that run each stage together (tensor parallel); default: what
+          the profile or plan says, else 1.
+      --cp N  Context-parallel size, by which a stage has further GPUs; default: as --tp.
+      --dp, --replicas N  Data-parallel replicas of the pipeline; default: as --tp.
+      --p2p-latency TIME  How long a transfer between stages takes, as in 2ms or 0.002 (seconds);
+          default: what the profile's sidecar says, else 0.
+    Target:
+      --reconfigure HOW  With planner envpipe: balanced (the default) or greedy.
+    Slow clocks:
+      --switch-latency TIME  A clock comes so long after it is asked for, as in 20ms or 20
+          (milliseconds).
+      --min-dwell TIME  No stage asks for another clock within TIME, as in 100ms or 100
+          (milliseconds).
+    Noise:
+      --noise PCT  Standard deviation of times; with --robust, default: the profile's column
+          time_std.
+    Output:
+      --profile PROFILE  The profile that the file was made from, if it has moved.
+      --force  Go on though the profile has changed since.
+      -j, --jobs N  Cores to use; default: all there are. Answers do not depend on it.
+      --json  Print JSON instead of a table; errors, too.
+      -q, --quiet  Print nothing but errors; files are still written.
+    """,
+    {
+        "switch_latency": TIME.plainly("ms").within(0, 3600),
+        "min_dwell": TIME.plainly("ms").within(0, 3600),
+        "noise": PERCENT.within(0, 100),
+    },
+)
 
 
 def one_of(*choices: str) -> Callable[[str, str], str]:
@@ -197,6 +250,24 @@ def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[st
     return listed
 
 
+def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[str, str], Path]:
+    """What an option takes that names a file of one of these types, to be written.
+
+    Args:
+        hint: what to do about a file of another type.
+        default: the file that an empty text names.
+    """
+
+    def named(text: str, name: str) -> Path:
+        path = Path(text or default)
+        if path.suffix.lower() not in types:
+            raise InputError(f"{name} {path} must end in {' or '.join(types)}; {hint}")
+        return path
+
+    named.writes = True  # type: ignore[attr-defined]
+    return named
+
+
 def dashed(name: str) -> str:
     """What to type for an option, by the name of its field."""
     return f"--{name.replace('_', '-')}"
@@ -214,13 +285,9 @@ def given(group: Any, names: str = "") -> dict[str, Any]:
     Args:
         names: of its fields, those that are meant; default: all.
     """
-    values = {
-        field.name: getattr(group, field.name)
-        for field in dataclasses.fields(group)
-        if getattr(group, field.name) != field.default
-    }
-    asked = names.split() or values
-    return {dashed(name): values[name] for name in asked if name in values}
+    usual = {field.name: field.default for field in dataclasses.fields(group)}
+    values = {name: getattr(group, name) for name in names.split() or usual}
+    return {dashed(name): value for name, value in values.items() if value != usual[name]}
 
 
 def refuse(options: Iterable[str], why: str) -> None:
@@ -235,35 +302,22 @@ def refuse_both(options: Iterable[str]) -> None:
         raise InputError(f"{first} and {second} exclude each other; give one of them")
 
 
+def needs(group: Any, **needed: str) -> None:
+    """Raises: InputError: an option is given without any of the others that it goes with."""
+    for name, others in needed.items():
+        if not given(group, others):
+            refuse(given(group, name), f"goes with {either(map(dashed, others.split()))}")
+
+
 def typed(group: Any) -> list[str]:
     """What to type for the options and arguments of a group that differ from their defaults."""
-    arguments = {
-        dashed(field.name)
-        for field in dataclasses.fields(group)
-        if isinstance(field.metadata[_DECLARED], ArgumentInfo)
-    }
     words: list[str] = []
-    for name, value in given(group).items():
-        text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
-        words += [*([] if name in arguments else [name]), *([] if value is True else [text])]
+    for field in dataclasses.fields(group):
+        for name, value in given(group, field.name).items():
+            text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
+            is_argument = isinstance(field.metadata[_DECLARED], ArgumentInfo)
+            words += [*([] if is_argument else [name]), *([] if value is True else [text])]
     return words
-
-
-def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[str, str], Path]:
-    """What an option takes that names a file of one of these types.
-
-    Args:
-        hint: what to do about a file of another type.
-        default: the file that an empty text names.
-    """
-
-    def named(text: str, name: str) -> Path:
-        path = Path(text or default)
-        if path.suffix.lower() not in types:
-            raise InputError(f"{name} {path} must end in {' or '.join(types)}; {hint}")
-        return path
-
-    return named
 
 
 class Command(TyperCommand):
@@ -274,13 +328,7 @@ class Command(TyperCommand):
         return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        bare = {
-            name
-            for param in self.params
-            if param.metavar == _OPTIONAL_FILE
-            for name in param.opts
-            if name.startswith("--")
-        }
+        bare = {name for one in self.params if one.metavar == _OPTIONAL_FILE for name in one.opts}
         named = [
             f"{argument}=" if argument in bare and following.startswith("-") else argument
             for argument, following in pairwise([*args, "--"])
@@ -288,18 +336,15 @@ class Command(TyperCommand):
         return super().parse_args(ctx, named)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *_FIRST)}
-        last: list[tuple[str, str]] = []
+        panels: dict[str, list[tuple[str, str]]] = {name: [] for name in _FIRST}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is None:
-                continue
-            if param.param_type_name == "argument":
-                panels["Arguments"].append((param.metavar or record[0], record[1]))
+            if (record := param.get_help_record(ctx)) is None:
                 continue
             panel = getattr(param, "rich_help_panel", None) or _LAST
-            rows = last if panel == _LAST else panels.setdefault(panel, [])
-            rows.append(record)
+            if param.param_type_name == "argument":
+                panel, record = _FIRST[0], (param.metavar or record[0], record[1])
+            panels.setdefault(panel, []).append(record)
+        last = panels.pop(_LAST)
         for name, rows in {**panels, _LAST: last}.items():
             if rows:
                 with formatter.section(name):
@@ -316,13 +361,15 @@ class Group(TyperGroup):
 
 
 class Commands(Group):
-    """Commands in panels, each imported from the module of its name when it is asked for.
+    """Commands in panels, each imported when it is asked for.
 
     Attributes:
         panels: for each panel of `--help` its commands, and what it says of each.
+        modules: where a command stands, if not in the module of its name.
     """
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]]
+    modules: ClassVar[Mapping[str, str]]
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -331,7 +378,8 @@ class Commands(Group):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands and self.commands[cmd_name] is None:
-            found = getattr(import_module(f"envplan.cli.{cmd_name}"), cmd_name)
+            module = self.modules.get(cmd_name, cmd_name)
+            found = getattr(import_module(f"envplan.cli.{module}"), cmd_name)
             if not isinstance(found, typer.Typer):
                 function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
                 add(found, function)
@@ -354,7 +402,7 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
     hints = get_type_hints(function)
     groups: dict[str, type[Any]] = {}
     keywords: list[inspect.Parameter] = []
-    table = _SHARED | getattr(function, "declared", {})
+    table = SHARED | getattr(function, "declared", {})
     for parameter in inspect.signature(function).parameters.values():
         kind = hints[parameter.name]
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -365,8 +413,11 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
         else:
             own = _declared(parameter.name, parameter.default, table)
             keywords.append(_parameter(parameter.name, kind, *own))
+    keywords += [_parameter(name, bool, SHARED[name], False) for name in ("json", "quiet")]
 
     def command(**given: Any) -> None:
+        _note_files(keywords, given)
+        state.json, state.quiet = given.pop("json"), given.pop("quiet")
         built = {
             name: kind(**{f.name: given.pop(f.name) for f in dataclasses.fields(kind)})
             for name, kind in groups.items()
@@ -385,5 +436,23 @@ def _parameter(name: str, kind: Any, declared: Any, default: Any) -> inspect.Par
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
-        annotation=kind if declared is None else Annotated[kind, declared],
+        annotation=Annotated[kind, declared],
     )
+
+
+def _note_files(keywords: Iterable[inspect.Parameter], given: Mapping[str, Any]) -> None:
+    """Keep in mind what a command may read and write, by the values of its options.
+
+    Raises: InputError: as for will_write.
+    """
+    state.inputs, state.outputs, outputs = [], [], []
+    for keyword in keywords:
+        (declared,) = keyword.annotation.__metadata__
+        value = given[keyword.name]
+        what = declared.metavar if isinstance(declared, ArgumentInfo) else dashed(keyword.name)
+        for file in value if isinstance(value, list) else [value]:
+            if getattr(declared, "writes", False) and file is not None:
+                outputs.append(file)
+            elif isinstance(file, (str, Path)) and not getattr(declared, "in_place", False):
+                state.inputs.append((what, file))
+    will_write(*outputs)

@@ -10,8 +10,7 @@ import typer
 from envplan.cli import state
 from envplan.cli.command import Commands
 
-#: What `--help` lists: commands by panel, each in a word. A command stands in the module of its
-#: name, which is imported when the command is asked for.
+#: What `--help` lists: commands by panel, each in a word.
 PANELS: Final = {
     "Plan": {
         "profile": "Find out what each stage costs at each clock.",
@@ -42,10 +41,14 @@ PANELS: Final = {
     },
     "Serving": {"serving": "Plan clocks for inference fleets."},
 }
+#: Where commands stand that have no module of their own.
+MODULES: Final = {
+    "guard": "devices", "reset": "devices", "smooth": "profiles", "timeline": "report"
+}  # fmt: skip
 
 
 class _Commands(Commands):
-    panels = PANELS
+    panels, modules = PANELS, MODULES
 
 
 app = typer.Typer(

@@ -14,7 +14,7 @@ from envplan.cli.advise import advice_document, better_schedule
 from envplan.cli.command import PLOT_TYPES, file_of, refuse_both, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw_frontier
-from envplan.cli.options import CostOptions, JobOptions, OutputOptions
+from envplan.cli.options import CostOptions, JobOptions
 from envplan.cli.plan_notes import why_stopped
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ _PARTS: Final = """
 def compare(
     job: JobOptions,
     costs: CostOptions,
-    show: OutputOptions,
     straggler_time: float | None = None,
     straggler_slowdown: float | None = None,
     reconfigure: str | None = None,
@@ -66,9 +65,10 @@ def compare(
       envplan compare a40-gpt3-1.3b-4stage --straggler-slowdown 10
       envplan compare a40-gpt3-1.3b-4stage --price 0.25 --iterations 100000
     """
-    slots = job.slots
-    rescheduled = job.schedule == "envpipe"
-    if not rescheduled:
+    slots = job.slots  # which go with EnvPipe's own schedule, unless the job has it already
+    if job.schedule == "envpipe":
+        slots = None
+    else:
         job = replace(job, activation_slots=None)
     stragglers = {"--straggler-time": straggler_time, "--straggler-slowdown": straggler_slowdown}
     refuse_both(name for name, value in stragglers.items() if value is not None)
@@ -77,17 +77,17 @@ def compare(
     from envplan.costs import priced
 
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
-    frontier = job.trace(plot, quiet=show.quiet, inputs=costs.files)
+    frontier = job.trace()
     run = costs.run(frontier)
-    with ui.spinner("Comparing planners", quiet=show.quiet):
+    with ui.Working("Comparing planners"):
         comparison = planners.compare(
             frontier,
             reconfigure=how,
-            activation_slots=None if rescheduled else slots,
+            activation_slots=slots,
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
-    with ui.spinner("Comparing clocks by part with one clock", quiet=show.quiet):
+    with ui.Working("Comparing clocks by part with one clock"):
         parts = planners.beside_one_clock(frontier)
     if plot is not None:
         from envplan.plotting.frontier import plans_along
@@ -98,38 +98,35 @@ def compare(
         [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
     )
     ui.answer(
-        show,
         lambda: _document(comparison, with_costs, parts),
         lambda: _print(comparison, with_costs, parts),
-        written=[plot],
         then=["envplan", "advise", *typed(job)],
     )
 
 
 def _print(comparison: Comparison, priced: list[envplan.Plan], parts: list[PartsRow]) -> None:
     frontier, straggler = comparison.frontier, comparison.straggler_time
+    names = _names(comparison)
 
     def show(title: str, columns: dict[str, Any], words: int = 2) -> None:
         ui.print_columns(ui.titled(title, frontier.profile.metadata.source), columns, words=words)
 
     ui.say(ui.describe_job(frontier))
-    show(ui.ITERATION, _columns(comparison))
+    show(ui.ITERATION, names | _columns(comparison))
     if straggler is not None:
         until = f"Until a straggler is finished at {ui.exact_seconds(straggler)} s"
-        show(until, _waiting_columns(comparison, straggler))
+        show(until, names | _waiting_columns(comparison, straggler))
     if costs := [plan.costs for plan in priced if plan.costs is not None]:
         spent = [(one.iteration, one.run) for one in costs]
         title, columns = cost_columns(costs[0].of_run(), spent)
-        show(title, {**_names(comparison), **columns})
+        show(title, names | columns)
     if parts:
         title = f"Clocks by part, by {ui.exact_seconds(parts[0].deadline_s)} s"
         show(title, _parts_columns(parts), words=0)
-    ui.say(
-        f"{ui.describe_ends(frontier)}; slower and saved are against max_frequency on "
-        f"{frontier.pipeline.schedule}"
-    )
     extrinsic = "; extrinsic: that plan's above the best one for the straggler"
     ui.say(
+        f"{ui.describe_ends(frontier)}; slower and saved are against max_frequency on "
+        f"{frontier.pipeline.schedule}",
         "intrinsic bloat, of the energy beside it: above the frontier planner's at the same time "
         "and schedule" + (extrinsic if straggler is not None else ""),
         *_notes(comparison),
@@ -144,7 +141,6 @@ def _columns(comparison: Comparison) -> dict[str, Any]:
     # How often each plan chose which config, where operations have some.
     counts = [ui.config_counts(entry.plan) for entry in entries]
     return {
-        **_names(comparison),
         "time (s)": [entry.plan.iteration_time for entry in entries],
         "slower (%)": [entry.slowdown_percent for entry in entries],
         "energy (J)": [entry.plan.energy for entry in entries],
@@ -153,7 +149,7 @@ def _columns(comparison: Comparison) -> dict[str, Any]:
         "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
         "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
         **{
-            f"config {config}": [one[config] for one in counts]
+            f"config {config}": [one.get(config, 0) for one in counts]
             for config in sorted({config for one in counts for config in one})
         },
     }
@@ -164,7 +160,6 @@ def _waiting_columns(comparison: Comparison, until_s: float) -> dict[str, Any]:
     entries = comparison.entries
     joules = [entry.straggler_energy or 0.0 for entry in entries]
     return {
-        **_names(comparison),
         "time (s)": [max(until_s, entry.plan.iteration_time) for entry in entries],
         "energy (J)": joules,
         "saved (%)": [entry.straggler_savings_percent for entry in entries],
@@ -201,8 +196,8 @@ def _notes(comparison: Comparison) -> list[str]:
     running = f", {', '.join(map(str, ahead))} forwards ahead of 1f1b by stage" if ahead else ""
     run, published = comparison.envpipe, comparison.published
     notes = [f"envpipe stopped after {len(run.iterations)} iterations: {why_stopped(run)}{running}"]
-    straggler, usual = comparison.straggler_time, comparison.baseline.iteration_time_s
-    if straggler is not None and straggler <= usual:
+    straggler = comparison.straggler_time
+    if straggler is not None and straggler <= comparison.baseline.iteration_time_s:
         notes.append(
             f"{ui.exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
             "straggler: it leaves no time to use"
@@ -250,5 +245,5 @@ def _entry_document(entry: Entry) -> dict[str, Any]:
     if entry.straggler_energy is None:
         document["extrinsic_bloat_j"] = None
     if configs := ui.config_counts(entry.plan):
-        document["configs"] = dict(sorted(configs.items()))
+        document["configs"] = configs
     return document

@@ -7,52 +7,50 @@ from typing import TYPE_CHECKING, Any, Final
 
 import envplan
 from envplan.cli import output as ui
+from envplan.units import duration_text
 
 if TYPE_CHECKING:
     from envplan.cli.options import CostOptions
     from envplan.costs import Pair, Run, Spent
+    from envplan.costs.savings import Amounts
 
 #: What money is called where nobody says.
 CURRENCY: Final = "USD"
-_ENERGY: Final = "energy (kWh)"
+_GRAMS: Final = {"g": 1.0, "kg": 1000.0}
 
 
-def _amounts(spent: Spent, currency: str | None) -> dict[str, float]:
-    """What is known of what was spent, by what it is and its unit."""
+def _amounts(spent: Spent, currency: str | None, unit: str = "kg") -> dict[str, float]:
+    """What is known of what was spent, by what it is and its unit; `unit` is that of carbon."""
     known = {
-        _ENERGY: spent.energy_kwh,
+        "energy (kWh)": spent.energy_kwh,
         f"cost ({currency or CURRENCY})": spent.money,
-        "carbon (kg CO2)": None if spent.carbon_g is None else spent.carbon_g / 1000,
+        f"carbon ({unit} CO2)": spent.carbon_g and spent.carbon_g / _GRAMS[unit],
     }
     return {name: amount for name, amount in known.items() if amount is not None}
 
 
-def cost_rows(plan: envplan.Plan) -> list[tuple[str, float, float]]:
-    """Name, before and after of an iteration's costs."""
-    if plan.costs is None:
-        return []
-    pair, rows = plan.costs.iteration, []
-    if pair.plan.money is not None and pair.max_frequency.money is not None:
-        name = f"cost ({plan.costs.currency or CURRENCY})"
-        rows.append((name, pair.max_frequency.money, pair.plan.money))
-    if pair.plan.carbon_g is not None and pair.max_frequency.carbon_g is not None:
-        rows.append(("carbon (g CO2)", pair.max_frequency.carbon_g, pair.plan.carbon_g))
-    return rows
+def cost_rows(pair: Pair, currency: str | None, unit: str) -> list[tuple[str, float, float]]:
+    """Name, before and after of what is known; `unit` is that of carbon, "g" or "kg"."""
+    before = _amounts(pair.max_frequency, currency, unit)
+    after = _amounts(pair.plan, currency, unit)
+    return [(name, amount, after[name]) for name, amount in before.items()]
+
+
+def year_amounts(amounts: Amounts, currency: str | None) -> dict[str, float]:
+    """What is known of the amounts of a month or year, by their units."""
+    known = {"kWh": amounts.kwh, currency or CURRENCY: amounts.money, "t CO2": amounts.carbon_t}
+    return {unit: amount for unit, amount in known.items() if amount is not None}
 
 
 def print_costs(plan: envplan.Plan) -> None:
     """The run's table and what it was chosen for; nothing where there is no run."""
-    from envplan.units import duration_text
-
     costs = plan.costs
     if costs is None or costs.run is None:
         return
     old, new = costs.run.max_frequency.time_s, costs.run.plan.time_s
     lost = "-" if old == new else ("-" if new > old else "") + duration_text(abs(old - new))
     rows = [["time", duration_text(old), duration_text(new), lost, _saved(old, new)]]
-    after = _amounts(costs.run.plan, costs.currency)
-    for name, old in _amounts(costs.run.max_frequency, costs.currency).items():
-        new = after[name]
+    for name, old, new in cost_rows(costs.run, costs.currency, "kg"):
         rows.append([name, *map(ui.significant, (old, new, old - new)), _saved(old, new)])
     of = f" ({costs.tokens:g} tokens)" if costs.tokens is not None else ""
     ui.print_table(
@@ -70,8 +68,8 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     run = Run(overheads=costs.overheads()) if plan.costs is None else plan.costs.of_run()
     site = Site.of_run(run)
     _, saved = site.year(plan)
-    amounts = {"kWh": saved.kwh, run.currency or CURRENCY: saved.money, "t CO2": saved.carbon_t}
-    what = [f"{ui.significant(abs(x))} {unit}" for unit, x in amounts.items() if x is not None]
+    amounts = year_amounts(saved, run.currency)
+    what = [f"{ui.significant(abs(amount))} {unit}" for unit, amount in amounts.items()]
     rate = f"at {site.price:g} a kWh"
     if run.price is None:
         rate += " (assumed; --price says yours)"
@@ -83,8 +81,8 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     return f"a year of it on the job's GPUs {verb} {', '.join(what)} {', '.join(notes)}"
 
 
-def replay_cost_notes(run: Run, spent_on: tuple[Spent, Spent | None]) -> list[str]:
-    """The same in sentences."""
+def replay_cost_notes(run: Run, spent_on: Sequence[Spent | None]) -> list[str]:
+    """What an iteration costs and what the run does, in sentences."""
     notes = []
     words = ("an iteration costs", f"{run.iterations:,} iterations cost")
     for what, spent in zip(words, spent_on, strict=True):
@@ -103,16 +101,15 @@ def cost_columns(
     Args:
         spent_on: an iteration and the run, each at maximum frequency and otherwise.
     """
-    from envplan.units import duration_text
-
     shown = [whole or iteration for iteration, whole in spent_on]
-    each = [_amounts(pair.plan, run.currency) for pair in shown]
     columns = {"time": [duration_text(pair.plan.time_s) for pair in shown]}
-    for name, before in _amounts(shown[0].max_frequency, run.currency).items():
-        columns[name] = [ui.significant(one[name]) for one in each]
-        if name != _ENERGY:
-            less = "avoided (%)" if name.startswith("carbon") else "saved (%)"
-            columns[less] = [_saved(before, one[name]) for one in each]
+    energies, *others = zip(*(cost_rows(pair, run.currency, "kg") for pair in shown), strict=True)
+    columns[energies[0][0]] = [ui.significant(energy) for *_, energy in energies]
+    for rows in others:
+        name, before, _ = rows[0]
+        columns[name] = [ui.significant(after) for *_, after in rows]
+        less = "avoided (%)" if name.startswith("carbon") else "saved (%)"
+        columns[less] = [_saved(before, after) for *_, after in rows]
     what = f"The run: {run.iterations:,} iterations" if run.iterations else "One iteration"
     return f"{what}, all GPUs", columns
 

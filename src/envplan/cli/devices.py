@@ -1,15 +1,27 @@
-"""`envplan devices`: the GPUs there are, and whether their clocks may be set."""
+"""`envplan devices`, `guard` and `reset`: the GPUs there are, and giving their clocks back."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from envplan.cli import output as ui
+from envplan.cli import state
 from envplan.cli.command import one_of, takes
-from envplan.cli.options import OutputOptions
-from envplan.devices import BACKENDS, DEFAULT_BACKEND
+from envplan.devices import BACKENDS, DEFAULT_BACKEND, DeviceError, opened
 from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.runtime.locks import GivenBack
+
+#: Seconds between looks, and how long one last look may take.
+_EVERY_S = 1.0
+_LAST_S = 60.0
+_INSTALL = "systemctl enable --now envplan-guard"
 
 
 @takes(
@@ -21,7 +33,6 @@ from envplan.errors import InputError
     backend=one_of(*BACKENDS),
 )
 def devices(
-    show: OutputOptions,
     backend: str = DEFAULT_BACKEND,
     gpu: str | None = None,
 ) -> None:
@@ -44,7 +55,6 @@ def devices(
     found = [entry for option in options or [{}] for entry in describe_gpus(backend, **option)]
     modelled = ["--backend", "modelled", "--gpu", str(found[0]["gpu"])] if models else []
     ui.answer(
-        show,
         lambda: {"gpus": found},
         lambda: _print(found),
         then=["envplan", "profile", *modelled],
@@ -56,7 +66,7 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
         "GPU": [one["gpu"] or one["index"] for one in found],
         "name": [one["name"] for one in found],
         "driver": [one["driver"] for one in found],
-        "clocks (MHz)": [_span(one["supported_clocks_mhz"] or []) for one in found],
+        "clocks (MHz)": [ui.span(one["supported_clocks_mhz"] or []) or "-" for one in found],
         "limit (W)": [_whole(one["power_limit_w"] or None) for one in found],
         "now (MHz)": [_now(one["clock_mhz"], one["throttle_reasons"] or ()) for one in found],
         "now (W)": [_whole(one["power_w"]) for one in found],
@@ -67,13 +77,93 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
     ui.say(*(one["refusal"] for one in found if one["refusal"] is not None))
 
 
-def _span(clocks: list[int]) -> str:
-    return "-".join(map(str, clocks[:1] + clocks[1:][-1:])) or "-"
-
-
 def _whole(watts: float | None) -> str:
     return "-" if watts is None else f"{watts:.0f}"
 
 
 def _now(clock: int | None, throttled: Sequence[str]) -> str:
     return str(clock or "-") + (f" ({', '.join(throttled)})" if throttled else "")
+
+
+@takes(
+    """
+    Most used:
+      --once  Give back what there is now, and end: for an epilog.
+      --unit  Print a systemd unit and a Slurm epilog, and end.
+    """
+)
+def guard(once: bool = False, unit: bool = False) -> None:
+    """Give back the clocks that killed trainings left set, until it is stopped.
+
+    A training gives its clocks back by itself, however it ends. Only where the guard process that
+    does so is killed together with it, as by a scheduler, the clock stays. Run this as root to look
+    after all users, or as a user to look after your own trainings. Those that run are left alone.
+
+    \b
+    Example:
+      envplan guard --unit > /etc/systemd/system/envplan-guard.service
+      systemctl enable --now envplan-guard
+    """
+    from envplan.runtime.service import Service, unit_file
+
+    def tell(line: str) -> None:
+        if not state.quiet:
+            typer.echo(line, err=state.json)
+
+    if unit:
+        text = unit_file().rstrip()
+        ui.answer(lambda: {"unit": text}, lambda: ui.say(text))
+        if not state.json:  # the unit is for a file
+            typer.echo(f"next: {_INSTALL}", err=True)
+        return
+    service = Service(tell)
+    service.look()
+    if not once:
+        tell("giving back what killed trainings leave set, until interrupted")
+        tell("next: envplan guard --unit (makes it a service)")
+    while not once:
+        time.sleep(_EVERY_S)
+        service.look()
+    if not service.finish(_LAST_S):
+        raise DeviceError("some clocks could not be given back; see the lines above")
+    ui.answer(lambda: {"left_set": 0}, then="envplan devices")
+
+
+def reset() -> None:
+    """Give every GPU's clock back to the driver.
+
+    Clocks go back by themselves when training ends or dies. This is for a node where everything was
+    killed at once, the processes that give clocks back included.
+
+    \b
+    Example:
+      envplan reset
+    """
+    from envplan.runtime.locks import give_back_all
+
+    with opened() as source:
+        outcomes = give_back_all(source.devices())
+    failed = [outcome for outcome in outcomes if outcome.problem is not None]
+
+    def tell() -> None:
+        for outcome in outcomes:
+            if outcome.problem is None:
+                ui.say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
+
+    if not (state.json and failed):  # there is one JSON document, and it is the error
+        document = {"gpus": [asdict(outcome) for outcome in outcomes]}
+        ui.answer(lambda: document, tell, then="envplan devices")
+    if failed:
+        others = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
+        raise DeviceError(f"{failed[0].problem}{others}")
+
+
+def _said(outcome: GivenBack) -> str:
+    if outcome.guard is not None:
+        return (
+            "clock given back, but a training that runs will set it again "
+            f"(its guard is process {outcome.guard})"
+        )
+    if outcome.left_behind:
+        return "clock given back; a training that was killed had left it set"
+    return "clock given back"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import envplan
 from envplan.cli import output as ui
+from envplan.cli import state
 from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
-from envplan.cli.options import JobOptions, OutputOptions
+from envplan.cli.options import JobOptions
 from envplan.cli.sketch import sketch
 from envplan.errors import InputError
 from envplan.quantities import COUNT
@@ -31,13 +32,12 @@ _TABLE_PLANS = 9
       --plans N  Plans along the frontier in the output.
     """,
     plot=file_of(PLOT_TYPES, "a profile goes before --plot", "frontier.png"),
-    animate=file_of((".gif", ".html"), "choose one of them"),
+    animate=file_of((".gif", ".html"), "ffmpeg makes a film of a .gif"),
     output=file_of((".csv", ".json"), "choose one of the two"),
     plans=COUNT.within(2),
 )
 def frontier(
     job: JobOptions,
-    show: OutputOptions,
     plot: Path | None = None,
     compare: bool = False,
     animate: Path | None = None,
@@ -55,11 +55,11 @@ def frontier(
     """
     if compare and plot is None:
         raise InputError("--compare goes with --plot; `envplan compare` prints the planners")
-    traced = job.trace(output, plot, animate, quiet=show.quiet)
+    traced = job.trace()
     from envplan.frontier_file import distinct
 
-    with ui.progress_bar("choosing frequencies", quiet=show.quiet) as progress:
-        along = distinct(traced.sample_plans(plans, progress=progress))
+    with ui.Working("choosing frequencies") as work:
+        along = distinct(traced.sample_plans(plans, progress=work.walked))
     document = envplan.FrontierFile.from_plans(traced, along)
     if output is not None:
         document.save(output)
@@ -70,16 +70,14 @@ def frontier(
     if animate is not None:
         from envplan.plotting.animation import animate_frontier
 
-        with ui.progress_bar("drawing frames", quiet=show.quiet) as progress:
-            animate_frontier(traced, along, animate, progress=progress)
-    if show.json:
+        with ui.Working("drawing frames") as work:
+            animate_frontier(traced, along, animate, progress=work.walked)
+    if state.json:
         ui.say(document.to_json().rstrip())
         return
     ui.answer(
-        show,
         dict,
         lambda: _print(traced, along, drawn=plot is not None),
-        written=[output, plot, animate],
         then=["envplan", "solve", *typed(job)],
     )
 
@@ -118,7 +116,10 @@ def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) 
 
 
 def _columns(traced: envplan.Frontier, plans: list[envplan.Plan]) -> dict[str, Any]:
-    baseline, shown = plans[0].predicted.baseline, evenly(plans, _TABLE_PLANS)
+    count = min(len(plans), _TABLE_PLANS)
+    steps = max(1, count - 1)  # between the first and the last
+    shown = [plans[k * (len(plans) - 1) // steps] for k in range(count)]
+    baseline = plans[0].predicted.baseline
     names = ["max frequency", "T_min plan", *[""] * (len(shown) - 2), "T_star plan"]
     least = traced.energy_at(baseline.iteration_time_s)
     gap = baseline.energy_j / least - 1 if least else 0.0
@@ -131,13 +132,6 @@ def _columns(traced: envplan.Frontier, plans: list[envplan.Plan]) -> dict[str, A
         "gap (%)": [f"{100 * gap:.2f}", *(100 * p.gap for p in shown)],
         "power (W)": [baseline.average_power_w, *(p.average_power for p in shown)],
     }
-
-
-def evenly(plans: list[envplan.Plan], count: int) -> list[envplan.Plan]:
-    """At most `count` of the plans, evenly spread, the first and the last among them."""
-    if len(plans) <= count:
-        return plans
-    return [plans[k * (len(plans) - 1) // (count - 1)] for k in range(count)]
 
 
 def _verdict(plans: list[envplan.Plan]) -> str:

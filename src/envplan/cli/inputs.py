@@ -7,79 +7,47 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import envplan
 from envplan._files import check_writable, same_file
+from envplan.cli import state
 from envplan.errors import EnvplanError, InputError
 
 if TYPE_CHECKING:
-    from envplan.cli.options import PlanOptions
-
-#: Files that are read, each after what it is, as in "the plan".
-Inputs = Iterable[tuple[str, str | Path | None]]
+    from envplan.profile import Profile
+    from envplan.serving.profile import ServingProfile
 
 
-def check_outputs(*outputs: Path | None, inputs: Inputs = ()) -> None:
+def will_write(*outputs: Path) -> None:
     """Refuse outputs that cannot or must not be written, before any work is done for them.
 
-    Args:
-        inputs: what is read.
+    Those that options name are checked before a command begins. `answer` lists all.
 
     Raises:
         InputError: one cannot be written, is an input, or is named twice.
     """
-    _refuse_replacing(inputs, outputs)
-    seen: set[Path] = set()
     for output in outputs:
-        if output is None:
-            continue
+        _refuse_replacing(state.inputs, output)
         check_writable(output)
-        place = output.resolve()
-        if place in seen and not output.is_char_device():
+        known = [path.resolve() for path in state.outputs]
+        if output.resolve() in known and not output.is_char_device():
             raise InputError("is named for two outputs; choose another file", path=output)
-        seen.add(place)
+        state.outputs.append(output)
 
 
-def refuse_overwriting(profile: envplan.Profile, *outputs: Path | None) -> None:
+def refuse_overwriting(profile: Profile | ServingProfile) -> None:
     """Keep a slip of the hand from replacing the profile by what is made from it.
 
     Raises:
         InputError: an output is the profile's own file or its sidecar.
     """
-    read = [("the profile", profile.path), ("the profile's sidecar", profile.sidecar)]
-    _refuse_replacing(read, outputs)
+    for output in state.outputs:
+        files = (("the profile", profile.path), ("the profile's sidecar", profile.sidecar))
+        _refuse_replacing(files, output)
 
 
-def _refuse_replacing(inputs: Inputs, outputs: Iterable[Path | None]) -> None:
+def _refuse_replacing(inputs: Iterable[tuple[str | None, str | Path | None]], output: Path) -> None:
     for what, file in inputs:
-        for output in outputs:
-            if file is not None and output is not None and same_file(file, output):
-                raise InputError(f"is {what} itself; choose another output file", path=output)
-
-
-def load_plan(
-    given: PlanOptions, *outputs: Path | None, inputs: Inputs = ()
-) -> tuple[envplan.Plan, envplan.Profile]:
-    """A plan and the profile that it was made from.
-
-    Args:
-        outputs: files that a command is about to write.
-        inputs: what else is read.
-
-    Raises:
-        InputError: one of the two cannot be read, or as for check_outputs.
-    """
-    from envplan.plan import as_referenced, find_profile
-
-    check_outputs(*outputs, inputs=[("the plan", given.plan), *inputs])
-    plan = envplan.Plan.load(given.plan)
-    profile = (
-        find_profile(plan.profile, given.plan)
-        if given.profile is None
-        else envplan.Profile.open(given.profile)
-    )
-    profile = as_referenced(plan.profile, profile)
-    refuse_overwriting(profile, *outputs)
-    return plan, profile
+        if file is not None and same_file(file, output):
+            raise InputError(f"is {what} itself; choose another output file", path=output)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ was given as one value. See command.py for how that works.
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +15,16 @@ from envplan.cli import output as ui
 from envplan.cli.command import (
     Numbers,
     argument,
-    dashed,
-    either,
     given,
+    needs,
     numbers,
     options,
     refuse,
     refuse_both,
-    share,
 )
-from envplan.cli.inputs import Inputs, check_outputs, refuse_overwriting
+from envplan.cli.inputs import refuse_overwriting
 from envplan.errors import InputError
-from envplan.quantities import COUNT, NUMBER, PERCENT, TIME
+from envplan.quantities import COUNT, NUMBER
 
 if TYPE_CHECKING:
     from envplan.costs import Overheads, Run
@@ -35,55 +34,6 @@ DEFAULT_PROFILE = "profile.csv"
 _MANY = COUNT.within(1, 10**18)
 #: What takes minutes to plan.
 _MANY_OPERATIONS = 2**17
-
-#: What several commands take, each where a field or a parameter has its name.
-SHARED = share(
-    """
-    Most used:
-      -m, --microbatches M  Microbatches per iteration; default: what the profile's sidecar says.
-    Job:
-      -s, --pp, --stages N  Pipeline stages (ranks of a pipeline); default: the profile's stages
-          over --vp.
-      --vp, --chunks N  Model chunks per pipeline stage, for interleaved, looped-bfs and
-          interleaved-zb; the profile has a stage for each. Default: 1; zb-v and dualpipe-v always
-          have 2.
-      --microbatch-group N  Schedule interleaved: microbatches that go through a chunk before the
-          next, Megatron's microbatch_group_size_per_vp_stage. Default: the number of stages.
-      --tp, --gpus-per-stage N  GPUs that run each stage together (tensor parallel); default: what
-          the profile or plan says, else 1.
-      --cp N  Context-parallel size, by which a stage has further GPUs; default: as --tp.
-      --dp, --replicas N  Data-parallel replicas of the pipeline; default: as --tp.
-      --p2p-latency TIME  How long a transfer between stages takes, as in 2ms or 0.002 (seconds);
-          default: what the profile's sidecar says, else 0.
-    Target:
-      --reconfigure HOW  With planner envpipe: balanced (the default) or greedy.
-    Slow clocks:
-      --switch-latency TIME  A clock comes so long after it is asked for, as in 20ms or 20
-          (milliseconds).
-      --min-dwell TIME  No stage asks for another clock within TIME, as in 100ms or 100
-          (milliseconds).
-    Noise:
-      --noise PCT  Standard deviation of times; with --robust, default: the profile's column
-          time_std.
-    Output:
-      --profile PROFILE  The profile that the file was made from, if it has moved.
-      --force  Go on though the profile has changed since.
-      -j, --jobs N  Cores to use; default: all there are. Answers do not depend on it.
-      --json  Print JSON instead of a table; errors, too.
-      -q, --quiet  Print nothing but errors; files are still written.
-    """,
-    switch_latency=TIME.plainly("ms").within(0, 3600),
-    min_dwell=TIME.plainly("ms").within(0, 3600),
-    noise=PERCENT.within(0, 100),
-)
-
-
-@options()
-class OutputOptions:
-    """How a command answers."""
-
-    json: bool = False
-    quiet: bool = False
 
 
 @options(
@@ -99,6 +49,20 @@ class PlanOptions:
     profile: str | None = None
     force: bool = False
 
+    def load(self) -> tuple[envplan.Plan, envplan.Profile]:
+        """The plan, and the profile that it was made from.
+
+        Raises:
+            InputError: one of the two cannot be read, or the profile would be replaced.
+        """
+        from envplan.plan import as_referenced, find_profile
+
+        plan, named = envplan.Plan.load(self.plan), self.profile
+        profile = envplan.Profile.open(named) if named else find_profile(plan.profile, self.plan)
+        profile = as_referenced(plan.profile, profile)
+        refuse_overwriting(profile)
+        return plan, profile
+
 
 @options()
 class ParallelOptions:
@@ -113,14 +77,10 @@ def complete_profiles(incomplete: str) -> list[str]:
     """Names of built-in profiles, and of CSV files and folders, that begin so."""
     from envplan.profile import builtin_paths
 
-    folder, _, begin = incomplete.rpartition("/")
-    there = Path(folder or ".")
-    files = [
-        f"{folder}/{path.name}" if folder else path.name + ("/" if path.is_dir() else "")
-        for path in (sorted(there.iterdir()) if there.is_dir() else [])
-        if path.name.startswith(begin) and (path.is_dir() or path.suffix == ".csv")
-    ]
-    return [*files, *(name for name in builtin_paths() if name.startswith(incomplete))]
+    there = sorted(glob.iglob(f"{glob.escape(incomplete)}*"))  # noqa: PTH207  (of any folder)
+    folders = [f"{path}/" for path in there if Path(path).is_dir()]
+    files = [path for path in there if path.endswith(".csv")]
+    return folders + files + [name for name in builtin_paths() if name.startswith(incomplete)]
 
 
 @options(
@@ -202,22 +162,16 @@ class JobOptions(ParallelOptions):
         needed = {op.instruction for op in pipeline.operations}
         return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts)
 
-    def trace(
-        self, *outputs: Path | None, quiet: bool, whole: bool = True, inputs: Inputs = ()
-    ) -> envplan.Frontier:
-        """The frontier, with a progress bar if it takes long and somebody is watching.
+    def trace(self, *, whole: bool = True) -> envplan.Frontier:
+        """The frontier, with a sign of how far it is if it takes long.
 
         Args:
-            outputs, inputs: files that the command is about to write, and others that it reads.
             whole: now, not only what is asked for later.
 
         Raises:
-            InputError: as for load and check_outputs, or the profile does not fit the pipeline.
+            InputError: as for load, the profile does not fit the pipeline, or it would be replaced.
         """
-        check_outputs(*outputs, inputs=[("the DAG file", self.dag), *inputs])
-        profile, pipeline = self.load()
-        refuse_overwriting(profile, *outputs)
-        return self.trace_with(profile, pipeline, quiet=quiet, whole=whole)
+        return self.trace_with(*self.load(), whole=whole)
 
     def trace_with(
         self,
@@ -225,13 +179,13 @@ class JobOptions(ParallelOptions):
         pipeline: envplan.Pipeline,
         replicas: int | None = None,
         *,
-        quiet: bool,
         full: bool = False,
         whole: bool = True,
     ) -> envplan.Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
+        refuse_overwriting(profile)
         known = profile.metadata
-        with ui.progress_bar(f"Tracing the frontier of {profile.name}", quiet=quiet) as progress:
+        with ui.Working(f"Tracing the frontier of {profile.name}") as work:
             return envplan.trace_frontier(
                 pipeline,
                 profile,
@@ -240,7 +194,7 @@ class JobOptions(ParallelOptions):
                 replicas=replicas or self.dp or known.job.replicas,
                 full=full,
                 whole=whole,
-                progress=progress,
+                progress=work.walked,
             )
 
     @property
@@ -295,13 +249,6 @@ class JobOptions(ParallelOptions):
         )
 
 
-def needs(group: Any, **needed: str) -> None:
-    """Raises: InputError: an option is given without any of the others that it goes with."""
-    for name, others in needed.items():
-        if not given(group, others):
-            refuse(given(group, name), f"goes with {either(map(dashed, others.split()))}")
-
-
 @options(
     """
     Money:
@@ -336,11 +283,6 @@ class RateOptions:
     def __post_init__(self) -> None:
         """Raises: InputError: options contradict each other or lack one another."""
         needs(self, embodied="carbon")
-
-    @property
-    def files(self) -> list[tuple[str, str | None]]:
-        """What may be files to read, each after what it is."""
-        return [("the file of prices", self.price), ("the file of carbon", self.carbon)]
 
     def overheads(self) -> Overheads:
         """What is counted beside the energy of GPUs."""

@@ -11,12 +11,13 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
@@ -28,135 +29,55 @@ from envplan._words import signed_percent as signed_percent
 from envplan._words import significant as significant
 from envplan.cli import state
 from envplan.errors import DoubtWarning
+from envplan.units import duration_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from envplan.cli.options import OutputOptions
     from envplan.plan import Plan
     from envplan.solve import Frontier
 
-#: How often work says how far it is where nobody watches a terminal.
+#: How often work says how far it is where nobody watches a terminal, and where somebody does, s.
 _REPORT_PERIOD_S = 60.0
-_PATIENCE_S = 1.0
+_LIVE_PERIOD_S = 1.0
 _BETWEEN = 2  # characters between columns of a table
 _FOLDED = 8  # characters that a column of words may be folded to
 
 
 def answer(
-    show: OutputOptions,
     document: Callable[[], Mapping[str, Any]],
     tell: Callable[[], None] = lambda: None,
     *,
-    written: Sequence[Path | None] = (),
     last: str = "",
     then: str | Sequence[str] = (),
 ) -> None:
-    """How a command ends: with a JSON document, or with words; nothing where it is to be quiet.
+    """How a command ends: with a JSON document, or with words and the files that it wrote; nothing
+    where it is to be quiet.
 
     Args:
         document: makes the document.
         tell: prints the words.
-        written: files that were written, if any.
         last: a sentence for the last line.
         then: what to type next, as one text or word by word.
     """
     following = then if isinstance(then, str) else shlex.join(then)
-    if show.json:
+    if state.json:
         # Where a document has no schema of its own, it is the running command's.
         named = {"schema": f"envplan/{state.command}/v1", **document()}
         named |= {"next": following} if following else {}
         typer.echo(json.dumps(named, indent=2, allow_nan=False))
-        return
-    if show.quiet:
-        return
-    tell()
-    for path in written:
-        if path is not None:
-            say(f"wrote {path}")
-    end = [last] if last else []
-    if following:
-        end.append(f"next: {following}")
-    if end:
-        say("; ".join(end))
+    elif not state.quiet:
+        tell()
+        say(*(f"wrote {path}" for path in state.outputs))
+        if end := [last] * bool(last) + [f"next: {following}"] * bool(following):
+            say("; ".join(end))
 
 
 def print_table(
-    title: str,
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    words: int = 1,
-    wrap: Sequence[str] = (),
-    drop: Sequence[str] = (),
+    title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], **how: Any
 ) -> None:
-    """A table on stdout, as wide as the terminal at most.
-
-    Where it is narrow, headers and words wrap, and then columns are left out. No number is cut.
-
-    Args:
-        words: this many columns, the first ones, are text and stand left; all others are numbers.
-        wrap: headers of the columns whose cells may take several lines.
-        drop: headers of the columns to leave out first, in this order; then the last ones go.
-    """
-    # A table cut to the width of a terminal is useless in a file.
-    room = get_terminal_size().columns if on_terminal() else 10_000
-    columns = [
-        _Column(header, [row[k] for row in rows], k < words, header in wrap)
-        for k, header in enumerate(headers)
-    ]
-    left_out = []
-    while len(columns) > 1 and sum(c.least + _BETWEEN for c in columns) - _BETWEEN > room:
-        first = next((name for name in drop if name in [c.header for c in columns]), None)
-        place = next((k for k, c in enumerate(columns) if c.header == first), len(columns) - 1)
-        left_out.append(columns.pop(place).header)
-    spare = room - sum(c.least + _BETWEEN for c in columns) + _BETWEEN
-    for each in columns:
-        given = min(spare, each.natural - each.least)
-        each.width, spare = each.least + given, spare - given
-    if title:
-        say("\n".join(map(_bold, textwrap.wrap(title, room))))
-    _print_cells(columns, [c.header for c in columns], heading=True)
-    say("─" * (sum(c.width + _BETWEEN for c in columns) - _BETWEEN))
-    for row in zip(*(c.cells for c in columns), strict=True):
-        _print_cells(columns, row)
-    if left_out:
-        say(f"left out for want of room: {', '.join(left_out)}; --json has them")
-
-
-class _Column:
-    """A column of a table, and how wide it may be."""
-
-    def __init__(self, header: str, cells: list[str], text: bool, wraps: bool) -> None:
-        self.header, self.cells, self.text = header, cells, text
-        whole = max(map(len, cells), default=0)
-        parts = max((len(part) for cell in cells for part in cell.split()), default=0)
-        self.natural = max(whole, len(header))
-        least = min(parts, _FOLDED) if wraps else parts if text else whole
-        self.least = max(least, *(len(word) for word in header.split()), 1)
-        self.width = self.natural
-
-
-def _print_cells(columns: Sequence[_Column], cells: Sequence[str], heading: bool = False) -> None:
-    """A row of a table, on as many lines as its tallest cell takes; headings stand at the foot."""
-    folded = [
-        textwrap.wrap(cell, each.width, break_on_hyphens=False) or [""]
-        for each, cell in zip(columns, cells, strict=True)
-    ]
-    height = max(map(len, folded))
-    for each, lines in zip(columns, folded, strict=True):
-        blank = [""] * (height - len(lines))
-        lines[:] = [*blank, *lines] if heading else [*lines, *blank]
-        lines[:] = [
-            text.ljust(each.width) if each.text else text.rjust(each.width) for text in lines
-        ]
-    for parts in zip(*folded, strict=True):
-        line = (" " * _BETWEEN).join(parts).rstrip()
-        say(_bold(line) if heading else line)
-
-
-def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if text and colored() else text
+    """A table on stdout, given by its rows. As print_columns."""
+    print_columns(title, {name: [row[k] for row in rows] for k, name in enumerate(headers)}, **how)
 
 
 def print_columns(
@@ -167,18 +88,78 @@ def print_columns(
     wrap: Sequence[str] = (),
     drop: Sequence[str] = (),
 ) -> None:
-    """A table on stdout, given by its columns of texts or numbers. As print_table."""
-    texts = [_texts(header, list(values)) for header, values in columns.items()]
-    rows = list(zip(*texts, strict=True))
-    print_table(title, list(columns), rows, words=words, wrap=wrap, drop=drop)
+    """A table on stdout, given by its columns of texts or numbers, as wide as the terminal at most.
+
+    Where it is narrow, headers and words wrap, and then columns are left out. No number is cut.
+
+    Args:
+        words: this many columns, the first ones, are text and stand left; all others are numbers.
+        wrap: headers of the columns whose cells may take several lines.
+        drop: headers of the columns to leave out first, in this order; then the last ones go.
+    """
+    # A table cut to the width of a terminal is useless in a file.
+    room = get_terminal_size().columns if on_terminal() else 10_000
+    shown = [
+        _Column(header, _texts(header, list(values)), k < words, header in wrap)
+        for k, (header, values) in enumerate(columns.items())
+    ]
+    left_out = []
+    while len(shown) > 1 and _width(shown) > room:
+        known = {each.header: each for each in shown}
+        least = next((known[name] for name in drop if name in known), shown[-1])
+        shown.remove(least)
+        left_out.append(least.header)
+    for each in shown:
+        each.width += max(0, min(room - _width(shown), each.natural - each.width))
+    if title:
+        say("\n".join(map(_bold, textwrap.wrap(title, room))))
+    _print_cells(shown, [each.header for each in shown], heading=True)
+    say("─" * _width(shown))
+    for row in zip(*(each.cells for each in shown), strict=True):
+        _print_cells(shown, row)
+    if left_out:
+        say(f"left out for want of room: {', '.join(left_out)}; --json has them")
+
+
+class _Column:
+    """A column of a table; it begins as narrow as it can be."""
+
+    def __init__(self, header: str, cells: list[str], text: bool, wraps: bool) -> None:
+        self.header, self.cells = header, cells
+        self.align = str.ljust if text else str.rjust
+        whole = max(map(len, cells), default=0)
+        parts = max((len(part) for cell in cells for part in cell.split()), default=0)
+        least = min(parts, _FOLDED) if wraps else parts if text else whole
+        self.width = max(1, least, *map(len, header.split()))
+        self.natural = max(whole, len(header))
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    return sum(each.width + _BETWEEN for each in columns) - _BETWEEN
+
+
+def _print_cells(columns: Sequence[_Column], cells: Sequence[str], heading: bool = False) -> None:
+    """A row of a table, on as many lines as its tallest cell takes; headings stand at the foot."""
+    step = -1 if heading else 1
+    folded = [
+        textwrap.wrap(cell, each.width, break_on_hyphens=False)[::step]
+        for each, cell in zip(columns, cells, strict=True)
+    ]
+    for parts in [*zip_longest(*folded, fillvalue="")][::step] or [tuple(cells)]:
+        aligned = (each.align(part, each.width) for each, part in zip(columns, parts, strict=True))
+        line = (" " * _BETWEEN).join(aligned).rstrip()
+        say(_bold(line) if heading else line)
+
+
+def _bold(text: str) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if text and colored() else text
 
 
 def _texts(header: str, values: list[Any]) -> list[str]:
     """The cells of a column: of fractions as many digits as its header asks for; None is "-"."""
     known = [value for value in values if isinstance(value, float)]
     if header.endswith("(%)"):
-        form = _PERCENTS.get(header, "{:.2f}".format)
-        shown = iter([form(value) for value in known])
+        shown = iter([_PERCENTS.get(header, "{:.2f}".format)(value) for value in known])
     else:
         shown = iter(column(known))
     return [
@@ -203,6 +184,11 @@ def titled(title: str, *sources: str | None) -> str:
     return title + (", modelled" if "modelled" in sources else "")
 
 
+def span(ascending: Sequence[object], to: str = "-") -> str:
+    """The first and the last of some things, as in 210-1740; "" where there is none."""
+    return to.join(dict.fromkeys(map(str, [*ascending[:1], *ascending[-1:]])))
+
+
 def changes(rows: Iterable[tuple[str, float, float]]) -> list[list[str]]:
     """Rows of name, before, after and change in percent, from name, before and after."""
     return [
@@ -221,11 +207,11 @@ def draw(
     path: Path | None, figure: Callable[[], Figure], page: Callable[[], str] | None = None
 ) -> None:
     """Write a picture, or a page where the file's name ends in .html; nothing without a file."""
+    from envplan.plotting.figures import save_figure
+
     if path is not None and page is not None and path.suffix.lower() == ".html":
         atomic_write(path, page())
     elif path is not None:
-        from envplan.plotting.figures import save_figure
-
         save_figure(figure(), path)
 
 
@@ -264,7 +250,7 @@ def describe_job(frontier: Frontier) -> str:
     }[frontier.blocking_power_source]
     return (
         f"{describe_profile(frontier.profile)}; {job_line(frontier.pipeline, frontier.num_gpus)}\n"
-        f"waiting GPUs draw {' to '.join(dict.fromkeys([powers[0], powers[-1]]))} W ({source})"
+        f"waiting GPUs draw {span(powers, ' to ')} W ({source})"
         f"{_unused_rows(frontier)}"
     )
 
@@ -289,7 +275,7 @@ def _unused_rows(frontier: Frontier) -> str:
     return f"\nthe profile's rows for {', '.join(unused)} are not used; {adds}"
 
 
-def config_counts(plan: Plan) -> Counter[str]:
+def config_counts(plan: Plan) -> dict[str, int]:
     """How often a plan chose which config; empty where operations have no configs."""
     from envplan.profile import changes_of
 
@@ -298,133 +284,72 @@ def config_counts(plan: Plan) -> Counter[str]:
         for stage in plan.stages
         for op in stage
     )
-    return Counter() if counts.keys() <= {"none"} else counts
+    return {} if counts.keys() <= {"none"} else dict(sorted(counts.items()))
 
 
 def describe_configs(plan: Plan) -> list[str]:
     """A line about how often a plan chose which config; none where operations have no configs."""
-    named = ", ".join(f"{config} {count}" for config, count in sorted(config_counts(plan).items()))
+    named = ", ".join(f"{config} {count}" for config, count in config_counts(plan).items())
     return [f"operations by config: {named}"] if named else []
 
 
-@contextmanager
-def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A callback for trace_frontier that shows how far it is once a second has passed.
+class Working:
+    """A sign of life on stderr while something takes long: a line that is written anew on a
+    terminal, a line a minute elsewhere; nothing with --quiet.
 
-    A bar on a terminal, else a line a minute.
-
-    Yields:
-        The callback (time now, T_min), or None where nobody wants to see it.
+    Args:
+        task: what is done.
     """
-    first: int | None = None
-    with bar(task, quiet=quiet) as show:
-
-        def update(now_ns: int, min_ns: int) -> None:
-            nonlocal first
-            first = now_ns if first is None else first
-            show((first - now_ns) / max(1, first - min_ns), task)
-
-        yield None if quiet else update
-
-
-@contextmanager
-def counting_bar(what: str, *, quiet: bool) -> Iterator[Callable[[int, int, int], None]]:
-    """Likewise for things that are counted: the callback takes (done, of how many, failed)."""
-    with bar(what, quiet=quiet) as show:
-
-        def update(done: int, count: int, failed: int) -> None:
-            known = f", {failed} failed" if failed else ""
-            show(done / max(1, count), f"{done} of {count} {what}{known}")
-
-        yield update
-
-
-@contextmanager
-def spinner(task: str, *, quiet: bool) -> Iterator[None]:
-    """A sign of life on a terminal during work whose end is known and whose progress is not."""
-    if quiet or not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(task):
-        yield
-
-
-@contextmanager
-def bar(task: str, *, quiet: bool) -> Iterator[Callable[[float, str], None]]:
-    """A callback that takes the part done, from 0 to 1, and what is being done."""
-    if quiet:
-        yield lambda part, now: None
-        return
-    shown = _Bar(task) if sys.stderr.isatty() else _Lines(task)
-    try:
-        yield shown
-    finally:
-        shown.stop()
-
-
-class _Lines:
-    """A line on stderr once a minute, for the logs of long work."""
 
     def __init__(self, task: str) -> None:
-        self._task, self._part = task, 0.0
-        self._first: float | None = None
-        self._begun = time.monotonic()
+        self._task = self._now = task
+        self._part: float | None = None
+        self._first, self._from_ns = 0.0, 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
 
-    def __call__(self, part: float, task: str) -> None:
-        self._part, self._task = part, task
-        self._first = part if self._first is None else self._first
+    def __enter__(self) -> Self:
+        self._begun = time.monotonic()
+        if not state.quiet:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join()
+        if not state.quiet:
+            self._thread.join()
+
+    def at(self, part: float, task: str) -> None:
+        """Take down how much is done, from 0 to 1, and what is being done."""
+        if self._part is None:
+            self._first = part  # an earlier run did it
+        self._part, self._now = part, task
+
+    def walked(self, now_ns: int, min_ns: int) -> None:
+        """The same of a walk down to a time, as trace_frontier tells it."""
+        self._from_ns = self._from_ns or now_ns
+        self.at((self._from_ns - now_ns) / max(1, self._from_ns - min_ns), self._task)
+
+    def counted(self, done: int, count: int, failed: int = 0) -> None:
+        """The same of things that are counted."""
+        known = f", {failed} failed" if failed else ""
+        self.at(done / max(1, count), f"{done} of {count} {self._task}{known}")
 
     def _run(self) -> None:
-        while not self._ended.wait(_REPORT_PERIOD_S):
-            minutes = (time.monotonic() - self._begun) / 60
-            told = f"{self._task}: {self._part:.1%} done after {minutes:.0f} min"
-            if (more := self._part - (self._first or 0.0)) > 0:  # an earlier run did the first
-                told += f", about {minutes * (1 - self._part) / more:.0f} min left"
+        live = sys.stderr.isatty()
+        begin, end = ("\r\x1b[K", "") if live else ("", "\n")
+        while not self._ended.wait(_LIVE_PERIOD_S if live else _REPORT_PERIOD_S):
+            told = self._told()[: get_terminal_size().columns - 1] if live else self._told()
             with suppress(OSError):
-                print(told, file=sys.stderr, flush=True)
+                print(begin + told, file=sys.stderr, end=end, flush=True)
+        if live:
+            print(begin, file=sys.stderr, end="", flush=True)
 
-
-class _Bar:
-    """A rich progress bar that is imported only when it is shown, after a second."""
-
-    def __init__(self, task: str) -> None:
-        self._draw: Callable[[float, str], None] | None = None
-        self._stop: Callable[[], None] = lambda: None
-        self._patience = threading.Timer(_PATIENCE_S, self._show, (task,))
-        self._patience.daemon = True
-        self._patience.start()
-
-    def __call__(self, part: float, task: str) -> None:
-        if self._draw is not None:
-            self._draw(part, task)
-
-    def stop(self) -> None:
-        self._patience.cancel()
-        self._patience.join()
-        self._stop()
-
-    def _show(self, task: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        row = bar.add_task(task, total=1.0)
-        bar.start()
-        self._draw = lambda done, task: bar.update(row, completed=done, description=task)
-        self._stop = bar.stop
+    def _told(self) -> str:
+        seconds, part = time.monotonic() - self._begun, self._part
+        if part is None:
+            return f"{self._task}: {duration_text(round(seconds))} so far"
+        told = f"{self._now}: {part:.1%} done after {duration_text(round(seconds))}"
+        if (more := part - self._first) > 0:
+            told += f", about {duration_text(round(seconds * (1 - part) / more))} left"
+        return told

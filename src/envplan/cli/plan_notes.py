@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import envplan
 from envplan.cli import output as ui
 from envplan.errors import NoAnswerError
+from envplan.units import duration_text
 
 if TYPE_CHECKING:
     from envplan.planners import EnvPipeRun
@@ -20,27 +21,20 @@ _LARGE_GAP = 0.02
 
 def plan_notes(frontier: envplan.Frontier, plan: envplan.Plan) -> list[str]:
     """How the target was met, what the plan was made to bear, and what that costs."""
-    return [
-        *ui.describe_configs(plan),
-        *_about_raw_rows(frontier, plan),
-        *_about_given_clocks(frontier, plan),
-        *_about_target(frontier, plan),
-        *_about_straggler(frontier, plan),
-        *_about_clocks(frontier, plan),
-        *_about_noise(frontier, plan),
-        *_about_costs(plan),
-    ]
+    about = (_raw_rows, _given_clocks, _target, _straggler, _clocks, _noise, _costs)
+    notes = chain.from_iterable(notes(frontier, plan) for notes in about)
+    return [*ui.describe_configs(plan), *notes]
 
 
-def _about_raw_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+def _raw_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     """What taking out noise does to the plan: its clocks on the rows as they were measured."""
-    from envplan.plan import beyond_raw_rows
-
     profile = frontier.profile
     noisy = "the measured rows are noisy (time rises or cost jumps with the clock against physics)"
     if profile.noisy and not profile.adjustments.smoothed:
         yield f"{noisy}: plans and their bound hang on rows that are too fast by chance"
     elif profile.noisy:
+        from envplan.plan import beyond_raw_rows
+
         late, dearer = beyond_raw_rows(plan, profile)
         fast = " and ".join(f"{name} up to {mhz} MHz" for name, mhz in profile.jumps.items())
         yield (
@@ -50,7 +44,7 @@ def _about_raw_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[
         )
 
 
-def _about_given_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+def _given_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     if plan.planner != "clocks":
         return
     saved = plan.energy - frontier.plan(plan.iteration_time).energy
@@ -64,7 +58,7 @@ def _about_given_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Itera
         )
 
 
-def _about_target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+def _target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     target, star = plan.target, frontier.min_energy_time
     asked = target.time_s if target.kind == "time" and target.peak_power_w is None else None
     if asked is not None and asked > star:
@@ -94,7 +88,7 @@ def _about_target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[st
         )
 
 
-def _about_straggler(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+def _straggler(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     straggler, star = plan.target.straggler_time_s, frontier.min_energy_time
     if straggler is None:
         return
@@ -112,7 +106,7 @@ def _about_straggler(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator
         )
 
 
-def _about_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+def _clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     job = plan.job
     if job.switch_latency_s is not None:
         yield (
@@ -128,7 +122,7 @@ def _about_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[st
         )
 
 
-def _about_noise(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+def _noise(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     sure = plan.predicted.robustness
     if sure is None:
         return
@@ -155,9 +149,7 @@ def _about_noise(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str
         )
 
 
-def _about_costs(plan: envplan.Plan) -> Iterator[str]:
-    from envplan.units import duration_text
-
+def _costs(_: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     costs = plan.costs
     if costs is not None and plan.predicted.until_straggler is not None:
         yield "costs are those of iterations that last until the straggler has finished"
@@ -183,10 +175,10 @@ def print_run(run: EnvPipeRun, pipeline: envplan.Pipeline) -> None:
         ui.say(f"EnvPipe runs {ahead} forwards ahead of 1F1B, by stage")
     columns = {
         "": range(1, len(run.iterations) + 1),
-        "then raised": [_raised(iteration.raised, pipeline) for iteration in run.iterations],
-        "time (s)": [iteration.iteration_time for iteration in run.iterations],
-        "energy (J)": [iteration.energy for iteration in run.iterations],
-        "critical path": [len(iteration.critical_path) for iteration in run.iterations],
+        "then raised": [_raised(one.raised, pipeline) for one in run.iterations],
+        "time (s)": [one.iteration_time for one in run.iterations],
+        "energy (J)": [one.energy for one in run.iterations],
+        "critical path": [len(one.critical_path) for one in run.iterations],
     }
     ui.print_columns("EnvPipe's iterations", columns, words=2)
     ui.say(f"EnvPipe stopped: {why_stopped(run)}")

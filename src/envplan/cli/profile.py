@@ -21,8 +21,7 @@ from envplan.cli.command import (
     refuse_both,
     takes,
 )
-from envplan.cli.inputs import check_outputs
-from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
+from envplan.cli.options import DEFAULT_PROFILE
 from envplan.errors import InputError, unknown
 from envplan.quantities import PERCENT, TIME, WHOLE
 
@@ -209,7 +208,6 @@ class WorkOptions:
 )
 def profile(
     work: WorkOptions,
-    show: OutputOptions,
     plot: Path | None = None,
     output: Path = Path(DEFAULT_PROFILE),
 ) -> None:
@@ -230,13 +228,12 @@ def profile(
     from envplan.plotting.profile import profile_figure
     from envplan.profiling.remarks import remarks, summarize_profile
 
-    check_outputs(output, plot)
     backend = work.backend or ("modelled" if work.model else DEFAULT_BACKEND)
     if backend_class(backend).real:
         why = f"goes with --backend modelled, not {backend}"
         refuse(given(work, "gpu"), why)
         refuse(given(work, "model"), f"{why}; measure your model's stages with --entry")
-        made = _measure(backend, work, output, quiet=show.quiet)
+        made = _measure(backend, work, output)
     else:
         unfit = given(work, f"entry {_MEASURING}")
         refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
@@ -244,7 +241,6 @@ def profile(
     ui.draw(plot, lambda: profile_figure(made))
     named = [] if output == Path(DEFAULT_PROFILE) else [str(output)]
     ui.answer(
-        show,
         lambda: {
             "profile": str(made.path),
             **ui.picked(made.metadata, "source gpu workload"),
@@ -252,7 +248,6 @@ def profile(
             "notes": remarks(made),
         },
         lambda: _print(made),
-        written=[output, plot],
         then=["envplan", "frontier", *named, "--plot"],
     )
 
@@ -274,7 +269,7 @@ def _model(work: WorkOptions, output: Path) -> envplan.Profile:
     return envplan.Profile.read_csv(output)
 
 
-def _measure(backend: str, work: WorkOptions, output: Path, *, quiet: bool) -> envplan.Profile:
+def _measure(backend: str, work: WorkOptions, output: Path) -> envplan.Profile:
     from envplan.profiling.measuring import measure
     from envplan.profiling.sweep import Settings
 
@@ -302,7 +297,7 @@ def _measure(backend: str, work: WorkOptions, output: Path, *, quiet: bool) -> e
         target_error=(work.error or 1.0) / 100,
         time_limit=work.time_limit or Settings.time_limit,
     )
-    with ui.bar("Measuring", quiet=quiet) as bar:
+    with ui.Working("Measuring") as running:
         return measure(
             lambda device: _workload(work, job, device),
             output,
@@ -311,7 +306,7 @@ def _measure(backend: str, work: WorkOptions, output: Path, *, quiet: bool) -> e
             device=work.device,
             metadata=_metadata(job),
             smooth=work.smooth,
-            progress=bar,
+            progress=running.at,
         )
 
 

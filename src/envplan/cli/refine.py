@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.command import argument, file_of, takes
-from envplan.cli.inputs import load_plan
-from envplan.cli.options import OutputOptions, PlanOptions
+from envplan.cli.options import PlanOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     profile_output=file_of((".csv",), "a profile is a CSV file"),
 )
 def refine(
-    show: OutputOptions,
     plan: Path = argument("PLAN", "The plan.json that was followed."),
     logs: list[Path] = argument("LOG...", "Run logs that the shim wrote."),
     profile: str | None = None,
@@ -51,24 +49,20 @@ def refine(
     from envplan.runtime.drift import measure_drift, replan, rescale
     from envplan.runtime.runlog import read_run_log, steps_of_plan
 
-    given = PlanOptions(plan=plan, profile=profile)
-    old, known = load_plan(
-        given, output, profile_output, inputs=[("a run log", log) for log in logs]
-    )
+    old, known = PlanOptions(plan=plan, profile=profile).load()
     check_reference(old.profile, known, force=False)
     steps = list(steps_of_plan(read_run_log(logs), sha256(plan.read_bytes()).hexdigest()))
     if not steps:
         raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
     drifts = measure_drift(old, known, steps)
-    with ui.progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
+    with ui.Working("Tracing the frontier") as work:
         # Read back, so that the new plan refers to the file that it can be checked against.
         rescale(known, drifts).save_csv(profile_output)
-        new = replan(old, envplan.Profile.open(str(profile_output)), progress)
+        new = replan(old, envplan.Profile.open(str(profile_output)), work.walked)
     new.save(output)
     unmeasured = sorted(set(range(known.num_stages)) - {drift.stage for drift in drifts})
     figures = "iteration_time_s=iteration_time energy_j=energy"
     ui.answer(
-        show,
         lambda: {
             "profile": str(profile_output),
             "plan": str(output),
@@ -78,7 +72,6 @@ def refine(
             "after": ui.picked(new, figures),
         },
         lambda: _print(old, new, drifts, unmeasured),
-        written=[profile_output, output],
         then=["envplan", "apply", str(output)],
     )
 
@@ -86,13 +79,11 @@ def refine(
 def _print(
     old: envplan.Plan, new: envplan.Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]
 ) -> None:
-    columns = {
-        "instruction": [drift.instruction for drift in drifts],
-        "stage": [drift.stage for drift in drifts],
-        "operations": [drift.samples for drift in drifts],
-        "change (%)": [100 * (drift.factor - 1) for drift in drifts],
-    }
-    ui.print_columns("Measured against planned time", columns)
+    ui.print_table(
+        "Measured against planned time",
+        ("instruction", "stage", "operations", "change (%)"),
+        [(d.instruction, d.stage, d.samples, 100 * (d.factor - 1)) for d in drifts],
+    )
     if unmeasured:
         stages, whose = ("stages", "their") if len(unmeasured) > 1 else ("stage", "its")
         ui.say(

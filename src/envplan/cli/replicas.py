@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import envplan
 from envplan.cli import output as ui
+from envplan.cli.costs import cost_rows
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from envplan.simulation import Conditions
 
 
-def parse_replica(text: str) -> tuple[str, int]:
-    """A profile and how many replicas it is for, from PROFILE or PROFILE:COUNT.
+def parse_replica(text: str, option: str) -> tuple[str, int]:
+    """What --replica-profile takes: a profile and how many replicas it is for.
 
     Raises:
         InputError: the count is not a number from 1 up.
@@ -28,7 +29,7 @@ def parse_replica(text: str) -> tuple[str, int]:
         return text, 1
     if not (count.isascii() and count.isdigit() and len(count) <= 7 and int(count)):
         raise InputError(
-            f"--replica-profile must be PROFILE or PROFILE:COUNT with a COUNT from 1 up, not {text}"
+            f"{option} must be PROFILE or PROFILE:COUNT with a COUNT from 1 up, not {text}"
         )
     return name, int(count)
 
@@ -55,20 +56,14 @@ def print_replicas(planned: ReplicaPlans) -> None:
         ui.say(f"certified gap of all together {100 * planned.gap:.3f}%")
     if planned.costs is not None and planned.run is not None:
         what = "the run" if planned.run.iterations else "an iteration"
-        before, after = planned.costs.max_frequency, planned.costs.plan
-        for name, old, new in (
-            ("energy (kWh)", before.energy_kwh, after.energy_kwh),
-            ("cost", before.money, after.money),
-            ("carbon (g CO2)", before.carbon_g, after.carbon_g),
-        ):
-            if old is not None and new is not None:
-                ui.say(f"{name} of {what}: {ui.significant(new)}, before {ui.significant(old)}")
+        for name, old, new in cost_rows(planned.costs, planned.run.currency, "g"):
+            ui.say(f"{name} of {what}: {ui.significant(new)}, before {ui.significant(old)}")
 
 
 def load_replicas(
     first: tuple[envplan.Plan, envplan.Profile],
     files: Sequence[Path],
-    profiles: Sequence[str],
+    profiles: Sequence[tuple[str, int]],
     *,
     conditions: Conditions,
     run: Run | None,
@@ -78,7 +73,7 @@ def load_replicas(
 
     Args:
         files: plans that there are.
-        profiles: as given to --replica-profile; their plans are made here.
+        profiles: and how many replicas have each; their plans are made here.
         conditions: what all replicas meet.
         run: whose costs are wanted.
 
@@ -89,7 +84,7 @@ def load_replicas(
     from envplan.replicas import plan_beside
 
     replicas = [first]
-    for name, count in map(parse_replica, profiles):
+    for name, count in profiles:
         other = envplan.Profile.open(name)
         replicas.append((plan_beside(first[0], other, count), other))
     for file in files:

@@ -1,15 +1,18 @@
-"""`envplan report`: one page about a plan, for people who would rather look than read."""
+"""`envplan report` and `timeline`: a plan for people who would rather look than read."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import envplan
 from envplan._files import atomic_write
 from envplan.cli import output as ui
-from envplan.cli.command import file_of, takes
-from envplan.cli.inputs import load_plan
-from envplan.cli.options import CostOptions, OutputOptions, PlanOptions
+from envplan.cli.command import PLOT_TYPES, file_of, one_of, takes
+from envplan.cli.options import CostOptions, PlanOptions
+
+if TYPE_CHECKING:
+    from envplan.plotting.timeline import Colour
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
@@ -27,7 +30,6 @@ _MOST_COMPARED = 8000
 def report(
     source: PlanOptions,
     costs: CostOptions,
-    show: OutputOptions,
     output: Path = Path("report.html"),
     compare: bool | None = None,
 ) -> None:
@@ -48,18 +50,18 @@ def report(
     from envplan.plotting.report import report_page
     from envplan.solve import trace_job
 
-    loaded, profile = load_plan(source, output, inputs=costs.files)
+    loaded, profile = source.load()
     after = envplan.simulate(loaded, profile, force=source.force)
-    with ui.progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
-        frontier = trace_job(loaded.job, profile, progress)
+    with ui.Working("Tracing the frontier") as work:
+        frontier = trace_job(loaded.job, profile, work.walked)
     if (run := costs.run(frontier)) is not None:
         loaded = priced(loaded, run)
-    with ui.progress_bar("Choosing frequencies", quiet=show.quiet) as progress:
-        along = distinct(plans_along(frontier, _ALONG, progress=progress))
+    with ui.Working("Choosing frequencies") as work:
+        along = distinct(plans_along(frontier, _ALONG, progress=work.walked))
     comparison = None
     operations = len(frontier.pipeline.operations)
     if operations <= _MOST_COMPARED if compare is None else compare:
-        with ui.spinner("Comparing planners", quiet=show.quiet):
+        with ui.Working("Comparing planners"):
             comparison = run_planners(frontier)
     page = report_page(loaded, source.plan, frontier, along, after, comparison)
     atomic_write(output, page)
@@ -75,9 +77,70 @@ def report(
         "energy_j=energy gap source=profile.source"
     )
     ui.answer(
-        show,
         lambda: {"written": str(output), **ui.picked(loaded, names)},
         lambda: ui.say(words),
-        written=[output],
         then=["envplan", "apply", str(source.plan)],
+    )
+
+
+@takes(
+    """
+    Most used:
+      -o, --output FILE  One of .png, .svg, .pdf, .html.
+      --colour BY  Colour operations by frequency or by power.
+      --alone  Without maximum frequency above it.
+    """,
+    output=file_of(PLOT_TYPES, "choose one of them"),
+    colour=one_of("frequency", "power"),
+)
+def timeline(
+    source: PlanOptions,
+    output: Path = Path("timeline.png"),
+    colour: Literal["frequency", "power"] = "frequency",
+    alone: bool = False,
+) -> None:
+    """Draw what every stage does when, at maximum frequency above and under the plan below.
+
+    \b
+    Example:
+      envplan solve a40-gpt3-1.3b-4stage --microbatches 8
+      envplan timeline plan.json -o timeline.png
+      envplan timeline plan.json --colour power -o timeline.html
+    """
+    loaded, profile = source.load()
+    with ui.Working("Drawing"):
+        after = envplan.simulate(loaded, profile, force=source.force)
+        before = None if alone else after.at_max_frequency()
+        draw_timeline(output, after, before, colour)
+    ui.answer(
+        lambda: {
+            "written": str(output),
+            "iteration_time_s": after.iteration_time,
+            "energy_j": after.energy,
+            "max_frequency_iteration_time_s": before and before.iteration_time,
+            "max_frequency_energy_j": before and before.energy,
+        },
+        then=["envplan", "report", str(source.plan)],
+    )
+
+
+def draw_timeline(
+    path: Path,
+    timeline: envplan.Timeline,
+    before: envplan.Timeline | None = None,
+    colour: Colour = "frequency",
+) -> None:
+    """Write the picture or the page of a timeline.
+
+    Args:
+        before: that of maximum frequency, to show above it.
+        colour: what colours stand for in a picture; on a page the reader chooses.
+    """
+    from envplan.plotting.report import timeline_page
+    from envplan.plotting.timeline import timeline_figure
+
+    ui.draw(
+        path,
+        lambda: timeline_figure(timeline, before=before, colour=colour),
+        lambda: timeline_page(timeline, before),
     )

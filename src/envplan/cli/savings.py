@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.command import options, typed
-from envplan.cli.costs import CURRENCY
-from envplan.cli.options import JobOptions, OutputOptions, RateOptions
+from envplan.cli.costs import CURRENCY, year_amounts
+from envplan.cli.options import JobOptions, RateOptions
 from envplan.quantities import PERCENT
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class SiteOptions(RateOptions):
         return Site.of_run(run, self.utilization)
 
 
-def savings(job: JobOptions, site: SiteOptions, show: OutputOptions) -> None:
+def savings(job: JobOptions, site: SiteOptions) -> None:
     """Say what plans save: energy, money and CO2 a year.
 
     In a month and a year, for the same work, against maximum frequency: at no slowdown, at the best
@@ -64,10 +64,9 @@ def savings(job: JobOptions, site: SiteOptions, show: OutputOptions) -> None:
       envplan savings --gpus 1024 --price 0.25 --currency EUR --gpu-hour 1.90 --host-power 150
     """
     where = site.site()
-    frontier = job.trace(quiet=show.quiet)
+    frontier = job.trace()
     rows = envplan.savings(frontier, gpus=site.gpus, **where.model_dump())
     ui.answer(
-        show,
         lambda: _document(frontier, rows, site, where),
         lambda: _print(frontier, rows, site, where),
         then=_then(rows, job, site),
@@ -77,13 +76,12 @@ def savings(job: JobOptions, site: SiteOptions, show: OutputOptions) -> None:
 def _print(
     frontier: envplan.Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site
 ) -> None:
-    currency = site.currency or CURRENCY
     gpus = site.gpus or frontier.num_gpus * frontier.pipeline.num_stages
     assumed = " (assumed; --price says yours)" if site.price is None else ""
     beside = where.in_words() or "GPUs alone"
     ui.say(ui.describe_job(frontier))
-    ui.say(f"one year at {where.price:g} {currency} a kWh{assumed}, {beside}:")
-    spent = ", ".join(f"{text} {unit}" for unit, text in _amounts(rows[0].spent, currency).items())
+    ui.say(f"one year at {where.price:g} {site.currency or CURRENCY} a kWh{assumed}, {beside}:")
+    spent = ", ".join(f"{text} {unit}" for unit, text in _amounts(rows[0].spent, site).items())
     used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
     ui.say(f"{gpus:,} GPUs at maximum frequency{used} take {spent}")
     columns: dict[str, Any] = {
@@ -92,7 +90,7 @@ def _print(
         "energy saved (%)": [row.plan.savings.percent for row in rows],
     }
     for period in ("month", "year"):
-        cells = [_amounts(getattr(row, period), currency) for row in rows]
+        cells = [_amounts(getattr(row, period), site) for row in rows]
         columns |= {f"{unit} a {period}": [cell[unit] for cell in cells] for unit in cells[0]}
     energies = frontier.profile.metadata.energies_are
     title = f"Saved for the same work, {gpus:,} GPUs"
@@ -104,10 +102,10 @@ def _print(
         ui.say("--carbon G (gCO2 of a kWh) adds CO2")
 
 
-def _amounts(amounts: Amounts, currency: str) -> dict[str, str]:
+def _amounts(amounts: Amounts, site: SiteOptions) -> dict[str, str]:
     """Numbers by their units."""
-    known = {"kWh": amounts.kwh, currency: amounts.money, "t CO2": amounts.carbon_t}
-    return {unit: ui.significant(amount) for unit, amount in known.items() if amount is not None}
+    known = year_amounts(amounts, site.currency)
+    return {unit: ui.significant(amount) for unit, amount in known.items()}
 
 
 def _then(rows: Sequence[Saving], job: JobOptions, site: SiteOptions) -> list[str]:

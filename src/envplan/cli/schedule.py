@@ -23,8 +23,7 @@ from envplan.cli.command import (
     refuse,
     takes,
 )
-from envplan.cli.inputs import check_outputs, refuse_overwriting
-from envplan.cli.options import OutputOptions
+from envplan.cli.inputs import refuse_overwriting, will_write
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class SourceOptions:
     check_profile: str | None = None
 
 
-def list_schedules(out: OutputOptions) -> None:
+def list_schedules() -> None:
     """List the schedules that envplan can generate.
 
     \b
@@ -116,7 +115,6 @@ def list_schedules(out: OutputOptions) -> None:
         for name, generate in SCHEDULES.items()
     ]
     answer(
-        out,
         lambda: {"schedules": [{"name": name, "description": order} for name, order in rows]},
         lambda: print_table("", ("name", "order"), rows, words=2, wrap=("order",)),
         then="envplan schedule show 1f1b --pp 4 -m 8",
@@ -134,7 +132,6 @@ def list_schedules(out: OutputOptions) -> None:
 )
 def show(
     shape: ShapeOptions,
-    out: OutputOptions,
     profile: str | None = None,
     p2p_latency: float | None = None,
     plot: Path | None = None,
@@ -150,25 +147,22 @@ def show(
       envplan schedule show zb-v --stages 4 --microbatches 8
       envplan schedule show 1f1b --stages 4 -m 8 --profile a40-gpt3-1.3b-4stage --plot
     """
-    from envplan.cli.output import answer, spinner
+    from envplan.cli.output import Working, answer
     from envplan.plotting.figures import save_figure
     from envplan.plotting.schedule import schedule_figure, schedule_layout
 
-    check_outputs(plot)
     if p2p_latency is not None and profile is None:
         raise InputError("--p2p-latency goes with --profile: without one, transfers take no time")
-    timed_by = _timed_by(profile, plot)
+    timed_by = _timed_by(profile)
     pipeline = _pipeline(shape, timed_by, p2p_latency)
     _refuse_other_stages(pipeline, timed_by)
     layout = schedule_layout(pipeline, timed_by)
     if plot is not None:
-        with spinner("Drawing", quiet=out.quiet):
+        with Working("Drawing"):
             save_figure(schedule_figure(layout), plot)
     answer(
-        out,
         layout.to_dict,
         lambda: _print_summary(layout, _print_grid(layout)),
-        written=[plot],
         then=_frontier_of(shape, pipeline, profile),
     )
 
@@ -214,14 +208,14 @@ def _pipeline(
     )
 
 
-def _timed_by(profile: str | None, output: Path | None) -> Profile | None:
+def _timed_by(profile: str | None) -> Profile | None:
     """The profile of a name, which is no file that is going to be written."""
     if profile is None:
         return None
     from envplan.profile import Profile
 
     opened = Profile.open(profile)
-    refuse_overwriting(opened, output)
+    refuse_overwriting(opened)
     return opened
 
 
@@ -304,7 +298,6 @@ def import_schedule(
     output: Path = Path(_EXPORTS[_DAG]),
     source: SourceOptions,
     p2p_latency: float | None = None,
-    out: OutputOptions,
 ) -> None:
     """Turn a schedule from elsewhere into a DAG file.
 
@@ -318,7 +311,7 @@ def import_schedule(
       envplan schedule import trace.json.gz --format chrome-trace
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
-    from envplan.cli.output import answer, spinner
+    from envplan.cli.output import Working, answer
     from envplan.pipeline import Pipeline
     from envplan.pipeline.imports import check_times
 
@@ -326,9 +319,8 @@ def import_schedule(
         raise InputError(f"{format} is one file, not {len(files)}")
     fitting = map(dashed, _IMPORTS[format].split())
     refuse(given(source).keys() - set(fitting), f"does not go with --format {format}")
-    check_outputs(output, inputs=[("the schedule", file) for file in files])
-    timed_by = _timed_by(source.check_profile, output)
-    with spinner("Reading", quiet=out.quiet):
+    timed_by = _timed_by(source.check_profile)
+    with Working("Reading"):
         imported = _read(format, files, source)
         try:
             pipeline = Pipeline.from_imported(imported, p2p_latency=p2p_latency or 0.0)
@@ -360,10 +352,8 @@ def import_schedule(
 
     pipeline.save_dag(output)
     answer(
-        out,
         lambda: {**report, "written": str(output)},
         say_it,
-        written=[output],
         then=["envplan", "frontier", source.check_profile or "PROFILE", "--dag", str(output)],
     )
 
@@ -469,7 +459,6 @@ def _print_times(times: Sequence[TimeCheck], profile: Profile) -> None:
 )
 def export_schedule(
     shape: ShapeOptions,
-    out: OutputOptions,
     format: str = _TORCH_CSV,  # noqa: A002  (the option's name)
     output: Path | None = None,
 ) -> None:
@@ -486,7 +475,8 @@ def export_schedule(
     from envplan.cli.output import answer, say
 
     target = output or Path(_EXPORTS[format])
-    check_outputs(target, inputs=[("the DAG file", shape.name)])
+    if output is None:
+        will_write(target)
     pipeline = _pipeline(shape)
     if format == _DAG:
         pipeline.save_dag(target)
@@ -496,10 +486,8 @@ def export_schedule(
         atomic_write(target, as_torch_csv(pipeline))
     count, ranks = len(pipeline.operations), pipeline.num_stages
     answer(
-        out,
         lambda: {"written": str(target), "operations": count, "ranks": ranks},
         lambda: say(f"{count} operations on {ranks} ranks"),
-        written=[target],
         then=["envplan", "frontier", "PROFILE", "--dag", str(target)]
         if format == _DAG
         else _frontier_of(shape, pipeline, None),

@@ -16,6 +16,7 @@ import typer
 
 from envplan._files import atomic_write
 from envplan.cli import output as ui
+from envplan.cli import state
 from envplan.cli.command import (
     PICTURES,
     Group,
@@ -26,8 +27,8 @@ from envplan.cli.command import (
     options,
     takes,
 )
-from envplan.cli.inputs import check_outputs
-from envplan.cli.options import OutputOptions, RateOptions
+from envplan.cli.inputs import refuse_overwriting, will_write
+from envplan.cli.options import RateOptions
 from envplan.devices import DeviceError
 from envplan.errors import InputError
 from envplan.plotting import serving as pictures
@@ -96,6 +97,7 @@ class ServiceOptions:
                 raise InputError(f"{form}, not {name}={values}")
             slos[name] = Slo(*times)
         profile = ServingProfile.open(self.profile)
+        refuse_overwriting(profile)
         if gaps := profile.gaps():
             named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
             more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
@@ -105,13 +107,6 @@ class ServiceOptions:
                 "baselines can use it"
             )
         return profile.with_slos(slos, self.slo_scale)
-
-    def check_outputs(
-        self, *outputs: Path | None, inputs: Sequence[tuple[str, str | None]] = ()
-    ) -> None:
-        """Raises: InputError: an output cannot be written, or would replace what is read."""
-        files = [("the profile", self.known.path), ("the profile's sidecar", self.known.sidecar)]
-        check_outputs(*outputs, inputs=[*files, *inputs])
 
 
 def _by_class(texts: Sequence[str], form: str) -> Iterator[tuple[str, str]]:
@@ -195,12 +190,9 @@ class ReplayOptions(Settings, RateOptions):
         return self.rates(start=self.start, repeats=True)
 
     def run(
-        self, service: ServiceOptions, names: Sequence[str], quiet: bool, output: Path | None = None
+        self, service: ServiceOptions, names: Sequence[str]
     ) -> tuple[Trace, str, list[Simulation]]:
         """Replay the trace under some policies, and draw what --plot asks for.
-
-        Args:
-            output: what else will be written.
 
         Returns:
             The trace, a title for its results, and these.
@@ -208,14 +200,11 @@ class ReplayOptions(Settings, RateOptions):
         from envplan.serving.policies import compare_policies
         from envplan.serving.trace import Trace
 
-        service.check_outputs(output, self.plot, inputs=[("the trace", self.trace), *self.files])
         profile, trace, _ = service.known, Trace.open(self.trace), self.known
         if self.load_factor != 1:
             trace = trace.scaled(self.load_factor, self.seed)
-        with ui.counting_bar(f"policies on {trace.name}", quiet=quiet) as bar:
-            results = compare_policies(
-                profile, trace, self, policies=names, progress=lambda done, of: bar(done, of, 0)
-            )
+        with ui.Working(f"policies on {trace.name}") as work:
+            results = compare_policies(profile, trace, self, policies=names, progress=work.counted)
         made = " (real-shaped)" if (trace.made or "").startswith("real-shaped") else ""
         source = "" if profile.source in (None, "measured") else f" ({profile.source})"
         title = f"{trace.name}{made} on {profile.name}{source}"
@@ -257,7 +246,6 @@ class ReplayOptions(Settings, RateOptions):
 )
 def profile(
     service: ServiceOptions,
-    show: OutputOptions,
     load: float = 2000.0,
     output: Path | None = None,
     plot: Path | None = None,
@@ -272,7 +260,6 @@ def profile(
       envplan serving profile h100-llama2-70b -o my.csv
       envplan serving profile my.csv --load 1000 --plot
     """
-    service.check_outputs(output, plot)
     known = service.known
     if output is not None:
         known.save_copy(output)
@@ -297,7 +284,7 @@ def profile(
         ],
     }
     ui.answer(
-        show, lambda: document, lambda: _print_profile(known, document), written=[output, plot],
+        lambda: document, lambda: _print_profile(known, document),
         then=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
     )  # fmt: skip
 
@@ -343,7 +330,6 @@ def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None
 )
 def solve(
     service: ServiceOptions,
-    show: OutputOptions,
     load: list[str] | None = None,
     gpus: int = 1024,
     planner: str = "exact",
@@ -373,18 +359,17 @@ def solve(
         raise InputError(f"which load? Give --load {_LOAD}")
     if planner == "hierarchical" and one_frequency:
         raise InputError("--one-frequency goes with planner exact, not hierarchical")
-    service.check_outputs(output, plot)
     how: Any = {"merge": not no_merge}
     if planner == "exact":
         how |= {"one_frequency": one_frequency, "time_limit": time_limit}
-    with ui.spinner("looking for the least power", quiet=show.quiet):
+    with ui.Working("looking for the least power"):
         find = exact_plan if planner == "exact" else hierarchical_plan
         plan = find(service.known, loads, gpus, **how)
     plan.save(output)
     ui.draw(plot, lambda: pictures.plan_figure(plan))
     ui.answer(
-        show, lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
-        lambda: _print_plan(plan), written=[output, plot],
+        lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
+        lambda: _print_plan(plan),
         then=["envplan", "serving", "apply", str(output)],
     )  # fmt: skip
 
@@ -425,7 +410,6 @@ def _print_plan(plan: ServingPlan) -> None:
 def simulate(
     service: ServiceOptions,
     replay: ReplayOptions,
-    show: OutputOptions,
     policy: str = "envplan",
     output: Path | None = None,
 ) -> None:
@@ -441,7 +425,7 @@ def simulate(
     """
     # A picture has the baseline in it.
     names = [policy] if replay.plot is None or policy == _BASELINE else [_BASELINE, policy]
-    trace, title, (*_, result) = replay.run(service, names, show.quiet, output)
+    trace, title, (*_, result) = replay.run(service, names)
     if output is not None:
         import pandas as pd
 
@@ -455,7 +439,7 @@ def simulate(
 
     named = {"trace": trace.name, "profile": service.known.name}
     ui.answer(
-        show, lambda: replay.document(result) | named, tell, written=[output, replay.plot],
+        lambda: replay.document(result) | named, tell,
         then=["envplan", "serving", "compare", "--trace", replay.trace],
     )  # fmt: skip
 
@@ -467,9 +451,7 @@ def simulate(
           MultiPool, ScaleInst, ScaleShard, ScaleFreq, DynamoLLM, static, exact, envplan.
     """
 )
-def compare(
-    service: ServiceOptions, replay: ReplayOptions, show: OutputOptions, policies: str | None = None
-) -> None:
+def compare(service: ServiceOptions, replay: ReplayOptions, policies: str | None = None) -> None:
     """Set all policies side by side on one trace.
 
     Each is replayed request by request.
@@ -485,7 +467,7 @@ def compare(
     names = tuple(POLICIES) if policies is None else tuple(map(str.strip, policies.split(",")))
     if len(set(names)) < len(names):
         raise InputError(f"--policies names a policy twice: {policies}")
-    trace, title, results = replay.run(service, names, show.quiet)
+    trace, title, results = replay.run(service, names)
 
     def document() -> dict[str, Any]:
         return {
@@ -507,7 +489,7 @@ def compare(
             ui.print_columns("", {"policy": names, **columns})
         ui.say(*(f"{name}: {POLICIES[name].about}" for name in names))
 
-    ui.answer(show, document, tell, written=[replay.plot],
+    ui.answer(document, tell,
            then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"])  # fmt: skip
 
 
@@ -524,7 +506,6 @@ def compare(
     """
 )
 def apply(
-    show: OutputOptions,
     plan: Path = Path("serving-plan.json"),
     profile: str | None = None,
     gpus_per_node: int = 8,
@@ -549,7 +530,7 @@ def apply(
 
     loaded = ServingPlan.load(plan)
     known = loaded.find_profile(profile)
-    check_outputs(output, inputs=[("the plan", plan), ("the profile", known.path)])
+    refuse_overwriting(known)
     applied = apply_serving_plan(
         loaded, known, clocks=given_clocks(clocks) if clocks is not None else None,
         gpus_per_node=gpus_per_node, force=force, plan_sha256=sha256(plan.read_bytes()).hexdigest(),
@@ -572,9 +553,8 @@ def apply(
                 ui.say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
 
     ui.answer(
-        show, lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)}, tell,
-        written=[output], last="on each node K",
-        then=["envplan", "serving", "hold", str(output), "--node", "0"],
+        lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)}, tell,
+        last="on each node K", then=["envplan", "serving", "hold", str(output), "--node", "0"],
     )  # fmt: skip
 
 
@@ -585,9 +565,8 @@ def apply(
     """
 )
 def reshard(
-    show: OutputOptions,
     before: Path = argument("BEFORE", "What `envplan serving apply` wrote before."),
-    after: Path = argument("AFTER", "What it wrote for the new fleet."),
+    after: Path = argument("AFTER", "What it wrote for the new fleet.", in_place=True),
     output: Path | None = None,
 ) -> None:
     """Put a new fleet where an old one's weights are.
@@ -603,7 +582,8 @@ def reshard(
     from envplan.serving.reshard import PARTS, move_fleet
 
     target = output or after
-    check_outputs(target, inputs=[("the old fleet", before)])
+    if output is None:
+        will_write(target)
     moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
     moved.save(target)
     sent = [
@@ -627,8 +607,8 @@ def reshard(
         ui.say(*(line.format(**one) for one in sent), f"{copies:g} copies of the weights in all")
 
     ui.answer(
-        show, lambda: {"clocks": str(target), "moved_copies": copies, "transfers": sent}, tell,
-        written=[target], then=["envplan", "serving", "hold", str(target), "--node", "0"],
+        lambda: {"clocks": str(target), "moved_copies": copies, "transfers": sent}, tell,
+        then=["envplan", "serving", "hold", str(target), "--node", "0"],
     )  # fmt: skip
 
 
@@ -644,7 +624,6 @@ def reshard(
     node=WHOLE,
 )
 def hold(
-    show: OutputOptions,
     file: Path = Path("serving.clocks.json"),
     node: int = 0,
     backend: str = "nvml",
@@ -674,12 +653,12 @@ def hold(
         hold_clocks(applied, node, backend=backend, **options) as guards,
         suppress(KeyboardInterrupt),
     ):
-        if not (show.quiet or show.json):
+        if not (state.quiet or state.json):
             for device, mhz in sorted(applied.clocks_of(node).items()):
                 ui.say(f"GPU {device}: {mhz} MHz")
         _watch(guards, math.inf if seconds is None else time.monotonic() + seconds)
     held = {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True}
-    ui.answer(show, lambda: held, lambda: ui.say("clocks given back"), then="envplan devices")
+    ui.answer(lambda: held, lambda: ui.say("clocks given back"), then="envplan devices")
 
 
 def _watch(guards: Sequence[Guard], end: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,10 @@ from envplan.cli.command import (
     takes,
 )
 from envplan.cli.costs import cost_columns, replay_cost_notes
-from envplan.cli.inputs import load_plan, naming
-from envplan.cli.options import CostOptions, OutputOptions, ParallelOptions, PlanOptions
-from envplan.cli.replicas import load_replicas, print_replicas
-from envplan.cli.timeline import draw_timeline
+from envplan.cli.inputs import naming
+from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
+from envplan.cli.replicas import load_replicas, parse_replica, print_replicas
+from envplan.cli.report import draw_timeline
 from envplan.errors import InputError
 from envplan.quantities import WHOLE
 
@@ -34,6 +35,19 @@ if TYPE_CHECKING:
     from envplan.simulation import Conditions
 
 _PERCENTS = (5, 25, 50, 75, 95, 99)
+
+
+def _straggler(text: str, name: str) -> tuple[int | None, float]:
+    """A replica, if one is named, and its slowdown, from 1.2 or 3:1.2."""
+    from envplan.cluster import check_slowdown
+
+    replica, colon, factor = text.rpartition(":")
+    try:
+        return int(replica) if colon else None, check_slowdown(float(factor))
+    except (ValueError, InputError):
+        raise InputError(
+            f"{name} must be a slowdown above 0, such as 1.2, or 3:1.2 for replica 3, not {text}"
+        ) from None
 
 
 @options(
@@ -47,43 +61,49 @@ _PERCENTS = (5, 25, 50, 75, 95, 99)
           each.
     """,
     strong_scaling=numbers("32,64,128"),
+    straggler=_straggler,
 )
 class ClusterOptions(ParallelOptions):
     """Replicas of the plan together, some of which may straggle."""
 
-    straggler: list[str] | None = None
+    straggler: list[Any] | None = None
     straggler_trace: Path | None = None
     strong_scaling: Numbers | None = None
 
     def __post_init__(self) -> None:
-        """Raises: InputError: both options for stragglers are given."""
+        """Raises: InputError: both options for stragglers are given, or a replica is twice."""
         refuse_both(given(self, "straggler straggler_trace"))
+        named = [replica for replica, _ in self.straggler or () if replica is not None]
+        for replica in named:
+            if named.count(replica) > 1:
+                raise InputError(f"--straggler names replica {replica} twice")
+
+    @property
+    def slowdowns(self) -> dict[int, float]:
+        """Slowdown by replica; those without a replica get the lowest that are free."""
+        asked = self.straggler or []
+        known = {replica: factor for replica, factor in asked if replica is not None}
+        free = (replica for replica in range(len(asked)) if replica not in known)
+        return known | {next(free): factor for replica, factor in asked if replica is None}
 
     def reports(
-        self,
-        plan: envplan.Plan,
-        profile: envplan.Profile,
-        conditions: Conditions,
-        *,
-        force: bool,
-        quiet: bool,
+        self, plan: envplan.Plan, profile: envplan.Profile, conditions: Conditions, *, force: bool
     ) -> list[envplan.ClusterReport]:
         """The cluster, and then its further shapes; none where no option asks for it."""
         if not given(self):
             return []
         replicas = self.dp or plan.job.replicas
         how: dict[str, Any] = {
-            "slowdowns": [_parse_stragglers(self.straggler or ())],
+            "slowdowns": [self.slowdowns],
             "gpus_per_stage": (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None,
             "conditions": conditions,
             "force": force,
         }
         if self.straggler_trace is not None:
             how["slowdowns"] = envplan.read_slowdowns(self.straggler_trace, replicas)
-        with ui.progress_bar("Tracing the frontier", quiet=quiet) as progress:
-            reports = [
-                envplan.simulate_cluster(plan, profile, replicas=replicas, progress=progress, **how)
-            ]
+        with ui.Working("Tracing the frontier") as work:
+            how["progress"] = work.walked
+            reports = [envplan.simulate_cluster(plan, profile, replicas=replicas, **how)]
         if self.strong_scaling:
             how["global_batch"] = plan.job.microbatches * replicas
             reports += envplan.strong_scaling(plan, profile, self.strong_scaling, **how)
@@ -107,6 +127,7 @@ class ClusterOptions(ParallelOptions):
           profile, and are planned to end when this plan does. May be given more than once.
     """,
     seed=WHOLE.within(0, 2**63 - 1),
+    replica_profile=parse_replica,
     trace=file_of((".json",), "a plan goes before --trace"),
     plot=file_of(PLOT_TYPES, "a plan goes before --plot", "timeline.png"),
 )
@@ -114,14 +135,13 @@ def simulate(
     source: PlanOptions,
     cluster: ClusterOptions,
     costs: CostOptions,
-    show: OutputOptions,
     noise: float | None = None,
     seed: int = 0,
     runs: int = 1,
     switch_latency: float | None = None,
     sync_time: float | None = None,
     replica: list[Path] | None = None,
-    replica_profile: list[str] | None = None,
+    replica_profile: list[Any] | None = None,
     trace: Path | None = None,
     plot: Path | None = None,
 ) -> None:
@@ -139,8 +159,7 @@ def simulate(
     """
     from envplan.simulation import Conditions
 
-    read = [("the trace of stragglers", cluster.straggler_trace), *costs.files]
-    loaded, profile = load_plan(source, trace, plot, inputs=read)
+    loaded, profile = source.load()
     conditions = Conditions.of(
         noise=(noise or 0.0) / 100,
         seed=seed,
@@ -152,10 +171,11 @@ def simulate(
         timeline = envplan.simulate(loaded, profile, force=source.force, **dict(conditions))
     run, together, spent = costs.run(), None, None
     if replica or replica_profile:
-        how: Any = {"conditions": conditions, "run": run, "force": source.force}
         others = (replica or [], replica_profile or [])
-        together = load_replicas((loaded, profile), *others, **how)
-    reports = cluster.reports(loaded, profile, conditions, force=source.force, quiet=show.quiet)
+        together = load_replicas(
+            (loaded, profile), *others, conditions=conditions, run=run, force=source.force
+        )
+    reports = cluster.reports(loaded, profile, conditions, force=source.force)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
 
@@ -177,47 +197,18 @@ def simulate(
             print_replicas(together)
 
     ui.answer(
-        show,
         lambda: {
             **_document(timeline, reports, together, run, spent, notes),
             "written": [str(output) for output in (trace, plot) if output is not None],
         },
         tell,
-        written=[trace, plot],
         then=["envplan", "apply", str(source.plan)],
     )
 
 
-def _parse_stragglers(texts: Sequence[str]) -> dict[int, float]:
-    """Slowdown by replica; those without a replica get the lowest that are free."""
-    from envplan.cluster import check_slowdown
-
-    named: dict[int, float] = {}
-    unnamed: list[float] = []
-    for text in texts:
-        replica, colon, factor = text.rpartition(":")
-        try:
-            slowdown = check_slowdown(float(factor))
-            number = int(replica) if colon else None
-        except (ValueError, InputError):
-            raise InputError(
-                "--straggler must be a slowdown above 0, such as 1.2, or 3:1.2 for replica 3, "
-                f"not {text}"
-            ) from None
-        if number is None:
-            unnamed.append(slowdown)
-        elif number in named:
-            raise InputError(f"--straggler names replica {number} twice")
-        else:
-            named[number] = slowdown
-    free = (number for number in range(len(texts)) if number not in named)
-    return named | dict(zip(free, unnamed, strict=False))
-
-
 def _notes(timeline: envplan.Timeline, sync_time: float | None, *, disturbed: bool) -> list[str]:
-    plan = timeline.plan
+    plan, late = timeline.plan, timeline.sync_time_ns > timeline.iteration_time_ns
     if sync_time is not None:
-        late = timeline.sync_time_ns > timeline.iteration_time_ns
         return [] if late else ["the plan takes longer than --sync-time, so nobody waits"]
     if disturbed:
         return []
@@ -235,26 +226,22 @@ def _print(
 ) -> None:
     from envplan.plotting.figures import job_line
 
-    plan = timeline.plan
+    plan, shown = timeline.plan, ui.significant
     job = job_line(timeline.pipeline, plan.job.num_gpus)
     ui.say(f"{ui.describe_profile(profile)}; planner {plan.planner}; {job}")
     source = plan.profile.source
     first = ", first run" if len(timeline.run_times_ns) > 1 else ""
     ui.print_columns(ui.titled(ui.ITERATION, source) + first, _stages(timeline))
-    until = ""
-    if timeline.sync_time_ns > timeline.iteration_time_ns:
-        until = f", waited for until {ui.significant(timeline.sync_time)} s"
-    ui.say(f"iteration time {ui.significant(timeline.iteration_time)} s{until}")
+    waits = timeline.sync_time_ns > timeline.iteration_time_ns
+    until = f", waited for until {shown(timeline.sync_time)} s" if waits else ""
     ui.say(
-        f"energy {ui.significant(timeline.energy)} J = computation "
-        f"{ui.significant(timeline.computation_energy)} J + blocking "
-        f"{ui.significant(timeline.blocking_energy)} J"
+        f"iteration time {shown(timeline.iteration_time)} s{until}",
+        f"energy {shown(timeline.energy)} J = computation {shown(timeline.computation_energy)} J + "
+        f"blocking {shown(timeline.blocking_energy)} J",
+        f"power {shown(timeline.average_power)} W on average, "
+        f"{shown(timeline.peak_power)} W at the peak",
+        f"critical path: {_path_in_words(timeline)}",
     )
-    ui.say(
-        f"power {ui.significant(timeline.average_power)} W on average, "
-        f"{ui.significant(timeline.peak_power)} W at the peak"
-    )
-    ui.say(f"critical path: {_path_in_words(timeline)}")
     if first:
         times, energies = timeline.percentiles(_PERCENTS)
         columns = {
@@ -291,7 +278,7 @@ def _stages(timeline: envplan.Timeline) -> dict[str, Any]:
 def _path_in_words(timeline: envplan.Timeline) -> str:
     """The critical path by the stages it goes through."""
     stages = [timeline.operations[index].operation.stage for index in timeline.critical_path]
-    turns = [stage for k, stage in enumerate(stages) if k == 0 or stage != stages[k - 1]]
+    turns = [stage for stage, _ in groupby(stages)]
     shown = " ".join(map(str, turns)) if len(turns) <= 24 else f"{len(turns) - 1} changes of stage"
     return f"{len(stages)} operations, by stage {shown}"
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import given, one_of, options, refuse, refuse_both, takes
+from envplan.cli import state
+from envplan.cli.command import given, needs, one_of, options, refuse, refuse_both, takes
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
-from envplan.cli.inputs import check_outputs, naming, refuse_overwriting
-from envplan.cli.options import CostOptions, JobOptions, OutputOptions, needs
+from envplan.cli.inputs import naming, will_write
+from envplan.cli.options import CostOptions, JobOptions
 from envplan.cli.plan_notes import plan_notes, print_run
 from envplan.cli.replicas import parse_replica, print_replicas
 from envplan.quantities import LONG_TIME, WHOLE
@@ -91,20 +92,20 @@ class AskedOptions(CostOptions):
         Raises:
             InputError: two of them exclude each other, or a rate cannot be read.
         """
-
-        def part(percent: float | None) -> float | None:
-            return None if percent is None else percent / 100
-
+        slowdown, robust, noise = (
+            None if percent is None else percent / 100
+            for percent in (self.slowdown, self.robust, self.noise)
+        )
         return envplan.Request.asking(
             self.target_time,
-            slowdown=part(self.slowdown),
+            slowdown=slowdown,
             min_energy=self.min_energy,
             straggler_time=self.straggler_time,
             energy_budget=self.energy_budget,
             power_cap=self.power_cap,
             peak_power_cap=self.peak_power_cap,
-            probability=part(self.robust),
-            noise=part(self.noise),
+            probability=robust,
+            noise=noise,
             switch_latency=self.switch_latency or 0.0,
             min_hold=self.min_dwell or 0.0,
             run=self.run(frontier),
@@ -150,12 +151,12 @@ class AskedOptions(CostOptions):
           by this profile. May be given more than once; each kind gets a plan of its own, and all
           end together.
     """,
+    replica_profile=parse_replica,
 )
 def solve(
     job: JobOptions,
     asked: AskedOptions,
-    show: OutputOptions,
-    replica_profile: list[str] | None = None,
+    replica_profile: list[Any] | None = None,
     output: Path = Path("plan.json"),
 ) -> None:
     """Choose a frequency for every operation and write the plan.
@@ -175,26 +176,28 @@ def solve(
     if asked.planner == "envpipe" and not job.dag and job.vp in (None, 1):
         job = replace(job, schedule=job.schedule or "envpipe")
     planner = asked.other_planner()
-    inputs = [("the file of clocks", asked.clocks), *asked.files]
     if replica_profile:
         refuse(
             given(asked, "clocks"),
             "says the clocks of one kind of replica: make a plan for each, and give them to "
             "envplan simulate PLAN --replica PLAN",
         )
-        numbers = range(1, len(replica_profile) + 1)
-        files = [output.with_suffix(f".replica{k}{output.suffix}") for k in numbers]
-        check_outputs(output, *files, inputs=[("the DAG file", job.dag), *inputs])
-        _solve_replicas(job, replica_profile, asked, [output, *files], show, planner)
+        _solve_replicas(job, replica_profile, asked, planner)
         return
-    frontier = job.trace(output, quiet=show.quiet, whole=False, inputs=inputs)
+    frontier = job.trace(whole=False)
     request = asked.request(frontier)
     run: EnvPipeRun | None = None
-    with ui.progress_bar("Planning", quiet=show.quiet) as progress:
+    with ui.Working("Planning") as work:
         if asked.clocks is not None:
-            plan = _plan_of_clocks(frontier, asked.clocks)
+            from envplan.enforce.given_clocks import read_clocks
+
+            clocks = read_clocks(asked.clocks, frontier.pipeline)
+            with naming(asked.clocks):
+                plan = envplan.plan_from_clocks(
+                    frontier.pipeline, frontier.profile, clocks, frontier=frontier
+                )
         elif planner is None:
-            plan = frontier.solve(request, progress=progress)
+            plan = frontier.solve(request, progress=work.walked)
         else:
             from envplan.planners import EnvPipe
             from envplan.planners.base import answer as planned
@@ -203,34 +206,17 @@ def solve(
             plan = planned(run or planner, frontier, request)
     plan.save(output)
     explained = run if asked.explain else None
-
-    def tell() -> None:
-        if explained is not None:
-            print_run(explained, frontier.pipeline)
-        _print(frontier, plan)
-
     ui.answer(
-        show,
         lambda: _document(frontier, plan, output, explained),
-        tell,
-        written=[output],
+        lambda: _print(frontier, plan, explained),
         last=year_of(plan, asked),
         then=["envplan", "report", str(output)],
     )
 
 
-def _plan_of_clocks(frontier: envplan.Frontier, file: Path) -> envplan.Plan:
-    """The plan that runs the clocks of a file."""
-    from envplan.enforce.given_clocks import read_clocks
-
-    clocks = read_clocks(file, frontier.pipeline)
-    with naming(file):
-        return envplan.plan_from_clocks(
-            frontier.pipeline, frontier.profile, clocks, frontier=frontier
-        )
-
-
-def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
+def _print(frontier: envplan.Frontier, plan: envplan.Plan, run: EnvPipeRun | None) -> None:
+    if run is not None:
+        print_run(run, frontier.pipeline)
     ui.say(ui.describe_job(frontier))
     before, after = plan.predicted.baseline, plan.predicted
     rows = [
@@ -242,7 +228,9 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
         rows.append(("energy with waiting (J)", until.baseline_energy_j, until.energy_j))
         gap = ("certified gap with waiting (%)", until.gap)
     rows.append(("average power (W)", before.average_power_w, after.average_power_w))
-    table = [*ui.changes([*rows, *cost_rows(plan)]), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
+    if plan.costs is not None:  # without the energy, which stands there in J
+        rows += cost_rows(plan.costs.iteration, plan.costs.currency, "g")[1:]
+    table = [*ui.changes(rows), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
     headers = ("", "max frequency", "plan", "change (%)")
     ui.print_table(ui.titled(ui.ITERATION, plan.profile.source), headers, table)
     print_costs(plan)
@@ -270,35 +258,31 @@ def _document(
 
 def _solve_replicas(
     job: JobOptions,
-    others: Sequence[str],
+    others: Sequence[tuple[str, int]],
     asked: AskedOptions,
-    files: Sequence[Path],
-    show: OutputOptions,
     planner: Planner | None,
 ) -> None:
     """Plan every kind of replica for a common time, write the plans and say what they do.
 
     Args:
-        others: as given to --replica-profile.
-        files: where the plans go, that of the job itself first.
+        others: profiles of the other kinds, and how many replicas have each.
         planner: that plans every kind; None: our own.
 
     Raises:
         InputError: options contradict each other, or a profile does not fit the job.
         NoAnswerError: the slowest kind cannot meet the target, or a limit cannot be kept.
     """
+    files = state.outputs
+    for number in range(1, len(others) + 1):
+        will_write(files[0].with_suffix(f".replica{number}{files[0].suffix}"))
     profile, pipeline = job.load()
-    kinds: list[tuple[envplan.Profile, int | None]] = [(profile, None)]
-    for name, count in map(parse_replica, others):
+    frontiers = [job.trace_with(profile, pipeline, full=True)]
+    for name, count in others:
         other = envplan.Profile.open(name)
         fitting = job if other.has_parts else replace(job, parts_within=None)
-        kinds.append((fitting.fitted(other, pipeline), count))
-    frontiers = [
-        job.trace_with(kind, pipeline, count, quiet=show.quiet, full=True) for kind, count in kinds
-    ]
-    for frontier in frontiers:
-        refuse_overwriting(frontier.profile, *files)
-    with ui.spinner("planning every kind of replica", quiet=show.quiet):
+        other = fitting.fitted(other, pipeline)
+        frontiers.append(job.trace_with(other, pipeline, count, full=True))
+    with ui.Working("planning every kind of replica"):
         planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)
@@ -310,9 +294,7 @@ def _solve_replicas(
         ui.say(f"T_min of all together {ui.significant(least)} s, that of the slowest")
 
     ui.answer(
-        show,
         lambda: {"plans": [str(file) for file in files], **planned.to_dict()},
         tell,
-        written=files,
         then=["envplan", "apply", str(files[0])],
     )

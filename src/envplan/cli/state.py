@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 #: Its name, such as "solve" or "schedule-list".
 command = ""
-#: Whether the answer, errors included, is JSON on stdout.
-json = False
+#: Whether the answer, errors included, is JSON on stdout; whether nothing but errors is printed.
+json = quiet = False
 #: Colours: None where the terminal decides.
 color: bool | None = None
 #: What was warned of, in order.
 doubts: dict[str, None] = {}
+#: What the command may read, as far as options and arguments name files: (in words, file).
+inputs: list[tuple[str | None, str | Path]] = []
+#: What it writes.
+outputs: list[Path] = []

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli import state
 from envplan.cli.command import PICTURES, argument, file_of, refuse_both, takes
-from envplan.cli.inputs import check_outputs
-from envplan.cli.options import OutputOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +34,6 @@ _FAILURES = 5
     plot=file_of(PICTURES, "the sweep's file goes before --plot", "sweep.png"),
 )
 def sweep(
-    show: OutputOptions,
     config: Path = argument("CONFIG", "The sweep's file, in TOML."),
     output: Path = Path("sweep.csv"),
     plot: Path | None = None,
@@ -62,24 +60,25 @@ def sweep(
     from envplan.sweep.table import check_table
 
     check_table(output)
-    check_outputs(output, plot, inputs=[("the sweep's file", config)])
     read = read_config(config)
     journal = journal_of(output)
     try:
-        with ui.counting_bar("points", quiet=show.quiet) as progress:
-            result = run_sweep(read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=progress)
+        with ui.Working("points") as work:
+            result = run_sweep(
+                read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=work.counted
+            )
     except KeyboardInterrupt:
         print(f"what is done is kept in {journal}; the same command does the rest", file=sys.stderr)
         raise
     write_table(result.rows, output)
     all_failed = len(result.failures) == len(result.rows)
-    drawn = None if all_failed else plot
-    ui.draw(drawn, lambda: sweep_figure(result.rows))
+    if plot is not None and all_failed:
+        state.outputs.remove(plot)
+        plot = None
+    ui.draw(plot, lambda: sweep_figure(result.rows))
     ui.answer(
-        show,
-        lambda: _document(result, output, journal, drawn),
+        lambda: _document(result, output, journal, plot),
         lambda: _print(result, output),
-        written=[output, drawn],
         then=_then(config, result),
     )
     if all_failed:
@@ -117,21 +116,14 @@ def _print(result: SweepResult, output: Path) -> None:
             title += f": the {len(shown)} of {len(planned)} points that save most"
         _print_rows(title, planned, shown)
     if shares := by_what_varies(planned):
-        columns = {
-            "what varies": [share.name for share in shares],
-            "value": [share.value for share in shares],
-            "points": [share.points for share in shares],
-            "slower (%)": [share.slowdown_percent for share in shares],
-            "saved (%)": [share.savings_percent for share in shares],
-            "most saved (%)": [share.most_percent for share in shares],
-        }
-        ui.print_columns("On average of the points that share a value", columns, words=2)
+        headers = ("what varies", "value", "points", "slower (%)", "saved (%)", "most saved (%)")
+        ui.print_table("On average of the points that share a value", headers, shares, words=2)
     resumed = f", {result.resumed} of them by an earlier run" if result.resumed else ""
     ui.say(
         f"{len(result.rows)} points: {len(planned)} planned, {len(failures)} failed{resumed}; "
-        f"took {result.wall_s:.1f} s"
+        f"took {result.wall_s:.1f} s",
+        *(f"failed: {_name(row)}: {row.error}" for row in failures[:_FAILURES]),
     )
-    ui.say(*(f"failed: {_name(row)}: {row.error}" for row in failures[:_FAILURES]))
     if len(failures) > _FAILURES:
         ui.say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
 

@@ -1,8 +1,9 @@
-"""Command lines that are refused, each in one line that says what is wrong."""
+"""Command lines, and words of what they answer."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,10 @@ solve a40-gpt3-1.3b-4stage --planner zeus | zeus_global or zeus_per_stage?
 profile --model lama3-8b | did you mean llama3-8b?
 profile --model llama3-8b --gpu H10O | h100
 profile --backend modeled | did you mean modelled?
-solve --price day.csv -o day.csv | day.csv: is the file of prices itself
-solve --dag d.json -o d.json | d.json: is the DAG file itself
+solve --price day.csv -o day.csv | day.csv: is --price itself
+solve --dag d.json -o d.json | d.json: is --dag itself
 solve -o profile.meta.json | is the profile's sidecar itself
-refine plan.json day.csv -o day.csv | day.csv: is a run log itself
+refine plan.json day.csv -o day.csv | day.csv: is LOG... itself
 refine plan.json day.csv -o x.csv --profile-output x.csv | x.csv: is named for two outputs
 sweep sweep.toml -o gone/s.csv | gone/s.csv: cannot be written (No such file
 smooth --plot gone/s.png | gone/s.png: cannot be written (No such file
@@ -37,16 +38,24 @@ apply --gpus-per-node {huge} | must be at most 1000000, not a number beyond
 solve --replicas {huge} | must be at most 2147483647, not a number beyond
 report --iterations {huge} | at most 1000000000000000000, not a number
 check empty | empty: is empty
+check none.json | none.json | No such file
+check . | cannot be read
+devices --gpu a40 | --backend modelled
+devices --backend modelled --gpu a41 | a41
+frontier --plot profile.csv | --plot profile.csv | .png or .svg | profile goes before
+solve --price day.csv --iterations 100000 | day.csv | lasts 1 d | --repeat-rates
+apply budget.json --dp 3 | J or W | 3 GPUs | --tp | --dp
+apply budget.json --tp 3 | J or W | 3 GPUs | --tp | --dp
 check /dev/zero | is larger than 256 MiB
 profile --backend modelled --layers 9999 -o x.csv | --layers must be 1 to 1000, not 9999
 serving simulate --epoch 1e308 | --epoch must be a time
 serving compare --headroom 1e18 | --headroom must be at most 10000
 profile --backend modelled -m 2147483648 -o x.csv | --microbatches must be at most 2147483647
-frontier nothing.csv | nothing.csv | no such file
+frontier nothing.csv | nothing.csv | no such file | envplan profiles
 frontier -m 0 | --microbatches | 0
 frontier -m -3 | --microbatches | -3
 frontier -m 99999999 | operations | at most
-frontier --chunks 3 | 3 chunks | does not divide
+frontier --chunks 3 | 3 chunks (--vp)
 frontier --chunks 2 --schedule 1f1b | one model chunk | interleaved
 frontier --schedule zigzag | zigzag | 1f1b, gpipe, interleaved
 frontier --blocking-power nan | --blocking-power
@@ -58,6 +67,7 @@ frontier --replicas 9999999999 | replicas
 frontier --dag dag.json -m 3 | --dag | --microbatches | exclude
 frontier --dag dag.json | dag.json | cannot be read
 frontier -o f.txt | --output f.txt | .csv or .json
+frontier --animate x.mp4 | x.mp4 must end in .gif or .html | ffmpeg
 frontier -o missing/f.csv | missing/f.csv | cannot be written
 frontier -o profile.csv | profile.csv | itself
 frontier --plot missing/f.png | missing/f.png | cannot be written
@@ -75,8 +85,8 @@ solve -o . | cannot be written
 solve --ladder -1 | --ladder | at least 0
 solve -o profile.csv | profile.csv | itself
 solve four.csv --pp 3 | 3 pipeline stages | has 4
-solve four.csv --pp 2 --vp 4 | of 4 chunks (--vp) are 8 model stages | has 4
-solve four.csv --vp 3 | 3 chunks | (--vp) | does not divide
+solve four.csv --pp 2 --vp 4 | 4 chunks (--vp) | 8 model stages | has 4
+solve four.csv --vp 3 | 3 chunks (--vp) | has 4
 solve four.csv --dp 0 | --dp/--replicas | at least 1
 solve three.csv --planner magic | magic | max_frequency, zeus_global
 solve three.csv --planner envpipe --target-time 9 | takes no target | --target-time
@@ -141,7 +151,7 @@ simulate none.json | none.json: cannot be read
 simulate profile.csv | profile.csv | JSON
 simulate four.json --trace out.txt | --trace out.txt must end in .json
 simulate four.json --plot out.txt | --plot out.txt must end in .png
-simulate four.json --trace four.json | is the plan itself
+simulate four.json --trace four.json | is PLAN itself
 simulate four.json --trace no/where.json | cannot be written
 apply --tp 0 | --tp/--gpus-per-stage must be at least 1, not 0
 apply --dp 4 | --dp 4 | --dp 2 | again with --dp 4
@@ -161,7 +171,7 @@ apply --backend amd | --backend must be nvml
 apply --backend nvml --gpu a40 | leave out
 apply none.json | none.json | No such file
 apply profile.csv | profile.csv | not valid JSON
-apply -o plan.json | plan.json | is the plan itself
+apply -o plan.json | plan.json | is PLAN itself
 apply -o profile.csv | is the profile itself
 apply -o missing/run.json | missing/run.json | cannot be written
 apply --profile none.csv | none.csv
@@ -206,6 +216,55 @@ savings three.csv --utilization 80 | utilization
 savings three.csv --price none.csv | none.csv
 """
 
+#: Questions that have no answer.
+NO_ANSWER = """
+solve --energy-budget 1 | least
+solve --power-cap 1 | no plan draws less
+solve --iterations 20000 --deadline 1h | 20000 iterations take at least | deadline of 1 h
+solve three.csv --planner zeus_per_stage --target-time 0.1 | zeus_per_stage | fastest takes
+"""
+
+#: What is typed, and words of what is said; after an exclamation mark, words that are not.
+SAID = """
+check plan.json | plan.json: plan, holds | unchanged | rows of the profile | lower bound proved
+check plan.json | to the nanosecond
+check profile.csv | profile (modelled) | 2 stages | forward, backward | 20 options | 780 | 1740
+check profile.csv --json | "file": "profile.csv" | "kind": "profile" | "next": "envplan frontier
+check plan.json -q | !holds
+frontier -m 4 --plans 20 | T_min plan | T_star plan | x maximum frequency
+frontier --plans 2 --plot | wrote frontier.png | !x maximum frequency
+frontier four.csv -m 2 --plans 2 | 4 stages, 2 microbatches
+frontier measured.csv | 61.5 W (from the profile) | !modelled
+frontier one.csv | up to 0.0% at no slowdown
+frontier a40-gpt3-1.3b-8stage --chunks 2 -m 8 --plans 2 | interleaved, 4 stages x 2 chunks
+solve | !cost | !The run
+solve --slowdown 4 --polish 1 | wrote plan.json
+solve --straggler-time 20 | energy with waiting (J) | certified gap with waiting (%)
+solve --straggler-time 20 | waiting for the straggler until 20.00 s takes another
+solve --straggler-time 20 | without the straggler, T_star's plan
+solve --price 0.25 --currency EUR --carbon 380 --iterations 1000 | cost (EUR) | carbon (g CO2)
+solve --price 1 --carbon 3 --iterations 1000 | The run: 1,000 iterations, all GPUs, modelled
+solve --price 1 --carbon 3 --iterations 1000 | energy (kWh) | carbon (kg CO2) | saved (%)
+solve --price day.csv --iterations 100000 --repeat-rates | The run: 100,000 iterations
+solve three.csv --planner envpipe --schedule 1f1b --json | "schedule": "1f1b"
+compare three.csv --straggler-slowdown 3 | Until a straggler is finished at | extrinsic (%)
+compare three.csv --straggler-slowdown 3 | frontier for straggler
+compare three.csv --straggler-time 0.01 | it is no straggler
+simulate four.json | busy (s) | usable | critical path | blocking | at the peak | modelled
+simulate four.json | time and energy are exactly what the plan states
+simulate four.json --noise 3 --runs 20 --switch-latency 5 | 20 runs | first run
+simulate four.json --replicas 128 --straggler 1.2 | intrinsic saved | extrinsic saved | T' is
+apply | 1740 | not known
+apply --gpu a40 | clocks from 210 to 1740 MHz of NVIDIA A40
+apply --dry-run | stage 0: forward | stage 1: forward | !wrote
+apply --dry-run --json | "frequency_plan": null
+apply --format csv | wrote run.freqplan.csv
+apply --clocks 800-2000:100 | 1740 MHz is not supported; 1800 MHz instead | as planned
+apply --min-dwell 200 | planned again for clocks that last 200 ms
+apply --json | "frequency_plan": "run.freqplan.json" | "world_size": 8 | !"ranks"
+sweep many.toml -j 1 | failed: | and 3 more: see column error of sweep.csv
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -218,21 +277,62 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "day.csv").write_text(f"hour,price,carbon\n{hours}")
     (folder / "sweep.toml").write_text('[grid]\nprofiles = ["profile.csv"]\n')
     (folder / "empty").write_text("\n")
+    small_profile(clocks=(1740,)).save_csv(folder / "one.csv")
+    small_profile(blocking=61.5, source="measured").save_csv(folder / "measured.csv")
+    times = [k / 1e4 for k in range(1, 9)]
+    (folder / "many.toml").write_text(
+        f'[grid]\nprofiles = ["profile.csv"]\nslowdowns = [0]\ntarget_times = {times}\n'
+    )
     (folder / "d.json").write_text("{}")
     (folder / "loop").symlink_to("loop")
     two = ("--gpus-per-stage", 2, "--replicas", 2, "--ladder", 3)
     four = ("--slowdown", 2, "--replicas", 4, "-o", "four.json")
-    for options in (two, four):
+    budget = ("--energy-budget", 1e6, "-o", "budget.json")
+    for options in (two, four, budget):
         assert envplan("solve", "-q", *options, cwd=folder).code == 0
+    shutil.copy(folder / "plan.json", folder / "two.json")
     return folder
 
 
-@pytest.mark.parametrize("row", REFUSED.strip().splitlines())
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [(row, 2) for row in REFUSED.strip().splitlines()]
+    + [(row, 1) for row in NO_ANSWER.strip().splitlines()],
+)
 def test_a_command_that_cannot_be_done_is_refused_and_changes_no_file(
-    folder: Path, row: str
+    folder: Path, row: str, code: int
 ) -> None:
     typed, *words = row.split(" | ")
     before = {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
     typed = typed.replace("{huge}", "9" * 400).replace("{long}", "x" * 5000)
-    assert_refused(envplan(*shlex.split(typed), cwd=folder), 2, *words)
+    assert_refused(envplan(*shlex.split(typed), cwd=folder), code, *words)
     assert {path: path.lstat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.fixture(scope="module")
+def workplace(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the folder, which commands may write to."""
+    return shutil.copytree(folder, tmp_path_factory.mktemp("said") / "folder", symlinks=True)
+
+
+def commands() -> dict[str, list[str]]:
+    """All words that each line is to say."""
+    said: dict[str, list[str]] = {}
+    for row in SAID.strip().splitlines():
+        typed, *words = row.split(" | ")
+        said.setdefault(typed, []).extend(words)
+    return said
+
+
+@pytest.mark.parametrize(("typed", "words"), commands().items())
+def test_a_command_says_what_is_to_be_known(workplace: Path, typed: str, words: list[str]) -> None:
+    (workplace / "run.freqplan.json").unlink(missing_ok=True)
+    if typed.startswith(("apply", "check")):  # of two stages, replicas and GPUs a stage
+        shutil.copy(workplace / "two.json", workplace / "plan.json")
+    ran = envplan(*shlex.split(typed), cwd=workplace)
+    assert (ran.code, ran.err) == (0, "")
+    for word in words:
+        assert (word.removeprefix("!") in ran.out) is not word.startswith("!"), ran.out
+    assert (workplace / "run.freqplan.json").exists() == (
+        "wrote run.freqplan.json" in ran.out or '"frequency_plan": "run' in ran.out
+    )
