@@ -229,7 +229,7 @@ def test_a_point_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     for place, words in (
         (0, "no such file"),
         (4, "T_min is"),
-        (6, "3 does not divide the 2 stages"),
+        (6, "has 3 model stages, but profile profile has 2 stages"),
         (8, "how many microbatches"),
     ):
         assert words in errors[place]
