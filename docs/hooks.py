@@ -160,5 +160,5 @@ def figures() -> dict[str, bytes]:
     return {
         "frontier.svg": made(frontier_figure(frontier, along), "svg"),
         "timeline.png": made(timeline_figure(after, before=before), "png"),
-        "compare.svg": made(frontier_figure(frontier, [], envplan.compare(frontier)), "svg"),
+        "compare.svg": made(frontier_figure(frontier, along, envplan.compare(frontier)), "svg"),
     }
