@@ -59,6 +59,7 @@ _COARSER: Final = 4
 _FEWEST_LEVELS: Final = 5
 # A coarser optimum is near enough to a deadline at so large a part of it.
 _CLOSE: Final = 5e-4
+_FARTHER: Final = 1.1  # than what is too early says, so that one jump is enough
 
 
 class _Optimum(NamedTuple):
@@ -161,7 +162,7 @@ class Start:
         close = int(_CLOSE * time_ns)
         growth = microbatches / self._pipeline.num_microbatches  # of what is late, with the time
         while late < -close and trace.time < trace.max_time:
-            trace.start(*optimum, at=trace.time + 1 - int(2 * late / growth))
+            trace.start(*optimum, at=trace.time + 1 - int(_FARTHER * late / growth))
             optimum = _Optimum.of(trace)
             late = self._taking(optimum, microbatches) - time_ns
         low, high = trace.min_time - 1, trace.time
