@@ -81,6 +81,15 @@ def test_min_dwell_applies_the_plan_of_solves_own_min_dwell(folder: Path) -> Non
     assert again.plan_sha256 != asked.plan_sha256
 
 
+def test_a_plan_whose_clocks_last_longer_is_applied_as_it_is(folder: Path) -> None:
+    done("solve -q --slowdown 10 --min-dwell 150")
+    done("apply -q")
+    asked = FrequencyPlan.load("run.freqplan.json")
+    assert "each clock of the plan lasts 150 ms already" in done("apply --min-dwell 20")
+    assert FrequencyPlan.load("run.freqplan.json") == asked
+    assert "planned again" in done("apply --min-dwell 200")
+
+
 def test_min_dwell_keeps_to_the_time_of_clocks_that_somebody_else_chose(folder: Path) -> None:
     done("solve -q --slowdown 10")
     done("apply -q --format csv -o all.csv")

@@ -84,6 +84,7 @@ def apply(
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
     from envplan.enforce.topology import Topology
+    from envplan.limits import MinHold
     from envplan.runtime.drift import replan
 
     if dry_run:
@@ -98,9 +99,13 @@ def apply(
     )
     known = _clocks(profile, gpu, clocks, backend, source.force)
     planned = solved
-    if min_dwell:
+    limits = solved.request.limits
+    held = max((limit.time_s for limit in limits if isinstance(limit, MinHold)), default=0.0)
+    hold = min_dwell or 0.0
+    again = hold > held
+    if again:
         with ui.Working("Planning again") as work:
-            solved = replan(planned, profile, work.walked, min_hold=min_dwell)
+            solved = replan(planned, profile, work.walked, min_hold=hold)
     with ui.Working("applying the plan"), naming(source.plan):
         applied = apply_plan(
             solved,
@@ -117,8 +122,10 @@ def apply(
         atomic_write(file, writers.get(format, applied.to_json)())
     forced = profile.sha256 != planned.profile.sha256
     notes = remarks(solved, applied, format, file, forced=forced)
-    if min_dwell:
-        notes.append(f"planned again for clocks that last {1000 * min_dwell:g} ms")
+    if again:
+        notes.append(f"planned again for clocks that last {1000 * hold:g} ms")
+    elif hold:
+        notes.append(f"each clock of the plan lasts {1000 * held:g} ms already")
     then = ["apply" if dry_run else "simulate", str(source.plan)]
     if format == "envplan" and not dry_run:
         then = ["check", str(file)]
