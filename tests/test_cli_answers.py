@@ -49,6 +49,8 @@ apply budget.json --tp 3 | J or W | 3 GPUs | --tp | --dp
 check /dev/zero | is larger than 256 MiB
 profile --backend modelled --layers 9999 -o x.csv | --layers must be 1 to 1000, not 9999
 serving simulate --epoch 1e308 | --epoch must be a time
+solve --robust 150 --noise 2 | --robust must be at most 99.9, not 150
+solve --robust 0 --noise 2 | --robust must be a number from 0.001 up, not 0
 serving compare --headroom 1e18 | --headroom must be at most 10000
 profile --backend modelled -m 2147483648 -o x.csv | --microbatches must be at most 2147483647
 frontier nothing.csv | nothing.csv | no such file | envplan profiles

@@ -16,7 +16,7 @@ from envplan.cli.inputs import naming, will_write
 from envplan.cli.options import CostOptions, JobOptions
 from envplan.cli.plan_notes import plan_notes, print_run
 from envplan.cli.replicas import parse_replica, print_replicas
-from envplan.quantities import LONG_TIME, WHOLE
+from envplan.quantities import LONG_TIME, PERCENT, WHOLE
 
 if TYPE_CHECKING:
     from envplan.planners import EnvPipeRun, Planner
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
           is known.
     """,
     ladder=WHOLE,
+    robust=PERCENT.within(0.001, 99.9),
     deadline=LONG_TIME,
     minimize=one_of("money", "carbon", "energy"),
 )
