@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from envplan._documents import (
     first_problem,
@@ -17,6 +17,13 @@ from envplan._documents import (
 )
 from envplan._files import AnyPath, atomic_write
 from envplan.errors import InputError
+
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+GpuCount = Annotated[int, Field(ge=1, le=10**6)]
+Seconds = Annotated[float, Field(ge=0)]
+Joules = Annotated[float, Field(ge=0)]
+Watts = Annotated[float, Field(ge=0)]
 
 
 class Model(BaseModel):

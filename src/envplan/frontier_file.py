@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from envplan._files import AnyPath, atomic_write
-from envplan._model import Document, Model, check_stated
+from envplan._model import Document, Index, Model, check_stated
 from envplan._tables import read_table
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import (
@@ -51,7 +51,6 @@ _TOLERANCE: Final = 1e-9
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Index = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Row(Model):

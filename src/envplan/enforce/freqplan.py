@@ -18,7 +18,7 @@ from pydantic import Field, Strict
 
 from envplan._documents import MAX_DOCUMENT_BYTES
 from envplan._files import AnyPath
-from envplan._model import Document, Model
+from envplan._model import Count, Document, Index, Joules, Model, Seconds
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.profile import changes_of
@@ -35,10 +35,6 @@ CSV_COLUMNS: Final = (
 )
 
 ClockSource = Literal["modelled", "given", "nvml", "profile"]
-Seconds = Annotated[float, Field(ge=0)]
-Joules = Annotated[float, Field(ge=0)]
-Index = Annotated[int, Field(ge=0, lt=2**31)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
 Megahertz = Annotated[int, Field(ge=1, le=10**6)]
 MegahertzOrNone = Annotated[int, Field(ge=0, le=10**6)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

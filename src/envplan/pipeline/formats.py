@@ -27,7 +27,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from envplan._documents import parse_document
 from envplan._files import AnyPath
-from envplan._model import Model
+from envplan._model import Count, Index, Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Edges
 from envplan.pipeline.schedules import Operation
@@ -40,8 +40,6 @@ MAX_DAG_BYTES = 64 * 2**20
 MAX_OPERATIONS: Final = 2**20
 MAX_LATENCY_S: Final = 1e9
 
-Index = Annotated[int, Field(ge=0, lt=2**31)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
 Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]
 
 

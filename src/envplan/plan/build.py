@@ -22,7 +22,7 @@ from envplan.plan.model import (
 )
 from envplan.profile import Profile, builtin_paths
 from envplan.request import Request
-from envplan.units import UW_PER_W, j_from_fj, s_from_ns
+from envplan.units import UW_PER_W, j_from_fj, ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.plan.model import Bound, TargetKind
@@ -197,15 +197,14 @@ def rounding_allowance_fj(replay: Replay) -> int:
     return int(((counts - 1) * waiting_uw + counts)[counts > 1].sum())
 
 
-def note_straggler(
-    plan: Plan, frontier: Relaxation, replay: Replay, time: float, time_ns: int
-) -> Plan:
+def note_straggler(plan: Plan, frontier: Relaxation, replay: Replay, time: float) -> Plan:
     """The plan, with what it and its waiting for a straggler cost, against the least possible.
 
     Args:
         replay: of the plan.
-        time, time_ns: when the straggler has finished, s and whole ns.
+        time: when the straggler has finished, s.
     """
+    time_ns = ns_from_s_floor(time)
     target = plan.target.model_copy(update={"straggler_time_s": time})
     until = None
     if time > plan.iteration_time and time_ns >= frontier.min_time_ns:

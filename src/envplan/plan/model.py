@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Name
 
 from pydantic import ConfigDict, Field
 
-from envplan._model import Document, Model
+from envplan._model import Count, Document, GpuCount, Index, Joules, Model, Seconds, Watts
 from envplan._notebook import html_of
 from envplan.costs.model import Costs
 from envplan.frontier import BlockingPowerSource
@@ -42,12 +42,6 @@ TargetKind = Literal[
     "planner",
 ]
 Bound = Literal["relaxation", "cp-sat"]
-Seconds = Annotated[float, Field(ge=0)]
-Joules = Annotated[float, Field(ge=0)]
-Watts = Annotated[float, Field(ge=0)]
-Index = Annotated[int, Field(ge=0, lt=2**31)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-GpuCount = Annotated[int, Field(ge=1, le=10**6)]
 BlockingWatts = Annotated[float, Field(ge=0, le=1e5)]
 
 

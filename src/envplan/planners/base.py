@@ -76,9 +76,9 @@ def answer(planner: Planner, frontier: Frontier, request: Request) -> Plan:
         target_ns = deadline.asked_ns(frontier.min_time_ns)
     plan = planner.plan(frontier, target_ns)
     if straggler_s is not None:
-        until_ns = ns_from_s_floor(straggler_s)
         if planner.takes_target:
-            plan = planner.plan(frontier, max(until_ns, plan.target.deadline_ns))
+            until_ns = max(ns_from_s_floor(straggler_s), plan.target.deadline_ns)
+            plan = planner.plan(frontier, until_ns)
         replay = replay_plan(plan, frontier.profile)
-        plan = note_straggler(plan, frontier, replay, straggler_s, until_ns)
+        plan = note_straggler(plan, frontier, replay, straggler_s)
     return plan if request.run is None else priced(plan, request.run)

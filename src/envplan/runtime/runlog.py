@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, Strict, ValidationError
 
 from envplan._files import append_line, read_bounded
-from envplan._model import Model
+from envplan._model import Index, Model
 from envplan.errors import InputError
 
 RUN_SCHEMA: Final = "envplan/run/v1"
@@ -36,18 +36,17 @@ _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _logger = logging.getLogger("envplan.runtime")
 
-_Count = Annotated[int, Field(ge=0, lt=2**31)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class _StepLine(Model, extra="ignore"):
     """What is read of a `step` line."""
 
-    stage: _Count
-    step: _Count
+    stage: Index
+    step: Index
     operations: list[
-        Annotated[tuple[str, _Count, _Count, _Count, _Seconds, _Seconds], Strict(False)]
-        | Annotated[tuple[str, _Count, _Count, _Count, _Seconds, _Seconds, str], Strict(False)]
+        Annotated[tuple[str, Index, Index, Index, _Seconds, _Seconds], Strict(False)]
+        | Annotated[tuple[str, Index, Index, Index, _Seconds, _Seconds, str], Strict(False)]
     ]
 
 

@@ -14,18 +14,16 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from envplan._model import Document, Model
+from envplan._model import Count, Document, Index, Model
 from envplan.devices import DeviceError
 from envplan.enforce.clocks import Clocks, named_clocks
 from envplan.errors import InputError
 from envplan.runtime.guard import Guard
-from envplan.serving.plan import Count, ServingPlan
+from envplan.serving.plan import ServingPlan
 from envplan.serving.profile import ServingProfile
 
 #: A clock this little above the GPU's highest is taken for it: 2.0 GHz is 1,980 MHz on an H100.
 _NOMINAL: Final = 0.02
-
-Index = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Instance(Model):

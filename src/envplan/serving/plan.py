@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
 from pydantic import Field
 
 from envplan._files import is_file
-from envplan._model import Document, Model
+from envplan._model import Count, Document, Model
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES, Class, Positive, Slo, check_class, hosts, serves
 from envplan.serving.profile import Curve, ServingProfile, builtin_profiles
@@ -28,7 +28,6 @@ _LOADS: Final = (0.01, 1e9)
 
 
 Amount = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class Served(Model):

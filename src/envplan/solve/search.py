@@ -365,8 +365,7 @@ class _Search:
         plan, straggler_s = self._built(found, self.request), self.request.straggler_time_s
         if straggler_s is None:
             return plan
-        time_ns = ns_from_s_floor(straggler_s)
-        return note_straggler(plan, self.frontier, found.replay, straggler_s, time_ns)
+        return note_straggler(plan, self.frontier, found.replay, straggler_s)
 
     def _built(self, found: _Found, request: Request) -> Plan:
         least_ns = self.frontier.min_time_ns
@@ -405,17 +404,11 @@ class _Search:
         Raises:
             NoAnswerError: it is below T_min; says T_min.
         """
-        deadline, frontier = self.request.deadline, self.frontier
-        least = frontier.min_time_ns
-        match deadline.kind:
-            case "time" | "sync-time":
-                return frontier.checked_ns(ns_from_s_floor(deadline.time_s or 0.0))
-            case "slowdown":
-                return least + int(least * (deadline.slowdown or 0.0))
-            case "min-energy":
-                return frontier.min_energy_time_ns if self._is_plain else frontier.slowest_time_ns
-            case _:
-                return least
+        frontier, deadline = self.frontier, self.request.deadline
+        asked = deadline.asked_ns(frontier.min_time_ns)
+        if asked is None:
+            return frontier.min_energy_time_ns if self._is_plain else frontier.slowest_time_ns
+        return asked if deadline.time_s is None else frontier.checked_ns(asked)
 
     def _setting(self, deadline_ns: int) -> Setting:
         run = self._whole_run if self.request.objective == "cost" else None

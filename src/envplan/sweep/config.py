@@ -21,7 +21,7 @@ from pydantic import (
 
 from envplan._documents import first_problem
 from envplan._files import AnyPath, decoded, read_bounded
-from envplan._model import Model
+from envplan._model import Count, GpuCount, Joules, Model, Seconds
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
 from envplan.pipeline.schedules import EXTRAS
@@ -70,16 +70,12 @@ def _one_of(name: str, known: Iterable[str]) -> str:
 Name = Annotated[str, Field(min_length=1)]
 ScheduleName = Annotated[str, AfterValidator(lambda name: _one_of(name, SCHEDULES))]
 PlannerName = Annotated[str, AfterValidator(lambda name: _one_of(name, PLANNERS))]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-GpuCount = Annotated[int, Field(ge=1, le=10**6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Seconds = Annotated[float, Field(ge=0)]
 Watts = Annotated[float, Field(ge=0, le=1e5)]
 Percent = Annotated[float, Field(ge=0)]
 NoisePercent = Annotated[float, Field(ge=0, le=100)]
 SurePercent = Annotated[float, Field(gt=0, le=99.9)]
 Milliseconds = Annotated[float, Field(ge=0, le=3.6e6)]
-Joules = Annotated[float, Field(ge=0)]
 AllWatts = Annotated[float, Field(ge=0, le=1e12)]
 ExtraNames = Annotated[str, Field(min_length=1), AfterValidator(_known_extras)]
 
