@@ -151,33 +151,36 @@ class Start:
         trace.start(flow, None if in_phases else times, value=flow_uw)
         return trace
 
-    def _optimum_near(self, time_ns: int, microbatches: int) -> _Optimum:
+    def _optimum_near(self, asked_ns: int, microbatches: int) -> _Optimum:
         """The optimum where this pipeline, with so many microbatches, would take about so long."""
         if self.coarser is None:
             trace = self.at_flow(self.waiting_uw)
         else:
-            near = self.coarser._optimum_near(time_ns, microbatches)
+            near = self.coarser._optimum_near(asked_ns, microbatches)
             trace = self._from(near, self.coarser._value(near))
-        optimum = _Optimum.of(trace)
-        late = self._taking(optimum, microbatches) - time_ns
-        close = int(_CLOSE * time_ns)
+
+        def at(time_ns: int | None = None) -> tuple[_Optimum, int]:
+            """Where the trace stands, or stood at a time, and how much too late that is, ns."""
+            there = _Optimum.of(trace, time_ns)
+            return there, self._taking(there, microbatches) - asked_ns
+
+        optimum, late = at()
+        close = int(_CLOSE * asked_ns)
         growth = microbatches / self._pipeline.num_microbatches  # of what is late, with the time
         while late < -close and trace.time < trace.max_time:
             trace.start(*optimum, at=trace.time + 1 - int(_FARTHER * late / growth))
-            optimum = _Optimum.of(trace)
-            late = self._taking(optimum, microbatches) - time_ns
+            optimum, late = at()
         low, high = trace.min_time - 1, trace.time
         trace.run(until=high)
         while abs(late) > close and high > low + 1:
-            at = min(max(high - int(late / growth), low + 1), high - 1)
-            trace.go_on(at)
-            lower = _Optimum.of(trace, at)
-            left = self._taking(lower, microbatches) - time_ns
-            growth = max(1.0, (late - left) / (high - at))
+            middle = min(max(high - int(late / growth), low + 1), high - 1)
+            trace.go_on(middle)
+            lower, left = at(middle)
+            growth = max(1.0, (late - left) / (high - middle))
             if left >= -close:
-                high, late, optimum = at, left, lower
+                high, late, optimum = middle, left, lower
             else:
-                low = at
+                low = middle
         return optimum
 
     def _value(self, optimum: _Optimum) -> int:
