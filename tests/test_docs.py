@@ -1,4 +1,4 @@
-"""Every command that the documentation shows works as written, page by page."""
+"""Commands that the documentation shows work as written, page by page; files it names exist."""
 
 from __future__ import annotations
 
@@ -113,3 +113,10 @@ def test_a_command_that_fails_is_found(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(AssertionError, match=r"page\.md: .*nothing\.json"):
         run(page, tmp_path / "folder")
+
+
+def test_files_of_tests_that_are_named_exist() -> None:
+    naming = [*PAGES, *ROOT.glob("*.md"), ROOT / "Makefile", *(ROOT / "tools").rglob("*.py")]
+    names = {n for file in naming for n in re.findall(r"\btest_\w+\.py\b", file.read_text())}
+    assert "test_schedules_against_torch.py" in names
+    assert [name for name in sorted(names) if not (ROOT / "tests" / name).exists()] == []

@@ -60,7 +60,7 @@ class Environment:
 
 _OLDEST, _NEWEST = "2.12.0", "2.15.0"
 _TORCH = {
-    "import": "tests/test_imports_torch_live.py tests/test_schedules_against_torch.py",
+    "import": "tests/test_schedules_against_torch.py",
     "follow": "tests/test_runtime_torch.py -k 'identical or clocks'",
     "record": "tests/test_runtime_torch.py -k recorded",
     "profile in job": "tests/test_runtime_torch.py -k profiles_itself",
@@ -269,7 +269,7 @@ def _once(python: Path, tests: str, limit: float) -> str:
         return "FAILS (no result)"
     assert suite is not None
     count, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
-    if run.returncode not in (0, 5):
+    if run.returncode not in (0, 5) or not count:  # 5: all were skipped
         print(said[-3000:], file=sys.stderr)
         return "FAILS"
     return "yes" if count > skipped else _NOT_TRIED
