@@ -19,7 +19,8 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.simulation import Conditions, simulate
-from envplan.solve import LADDER, Frontier, trace_frontier
+from envplan.solve import Frontier, trace_frontier
+from envplan.solve.frontier import LADDER
 
 HEADER = "iteration,replica,slowdown\n"
 

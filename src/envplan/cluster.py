@@ -19,7 +19,9 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import BaseModel, Field
 
 from envplan._tables import read_table
-from envplan.costs import Pair, Run, pairs
+from envplan.costs import Run
+from envplan.costs.model import Pair
+from envplan.costs.spending import pairs
 from envplan.errors import InputError
 from envplan.frontier import Progress
 from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
@@ -28,8 +30,9 @@ from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.request import Effort
 from envplan.simulation import PLANNED, Conditions
-from envplan.solve import LADDER, Frontier, ladder, trace_job
-from envplan.solve.search import plans_by, with_late_parts
+from envplan.solve import Frontier, trace_job
+from envplan.solve.frontier import LADDER
+from envplan.solve.search import ladder, plans_by, with_late_parts
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Pair, Run, pairs
+from envplan.costs import Run
+from envplan.costs.model import Pair
+from envplan.costs.spending import pairs
 from envplan.errors import NoAnswerError
 from envplan.limits import (
     AnyLimit,
@@ -27,8 +29,8 @@ from envplan.limits import (
     HoldsWithProbability,
     PeakPower,
 )
-from envplan.plan import Plan, gap_over, replay_plan
-from envplan.plan.build import baseline, percent, predict
+from envplan.plan import Plan, replay_plan
+from envplan.plan.build import baseline, gap_over, percent, predict
 from envplan.planners.base import Planner, answer
 from envplan.profile import Profile
 from envplan.request import Deadline, Request

@@ -19,8 +19,9 @@ from envplan._model import Model
 from envplan._notebook import html_of
 from envplan.noise import time_factors
 from envplan.pipeline import Operation, Pipeline
-from envplan.plan import Job, Plan, Target, machine_of, replay_plan
+from envplan.plan import Job, Plan, Target, replay_plan
 from envplan.plan.build import plan_of
+from envplan.plan.replayed import machine_of
 from envplan.profile import OptionTable, Profile, pieces
 from envplan.replay import Machine, Replay
 from envplan.request import MAX_LATENCY_S

@@ -30,7 +30,8 @@ from envplan.quantities import WHOLE
 
 if TYPE_CHECKING:
     from envplan._model import Model
-    from envplan.costs import Run, Spent
+    from envplan.costs import Run
+    from envplan.costs.model import Spent
     from envplan.replicas import ReplicaPlans
     from envplan.simulation import Conditions
 

@@ -13,8 +13,9 @@ from envplan._model import Model
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.pipeline.graph import ENVPIPE
-from envplan.plan import Baseline, Plan
+from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
+from envplan.plan.model import Baseline
 from envplan.planners.advice import Advice, advise, beside
 from envplan.planners.baselines import ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead

@@ -12,8 +12,8 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Rate, Run, spent
-from envplan.costs.spending import check_span, priced
+from envplan.costs import Rate, Run
+from envplan.costs.spending import check_span, priced, spent
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
 from envplan.limits import (
@@ -26,7 +26,8 @@ from envplan.limits import (
     Setting,
 )
 from envplan.noise import NoisyRun
-from envplan.plan import Plan, build_plan, note_straggler, target_of
+from envplan.plan import Plan, build_plan
+from envplan.plan.build import note_straggler, target_of
 from envplan.replay import Machine, Replay, Rows
 from envplan.request import Request
 from envplan.solve.average_power import least_average_rows, least_average_uw
