@@ -19,7 +19,7 @@ from envplan.plan.model import Baseline
 from envplan.planners.advice import Advice, advise, beside
 from envplan.planners.baselines import ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.ours import best_plan_beside
+from envplan.planners.ours import FrontierPlanner
 from envplan.profile import Profile
 from envplan.request import MAX_SECONDS
 from envplan.solve import Frontier
@@ -292,11 +292,21 @@ class _OurPlans:
         self._known: dict[tuple[Frontier, int, bool], Plan] = {}
 
     def by(self, frontier: Frontier, time_ns: int, waits: bool = False) -> Plan:
-        """Our plan that ends by a time; one that `waits` saves most until that time."""
-        key = (frontier, time_ns, waits)
+        """Our plan that ends by a time; one that `waits` saves most until that time.
+
+        Rounding is a heuristic: once in a while another planner's choice for the same pipeline
+        happens to lie closer to the bound than what it finds; then that is our plan.
+        """
+        key, time_s = (frontier, time_ns, waits), s_from_ns(time_ns)
         if key not in self._known:
-            rivals = [plan for own, plan in self._rivals if own is frontier]
-            self._known[key] = best_plan_beside(frontier, time_ns, rivals, waits=waits)
+            best = frontier.plan(sync_time=time_s) if waits else frontier.plan(time_s)
+            for own, rival in self._rivals:
+                less = rival.energy < best.energy
+                if waits:
+                    less = rival.uses_less_until_any_time_after(best)
+                if own is frontier and less and rival.iteration_time <= time_s:
+                    best = rival.model_copy(update={"planner": FrontierPlanner.name})
+            self._known[key] = best
         return self._known[key]
 
     def least_until(self, frontier: Frontier, sync_time: float) -> float:
