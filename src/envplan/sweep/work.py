@@ -95,17 +95,15 @@ def compute(group: Group) -> Iterator[Done]:
 
 
 def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
-    said = point.model_dump(by_alias=True)
+    said = point.model_dump(by_alias=True, exclude_none=True)
     row = {name: said[name] for name in said.keys() & Row.model_fields.keys()}
     row["target"], row["target_value"] = point.target
-    row["chunks"] = point.chunks or traits(point.schedule or "").chunks
+    row.setdefault("chunks", traits(point.schedule or "").chunks)
     if profile is not None:
         row |= {"source": profile.metadata.source, "stages": profile.num_stages // row["chunks"]}
-        if row["p2p_latency_s"] is None:
-            of_job = profile.metadata.job.p2p_latency_s
-            row["p2p_latency_s"] = max(of_job) if isinstance(of_job, list) else of_job
-    usual = {"p2p_latency_s": 0.0, "gpus_per_stage": 1, "replicas": 1, "stages": None}
-    return row | {name: row.get(name) or value for name, value in usual.items()}
+        of_job = profile.metadata.job.p2p_latency_s
+        row.setdefault("p2p_latency_s", max(of_job) if isinstance(of_job, list) else of_job)
+    return row
 
 
 def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
