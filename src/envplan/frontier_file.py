@@ -187,10 +187,11 @@ class FrontierFile(Document):
         deadline, request = min(target_time, self.t_star_s), Request.asking(target_time)
         return plan_of(
             in_time[-1].replayed("the plan", problem),
-            job=self.job,
+            self.job,
+            fj_from_j(self.energy_at(deadline)),
             profile=self.profile,
             target=target_of(request, ns_from_s_floor(deadline)),
-            bound_fj=fj_from_j(self.energy_at(deadline)),
+            planner="frontier",
             request=request,
         )
 

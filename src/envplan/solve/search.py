@@ -466,15 +466,12 @@ class _Search(Deadlines[_Found]):
         return plan.model_copy(update={"predicted": predicted})
 
     @property
-    def _run(self) -> Run:
-        assert self.request.run is not None
-        return self.request.run
-
-    @property
     def _whole_run(self) -> NoisyRun:
         """How many iterations there are, and when they are to be over."""
-        assert self._run.iterations is not None
-        return NoisyRun(self._run.iterations, ns_from_s_floor(self._run.deadline_s or 0.0))
+        run = self.request.run
+        assert run is not None
+        assert run.iterations is not None
+        return NoisyRun(run.iterations, ns_from_s_floor(run.deadline_s or 0.0))
 
     @property
     def _is_plain(self) -> bool:
