@@ -68,6 +68,9 @@ def test_no_planner_beats_ours_on_a_built_in_profile(name: str) -> None:
     assert_nobody_beats_ours(comparison)
     fastest = entry(comparison, "frontier", "T_min")
     assert fastest.slowdown_percent <= 0
+    assert all(
+        0 <= e.plan.gap < 0.005 for e in comparison.entries if e.point in ("T_min", "T_star")
+    )
     assert entry(comparison, "envpipe").slowdown_percent < 1
 
 

@@ -171,7 +171,7 @@ def compare(
     begin = perf_counter()
     run = envpipe.run(rescheduled)
     add(rescheduled, None, partial(run.plan, rescheduled), perf_counter() - begin)
-    ours = _OurPlans([(one.frontier, one.plan) for one in made])
+    ours = OurPlans([(one.frontier, one.plan) for one in made])
     points = [(frontier, *point) for point in _points(frontier, sync)]
     if rescheduled is not frontier:
         points.append((rescheduled, rescheduled.min_time_ns, "T_min"))
@@ -280,7 +280,7 @@ def _until(plan: Plan, sync_time: float) -> float:
     return plan.energy + plan.waiting_energy(sync_time)
 
 
-class _OurPlans:
+class OurPlans:
     """Our plans for any time, each made once and beside all other planners' plans.
 
     Args:
