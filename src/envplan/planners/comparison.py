@@ -19,7 +19,7 @@ from envplan.plan.model import Baseline
 from envplan.planners.advice import Advice, advise, beside
 from envplan.planners.baselines import ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.ours import FrontierPlanner
+from envplan.planners.registry import FrontierPlanner
 from envplan.profile import Profile
 from envplan.request import MAX_SECONDS
 from envplan.solve import Frontier
