@@ -512,6 +512,6 @@ class Search:
         """
         return self._kernel.improve(rows, moves, heat, seed)
 
-    def constant(self, *, by_table: bool = False) -> Rows:
-        """The best rows found with one clock a stage, or one row a stage and table, int32 (N,)."""
-        return self._kernel.constant(by_table, _CONSTANT_PASSES)
+    def constant(self) -> Rows:
+        """The best rows found with one clock a stage, int32 (N,)."""
+        return self._kernel.constant(False, _CONSTANT_PASSES)

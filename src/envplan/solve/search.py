@@ -317,22 +317,17 @@ class _Search(Deadlines[_Found]):
 
     def least_energy(self) -> _Found:
         """The choice of least energy by the request's deadline."""
-        frontier, kind = self.frontier, self.request.deadline.kind
-        star, asked_ns = frontier.min_energy_time_ns, self.asked_ns()
-        until_ns = asked_ns
-        if kind != "sync-time":
-            until_ns = ns_from_s_floor(self.request.straggler_time_s or 0.0)
-        if until_ns > asked_ns or kind == "sync-time":
-            try:
-                found = self.by(until_ns, waits=until_ns > star)
-                time_s, waits = self.request.straggler_time_s, until_ns > star
-                if kind == "sync-time" or time_s is None:
-                    return found
-                return found._replace(target=self.request.by(time_s, waits=waits))
-            except NoAnswerError:
-                if kind == "sync-time":
-                    raise
-            if star < until_ns and set(self._global) - {self._probability}:
+        star, asked_ns = self.frontier.min_energy_time_ns, self.asked_ns()
+        kind, straggler_s = self.request.deadline.kind, self.request.straggler_time_s or 0.0
+        if kind == "sync-time":
+            return self.by(asked_ns, waits=asked_ns > star)
+        until_ns = ns_from_s_floor(straggler_s)
+        if until_ns > asked_ns:
+            waits = until_ns > star
+            with suppress(NoAnswerError):
+                target = self.request.by(straggler_s, waits=waits)
+                return self.by(until_ns, waits=waits)._replace(target=target)
+            if waits and set(self._global) - {self._probability}:
                 # What uses all of the straggler's time takes more energy than T_star does, perhaps
                 # more than a budget. The latest time before is the least of their negatives.
                 slower = first_between(-until_ns, -star, lambda at: self.tried(-at), _FEW_STEPS)
