@@ -42,7 +42,7 @@ AT_TWO_CLOCKS = [
 @pytest.fixture(scope="module")
 def a40() -> Frontier:
     profile = Profile.builtin("a40-gpt3-1.3b-4stage")
-    return trace_frontier(Pipeline("1f1b", 4, 8), profile)
+    return trace_frontier(Pipeline("1f1b", 4, 4), profile)
 
 
 def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
