@@ -15,7 +15,7 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
-from envplan.solve.average_power import least_average_uw
+from envplan.solve.power_limits import least_average_uw
 from envplan.units import ns_from_s_floor, w_from_uw
 from envplan.verify import verify_plan
 from strategies import noisy, profiles

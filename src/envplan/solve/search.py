@@ -30,9 +30,9 @@ from envplan.plan import Plan, build_plan
 from envplan.plan.build import note_straggler, target_of
 from envplan.replay import Machine, Replay, Rows
 from envplan.request import Request
-from envplan.solve.average_power import least_average_rows, least_average_uw
 from envplan.solve.candidates import Candidates, Known
 from envplan.solve.local_search import NoPlanInTimeError
+from envplan.solve.power_limits import least_average_rows, least_average_uw
 from envplan.units import (
     J_PER_KWH,
     duration_text,
