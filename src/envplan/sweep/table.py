@@ -16,6 +16,8 @@ from envplan._model import Model
 from envplan.errors import InputError
 from envplan.sweep.config import TargetKind
 
+__all__ = ["COLUMNS", "TABLE_TYPES", "Row", "check_table", "write_table"]
+
 TABLE_TYPES: Final = (".csv", ".parquet")
 
 
