@@ -18,12 +18,13 @@ from envplan.errors import InputError
 from envplan.profile import (
     CostCurve,
     OptionTable,
+    Parts,
     Profile,
     ProfileMetadata,
     builtin_paths,
     cost_curve,
 )
-from envplan.profile.options import option_table
+from envplan.profile.parts import by_parts
 from envplan.units import MAX_INTEGER
 
 HEADER = "stage,instruction,frequency,time,energy\n"
@@ -46,10 +47,8 @@ def refusal(folder: Path, text: str | bytes) -> InputError:
 
 
 def table(*options: tuple[int, int]) -> OptionTable:
-    rows = [
-        (time, energy, k, "") for k, (time, energy) in enumerate(sorted(options), -len(options))
-    ]
-    return option_table(0, "forward", rows)
+    rows = {(len(options) - k, ""): each for k, each in enumerate(sorted(options))}
+    return by_parts(0, "forward", Parts.of("", {"": rows}), None)
 
 
 # ---- reading

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import chain, pairwise, repeat
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from envplan.plan import (
     problem_of,
     rung_rows,
 )
-from envplan.profile import Profile, Raised, changes_of
+from envplan.profile import Profile, changes_of
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import j_from_fj, s_from_ns
 
@@ -91,10 +91,7 @@ def apply_plan(
     _refuse_too_large(topology, pipeline)
     gpus = stage_clocks(profile, pipeline, clocks)
     own = plan.as_rung()
-    profile, parts = _raise_parts(profile, pipeline, (own, *(plan.ladder or ())), gpus)
-    if parts:
-        problem = problem_of(plan.job, profile)
-    fitter = _Fitter(problem, machine_of(plan.job), gpus, parts)
+    fitter = _Fitter(problem, machine_of(plan.job), gpus)
     planned = fitter.planned("the plan", own)
     applied = fitter.supported(planned)
     replay = fitter.replay(applied)
@@ -218,25 +215,29 @@ def _ranks(
     ]
 
 
+class _Raised(NamedTuple):
+    """What becomes of an operation's clocks on a GPU.
+
+    Attributes:
+        knob: its MHz and config.
+        clocks: (MHz before, MHz now, whether the profile knows the latter) of those that differ.
+    """
+
+    knob: Knob
+    clocks: list[tuple[int, int, bool]]
+
+
 class _Fitter:
     """Fits clocks of one plan's operations to GPUs. A choice is a knob for every operation, (N,).
 
     Args:
         clocks: of each stage's GPU, (num_stages,).
-        parts: what _raise_parts found.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        machine: Machine,
-        clocks: Sequence[Clocks],
-        parts: dict[tuple[int, str, str], Raised],
-    ) -> None:
+    def __init__(self, problem: Problem, machine: Machine, clocks: Sequence[Clocks]) -> None:
         self._problem = problem
         self._machine = machine
         self._clocks = clocks
-        self._parts = parts
         self._table = problem.table.tolist()
         self._row_of_table = cache(self._find_row)
 
@@ -300,24 +301,27 @@ class _Fitter:
         bounds = pairwise(self._problem.pipeline.stage_begin.tolist())
         return [list(values[first:last]) for first, last in bounds]
 
-    def _raised(self, op: int, knob: Knob) -> Raised:
-        """What becomes of an operation's planned clock.
+    def _raised(self, op: int, knob: Knob) -> _Raised:
+        """What becomes of an operation's planned clocks.
+
+        Where the GPU lacks the clock of a part, all parts get one.
 
         Raises:
             InputError: the GPU has none that is as fast.
         """
-        what, (planned, config) = self._problem.pipeline.operations[op], knob
-        if own := self._parts.get((what.profile_stage, what.instruction, config)):
-            return own
-        gpu, times = self._clocks[what.stage], self._problem.tables[self._table[op]].time_ns
-        if not planned or planned in gpu.mhz:
-            return Raised(knob, ())
+        what = self._problem.pipeline.operations[op]
+        gpu, table = self._clocks[what.stage], self._problem.tables[self._table[op]]
+        row = self._row(op, knob)
+        asked = {change.frequency_mhz for change in changes_of(knob[1])} or {knob[0]} - {0}
+        lacking = sorted(asked.difference(gpu.mhz))
+        if not lacking:
+            return _Raised(knob, [])
         for mhz in gpu.mhz:
-            new = mhz, config
-            if mhz > planned and times[self._row(op, new)] <= times[self._row(op, knob)]:
+            new = mhz, table.first_config[row]
+            if mhz > lacking[-1] and table.time_ns[self._row(op, new)] <= table.time_ns[row]:
                 known = new in self._problem.rows_by_knob[self._table[op]]
-                return Raised(new, ((planned, mhz, known),))
-        raise _too_fast(what, gpu, planned)
+                return _Raised(new, [(planned, mhz, known) for planned in lacking])
+        raise _too_fast(what, gpu, lacking[-1])
 
     def _row(self, op: int, knob: Knob) -> int:
         """The row that stands for an operation: that of its clock, or of the highest below.
@@ -331,36 +335,6 @@ class _Fitter:
         rows = self._problem.rows_by_knob[number]
         mhz, config = knob
         return rows[max(known for known in rows if known[0] <= mhz and known[1] == config)]
-
-
-def _raise_parts(
-    profile: Profile, pipeline: Pipeline, rungs: Iterable[Rung], clocks: Sequence[Clocks]
-) -> tuple[Profile, dict[tuple[int, str, str], Raised]]:
-    """Options for operations whose parts ask for clocks that their GPU lacks.
-
-    Args:
-        rungs: the plan and its ladder.
-        clocks: of each stage's GPU, (num_stages,).
-
-    Returns:
-        The profile with these options, and each by the profile's stage, the instruction and the
-        config it stands for.
-
-    Raises:
-        InputError: no clock of the GPU is as fast.
-    """
-    found: dict[tuple[int, str, str], Raised] = {}
-    for rung in rungs:
-        for op, config in zip(pipeline.operations, chain(*(rung.configs or ())), strict=False):
-            key, gpu = (op.profile_stage, op.instruction, config), clocks[op.stage]
-            lacking = {change.frequency_mhz for change in changes_of(config)}.difference(gpu.mhz)
-            if not lacking or key in found:
-                continue
-            made = profile.raised(*key, gpu.mhz)
-            if made is None:
-                raise _too_fast(op, gpu, max(lacking))
-            profile, found[key] = made
-    return profile, found
 
 
 def _too_fast(what: Operation, clocks: Clocks, mhz: int) -> InputError:

@@ -16,15 +16,8 @@ from pydantic import AfterValidator, BaseModel, Field
 from envplan._files import AnyPath
 from envplan._tables import Table, parse_table, read_table
 from envplan.errors import InputError
-from envplan.profile.options import (
-    BLOCKING,
-    INSTRUCTIONS,
-    Knob,
-    OptionTable,
-    Part,
-    option_table,
-)
-from envplan.profile.parts import NAME, one_clock, scaled
+from envplan.profile.options import BACKWARDS, BLOCKING, INSTRUCTIONS, NAME, Key, Knob, Parts
+from envplan.profile.parts import scaled
 from envplan.units import fj_from_j, ns_from_s
 
 #: What was measured, in a profile whose times and energies were smoothed.
@@ -34,7 +27,7 @@ RAW_COLUMNS: Final = ("raw_time", "raw_energy")
 STRAGGLES: Final = 1.05
 
 #: The halves of a backward.
-SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
+SPLIT_BACKWARD: Final = frozenset(BACKWARDS[1:])
 #: Standard deviation of a measured time or energy where the file does not say, as a fraction.
 _USUAL_NOISE: Final = 0.01
 _KIND: Final = "a profile"
@@ -126,8 +119,7 @@ class Contents:
     Attributes:
         num_stages: S; the profile's stages are 0 .. S - 1.
         instructions: names of its operations, known ones first; `blocking` is not one of them.
-        measured: options by stage and instruction, one clock each.
-        parts_of: of those operations that the file splits into parts, in order of execution.
+        measured: what operations take, by stage and instruction.
         spreads: relative standard deviation of a row's time, where the file tells.
         blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
             a stage without such rows takes the mean of those that have some. None where the
@@ -139,8 +131,7 @@ class Contents:
 
     num_stages: int
     instructions: tuple[str, ...]
-    measured: dict[tuple[int, str], OptionTable]
-    parts_of: dict[tuple[int, str], tuple[Part, ...]]
+    measured: dict[Key, Parts]
     spreads: dict[Option, float]
     blocking_power_w: tuple[float, ...] | None
     num_ranks: int
@@ -170,9 +161,10 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     if knobs and "config" not in table.texts:
         table.columns["config"] = [" ".join(filter(None, row)) for row in zip(*knobs, strict=True)]
     num_stages = _check_stages(table)
-    groups, order = _groups(table)
+    groups = _groups(table)
     times, energies = table.columns["time"], table.columns["energy"]
-    rows: defaultdict[tuple[int, str, str], list[tuple[int, int, int, str]]] = defaultdict(list)
+    # Of each operation its parts, in the order of first appearance.
+    rows: defaultdict[Key, dict[str, dict[Knob, tuple[int, int]]]] = defaultdict(dict)
     powers: defaultdict[int, list[float]] = defaultdict(list)
     spreads: dict[Option, float] = {}
     for (stage, instruction, mhz, config, part), ranked in groups.items():
@@ -183,28 +175,23 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
             spreads[stage, instruction, mhz, config] = spread / time
         if instruction == BLOCKING:
             powers[stage] += [energies[row] / times[row] for row in members]
-        rows[stage, instruction, part].append((ns_from_s(time), fj_from_j(energy), -mhz, config))
-    tables, parts = {}, {}
-    for stage, instruction in sorted({key[:2] for key in rows}):
-        key = stage, instruction
-        if key in order:
-            found = tuple(Part(name, option_table(*key, rows[*key, name])) for name in order[key])
-            if own := rows.get((*key, "")):
-                tables[key] = option_table(*key, own)
-                found = scaled(tables[key], found, _noise(table, groups, tables[key], order[key]))
-            else:
-                tables[key] = one_clock(*key, found)
-            parts[key] = found
-        else:
-            tables[key] = option_table(*key, rows[*key, ""])
+        own = rows[stage, instruction].setdefault(part, {})
+        own[mhz, config] = ns_from_s(time), fj_from_j(energy)
+    measured = {}
+    for key, by_name in sorted(rows.items()):
+        where = f"stage {key[0]} {key[1]}"
+        whole = by_name.pop("", None) if len(by_name) > 1 else None
+        measured[key] = Parts.of(where, by_name)
+        if whole:
+            noise = _noise(table, groups, key, whole, measured[key].names)
+            measured[key] = scaled(measured[key], whole, noise, where)
     for stage in range(num_stages):
-        _check_instructions((name for of, name in tables if of == stage), stage, path)
+        _check_instructions((name for of, name in measured if of == stage), stage, path)
     ranks = {rank for rank in table.columns["rank"] if rank is not None}
     return Contents(
         num_stages=num_stages,
-        instructions=known_first(name for _, name in tables),
-        measured=tables,
-        parts_of=parts,
+        instructions=known_first(name for _, name in measured),
+        measured=measured,
         spreads=spreads,
         blocking_power_w=_blocking_power(powers, num_stages),
         num_ranks=len(ranks),
@@ -222,8 +209,8 @@ def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
     return math.sqrt(statistics.fmean(own or [0.0]) + between)
 
 
-def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], list[str]]]:
-    """Rows by option; and for each operation that has parts their names, by first appearance.
+def _groups(table: Table[ProfileRow]) -> Groups:
+    """Rows by option.
 
     Raises:
         InputError: an option has several rows, which are not of different ranks, or parts come in
@@ -259,11 +246,11 @@ def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], lis
                 "part",
             )
         last[stage, instruction, mhz, config, rank] = part
-    return groups, {key: list(order) for key, order in orders.items()}
+    return groups
 
 
 def _noise(
-    table: Table[ProfileRow], groups: Groups, whole: OptionTable, parts: Sequence[str]
+    table: Table[ProfileRow], groups: Groups, key: Key, knobs: Iterable[Knob], parts: Sequence[str]
 ) -> dict[Knob, tuple[float, float]]:
     """By clock and config, how far sums of parts may lie from the operation, in time and energy.
 
@@ -276,10 +263,10 @@ def _noise(
         return 3 * math.hypot(*known) / values[rows[0]] if values[rows[0]] else 0.0
 
     found = {}
-    for mhz, config in whole.by_knob():
-        each = (groups.get((whole.stage, whole.instruction, mhz, config, p)) for p in ("", *parts))
+    for knob in knobs:
+        each = (groups.get((*key, *knob, part)) for part in ("", *parts))
         rows = [next(iter(ranked.values())) for ranked in each if ranked]
-        found[mhz, config] = noise("time", rows), noise("energy", rows)
+        found[knob] = noise("time", rows), noise("energy", rows)
     return found
 
 
