@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from cli_helpers import assert_refused, envplan
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
-from envplan.profile import Profile
 from envplan.profile.smoothing import smooth_curve
 from envplan.profiling.smoothing import smooth_profile
-from envplan.profiling.sweep_file import COLUMNS, Row, SweepFile
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -199,26 +197,6 @@ def test_a_profile_without_curves_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="rows for 3 clocks"):
         smooth_profile(path)
-
-
-def test_a_sweep_that_was_smoothed_continues_with_what_it_measured(tmp_path: Path) -> None:
-    path = tmp_path / "profile.csv"
-    metadata = Profile.builtin("a40-gpt3-1.3b-4stage").metadata
-    random = np.random.default_rng(2)
-    with SweepFile(path, {"step": 60}, metadata) as file:
-        for instruction, flops in (("forward", 1e13), ("backward", 2e13)):
-            for clock, time, energy in zip(*truth("a40", flops, 1e10), strict=True):
-                noisy = float(time * np.exp(0.02 * random.standard_normal()))
-                cells = (0, instruction, int(clock), noisy, float(energy), 0.001, 0.1, 3, 1, "")
-                file.append(Row(**dict(zip(COLUMNS, cells, strict=True))))
-        rows = file.rows
-    content = path.read_bytes()
-    smoothed = smooth_profile(path)
-    smoothed.save_csv(path)
-    assert path.read_bytes() != content
-    with SweepFile(path, {"step": 60}, metadata) as file:
-        assert len(file.rows) == len(rows)
-    assert path.read_bytes() == content
 
 
 def test_the_command_smooths_and_the_result_plans(tmp_path: Path) -> None:

@@ -319,10 +319,6 @@ class OptionTable:
         columns = (self.frequency_mhz.tolist(), self.config, self.time_ns.tolist())
         return list(zip(*columns, self.energy_fj.tolist(), strict=True))
 
-    def by_knob(self) -> dict[Knob, tuple[int, int]]:
-        """ns and fJ by MHz and config."""
-        return {(mhz, config): (time, energy) for mhz, config, time, energy in self.rows()}
-
 
 class _Labels(Sequence[str]):
     """Strings that are made when they are asked for."""
