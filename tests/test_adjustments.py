@@ -96,7 +96,7 @@ def test_only_clocks_that_both_tables_have_survive_a_sum_which_is_sorted() -> No
 
 def test_sums_beyond_what_a_profile_may_hold_are_refused() -> None:
     rows = [(0, name, 1740, 1.0, 4800.0) for name in ("forward", "backward")]
-    with pytest.raises(InputError, match="stage 0: backward and forward together .* 9000 J"):
+    with pytest.raises(InputError, match=r"backward and forward together .* 9000 J"):
         Profile.from_rows(rows).adjusted(recompute=True)
 
 

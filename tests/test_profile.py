@@ -302,14 +302,13 @@ def zeus_rows(times: dict[int, float], frequency: int = 1410) -> str:
 
 def test_rows_of_ranks_make_one_with_the_largest_time_and_the_mean_energy(tmp_path: Path) -> None:
     profile = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 1: 1.02, 2: 1.0, 3: 1.0}))
-    assert (profile.num_stages, profile.num_ranks) == (2, 4)
+    assert profile.num_stages == 2
     forward = profile.table(0, "forward")
     assert forward.time_ns.tolist() == [1_020_000_000]
     assert forward.energy_fj.tolist() == [10**15 // 2]
     spread = np.std([1.0, 1.02], ddof=1) / 1.02
     assert profile.time_spread(0, "forward", 1410) == pytest.approx(spread)
     assert profile.time_spread(1, "forward", 1410) == 0.0
-    assert profile.stragglers == ()
     assert profile.notes == [
         "largest times and mean energies per GPU of 4 ranks, whose times' spread is the noise"
     ]
@@ -318,14 +317,12 @@ def test_rows_of_ranks_make_one_with_the_largest_time_and_the_mean_energy(tmp_pa
 def test_a_straggler_among_ranks_is_named(tmp_path: Path) -> None:
     text = ZEUS + zeus_rows({0: 1, 1: 1, 2: 1, 3: 1.12}) + zeus_rows({2: 1.5, 3: 1.68}, 900)
     profile = read(tmp_path, text)
-    (straggler,) = profile.stragglers
-    assert (straggler.rank, straggler.stage) == (3, 1)
-    assert straggler.slowdown == pytest.approx(1.12)
-    assert profile.notes[1] == (
+    assert profile.notes[1:] == [
         "rank 3 straggles: it takes 1.12 times as long as other ranks of stage 1"
-    )
+    ]
     alone = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 2: 1.0}))
-    assert (alone.stragglers, alone.time_spread(0, "forward", 1410)) == ((), None)
+    assert len(alone.notes) == 1
+    assert alone.time_spread(0, "forward", 1410) is None
 
 
 def test_a_rank_that_comes_twice_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from envplan.profile.options import (
     INCLUDES_RECOMPUTATION,
     OptionTable,
 )
-from envplan.profile.parts import WITHIN, ByParts, retimed
+from envplan.profile.parts import ByParts, retimed
 from envplan.profile.reading import (
     COLUMNS,
     SPLIT_BACKWARD,
@@ -118,22 +118,6 @@ class Profile(Contents):
 
         return described_pipeline(self)
 
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of figures should know of the rows, a phrase each."""
-        notes = []
-        if self.num_ranks:
-            notes.append(
-                f"largest times and mean energies per GPU of {self.num_ranks} ranks, whose times' "
-                "spread is the noise"
-            )
-        notes += [
-            f"rank {one.rank} straggles: it takes {one.slowdown:.2f} times as long as other ranks "
-            f"of stage {one.stage}"
-            for one in self.stragglers
-        ]
-        return notes
-
     def has(self, stage: int, instruction: str) -> bool:
         """Whether the profile times this instruction on this stage."""
         return (stage, instruction) in self._tables
@@ -153,33 +137,6 @@ class Profile(Contents):
     def has_parts(self) -> bool:
         """Whether it splits any operation into parts."""
         return any(parts.split for parts in self.measured.values())
-
-    def by_parts(
-        self,
-        *,
-        one_clock: bool = False,
-        within_percent: float | None = None,
-        blocking_power_w: float | None = None,
-    ) -> ByParts | None:
-        """How to make operations of their parts as commands do; None: every one has one clock.
-
-        Args:
-            one_clock: though there are parts.
-            within_percent: what options left out may save, of an operation's energy; None: WITHIN.
-            blocking_power_w: W of a GPU that waits; None: as the profile says.
-
-        Raises:
-            InputError: options may be left out, but there are none.
-        """
-        if one_clock or not self.has_parts:
-            if within_percent is not None:
-                raise InputError(
-                    "--parts-within goes with a profile whose operations have parts, and not with "
-                    "--one-clock"
-                )
-            return None
-        within = WITHIN if within_percent is None else within_percent / 100
-        return ByParts.of(blocking_power_w=blocking_power_w, within=within)
 
     def retimed(self, configs: Container[str], latency_ns: int) -> Profile:
         """This profile as it is where clocks come at another latency than it was made for.
@@ -251,8 +208,8 @@ class Profile(Contents):
                 make it of `backward`: this share of its time and energy at each frequency is
                 backward_input, the rest backward_weight. None: do not.
             join_backward: where the profile lacks `backward`, make it the sum of both.
-            by_parts: how operations are made of their parts, as far as they have some and are not
-                derived from others; None: each has one clock.
+            by_parts: how operations are made of their parts, as far as they have some; None: each
+                has one clock.
             raw: whether the rows keep their noise; None: as they do now.
 
         Raises:

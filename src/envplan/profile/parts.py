@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Container, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,16 @@ class ByParts(Model):
     min_hold_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         0.0, description="least time between two requests for parts of an operation"
     )
+
+    @classmethod
+    def asked(cls, within_percent: float | None, blocking_power_w: float | None) -> Self:
+        """As commands ask for it; None: the usual, and the power that the profile says.
+
+        Raises:
+            InputError: a number is out of range.
+        """
+        within = WITHIN if within_percent is None else within_percent / 100
+        return cls.of(within=within, blocking_power_w=blocking_power_w)
 
     def in_words(self) -> str:
         """Such as "clocks by part, options within 0.05% of energy, switch latency 0.005 s"."""

@@ -24,7 +24,7 @@ from envplan.units import fj_from_j, ns_from_s
 RAW_COLUMNS: Final = ("raw_time", "raw_energy")
 
 #: A rank that takes so many times as long as the others of its stage is said to straggle.
-STRAGGLES: Final = 1.05
+_STRAGGLES: Final = 1.05
 
 #: The halves of a backward.
 SPLIT_BACKWARD: Final = frozenset(BACKWARDS[1:])
@@ -92,21 +92,6 @@ _KNOB: Final = re.compile(r"(recompute_)?(attention|mlp)_configs|(fwd|bwd)_[a-z_
 COLUMNS: Final = tuple(name for name, f in ProfileRow.model_fields.items() if f.is_required())
 
 
-@dataclass(frozen=True)
-class Straggler:
-    """A rank that is slower than the others of its stage.
-
-    Attributes:
-        rank: global rank.
-        stage: that it ran.
-        slowdown: its time over that of the others, the median over operations and clocks.
-    """
-
-    rank: int
-    stage: int
-    slowdown: float
-
-
 Option = tuple[int, str, int, str]  # stage, instruction, MHz, config
 #: Rows by option and part, and by rank.
 Groups = dict[tuple[int, str, int, str, str], dict[int | None, int]]
@@ -124,9 +109,8 @@ class Contents:
         blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
             a stage without such rows takes the mean of those that have some. None where the
             file has no such rows at all.
-        num_ranks: how many ranks' rows were put together, each option's largest time and mean
-            energy; 0 for a file without a column `rank`.
-        stragglers: ranks that are slower than the others of their stage.
+        notes: what a reader of figures should know of the rows, a phrase each: that those of
+            several ranks were put together, and which of these are slower than others.
     """
 
     num_stages: int
@@ -134,8 +118,7 @@ class Contents:
     measured: dict[Key, Parts]
     spreads: dict[Option, float]
     blocking_power_w: tuple[float, ...] | None
-    num_ranks: int
-    stragglers: tuple[Straggler, ...]
+    notes: list[str]
 
 
 def profile_table(path: AnyPath) -> Table[ProfileRow]:
@@ -187,15 +170,13 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
             measured[key] = scaled(measured[key], whole, noise, where)
     for stage in range(num_stages):
         _check_instructions((name for of, name in measured if of == stage), stage, path)
-    ranks = {rank for rank in table.columns["rank"] if rank is not None}
     return Contents(
         num_stages=num_stages,
         instructions=known_first(name for _, name in measured),
         measured=measured,
         spreads=spreads,
         blocking_power_w=_blocking_power(powers, num_stages),
-        num_ranks=len(ranks),
-        stragglers=_stragglers(table, groups) if len(ranks) > 1 else (),
+        notes=_notes(table, groups),
     )
 
 
@@ -270,8 +251,12 @@ def _noise(
     return found
 
 
-def _stragglers(table: Table[ProfileRow], groups: Groups) -> tuple[Straggler, ...]:
-    """Ranks that take longer than the others, which the lower median of their stage stands for."""
+def _notes(table: Table[ProfileRow], groups: Groups) -> list[str]:
+    """That ranks were put together, and which take longer than the others, which the lower median
+    of their stage stands for."""
+    ranks = {rank for rank in table.columns["rank"] if rank is not None}
+    if not ranks:
+        return []
     times = table.columns["time"]
     ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for (stage, instruction, *_), ranked in groups.items():
@@ -279,8 +264,17 @@ def _stragglers(table: Table[ProfileRow], groups: Groups) -> tuple[Straggler, ..
             usual = statistics.median_low(times[row] for row in ranked.values())
             for rank, row in ranked.items():
                 ratios[stage, rank or 0].append(times[row] / usual)
-    found = ((rank, stage, statistics.median(r)) for (stage, rank), r in sorted(ratios.items()))
-    return tuple(Straggler(*one) for one in found if one[2] > STRAGGLES)
+    slower = ((*key, statistics.median(found)) for key, found in sorted(ratios.items()))
+    return [
+        f"largest times and mean energies per GPU of {len(ranks)} ranks, whose times' spread is "
+        "the noise",
+        *(
+            f"rank {rank} straggles: it takes {times_as_long:.2f} times as long as other ranks of "
+            f"stage {stage}"
+            for stage, rank, times_as_long in slower
+            if times_as_long > _STRAGGLES
+        ),
+    ]
 
 
 def _check_stages(table: Table[ProfileRow]) -> int:

@@ -15,7 +15,7 @@ from envplan.pipeline.described import described_pipeline, parse_extras
 from envplan.plan import Plan
 from envplan.planners import PLANNERS, forwards_ahead
 from envplan.planners.base import answer
-from envplan.profile import Profile
+from envplan.profile import ByParts, Profile
 from envplan.request import Request
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
@@ -112,13 +112,9 @@ def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
     """The frontier of a group, and what all of its rows say of it."""
     begin = time.perf_counter()
     pipeline = _pipeline(point, profile)
-    by_parts = profile.by_parts(
-        one_clock=point.one_clock,
-        within_percent=point.parts_within,
-        blocking_power_w=point.blocking_power,
-    )
+    asked = None if point.one_clock else ByParts.asked(point.parts_within, point.blocking_power)
     needed = {op.instruction for op in pipeline.operations}
-    fitted = profile.fitted(needed, recompute=point.recompute, by_parts=by_parts)
+    fitted = profile.fitted(needed, recompute=point.recompute, by_parts=asked)
     frontier = trace_frontier(
         pipeline,
         fitted,
