@@ -471,6 +471,29 @@ def test_clocks_of_parts_that_a_gpu_lacks_are_raised(
     assert raised_to <= {mhz for rank in applied.ranks for *_, mhz in rank.operations}
 
 
+def test_where_a_gpu_lacks_the_clock_of_a_part_the_operation_keeps_its_config() -> None:
+    rows = [
+        (0, name, mhz, seconds * dear, watts * seconds * dear, config, part)
+        for name in ("forward", "backward")
+        for mhz, watts in ((1500, 300), (900, 150))
+        for config, dear in (("a", 1.2), ("x", 1.0), ("z", 1.1))
+        for part, seconds in (("attention", 0.1), ("mlp", 150 / mhz))
+    ]
+    columns = ("stage", "instruction", "frequency", "time", "energy", "config", "part")
+    profile = Profile.from_rows(rows, columns=columns)
+    frontier = trace_frontier(Pipeline("1f1b", 1, 1), profile.adjusted(by_parts=EXACT))
+    plan = frontier.plan()
+    assert plan.stages[0][0].config == "@attention=900/x @mlp=1500/x"
+    applied = apply_plan(
+        plan,
+        profile,
+        topology=Topology.for_job(plan.job),
+        clocks=Clocks((1200, 1500), "given", None),
+    )
+    assert applied.ranks[0].configs == ["x", "x"]
+    assert [mhz for *_, mhz in applied.ranks[0].operations] == [1500, 1500]
+
+
 def test_operations_around_the_pipeline_run_at_the_clock_that_suits_them() -> None:
     names = ("load", "reduce_scatter", "optimizer", "all_gather")
     plans = []
