@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from envplan.devices.base import DeviceError
+from envplan.devices import DeviceError
 from envplan.profiling.waiting import Peers
 
 

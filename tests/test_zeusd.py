@@ -21,8 +21,7 @@ import pynvml
 import pytest
 
 from cli_helpers import envplan
-from envplan.devices import DeviceError, PermissionDeniedError, opened
-from envplan.devices.base import Device
+from envplan.devices import Device, DeviceError, PermissionDeniedError, opened
 from envplan.runtime import Guard
 from envplan.runtime.locks import places
 from fake_nvml import NO_PERMISSION, FakeNvml

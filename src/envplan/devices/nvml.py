@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import pynvml  # type: ignore[import-untyped]
 
-from envplan.devices.base import (
+from envplan.devices import (
     Backend,
     Device,
     DeviceError,

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 import pynvml  # type: ignore[import-untyped]
 
-from envplan.devices.base import DeviceError, PermissionDeniedError
+from envplan.devices import DeviceError, PermissionDeniedError
 from envplan.devices.nvml import NvmlBackend, NvmlDevice
 
 __all__ = ["ZeusdBackend", "ZeusdDevice"]
