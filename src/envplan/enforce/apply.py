@@ -23,7 +23,6 @@ from envplan.enforce.freqplan import (
     FREQPLAN_SCHEMA,
     MAX_OPERATIONS,
     FrequencyPlan,
-    LadderRung,
     RaisedClock,
     RankPlan,
     StageClocks,
@@ -88,44 +87,46 @@ def apply_plan(
     problem = problem_of(plan.job, profile)
     pipeline = problem.pipeline
     check_operations(plan, pipeline)
-    _refuse_too_large(topology, pipeline)
     gpus = stage_clocks(profile, pipeline, clocks)
     own = plan.as_rung()
     profile, parts = _raise_parts(profile, pipeline, (own, *(plan.ladder or ())), gpus)
     if parts:
         problem = problem_of(plan.job, profile)
+    num_gpus = _num_gpus(plan, topology, len(pipeline.operations))
     fitter = _Fitter(problem, machine_of(plan.job), gpus, parts)
     planned = fitter.planned("the plan", own)
-    applied = fitter.supported(planned)
-    replay = fitter.replay(applied)
-    num_gpus = _num_gpus(plan, topology)
+    fitted = fitter.fit(planned)
+    replay = fitter.replay(raised.knob for raised in fitted)
     setting = Setting(num_gpus, plan.target.deadline_ns, profile)
+    limits = plan.request.limits
     if not force:
-        _check_deadline(fitter.replay(planned), plan, "envplan check says more")
         # Where clocks come late, an operation that is over sooner may make a later one slower.
-        _check_deadline(replay, plan, "plan again, from a profile of this GPU")
-        for limit in plan.request.limits:
+        for replayed, advice in (
+            (fitter.replay(planned), "envplan check says more"),
+            (replay, "plan again, from a profile of this GPU"),
+        ):
+            if replayed.makespan_ns > plan.target.deadline_ns:
+                raise InputError(
+                    f"replayed, the plan takes {s_from_ns(replayed.makespan_ns)!r} s, more than "
+                    f"its deadline of {plan.target.deadline_s!r} s; {advice}"
+                )
+        for limit in limits:
             # Where operations end no later, the probability that a plan holds is no less.
             if not isinstance(limit, HoldsWithProbability) and limit.excess(replay, setting):
                 raise InputError(
                     f"with clocks raised to those the GPU has, {limit.broken(replay, setting)}; "
                     "plan again from a profile of clocks that the GPU has"
                 )
-    rungs = [fitter.rung(applied, replay, own, num_gpus)]
+    rungs = [fitter.rung(fitted, replay, own, num_gpus)]
     with_ladder = ladder and plan.ladder is not None
     last = replay
     for n, slower in enumerate(plan.ladder or () if with_ladder else ()):
-        choice = fitter.supported(fitter.planned(f"ladder[{n}]", slower))
-        replayed = fitter.replay(choice)
+        choice = fitter.fit(fitter.planned(f"ladder[{n}]", slower))
+        replayed = fitter.replay(raised.knob for raised in choice)
+        broken = any(limit.is_local and limit.excess(replayed, setting) for limit in limits)
         # It uses less until any time after both.
         saves = replayed.energy_until(0) < last.energy_until(0)
-        if (
-            replayed.makespan_ns > last.makespan_ns
-            and saves
-            and not any(
-                limit.is_local and limit.excess(replayed, setting) for limit in plan.request.limits
-            )
-        ):
+        if replayed.makespan_ns > last.makespan_ns and saves and not broken:
             last = replayed
             rungs.append(fitter.rung(choice, replayed, slower, num_gpus))
     alike = len(set(gpus)) == 1
@@ -152,17 +153,18 @@ def apply_plan(
             StageEnergy(planned_j=j_from_fj(planned_fj), baseline_j=j_from_fj(baseline_fj))
             for planned_fj, baseline_fj in zip(replay.stage_energies_fj, highest, strict=True)
         ],
-        raised=fitter.raised(planned),
+        raised=fitter.counted(fitted),
         ranks=_ranks(plan, topology, rungs, devices),
         ladder=rungs[1:] if with_ladder else None,
     )
 
 
-def _num_gpus(plan: Plan, topology: Topology) -> int:
+def _num_gpus(plan: Plan, topology: Topology, operations: int) -> int:
     """GPUs of one stage in all replicas: what an operation's energy is multiplied by.
 
     Raises:
-        InputError: the plan keeps to joules or watts of another number.
+        InputError: the plan keeps to joules or watts of another number, or they have too many
+            operations for a file.
     """
     count, target = topology.world_size // topology.stages, plan.target
     absolute = target.kind in ("energy-budget", "power-cap") or target.peak_power_w is not None
@@ -172,29 +174,16 @@ def _num_gpus(plan: Plan, topology: Topology) -> int:
             f"{plan.job.num_gpus}; solve again with --tp {topology.tp * topology.cp} "
             f"--dp {topology.dp}"
         )
+    if count * operations > MAX_OPERATIONS:
+        raise InputError(
+            f"{topology.world_size} ranks have {count * operations} operations together; a "
+            f"frequency plan holds at most {MAX_OPERATIONS}"
+        )
     return count
 
 
-def _refuse_too_large(topology: Topology, pipeline: Pipeline) -> None:
-    count = topology.world_size // topology.stages * len(pipeline.operations)
-    if count > MAX_OPERATIONS:
-        raise InputError(
-            f"{topology.world_size} ranks have {count} operations together; a frequency plan holds "
-            f"at most {MAX_OPERATIONS}"
-        )
-
-
-def _check_deadline(replay: Replay, plan: Plan, advice: str) -> None:
-    target = plan.target
-    if replay.makespan_ns > target.deadline_ns:
-        raise InputError(
-            f"replayed, the plan takes {s_from_ns(replay.makespan_ns)!r} s, more than its deadline "
-            f"of {target.deadline_s!r} s; {advice}"
-        )
-
-
 def _ranks(
-    plan: Plan, topology: Topology, rungs: Sequence[LadderRung], devices: Sequence[int]
+    plan: Plan, topology: Topology, rungs: Sequence[Rung], devices: Sequence[int]
 ) -> list[RankPlan]:
     """Every rank's part, of the plan itself, the first of the rungs."""
     clocks = [
@@ -253,43 +242,37 @@ class _Fitter:
         configs = chain(*rung.configs) if rung.configs else repeat("")
         return list(zip(chain(*rung.frequencies_mhz), configs, strict=False))
 
-    def replay(self, choice: Sequence[Knob]) -> Replay:
-        """What a choice comes to on the plan's machine: all that is said of it follows from it."""
-        rows = [self._row(op, knob) for op, knob in enumerate(choice)]
-        return self._problem.replay(np.array(rows, np.int32), self._machine)
-
-    def supported(self, planned: Sequence[Knob]) -> list[Knob]:
+    def fit(self, planned: Sequence[Knob]) -> list[Raised]:
         """Every clock, or where the GPU lacks it the next one above that is not slower.
 
         Raises:
             InputError: there is none.
         """
-        return [self._raised(op, knob).knob for op, knob in enumerate(planned)]
+        return [self._raised(op, knob) for op, knob in enumerate(planned)]
 
-    def raised(self, planned: Sequence[Knob]) -> list[RaisedClock]:
+    def replay(self, choice: Iterable[Knob]) -> Replay:
+        """What a choice comes to on the plan's machine: all that is said of it follows from it."""
+        rows = [self._row(op, knob) for op, knob in enumerate(choice)]
+        return self._problem.replay(np.array(rows, np.int32), self._machine)
+
+    def counted(self, fitted: Sequence[Raised]) -> list[RaisedClock]:
         """The clocks that differ, with how many operations of a replica they are for."""
-        counts: Counter[tuple[int, str, int, int, bool]] = Counter()
-        for i, op in enumerate(self._problem.pipeline.operations):
-            pairs = self._raised(i, planned[i]).clocks
-            counts.update((op.stage, op.instruction, *pair) for pair in pairs)
+        operations = self._problem.pipeline.operations
+        counts = Counter(
+            (op.stage, op.instruction, *clocks)
+            for op, raised in zip(operations, fitted, strict=True)
+            for clocks in raised.clocks
+        )
+        names = ("stage", "instruction", "planned_mhz", "applied_mhz", "profiled")
         return [
-            RaisedClock(
-                stage=stage,
-                instruction=instruction,
-                planned_mhz=asked,
-                applied_mhz=mhz,
-                operations=count,
-                profiled=profiled,
-            )
-            for (stage, instruction, asked, mhz, profiled), count in sorted(counts.items())
+            RaisedClock.of(**dict(zip(names, found, strict=True)), operations=count)
+            for found, count in sorted(counts.items())
         ]
 
-    def rung(
-        self, choice: Sequence[Knob], replay: Replay, planned: Rung, num_gpus: int
-    ) -> LadderRung:
+    def rung(self, fitted: Sequence[Raised], replay: Replay, planned: Rung, num_gpus: int) -> Rung:
         """What a rung of a plan has become."""
-        clocks, configs = zip(*choice, strict=True)
-        return LadderRung(
+        clocks, configs = zip(*(raised.knob for raised in fitted), strict=True)
+        return Rung(
             iteration_time_s=s_from_ns(replay.makespan_ns),
             energy_j=j_from_fj(replay.energy_fj * num_gpus),
             frequencies_mhz=self._by_stage(clocks),
