@@ -24,9 +24,8 @@ from envplan.errors import InputError
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.sweep import Valley
 from envplan.runtime import Profiler
-from envplan.runtime.metering import EnergyLog, Seen, powers
+from envplan.runtime.metering import EnergyLog, Seen, Span, measure, powers
 from envplan.runtime.profile_parts import merge_parts
-from envplan.runtime.windows import Span, measure
 from fake_nvml import NOT_SUPPORTED, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]
@@ -285,7 +284,6 @@ def write_part(folder: Path, rank: int, **changes: Any) -> None:
     part = {
         "schema": "envplan/profile-part/v1",
         "rank": rank,
-        "complete": True,
         "problem": None,
         "world_size": 2,
         "num_stages": 1,
@@ -313,7 +311,6 @@ def test_ranks_of_one_stage_are_averaged_and_one_is_enough(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"complete": False}, "rank 1 has not finished it"),
         ({"rows": [], "problem": "GPU 1: lost"}, "rank 1 measured nothing: GPU 1: lost"),
         ({"schema": "envplan/profile-part/v0"}, "is not a part of a profile: its schema is"),
         ({"rows": [{"stage": 0}]}, r"rows\[0\]\.\w+ is missing"),
