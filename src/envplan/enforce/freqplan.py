@@ -175,28 +175,25 @@ class FrequencyPlan(Document):
             supported_clocks_mhz=self.supported_clocks_mhz,
         )
 
-    def check_gpu(
-        self, name: str, supported_clocks: Sequence[int], stage: int | None = None
-    ) -> None:
+    def check_gpu(self, name: str, supported_clocks: Sequence[int], stage: int) -> None:
         """That a GPU is of the model this is for and has every clock that is asked for.
 
         Args:
             name: as its driver says.
             supported_clocks: MHz.
-            stage: what it runs; None: it must do for all of them.
+            stage: what it runs.
 
         Raises:
             InputError: it is not or has not.
         """
-        stages = range(self.layout.stages) if stage is None else [stage]
-        for planned in (self.clocks_of(s).gpu for s in stages):
-            if planned is not None and name != planned:
-                where = "" if self.stage_gpus is None or stage is None else f" on stage {stage}"
-                raise InputError(
-                    f"the frequency plan is for {planned}{where}, but the GPU here is {name}; "
-                    "profile it and plan again"
-                )
-        asked = {c for rank in self.ranks if rank.stage in stages for c in rank.clocks_mhz}
+        planned = self.clocks_of(stage).gpu
+        if planned is not None and name != planned:
+            where = "" if self.stage_gpus is None else f" on stage {stage}"
+            raise InputError(
+                f"the frequency plan is for {planned}{where}, but the GPU here is {name}; "
+                "profile it and plan again"
+            )
+        asked = {c for rank in self.ranks if rank.stage == stage for c in rank.clocks_mhz}
         lacking = sorted(asked - set(supported_clocks))
         if lacking:
             raise InputError(

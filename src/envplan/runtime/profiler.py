@@ -147,10 +147,10 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             raise InputError("iterations_per_frequency must be at least 1, warm_up at least 0")
         self._iterations, self._skip = iterations_per_frequency, warm_up
         self.path = Path(path)
-        self._part = Part(self.rank, world, num_stages)
-        own = part_path(self.path, self.rank)
-        check_writable(own)
-        own.unlink(missing_ok=True)  # one that an earlier job left
+        self._part = Part(rank=self.rank, world_size=world, num_stages=num_stages)
+        self._part_path = part_path(self.path, self.rank)
+        check_writable(self._part_path)
+        self._part_path.unlink(missing_ok=True)  # one that an earlier job left
 
         self._spans: list[Span[Moment]] = []
         self._begun: Moment | None = None
@@ -192,7 +192,7 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         except DeviceError as error:
             _logger.warning("rank %d: nothing is profiled: %s", self.rank, error)
             self._part.problem = str(error)
-            self._part.save(self.path)
+            self._part.save(self._part_path)
         except InputError:
             self._driver.close()
             raise
@@ -328,7 +328,7 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         energy.close()
         self._give_back()
         try:
-            self._part.save(self.path)
+            self._part.save(self._part_path)
             if self.rank == 0:
                 self._merge()
         except EnvplanError as error:

@@ -294,11 +294,6 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         self._next_rung = rungs[max(0, place - 1)]
 
     @property
-    def current_time(self) -> float:
-        """Iteration time of the plan that this step follows, s."""
-        return self._rung.iteration_s
-
-    @property
     def pipelines(self) -> list[int]:
         """For each global rank, which of the data-parallel pipelines it belongs to."""
         layout = self.plan.layout
