@@ -13,7 +13,7 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.runtime import Profiler, Shim
-from envplan.runtime.clocks import Clocks
+from envplan.runtime.listener import Clocks
 from envplan.runtime.parts import hook_parts
 from fake_nvml import FakeNvml, fake_nvml
 from shim_helpers import A40, frequency_plan

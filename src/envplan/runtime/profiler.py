@@ -50,9 +50,8 @@ from envplan.devices.visible import Counted, choose
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.sweep import Valley
-from envplan.runtime.clocks import Clocks
 from envplan.runtime.guard import Guard
-from envplan.runtime.listener import Listener, Marker, Moment, environment_number
+from envplan.runtime.listener import Clocks, Listener, Marker, Moment, environment_number
 from envplan.runtime.metering import EnergyLog, Span, measure, on_host
 from envplan.runtime.profile_parts import Part, merge_parts, part_path
 

@@ -31,10 +31,9 @@ from envplan.devices import DEFAULT_BACKEND, DeviceError
 from envplan.devices.visible import Counted
 from envplan.enforce.freqplan import FrequencyPlan, RankPlan
 from envplan.profile import Change, changes_of
-from envplan.runtime.clocks import Clocks
 from envplan.runtime.guard import Guard
 from envplan.runtime.joules import Joules
-from envplan.runtime.listener import Listener, Marker, Moment, environment_number, seconds
+from envplan.runtime.listener import Clocks, Listener, Marker, Moment, environment_number, seconds
 from envplan.runtime.runlog import RUN_SCHEMA, RunLog
 from envplan.runtime.stragglers import before_reduction
 
