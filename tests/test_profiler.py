@@ -172,6 +172,8 @@ def test_driver_that_hangs_at_the_end_does_not_keep_training(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("envplan.runtime.guard._CLOSE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("envplan.runtime.guard._KILL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("envplan.runtime.profiler._CLOSE_S", 0.2)
     with started(tmp_path) as profiler:
         train(profiler, steps=4)
         fake_nvml.hang("energy", "reset")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def as_user(user: int) -> dict[str, Any]:
     return {"user": user, "group": user, "extra_groups": [], "cwd": "/", "env": environment}
 
 
+@cache
 def python_for_all() -> str:
     """A Python like this one that other users can run."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

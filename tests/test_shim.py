@@ -204,7 +204,7 @@ def test_without_permission_guard_or_driver_training_goes_on_and_one_line_says_w
     if lacks == "guard":
         monkeypatch.setattr(sys, "executable", "/no/such/python")
     elif lacks == "driver":
-        monkeypatch.setattr("envplan.runtime.guard._START_TIMEOUT_S", 1.0)
+        monkeypatch.setattr("envplan.runtime.guard._START_TIMEOUT_S", 0.3)
         fake_nvml.hang("init")
     else:
         fake_nvml.gpu(0).permission = 0
@@ -550,7 +550,10 @@ def test_clocks_wait_for_the_device_while_training_runs_ahead(
     assert len(lines(tmp_path, "step")) == 2
 
 
-def test_device_that_hangs_does_not_keep_the_clock(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+def test_device_that_hangs_does_not_keep_the_clock(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envplan.runtime.listener._CLOSE_S", 0.2)
     DeviceMoment.come.set()
     with started(tmp_path, marker=DeviceMoment) as shim:
         run_step(shim)

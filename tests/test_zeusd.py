@@ -144,7 +144,7 @@ def zeusd(for_all: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
     monkeypatch.setenv("ZEUSD_SOCK_PATH", str(path))
     pynvml.nvmlInit()
     with StandIn(path) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
     pynvml.nvmlShutdown()
@@ -239,7 +239,7 @@ def test_whoever_else_answers_on_the_socket_is_one_line_of_error(
     path = for_all.path.parent / "other.sock"
     monkeypatch.setenv("ZEUSD_SOCK_PATH", str(path))
     with ThreadingUnixStreamServer(str(path), Other) as server, opened("zeusd") as source:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         assert "zeusd at" in str(source.devices()[0].can_lock())
         server.shutdown()
 
