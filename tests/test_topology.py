@@ -48,18 +48,22 @@ def test_sizes_default_to_those_of_the_job(
 
 
 @pytest.mark.parametrize(
-    ("order", "stages"),
+    ("order", "stages", "pipelines"),
     [
-        ("tp-cp-ep-dp-pp", [0, 0, 0, 0, 1, 1, 1, 1]),
-        ("tp-cp-ep-pp-dp", [0, 0, 1, 1, 0, 0, 1, 1]),
-        ("pp-tp-dp", [0, 1, 0, 1, 0, 1, 0, 1]),
-        ("dp-tp-pp", [0, 0, 0, 0, 1, 1, 1, 1]),
-        ("dp-pp-tp", [0, 0, 1, 1, 0, 0, 1, 1]),
+        ("tp-cp-ep-dp-pp", [0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0, 1, 1]),
+        ("tp-cp-ep-pp-dp", [0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("pp-tp-dp", [0, 1, 0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("dp-tp-pp", [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 0, 1, 0, 1, 0, 1]),
+        ("dp-pp-tp", [0, 0, 1, 1, 0, 0, 1, 1], [0, 1, 0, 1, 0, 1, 0, 1]),
     ],
 )
-def test_rank_order_decides_which_rank_runs_which_stage(order: str, stages: list[int]) -> None:
+def test_rank_order_decides_which_rank_runs_which_stage_of_which_pipeline(
+    order: str, stages: list[int], pipelines: list[int]
+) -> None:
     topology = Topology.for_job(job(2, 2), rank_order=order)
     assert [topology.stage_of(rank) for rank in range(8)] == stages
+    assert topology.pipelines == pipelines
+    assert Topology.for_job(job(), rank_order="pp").pipelines == [0, 0]
 
 
 @given(

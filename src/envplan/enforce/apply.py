@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from envplan.enforce.clocks import Clocks, stage_clocks
+from envplan.enforce.clocks import stage_clocks
 from envplan.enforce.freqplan import (
     FREQPLAN_SCHEMA,
     MAX_OPERATIONS,
@@ -43,7 +43,7 @@ from envplan.plan import (
     problem_of,
     rung_rows,
 )
-from envplan.profile import Profile, Raised, changes_of
+from envplan.profile import Profile, Raised
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import j_from_fj, s_from_ns
 
@@ -60,7 +60,7 @@ def apply_plan(
     profile: Profile,
     *,
     topology: Topology,
-    clocks: Clocks | Sequence[Clocks] | None = None,
+    clocks: StageClocks | Sequence[StageClocks] | None = None,
     devices: Sequence[int] = tuple(range(8)),
     ladder: bool = True,
     force: bool = False,
@@ -129,21 +129,16 @@ def apply_plan(
         if replayed.makespan_ns > last.makespan_ns and saves and not broken:
             last = replayed
             rungs.append(fitter.rung(choice, replayed, slower, num_gpus))
-    alike = len(set(gpus)) == 1
+    alike = all(gpu == gpus[0] for gpu in gpus)
     highest = problem.replay(problem.max_frequency_rows).stage_energies_fj
     return FrequencyPlan(
         schema=FREQPLAN_SCHEMA,
         plan_sha256=plan_sha256 or hashlib.sha256(plan.to_json().encode()).hexdigest(),
         profile_sha256=profile.sha256,
         gpu=gpus[0].gpu if alike else None,
-        clocks_source=gpus[0].source,
-        supported_clocks_mhz=sorted({mhz for gpu in gpus for mhz in gpu.mhz}),
-        stage_gpus=None
-        if alike
-        else [
-            StageClocks(gpu=g.gpu, clocks_source=g.source, supported_clocks_mhz=list(g.mhz))
-            for g in gpus
-        ],
+        clocks_source=gpus[0].clocks_source,
+        supported_clocks_mhz=sorted({mhz for gpu in gpus for mhz in gpu.supported_clocks_mhz}),
+        stage_gpus=None if alike else gpus,
         world_size=topology.world_size,
         layout=topology,
         deadline_s=plan.target.deadline_s,
@@ -219,7 +214,7 @@ class _Fitter:
         self,
         problem: Problem,
         machine: Machine,
-        clocks: Sequence[Clocks],
+        clocks: Sequence[StageClocks],
         parts: dict[tuple[int, str, str], Raised],
     ) -> None:
         self._problem = problem
@@ -293,9 +288,9 @@ class _Fitter:
         if own := self._parts.get((what.profile_stage, what.instruction, config)):
             return own
         gpu, times = self._clocks[what.stage], self._problem.tables[self._table[op]].time_ns
-        if not planned or planned in gpu.mhz:
+        if not planned or planned in gpu.supported_clocks_mhz:
             return Raised(knob, ())
-        for mhz in gpu.mhz:
+        for mhz in gpu.supported_clocks_mhz:
             new = mhz, config
             if mhz > planned and times[self._row(op, new)] <= times[self._row(op, knob)]:
                 known = new in self._problem.rows_by_knob[self._table[op]]
@@ -317,7 +312,7 @@ class _Fitter:
 
 
 def _raise_parts(
-    profile: Profile, pipeline: Pipeline, rungs: Iterable[Rung], clocks: Sequence[Clocks]
+    profile: Profile, pipeline: Pipeline, rungs: Iterable[Rung], clocks: Sequence[StageClocks]
 ) -> tuple[Profile, dict[tuple[int, str, str], Raised]]:
     """Options for operations whose parts ask for clocks that their GPU lacks.
 
@@ -336,18 +331,18 @@ def _raise_parts(
     for rung in rungs:
         for op, config in zip(pipeline.operations, chain(*(rung.configs or ())), strict=False):
             key, gpu = (op.profile_stage, op.instruction, config), clocks[op.stage]
-            lacking = {change.frequency_mhz for change in changes_of(config)}.difference(gpu.mhz)
+            lacking = asked_for((), [config]).difference(gpu.supported_clocks_mhz)
             if not lacking or key in found:
                 continue
-            made = profile.raised(*key, gpu.mhz)
+            made = profile.raised(*key, gpu.supported_clocks_mhz)
             if made is None:
                 raise _too_fast(op, gpu, max(lacking))
             profile, found[key] = made
     return profile, found
 
 
-def _too_fast(what: Operation, clocks: Clocks, mhz: int) -> InputError:
-    name, highest = clocks.gpu or "the GPU", clocks.mhz[-1]
+def _too_fast(what: Operation, clocks: StageClocks, mhz: int) -> InputError:
+    name, highest = clocks.gpu or "the GPU", clocks.supported_clocks_mhz[-1]
     reason = (
         f"the highest clock of {name} is {highest} MHz"
         if mhz > highest

@@ -43,7 +43,13 @@ Operation = Annotated[tuple[str, Index, Index, MegahertzOrNone], Strict(False)]
 
 
 class StageClocks(Model):
-    """The GPU of one stage, where stages run on different ones; as the fields of FrequencyPlan."""
+    """The SM clocks that the GPU of a stage can be set to.
+
+    Attributes:
+        gpu: its name; None if nobody said.
+        clocks_source: where they come from.
+        supported_clocks_mhz: ascending.
+    """
 
     gpu: str | None = None
     clocks_source: ClockSource

@@ -92,6 +92,11 @@ class Topology(Model):
         return self.stages * self.tp * self.cp * self.dp
 
     @property
+    def pipelines(self) -> list[int]:
+        """For each global rank, which of the data-parallel pipelines it belongs to."""
+        return [self.place(rank).get("dp", 0) for rank in range(self.world_size)]
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Size of each dimension."""
         return {"tp": self.tp, "cp": self.cp, "ep": 1, "dp": self.dp, "pp": self.stages}

@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,6 @@ __all__ = ["Service", "give_back_left_behind", "unit_file"]
 _PATIENCE_S: Final = 10.0
 #: How long a clock is left alone that could not be given back, s.
 _PAUSE_S: Final = 60.0
-_FOLDER: Final = re.compile(r"envplan-(\d+)(-.*)?")
 
 _UNIT: Final = """\
 # /etc/systemd/system/envplan-guard.service, printed by: envplan guard --unit
@@ -144,14 +142,13 @@ class Service:
         sys.exit(not done)
 
 
-def _users() -> Iterator[int]:
-    """This user, and for root all others that have a folder for locks."""
-    own = os.geteuid()
-    yield own
-    if own == 0:
-        with os.scandir("/tmp") as entries:
-            matches = [match for entry in entries if (match := _FOLDER.fullmatch(entry.name))]
-        yield from sorted({int(match[1]) for match in matches} - {own})
+def _users() -> set[int]:
+    """This user, and for root all others that may have a folder for locks."""
+    users = {os.geteuid()}
+    for folder in Path("/tmp").glob("envplan-*") if 0 in users else ():
+        with suppress(OSError):
+            users.add(folder.lstat().st_uid)
+    return users
 
 
 def _left_behind(user: int) -> Iterator[tuple[Path, int]]:

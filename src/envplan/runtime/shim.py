@@ -292,12 +292,6 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         place = bisect_right(rungs, limit, key=lambda rung: rung.iteration_s)
         self._next_rung = rungs[max(0, place - 1)]
 
-    @property
-    def pipelines(self) -> list[int]:
-        """For each global rank, which of the data-parallel pipelines it belongs to."""
-        layout = self.plan.layout
-        return [layout.place(rank).get("dp", 0) for rank in range(self.plan.world_size)]
-
     def close(self) -> None:
         """Give the clock back, finish the log and say in one line what went wrong, if anything."""
         if self._closed:
