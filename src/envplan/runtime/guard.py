@@ -112,8 +112,7 @@ class Guard(AbstractContextManager["Guard"]):
         self._unsent: bytes | None = None
         self._dropped = 0
         self._problems: list[str] = []
-        self._complaint = ""
-        self._overdue = False
+        self._complained = self._overdue = False
         # What the guard says, and not its exit status: whoever ignores SIGCHLD does not get that.
         self._ended: dict[str, str | None] = {}
 
@@ -197,7 +196,7 @@ class Guard(AbstractContextManager["Guard"]):
     @property
     def failing(self) -> bool:
         """Whether, when `problems` was last asked, the clock was not what was asked for."""
-        return bool(self._complaint) or self._overdue
+        return self._complained or self._overdue
 
     def request(self, mhz: int) -> None:
         """Have the clock set soon; 0 gives it back. Never blocks, never raises; see `problems`."""
@@ -302,11 +301,11 @@ class Guard(AbstractContextManager["Guard"]):
                 case {"set": number, "lag": lag}:
                     self.done, self.lags[number] = number, lag
                     self._waiting_since = time.perf_counter_ns()
-                    self._complaint = ""
-                case {"problem": problem}:
-                    if problem != self._complaint:  # once for each failure that lasts
+                    self._complained = False
+                case {"problem": problem, "again": again}:
+                    if not again:  # once for each failure that lasts
                         self._problems.append(problem)
-                    self._complaint = problem
+                    self._complained = True
                 case {"energy": energy, "at": at}:
                     self.readings.append((at, energy))
                 case {"ended": problem}:
@@ -465,8 +464,8 @@ class _GuardProcess:
         self._poll.register(self._requests, select.POLLIN)
         self._poll.register(stop, select.POLLIN)
         self._wanted = self._set = _RESET
-        self._number = self._told = self._sent = 0
-        self._complained = ("", 0)  # of what, and at which request
+        self._number = self._told = self._failed = self._sent = 0
+        self._complained: str | None = None
 
     def told_to_start(self) -> bool:
         """Wait for the owner to agree with the GPU; False if it does not or is gone."""
@@ -513,12 +512,12 @@ class _GuardProcess:
             if self._wanted != self._set:
                 give_back(self._device, self._wanted or self.before)
                 self._set = self._wanted
-                self._complained = ("", 0)
+                self._complained = None
         except DeviceError as error:
-            complaint = str(error), self._number
-            if complaint != self._complained:  # it is tried again many times a second
-                self._complained = complaint
-                _report(problem=str(error))
+            # It is tried again many times a second.
+            if str(error) != self._complained or self._number != self._failed:
+                _report(problem=str(error), again=str(error) == self._complained)
+            self._complained, self._failed = str(error), self._number
             return
         if self._number != self._told:
             self._told = self._number
