@@ -425,19 +425,19 @@ def test_sweeps_plan_by_parts_as_solve_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_hold": 0.05}])
-@pytest.mark.parametrize("given", ["1260,1500,1740", "1100,1400,1800"])
-def test_clocks_of_parts_that_a_gpu_lacks_are_raised(given: str, asked: dict[str, float]) -> None:
+@pytest.mark.parametrize("offered", ["1260,1500,1740", "1100,1400,1800"])
+def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[str, float]) -> None:
     profile = parts_profile()
     frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile.adjusted(by_parts=ByParts()))
     plan = frontier.plan(slowdown=0.05, **asked)
     wanted = {c.frequency_mhz for s in plan.stages for op in s for c in changes_of(op.config)}
-    has = set(given_clocks(given).supported_clocks_mhz)
+    has = set(given_clocks(offered).supported_clocks_mhz)
     assert wanted - has
     applied = apply_plan(
         plan,
         profile,
         topology=Topology.for_job(plan.job),
-        clocks=given_clocks(given),
+        clocks=given_clocks(offered),
     )
     assert applied.iteration_time_s <= plan.target.deadline_s
     assert FrequencyPlan.from_document(json.loads(applied.to_json())) == applied
@@ -450,7 +450,7 @@ def test_clocks_of_parts_that_a_gpu_lacks_are_raised(given: str, asked: dict[str
     raised = {(one.planned_mhz, one.applied_mhz) for one in applied.raised}
     assert raised
     assert all(before < now and now in has for before, now in raised)
-    assert all(one.profiled == (has[0] == 1260) for one in applied.raised)
+    assert all(one.profiled == (1260 in has) for one in applied.raised)
 
 
 def test_operations_around_the_pipeline_run_at_the_clock_that_suits_them() -> None:
