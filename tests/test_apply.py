@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cli_helpers import small_profile
@@ -80,7 +80,6 @@ def plans(draw: Any) -> tuple[Plan, Profile, Pipeline]:
     return plan.model_copy(update={"target": target}), profile, pipeline
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     made=plans(),
     clocks=st.one_of(st.none(), st.sets(st.integers(150, 400), min_size=1, max_size=12)),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import envplan
@@ -364,7 +364,6 @@ def seen_at(
     return Seen(list(times), list(errors), list(joules), 1000, frozenset())
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     watts=st.lists(st.floats(50, 400), min_size=2, max_size=4),
     seed=st.integers(0, 2**32),
@@ -382,7 +381,6 @@ def test_powers_of_kinds_that_alternate_slowly_are_found(watts: list[float], see
     assert (np.sqrt(np.diag(found.covariance)) < 0.1 * np.array(watts)).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(place=st.integers(20, 60), late=st.floats(0.2, 1.0))
 def test_reading_that_came_late_and_is_known_to_spoils_nothing(place: int, late: float) -> None:
     kinds, edges = [0, 1] * 10, [0.2 * k for k in range(21)]

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from envplan.runtime.shim import Shim
 from envplan.runtime.torch import SCHEDULE_NAMES, follow, profile, record
 
-WIDTH, MICROBATCHES, STEPS = 16, 8, 3
+WIDTH, MICROBATCHES, STEPS = 16, 8, 2
 PROFILED = (1740, 1500, 1200, 900)
 SCHEDULES = {name: getattr(schedules, cls) for cls, name in SCHEDULE_NAMES.items()}
 #: Those of several chunks on a rank, the second going back the way the first came.
