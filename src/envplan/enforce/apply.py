@@ -222,7 +222,7 @@ class _Fitter:
         self._clocks = clocks
         self._parts = parts
         self._table = problem.table.tolist()
-        self._row_of_table = cache(self._find_row)
+        self._row = cache(self._find_row)
 
     def planned(self, name: str, rung: Rung) -> list[Knob]:
         """A plan's own choice.
@@ -247,8 +247,8 @@ class _Fitter:
 
     def replay(self, choice: Iterable[Knob]) -> Replay:
         """What a choice comes to on the plan's machine: all that is said of it follows from it."""
-        rows = [self._row(op, knob) for op, knob in enumerate(choice)]
-        return self._problem.replay(np.array(rows, np.int32), self._machine)
+        rows = map(self._row, self._table, choice)
+        return self._problem.replay(np.fromiter(rows, np.int32), self._machine)
 
     def counted(self, fitted: Sequence[Raised]) -> list[RaisedClock]:
         """The clocks that differ, with how many operations of a replica they are for."""
@@ -287,27 +287,24 @@ class _Fitter:
         what, (planned, config) = self._problem.pipeline.operations[op], knob
         if own := self._parts.get((what.profile_stage, what.instruction, config)):
             return own
-        gpu, times = self._clocks[what.stage], self._problem.tables[self._table[op]].time_ns
+        gpu, table = self._clocks[what.stage], self._table[op]
+        times = self._problem.tables[table].time_ns
         if not planned or planned in gpu.supported_clocks_mhz:
             return Raised(knob, ())
         for mhz in gpu.supported_clocks_mhz:
             new = mhz, config
-            if mhz > planned and times[self._row(op, new)] <= times[self._row(op, knob)]:
-                known = new in self._problem.rows_by_knob[self._table[op]]
+            if mhz > planned and times[self._row(table, new)] <= times[self._row(table, knob)]:
+                known = new in self._problem.rows_by_knob[table]
                 return Raised(new, ((planned, mhz, known),))
         raise _too_fast(what, gpu, planned)
 
-    def _row(self, op: int, knob: Knob) -> int:
+    def _find_row(self, table: int, knob: Knob) -> int:
         """The row that stands for an operation: that of its clock, or of the highest below.
 
         Where the profile does not know a clock, the operation counts as no faster than it is known
         to be.
         """
-        return self._row_of_table(self._table[op], knob)
-
-    def _find_row(self, number: int, knob: Knob) -> int:
-        rows = self._problem.rows_by_knob[number]
-        mhz, config = knob
+        rows, (mhz, config) = self._problem.rows_by_knob[table], knob
         return rows[max(known for known in rows if known[0] <= mhz and known[1] == config)]
 
 

@@ -21,7 +21,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -106,9 +106,9 @@ class Seen:
         throttle: why the clock was held back.
     """
 
-    times: list[float]
-    unsure: list[float]
-    joules: list[float]
+    times: NDArray[np.float64]
+    unsure: NDArray[np.float64]
+    joules: NDArray[np.float64]
     clock: int
     throttle: frozenset[str]
 
@@ -142,13 +142,10 @@ class EnergyLog:
             self._states = [s for s in self._states if s[0] >= begin]
             readings = [r for r in self._readings if r[0] <= end]
             states = [s for s in self._states if s[0] <= end]
-        return Seen(
-            times=[at for at, *_ in readings],
-            unsure=[unsure for _, unsure, _ in readings],
-            joules=[joules for *_, joules in readings],
-            clock=round(statistics.median([clock for _, clock, _ in states] or [0])),
-            throttle=frozenset(reason for *_, reasons in states for reason in reasons),
-        )
+        times, unsure, joules = np.array(readings).reshape(-1, 3).T
+        clock = round(statistics.median([clock for _, clock, _ in states] or [0]))
+        throttle = frozenset(reason for *_, reasons in states for reason in reasons)
+        return Seen(times, unsure, joules, clock, throttle)
 
     def close(self) -> None:
         """Read no more."""
@@ -203,11 +200,11 @@ def powers(seen: Seen, edges: Sequence[float], kinds: Sequence[int], count: int)
     Returns:
         None where there are fewer than two readings, or no energy was used between them.
     """
-    times, joules = np.array(seen.times), np.array(seen.joules)
+    times, joules = seen.times, seen.joules
     if len(times) < 2 or joules[-1] <= joules[0]:
         return None
     mean = (joules[-1] - joules[0]) / (times[-1] - times[0])
-    precision = 1 / (np.array(seen.unsure) * mean) ** 2
+    precision = 1 / (seen.unsure * mean) ** 2
     prior = np.diag([0.0, *[1 / (_PRIOR * mean) ** 2] * count])
 
     # Seconds spent on each kind until each edge.
@@ -295,6 +292,54 @@ def measure(
     Raises:
         InputError: an operation is of a chunk that has no stage.
     """
+    kinds, edges, labels = _labelled(iterations, stages)
+    places = {label: k for k, label in enumerate([*kinds, BLOCKING, _OUTSIDE])}
+    found = powers(seen, edges, [places[label] for label in labels], len(places))
+    frequency = clock or seen.clock
+    if found is None or not frequency:
+        return None
+    count = len(kinds)
+    *watts, waiting_w = found.watts[: count + 1].tolist()
+    *errors, waiting_error = np.sqrt(np.diag(found.covariance))[: count + 1].tolist()
+    shares = np.array([math.fsum(times) / len(iterations) for times in kinds.values()])
+    throttle = "+".join(sorted(seen.throttle))
+    row = partial(PartRow, frequency=frequency, clock=seen.clock, throttle=throttle)
+    rows: list[PartRow] = []
+    time_variance = 0.0
+    for ((stage, name, part), times), power, error in zip(
+        kinds.items(), watts, errors, strict=True
+    ):
+        mean, spread, samples = statistics.fmean(times), statistics.pstdev(times), len(times)
+        time_variance += (power * spread) ** 2 * samples / len(iterations) ** 2
+        uncertain = math.hypot(power * spread, error * mean * math.sqrt(samples))
+        rows.append(
+            row(
+                stage=stage,
+                instruction=name,
+                part=part,
+                samples=samples,
+                time=mean,
+                energy=power * mean,
+                time_std=spread,
+                energy_std=uncertain,
+            )
+        )
+    # Of waiting, energy over time is all that counts.
+    waiting = {"time": 1.0, "time_std": 0.0, "energy": waiting_w, "energy_std": waiting_error}
+    rows.append(row(stage=rows[0].stage, instruction=BLOCKING, samples=1, **waiting))
+    return Measured(
+        rows=rows,
+        energy=float(np.array(watts) @ shares),
+        energy_error=math.sqrt(shares @ found.covariance[:count, :count] @ shares + time_variance),
+        busy=float(shares.sum()),
+        microbatches=sum(name == "forward" and chunk == 0 for name, chunk, *_ in iterations[0]),
+    )
+
+
+def _labelled(
+    iterations: Sequence[Sequence[Span[float]]], stages: Sequence[int]
+) -> tuple[dict[Kind, list[float]], list[float], list[Kind | str]]:
+    """How long each operation of a kind took, s; when the work changed, s; and the work between."""
     kinds: dict[Kind, list[float]] = defaultdict(list)
     edges: list[float] = []
     labels: list[Kind | str] = []
@@ -325,12 +370,7 @@ def measure(
                 taken[kind] += until - at
             for kind, time_s in taken.items():
                 kinds[kind].append(time_s)
-    known: list[Kind | str] = [*kinds, BLOCKING, _OUTSIDE]
-    places = {label: k for k, label in enumerate(known)}
-    found = powers(seen, edges, [places[label] for label in labels], len(places))
-    if found is None or not (clock or seen.clock):
-        return None
-    return _rows(kinds, found, seen, clock or seen.clock, iterations)
+    return kinds, edges, labels
 
 
 def _reducing(spans: Sequence[Span[float]]) -> set[int]:
@@ -345,47 +385,3 @@ def _reducing(spans: Sequence[Span[float]]) -> set[int]:
         if name.startswith("backward"):
             last[chunk] = position
     return {position for position in last.values() if count[spans[position][:2]] > 1}
-
-
-def _rows(
-    kinds: Mapping[Kind, list[float]],
-    found: Powers,
-    seen: Seen,
-    clock: int,
-    iterations: Sequence[Sequence[Span[float]]],
-) -> Measured:
-    count = len(kinds)
-    *watts, waiting_w = found.watts[: count + 1].tolist()
-    *errors, waiting_error = np.sqrt(np.diag(found.covariance))[: count + 1].tolist()
-    shares = np.array([math.fsum(times) / len(iterations) for times in kinds.values()])
-    throttle = "+".join(sorted(seen.throttle))
-    row = partial(PartRow, frequency=clock, clock=seen.clock, throttle=throttle)
-    rows: list[PartRow] = []
-    time_variance = 0.0
-    for ((stage, name, part), times), power, error in zip(
-        kinds.items(), watts, errors, strict=True
-    ):
-        mean, spread, samples = statistics.fmean(times), statistics.pstdev(times), len(times)
-        time_variance += (power * spread) ** 2 * samples / len(iterations) ** 2
-        rows.append(
-            row(
-                stage=stage,
-                instruction=name,
-                part=part,
-                time=mean,
-                energy=power * mean,
-                time_std=spread,
-                energy_std=math.hypot(power * spread, error * mean * math.sqrt(samples)),
-                samples=samples,
-            )
-        )
-    # Of waiting, energy over time is all that counts.
-    waiting = {"time": 1.0, "time_std": 0.0, "energy": waiting_w, "energy_std": waiting_error}
-    rows.append(row(stage=rows[0].stage, instruction=BLOCKING, samples=1, **waiting))
-    return Measured(
-        rows=rows,
-        energy=float(np.array(watts) @ shares),
-        energy_error=math.sqrt(shares @ found.covariance[:count, :count] @ shares + time_variance),
-        busy=float(shares.sum()),
-        microbatches=sum(name == "forward" and chunk == 0 for name, chunk, *_ in iterations[0]),
-    )
