@@ -136,8 +136,7 @@ class Shim(Listener, AbstractContextManager["Shim"]):
             self.plan.check_world(environment_number("WORLD_SIZE", world_size))
         mine = self.plan.rank_plan(self.rank)
         self.stage = mine.stage
-        self.steps = 0
-        self.mismatches = 0
+        self.steps = self.mismatches = self.clock_errors = 0
         self.last_iteration: tuple[float, float] | None = None
 
         # One key more, that nothing equals: an operation too many is then a mismatch like any.
@@ -155,18 +154,12 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         self._rung = self._next_rung = self._rungs[0]
         self.planned_time = self._rung.iteration_s
         self.has_ladder = len(self._rungs) > 1
-        self._at = 0
         self._begun: Moment | None = None
         self._spans: list[tuple[Moment, Moment, int]] = []
-        self._began_ns = 0
-        self._requests = 0
+        self._at = self._began_ns = self._requests = self._lost_in_a_row = self._silent = 0
         self._unlogged: deque[_Step] = deque()
-        self._lost = False
-        self._lost_in_a_row = self._silent = 0
-
-        self.clock_errors = 0
+        self._lost = self._closed = False
         self._first_error = ""
-        self._closed = False
         self._max_clock = mine.clocks_mhz[-1] if mine.clocks_mhz else 0
         guard = refusal = None
         if device is None:
