@@ -155,9 +155,10 @@ class _Config(_Fields):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in MODEL_TYPES:
+            near = meant(name, MODEL_TYPES).removeprefix("; ")
             raise ValueError(
-                f"should be one of {', '.join(MODEL_TYPES)} (measure stages of others with "
-                f"--entry{meant(name, MODEL_TYPES)})"
+                "should be a transformer's that envplan can model "
+                f"({near or 'docs/measuring.md lists them'}; measure others with --entry)"
             )
         return name
 
