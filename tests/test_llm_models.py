@@ -340,7 +340,7 @@ def test_experts_move_the_weights_of_all_and_compute_with_a_few() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"model_type": "lama"}, "did you mean llama?"),
+        ({"model_type": "lama"}, "did you mean llama or"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers should be greater than or"),
         ({"num_attention_heads": "many"}, 'heads should be a valid integer, not "many"'),
