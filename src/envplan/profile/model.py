@@ -124,6 +124,8 @@ class Profile(Contents):
     def notes(self) -> list[str]:
         """What a reader of figures should know of the rows, a phrase each."""
         notes = []
+        if self.most_repeats > 1:
+            notes.append(f"medians of up to {self.most_repeats} rows of the same")
         if self.num_ranks:
             notes.append(
                 f"largest times and mean energies per GPU of {self.num_ranks} ranks, whose times' "

@@ -33,6 +33,9 @@ RAW_COLUMNS: Final = ("raw_time", "raw_energy")
 #: A rank that takes so many times as long as the others of its stage is said to straggle.
 STRAGGLES: Final = 1.05
 
+#: Times, and energies, of rows that measure one thing again lie no further apart than that.
+_APART: Final = 1.5
+
 #: The halves of a backward.
 SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
 #: Standard deviation of a measured time or energy where the file does not say, as a fraction.
@@ -135,6 +138,7 @@ class Contents:
         num_ranks: how many ranks' rows were put together, each option's largest time and mean
             energy; 0 for a file without a column `rank`.
         stragglers: ranks that are slower than the others of their stage.
+        most_repeats: the most rows that measure one option again; their medians count.
     """
 
     num_stages: int
@@ -145,6 +149,7 @@ class Contents:
     blocking_power_w: tuple[float, ...] | None
     num_ranks: int
     stragglers: tuple[Straggler, ...]
+    most_repeats: int
 
 
 def profile_table(path: AnyPath) -> Table[ProfileRow]:
@@ -160,7 +165,8 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     """What a profile's CSV says.
 
     Rows of several ranks make one: the largest time, which is when the stage is done, the mean
-    energy, which is per GPU, and the spread of times over the ranks beside the rows' own.
+    energy, which is per GPU, and the spread of times over the ranks beside the rows' own. Before
+    that, rows that measure one option of one rank again make one: the medians, and their spread.
 
     Raises:
         InputError: naming file, line, column and what to do.
@@ -170,7 +176,9 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     if knobs and "config" not in table.texts:
         table.columns["config"] = [" ".join(filter(None, row)) for row in zip(*knobs, strict=True)]
     num_stages = _check_stages(table)
-    groups, order = _groups(table)
+    groups, order, repeated = _groups(table)
+    for first, rows_again in repeated.items():
+        _put_together(table, first, rows_again)
     times, energies = table.columns["time"], table.columns["energy"]
     rows: defaultdict[tuple[int, str, str], list[tuple[int, int, int, str]]] = defaultdict(list)
     powers: defaultdict[int, list[float]] = defaultdict(list)
@@ -209,7 +217,31 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
         blocking_power_w=_blocking_power(powers, num_stages),
         num_ranks=len(ranks),
         stragglers=_stragglers(table, groups) if len(ranks) > 1 else (),
+        most_repeats=1 + max(map(len, repeated.values()), default=0),
     )
+
+
+def _put_together(table: Table[ProfileRow], first: int, again: Sequence[int]) -> None:
+    """Let the first of several rows that measure one thing say what all of them say.
+
+    Raises:
+        InputError: they cannot be measurements of one thing; names the line.
+    """
+    for name in ("time", "energy"):
+        column: list[Any] = table.columns[name]  # type: ignore[assignment]
+        values = [column[row] for row in (first, *again)]
+        for row in again:
+            if max(column[first], column[row]) > _APART * min(column[first], column[row]):
+                raise table.error(
+                    row,
+                    f"repeats line {table.lines[first]} with quite another {name}, "
+                    f"{column[row]:g} instead of {column[first]:g}; keep one of the two, or tell "
+                    "them apart in a config column",
+                    name,
+                )
+        stds: list[Any] = table.columns[f"{name}_std"]  # type: ignore[assignment]
+        stds[first] = statistics.stdev(values)
+        column[first] = statistics.median(values)
 
 
 def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
@@ -222,28 +254,32 @@ def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
     return math.sqrt(statistics.fmean(own or [0.0]) + between)
 
 
-def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], list[str]]]:
-    """Rows by option; and for each operation that has parts their names, by first appearance.
+def _groups(
+    table: Table[ProfileRow],
+) -> tuple[Groups, dict[tuple[int, str], list[str]], dict[int, list[int]]]:
+    """Rows by option; for each operation that has parts their names, by first appearance; and rows
+    that measure again what a row before them does.
 
     Raises:
-        InputError: an option has several rows, which are not of different ranks, or parts come in
+        InputError: a part has several rows, which are not of different ranks, or parts come in
             another order at some clock; names the line.
     """
     names = ("stage", "instruction", "frequency", "config", "part", "rank")
     groups: Groups = {}
     orders: defaultdict[tuple[int, str], dict[str, int]] = defaultdict(dict)
     last: dict[tuple[Any, ...], str] = {}
+    repeated: defaultdict[int, list[int]] = defaultdict(list)
     for row, key in enumerate(zip(*(table.columns[name] for name in names), strict=True)):
         stage, instruction, mhz, config, part, rank = key
         first = groups.setdefault(key[:5], {}).setdefault(rank, row)
-        if first != row:
-            more = zip(names[3:], key[3:], strict=True)
-            label = "".join(f" {name} {value}" for name, value in more if value not in ("", None))
+        if first != row and part:
             raise table.error(
                 row,
-                f"repeats line {table.lines[first]}: stage {stage} {instruction} at {mhz} MHz"
-                f"{label}; keep one of the two, or tell them apart in a config column",
+                f"repeats line {table.lines[first]}: part {part} of stage {stage} {instruction} at "
+                f"{mhz} MHz; keep one of the two, or tell them apart in a config column",
             )
+        if first != row:
+            repeated[first].append(row)
         if not part:
             continue
         if instruction == BLOCKING:
@@ -259,7 +295,7 @@ def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], lis
                 "part",
             )
         last[stage, instruction, mhz, config, rank] = part
-    return groups, {key: list(order) for key, order in orders.items()}
+    return groups, {key: list(order) for key, order in orders.items()}, repeated
 
 
 def _noise(
