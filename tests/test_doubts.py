@@ -75,7 +75,10 @@ def test_profiles_in_milliseconds_or_kilojoules_are_doubted() -> None:
     ("joules", "words"),
     [
         (0.0, "stage 0 forward at 900 MHz draws 0 W in profile profile; was its energy measured?"),
-        (3000.0, "an operation of profile profile draws 3,000 W; are its energies in joules, and of one"),
+        (
+            3000.0,
+            "an operation of profile profile draws 3,000 W; are its energies in joules",
+        ),
     ],
 )
 def test_rows_of_powers_that_no_gpu_draws_are_doubted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import itertools
 import json
@@ -388,6 +389,16 @@ def test_a_spreadsheets_delimiters_are_read(tmp_path: Path, delimiter: str) -> N
     assert [t.rows() for t in read(tmp_path, text).tables()] == [
         t.rows() for t in read(tmp_path, HEADER + STAGE_0).tables()
     ]
+
+
+def test_a_gzipped_table_is_read_and_half_a_one_refused(tmp_path: Path) -> None:
+    zipped = gzip.compress((HEADER + STAGE_0).encode())
+    (tmp_path / "profile.csv.gz").write_bytes(zipped)
+    made = Profile.read_csv(tmp_path / "profile.csv.gz")
+    assert made.sha256 == read(tmp_path, HEADER + STAGE_0).sha256
+    (tmp_path / "half.csv.gz").write_bytes(zipped[:-9])
+    with pytest.raises(InputError, match=r"half.csv.gz: cannot be read \(it is no whole gzip file"):
+        Profile.read_csv(tmp_path / "half.csv.gz")
 
 
 def test_a_path_wins_over_a_builtin_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
