@@ -179,5 +179,8 @@ def _from_table(data: bytes, path: Path, stages: _Stages) -> list[list[int]]:
         if place is None:
             raise table.error(number, f"stage {row.stage} has no such operation")
         if clocks[row.stage].setdefault(place, row.frequency) != row.frequency:
-            raise table.error(number, "says another clock of an operation than a row before it")
+            raise table.error(
+                number,
+                "says another clock of an operation than a row before it; is the file of one run?",
+            )
     return [[mhz for _, mhz in sorted(stage.items())] for stage in clocks]

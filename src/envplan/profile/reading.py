@@ -26,6 +26,9 @@ RAW_COLUMNS: Final = ("raw_time", "raw_energy")
 #: A rank that takes so many times as long as the others of its stage is said to straggle.
 _STRAGGLES: Final = 1.05
 
+#: Times, and energies, of rows that measure one thing again lie no further apart than that.
+_APART: Final = 1.5
+
 #: The halves of a backward.
 SPLIT_BACKWARD: Final = frozenset(BACKWARDS[1:])
 #: Standard deviation of a measured time or energy where the file does not say, as a fraction.
@@ -109,8 +112,8 @@ class Contents:
         blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
             a stage without such rows takes the mean of those that have some. None where the
             file has no such rows at all.
-        notes: what a reader of figures should know of the rows, a phrase each: that those of
-            several ranks were put together, and which of these are slower than others.
+        notes: what a reader of figures should know of the rows, a phrase each: that some were put
+            together, of the same or of several ranks, and which of these are slower than others.
     """
 
     num_stages: int
@@ -134,7 +137,8 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     """What a profile's CSV says.
 
     Rows of several ranks make one: the largest time, which is when the stage is done, the mean
-    energy, which is per GPU, and the spread of times over the ranks beside the rows' own.
+    energy, which is per GPU, and the spread of times over the ranks beside the rows' own. Before
+    that, rows that measure one option of one rank again make one: the medians, and their spread.
 
     Raises:
         InputError: naming file, line, column and what to do.
@@ -144,7 +148,9 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     if knobs and "config" not in table.texts:
         table.columns["config"] = [" ".join(filter(None, row)) for row in zip(*knobs, strict=True)]
     num_stages = _check_stages(table)
-    groups = _groups(table)
+    groups, repeated = _groups(table)
+    for first, rows_again in repeated.items():
+        _put_together(table, first, rows_again)
     times, energies = table.columns["time"], table.columns["energy"]
     # Of each operation its parts, in the order of first appearance.
     rows: defaultdict[Key, dict[str, dict[Knob, tuple[int, int]]]] = defaultdict(dict)
@@ -176,8 +182,31 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
         measured=measured,
         spreads=spreads,
         blocking_power_w=_blocking_power(powers, num_stages),
-        notes=_notes(table, groups),
+        notes=_notes(table, groups, 1 + max(map(len, repeated.values()), default=0)),
     )
+
+
+def _put_together(table: Table[ProfileRow], first: int, again: Sequence[int]) -> None:
+    """Let the first of several rows that measure one thing say what all of them say.
+
+    Raises:
+        InputError: they cannot be measurements of one thing; names the line.
+    """
+    for name in ("time", "energy"):
+        column: list[Any] = table.columns[name]  # type: ignore[assignment]
+        values = [column[row] for row in (first, *again)]
+        for row in again:
+            if max(column[first], column[row]) > _APART * min(column[first], column[row]):
+                raise table.error(
+                    row,
+                    f"repeats line {table.lines[first]} with quite another {name}, "
+                    f"{column[row]:g} instead of {column[first]:g}; keep one of the two, or tell "
+                    "them apart in a config column",
+                    name,
+                )
+        stds: list[Any] = table.columns[f"{name}_std"]  # type: ignore[assignment]
+        stds[first] = statistics.stdev(values)
+        column[first] = statistics.median(values)
 
 
 def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
@@ -190,28 +219,29 @@ def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
     return math.sqrt(statistics.fmean(own or [0.0]) + between)
 
 
-def _groups(table: Table[ProfileRow]) -> Groups:
-    """Rows by option.
+def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[int, list[int]]]:
+    """Rows by option; and rows that measure again what a row before them does.
 
     Raises:
-        InputError: an option has several rows, which are not of different ranks, or parts come in
+        InputError: a part has several rows, which are not of different ranks, or parts come in
             another order at some clock; names the line.
     """
     names = ("stage", "instruction", "frequency", "config", "part", "rank")
     groups: Groups = {}
     orders: defaultdict[tuple[int, str], dict[str, int]] = defaultdict(dict)
     last: dict[tuple[Any, ...], str] = {}
+    repeated: defaultdict[int, list[int]] = defaultdict(list)
     for row, key in enumerate(zip(*(table.columns[name] for name in names), strict=True)):
         stage, instruction, mhz, config, part, rank = key
         first = groups.setdefault(key[:5], {}).setdefault(rank, row)
-        if first != row:
-            more = zip(names[3:], key[3:], strict=True)
-            label = "".join(f" {name} {value}" for name, value in more if value not in ("", None))
+        if first != row and part:
             raise table.error(
                 row,
-                f"repeats line {table.lines[first]}: stage {stage} {instruction} at {mhz} MHz"
-                f"{label}; keep one of the two, or tell them apart in a config column",
+                f"repeats line {table.lines[first]}: part {part} of stage {stage} {instruction} at "
+                f"{mhz} MHz; keep one of the two, or tell them apart in a config column",
             )
+        if first != row:
+            repeated[first].append(row)
         if not part:
             continue
         if instruction == BLOCKING:
@@ -227,7 +257,7 @@ def _groups(table: Table[ProfileRow]) -> Groups:
                 "part",
             )
         last[stage, instruction, mhz, config, rank] = part
-    return groups
+    return groups, repeated
 
 
 def _noise(
@@ -251,12 +281,13 @@ def _noise(
     return found
 
 
-def _notes(table: Table[ProfileRow], groups: Groups) -> list[str]:
-    """That ranks were put together, and which take longer than the others, which the lower median
-    of their stage stands for."""
+def _notes(table: Table[ProfileRow], groups: Groups, repeats: int) -> list[str]:
+    """That rows or ranks were put together, and which ranks take longer than the others, which the
+    lower median of their stage stands for."""
+    medians = [f"medians of up to {repeats} rows of the same"] if repeats > 1 else []
     ranks = {rank for rank in table.columns["rank"] if rank is not None}
     if not ranks:
-        return []
+        return medians
     times = table.columns["time"]
     ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for (stage, instruction, *_), ranked in groups.items():
@@ -266,6 +297,7 @@ def _notes(table: Table[ProfileRow], groups: Groups) -> list[str]:
                 ratios[stage, rank or 0].append(times[row] / usual)
     slower = ((*key, statistics.median(found)) for key, found in sorted(ratios.items()))
     return [
+        *medians,
         f"largest times and mean energies per GPU of {len(ranks)} ranks, whose times' spread is "
         "the noise",
         *(

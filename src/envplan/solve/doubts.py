@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,25 +14,22 @@ from envplan.units import duration_text, s_from_ns, w_from_uw
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
+    from envplan.profile import Profile
     from envplan.request import Request
 
-__all__ = ["doubt_job", "doubt_request"]
+__all__ = ["doubt_job", "doubt_profile", "doubt_request"]
 
 #: A GPU that runs or waits draws more than that, W; an iteration takes less than that, s.
 _LEAST_W: Final = 10.0
+#: No GPU draws that much, W.
+_MOST_W: Final = 2000.0
 _LONGEST_S: Final = 3600.0
 
 
 def doubt_job(frontier: Relaxation) -> None:
     """Warn of times and powers of a job that no training has."""
     problem, pipeline = frontier.problem, frontier.pipeline
-    clocked = problem.frequency_mhz > 0
-    computing = problem.power_uw[clocked]
-    if len(computing) and w_from_uw(int(computing.max())) < _LEAST_W:
-        _warn(
-            f"no operation of profile {frontier.profile.name} draws {_LEAST_W:g} W on a GPU; are "
-            "its energies in joules and its times in seconds?"
-        )
+    doubt_profile(frontier.profile)
     waiting = frontier.blocking_power_w
     if 0 < max(waiting) < _LEAST_W:
         _warn(f"a waiting GPU draws {max(waiting):g} W; GPUs draw {_LEAST_W:g} W at the very least")
@@ -48,6 +46,32 @@ def doubt_job(frontier: Relaxation) -> None:
             f"a transfer between stages takes {latency:g} s, longer than any operation at its "
             f"fastest ({longest:g} s); --p2p-latency takes units, as in 2ms"
         )
+
+
+def doubt_profile(profile: Profile) -> None:
+    """Warn of powers that no GPU draws while it computes."""
+    powers = [
+        (w_from_uw(int(fj // ns)), f"stage {stage} {instruction} at {mhz} MHz")
+        for (stage, instruction), whole in ((k, one.whole) for k, one in profile.measured.items())
+        for (mhz, _), (fj,), (ns,) in zip(whole.knobs, whole.energy_fj, whole.time_ns, strict=True)
+        if mhz
+    ]
+    if not powers:
+        return
+    of = f"profile {profile.name}"
+    (least, where), (most, _) = (pick(powers, key=itemgetter(0)) for pick in (min, max))
+    if most < _LEAST_W:
+        _warn(
+            f"no operation of {of} draws {_LEAST_W:g} W on a GPU; are its energies in joules and "
+            "its times in seconds?"
+        )
+    elif most > _MOST_W:
+        _warn(
+            f"an operation of {of} draws {most:,.0f} W; are its energies in joules, and of one GPU "
+            "each?"
+        )
+    elif least < _LEAST_W:
+        _warn(f"{where} draws {least:g} W in {of}; was its energy measured?")
 
 
 def doubt_request(frontier: Relaxation, request: Request) -> None:
