@@ -112,7 +112,8 @@ def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
     """The frontier of a group, and what all of its rows say of it."""
     begin = time.perf_counter()
     pipeline = _pipeline(point, profile)
-    asked = None if point.one_clock else ByParts.asked(point.parts_within, point.blocking_power)
+    parted = profile.has_parts and not point.one_clock
+    asked = ByParts.asked(point.parts_within, point.blocking_power) if parted else None
     needed = {op.instruction for op in pipeline.operations}
     fitted = profile.fitted(needed, recompute=point.recompute, by_parts=asked)
     frontier = trace_frontier(
