@@ -167,7 +167,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         self._windows = SimpleQueue()
         self._valley = Valley(_RISES)
         self._enough = False
-        self._drained = threading.Event()
         self._deadline = math.inf
         self._thread: threading.Thread | None = None
         if device is None:
@@ -269,10 +268,10 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         self._closed = True
         patience = _DRAIN_S if self.done else _CLOSE_S
         self._finish()
+        self._deadline = time.monotonic() + wait
         if self._thread is not None:
-            self._drained.wait(patience)
-            self._give_back()
-            self._deadline = time.monotonic() + wait
+            self._thread.join(patience)
+            self._give_back()  # though the device may hang
             self._thread.join(wait + _WRITE_S)
         self._driver.close()
 
@@ -323,7 +322,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             self._part.problem = str(error)
             _logger.warning("rank %d: profiling is given up: %s", self.rank, error)
             self._enough = True
-        self._drained.set()
         energy.close()
         self._give_back()
         try:
