@@ -206,7 +206,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         return 0 if self.done else self._clocks.asked
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """An operation begins."""
         if self.done:
             return
         self._begun = begun = self._clocks.mark()
@@ -216,7 +215,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             self._clocks.ask(frequency, begun)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """The operation that began last has ended."""
         if self.done or self._begun is None:
             return
         begins = tuple(self._begins)
@@ -224,12 +222,10 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         self._begun = None
 
     def part(self, name: str, *, backward: bool) -> None:
-        """As Listener.part."""
         if self._begun is not None and backward == self._is_backward:
             self._begins.append((name, self._clocks.mark()))
 
     def step(self) -> None:
-        """An iteration is over."""
         spans, self._spans = self._spans, []
         if self.done or not spans:
             return
