@@ -31,13 +31,14 @@ def next_problem(guard: Guard) -> str:
     return problem
 
 
-def test_clocks_are_set_in_order_and_given_back(fake_nvml: FakeNvml) -> None:
-    clocks = [1005, 600, 1740, 900] * 25
+def test_clocks_are_set_in_order_but_once_and_given_back(fake_nvml: FakeNvml) -> None:
+    clocks = [1005, 600, 1740, 900, 0] * 20
     with Guard.start("nvml", 2, every_request=True) as guard:
         assert guard.alive
         for mhz in clocks:
             guard.request(mhz)
-        wait_for(lambda: len(fake_nvml.clock_changes(2)) == len(clocks))
+            guard.request(mhz)  # what is set is not set again
+        wait_for(lambda: len(fake_nvml.clock_changes(2)) >= len(clocks))
         assert guard.problems() == []
     assert fake_nvml.clock_changes(2) == [*clocks, 0]
     assert fake_nvml.locked(2) is None
@@ -52,16 +53,6 @@ def test_a_slow_driver_gets_the_newest_clock(fake_nvml: FakeNvml) -> None:
             guard.request(mhz)
         wait_for(lambda: fake_nvml.locked() == 1485)
     assert len(fake_nvml.clock_changes()) < 10
-
-
-def test_a_clock_that_is_set_is_not_set_again(fake_nvml: FakeNvml) -> None:
-    with Guard.start("nvml", 0, every_request=True) as guard:
-        for mhz in (1005, 1005, 600, 600, 600):
-            guard.request(mhz)
-        guard.request(0)
-        guard.request(0)
-        wait_for(lambda: fake_nvml.clock_changes() == [1005, 600, 0])
-    assert fake_nvml.clock_changes() == [1005, 600, 0, 0]
 
 
 def test_requests_are_acknowledged_by_number_and_those_overtaken_are_not(

@@ -185,7 +185,11 @@ def test_driver_that_hangs_at_the_end_does_not_keep_training(
 def test_failed_training_does_not_wait_for_the_parts_of_others(
     fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    part = tmp_path / "profile.rank0.part.json"
+    part.write_text("of an earlier job")
+
     def fail(step: int) -> None:
+        assert not part.exists()
         if step == 4:
             raise ZeroDivisionError
 
@@ -193,7 +197,7 @@ def test_failed_training_does_not_wait_for_the_parts_of_others(
         train(profiler, before=fail)
     assert "the parts of ranks 1 are not there" in caplog.text
     assert fake_nvml.locked() is None
-    assert (tmp_path / "profile.rank0.part.json").exists()
+    assert part.exists()
 
 
 def test_gpu_without_a_counter_is_measured_by_its_power(

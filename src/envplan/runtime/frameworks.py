@@ -219,7 +219,6 @@ class Recorder(Listener):
         self._done = False
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """As Listener.begin."""
         if not self._done:
             self._order.append((instruction, microbatch, chunk))
 

@@ -167,7 +167,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         self._windows = SimpleQueue()
         self._valley = Valley(_RISES)
         self._enough = False
-        self._drained = threading.Event()
         self._deadline = math.inf
         self._thread: threading.Thread | None = None
         if device is None:
@@ -207,7 +206,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         return 0 if self.done else self._clocks.asked
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """An operation begins."""
         if self.done:
             return
         self._begun = begun = self._clocks.mark()
@@ -217,7 +215,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             self._clocks.ask(frequency, begun)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """The operation that began last has ended."""
         if self.done or self._begun is None:
             return
         begins = tuple(self._begins)
@@ -225,12 +222,10 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         self._begun = None
 
     def part(self, name: str, *, backward: bool) -> None:
-        """As Listener.part."""
         if self._begun is not None and backward == self._is_backward:
             self._begins.append((name, self._clocks.mark()))
 
     def step(self) -> None:
-        """An iteration is over."""
         spans, self._spans = self._spans, []
         if self.done or not spans:
             return
@@ -269,10 +264,10 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         self._closed = True
         patience = _DRAIN_S if self.done else _CLOSE_S
         self._finish()
+        self._deadline = time.monotonic() + wait
         if self._thread is not None:
-            self._drained.wait(patience)
-            self._give_back()
-            self._deadline = time.monotonic() + wait
+            self._thread.join(patience)
+            self._give_back()  # though the device may hang
             self._thread.join(wait + _WRITE_S)
         self._driver.close()
 
@@ -323,7 +318,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             self._part.problem = str(error)
             _logger.warning("rank %d: profiling is given up: %s", self.rank, error)
             self._enough = True
-        self._drained.set()
         energy.close()
         self._give_back()
         try:
