@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from envplan.errors import DoubtWarning
 from envplan.limits import AveragePower, PeakPower
-from envplan.units import duration_text, s_from_ns, w_from_uw
+from envplan.units import UW_PER_W, duration_text, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
@@ -21,9 +20,11 @@ __all__ = ["doubt_job", "doubt_profile", "doubt_request"]
 
 #: A GPU that runs or waits draws more than that, W; an iteration takes less than that, s.
 _LEAST_W: Final = 10.0
+_LONGEST_S: Final = 3600.0
 #: No GPU draws that much, W.
 _MOST_W: Final = 2000.0
-_LONGEST_S: Final = 3600.0
+#: The highest clock takes so many times as long as a lower one by more than noise as usual.
+_SLOW_TOP: Final = 1.03
 
 
 def doubt_job(frontier: Relaxation) -> None:
@@ -49,17 +50,15 @@ def doubt_job(frontier: Relaxation) -> None:
 
 
 def doubt_profile(profile: Profile) -> None:
-    """Warn of powers that no GPU draws while it computes."""
-    powers = [
-        (w_from_uw(int(power)), table, int(mhz))
-        for table in profile.measured.values()
-        for power, mhz in zip(table.peak_uw, table.frequency_mhz, strict=True)
-        if mhz
-    ]
-    if not powers:
+    """Warn of powers that no GPU draws while it computes, and of slow rows of the highest clock."""
+    clocked = [one for one in profile.measured.values() if one.frequency_mhz.any()]
+    if not clocked:
         return
+    power = [np.where(one.frequency_mhz > 0, one.peak_uw / UW_PER_W, np.nan) for one in clocked]
+    most = max(float(np.nanmax(one)) for one in power)
+    least, at = min((float(np.nanmin(one)), at) for at, one in enumerate(power))
+    table, mhz = clocked[at], clocked[at].frequency_mhz[int(np.nanargmin(power[at]))]
     of = f"profile {profile.name}"
-    (least, table, mhz), (most, _, _) = (pick(powers, key=itemgetter(0)) for pick in (min, max))
     if most < _LEAST_W:
         _warn(
             f"no operation of {of} draws {_LEAST_W:g} W on a GPU; are its energies in joules and "
@@ -74,6 +73,23 @@ def doubt_profile(profile: Profile) -> None:
         _warn(
             f"stage {table.stage} {table.instruction} at {mhz} MHz draws {least:g} W in {of}; was "
             "its energy measured?"
+        )
+    _doubt_highest_clocks(profile)
+
+
+def _doubt_highest_clocks(profile: Profile) -> None:
+    worst = 1.0
+    for table in profile.tables():
+        time, mhz, top = table.time_ns, table.frequency_mhz, table.max_frequency_option
+        slower = int(time[top]) / int(time[0])
+        if 0 < mhz[0] < mhz[top] and len(set(table.config)) == 1 and slower > worst:
+            worst, slow, fast = slower, (table, top), int(mhz[0])
+    if worst > _SLOW_TOP:
+        table, top = slow
+        _warn(
+            f"stage {table.stage} {table.instruction} takes {100 * (worst - 1):.1f}% longer at its "
+            f"highest clock, {table.frequency_mhz[top]} MHz, than at {fast} MHz in profile "
+            f"{profile.name}; is that noise? Savings are against the highest clocks"
         )
 
 
