@@ -71,6 +71,14 @@ def test_profiles_in_milliseconds_or_kilojoules_are_doubted() -> None:
     says(text, "are its energies in joules", "are the profile's times in seconds")
 
 
+def test_a_highest_clock_that_is_slower_is_doubted() -> None:
+    rows = [(0, "forward", 1000, 1.05, 200.0), (0, "forward", 900, 1.0, 180.0)]
+    profile = Profile.from_rows([*rows, (0, "backward", 1000, 1.0, 200.0)])
+    words = r"stage 0 forward takes 5\.0% longer at its highest clock, 1000 MHz, than at 900 MHz in"
+    with pytest.warns(DoubtWarning, match=words):
+        trace_frontier(Pipeline("1f1b", 1, 4), profile)
+
+
 @pytest.mark.parametrize(
     ("joules", "words"),
     [

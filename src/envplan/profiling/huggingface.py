@@ -22,11 +22,12 @@ _GATED: Final = (
     *("llama4_text", "minimax_m2", "mimo", "ernie4_5", "ernie4_5_moe", "seed_oss", "smollm3"),
     *("granite", "granitemoe", "cohere", "cohere2", "stablelm", "internlm2", "baichuan"),
     *("hunyuan_v1_dense", "qwen2_vl", "qwen2_5_vl", "qwen3_vl_text", "qwen3_vl_moe_text"),
+    *("qwen2_vl_text", "qwen2_5_vl_text", "ministral", "ministral3", "dots1", "helium"),
 )
 #: Types whose feed-forward part has two.
 _PLAIN: Final = (
     *("gpt_neox", "gpt2", "gptj", "gpt_bigcode", "phi", "opt", "bloom", "falcon", "starcoder2"),
-    "nemotron",
+    *("nemotron", "arcee", "apertus"),
 )
 #: Models of these types have the fields that are read here.
 MODEL_TYPES: Final = (*_GATED, *_PLAIN)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from envplan.errors import DoubtWarning
 from envplan.limits import AveragePower, PeakPower
-from envplan.units import duration_text, s_from_ns, w_from_uw
+from envplan.units import UW_PER_W, duration_text, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
@@ -21,9 +20,11 @@ __all__ = ["doubt_job", "doubt_profile", "doubt_request"]
 
 #: A GPU that runs or waits draws more than that, W; an iteration takes less than that, s.
 _LEAST_W: Final = 10.0
+_LONGEST_S: Final = 3600.0
 #: No GPU draws that much, W.
 _MOST_W: Final = 2000.0
-_LONGEST_S: Final = 3600.0
+#: The highest clock takes so many times as long as a lower one by more than noise as usual.
+_SLOW_TOP: Final = 1.03
 
 
 def doubt_job(frontier: Relaxation) -> None:
@@ -49,17 +50,18 @@ def doubt_job(frontier: Relaxation) -> None:
 
 
 def doubt_profile(profile: Profile) -> None:
-    """Warn of powers that no GPU draws while it computes."""
-    powers = [
-        (w_from_uw(int(fj // ns)), f"stage {stage} {instruction} at {mhz} MHz")
-        for (stage, instruction), whole in ((k, one.whole) for k, one in profile.measured.items())
-        for (mhz, _), (fj,), (ns,) in zip(whole.knobs, whole.energy_fj, whole.time_ns, strict=True)
-        if mhz
-    ]
-    if not powers:
+    """Warn of powers that no GPU draws while it computes, and of slow rows of the highest clock."""
+    clocked = {key: one.whole for key, one in profile.measured.items() if one.mhz.any()}
+    if not clocked:
         return
+    power = {
+        key: np.where(one.mhz > 0, (one.energy_fj / one.time_ns)[:, 0] / UW_PER_W, np.nan)
+        for key, one in clocked.items()
+    }
+    most = max(float(np.nanmax(one)) for one in power.values())
+    least, (stage, instruction) = min((float(np.nanmin(one)), key) for key, one in power.items())
+    mhz = clocked[stage, instruction].mhz[int(np.nanargmin(power[stage, instruction]))]
     of = f"profile {profile.name}"
-    (least, where), (most, _) = (pick(powers, key=itemgetter(0)) for pick in (min, max))
     if most < _LEAST_W:
         _warn(
             f"no operation of {of} draws {_LEAST_W:g} W on a GPU; are its energies in joules and "
@@ -71,7 +73,27 @@ def doubt_profile(profile: Profile) -> None:
             "each?"
         )
     elif least < _LEAST_W:
-        _warn(f"{where} draws {least:g} W in {of}; was its energy measured?")
+        _warn(
+            f"stage {stage} {instruction} at {mhz} MHz draws {least:g} W in {of}; was "
+            "its energy measured?"
+        )
+    _doubt_highest_clocks(profile)
+
+
+def _doubt_highest_clocks(profile: Profile) -> None:
+    worst = 1.0
+    for table in profile.tables():
+        time, mhz, top = table.time_ns, table.frequency_mhz, table.max_frequency_option
+        slower = int(time[top]) / int(time[0])
+        if 0 < mhz[0] < mhz[top] and len(set(table.config)) == 1 and slower > worst:
+            worst, slow, fast = slower, (table, top), int(mhz[0])
+    if worst > _SLOW_TOP:
+        table, top = slow
+        _warn(
+            f"stage {table.stage} {table.instruction} takes {100 * (worst - 1):.1f}% longer at its "
+            f"highest clock, {table.frequency_mhz[top]} MHz, than at {fast} MHz in profile "
+            f"{profile.name}; is that noise? Savings are against the highest clocks"
+        )
 
 
 def doubt_request(frontier: Relaxation, request: Request) -> None:
