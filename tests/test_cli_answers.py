@@ -195,13 +195,11 @@ profile --backend modelled --plot x.txt | .png
 profile --backend modelled -o no/such/profile.csv | no/such/profile.csv
 profile --backend modelled --workload wide-resnet --layers 60 | 50, 101 or 152
 profile --gpu a40 | --gpu | --backend modelled
-profile --backend modelled --smooth | --smooth | nvml
 profile --backend modelled --tp 0 | --tp | at least 1
 profile --backend modelled --tp 3 | --tp 3 | 16 heads
 profile --backend modelled --workload t5 --tp 5 | --tp 5 | 32 heads
 profile --backend modelled --workload wide-resnet --tp 2 | leave --tp
 profile --split-backward --recompute | --split-backward and --recompute | solve
-profile --smooth --no-lock | --smooth and --no-lock | one clock
 profile --error 0 | --error | 1e-06 up
 profile --time-limit nan | --time-limit
 profile --device -1 | --device

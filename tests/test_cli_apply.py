@@ -169,7 +169,7 @@ def test_clocks_are_asked_of_the_gpus_here_and_none_is_set(
     )
     freqplan = FrequencyPlan.load("run.freqplan.json")
     assert (freqplan.gpu, freqplan.clocks_source) == ("NVIDIA A40", "nvml")
-    freqplan.check_gpu("NVIDIA A40", freqplan.supported_clocks_mhz)
+    freqplan.check_gpu("NVIDIA A40", freqplan.supported_clocks_mhz, 0)
     assert all(fake_nvml.clock_changes(index) == [] for index in range(4))
 
 

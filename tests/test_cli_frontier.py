@@ -124,7 +124,7 @@ GOOD = "0,forward,1740,0.1,10\n0,backward,1740,0.2,20"
         ('{"a": 1}', ["JSON, not CSV"]),
         ("stage,instruction,frequency,time\n0,forward,1740,0.1", ["column energy", "missing"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,nan,10", ["profile.csv:4", "column time"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1740,0.1,10", [":4", "repeats line 2"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1740,0.3,10", [":4", "repeats line 2"]),
         (f"{HEADER}\n0,forward,1740,0.1,10", ["stage 0", "backward"]),
         (f"{HEADER}\n{GOOD}\n2,forward,1740,0.1,10", ["stage 1", "gaps"]),
     ],

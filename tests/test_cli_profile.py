@@ -469,18 +469,6 @@ def test_one_rank_stands_for_all_and_says_so(fake_nvml: FakeNvml, folder: Path) 
     assert "neither time nor energy" in metadata.extra["communication"]
 
 
-def test_a_sweep_can_be_smoothed_and_still_continues(fake_nvml: FakeNvml, folder: Path) -> None:
-    done(f"{BUILD} -q")
-    raw = (folder / "profile.csv").read_bytes()
-    assert "raw_time and raw_energy hold what was measured" in done(f"{BUILD} --smooth")
-    header = (folder / "profile.csv").read_text().splitlines()[0]
-    assert header.endswith(",raw_time,raw_energy")
-    assert json.loads((folder / "profile.meta.json").read_text())["smoothed"]["rows_moved"] >= 0
-    done(f"{BUILD} -q")
-    assert (folder / "profile.csv").read_bytes() == raw
-    assert "smoothed" not in json.loads((folder / "profile.meta.json").read_text())
-
-
 def test_blocking_power_can_come_from_two_processes(fake_nvml: FakeNvml, folder: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     arguments = ("--entry", "stages:Waiting", "--step", "900", "--time-limit", "0.3")

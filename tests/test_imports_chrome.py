@@ -237,7 +237,12 @@ def test_only_events_of_a_category_count(tmp_path: Path) -> None:
     pipeline = Pipeline("1f1b", 2, 4)
     events = traced(pipeline)
     events += [{**event, "cat": "gpu_user_annotation", "tid": 8} for event in events]
-    assert "overlap" in refused(tmp_path, events, by(PYTORCH))
+    # As ranks of their own, too, they would make a pipeline of four ranks.
+    apart = events[: len(events) // 2] + [{**e, "pid": 90} for e in events[len(events) // 2 :]]
+    for mixed in (events, apart):
+        words = refused(tmp_path, mixed, by(PYTORCH))
+        assert "gpu_user_annotation and user_annotation" in words
+        assert "--category" in words
     trace = read(tmp_path, events, by(PYTORCH, category="^gpu_"))
     assert trace.known_as == "1f1b"
     assert sum(trace.skipped.values()) == len(pipeline.operations)

@@ -12,6 +12,7 @@ import secrets
 import select
 import shutil
 import stat
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -46,13 +47,16 @@ def _writing(path: AnyPath) -> AbstractContextManager[None]:
 
 
 def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
-    """The content of a file of at most `max_bytes`.
+    """The content of a file of at most `max_bytes`, unzipped if it is gzipped.
 
     Raises:
         InputError: the file cannot be read or is too large.
     """
-    with _doing("read", path), opened(path) as file:
-        data = file.read(max_bytes + 1)
+    with _doing("read", path), unzipped(path) as file:
+        try:
+            data = file.read(max_bytes + 1)
+        except (EOFError, zlib.error):
+            raise OSError(None, "it is no whole gzip file") from None
     if len(data) > max_bytes:
         raise InputError(f"is larger than {max_bytes // 2**20} MiB", path=path)
     return data

@@ -142,10 +142,15 @@ def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
     skipped = text[: len(text) - len(text.lstrip())].replace("\r\n", "\n").replace("\r", "\n")
     line = first = skipped.count("\n") + 1
     text = text.lstrip()
-    if (names := re.split("[\r\n]", text[:_LONGEST_HEADER])[0].count(",")) >= _MOST_COLUMNS:
+    header = re.split("[\r\n]", text[:_LONGEST_HEADER])[0]
+    # Spreadsheets write these where the comma is in numbers.
+    delimiter = next((one for one in ",;\t" if one in header), ",")
+    if (names := header.count(delimiter)) >= _MOST_COLUMNS:
         raise InputError(f"has more than {names} columns", path=path, line=first)
     # A strict reader refuses a quote that is never closed.
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
+    )
     rows: list[list[str]] = []
     lines: list[int] = []
     try:

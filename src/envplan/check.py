@@ -87,8 +87,10 @@ def check_file(
 
 def _profile(given: _Given) -> list[str]:
     from envplan.profile import Profile
+    from envplan.solve.doubts import doubt_profile
 
     profile = Profile.read_csv(given.file)
+    doubt_profile(profile)
     tables = profile.tables()
     clocks = sorted({int(mhz) for table in tables for mhz in table.frequency_mhz if mhz})
     span = f"between {clocks[0]} and {clocks[-1]} MHz" if clocks else "without a clock"
@@ -98,8 +100,7 @@ def _profile(given: _Given) -> list[str]:
     return [
         f"{describe_profile(profile)}: {profile.num_stages} stages with "
         f"{', '.join(profile.instructions)}",
-        f"{sum(map(len, tables))} options {span}, all times and energies in range, no duplicates, "
-        "no gaps",
+        f"{sum(map(len, tables))} options {span}, all times and energies in range, no gaps",
         *constant,
         f"blocking power {powers} W by stage"
         if powers

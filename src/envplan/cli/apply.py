@@ -16,7 +16,7 @@ from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.enforce.clocks import Clocks
+    from envplan.enforce.freqplan import StageClocks
 
 _DEFAULT_OUTPUT = {
     "envplan": "run.freqplan.json",
@@ -152,7 +152,7 @@ def _sha256(plan: Path) -> str | None:
 
 def _clocks(
     profile: envplan.Profile, gpu: str | None, clocks: str | None, backend: str | None, force: bool
-) -> Clocks | list[Clocks] | None:
+) -> StageClocks | list[StageClocks] | None:
     """The clocks to check against, by whichever option says so; None: those of the profile.
 
     Raises:

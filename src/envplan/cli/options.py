@@ -152,15 +152,14 @@ class JobOptions(ParallelOptions):
         """A profile with the operations of a pipeline, made of parts as the options say.
 
         Raises:
-            InputError: it lacks some, or options contradict each other or the profile.
+            InputError: it lacks some, or options contradict the profile.
         """
-        by_parts = profile.by_parts(
-            one_clock=self.one_clock,
-            within_percent=self.parts_within,
-            blocking_power_w=self.blocking_power,
-        )
+        from envplan.profile import ByParts
+
+        parted = profile.has_parts and not self.one_clock
+        asked = ByParts.asked(self.parts_within, self.blocking_power) if parted else None
         needed = {op.instruction for op in pipeline.operations}
-        return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts)
+        return profile.fitted(needed, recompute=self.recompute, by_parts=asked)
 
     def trace(self, *, whole: bool = True) -> envplan.Frontier:
         """The frontier, with a sign of how far it is if it takes long.

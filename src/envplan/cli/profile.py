@@ -33,7 +33,7 @@ _DEFAULT_GPU: Final = "a40"
 _MODEL_GPU: Final = "h100"
 _MICROBATCH_SIZES: Final = {"gpt": 4, "bert": 8, "t5": 4, "wide-resnet": 32}
 _SIZES: Final = "layers hidden_size heads vocabulary_size sequence_length width_factor image_size"
-_MEASURING: Final = "device error time_limit no_lock smooth"
+_MEASURING: Final = "device error time_limit no_lock"
 
 
 def _known_schedule(name: str, option_name: str) -> str:
@@ -81,7 +81,6 @@ def _known_schedule(name: str, option_name: str) -> str:
       --error PCT  Repeat until time and energy have this standard error; default: 1.
       --time-limit TIME  But at most so long for an operation; default: 20s.
       --no-lock  Touch no clock: measure at the current ones only.
-      --smooth  Take out noise; raw_time and raw_energy stay.
     Sizes of the workload:
       --layers N  Layers; t5: of either part; wide-resnet: 50, 101, 152.
       --hidden-size N  Width of a transformer.
@@ -129,7 +128,6 @@ class WorkOptions:
     error: float | None = None
     time_limit: float | None = None
     no_lock: bool = False
-    smooth: bool = False
     layers: int | None = None
     hidden_size: int | None = None
     heads: int | None = None
@@ -221,7 +219,7 @@ def profile(
       envplan profile --backend modelled --gpu a40 --workload gpt --pp 4
       envplan profile --model llama3-70b --gpu h100 --pp 8 --tp 8
       envplan profile --model config.json --gpu b200 --pp 4
-      envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30 --smooth --plot
+      envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30 --plot
       envplan profile --entry mymodel.stages:build --no-lock
     """
     from envplan.devices import DEFAULT_BACKEND, backend_class
@@ -273,9 +271,6 @@ def _measure(backend: str, work: WorkOptions, output: Path) -> envplan.Profile:
     from envplan.profiling.measuring import measure
     from envplan.profiling.sweep import Settings
 
-    if work.no_lock:
-        why = "and --no-lock exclude each other: one clock makes no curve to smooth"
-        refuse(given(work, "smooth"), why)
     why = "is not measured: measure stages with the part of the sequence that one GPU has"
     refuse(given(work, "cp"), why)
     refuse(
@@ -305,7 +300,6 @@ def _measure(backend: str, work: WorkOptions, output: Path) -> envplan.Profile:
             source=backend,
             device=work.device,
             metadata=_metadata(job),
-            smooth=work.smooth,
             progress=running.at,
         )
 

@@ -279,9 +279,7 @@ def _solve_replicas(
     profile, pipeline = job.load()
     frontiers = [job.trace_with(profile, pipeline, full=True)]
     for name, count in others:
-        other = envplan.Profile.open(name)
-        fitting = job if other.has_parts else replace(job, parts_within=None)
-        other = fitting.fitted(other, pipeline)
+        other = job.fitted(envplan.Profile.open(name), pipeline)
         frontiers.append(job.trace_with(other, pipeline, count, full=True))
     with ui.Working("planning every kind of replica"):
         planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)

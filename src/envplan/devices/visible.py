@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-from envplan.devices.base import Backend, Device, DeviceError
+from envplan.devices import Backend, Device, DeviceError
 
 __all__ = ["Counted", "choose", "uuid_of", "visible_gpus"]
 

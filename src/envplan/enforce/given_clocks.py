@@ -9,8 +9,7 @@ a `scheds_pipeline_*.py` of the same number beside them, with the second knob of
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,12 +18,14 @@ from pydantic import BaseModel, Field
 
 from envplan._files import AnyPath, decoded, parse_json, read_bounded
 from envplan._tables import parse_table
-from envplan.enforce.freqplan import MAX_ZEUS_BYTES, FrequencyPlan
+from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError, shown
 from envplan.pipeline import Operation, Pipeline
+from envplan.pipeline.formats import naming
 
 __all__ = ["read_clocks"]
 
+_MAX_BYTES: Final = 16 * 2**20
 _FREQS: Final = "freqs_pipeline_"
 _SCHEDS: Final = "scheds_pipeline_"
 
@@ -42,11 +43,11 @@ def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tu
     Raises:
         InputError: the file is none of the three kinds, or does not fit the pipeline.
     """
-    data, path = read_bounded(path, MAX_ZEUS_BYTES), Path(path)
+    data, path = read_bounded(path, _MAX_BYTES), Path(path)
     bounds = pairwise(pipeline.stage_begin.tolist())
     stages = [pipeline.operations[first:last] for first, last in bounds]
     start = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-    with _in_file(path):
+    with naming(path):
         if start == b"{":
             plan = FrequencyPlan.from_document(parse_json(data, path), path=path)
             _check_count(plan.stage_operations(), stages)
@@ -58,21 +59,8 @@ def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tu
     knobs = path.with_name(path.name.replace(_FREQS, _SCHEDS, 1))
     if not path.name.startswith(_FREQS) or not knobs.exists():
         return clocks
-    with _in_file(knobs):
-        return _with_knobs(
-            clocks, _literal(read_bounded(knobs, MAX_ZEUS_BYTES), knobs, stages), stages
-        )
-
-
-@contextmanager
-def _in_file(path: Path) -> Iterator[None]:
-    """Have errors name a file."""
-    try:
-        yield
-    except InputError as error:
-        if error.path is not None:
-            raise
-        raise InputError(error.message, path=path, line=error.line, column=error.column) from None
+    with naming(knobs):
+        return _with_knobs(clocks, _literal(read_bounded(knobs, _MAX_BYTES), knobs, stages), stages)
 
 
 def _check_count(found: Sequence[object], stages: _Stages) -> None:
@@ -191,5 +179,8 @@ def _from_table(data: bytes, path: Path, stages: _Stages) -> list[list[int]]:
         if place is None:
             raise table.error(number, f"stage {row.stage} has no such operation")
         if clocks[row.stage].setdefault(place, row.frequency) != row.frequency:
-            raise table.error(number, "says another clock of an operation than a row before it")
+            raise table.error(
+                number,
+                "says another clock of an operation than a row before it; is the file of one run?",
+            )
     return [[mhz for _, mhz in sorted(stage.items())] for stage in clocks]

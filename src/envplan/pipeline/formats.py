@@ -214,7 +214,7 @@ def parse_dag(document: object) -> Dag:
 
 
 @contextmanager
-def naming(path: AnyPath) -> Iterator[None]:
+def naming(path: AnyPath | None) -> Iterator[None]:
     """Errors of input from within say that they are about this file."""
     try:
         yield

@@ -90,7 +90,11 @@ PRESETS: Final = {
         *("DeepSeek-V3", 61, 7168, 128, 129280, 4096),
         feed_forward_size=18432,
         experts=Experts(
-            count=256, per_token=8, feed_forward_size=2048, shared_size=2048, dense_layers=3
+            count=256,
+            per_token=8,
+            feed_forward_size=2048,
+            shared_size=2048,
+            dense_layers=(0, 1, 2),
         ),
         latent=LatentAttention(
             query_rank=1536, rank=512, key_size=128, rotary_size=64, value_size=128

@@ -152,7 +152,7 @@ def uses(
         """
         one = job(runs)
         with Shim(plan, **_with_known(one.device, options)) as shim, one.attach(shim) as hooks:
-            if stragglers and shim.has_ladder and len(set(shim.pipelines)) > 1:
+            if stragglers and shim.has_ladder and shim.plan.layout.dp > 1:
                 hooks.after_step = StragglerWatch(shim).step
             with hook_parts(shim, model or one.model):
                 yield shim
@@ -219,7 +219,6 @@ class Recorder(Listener):
         self._done = False
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """As Listener.begin."""
         if not self._done:
             self._order.append((instruction, microbatch, chunk))
 
@@ -284,7 +283,7 @@ class StragglerWatch:
     def __init__(self, shim: Shim) -> None:
         self._detector = StragglerDetector()
         self._shim = shim
-        self._pipelines = shim.pipelines
+        self._pipelines = shim.plan.layout.pipelines
         self._group = dist.new_group(backend="gloo")
         self._flying: deque[tuple[Any, list[torch.Tensor]]] = deque()
 

@@ -192,6 +192,12 @@ def read_chrome_traces(
             "no event is a backward: say which are backward, or backward_input and "
             f"backward_weight; {sum(skipped.values())} events match nothing, most often: {most}"
         )
+    for name, categories in _categories(found).items():
+        if len(categories) > 1:
+            raise InputError(
+                f"events named {shown(name)} are of the categories {' and '.join(categories)}: "
+                "they are one operation seen twice, on CPU and GPU; take one (--category)"
+            )
     labels, rank_of = _numbered(_told_ranks(found, mapping.rank, len(paths)))
     ranks: list[list[_Event]] = [[] for _ in labels]
     for operation in sorted(found, key=lambda one: (one.begin, one.end)):
@@ -330,6 +336,14 @@ def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_
         said = {**event.said, **groups}
         operations.append(_Event(event.name, begin, end, said, instruction, len(found) > 1))
     return operations
+
+
+def _categories(found: Iterable[_Event]) -> dict[str, list[str]]:
+    """The categories of the events of each name."""
+    categories: defaultdict[str, set[str]] = defaultdict(set)
+    for one in found:
+        categories[one.name].add(one.said["cat"])
+    return {name: sorted(filter(None, each)) for name, each in categories.items()}
 
 
 def _told_ranks(found: Sequence[_Event], source: str | None, num_files: int) -> _Told:
