@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from envplan.devices import Device, DeviceError, backend
-from envplan.devices.visible import Counted, choose, visible_gpus
+from envplan.devices import Counted, Device, DeviceError, backend, choose, visible_gpus
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.sweep import Settings, Workload, sweep
 from envplan.profiling.waiting import Peers

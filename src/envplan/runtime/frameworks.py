@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from envplan.devices.visible import Counted
+from envplan.devices import Counted
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.dependencies import Place

@@ -44,8 +44,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
 
-from envplan.devices import Device, DeviceError, DeviceInfo, backend
-from envplan.devices.visible import Counted, choose
+from envplan.devices import Counted, Device, DeviceError, DeviceInfo, backend, choose
 from envplan.errors import EnvplanError
 from envplan.runtime.locks import RETRY_S, LockFile, Mark, give_back, insist, recover
 

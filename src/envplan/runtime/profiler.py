@@ -39,14 +39,15 @@ from envplan._files import check_writable
 from envplan.devices import (
     DEFAULT_BACKEND,
     Backend,
+    Counted,
     Device,
     DeviceError,
     DeviceInfo,
+    choose,
     opened,
     spaced_clocks,
     within,
 )
-from envplan.devices.visible import Counted, choose
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.sweep import Valley

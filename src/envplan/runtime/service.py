@@ -24,8 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
-from envplan.devices import BACKENDS, DeviceError, backend_class, opened, within
-from envplan.devices.visible import uuid_of
+from envplan.devices import BACKENDS, DeviceError, backend_class, opened, uuid_of, within
 from envplan.runtime.locks import MARK_BYTES, LockFile, Mark, places
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]

@@ -27,8 +27,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
-from envplan.devices import DEFAULT_BACKEND, DeviceError
-from envplan.devices.visible import Counted
+from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError
 from envplan.enforce.freqplan import FrequencyPlan, RankPlan
 from envplan.profile import Change, changes_of
 from envplan.runtime.guard import Guard
