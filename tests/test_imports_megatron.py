@@ -270,7 +270,7 @@ def test_order_of_groups_is_megatrons() -> None:
         ({}, "says no pipeline_model_parallel_size"),
         ({"pipeline_model_parallel_size": 0}, "at least 1"),
         ({"pipeline_model_parallel_size": "4"}, "must be a whole number"),
-        ({**TWO, "pipeline_model_parallel_layout": "Et|t|tL"}, "has 3 stages for 2 ranks"),
+        ({**TWO, "pipeline_model_parallel_layout": "Et|t|tL"}, "of 3 model stages for 2 ranks"),
         ({**TWO, "pipeline_model_parallel_layout": "E(t|)*99999L"}, "is too long"),
         ({**TWO, "overlap_moe_expert_parallel_comm": True}, "a forward and a backward together"),
         (
