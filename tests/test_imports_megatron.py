@@ -158,6 +158,14 @@ def test_layers_of_a_chunk_tell_how_many_chunks(tmp_path: Path) -> None:
             Pipeline.from_megatron({**config, **wrong}, 4)
 
 
+def test_a_pattern_of_layers_tells_how_many_chunks() -> None:
+    config = {**TWO, "hybrid_layer_pattern": "M-M|M*-|M-M-|M*/*E"}
+    assert Pipeline.from_megatron(config, 4).num_chunks == 2
+    assert layers_per_stage(config) == [3, 3, 4, 2]
+    plain = {**TWO, "hybrid_layer_pattern": "M-M-"}
+    assert Pipeline.from_megatron(plain, 4).num_chunks == 1
+
+
 def test_a_file_of_gpt_neox_is_a_schedule(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     (tmp_path / "20B.yml").write_text(NEOX)
@@ -262,7 +270,7 @@ def test_order_of_groups_is_megatrons() -> None:
         ({}, "says no pipeline_model_parallel_size"),
         ({"pipeline_model_parallel_size": 0}, "at least 1"),
         ({"pipeline_model_parallel_size": "4"}, "must be a whole number"),
-        ({**TWO, "pipeline_model_parallel_layout": "Et|t|tL"}, "has 3 stages for 2 ranks"),
+        ({**TWO, "pipeline_model_parallel_layout": "Et|t|tL"}, "of 3 model stages for 2 ranks"),
         ({**TWO, "pipeline_model_parallel_layout": "E(t|)*99999L"}, "is too long"),
         ({**TWO, "overlap_moe_expert_parallel_comm": True}, "a forward and a backward together"),
         (

@@ -283,6 +283,14 @@ def test_a_config_of_any_family_has_its_number_of_parameters(name: str, tmp_path
     )
 
 
+def test_a_preset_has_the_hubs_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named_model("Qwen/Qwen3-32B") == PRESETS["qwen3-32b"]
+    (tmp_path / "Qwen" / "Qwen3-32B").mkdir(parents=True)
+    written(tmp_path / "Qwen" / "Qwen3-32B", **LLAMA)
+    monkeypatch.chdir(tmp_path)
+    assert named_model("Qwen/Qwen3-32B").num_layers == 32  # what lies here comes first
+
+
 def test_tied_embeddings_count_once_and_work_alike(tmp_path: Path) -> None:
     untied = read_model(written(tmp_path, **LLAMA))
     tied = read_model(written(tmp_path, **{**LLAMA, "tie_word_embeddings": True}))

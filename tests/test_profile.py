@@ -392,6 +392,7 @@ def test_a_gzipped_table_is_read_and_half_a_one_refused(tmp_path: Path) -> None:
     (tmp_path / "profile.csv.gz").write_bytes(zipped)
     made = Profile.read_csv(tmp_path / "profile.csv.gz")
     assert made.sha256 == read(tmp_path, HEADER + STAGE_0).sha256
+    assert (made.name, made.sidecar) == ("profile", tmp_path / "profile.meta.json")
     (tmp_path / "half.csv.gz").write_bytes(zipped[:-9])
     with pytest.raises(InputError, match=r"half.csv.gz: cannot be read \(it is no whole gzip file"):
         Profile.read_csv(tmp_path / "half.csv.gz")

@@ -301,9 +301,9 @@ class Profile(Contents):
             InputError: naming file, line, column and what to do.
         """
         file = Path(path)
-        content = read_bounded(file, MAX_TABLE_BYTES)
-        metadata = ProfileMetadata.read_json(sidecar_path(file))
-        return cls(content, name=file.stem, path=file, metadata=metadata, raw=raw)
+        content, sidecar = read_bounded(file, MAX_TABLE_BYTES), sidecar_path(file)
+        metadata, name = ProfileMetadata.read_json(sidecar), sidecar.name.removesuffix(".meta.json")
+        return cls(content, name=name, path=file, metadata=metadata, raw=raw)
 
     @classmethod
     def builtin(cls, name: str, *, raw: bool = False) -> Profile:

@@ -184,13 +184,15 @@ def named_model(name: str, **sizes: int) -> TransformerModel:
     """A preset, or the model that a Hugging Face config.json describes.
 
     Args:
-        name: in PRESETS, or a path.
+        name: in PRESETS, also as the hub writes it, or a path.
         sizes: layers, sequence_length and vocabulary_size may be others.
 
     Raises:
         InputError: there is neither, the file is wrong, or another size is given.
     """
     known = PRESETS.get(name)
+    if known is None and not exists(name):  # the hub's names, such as Qwen/Qwen3-32B
+        known = PRESETS.get(name.lower().rpartition("/")[2])
     if known is None:
         if not exists(name):
             raise InputError(

@@ -178,13 +178,10 @@ def _chunks(config: Any, stages: int) -> int | None:
         InputError: layers or a layout do not make as many on each rank.
     """
     chunks = _number(config, "virtual_pipeline_model_parallel_size")
-    listed = 0
-    if chunks is None and _value(config, "pipeline_model_parallel_layout"):
-        listed = len(layers_per_stage(config))
+    listed = 0 if chunks else len(_listed(config))
+    if listed:
         if listed % stages:
-            raise InputError(
-                f"pipeline_model_parallel_layout has {listed} stages for {stages} ranks"
-            )
+            raise InputError(f"lists layers of {listed} model stages for {stages} ranks")
     elif chunks is None and (each := _number(config, _LAYERS_OF_CHUNK)):
         layers = _number(config, "num_layers")
         if layers is None:
@@ -208,8 +205,8 @@ def layers_per_stage(config: Any) -> list[int]:
         InputError: the layers cannot be shared out so.
     """
     stages = _number(config, "pipeline_model_parallel_size") or 1
-    if layout := _value(config, "pipeline_model_parallel_layout"):
-        return _laid_out(getattr(layout, "input_data", layout))
+    if listed := _listed(config):
+        return listed
     layers = _number(config, "num_layers")
     if layers is None:
         return []
@@ -228,6 +225,19 @@ def layers_per_stage(config: Any) -> list[int]:
     shared[0] -= embedding
     shared[-1] -= loss
     return shared
+
+
+def _listed(config: Any) -> list[int]:
+    """Layers of each model stage where a configuration lists them; none where it does not.
+
+    Raises:
+        InputError: it lists them in no way that Megatron knows.
+    """
+    if layout := _value(config, "pipeline_model_parallel_layout"):
+        return _laid_out(getattr(layout, "input_data", layout))
+    # Layers of several kinds, a character each, without those that predict further tokens.
+    pattern, *_ = str(_value(config, "hybrid_layer_pattern") or "").split("/")
+    return [len(part) for part in pattern.split("|")] if "|" in pattern else []
 
 
 def _laid_out(layout: Any) -> list[int]:
