@@ -9,17 +9,17 @@ namespace {
 
 constexpr double kNever = 1e300;
 constexpr double kTiny = 1e-9;
-constexpr double kFull = 1e9;       // s: a wait that tells that there is no place
-constexpr double kTbtShare = 0.8;   // of the SLO that a batch without prompts may take
-constexpr int32_t kLeast = 128;     // prompt tokens of an iteration, at least
-constexpr double kBlocked = 0.25;   // of the TTFT SLO that a slow iteration may take
-constexpr double kBin = 0.1;        // s
-constexpr double kFine = 1.005;     // precision of a need
-constexpr int kRounds = 20;         // of the fixed point between batch and pace
-constexpr double kAsQuick = 1.1;    // times the time of a prompt's token: makes no difference
-constexpr double kLong = 0.99;      // quantile of the prompts whose own time a deadline must leave
-constexpr int32_t kGrain = 16;      // tokens: precision of that quantile
-constexpr int32_t kLengths = 8192;  // longer inputs count as of so many grains
+constexpr double kFull = 1e9;        // s: a wait that tells that there is no place
+constexpr double kTbtShare = 0.8;    // of the SLO that a batch without prompts may take
+constexpr int32_t kLeast = 128;      // prompt tokens of an iteration, at least
+constexpr double kBlocked = 0.25;    // of the TTFT SLO that a slow iteration may take
+constexpr double kBin = 0.1;         // s
+constexpr double kFine = 1.005;      // precision of a need
+constexpr double kSteadyBin = 30.0;  // s over which batches build up
+constexpr double kAsQuick = 1.1;     // times the time of a prompt's token: makes no difference
+constexpr double kLong = 0.99;       // quantile of the prompts whose own time a deadline must leave
+constexpr int32_t kGrain = 16;       // tokens: precision of that quantile
+constexpr int32_t kLengths = 8192;   // longer inputs count as of so many grains
 constexpr double kLeastSlack = 0.02;  // s
 constexpr double kLeastFree = 0.1;    // of an instance is left by stricter requests
 constexpr double kMemoryBin = 5.0;    // s over which contexts are averaged
@@ -121,9 +121,9 @@ int Replay::level(int32_t request) const {
   return ttft <= levels_[0] ? 0 : ttft <= levels_[1] ? 1 : 2;
 }
 
-int32_t Replay::chunk_beside(const Instance& i) const {
+int32_t Replay::chunk_beside(const Instance& i, std::size_t times) const {
   const std::vector<int32_t>& chunks = sizes_[i.size].chunk_beside;
-  return chunks[std::min(i.decoding.size(), chunks.size() - 1)];
+  return chunks[std::min(times * i.decoding.size(), chunks.size() - 1)];
 }
 
 double Replay::context(int32_t request) const {
@@ -499,7 +499,7 @@ double Replay::wait_at(const Instance& i, int32_t request, Estimate& estimate) c
   const Size& size = sizes_[i.size];
   const Tables& table = fastest(i);
   const double own = requests_.input[request];
-  const int32_t chunk = chunk_beside(i);
+  const int32_t chunk = chunk_beside(i, 1);
   if (estimate.size != i.size || estimate.chunk != chunk) {
     const auto time = [&](int32_t room, double& token_s, double& own_s) {
       token_s = table.prompt_time(room) / room;
@@ -529,7 +529,8 @@ int32_t Replay::best_of(int32_t pool, int32_t request, double* wait) const {
   for (const int32_t id : members_[pool]) {
     const Instance& i = instances_[id];
     const double waits = wait_at(i, request, estimate);
-    if (pack_[pool] && chunk_beside(i) == sizes_[i.size].shared_chunk &&
+    // Where prompts always wait, twice as many decode at a time.
+    if (pack_[pool] && chunk_beside(i, 2) == sizes_[i.size].shared_chunk &&
         waits <= options_.pack_share * promised) {
       *wait = waits;
       return id;
@@ -656,39 +657,6 @@ struct Queues {
   }
 };
 
-// Requests that decode while others' prompts come.
-struct Decoders {
-  double requests_s;                // that arrive per second
-  double iterations, tokens;        // with prompts, and of output, that each needs
-  double prompt_s, step_s, more_s;  // of an iteration with prompts, without, for each in the batch
-
-  // How many each of so many instances has at a time, by Little's law. Prompts that come during an
-  // iteration are in the next one.
-  double batch(double instances) const {
-    const double rate = requests_s * iterations / instances;
-    double found = 0, apart_s = step_s;
-    for (int k = 0; k < kRounds; ++k) {
-      const double begins = 1 - std::exp(-rate * (step_s + found * more_s));
-      const double ends = std::exp(-rate * (prompt_s + found * more_s));
-      const double share = begins / (begins + ends);
-      apart_s = share * prompt_s + (1 - share) * step_s + found * more_s;
-      found = std::min(kFull, requests_s / instances * tokens * apart_s);
-    }
-    return found;
-  }
-
-  // The fewest instances with no more than so many each.
-  double instances(double most) const {
-    double low = 0, high = 1;
-    while (batch(high) > most) low = high, high *= 2;
-    while (high > kFine * low && high > 1e-3) {
-      const double middle = 0.5 * (low + high);
-      (batch(middle) > most ? low : high) = middle;
-    }
-    return high;
-  }
-};
-
 // What a share of the values does not exceed.
 double quantile(std::vector<double>& values, double share) {
   const auto place =
@@ -737,21 +705,10 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
   std::vector<std::vector<int64_t>> lengths(queues.levels);  // of inputs, in grains
   for (auto& some : lengths) some.assign(kLengths, 0);
   std::vector<double> held(static_cast<std::size_t>(duration / kMemoryBin) + 1, 0.0);
-  const auto fill = [&](double prompt_token_s) {
-    std::fill(queues.work.begin(), queues.work.end(), 0.0);
-    for (auto k = from; k < to; ++k) {
-      if (!(classes >> requests.taken[k] & 1)) continue;
-      const auto bin = static_cast<std::size_t>((requests.arrival[k] - begin) / kBin);
-      queues.work[std::min(bin, queues.bins - 1) * queues.levels + level[requests.known[k]]] +=
-          requests.input[k] * prompt_token_s + requests.output[k] * more_s;
-    }
-    for (std::size_t bin = 0; bin < queues.bins; ++bin)
-      for (std::size_t l = 1; l < queues.levels; ++l)
-        queues.work[bin * queues.levels + l] += queues.work[bin * queues.levels + l - 1];
-  };
-  fill(token_s);
+  const auto stretches = static_cast<std::size_t>(std::ceil(duration / kSteadyBin));
+  std::vector<double> given(stretches), made(stretches);  // tokens of inputs and of outputs
   std::vector<double> inputs(queues.levels), arrived(queues.levels), mine_s(queues.levels);
-  double stricter = 0, busy = 0, stays = 0, outputs = 0, contexts = 0;  // contexts: while decoding
+  double stricter = 0, busy = 0, stays = 0;
   int64_t hopeful = 0;
   for (auto k = from; k < to; ++k) {
     if (!(classes >> requests.taken[k] & 1)) continue;
@@ -761,6 +718,7 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
     const std::size_t l = level[requests.known[k]];
     const auto place =
         std::min(static_cast<std::size_t>(at / kBin), queues.bins - 1) * queues.levels + l;
+    queues.work[place] += work;
     if (own_time(size, table, requests.input[k]) <= limits[l]) {
       ++hopeful;
       queues.requests[place] += 1;
@@ -771,8 +729,10 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
     stays += stay;
     inputs[l] += input;
     arrived[l] += 1;
-    outputs += output;
-    contexts += output * (input + output);
+    const auto stretch = std::min(
+        static_cast<std::size_t>(at / duration * static_cast<double>(stretches)), stretches - 1);
+    given[stretch] += input;
+    made[stretch] += output;
     held[std::min(static_cast<std::size_t>(at / kMemoryBin), held.size() - 1)] +=
         (input + output) * stay / kMemoryBin;
   }
@@ -792,29 +752,26 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
     stricter += mine_s[l] / duration;
   }
   const double prompts = std::accumulate(arrived.begin(), arrived.end(), 0.0);
+  for (std::size_t bin = 0; bin < queues.bins; ++bin)
+    for (std::size_t l = 1; l < queues.levels; ++l)
+      queues.work[bin * queues.levels + l] += queues.work[bin * queues.levels + l - 1];
   const double memory = quantile(held, 1 - late) / (kMemoryShare * size.kv_tokens);
 
-  // A batch takes its part of an iteration, and prompts get the rest: with fewer instances, batches
-  // are larger and prompts slower. Of all shares of prompts, the best one counts.
-  const double tokens = std::accumulate(inputs.begin(), inputs.end(), 0.0) / prompts;
-  const double most = outputs > 0 ? kMemoryShare * size.kv_tokens * outputs / contexts : kFull;
-  Decoders decoders{prompts / duration, std::max(1.0, tokens / whole),
-                    outputs / prompts,  table.prompt_time(std::min(tokens, double(whole))),
-                    table.step_s[1],    more_s};
-  double fewest = kNever;
+  // Where prompts always wait, every iteration is as long as it may be. Then the batch, by Little's
+  // law, and the prompt tokens that leave room for it must be what comes: otherwise batches grow,
+  // prompts get slower, and the fleet falls behind though it could serve the same load in calm.
+  std::vector<double> steady(given.size(), kFull);
   for (int32_t piece = whole; piece > 0; piece -= kLeast) {
-    const double piece_token_s = table.prompt_time(piece) / piece;
-    if (piece < whole && piece_token_s < kAsQuick * token_s) continue;
-    int32_t beside = piece;  // what is hardly slower leaves more of the iteration to the batch
-    while (beside > kLeast &&
-           table.prompt_time(beside - kLeast) / (beside - kLeast) < kAsQuick * piece_token_s)
-      beside -= kLeast;
-    if (piece < whole) fill(piece_token_s);
-    const double alone = queues.least(busy / duration);
-    const auto batch = static_cast<double>(batch_beside(table, beside, tbt));
-    fewest = std::min(fewest, std::max(alone, decoders.instances(std::min(most, batch))));
-    if (alone >= fewest) break;
+    const std::size_t batch = batch_beside(table, piece, tbt);
+    const double beside_s = table.step_s[batch] - table.step_s[1];
+    const double iteration_s = std::max(table.prompt_time(piece) + beside_s, table.step_s[batch]);
+    const double full = iteration_s * static_cast<double>(stretches) / duration;
+    for (std::size_t k = 0; k < steady.size(); ++k) {
+      const double most = std::max(given[k] / piece, made[k] / static_cast<double>(batch));
+      steady[k] = std::min(steady[k], most * full);
+    }
   }
+  const double fewest = std::max(queues.least(busy / duration), quantile(steady, 1 - late));
   return {std::max(fewest, memory), busy / duration, stays / duration,
           1 - static_cast<double>(hopeful) / prompts};
 }

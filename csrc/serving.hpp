@@ -191,8 +191,9 @@ class Replay {
   const Tables& tables(const Instance& i) const;
   const Tables& fastest(const Instance& i) const;
   int level(int32_t request) const;
-  double context(int32_t request) const;          // tokens of memory that it needs
-  int32_t chunk_beside(const Instance& i) const;  // prompt tokens beside its batch
+  double context(int32_t request) const;  // tokens of memory that it needs
+  // Prompt tokens of an iteration beside so many times an instance's batch.
+  int32_t chunk_beside(const Instance& i, std::size_t times) const;
   double iteration_limit(const Instance& i, const Tables& table) const;
   void know(int32_t pool);                  // make room for its members
   void pass(Instance& i);                   // let time pass up to now_

@@ -224,7 +224,7 @@ def test_contexts_that_are_there_at_once_must_fit_into_what_is_needed() -> None:
 def test_requests_that_decode_at_once_must_fit_into_the_batch() -> None:
     # Each decodes for two seconds, 20 at a time; a batch has room for five.
     found, *_ = service([(0.1 * k, 100, 100) for k in range(100)]).need(0.0, 10.0, 1, 0, 0.0)
-    assert 3.8 <= found < 5
+    assert found == pytest.approx(4)
 
 
 def test_what_no_instance_can_answer_in_time_is_no_reason_for_more_of_them() -> None:
