@@ -33,7 +33,7 @@ from envplan import (
 )
 from envplan._files import atomic_write
 from envplan.pipeline.described import described_pipeline
-from envplan.plan import beyond_raw_rows
+from envplan.plan.replayed import beyond_raw_rows
 from envplan.planners import compare
 from envplan.planners.comparison import Entry
 from envplan.planners.envpipe import EnvPipe
@@ -599,7 +599,7 @@ def _scaling() -> list[str]:
             slowdowns=[{}, *({0: factor} for factor in STRAGGLERS)],
         )
         for report in reports:
-            saved = [100 * (1 - one.energy_fj / one.baseline_fj) for one in report.iterations]
+            saved = [100 * (1 - one.energy_j / one.baseline_energy_j) for one in report.iterations]
             size = [f"{report.num_gpus:,}", str(report.num_microbatches)]
             rows.append([f"`{name}`", *size, *(f"{one:.1f}" for one in saved)])
         _say(f"{name}: scaling")

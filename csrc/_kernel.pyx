@@ -45,6 +45,8 @@ cdef extern from "kernel.hpp" namespace "envplan" nogil:
         wide cost()
         void event_times(int64_t*) except +
         void arc_flows(int64_t*)
+    cdef struct Pair "envplan::Walk::Pair":
+        int32_t arc, later, tail, later_tail, head
     cdef cppclass CppTrace "envplan::Trace":
         CppTrace(const CppWalk&, int64_t) except +
         cbool run(uint64_t, int64_t) except +
@@ -52,6 +54,8 @@ cdef extern from "kernel.hpp" namespace "envplan" nogil:
         const vector[int64_t]& times()
         const vector[int64_t]& flows()
         const vector[wide]& costs()
+        void watch(vector[Pair]) except +
+        const vector[int64_t]& periods()
         const CppWalk& at(int64_t) except +
 
 cdef extern from "rounding.hpp" namespace "envplan" nogil:
@@ -297,6 +301,40 @@ cdef class Trace:
             if progress is not None:
                 progress(self._trace.walk().time(), self._walk.min_time())
             _handle_signals()
+
+    def watch(self, const int32_t[:, ::1] pairs):
+        """From now on end run() and go_on() also at a breakpoint where pairs of arcs have no period.
+
+        That is how much later the later arcs begin, if they carry the same flow as the others and
+        all begin as much later, those without flow up to their slack.
+
+        Args:
+            pairs: int32 (pairs, 5): an arc, another that may be the same a round later, where they
+                begin and where the former ends. Without any, nothing is watched.
+        """
+        if self._trace == NULL:
+            raise RuntimeError("run() comes first")
+        if pairs.shape[1] != 5 or pairs.shape[0] and (
+            np.min(pairs) < 0 or np.max(pairs[:, :2]) >= self.num_arcs
+            or np.max(pairs[:, 2:]) >= self.num_nodes
+        ):
+            raise ValueError("a pair names an arc or a node that is not there")
+        cdef vector[Pair] watched = vector[Pair](<size_t>pairs.shape[0])
+        cdef int k
+        for k in range(pairs.shape[0]):
+            watched[k].arc, watched[k].later = pairs[k, 0], pairs[k, 1]
+            watched[k].tail, watched[k].later_tail = pairs[k, 2], pairs[k, 3]
+            watched[k].head = pairs[k, 4]
+        self._trace.watch(watched)
+
+    def periods(self):
+        """The period of the pairs at each of breakpoints(), ns, int64 (n,); -1 where none."""
+        cdef size_t k, n = self._trace.periods().size()
+        out = np.empty(n, np.int64)
+        cdef int64_t[::1] p = out
+        for k in range(n):
+            p[k] = self._trace.periods()[k]
+        return out
 
     def breakpoints(self):
         """(times, slopes, costs) by descending time: int64 ns, int64 uW below each, ints of fJ.

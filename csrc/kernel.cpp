@@ -456,6 +456,30 @@ void Walk::arc_flows(Power* out) const {
   for (Index a = 0; a < num_arcs(); ++a) out[arcs_[a].original] = arcs_[a].flow;
 }
 
+std::vector<Walk::Pair> Walk::own(std::vector<Pair> pairs) const {
+  std::vector<Index> arc(num_arcs());
+  for (Index a = 0; a < num_arcs(); ++a) arc[arcs_[a].original] = a;
+  for (Pair& p : pairs) {
+    p = {arc[p.arc], arc[p.later], position_[p.tail], position_[p.later_tail], position_[p.head]};
+  }
+  return pairs;
+}
+
+Time Walk::period(const std::vector<Pair>& pairs) const {
+  Time period = -1;
+  for (const Pair& p : pairs) {
+    const Power flow = arcs_[p.arc].flow;
+    const Time own = nodes_[p.later_tail].y - nodes_[p.tail].y;
+    if (flow != arcs_[p.later].flow || (flow > 0 && period >= 0 && own != period)) return -1;
+    if (flow > 0) period = own;
+  }
+  for (const Pair& p : pairs) {
+    const Time takes = nodes_[p.head].y + period - nodes_[p.later_tail].y;
+    if (arcs_[p.arc].flow == 0 && takes < duration_[arcs_[p.arc].first_level]) return -1;
+  }
+  return period;
+}
+
 Walk::Snapshot Walk::snapshot() const {
   Snapshot s;
   s.y.reserve(num_nodes());
@@ -493,7 +517,7 @@ bool Trace::run(std::uint64_t work, Time until) {
   while (walk_.touched() < end) {
     const bool more = walk_.step(times_.empty() ? 0 : until);
     if (walk_.flow() > from_flow_ || !more) record();
-    if (!more) return false;
+    if (!more || (!pairs_.empty() && !periods_.empty() && periods_.back() < 0)) return false;
   }
   return true;
 }
@@ -506,6 +530,7 @@ std::size_t Trace::most_snapshots() const {
 void Trace::record() {
   if (!times_.empty() && times_.back() == walk_.time()) {
     flows_.back() = walk_.flow();
+    periods_.back() = walk_.period(pairs_);
     return;
   }
   if (times_.size() % stride_ == 0) {
@@ -521,6 +546,12 @@ void Trace::record() {
   times_.push_back(walk_.time());
   flows_.push_back(walk_.flow());
   costs_.push_back(walk_.cost());
+  periods_.push_back(walk_.period(pairs_));
+}
+
+void Trace::watch(const std::vector<Walk::Pair>& pairs) {
+  pairs_ = walk_.own(pairs);
+  if (!times_.empty() && times_.back() == walk_.time()) periods_.back() = walk_.period(pairs_);
 }
 
 const Walk& Trace::at(Time t) {

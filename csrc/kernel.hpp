@@ -97,6 +97,17 @@ class Walk {
   // Flow on each arc in the caller's numbering. out: (num_arcs)
   void arc_flows(Power* out) const;
 
+  // An arc, another that may be the same a round later, and where they begin and the former ends,
+  // in the caller's numbering.
+  struct Pair {
+    Index arc, later, tail, later_tail, head;
+  };
+  // The same in our numbering.
+  std::vector<Pair> own(std::vector<Pair> pairs) const;
+  // How much later the later arcs begin, if they carry the same flow as the others and all begin as
+  // much later, those without flow up to their slack; else -1. Pairs are in our numbering.
+  Time period(const std::vector<Pair>& pairs) const;
+
   // A state that restore() returns to exactly.
   struct Snapshot {
     std::vector<Time> y;
@@ -194,6 +205,11 @@ class Trace {
   const std::vector<Power>& flows() const { return flows_; }
   const std::vector<Energy>& costs() const { return costs_; }
 
+  // From now on run() ends at a corner where pairs have no period. Without pairs it does at none.
+  void watch(const std::vector<Walk::Pair>& pairs);
+  // The period of the pairs at each corner, and -1 where there were none.
+  const std::vector<Time>& periods() const { return periods_; }
+
   // The optimal state at any T between the last recorded corner and the first; no solving from
   // zero. The reference is good until the next call.
   const Walk& at(Time t);
@@ -211,6 +227,8 @@ class Trace {
   std::vector<Energy> costs_;
   std::vector<Walk::Snapshot> snapshots_;  // of corner 0, stride_, 2 stride_, ...
   std::size_t stride_ = 1;
+  std::vector<Walk::Pair> pairs_;
+  std::vector<Time> periods_;
 };
 
 }  // namespace envplan

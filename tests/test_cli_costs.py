@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import done, refused, says, small_profile, told
-from envplan.costs import check_costs
+from envplan.costs.spending import check_costs
 from envplan.errors import InputError
 from envplan.plan import Plan
 

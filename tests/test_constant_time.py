@@ -84,7 +84,7 @@ def test_check_rejects_a_plan_that_forgets_an_extra_operation(tmp_path: Path) ->
     plan["stages"][1].pop()
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     assert_refused(
-        envplan("check", "plan.json", cwd=tmp_path), 2, "is nothing, but the schedule has optimizer"
+        envplan("check", "plan.json", cwd=tmp_path), 2, "stages[1] is a list of 4 values"
     )
 
 

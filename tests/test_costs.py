@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan import Frontier, Pipeline, trace_frontier
-from envplan.costs import (
-    Overheads,
-    Run,
-    check_costs,
-    priced,
-    tokens_per_iteration,
-)
+from envplan.costs import Overheads, Run, priced
 from envplan.costs.rates import Rate, read_rate
+from envplan.costs.spending import check_costs, tokens_per_iteration
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Plan
 from envplan.profile import Profile, ProfileMetadata

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.cores import use_cores
-from envplan.frontier import Relaxation, start, walk
+from envplan.frontier import Relaxation, repeat, start, walk
 from envplan.frontier.network import build_network
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
@@ -124,8 +124,9 @@ def test_long_pipeline_started_from_a_short_one_is_the_same(
 def test_pipeline_of_any_length_may_start_from_a_shorter_one(
     schedule: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "_FEW_OPERATIONS", 0)
-    monkeypatch.setattr(start, "_FEWEST_ROUNDS", min(2, CHUNKS[schedule]))
+    monkeypatch.setattr(repeat, "_FEW_OPERATIONS", 0)
+    monkeypatch.setattr(start, "_FEWEST_OPERATIONS", 0)
+    monkeypatch.setattr(repeat, "_FEWEST_ROUNDS", min(2, CHUNKS[schedule]))
     stages, chunks = 4, CHUNKS[schedule]
     microbatches = max(rounds, chunks) * stages + (0 if "inter" in schedule else rounds % stages)
     profile = noisy(Profile.builtin(f"a40-gpt3-1.3b-{stages * chunks}stage"))
@@ -154,6 +155,28 @@ def test_walk_that_ends_at_a_deadline_is_there_as_the_whole_walk_is(data: st.Dat
     assert np.array_equal(ended.state_at(deadline_ns)[0], whole.state_at(deadline_ns)[0])
 
 
+def alike_or_noisy(stages: int, even: bool) -> Profile:
+    """A profile whose stages are all alike, or all different."""
+    profile = noisy(Profile.builtin(f"a40-gpt3-1.3b-{stages}stage"))
+    profile = profile.adjusted(backward_input_share=0.5)
+    if not even:
+        return profile
+    return Profile.from_rows(
+        [
+            (stage, name, mhz, time / 1e9, energy / 1e15)
+            for name in ("forward", "backward", "backward_input", "backward_weight")
+            for stage in range(stages)
+            for mhz, time, energy in zip(
+                *(
+                    getattr(profile.table(1, name), column).tolist()
+                    for column in ("frequency_mhz", "time_ns", "energy_fj")
+                ),
+                strict=True,
+            )
+        ]
+    )
+
+
 @pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize(
     ("schedule", "microbatches"),
@@ -165,26 +188,11 @@ def test_walk_that_ends_at_a_deadline_is_there_as_the_whole_walk_is(data: st.Dat
 def test_state_of_one_deadline_is_that_of_the_frontier(
     schedule: str, microbatches: int, even: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "_FEW_OPERATIONS", 0)
+    monkeypatch.setattr(repeat, "_FEW_OPERATIONS", 0)
+    monkeypatch.setattr(start, "_FEWEST_OPERATIONS", 0)
     monkeypatch.setattr(start, "_FEWEST_LEVELS", 3)
     chunks = CHUNKS[schedule]
-    profile = noisy(Profile.builtin(f"a40-gpt3-1.3b-{4 * chunks}stage"))
-    profile = profile.adjusted(backward_input_share=0.5)
-    if even:
-        profile = Profile.from_rows(
-            [
-                (stage, name, mhz, time / 1e9, energy / 1e15)
-                for name in ("forward", "backward", "backward_input", "backward_weight")
-                for stage in range(4 * chunks)
-                for mhz, time, energy in zip(
-                    *(
-                        getattr(profile.table(1, name), column).tolist()
-                        for column in ("frequency_mhz", "time_ns", "energy_fj")
-                    ),
-                    strict=True,
-                )
-            ]
-        )
+    profile = alike_or_noisy(4 * chunks, even)
     pipeline = Pipeline(schedule, 4, microbatches, num_chunks=chunks)
     frontier = trace_frontier(pipeline, profile, blocking_power=POWER)
     span = frontier.min_energy_time_ns - frontier.min_time_ns
@@ -215,7 +223,7 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
         pieces.append(Relaxation(pipeline, profile, blocking_power=POWER).walk())
     use_cores(None)
     one, two = pieces
-    assert len(one._walk._main._traces) == (3 if microbatches == 24 else 1)
+    assert len(one._walk._main._traces) == 3
     for found in pieces:
         assert np.array_equal(found.times_ns, frontier.times_ns)
         assert found.slopes_uw[1:] == frontier.slopes_uw[1:]
@@ -224,3 +232,32 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
         time_ns = frontier.min_time_ns + int(span * part)
         assert np.array_equal(one.state_at(time_ns)[0], frontier.state_at(time_ns)[0])
         assert np.array_equal(one.state_at(time_ns)[1], two.state_at(time_ns)[1])
+
+
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize(
+    ("schedule", "microbatches"), [("1f1b", 40), ("zb-h1", 31), ("interleaved", 48)]
+)
+def test_frontier_that_a_short_pipeline_proves_is_that_of_the_walk(
+    schedule: str, microbatches: int, even: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeat, "_FEW_OPERATIONS", 0)
+    monkeypatch.setattr(repeat, "_FEW_ROUNDS", 0)
+    chunks = CHUNKS[schedule]
+    pipeline = Pipeline(schedule, 4, microbatches, num_chunks=chunks)
+    profile = alike_or_noisy(4 * chunks, even)
+    monkeypatch.setattr(start, "_MUCH_LONGER", 10**9)
+    walked = Relaxation(pipeline, profile, blocking_power=POWER).walk()
+    monkeypatch.setattr(start, "_MUCH_LONGER", 1)
+    monkeypatch.setattr(start, "_LEAST_PART", 0)
+    proved = Relaxation(pipeline, profile, blocking_power=POWER).walk()
+    lifted = [trace for trace in proved._walk._main._traces if isinstance(trace, repeat.Lifted)]
+    if schedule == "1f1b":  # of the others nothing is alike from round to round here
+        assert sum(len(trace.breakpoints()[0]) for trace in lifted) > len(walked.times_ns) / 4
+    assert np.array_equal(proved.times_ns, walked.times_ns)
+    assert proved.slopes_uw[1:] == walked.slopes_uw[1:]
+    assert np.array_equal(proved.energies, walked.energies)
+    span = walked.max_time_ns - walked.min_time_ns
+    for part in (0.0, 0.07, 0.31, 0.62, 0.93, 1.0):
+        time_ns = walked.min_time_ns + int(span * part)
+        assert np.array_equal(proved.state_at(time_ns)[0], walked.state_at(time_ns)[0])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
-from envplan.profile import Profile, builtin_profiles
+from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
-from envplan.solve.average_power import least_average_uw
+from envplan.solve.power_limits import least_average_uw
 from envplan.units import ns_from_s_floor, w_from_uw
 from envplan.verify import verify_plan
 from strategies import noisy, profiles
@@ -24,15 +24,6 @@ from strategies import noisy, profiles
 @pytest.fixture(scope="module")
 def frontier() -> Frontier:
     return trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
-
-
-@pytest.mark.parametrize("profile", builtin_profiles(), ids=lambda p: p.name)
-def test_every_built_in_profile_has_plans_within_a_fraction_of_a_percent(
-    profile: Profile,
-) -> None:
-    frontier = trace_frontier(Pipeline("1f1b", profile.num_stages, 12), profile)
-    for plan in frontier.sample_plans(3):
-        assert 0 <= plan.gap < 0.005
 
 
 def test_target_below_t_min_says_t_min(frontier: Frontier) -> None:
@@ -129,12 +120,6 @@ def test_waiting_that_costs_nothing_makes_slow_best_and_dear_waiting_makes_fast_
     dear = trace_frontier(pipeline, profile, blocking_power=3e3)
     assert free.min_energy_time > trace_frontier(pipeline, profile).min_energy_time
     assert dear.min_energy_time == dear.min_time
-
-
-def test_gpus_and_replicas_multiply_energy(frontier: Frontier) -> None:
-    more = trace_frontier(frontier.pipeline, frontier.profile, gpus_per_stage=2, replicas=5)
-    assert more.energy_at(more.min_time) == pytest.approx(10 * frontier.energy_at(more.min_time))
-    assert more.plan().energy == pytest.approx(10 * frontier.plan().energy)
 
 
 @pytest.mark.parametrize("microbatches", [3, 20])

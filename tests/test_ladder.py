@@ -62,14 +62,6 @@ def test_straggler_beyond_t_max_keeps_the_t_max_plan(frontier: Frontier) -> None
     assert until(plan, 10.0) == pytest.approx(bound_until(frontier, 10.0), rel=1e-9)
 
 
-def test_half_as_much_again_is_worth_more_than_waiting_after_t_star(frontier: Frontier) -> None:
-    straggler = 1.5 * frontier.min_time
-    saved = 1 - until(frontier.plan_for_straggler(straggler), straggler) / until(
-        frontier.plan(min_energy=True), straggler
-    )
-    assert saved > 0.02
-
-
 def test_slower_plans_lie_between_t_star_and_t_max(frontier: Frontier) -> None:
     slower = frontier.sample_plans(5, beyond=True)
     times = [frontier.min_energy_time, *(p.iteration_time for p in slower), frontier.slowest_time]

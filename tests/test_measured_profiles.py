@@ -20,7 +20,7 @@ from tools.sosp24.workloads import identify, job, profile_name
 
 from cli_helpers import envplan
 from envplan import Pipeline, Plan, Profile, builtin_profiles, trace_frontier
-from envplan.plan import beyond_raw_rows
+from envplan.plan.replayed import beyond_raw_rows
 from envplan.profile.smoothing import jumps, smooth_curve, wrong_steps
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
@@ -135,7 +135,7 @@ def _at_the_highest_clock(profile: Profile, count: int) -> tuple[float, float]:
 # Identification, on runs whose truth is known
 
 SMALL = Workload("a40", "gpt3-2.7b", "Small", 4, 12, 1, None, node_boundary=1)
-TRUE = Overheads(0.008, 0.006, 0.06, optimizer_s(SMALL))
+TRUE = Overheads((0.008,) * 4, 0.006, 0.06, optimizer_s(SMALL))
 LATENCY = 0.006
 CLOCKS = np.arange(1110, 1741, 15)
 
@@ -221,10 +221,56 @@ def test_a_late_change_of_clock_is_found_again(synthetic: Runs) -> None:
 
 def test_overheads_are_found_again(synthetic: Runs) -> None:
     found = find_overheads(synthetic)
-    assert found.load_s == pytest.approx(TRUE.load_s, rel=0.15)
+    assert np.mean(found.load_s) == pytest.approx(0.008, rel=0.15)
     assert found.node_transfer_s == pytest.approx(TRUE.node_transfer_s, rel=0.15)
     predicted = Replay(SMALL)(synthetic.time_s, found)
     assert np.abs(predicted / synthetic.iteration_time_s - 1).max() < 0.003
+
+
+def test_each_stage_s_load_is_found_where_each_is_the_slowest_in_some_runs(
+    synthetic: Runs,
+) -> None:
+    """A warm-up on a slower network does not move them."""
+    loads = (0.03, 0.008, 0.016, 0.004)
+    slowed = (np.arange(len(synthetic)) % 4)[:, None] == synthetic.stage
+    times = synthetic.time_s * np.where(slowed, 1.6, 1.0)
+    one_node = replace(SMALL, node_boundary=None)
+    true = replace(TRUE, load_s=loads, node_transfer_s=None)
+    iteration = Replay(one_node)(times, true)
+    iteration[0] *= 1.15
+    runs = replace(synthetic, workload=one_node, time_s=times, iteration_time_s=iteration)
+    assert find_overheads(runs).load_s == pytest.approx(loads, abs=0.001)
+
+
+def test_counts_on_the_critical_path_are_the_slopes_of_the_iteration_time(synthetic: Runs) -> None:
+    replay, step = Replay(SMALL), 1e-7
+    time, counts = replay.counted(synthetic.time_s, TRUE)
+    assert counts.shape == (len(synthetic), 4 + 2)
+    more = (0.008, 0.008 + step, 0.008, 0.008)
+    for changed, count in (
+        (replace(TRUE, load_s=more), counts[:, 1]),
+        (replace(TRUE, transfer_s=TRUE.transfer_s + step), counts[:, 4]),
+        (replace(TRUE, node_transfer_s=0.06 + step), counts[:, 5]),
+    ):
+        assert (replay(synthetic.time_s, changed) - time) / step == pytest.approx(count, abs=1e-3)
+
+
+@pytest.mark.parametrize("kept", ["a third", "envpipe", "one"])
+def test_a_profile_is_made_of_whatever_runs_there_are(synthetic: Runs, kept: str) -> None:
+    index = np.arange(len(synthetic))
+    runs = synthetic.take(
+        {"a third": index % 3 == 1, "envpipe": index > 25, "one": index == 9}[kept]
+    )
+    model = identify(runs, LATENCY)
+    assert np.isfinite(model.powers.power_w).all()
+    assert np.all(np.diff(model.times.time_s) <= 0)
+    expected = Replay(SMALL)(runs.time_s, model.overheads)
+    assert expected == pytest.approx(runs.iteration_time_s, rel=0.003)
+
+
+def test_runs_at_one_clock_are_refused(synthetic: Runs) -> None:
+    with pytest.raises(ValueError, match="all 2 runs are at one clock"):
+        identify(synthetic.take(np.array([0, 1])), LATENCY)
 
 
 def test_stages_that_take_turns_are_told_from_those_that_work_side_by_side(
@@ -278,9 +324,12 @@ def test_the_tools_replay_is_that_of_the_planner(synthetic: Runs) -> None:
     pipeline = Pipeline("1f1b", 4, 12, p2p_latency=described.p2p_latency_s, extras=described.extras)
     overheads = model.overheads
     mine = iter(synthetic.time_s[5])
-    constant = {"load": overheads.load_s, "optimizer": overheads.optimizer_s}
     times = [
-        constant[op.instruction] if op.instruction in constant else next(mine)
+        overheads.load_s[op.stage]
+        if op.instruction == "load"
+        else overheads.optimizer_s
+        if op.instruction == "optimizer"
+        else next(mine)
         for op in pipeline.operations
     ]
     makespan = pipeline.earliest_starts(np.round(np.array(times) * 1e9).astype(np.int64))[1]

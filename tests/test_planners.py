@@ -12,7 +12,7 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Plan, build_plan
 from envplan.plan.model import Target
 from envplan.planners import PLANNERS, ZeusGlobal, ZeusPerStage, planner_named
-from envplan.planners.ours import best_plan_beside
+from envplan.planners.comparison import OurPlans
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.solve import Frontier, trace_frontier
@@ -146,8 +146,12 @@ def test_our_plan_never_uses_more_than_one_it_has_seen(
     replay = drawn_replay(frontier, data)
     target = Target(kind="planner", deadline_s=s_from_ns(replay.makespan_ns))
     rival = build_plan(frontier, replay, target=target, planner="random")
-    ours = best_plan_beside(frontier, replay.makespan_ns, [rival])
-    assert ours.energy <= rival.energy
+    waits = data.draw(st.booleans())
+    ours = OurPlans([(frontier, rival)]).by(frontier, replay.makespan_ns, waits)
+    if waits:
+        assert not rival.uses_less_until_any_time_after(ours)
+    else:
+        assert ours.energy <= rival.energy
     assert ours.iteration_time <= rival.iteration_time
     assert ours.planner == "frontier"
     assert verify_plan(ours, frontier.profile)

@@ -13,10 +13,8 @@ from envplan.errors import InputError
 from envplan.frontier.network import Network
 from envplan.pipeline import Pipeline
 from envplan.planners import PLANNERS, Comparison, Entry, compare
-from envplan.planners.ours import best_plan_beside
 from envplan.profile import Profile, ProfileMetadata, builtin_paths
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import ns_from_s
 from envplan.verify import verify_plan
 from strategies import frontiers
 
@@ -70,6 +68,9 @@ def test_no_planner_beats_ours_on_a_built_in_profile(name: str) -> None:
     assert_nobody_beats_ours(comparison)
     fastest = entry(comparison, "frontier", "T_min")
     assert fastest.slowdown_percent <= 0
+    assert all(
+        0 <= e.plan.gap < 0.005 for e in comparison.entries if e.point in ("T_min", "T_star")
+    )
     assert entry(comparison, "envpipe").slowdown_percent < 1
 
 
@@ -157,22 +158,6 @@ def test_straggler_beyond_t_star_is_better_waited_for_slowly() -> None:
     assert max(e.straggler_savings_percent for e in comparison.entries) == pytest.approx(
         ours.straggler_savings_percent
     )
-
-
-def test_plan_to_wait_with_is_never_worse_than_one_it_is_shown() -> None:
-    frontier = traced()
-    late = 2 * frontier.slowest_time_ns
-    rivals = [
-        frontier.plan(),
-        frontier.max_frequency_plan(),
-        *frontier.sample_plans(3, beyond=True),
-    ]
-    for rival in rivals:
-        shown = best_plan_beside(frontier, ns_from_s(rival.iteration_time), [rival], waits=True)
-        assert shown.iteration_time <= rival.iteration_time
-        assert not rival.uses_less_until_any_time_after(shown)
-    best = best_plan_beside(frontier, late, rivals, waits=True)
-    assert not any(rival.uses_less_until_any_time_after(best) for rival in rivals)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_runs_that_end_a_nanosecond_late_are_late(makespans: list[int], after: i
 
 @pytest.fixture(scope="module")
 def a40() -> Frontier:
-    return trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
+    return trace_frontier(Pipeline("1f1b", 4, 4), Profile.builtin("a40-gpt3-1.3b-4stage"))
 
 
 def test_being_surer_takes_more_energy_and_never_less_than_an_exact_plan(a40: Frontier) -> None:

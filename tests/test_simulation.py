@@ -147,18 +147,6 @@ def test_critical_path_is_a_chain_as_long_as_the_iteration(made: tuple[Plan, Pro
         assert finish + lags[other] == timeline.operations[other].start_ns
 
 
-def test_bubble_before_the_critical_path_is_unusable() -> None:
-    profile = small_profile()
-    plan = planned(Pipeline("1f1b", 2, 2), profile, [0] * 8)
-    bubbles = simulate(plan, profile).bubbles
-    waits_for_the_first = next(b for b in bubbles if b.stage == 1)
-    assert waits_for_the_first.after is None
-    assert not waits_for_the_first.usable
-    before_the_first_backward = next(b for b in bubbles if b.stage == 0)
-    assert before_the_first_backward.usable
-    assert before_the_first_backward.usable_ns > 0
-
-
 def test_a_bubble_is_filled_no_further_than_the_clock_that_uses_least() -> None:
     profile = small_profile(stages=3)
     frontier = trace_frontier(Pipeline("1f1b", 3, 4), profile)
@@ -239,24 +227,6 @@ def test_an_operation_is_split_where_its_clock_changes() -> None:
     assert timeline.energy == 362.5
     changes = ((0, 1000), (250_000_000, 2000), (875_000_000, 1000))
     assert timeline.stages[0].clock_changes == changes
-
-
-def test_a_late_clock_lands_in_a_later_operation() -> None:
-    plan, profile = one_stage(HALVING, [0, 1])
-    timeline = simulate(plan, profile, switch_latency=1.5)
-    assert clocks(timeline, 0) == [(1000, 1.0, 100.0)]
-    # 2000 MHz comes 0.5 s into the backward, when a quarter of it is done; the rest takes 0.75 s
-    # and ends before 2.5 s, when the 1000 MHz come that the backward asked for at 1 s.
-    assert clocks(timeline, 1) == [(1000, 0.5, 50.0), (2000, 0.75, 225.0)]
-    assert timeline.stages[0].clock_changes == ((0, 1000), (1_500_000_000, 2000))
-
-
-def test_a_request_lands_though_another_has_been_made_since() -> None:
-    rows = [(0, "forward", 1000, 0.1, 10.0), (0, "forward", 2000, 0.05, 15.0), *HALVING[2:]]
-    plan, profile = one_stage(rows, [0, 1])
-    timeline = simulate(plan, profile, switch_latency=0.5)
-    # The forward's clock lands at 0.5 s, the backward's, asked for at 0.1 s, at 0.6 s.
-    assert clocks(timeline, 1) == [(1000, 0.4, 40.0), (2000, 0.1, 30.0), (1000, 1.4, 140.0)]
 
 
 def test_a_clock_that_is_not_listed_stands_for_the_nearest() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -9,14 +10,14 @@ from hypothesis import strategies as st
 from envplan.errors import InputError
 from envplan.planners import PLANNERS
 from envplan.sweep import read_config
-from envplan.sweep.config import MAX_POINTS, Grid, Point
+from envplan.sweep.config import MAX_POINTS, Point
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "sweep.toml"
 
 
 def points(folder: Path, text: str) -> list[Point]:
     (folder / "sweep.toml").write_text(text)
-    return read_config(folder / "sweep.toml").all_points()
+    return list(read_config(folder / "sweep.toml").points)
 
 
 def refused(folder: Path, text: str, *words: str) -> None:
@@ -66,6 +67,12 @@ def refused(folder: Path, text: str, *words: str) -> None:
             ("profile",),
             [("x-4stage",), ("x-8stage",), ("y",)],
         ),
+        # Whatever a point has may be a list.
+        (
+            'profiles = "a"\nswitch_latency = [0, 5]\nvp = [1, 2]',
+            ("chunks", "switch_latency"),
+            [(chunks, late) for chunks in (1, 2) for late in (0, 5)],
+        ),
         # What a grid has one of goes to all its points.
         (
             'profiles = ["a"]\np2p_latency = 0.001\ngpus_per_stage = 2\n'
@@ -87,8 +94,7 @@ def test_a_grid_is_every_combination_once_and_in_order(
     [
         ('planners = ["frontier", "zeus_global"]\nswitch_latency = 5', "zeus_global"),
         ('planners = ["zeus_global"]\npower_caps = [5]', "power_cap, which goes with planner"),
-        ("robust = 100", "grid.robust"),
-        ('extra = "coffee"', "load, all_reduce, reduce_scatter, optimizer, all_gather"),
+        ("robust = 100", "a point of grid: robust"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -119,7 +125,7 @@ def test_points_one_by_one_come_after_the_grid_and_twins_are_dropped(tmp_path: P
 def test_the_example_is_a_sweep() -> None:
     config = read_config(EXAMPLE)
     assert config.folder == EXAMPLE.parent
-    assert len({p.profile for p in config.all_points()}) == 2
+    assert len({p.profile for p in config.points}) == 2
 
 
 @settings(max_examples=40, deadline=None)
@@ -132,35 +138,30 @@ def test_the_example_is_a_sweep() -> None:
 def test_a_grid_has_the_product_of_its_lists(
     profiles: list[str], microbatches: list[int], planners: list[str], slowdowns: list[int]
 ) -> None:
-    grid = Grid.model_validate(
-        {
-            "profiles": profiles,
-            "microbatches": microbatches,
-            "planners": planners,
-            "slowdowns": slowdowns,
-        }
-    )
-    made = list(grid.points())
+    lists = {"profiles": profiles, "microbatches": microbatches, "planners": planners}
+    text = "".join(f"{key} = {value}\n" for key, value in {**lists, "slowdowns": slowdowns}.items())
+    with TemporaryDirectory() as folder:
+        made = points(Path(folder), f"[grid]\n{text}")
     free = sum(PLANNERS[planner].takes_target for planner in planners)
     each = free * max(1, len(slowdowns)) + len(planners) - free
-    assert len(set(made)) == len(profiles) * len(microbatches) * each
-    assert len(made) == grid.size()
+    assert len(set(made)) == len(made) == len(profiles) * len(microbatches) * each
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[grid]\nprofiles = ["a"]\nmicrobatch = [2]\n', ("grid.microbatch is not a field",)),
-        ("[grid]\nmicrobatches = [2]\n", ("grid.profiles is missing",)),
-        ("[grid]\nprofiles = []\n", ("grid.profiles", "at least 1")),
-        ('[grid]\nprofiles = "a"\n', ("grid.profiles", "list")),
-        ('[grid]\nprofiles = ["a"]\nmicrobatches = [2.5]\n', ("grid.microbatches[0]", "2.5")),
-        ('[grid]\nprofiles = ["a"]\nschedules = ["1f1b", "x"]\n', ("grid.schedules[1]", "gpipe")),
-        ('[grid]\nprofiles = ["a"]\nplanners = ["x"]\n', ("grid.planners[0]", "zeus_global")),
-        ('[grid]\nprofiles = ["a"]\ntarget_times = [inf]\n', ("grid.target_times[0]", "finite")),
-        ('[grid]\nprofiles = ["a"]\nstages = [4]\n', ("grid should have", "{stages}")),
-        ('[grid]\nprofiles = ["{stages}"]\n', ("grid should have", "{stages}")),
-        ('[grid]\nprofiles = ["a"]\nseeds = [1, 2]\n', ("a point of grid has a seed", "noise")),
+        (
+            '[grid]\nprofiles = ["a"]\nmicrobatch = [2]\n',
+            ("a point of grid: microbatch is not a field",),
+        ),
+        ("[grid]\nmicrobatches = [2]\n", ("profile is missing",)),
+        ("[grid]\nprofiles = []\n", ("profile is missing",)),
+        ('[grid]\nprofiles = ["a"]\nmicrobatches = [2.5]\n', ("microbatches should be", "2.5")),
+        ('[grid]\nprofiles = ["a"]\nschedules = ["1f1b", "x"]\n', ("schedule should be", "gpipe")),
+        ('[grid]\nprofiles = ["a"]\nplanners = ["x"]\n', ("planner should be", "zeus_global")),
+        ('[grid]\nprofiles = ["a"]\ntarget_times = [inf]\n', ("target_time", "finite")),
+        ('[grid]\nprofiles = ["a"]\nstages = [4]\n', ("stages is not a field",)),
+        ('[grid]\nprofiles = ["a"]\nseeds = [1, 2]\n', ("a point of grid: has a seed", "noise")),
         ('[[points]]\nprofile = "a"\nslowdown = 0\nmin_energy = true\n', ("points[0]", "slowdown")),
         (
             '[[points]]\nprofile = "a"\n[[points]]\nprofile = "a"\nplanner = "envpipe"\n'

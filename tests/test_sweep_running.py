@@ -236,15 +236,6 @@ def test_a_point_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     assert result.rows[4].t_min_s is not None
 
 
-def test_a_frontier_that_cannot_be_traced_fails_each_of_its_points(tmp_path: Path) -> None:
-    text = grid(
-        profiles=["profile.csv"], schedules=["interleaved", "1f1b"], chunks=[2], slowdowns=[0, 1]
-    )
-    result = swept(tmp_path, text)
-    assert [row.error is None for row in result.rows] == [True, True, False, False]
-    assert result.rows[2].error == result.rows[3].error
-
-
 def test_errors_that_may_pass_are_tried_again_and_others_are_not(tmp_path: Path) -> None:
     text = grid(profiles=["profile.csv"], target_times=[1e-3, 50.0])
     with mock.patch.object(work, "trace_frontier", side_effect=MemoryError("no more")):

@@ -23,7 +23,6 @@ from envplan.profile import Profile
 from envplan.replay import Machine
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import ns_from_s
 from envplan.verify import verify_plan
 from plan_checks import bound_until, until
 
@@ -43,17 +42,7 @@ AT_TWO_CLOCKS = [
 @pytest.fixture(scope="module")
 def a40() -> Frontier:
     profile = Profile.builtin("a40-gpt3-1.3b-4stage")
-    return trace_frontier(Pipeline("1f1b", 4, 8), profile)
-
-
-@pytest.mark.parametrize("slowdown", [0.0, 0.01])
-def test_clocks_that_come_sooner_save_no_less(a40: Frontier, slowdown: float) -> None:
-    latencies = [20.0, 2.0, 0.5, 0.01]
-    plans = [a40.plan(slowdown=slowdown, switch_latency=ms / 1000) for ms in latencies]
-    saved = [plan.predicted.savings_percent for plan in plans]
-    for k in range(1, len(saved)):
-        # Choices are found by search; what it may miss from one latency to the next is this much.
-        assert saved[k] >= max(saved[:k]) - 0.05
+    return trace_frontier(Pipeline("1f1b", 4, 4), profile)
 
 
 def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
@@ -186,9 +175,9 @@ def test_replicas_that_wait_look_up_plans_for_the_same_clocks(a40: Frontier) -> 
     plan = a40.plan(slowdown=0.01, switch_latency=0.05)
     report = simulate_cluster(plan, a40.profile, a40, slowdowns=[{0: 1.2}], replicas=4)
     (iteration,) = report.iterations
-    assert plan.iteration_time * 1e9 < iteration.followed_time_ns <= iteration.sync_time_ns
-    looked_up = a40.plan(sync_time=iteration.sync_time_ns / 1e9, switch_latency=0.05)
-    assert iteration.followed_time_ns == ns_from_s(looked_up.iteration_time)
+    assert plan.iteration_time < iteration.followed_time_s <= iteration.sync_time_s
+    looked_up = a40.plan(sync_time=iteration.sync_time_s, switch_latency=0.05)
+    assert iteration.followed_time_s == looked_up.iteration_time
 
 
 @pytest.mark.parametrize("latency", [0.005, 0.02, 0.05])

@@ -12,14 +12,16 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import BaseModel, Field
 
 from envplan._tables import read_table
-from envplan.costs import Pair, Run, pairs
+from envplan.costs import Run
+from envplan.costs.model import Pair
+from envplan.costs.spending import pairs
 from envplan.errors import InputError
 from envplan.frontier import Progress
 from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
@@ -28,8 +30,9 @@ from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.request import Effort
 from envplan.simulation import PLANNED, Conditions
-from envplan.solve import LADDER, Frontier, ladder, trace_job
-from envplan.solve.search import plans_by, with_late_parts
+from envplan.solve import Frontier, trace_job
+from envplan.solve.frontier import LADDER
+from envplan.solve.search import ladder, plans_by, with_late_parts
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
@@ -66,25 +69,25 @@ class _Slowdown(BaseModel):
 
 
 class ClusterIteration(NamedTuple):
-    """One iteration of the whole cluster, in three ways of running it.
+    """One iteration of the whole cluster, in three ways of running it; energies over all GPUs.
 
     Attributes:
         stragglers: how many replicas are slower than the plan.
-        baseline_time_ns: when the last replica has finished, all at maximum frequency; ns.
-        sync_time_ns: the same with the plan; ns.
-        followed_time_ns: iteration time of the plan that the other replicas follow, ns.
-        baseline_fj: all at maximum frequency, fJ.
-        plan_fj: all with the plan, the others waiting for the stragglers, fJ.
-        energy_fj: the others with the plan looked up for T', fJ.
+        sync_time_s: when the last replica has finished with the plan.
+        followed_time_s: iteration time of the plan that the other replicas follow.
+        baseline_energy_j: all at maximum frequency.
+        plan_energy_j: all with the plan, the others waiting for the stragglers.
+        energy_j: the others with the plan looked up for T'.
+        baseline_time_s: as sync_time_s, all at maximum frequency.
     """
 
     stragglers: int
-    baseline_time_ns: int
-    sync_time_ns: int
-    followed_time_ns: int
-    baseline_fj: int
-    plan_fj: int
-    energy_fj: int
+    sync_time_s: float
+    followed_time_s: float
+    baseline_energy_j: float
+    plan_energy_j: float
+    energy_j: float
+    baseline_time_s: float
 
 
 @dataclass(frozen=True)
@@ -111,39 +114,38 @@ class ClusterReport:
         """GPUs of the whole cluster."""
         return self.replicas * self.num_stages * self.gpus_per_stage
 
-    @cached_property
-    def _total(self) -> ClusterIteration:
-        return ClusterIteration(*map(sum, zip(*self.iterations, strict=True)))
+    def _sum(self, name: str) -> float:
+        return math.fsum(getattr(one, name) for one in self.iterations)
 
     @property
     def time(self) -> float:
         """s that all iterations take with the plan."""
-        return s_from_ns(self._total.sync_time_ns)
+        return self._sum("sync_time_s")
 
     @property
     def baseline_energy(self) -> float:
         """J with everything at maximum frequency."""
-        return j_from_fj(self._total.baseline_fj)
+        return self._sum("baseline_energy_j")
 
     @property
     def plan_energy(self) -> float:
         """J with the plan everywhere, whoever straggles."""
-        return j_from_fj(self._total.plan_fj)
+        return self._sum("plan_energy_j")
 
     @property
     def energy(self) -> float:
         """J with the plan, and with those looked up while somebody straggles."""
-        return j_from_fj(self._total.energy_fj)
+        return self._sum("energy_j")
 
     @property
     def intrinsic_savings(self) -> float:
         """J that the plan saves."""
-        return j_from_fj(self._total.baseline_fj - self._total.plan_fj)
+        return self.baseline_energy - self.plan_energy
 
     @property
     def extrinsic_savings(self) -> float:
         """J that looking plans up for the stragglers' time saves on top."""
-        return j_from_fj(self._total.plan_fj - self._total.energy_fj)
+        return self.plan_energy - self.energy
 
     def costs(self, run: Run) -> tuple[Pair, Pair | None]:
         """What an iteration costs on average, and what a run of many does.
@@ -151,7 +153,7 @@ class ClusterReport:
         Raises:
             InputError: a rate ends before the run does.
         """
-        count, usual_s = len(self.iterations), s_from_ns(self._total.baseline_time_ns)
+        count, usual_s = len(self.iterations), self._sum("baseline_time_s")
         before = usual_s / count, self.baseline_energy / count
         return pairs(before, (self.time / count, self.energy / count), run, self.num_gpus)
 
@@ -161,6 +163,9 @@ class ClusterReport:
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON types; iterations that are alike are listed one by one."""
+        iterations = [one._asdict() for one in self.iterations]
+        for one in iterations:
+            del one["baseline_time_s"]
         return {
             "gpus": self.num_gpus,
             "replicas": self.replicas,
@@ -175,17 +180,7 @@ class ClusterReport:
             "extrinsic_savings_j": self.extrinsic_savings,
             "intrinsic_savings_percent": self.percent(self.intrinsic_savings),
             "extrinsic_savings_percent": self.percent(self.extrinsic_savings),
-            "iterations": [
-                {
-                    "stragglers": one.stragglers,
-                    "sync_time_s": s_from_ns(one.sync_time_ns),
-                    "followed_time_s": s_from_ns(one.followed_time_ns),
-                    "baseline_energy_j": j_from_fj(one.baseline_fj),
-                    "plan_energy_j": j_from_fj(one.plan_fj),
-                    "energy_j": j_from_fj(one.energy_fj),
-                }
-                for one in self.iterations
-            ],
+            "iterations": iterations,
         }
 
 
@@ -462,10 +457,10 @@ def _iteration(
     end_ns, energy_fj = all_until(followed, own, times)
     return ClusterIteration(
         stragglers=len(factors),
-        baseline_time_ns=baseline_ns,
-        sync_time_ns=end_ns,
-        followed_time_ns=followed.time_ns,
-        baseline_fj=baseline_fj,
-        plan_fj=all_until(own, own, times)[1],
-        energy_fj=energy_fj,
+        sync_time_s=s_from_ns(end_ns),
+        followed_time_s=s_from_ns(followed.time_ns),
+        baseline_energy_j=j_from_fj(baseline_fj),
+        plan_energy_j=j_from_fj(all_until(own, own, times)[1]),
+        energy_j=j_from_fj(energy_fj),
+        baseline_time_s=s_from_ns(baseline_ns),
     )

@@ -23,21 +23,10 @@ from envplan._files import AnyPath, atomic_write
 from envplan._model import Document, Index, Model, check_stated
 from envplan._tables import read_table
 from envplan.errors import InputError, NoAnswerError
-from envplan.plan import (
-    Baseline,
-    Job,
-    Plan,
-    ProfileReference,
-    Rung,
-    as_referenced,
-    check_reference,
-    find_profile,
-    gap_over,
-    problem_of,
-    rung_rows,
-    target_of,
-)
-from envplan.plan.build import plan_of
+from envplan.plan import Job, Plan, Rung, as_referenced, check_reference, find_profile, rung_rows
+from envplan.plan.build import gap_over, plan_of, target_of
+from envplan.plan.model import Baseline, ProfileReference
+from envplan.plan.replayed import problem_of
 from envplan.request import Request
 from envplan.units import fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
 
@@ -198,10 +187,11 @@ class FrontierFile(Document):
         deadline, request = min(target_time, self.t_star_s), Request.asking(target_time)
         return plan_of(
             in_time[-1].replayed("the plan", problem),
-            job=self.job,
+            self.job,
+            fj_from_j(self.energy_at(deadline)),
             profile=self.profile,
             target=target_of(request, ns_from_s_floor(deadline)),
-            bound_fj=fj_from_j(self.energy_at(deadline)),
+            planner="frontier",
             request=request,
         )
 

@@ -8,7 +8,7 @@ says of it, to the ns and fJ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -22,7 +22,6 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.graph import predecessors
 from envplan.profile import OptionTable, Profile
-from envplan.units import s_from_ns
 
 __all__ = [
     "Machine",
@@ -420,30 +419,14 @@ class Replay:
                 changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
         return changes
 
-    def holds_ns(self, stage: int) -> NDArray[np.int64]:
-        """How long after each of a stage's requests the next one comes, int64 (k,), ns.
-
-        After the last of an iteration comes the first of the next, which begins at the makespan.
-        """
-        at = self.requests(stage).at_ns
-        return np.concatenate([at[1:], at[:1] + self.makespan_ns]) - at
-
-    def hold_shortage_ns(self, hold_ns: int) -> int:
-        """What is missing until all requests are hold_ns apart, summed up, ns."""
-        stages = range(self.problem.pipeline.num_stages)
-        return sum(int(np.maximum(0, hold_ns - self.holds_ns(stage)).sum()) for stage in stages)
-
-    def first_short_hold(self, hold_ns: int) -> str | None:
-        """The first request that comes less than hold_ns before the next; None if none does."""
+    def short_holds(self, hold_ns: int) -> Iterator[tuple[int, int, int]]:
+        """Requests that the next one follows sooner: (stage, when, how long after), ns, by stage
+        and time. After the last of an iteration comes the first of the next."""
         for stage in range(self.problem.pipeline.num_stages):
-            holds = zip(self.requests(stage).at_ns, self.holds_ns(stage), strict=True)
-            for at, held in holds:
-                if held < hold_ns:
-                    return (
-                        f"stage {stage} asks for a clock at {s_from_ns(at)!r} s and for another "
-                        f"one {s_from_ns(held)!r} s later"
-                    )
-        return None
+            at = self.requests(stage).at_ns
+            held = np.concatenate([at[1:], at[:1] + self.makespan_ns]) - at
+            for k in np.flatnonzero(held < hold_ns).tolist():
+                yield stage, int(at[k]), int(held[k])
 
 
 class Score(NamedTuple):
@@ -529,6 +512,6 @@ class Search:
         """
         return self._kernel.improve(rows, moves, heat, seed)
 
-    def constant(self, *, by_table: bool = False) -> Rows:
-        """The best rows found with one clock a stage, or one row a stage and table, int32 (N,)."""
-        return self._kernel.constant(by_table, _CONSTANT_PASSES)
+    def constant(self) -> Rows:
+        """The best rows found with one clock a stage, int32 (N,)."""
+        return self._kernel.constant(False, _CONSTANT_PASSES)

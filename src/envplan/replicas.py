@@ -13,12 +13,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Pair, Run, pairs
+from envplan.costs import Run
+from envplan.costs.model import Pair
+from envplan.costs.spending import pairs
 from envplan.errors import NoAnswerError
 from envplan.limits import (
     AnyLimit,
@@ -27,14 +29,14 @@ from envplan.limits import (
     HoldsWithProbability,
     PeakPower,
 )
-from envplan.plan import Plan, gap_over, replay_plan
-from envplan.plan.build import baseline, percent, predict
+from envplan.plan import Plan, replay_plan
+from envplan.plan.build import baseline, gap_over, percent, predict
 from envplan.planners.base import Planner, answer
 from envplan.profile import Profile
 from envplan.request import Deadline, Request
 from envplan.simulation import PLANNED, Conditions
 from envplan.solve import Frontier, solve, trace_frontier
-from envplan.solve.search import cheapest_times, first_between
+from envplan.solve.search import Deadlines
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 __all__ = [
@@ -135,9 +137,6 @@ class ReplicaPlans:
         return {key: value for key, value in document.items() if value is not None}
 
 
-_STEPS: Final = 12  # of the search for the least time
-
-
 def plan_replicas(
     frontiers: Sequence[Frontier], request: Request | None = None, planner: Planner | None = None
 ) -> ReplicaPlans:
@@ -165,17 +164,16 @@ def plan_replicas(
             return together.cheapest()
 
 
-class _Together:
+class _Together(Deadlines[ReplicaPlans]):
     """Several kinds of replicas as one: a common time costs the sum of what it costs each."""
 
     def __init__(self, frontiers: Sequence[Frontier], request: Request) -> None:
+        gpus = sum(one.num_gpus * one.pipeline.num_stages for one in frontiers)
+        super().__init__(self, request, gpus)
         self.frontiers = frontiers
-        self.request = request
-
-    @property
-    def min_time_ns(self) -> int:
-        """T_min of all together, ns: that of the slowest."""
-        return max(frontier.min_time_ns for frontier in self.frontiers)
+        #: T_min and T_max of all together, ns: those of the slowest.
+        self.min_time_ns = max(frontier.min_time_ns for frontier in frontiers)
+        self.slowest_time_ns = max(frontier.slowest_time_ns for frontier in frontiers)
 
     @cached_property
     def times_ns(self) -> NDArray[np.int64]:
@@ -236,17 +234,13 @@ class _Together:
         except NoAnswerError:
             if self.request.straggler_time_s is None:
                 raise
-            found = self._tried(min(asked_ns, self.min_energy_time_ns)) or self._fastest
-            if found is None or ns_from_s(found.sync_time) > asked_ns:
+            found = self.tried(min(asked_ns, self.min_energy_time_ns)) or self.fastest()
+            if ns_from_s(found.sync_time) > asked_ns:
                 raise
             return found
 
-    def by(self, time_ns: int) -> ReplicaPlans:
-        """Plans of least energy that all end by a time and keep all limits.
-
-        Raises:
-            NoAnswerError: there are none.
-        """
+    def by(self, time_ns: int, *, waits: bool = False) -> ReplicaPlans:
+        """As Deadlines.by; replicas always wait for each other."""
         deadline = Deadline(kind="sync-time", time_s=s_from_ns(time_ns))
         plans = tuple(
             solve(
@@ -291,42 +285,9 @@ class _Together:
         least_fj = self.bound_fj(ns_from_s(max(plan.iteration_time for plan in plans)))
         return ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
 
-    def fastest(self) -> ReplicaPlans:
-        """Plans of the least time found that keep all limits."""
-        return self._fastest or self.by(max(f.slowest_time_ns for f in self.frontiers))
-
-    @cached_property
-    def _fastest(self) -> ReplicaPlans | None:
-        star, latest = self.min_energy_time_ns, max(f.slowest_time_ns for f in self.frontiers)
-        spans = ((self.min_time_ns - 1, star), (star, latest))
-        found = (first_between(*span, self._tried, _STEPS) for span in spans)
-        return next((plans for plans in found if plans is not None), None)
-
-    def cheapest(self) -> ReplicaPlans:
-        """Plans whose run costs least by its deadline."""
-        run = self.request.run
-        assert run is not None
-        assert run.iterations is not None
-        assert run.deadline_s is not None
-        gpus = sum(one.num_gpus * one.pipeline.num_stages for one in self.frontiers)
-        found: list[tuple[float, ReplicaPlans]] = []
-        for cost, time_ns in cheapest_times(self, run, gpus):
-            if found and cost >= min(spends for spends, _ in found):
-                break
-            # Where what is cheapest breaks a limit, so does all that is faster.
-            plans = self._tried(time_ns) or self._fastest
-            if plans is not None and plans.sync_time * run.iterations <= run.deadline_s:
-                assert plans.costs is not None
-                found.append((plans.costs.plan.amount(run.minimized), plans))
-        if not found:
-            raise NoAnswerError("no plans were found that keep all limits by the run's deadline")
-        return min(found, key=lambda each: each[0])[1]
-
-    def _tried(self, time_ns: int) -> ReplicaPlans | None:
-        try:
-            return self.by(time_ns)
-        except NoAnswerError:
-            return None
+    def taken(self, answer: ReplicaPlans) -> tuple[float, float]:
+        """As Deadlines.taken, until the slowest has finished."""
+        return answer.sync_time, answer.energy
 
     def _shares(self, frontier: Frontier) -> list[AnyLimit]:
         """The limits that one kind keeps so that all together keep the request's."""

@@ -19,8 +19,9 @@ from envplan._model import Model
 from envplan._notebook import html_of
 from envplan.noise import time_factors
 from envplan.pipeline import Operation, Pipeline
-from envplan.plan import Job, Plan, Target, machine_of, replay_plan
+from envplan.plan import Job, Plan, Target, replay_plan
 from envplan.plan.build import plan_of
+from envplan.plan.replayed import machine_of
 from envplan.profile import OptionTable, Profile, pieces
 from envplan.replay import Machine, Replay
 from envplan.request import MAX_LATENCY_S
@@ -415,10 +416,10 @@ class Timeline:
         highest = problem.replay(problem.max_frequency_rows)
         plan = plan_of(
             highest,
-            job=job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None}),
+            job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None}),
+            0,
             profile=self.plan.profile,
             target=Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns)),
-            bound_fj=0,
             planner="max_frequency",
         )
         return Timeline.of(plan, self.profile, [highest], 0)

@@ -6,21 +6,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from envplan._model import check_stated
-from envplan.costs import check_costs
+from envplan.costs.spending import check_costs
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import Progress, Relaxation
 from envplan.limits import PeakPower, Setting
-from envplan.plan import (
-    Plan,
-    Rung,
-    as_referenced,
-    check_operations,
-    check_reference,
-    replay_plan,
-    rung_rows,
-)
+from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
 from envplan.plan.build import baseline, predict, until_straggler
 from envplan.plan.model import Predicted, told_request
+from envplan.plan.replayed import check_operations
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.solve import trace_job

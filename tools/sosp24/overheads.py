@@ -1,10 +1,12 @@
 """What an iteration takes beside its operations: transfers, and a constant time a microbatch.
 
 Replaying the measured times of operations through the dependencies of 1F1B is short of the measured
-iteration. What is missing is described by three constants of a workload:
+iteration. What is missing is described by a few constants of a workload:
 
 - `load_s`: before each forward a stage is busy with something that no clock changes (loading,
   receiving, launching). It delays whatever the stage does next, so it counts on the critical path.
+  Each stage has its own: the first one decodes images, others hand on more tensors. A stage that no
+  run was slowed down by has about what the others have.
 - `transfer_s`: from the end of an operation to the start of one on the neighbour that needs its
   output. It delays only who waits, so plans whose stages are all near the limit show it and plans
   with one slow stage hide it. EnvPipe's plans show it best.
@@ -14,9 +16,8 @@ iteration. What is missing is described by three constants of a workload:
   iteration is as long as both stages' work together, where it should be as long as one's.
 
 All of them are found by least squares over the runs; whether stages take turns by which of the two
-fits better. The optimizer's step cannot be told from
-`load_s` in runs that all have the same number of microbatches: it is calculated from the bytes that
-it moves.
+fits better. The optimizer's step cannot be told from `load_s` in runs that all have the same number
+of microbatches: it is calculated from the bytes that it moves.
 """
 
 from __future__ import annotations
@@ -47,13 +48,16 @@ _BYTES_A_PARAMETER: Final = 30
 #: What is reached of the memory's bandwidth, GB/s: 80% of 1935 (A100 PCIe 80 GB) and 696 (A40).
 _BANDWIDTH_GBS: Final = {"a100": 1550, "a40": 560}
 
-#: What a transfer takes within a node and between two, s: they decide where the runs do not, as
-#: where one stage is slower than all others in each of them.
-_USUAL_TRANSFER_S: Final = np.array([0.005, 0.05])
-#: How much a transfer twice as long as usual counts, as a relative error of one run.
-_UNUSUAL: Final = 2e-3
-#: How much a run counts that is none of Perseus's plans: warm-ups, and EnvPipe's.
-_OTHER_RUN: Final = 0.1
+#: What load takes, and a transfer within a node and between two, s: they decide where the runs do
+#: not, as where one stage is slower than all others in each of them.
+_USUAL_S: Final = np.array([0.01, 0.005, 0.05])
+#: How much each of these counts when it is twice as long, as a relative error of one run.
+_UNUSUAL: Final = np.array([1e-3, 5e-3, 5e-3])
+#: How much a stage's load 3 ms off the mean of all counts, likewise.
+_UNEVEN: Final = 1e-3 / 0.003
+#: A run that is none of Perseus's plans, a warm-up or EnvPipe's, counts less and less once it is
+#: off by more than this: where the network holds up T5, no model is right about all of them.
+_FAR_OFF: Final = 0.02
 
 # Standard error of an iteration's mean, as a fraction of it, that only a stall explains.
 _STALL: Final = 0.002
@@ -66,14 +70,14 @@ class Overheads:
     """Constant times of a workload, s.
 
     Attributes:
-        load_s: before each forward, on each stage.
+        load_s: before each forward, of each stage, (S).
         transfer_s: to a neighbour on the same node.
         node_transfer_s: to a neighbour on the other node; None where there is one node.
         optimizer_s: at the end, on each stage.
         in_turn: whether the stages at the network take turns.
     """
 
-    load_s: float
+    load_s: tuple[float, ...]
     transfer_s: float
     node_transfer_s: float | None
     optimizer_s: float
@@ -102,23 +106,36 @@ class Replay:
 
     def __call__(self, time_s: FloatArray, overheads: Overheads) -> FloatArray:
         """Iteration time of each run, (R), from the times of its operations, (R, N)."""
+        return self.counted(time_s, overheads)[0]
+
+    def counted(self, time_s: FloatArray, overheads: Overheads) -> tuple[FloatArray, FloatArray]:
+        """Iteration times, (R), and how often each constant is on the critical path, (R, S + 2).
+
+        The constants are the load of each stage, the transfer within a node and between nodes.
+        """
+        stages, runs = self._workload.num_stages, len(time_s)
         lags = overheads.boundaries(self._workload)
-        times = np.ascontiguousarray(time_s.T)
-        finish = np.zeros(times.shape)
-        for i, forward, before, needed in self._steps[overheads.in_turn]:
-            start = np.zeros(times.shape[1]) if before is None else finish[before]
+        finish = np.zeros((time_s.shape[1], runs, 1 + stages + 2))  # time, then the counts
+        for i, stage, forward, before, needed in self._steps[overheads.in_turn]:
+            at = finish[i]
+            if before is not None:
+                at[:] = finish[before]
             if forward:
-                start = start + overheads.load_s
+                at[:, 0] += overheads.load_s[stage]
+                at[:, 1 + stage] += 1
             for other, boundary in needed:
-                start = np.maximum(start, finish[other] + lags[boundary])
-            finish[i] = start + times[i]
-        last: FloatArray = finish.max(0) + overheads.optimizer_s
-        return last
+                later = finish[other, :, 0] + lags[boundary] > at[:, 0]
+                at[later] = finish[other, later]
+                at[later, 0] += lags[boundary]
+                at[later, 1 + stages + (boundary == self._workload.node_boundary)] += 1
+            at[:, 0] += time_s[:, i]
+        last = finish[finish[:, :, 0].argmax(0), np.arange(runs)]
+        return last[:, 0] + overheads.optimizer_s, last[:, 1:]
 
 
-#: An operation, whether it is a forward, the one before it on its stage, and those it needs from a
-#: neighbour with the boundary between them.
-_Step = tuple[int, bool, int | None, list[tuple[int, int]]]
+#: An operation, its stage, whether it is a forward, the one before it on its stage, and those it
+#: needs from a neighbour with the boundary between them.
+_Step = tuple[int, int, bool, int | None, list[tuple[int, int]]]
 
 
 def _steps(workload: Workload, in_turn: bool) -> list[_Step]:
@@ -131,7 +148,7 @@ def _steps(workload: Workload, in_turn: bool) -> list[_Step]:
         others = [(j, min(stage, operations[j].stage)) for j, _ in waits[i]]
         before = next((j for j, _ in others if operations[j].stage == stage), None)
         needed = [(j, boundary) for j, boundary in others if operations[j].stage != stage]
-        steps.append((i, operations[i].instruction == "forward", before, needed))
+        steps.append((i, stage, operations[i].instruction == "forward", before, needed))
     return steps
 
 
@@ -164,23 +181,39 @@ def irregular(runs: Runs, in_turn: bool = False) -> FloatArray:
 def find_overheads(runs: Runs, replay: Replay | None = None) -> Overheads:
     """The constants that bring the replays of the runs' measured times to their iterations'."""
     replay = replay or Replay(runs.workload)
-    two_nodes = runs.workload.node_boundary is not None
+    stages, two_nodes = runs.workload.num_stages, runs.workload.node_boundary is not None
     typical = runs.iteration_time_s - irregular(runs)
     step = optimizer_s(runs.workload)
-
-    weight = np.where(runs.planned, 1.0, _OTHER_RUN)
+    lags = 1 + two_nodes
+    # Rows of what is unlikely: loads that differ from stage to stage, and unusual constants.
+    unlikely = np.zeros((stages + 1 + lags, stages + lags))
+    unlikely[:stages, :stages] = _UNEVEN * (np.eye(stages) - 1 / stages)
+    weights = (_UNUSUAL / _USUAL_S)[: 1 + lags]
+    unlikely[stages, :stages] = weights[0] / stages
+    unlikely[stages + 1 :, stages:] = np.diag(weights[1:])
+    expected = np.concatenate([np.zeros(stages), _UNUSUAL[: 1 + lags]])
 
     def overheads(values: FloatArray, in_turn: bool) -> Overheads:
-        node = float(values[2]) if two_nodes else None
-        return Overheads(float(values[0]), float(values[1]), node, step, in_turn)
+        load_s, (transfer_s, *node) = values[:stages].tolist(), values[stages:].tolist()
+        return Overheads(tuple(load_s), transfer_s, node[0] if node else None, step, in_turn)
 
     def errors(values: FloatArray, in_turn: bool) -> FloatArray:
-        short = weight * (replay(runs.time_s, overheads(values, in_turn)) / typical - 1)
-        usual = _USUAL_TRANSFER_S[: 1 + two_nodes]
-        unusual = (values[1:] / usual - 1) * _UNUSUAL
-        return np.concatenate([short, unusual])
+        short = replay(runs.time_s, overheads(values, in_turn)) / typical - 1
+        return np.concatenate([short, unlikely @ values - expected])
 
-    nothing = Overheads(0.0, 0.0, 0.0, step)
+    def slopes(values: FloatArray, in_turn: bool) -> FloatArray:
+        _, counts = replay.counted(runs.time_s, overheads(values, in_turn))
+        return np.vstack([counts[:, : len(values)] / typical[:, None], unlikely])
+
+    far = np.concatenate([~runs.planned, np.zeros(len(expected), bool)])
+
+    def loss(squares: FloatArray) -> FloatArray:
+        """Cauchy's for what may be far off, squares for the rest; with two derivatives, (3, n)."""
+        near = 1 + np.where(far, squares, 0)
+        plain = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
+        return np.where(far, np.stack([np.log(near), 1 / near, -(near**-2)]), plain)
+
+    nothing = Overheads((0.0,) * stages, 0.0, 0.0, step)
     missing = float(np.median(typical - replay(runs.time_s, nothing)))
     a_microbatch = max(missing, 0.0) / runs.workload.num_microbatches
     # The makespan has kinks, so a search may stop early: it starts where load takes all of what is
@@ -188,14 +221,15 @@ def find_overheads(runs: Runs, replay: Replay | None = None) -> Overheads:
     fits = []
     for in_turn in (False, True)[: 1 + two_nodes]:
         for part, lag in ((1.0, 0.005), (0.5, 0.02), (0.05, a_microbatch)):
-            first = np.array([part * a_microbatch, lag, max(lag, 0.05)][: 2 + two_nodes])
             fit = least_squares(
                 errors,
-                first,
+                np.array([part * a_microbatch] * stages + [lag, max(lag, 0.05)][:lags]),
+                slopes,
                 bounds=(0, np.inf),
-                x_scale=np.maximum(first, 1e-3),
-                diff_step=1e-2,
-                max_nfev=20,
+                x_scale=0.01,
+                loss=loss,
+                f_scale=_FAR_OFF,
+                max_nfev=30,
                 args=(in_turn,),
             )
             fits.append((float(fit.cost), in_turn, fit.x))

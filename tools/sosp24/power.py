@@ -129,6 +129,8 @@ def _valleys(runs: Runs, times: TimeCurves, share: FloatArray) -> tuple[FloatArr
     stages, number = runs.workload.num_stages, share.shape[1]
     rows, level = np.zeros((stages * 2, stages * 2 * number)), np.zeros(stages * 2)
     planned = runs.planned
+    if not planned.any():  # warm-ups and EnvPipe's plan tell of no valley
+        return rows, level
     reach = round(_VALLEY_MHZ / (times.clocks_mhz[1] - times.clocks_mhz[0]))
     for block, (stage, backward, which) in enumerate(runs.kinds):
         lowest = int(runs.frequency_mhz[planned][:, which].min())

@@ -18,7 +18,7 @@ from tools.sosp24.power import PowerCurves, find_powers
 from tools.sosp24.stages import SOURCE
 from tools.sosp24.times import SwitchLatency, TimeCurves, find_switch_latency, find_times
 
-__all__ = ["Model", "find_latency", "identify", "profile_name", "workload_profile"]
+__all__ = ["Model", "find_latency", "identify", "load_ms", "profile_name", "workload_profile"]
 
 INSTRUCTIONS: Final = ("forward", "backward")
 COLUMNS: Final = (
@@ -81,11 +81,16 @@ def identify(
         latency_s: the switching latency of its GPU.
         replay: of the workload, if there is one already.
         clocks: ascending, MHz; default: from the lowest to the highest that the runs had.
+
+    Raises:
+        ValueError: all runs are at one clock, so that nothing is said about others.
     """
+    if (runs.frequency_mhz == runs.frequency_mhz.flat[0]).all():
+        raise ValueError(f"all {len(runs)} runs are at one clock: they say nothing about others")
     replay = replay or Replay(runs.workload)
     times = find_times(runs, latency_s, clocks)
     overheads = find_overheads(runs, replay)
-    nothing = Overheads(0.0, 0.0, 0.0, 0.0)
+    nothing = Overheads((0.0,) * runs.workload.num_stages, 0.0, 0.0, 0.0)
     short = [
         float((replay(runs.time_s, one) / runs.iteration_time_s - 1).mean())
         for one in (nothing, overheads)
@@ -127,7 +132,7 @@ def workload_profile(model: Model, latency: SwitchLatency, runs: int) -> Profile
             for clock in reversed(clocks.tolist()):
                 rows.append(_row(model, stage, kind, instruction, clock))
         overheads = model.overheads
-        constant = (("load", overheads.load_s), ("optimizer", overheads.optimizer_s))
+        constant = (("load", overheads.load_s[stage]), ("optimizer", overheads.optimizer_s))
         for instruction, seconds in constant:
             energy = _digits(seconds * workload.waiting_w)
             rows.append((stage, instruction, 0, _digits(seconds), energy, "", "", "", "identified"))
@@ -217,9 +222,10 @@ def _sidecar(model: Model, latency: SwitchLatency, runs: int) -> ProfileMetadata
             },
             "recompute": "backward takes 2.4 to 3.3 times as long as forward",
             "load": (
-                f"{1000 * overheads.load_s:.3g} ms before each forward on each stage that no clock "
-                "changes (loading, receiving, launching), found from what replays of the measured "
-                "operations are short of the measured iterations"
+                f"{load_ms(overheads)} ms by stage before each forward that no clock changes "
+                "(loading, receiving, launching), found from what replays of the measured "
+                "operations are short of the measured iterations; a stage that slowed no run down "
+                "has about what the others have"
             ),
             "optimizer": (
                 f"{1000 * overheads.optimizer_s:.3g} ms an iteration, calculated from the bytes "
@@ -259,6 +265,12 @@ def _sidecar(model: Model, latency: SwitchLatency, runs: int) -> ProfileMetadata
         job=job(model),
         extra=extra,
     )
+
+
+def load_ms(overheads: Overheads) -> str:
+    """The least and the most load of a stage, ms."""
+    least, most = (f"{1000 * load:.1f}" for load in (min(overheads.load_s), max(overheads.load_s)))
+    return least if least == most else f"{least} to {most}"
 
 
 def _transfers(model: Model) -> str:

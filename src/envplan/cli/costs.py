@@ -11,7 +11,8 @@ from envplan.units import duration_text
 
 if TYPE_CHECKING:
     from envplan.cli.options import CostOptions
-    from envplan.costs import Pair, Run, Spent
+    from envplan.costs import Run
+    from envplan.costs.model import Pair, Spent
     from envplan.costs.savings import Amounts
 
 #: What money is called where nobody says.

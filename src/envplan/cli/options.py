@@ -292,7 +292,7 @@ class RateOptions:
 
     def rates(self, **how: Any) -> dict[str, Rate]:
         """Price and carbon of a kWh, as far as they are given. As read_rate."""
-        from envplan.costs import read_rate
+        from envplan.costs.rates import read_rate
 
         kinds: tuple[Kind, ...] = ("price", "carbon")
         asked = {kind: getattr(self, kind) for kind in kinds}
@@ -347,7 +347,8 @@ class CostOptions(RateOptions):
         Raises:
             InputError: a rate cannot be read, or nothing says how many tokens an iteration has.
         """
-        from envplan.costs import Run, tokens_per_iteration
+        from envplan.costs import Run
+        from envplan.costs.spending import tokens_per_iteration
 
         if not given(self, "price carbon iterations tokens"):
             return None

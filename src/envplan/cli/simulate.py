@@ -30,7 +30,8 @@ from envplan.quantities import WHOLE
 
 if TYPE_CHECKING:
     from envplan._model import Model
-    from envplan.costs import Run, Spent
+    from envplan.costs import Run
+    from envplan.costs.model import Spent
     from envplan.replicas import ReplicaPlans
     from envplan.simulation import Conditions
 
@@ -311,12 +312,11 @@ def _print_clusters(
     iterations = reports[0].iterations
     straggling = [it for it in iterations if it.stragglers]
     if straggling:
-        worst = max(straggling, key=lambda it: it.sync_time_ns)
-        late, followed = worst.sync_time_ns / 1e9, worst.followed_time_ns / 1e9
+        worst = max(straggling, key=lambda it: it.sync_time_s)
         ui.say(
             f"somebody straggles in {len(straggling)} of {len(iterations)}; at worst T' is "
-            f"{ui.significant(late)} s, and the others follow the plan of "
-            f"{ui.significant(followed)} s"
+            f"{ui.significant(worst.sync_time_s)} s, and the others follow the plan of "
+            f"{ui.significant(worst.followed_time_s)} s"
         )
     ui.say(*reports[0].notes)
 

@@ -87,7 +87,7 @@ def sweep(
 
 def _then(config: Path, result: SweepResult) -> list[str]:
     """The command that makes the plan that saves most."""
-    from envplan.sweep.summary import best_rows
+    from envplan.sweep.table import best_rows
 
     best = best_rows(result.rows, 1)
     if not best:
@@ -106,7 +106,7 @@ def _then(config: Path, result: SweepResult) -> list[str]:
 
 
 def _print(result: SweepResult, output: Path) -> None:
-    from envplan.sweep.summary import best_rows, by_what_varies
+    from envplan.sweep.table import best_rows, by_what_varies
 
     planned, failures = [row for row in result.rows if row.error is None], result.failures
     if planned:
@@ -130,7 +130,7 @@ def _print(result: SweepResult, output: Path) -> None:
 
 def _print_rows(title: str, planned: Sequence[Row], shown: Sequence[Row]) -> None:
     """A table of some points, with what varies between all."""
-    from envplan.sweep.summary import target_in_words, varying
+    from envplan.sweep.table import target_in_words, varying
 
     varied = varying(planned)
     words = [name for name in ("profile", "schedule", "planner") if name in varied]
@@ -148,7 +148,7 @@ def _print_rows(title: str, planned: Sequence[Row], shown: Sequence[Row]) -> Non
 
 
 def _name(row: Row) -> str:
-    from envplan.sweep.summary import target_in_words
+    from envplan.sweep.table import target_in_words
 
     count = row.microbatches and f"{row.microbatches} microbatches"
     parts = (row.profile, row.schedule, row.planner, target_in_words(row), count)
@@ -158,7 +158,7 @@ def _name(row: Row) -> str:
 def _document(
     result: SweepResult, output: Path, journal: Path, plot: Path | None
 ) -> dict[str, Any]:
-    from envplan.sweep.summary import best_rows, by_what_varies
+    from envplan.sweep.table import best_rows, by_what_varies
 
     return {
         "output": str(output),

@@ -35,16 +35,6 @@ class Amounts:
     money: float
     carbon_t: float | None
 
-    def times(self, factor: float) -> Amounts:
-        """So many times as much."""
-        carbon = None if self.carbon_t is None else factor * self.carbon_t
-        return Amounts(factor * self.kwh, factor * self.money, carbon)
-
-    def minus(self, other: Amounts) -> Amounts:
-        """What is left when another amount, of the same kind, is taken away."""
-        carbon = None if self.carbon_t is None else self.carbon_t - (other.carbon_t or 0.0)
-        return Amounts(self.kwh - other.kwh, self.money - other.money, carbon)
-
 
 class Site(Overheads):
     """Where a job runs, and what is paid there.
@@ -76,13 +66,14 @@ class Site(Overheads):
             gpus: how many run such jobs; default: those of the plan's job.
         """
         job_gpus = plan.job.all_gpus
-        before, after = before_and_after(plan)
-        times = self.utilization * HOURS_PER_YEAR * 3600 / before[0] * (gpus or job_gpus) / job_gpus
-        usual, ours = (self._spent(*one, job_gpus).times(times) for one in (before, after))
-        return usual, usual.minus(ours)
+        (usual_s, usual_j), (after_s, after_j) = before_and_after(plan)
+        times = self.utilization * HOURS_PER_YEAR * 3600 / usual_s * (gpus or job_gpus) / job_gpus
+        saved_s, saved_j = times * (usual_s - after_s), times * (usual_j - after_j)
+        usual = self.spent(times * usual_s, times * usual_j, job_gpus)
+        return usual, self.spent(saved_s, saved_j, job_gpus)
 
-    def _spent(self, time_s: float, energy_j: float, gpus: int) -> Amounts:
-        """What so much time and energy of GPUs takes."""
+    def spent(self, time_s: float, energy_j: float, gpus: int) -> Amounts:
+        """What so much time and energy of GPUs takes; what is saved, where both are differences."""
         kwh, carbon = self.joules(time_s, energy_j, gpus) / J_PER_KWH, None
         if self.carbon is not None:
             carbon = (self.carbon * kwh + self.made_g(time_s, gpus)) / 1e6
@@ -95,7 +86,7 @@ class Site(Overheads):
         """
         gpus = frontier.num_gpus * frontier.pipeline.num_stages
         times, joules = frontier.times.tolist(), frontier.energies.tolist()
-        costs = [self._spent(*point, gpus).money for point in zip(times, joules, strict=True)]
+        costs = [self.spent(*point, gpus).money for point in zip(times, joules, strict=True)]
         return float(times[np.argmin(costs)])
 
 
@@ -118,7 +109,9 @@ class Saving:
     @property
     def month(self) -> Amounts:
         """What the plan saves in a month, on average."""
-        return self.year.times(1 / MONTHS)
+        year = self.year
+        carbon = None if year.carbon_t is None else year.carbon_t / MONTHS
+        return Amounts(year.kwh / MONTHS, year.money / MONTHS, carbon)
 
 
 def savings(

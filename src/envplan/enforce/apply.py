@@ -34,16 +34,8 @@ from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.limits import HoldsWithProbability, Setting
 from envplan.pipeline import Operation, Pipeline
-from envplan.plan import (
-    Plan,
-    Rung,
-    as_referenced,
-    check_operations,
-    check_reference,
-    machine_of,
-    problem_of,
-    rung_rows,
-)
+from envplan.plan import Plan, Rung, as_referenced, check_reference, rung_rows
+from envplan.plan.replayed import check_operations, machine_of, problem_of
 from envplan.profile import Profile, Raised, changes_of
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import j_from_fj, s_from_ns

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from envplan.cores import side_by_side
 from envplan.errors import InputError
+from envplan.frontier.repeat import Lifted
 from envplan.frontier.start import Start
 
 if TYPE_CHECKING:
@@ -57,10 +58,15 @@ class _Record(NamedTuple):
 class _Stretch:
     """The frontier from where a trace starts on downwards, in one piece or in several."""
 
-    def __init__(self, trace: Trace, from_flow: int, start: Start) -> None:
+    def __init__(self, trace: Trace | Lifted, start: Start) -> None:
         self._traces = [trace]  # the latest first; each stands for what is before its start, too
         self._start = start
+
+    @classmethod
+    def begun(cls, trace: Trace, start: Start, from_flow: int = -1) -> _Stretch:
+        """What a trace walks from where it stands, or from a flow value on."""
         trace.run(from_flow, until=trace.max_time)
+        return cls(trace, start)
 
     @cached_property
     def record(self) -> _Record:
@@ -89,7 +95,7 @@ class _Stretch:
     def reach(self, time_ns: int, progress: Progress | None = None) -> None:
         """Walk down to a time, or to T_min."""
         trace = self._traces[-1]
-        if self.first_ns > max(time_ns, trace.min_time):
+        if not isinstance(trace, Lifted) and self.first_ns > max(time_ns, trace.min_time):
             trace.go_on(time_ns, progress)
             del self.record
 
@@ -133,9 +139,10 @@ class Walk:
     def __init__(self, start: Start, from_flow: int, path: Path | None) -> None:
         self._start = start
         self._path = path
+        self._from_flow = from_flow
         with naming_units(path):
             trace = start.network.trace() if from_flow < 0 else start.at_flow(from_flow)
-            self._main = _Stretch(trace, from_flow, start)
+            self._main = _Stretch.begun(trace, start, from_flow)
         self._others: list[_Stretch] = []
         self.min_time_ns: int = trace.min_time
         self.slowest_time_ns: int = trace.max_time
@@ -159,38 +166,48 @@ class Walk:
         """
         main, least = self._main, self.min_time_ns
         if main.first_ns > least:
-            ends = [*self._times_between(), least]
-
-            def one(k: int) -> _Stretch | None:
-                stretch = main if k == 0 else self._started(ends[k - 1])
-                if stretch is not None:
-                    # All pieces are about as much work, so the last one tells how far they are.
-                    stretch.reach(ends[k], progress if ends[k] == least else None)
-                return stretch
-
             with naming_units(self._path):
+                parts = [part for part in self._parts() if part.time <= main.first_ns]
+                ends = [*([part.time for part in parts] or self._times_between()), least]
+                begun = [main] + [
+                    None if part.last_ns == end else _Stretch.begun(part.next(), self._start)
+                    for part, end in zip(parts, ends[1:], strict=False)
+                ]
+
+                def one(k: int) -> _Stretch | None:
+                    stretch = begun[k] if k < len(begun) else self._started(ends[k - 1])
+                    if stretch is not None:
+                        # All are about as much work, so the last one tells how far they are.
+                        stretch.reach(ends[k], progress if ends[k] == least else None)
+                    return stretch
+
                 begins_ns = self.max_time_ns
-                for earlier in side_by_side(one, range(len(ends)))[1:]:
-                    if earlier is not None and earlier.last_ns < begins_ns:
+                for k, earlier in enumerate(side_by_side(one, range(len(ends)))):
+                    if 0 < k <= len(parts):
+                        main.go_on_with(_Stretch(parts[k - 1], self._start))
+                    if k > 0 and earlier is not None and earlier.last_ns < begins_ns:
                         begins_ns = earlier.last_ns
                         main.go_on_with(earlier)
                 main.reach(least, progress)
         return main.record
 
-    def near(self, time_ns: int, progress: Progress | None = None) -> _Stretch:
-        """A stretch that has a time from T_min to max_time_ns."""
+    def near(
+        self, time_ns: int, progress: Progress | None = None, *, further: bool = False
+    ) -> _Stretch:
+        """A stretch that has a time from T_min to max_time_ns, and maybe what lies next below."""
         step = max(1, int((self.max_time_ns - self.min_time_ns) * _AT_A_TIME))
+        until = time_ns - further * step
         with naming_units(self._path):
             for known in (self._main, *self._others):
                 if known.first_ns - step <= time_ns < known.last_ns or time_ns == known.last_ns:
                     if known.first_ns > time_ns:
-                        known.reach(time_ns - step, progress)
+                        known.reach(until, progress)
                     return known
             if len(self._others) < _FEW_STRETCHES:
                 stretch = self._started(time_ns)
                 self._others += [] if stretch is None else [stretch]
                 stretch = stretch or self._main
-                stretch.reach(time_ns - step, progress)
+                stretch.reach(until, progress)
                 return stretch
         self.whole(progress)
         return self._main
@@ -202,7 +219,7 @@ class Walk:
     def below(self, time_ns: int) -> tuple[int, int]:
         """The breakpoint, or another point of a straight piece, next below a time after T_min, ns,
         and the slope in between, uW."""
-        stretch = self.near(time_ns - 1)
+        stretch = self.near(time_ns - 1, further=True)
         # The next stretch may end right here.
         return stretch.below(min(time_ns, stretch.last_ns))
 
@@ -210,9 +227,12 @@ class Walk:
         """Event times (nodes,), ns, and flows (arcs,), uW, of the optimum at a time."""
         return self.near(time_ns).state_at(time_ns)
 
+    def _parts(self) -> list[Lifted]:
+        return self._start.proved_parts() if self._from_flow == self._start.waiting_uw else []
+
     def _times_between(self) -> list[int]:
         """The times, ns, descending, that part the walk into pieces of about the same work."""
-        if not self._start.can_begin_late:
+        if self._start.coarser is None:
             return []
         pieces = min(_MOST_PIECES, self._start.num_operations // _OF_A_PIECE)
         span = self.max_time_ns - self.min_time_ns
@@ -222,4 +242,4 @@ class Walk:
     def _started(self, time_ns: int) -> _Stretch | None:
         """A stretch from a little after a time on; None where none is found quickly."""
         trace = self._start.at_time(time_ns)
-        return None if trace is None else _Stretch(trace, -1, self._start)
+        return None if trace is None else _Stretch.begun(trace, self._start)

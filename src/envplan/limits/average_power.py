@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal
 
 from envplan.errors import InputError
-from envplan.limits.base import Limit, Setting
+from envplan.limits.base import PowerCap, Setting
 from envplan.units import fj_from_j, uw_from_w
 
 if TYPE_CHECKING:
-    from envplan.frontier import Relaxation
     from envplan.plan import Plan
     from envplan.replay import Replay
 
 
-class AveragePower(Limit):
+class AveragePower(PowerCap):
     """The most that all GPUs draw together on average over an iteration."""
 
     kind: Literal["average-power"] = "average-power"
-    power_w: Annotated[float, Field(ge=0, le=1e12)]
 
     def excess(self, replay: Replay, setting: Setting) -> int:
         """fJ above what the cap allows in the time of the iteration, all GPUs."""
         allowed_fj = uw_from_w(self.power_w) * replay.makespan_ns
         return max(0, replay.energy_fj * setting.num_gpus - allowed_fj)
-
-    def earliest_ns(self, frontier: Relaxation) -> int:
-        """As Limit.earliest_ns."""
-        cap_uw = uw_from_w(self.power_w) // frontier.num_gpus
-        # The relaxed power falls with time, up to T_max.
-        return frontier.earliest_ns(lambda at, fj: fj <= cap_uw * at, frontier.slowest_time_ns)
 
     def broken(self, replay: Replay, setting: Setting) -> str:
         """As Limit.broken."""

@@ -8,10 +8,13 @@ the relaxation leaves room for it; `envplan check` asks it for the sentence that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from envplan._model import Model
 from envplan.errors import InputError
+from envplan.units import uw_from_w
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
@@ -83,3 +86,15 @@ class Limit(Model):
     def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
         """That sentence."""
         raise NotImplementedError
+
+
+class PowerCap(Limit):
+    """A limit on the power of all GPUs together, at every moment or on average."""
+
+    power_w: Annotated[float, Field(ge=0, le=1e12)]
+
+    def earliest_ns(self, frontier: Relaxation) -> int:
+        """As Limit.earliest_ns: what keeps to a cap at every moment does so on average."""
+        cap_uw = uw_from_w(self.power_w) // frontier.num_gpus
+        # The relaxed power falls with time, up to T_max.
+        return frontier.earliest_ns(lambda at, fj: fj <= cap_uw * at, frontier.slowest_time_ns)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from envplan.limits.base import Limit, Setting
-from envplan.units import ns_from_s_ceil
+from envplan.units import ns_from_s_ceil, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
@@ -35,12 +35,15 @@ class MinHold(Limit):
 
     def excess(self, replay: Replay, setting: Setting) -> int:
         """ns that clocks are held too short, all added up."""
-        return replay.hold_shortage_ns(self.hold_ns)
+        return sum(self.hold_ns - held for *_, held in replay.short_holds(self.hold_ns))
 
     def broken(self, replay: Replay, setting: Setting) -> str:
         """As Limit.broken."""
-        where = replay.first_short_hold(self.hold_ns)
-        return f"{where}, within the least time of {self.time_s!r} s"
+        stage, at, held = next(replay.short_holds(self.hold_ns))
+        return (
+            f"stage {stage} asks for a clock at {s_from_ns(at)!r} s and for another one "
+            f"{s_from_ns(held)!r} s later, within the least time of {self.time_s!r} s"
+        )
 
     def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
         """As Limit.kept."""

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
-from envplan.limits.base import Limit, Setting
+from envplan.limits.base import PowerCap, Setting
 from envplan.units import uw_from_w, w_from_uw
 
 if TYPE_CHECKING:
-    from envplan.frontier import Relaxation
     from envplan.plan import Plan
     from envplan.replay import Replay
 
 
-class PeakPower(Limit):
+class PeakPower(PowerCap):
     """The most that all GPUs draw together at any moment of the replay."""
 
     kind: Literal["peak-power"] = "peak-power"
-    power_w: Annotated[float, Field(ge=0, le=1e12)]
 
     def cap_uw(self, num_gpus: int) -> int:
         """The cap on one GPU a stage together, uW."""
@@ -32,11 +28,6 @@ class PeakPower(Limit):
     def excess(self, replay: Replay, setting: Setting) -> int:
         """uW above the cap at the peak, of one GPU a stage together."""
         return max(0, replay.peak_uw - self.cap_uw(setting.num_gpus))
-
-    def earliest_ns(self, frontier: Relaxation) -> int:
-        """As Limit.earliest_ns: what keeps to a cap at every moment does so on average."""
-        cap_uw = self.cap_uw(frontier.num_gpus)
-        return frontier.earliest_ns(lambda at, fj: fj <= cap_uw * at, frontier.slowest_time_ns)
 
     def broken(self, replay: Replay, setting: Setting) -> str:
         """As Limit.broken."""

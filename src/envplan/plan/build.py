@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,42 +67,32 @@ def build_plan(
     )
     return plan_of(
         replay,
-        job=job,
+        job,
+        bound_fj,
+        bound,
         profile=_reference(frontier.profile),
         target=target,
-        bound_fj=bound_fj,
-        bound=bound,
         planner=planner,
         request=request,
     )
 
 
 def plan_of(
-    replay: Replay,
-    *,
-    job: Job,
-    profile: ProfileReference,
-    target: Target,
-    bound_fj: int,
-    bound: Bound = "relaxation",
-    planner: str = "frontier",
-    request: Request | None = None,
+    replay: Replay, job: Job, bound_fj: int, bound: Bound = "relaxation", **said: Any
 ) -> Plan:
     """The plan of a replay, with what it saves on maximum frequency.
 
     Args:
         bound_fj: least energy of all GPUs, fJ.
+        said: further fields of the plan: planner, profile, target and request.
     """
     before = baseline(replay.problem, job.num_gpus)
     return Plan(
         schema=PLAN_SCHEMA,
-        planner=planner,
         job=job,
-        profile=profile,
-        target=target,
         predicted=predict(replay, bound_fj, bound, before, job.num_gpus),
         stages=planned_operations(replay),
-        request=request,
+        **said,
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise, zip_longest
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -156,27 +156,19 @@ def check_operations(plan: Plan, pipeline: Pipeline) -> str:
     Raises:
         InputError: the first that differs.
     """
-    if len(plan.stages) != pipeline.num_stages:
-        raise InputError(
-            f"stages has {len(plan.stages)} entries, but the job has {pipeline.num_stages} stages"
-        )
-    for stage, (first, last) in enumerate(pairwise(pipeline.stage_begin.tolist())):
-        planned, due = _in_words(plan.stages[stage]), _in_words(pipeline.operations[first:last])
-        for k, (found, needed) in enumerate(zip_longest(planned, due, fillvalue="nothing")):
-            if found != needed:
-                raise InputError(
-                    f"stages[{stage}][{k}] is {found}, but the schedule has {needed} there"
-                )
+    bounds = pairwise(pipeline.stage_begin.tolist())
+    due = [_in_words(pipeline.operations[first:last]) for first, last in bounds]
+    check_stated("stages", [_in_words(stage) for stage in plan.stages], due)
     return (
         f"{len(pipeline.operations)} operations on {pipeline.num_stages} stages, in the order of "
         f"schedule {pipeline.schedule}"
     )
 
 
-def _in_words(operations: Iterable[Operation | PlannedOperation]) -> Iterator[str]:
-    return (
+def _in_words(operations: Iterable[Operation | PlannedOperation]) -> list[str]:
+    return [
         f"{op.instruction} of microbatch {op.microbatch}, chunk {op.chunk}" for op in operations
-    )
+    ]
 
 
 def rung_rows(name: str, rung: Rung, problem: Problem) -> NDArray[np.int32]:

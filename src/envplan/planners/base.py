@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from envplan.costs import priced
 from envplan.errors import InputError
-from envplan.plan import build_plan, note_straggler, replay_plan
+from envplan.plan import build_plan, replay_plan
+from envplan.plan.build import note_straggler
 from envplan.plan.model import Target
 from envplan.units import ns_from_s_floor, s_from_ns
 

@@ -7,18 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from envplan._model import Model
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.pipeline.graph import ENVPIPE
-from envplan.plan import Baseline, Plan
+from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
+from envplan.plan.model import Baseline
 from envplan.planners.advice import Advice, advise, beside
 from envplan.planners.baselines import ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.ours import best_plan_beside
+from envplan.planners.registry import FrontierPlanner
 from envplan.profile import Profile
 from envplan.request import MAX_SECONDS
 from envplan.solve import Frontier
@@ -154,12 +155,12 @@ def compare(
     """
     published = _published(frontier.profile)
     envpipe, rescheduled = EnvPipe(reconfigure), _rescheduled(frontier, activation_slots)
-    made: list[_Made] = []
+    made: list[tuple[Frontier, Point | None, Plan, float]] = []
 
     def add(own: Frontier, point: Point | None, make: Callable[[], Plan], spent: float = 0) -> Plan:
         begin = perf_counter()
         plan = make()
-        made.append(_Made(own, point, plan, perf_counter() - begin + spent))
+        made.append((own, point, plan, perf_counter() - begin + spent))
         return plan
 
     fastest = add(frontier, None, frontier.max_frequency_plan)
@@ -170,22 +171,22 @@ def compare(
     begin = perf_counter()
     run = envpipe.run(rescheduled)
     add(rescheduled, None, partial(run.plan, rescheduled), perf_counter() - begin)
-    ours = _OurPlans([(one.frontier, one.plan) for one in made])
+    ours = OurPlans([(own, plan) for own, _, plan, _ in made])
     points = [(frontier, *point) for point in _points(frontier, sync)]
     if rescheduled is not frontier:
         points.append((rescheduled, rescheduled.min_time_ns, "T_min"))
-    for own, at_ns, point in points:
-        add(own, point, partial(ours.by, own, at_ns, point == "straggler"), own.trace_seconds)
+    for own, at_ns, where in points:
+        add(own, where, partial(ours.by, own, at_ns, where == "straggler"), own.trace_seconds)
     baseline = fastest.predicted.baseline
     entries = []
-    for one in made:
-        time, energy = one.plan.iteration_time, one.plan.energy
-        mine = one.plan if one.point else ours.by(one.frontier, ns_from_s(time))
+    for own, point, plan, seconds in made:
+        time, energy = plan.iteration_time, plan.energy
+        mine = plan if point else ours.by(own, ns_from_s(time))
         entry = Entry(
-            planner=one.plan.planner,
-            point=one.point,
-            plan=one.plan,
-            planning_time=one.seconds,
+            planner=plan.planner,
+            point=point,
+            plan=plan,
+            planning_time=seconds,
             ours=mine,
             slowdown_percent=percent(time - baseline.iteration_time_s, baseline.iteration_time_s),
             savings_percent=percent(baseline.energy_j - energy, baseline.energy_j),
@@ -193,11 +194,11 @@ def compare(
         if sync is not None:
             # A plan that is slower than the straggler is one itself.
             end, without = max(sync, time), _until(fastest, sync)
-            bound_fj = max(0, one.frontier.waiting_bound_fj(ns_from_s(end)))
-            waited = until_straggler(one.plan, end, j_from_fj(bound_fj * frontier.num_gpus))
+            bound_fj = max(0, own.waiting_bound_fj(ns_from_s(end)))
+            waited = until_straggler(plan, end, j_from_fj(bound_fj * frontier.num_gpus))
             entry = replace(
                 entry,
-                extrinsic_j=_until(mine, end) - ours.least_until(one.frontier, end),
+                extrinsic_j=_until(mine, end) - ours.least_until(own, end),
                 straggler_energy=waited.energy_j,
                 straggler_savings_percent=percent(without - waited.energy_j, without),
                 straggler_gap=waited.gap,
@@ -219,15 +220,6 @@ def compare(
         straggler_time=sync,
         published=published,
     )
-
-
-class _Made(NamedTuple):
-    """A plan, its pipeline's frontier, and how long it took to make, s."""
-
-    frontier: Frontier
-    point: Point | None
-    plan: Plan
-    seconds: float
 
 
 def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | None) -> Frontier:
@@ -279,7 +271,7 @@ def _until(plan: Plan, sync_time: float) -> float:
     return plan.energy + plan.waiting_energy(sync_time)
 
 
-class _OurPlans:
+class OurPlans:
     """Our plans for any time, each made once and beside all other planners' plans.
 
     Args:
@@ -291,11 +283,21 @@ class _OurPlans:
         self._known: dict[tuple[Frontier, int, bool], Plan] = {}
 
     def by(self, frontier: Frontier, time_ns: int, waits: bool = False) -> Plan:
-        """Our plan that ends by a time; one that `waits` saves most until that time."""
-        key = (frontier, time_ns, waits)
+        """Our plan that ends by a time; one that `waits` saves most until that time.
+
+        Rounding is a heuristic: once in a while another planner's choice for the same pipeline
+        happens to lie closer to the bound than what it finds; then that is our plan.
+        """
+        key, time_s = (frontier, time_ns, waits), s_from_ns(time_ns)
         if key not in self._known:
-            rivals = [plan for own, plan in self._rivals if own is frontier]
-            self._known[key] = best_plan_beside(frontier, time_ns, rivals, waits=waits)
+            best = frontier.plan(sync_time=time_s) if waits else frontier.plan(time_s)
+            for own, rival in self._rivals:
+                less = rival.energy < best.energy
+                if waits:
+                    less = rival.uses_less_until_any_time_after(best)
+                if own is frontier and less and rival.iteration_time <= time_s:
+                    best = rival.model_copy(update={"planner": FrontierPlanner.name})
+            self._known[key] = best
         return self._known[key]
 
     def least_until(self, frontier: Frontier, sync_time: float) -> float:

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from envplan.errors import NoAnswerError
-from envplan.plan import Plan, replay_plan
 from envplan.plan.build import percent
-from envplan.replay import Machine
 from envplan.solve import Frontier
-from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor
 
 __all__ = ["LATENCIES_S", "PartsRow", "beside_one_clock"]
 
@@ -57,11 +54,8 @@ def beside_one_clock(
 ) -> list[PartsRow]:
     """Plans with clocks by part and with one clock an operation, for each switch latency.
 
-    A plan made for clocks that come later counts, too, as it replays where they come sooner.
-
     Args:
         frontier: of a profile whose operations have parts; none otherwise.
-        latencies_s: ascending.
         slowdown: how much later than maximum frequency both may end, as a fraction.
     """
     profile = frontier.profile
@@ -70,25 +64,15 @@ def beside_one_clock(
     alone = frontier.retraced(frontier.pipeline, profile.with_parts(None))
     fastest = alone.max_frequency_plan()
     deadline = fastest.iteration_time * (1 + slowdown)
-    rows: list[PartsRow] = []
-    plans: list[Plan] = []
-    for latency in reversed(latencies_s):
+
+    def least_j(own: Frontier, latency: float) -> float | None:
         with suppress(NoAnswerError):
-            plans.append(alone.plan(deadline, switch_latency=latency))
-        one = parts = _least(plans, alone, latency, deadline)
-        with suppress(NoAnswerError):
-            found = frontier.plan(deadline, switch_latency=latency).energy
-            parts = found if one is None else min(found, one)
-        rows.insert(0, PartsRow(latency, deadline, fastest.energy, one, parts))
+            return own.plan(deadline, switch_latency=latency).energy
+        return None
+
+    rows = []
+    for latency in latencies_s:
+        one, parts = least_j(alone, latency), least_j(frontier, latency)
+        found = [energy for energy in (one, parts) if energy is not None]
+        rows.append(PartsRow(latency, deadline, fastest.energy, one, min(found, default=None)))
     return rows
-
-
-def _least(
-    plans: Sequence[Plan], frontier: Frontier, latency_s: float, deadline_s: float
-) -> float | None:
-    """Least energy of plans that are in time where clocks come at a latency, J."""
-    machine = Machine(ns_from_s(latency_s))
-    replays = [replay_plan(plan, frontier.profile, machine=machine) for plan in plans]
-    by_ns, gpus = ns_from_s_floor(deadline_s), frontier.num_gpus
-    kept = [one.energy_fj * gpus for one in replays if one.makespan_ns <= by_ns]
-    return j_from_fj(min(kept)) if kept else None

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Rate, Run, spent
-from envplan.costs.spending import check_span, priced
+from envplan.costs import Rate, Run
+from envplan.costs.spending import check_span, priced, spent
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
 from envplan.limits import (
@@ -26,12 +26,13 @@ from envplan.limits import (
     Setting,
 )
 from envplan.noise import NoisyRun
-from envplan.plan import Plan, build_plan, note_straggler, target_of
+from envplan.plan import Plan, build_plan
+from envplan.plan.build import note_straggler, target_of
 from envplan.replay import Machine, Replay, Rows
 from envplan.request import Request
-from envplan.solve.average_power import least_average_rows, least_average_uw
 from envplan.solve.candidates import Candidates, Known
 from envplan.solve.local_search import NoPlanInTimeError
+from envplan.solve.power_limits import least_average_rows, least_average_uw
 from envplan.units import (
     J_PER_KWH,
     duration_text,
@@ -42,12 +43,13 @@ from envplan.units import (
     w_from_uw,
 )
 
-_RESOLUTION: Final = 1000  # of the search over the time, as a part of T_star - T_min
+_RESOLUTION: Final = 1000  # of a search over the time, as a part of its span
+_STEPS: Final = _RESOLUTION.bit_length()
 _FEW_STEPS: Final = 6  # of it, where each takes long
-_PLACES: Final = 499  # between the slowest choice and T_min's under noise, and as many beyond
-_ATTEMPTS: Final = 4  # at a proof that a probability holds
 #: Local minima of the relaxed cost that are made to plans, at most.
 _MAX_MINIMA: Final = 8
+_PLACES: Final = 499  # between the slowest choice and T_min's under noise, and as many beyond
+_ATTEMPTS: Final = 4  # at a proof that a probability holds
 
 
 def solve(frontier: Relaxation, request: Request, progress: Progress | None = None) -> Plan:
@@ -164,6 +166,115 @@ def spread_times(frontier: Relaxation, first_ns: int, count: int) -> list[int]:
     return sorted({round(t) for t in np.interp(wanted, saved, times).tolist()})
 
 
+Answer = TypeVar("Answer")
+
+
+class Curve(Protocol):
+    """A relaxed frontier, of one pipeline or of several together."""
+
+    @property
+    def min_time_ns(self) -> int: ...
+    @property
+    def min_energy_time_ns(self) -> int: ...
+    @property
+    def slowest_time_ns(self) -> int: ...
+    @property
+    def times_ns(self) -> NDArray[np.int64]: ...
+    def energy_at(self, time: float) -> float: ...
+
+
+class Deadlines(Generic[Answer]):
+    """What answers a request by each deadline; whoever inherits says what, and what it takes.
+
+    Args:
+        gpus: of all stages and replicas.
+    """
+
+    def __init__(
+        self, curve: Curve, request: Request, gpus: int, progress: Progress | None = None
+    ) -> None:
+        self.curve = curve
+        self.request = request
+        self._gpus = gpus
+        self._progress = progress
+
+    def by(self, time_ns: int, *, waits: bool = False) -> Answer:
+        """The answer of least energy found that ends by a time and keeps all limits.
+
+        Args:
+            waits: everybody waits until then, so what counts is used until then.
+
+        Raises:
+            NoAnswerError: none was found; says why.
+        """
+        raise NotImplementedError
+
+    def taken(self, answer: Answer) -> tuple[float, float]:
+        """Its time and energy, s and J, all GPUs."""
+        raise NotImplementedError
+
+    def fastest(self) -> Answer:
+        """The fastest answer found that keeps all limits.
+
+        Raises:
+            NoAnswerError: there is none.
+        """
+        curve = self.curve
+        found = self.soonest(curve.min_time_ns, curve.min_energy_time_ns)
+        return found or self.by(curve.slowest_time_ns)
+
+    def tried(self, time_ns: int) -> Answer | None:
+        """The answer by a time, until which everybody waits beyond T_star; None: there is none."""
+        try:
+            return self.by(time_ns, waits=time_ns > self.curve.min_energy_time_ns)
+        except NoAnswerError:
+            return None
+
+    def soonest(self, first_ns: int, middle_ns: int, steps: int = _STEPS) -> Answer | None:
+        """The answer of the least time found from a first one on: up to a middle, else up to T_max.
+
+        Args:
+            steps: bisections at most.
+        """
+        spans = (first_ns - 1, middle_ns), (middle_ns, self.curve.slowest_time_ns)
+        found = (first_between(*span, self.tried, steps, self._progress) for span in spans)
+        return next((answer for answer in found if answer is not None), None)
+
+    def cheapest(self) -> Answer:
+        """The answer whose run costs least of those that meet the run's deadline.
+
+        Raises:
+            NoAnswerError: there is none.
+        """
+        run = self.request.run
+        assert run is not None
+        assert run.iterations is not None
+        found: list[tuple[float, Answer]] = []
+        refusal: NoAnswerError | None = None
+
+        def add(answer: Answer) -> None:
+            cost = spent(*self.taken(answer), run, self._gpus).amount(run.minimized)
+            found.append((cost, answer))
+
+        for least, time_ns in cheapest_times(self.curve, run, self._gpus):
+            if found and least >= min(cost for cost, _ in found):
+                break
+            try:
+                add(self.by(time_ns))
+            except NoAnswerError as error:
+                refusal = refusal or error
+        if refusal is not None:
+            # Between two of these times, what keeps the limits soonest may be cheapest.
+            with suppress(NoAnswerError):
+                soonest = self.fastest()
+                each_ns = ns_from_s_floor(run.deadline_s or 0.0) // run.iterations
+                if ns_from_s(self.taken(soonest)[0]) <= each_ns:
+                    add(soonest)
+            if not found:
+                raise refusal
+        return min(found, key=lambda one: one[0])[1]
+
+
 class _Found(NamedTuple):
     """A choice that answers a request.
 
@@ -181,7 +292,7 @@ class _Found(NamedTuple):
     bound_fj: int | None = None
 
 
-class _Search:
+class _Search(Deadlines[_Found]):
     """One request on one frontier.
 
     A limit that moves can mend is kept by every candidate; the others are conditions on the whole
@@ -191,9 +302,9 @@ class _Search:
     def __init__(
         self, frontier: Relaxation, request: Request, progress: Progress | None = None
     ) -> None:
+        gpus = frontier.num_gpus * frontier.pipeline.num_stages
+        super().__init__(frontier, request, gpus, progress)
         self.frontier = frontier
-        self.request = request
-        self._progress = progress
         self._probability = request.limit(HoldsWithProbability)
         self._exact = [one for one in request.limits if one is not self._probability]
         self._local = [one for one in request.limits if one.is_local]
@@ -206,25 +317,20 @@ class _Search:
 
     def least_energy(self) -> _Found:
         """The choice of least energy by the request's deadline."""
-        frontier, kind = self.frontier, self.request.deadline.kind
-        star, asked_ns = frontier.min_energy_time_ns, self.asked_ns()
-        until_ns = asked_ns
-        if kind != "sync-time":
-            until_ns = ns_from_s_floor(self.request.straggler_time_s or 0.0)
-        if until_ns > asked_ns or kind == "sync-time":
-            try:
-                found = self.by(until_ns, waits=until_ns > star)
-                time_s, waits = self.request.straggler_time_s, until_ns > star
-                if kind == "sync-time" or time_s is None:
-                    return found
-                return found._replace(target=self.request.by(time_s, waits=waits))
-            except NoAnswerError:
-                if kind == "sync-time":
-                    raise
-            if star < until_ns and set(self._global) - {self._probability}:
+        star, asked_ns = self.frontier.min_energy_time_ns, self.asked_ns()
+        kind, straggler_s = self.request.deadline.kind, self.request.straggler_time_s or 0.0
+        if kind == "sync-time":
+            return self.by(asked_ns, waits=asked_ns > star)
+        until_ns = ns_from_s_floor(straggler_s)
+        if until_ns > asked_ns:
+            waits = until_ns > star
+            with suppress(NoAnswerError):
+                target = self.request.by(straggler_s, waits=waits)
+                return self.by(until_ns, waits=waits)._replace(target=target)
+            if waits and set(self._global) - {self._probability}:
                 # What uses all of the straggler's time takes more energy than T_star does, perhaps
                 # more than a budget. The latest time before is the least of their negatives.
-                slower = first_between(-until_ns, -star, lambda at: self._tried(-at), _FEW_STEPS)
+                slower = first_between(-until_ns, -star, lambda at: self.tried(-at), _FEW_STEPS)
                 if slower is not None:
                     return slower
         # With limits or late clocks a plan slower than T_star may be the best, or the only one.
@@ -268,50 +374,22 @@ class _Search:
 
         Energy and power fall along the frontier, but for rounding.
         """
-        frontier = self.frontier
-        star, slowest = frontier.min_energy_time_ns, frontier.slowest_time_ns
-        limits = self.request.limits
+        frontier, limits = self.frontier, self.request.limits
+        middle, steps = frontier.min_energy_time_ns, _STEPS
         earliest = max((one.earliest_ns(frontier) for one in limits), default=frontier.min_time_ns)
-        middle, steps = star, _RESOLUTION.bit_length()
         if not self._candidates.is_plain:
-            middle, steps = max(star, self._candidates.fastest().makespan_ns), _FEW_STEPS
-        for low, high in ((min(earliest, slowest) - 1, middle), (middle, slowest)):
-            found = first_between(low, high, self._tried, steps, self._progress)
-            if found is not None:
-                return found
+            middle, steps = max(middle, self._candidates.fastest().makespan_ns), _FEW_STEPS
+        found = self.soonest(min(earliest, frontier.slowest_time_ns), middle, steps)
+        if found is not None:
+            return found
         # Rows that draw less on average than waiting does take more energy than any others.
         capped = self.request.limit(AveragePower) is not None
-        return self._thriftiest() if capped else self.by(star)
+        return self._thriftiest() if capped else self.by(frontier.min_energy_time_ns)
 
-    def cheapest(self) -> _Found:
-        """The choice whose run costs least of those that meet the run's deadline."""
-        run, spec = self._whole_run, self._run
-        gpus = self.frontier.num_gpus * self.frontier.pipeline.num_stages
-        found: list[_Found] = []
-        refusal: NoAnswerError | None = None
-
-        def cost(one: _Found) -> float:
-            energy_j = j_from_fj(one.replay.energy_fj * self.frontier.num_gpus)
-            return spent(s_from_ns(one.replay.makespan_ns), energy_j, spec, gpus).amount(
-                spec.minimized
-            )
-
-        for least, time_ns in cheapest_times(self.frontier, spec, gpus):
-            if found and least >= min(map(cost, found)):
-                break
-            try:
-                found.append(self.by(time_ns))
-            except NoAnswerError as error:
-                refusal = refusal or error
-        if refusal is not None:
-            # Between two of these times, what keeps the limits soonest may be cheapest.
-            with suppress(NoAnswerError):
-                soonest = self.fastest()
-                if soonest.replay.makespan_ns * run.iterations <= run.deadline_ns:
-                    found.append(soonest)
-            if not found:
-                raise refusal
-        return min(found, key=cost)
+    def taken(self, answer: _Found) -> tuple[float, float]:
+        """Its time and energy, s and J, all GPUs."""
+        replay = answer.replay
+        return s_from_ns(replay.makespan_ns), j_from_fj(replay.energy_fj * self.frontier.num_gpus)
 
     def by(self, deadline_ns: int, *, waits: bool = False) -> _Found:
         """The choice of least energy found that ends by a deadline and keeps all limits.
@@ -383,15 +461,12 @@ class _Search:
         return plan.model_copy(update={"predicted": predicted})
 
     @property
-    def _run(self) -> Run:
-        assert self.request.run is not None
-        return self.request.run
-
-    @property
     def _whole_run(self) -> NoisyRun:
         """How many iterations there are, and when they are to be over."""
-        assert self._run.iterations is not None
-        return NoisyRun(self._run.iterations, ns_from_s_floor(self._run.deadline_s or 0.0))
+        run = self.request.run
+        assert run is not None
+        assert run.iterations is not None
+        return NoisyRun(run.iterations, ns_from_s_floor(run.deadline_s or 0.0))
 
     @property
     def _is_plain(self) -> bool:
@@ -421,12 +496,10 @@ class _Search:
         """The first of some limits that a replay breaks."""
         return next((limit for limit in limits if limit.excess(replay, setting)), None)
 
-    def _tried(self, deadline_ns: int) -> _Found | None:
-        try:
-            found = self.by(deadline_ns, waits=deadline_ns > self.frontier.min_energy_time_ns)
-        except NoAnswerError:
-            return None
-        return found._replace(deadline_ns=max(found.replay.makespan_ns, deadline_ns))
+    def tried(self, time_ns: int) -> _Found | None:
+        """As Deadlines.tried."""
+        found = super().tried(time_ns)
+        return found and found._replace(deadline_ns=max(found.replay.makespan_ns, time_ns))
 
     def _thriftiest(self) -> _Found:
         """The choice with as few of the rows of least average power as keep all limits.
@@ -517,8 +590,7 @@ class _Search:
                 replay = self._at_place(place / _PLACES, setting, waits)
                 return replay if holds(replay, attempt) else None
 
-            steps = _RESOLUTION.bit_length()
-            best = first_between(-1, 2 * _PLACES, holding, steps, self._progress) or fastest
+            best = first_between(-1, 2 * _PLACES, holding, _STEPS, self._progress) or fastest
             evidence = limit.evidence(best, setting, attempt)
             if evidence is not None and keeps_local(best):
                 return _Found(best, setting.deadline_ns, robustness=evidence)
@@ -547,9 +619,6 @@ class _Search:
         # Rows of a table stand by time, the fastest first.
         steps = np.floor((candidates.fastest_rows - replay.rows) * (place - 1)).astype(np.int32)
         return self._replayed(replay.rows + steps)
-
-
-Answer = TypeVar("Answer")
 
 
 def first_between(
@@ -587,18 +656,6 @@ def first_between(
         else:
             best, high = answer, middle
     return best
-
-
-class Curve(Protocol):
-    """A relaxed frontier, of one pipeline or of several together."""
-
-    @property
-    def min_time_ns(self) -> int: ...
-    @property
-    def min_energy_time_ns(self) -> int: ...
-    @property
-    def times_ns(self) -> NDArray[np.int64]: ...
-    def energy_at(self, time: float) -> float: ...
 
 
 def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, int]]:

@@ -95,7 +95,7 @@ def run_sweep(
 
     tasks: list[Task] = []
     rows: dict[int, Row] = {}
-    for place, point in enumerate(config.all_points()):
+    for place, point in enumerate(config.points):
         profile = opened(point.profile)
         if isinstance(profile, EnvplanError):
             rows[place] = failed_row(point, None, str(profile))

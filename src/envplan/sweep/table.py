@@ -1,4 +1,4 @@
-"""The result of a sweep: a row for each point, and the files they are written to."""
+"""A sweep's result: a row for each point, its files, and what one wants to know of many rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal, get_args
+from statistics import fmean
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from envplan._files import atomic_write
 from envplan._model import Model
@@ -43,10 +44,10 @@ class Row(Model):
     planner: str
     target: TargetKind
     target_value: float | None = None
-    p2p_latency_s: float
+    p2p_latency_s: float = 0.0
     blocking_power_w: float | None = None
-    gpus_per_stage: int
-    replicas: int
+    gpus_per_stage: int = 1
+    replicas: int = 1
     recompute: bool
     extra: str | None = None
     one_clock: bool = False
@@ -142,3 +143,75 @@ def _parquet(cells: list[dict[str, object]]) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(cells, schema=pa.schema(fields)), buffer)
     return buffer.getvalue()
+
+
+#: What a sweep may vary, as rows have it.
+_VARIED: Final = (
+    *("profile", "schedule", "planner", "target", "microbatches", "chunks", "gpus_per_stage"),
+    *("replicas", "p2p_latency_s", "blocking_power_w", "recompute", "extra"),
+    *("one_clock", "parts_within_percent"),
+    *("switch_latency_ms", "min_dwell_ms", "robust_percent", "noise_percent", "seed"),
+)
+
+
+class Share(NamedTuple):
+    """The points that have one value of what varies.
+
+    Attributes:
+        name, value: such as "schedule" and "1f1b".
+        points: how many.
+        slowdown_percent, savings_percent: on average.
+        most_percent: the most that a point saves.
+    """
+
+    name: str
+    value: str
+    points: int
+    slowdown_percent: float
+    savings_percent: float
+    most_percent: float
+
+
+def target_in_words(row: Row) -> str:
+    """What a point asks for: "+2%", "14 s", "T_star"."""
+    seed = f", seed {row.seed}" if row.noise_percent is not None else ""
+    value = row.target_value or 0.0
+    words = {
+        "time": f"{value:g} s",
+        "slowdown": f"+{value:g}%",
+        "min-energy": "T_star",
+        "energy-budget": f"{value:g} J",
+        "power-cap": f"{value:g} W",
+        "peak-power-cap": f"{value:g} W at the peak",
+        "own": "its own",
+    }
+    return ", ".join([words[row.target], *row.conditions]) + seed
+
+
+def _value(row: Row, name: str) -> Any:
+    return target_in_words(row) if name == "target" else getattr(row, name)
+
+
+def varying(rows: Sequence[Row]) -> list[str]:
+    """Names of what is not the same in all points."""
+    return [name for name in _VARIED if len({_value(row, name) for row in rows}) > 1]
+
+
+def best_rows(rows: Sequence[Row], count: int) -> list[Row]:
+    """The points that save most, the first in the table first where they save alike."""
+    planned = [row for row in rows if row.savings_percent is not None]
+    return sorted(planned, key=lambda row: -(row.savings_percent or 0.0))[:count]
+
+
+def by_what_varies(rows: Sequence[Row]) -> list[Share]:
+    """For each thing that varies and each of its values, what the points with it save."""
+    planned = [row for row in rows if row.savings_percent is not None]
+    shares = []
+    for name in varying(planned):
+        for value in dict.fromkeys(_value(row, name) for row in planned):
+            alike = [row for row in planned if _value(row, name) == value]
+            saved = [row.savings_percent or 0.0 for row in alike]
+            slower = fmean(row.slowdown_percent or 0.0 for row in alike)
+            text = "-" if value is None else f"{value:g}" if isinstance(value, float) else value
+            shares.append(Share(name, str(text), len(alike), slower, fmean(saved), max(saved)))
+    return shares

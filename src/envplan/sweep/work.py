@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from envplan.errors import DoubtWarning, EnvplanError
-from envplan.pipeline import Pipeline, traits
+from envplan.pipeline import traits
 from envplan.pipeline.described import described_pipeline, parse_extras
 from envplan.plan import Plan
 from envplan.planners import PLANNERS, forwards_ahead
@@ -95,23 +95,34 @@ def compute(group: Group) -> Iterator[Done]:
 
 
 def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
-    said = point.model_dump(by_alias=True)
+    said = point.model_dump(by_alias=True, exclude_none=True)
     row = {name: said[name] for name in said.keys() & Row.model_fields.keys()}
     row["target"], row["target_value"] = point.target
-    row["chunks"] = point.chunks or traits(point.schedule or "").chunks
+    row.setdefault("chunks", traits(point.schedule or "").chunks)
     if profile is not None:
         row |= {"source": profile.metadata.source, "stages": profile.num_stages // row["chunks"]}
-        if row["p2p_latency_s"] is None:
-            of_job = profile.metadata.job.p2p_latency_s
-            row["p2p_latency_s"] = max(of_job) if isinstance(of_job, list) else of_job
-    usual = {"p2p_latency_s": 0.0, "gpus_per_stage": 1, "replicas": 1, "stages": None}
-    return row | {name: row.get(name) or value for name, value in usual.items()}
+        of_job = profile.metadata.job.p2p_latency_s
+        row.setdefault("p2p_latency_s", max(of_job) if isinstance(of_job, list) else of_job)
+    return row
 
 
 def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
     """The frontier of a group, and what all of its rows say of it."""
     begin = time.perf_counter()
-    pipeline = _pipeline(point, profile)
+
+    def ahead(microbatches: int) -> tuple[int, ...]:
+        timed = profile.fitted(("backward",), recompute=point.recompute)
+        return forwards_ahead(timed, microbatches)
+
+    pipeline = described_pipeline(
+        profile,
+        schedule=point.schedule,
+        num_microbatches=point.microbatches,
+        chunks=point.chunks,
+        p2p_latency=point.p2p_latency,
+        extras=parse_extras(point.extra, profile),
+        forwards_ahead=ahead,
+    )
     by_parts = profile.by_parts(
         one_clock=point.one_clock,
         within_percent=point.parts_within,
@@ -132,22 +143,6 @@ def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
         "t_star_s": frontier.min_energy_time,
         "trace_s": time.perf_counter() - begin,
     }
-
-
-def _pipeline(point: Point, profile: Profile) -> Pipeline:
-    def ahead(microbatches: int) -> tuple[int, ...]:
-        timed = profile.fitted(("backward",), recompute=point.recompute)
-        return forwards_ahead(timed, microbatches, None)
-
-    return described_pipeline(
-        profile,
-        schedule=point.schedule,
-        num_microbatches=point.microbatches,
-        chunks=point.chunks,
-        p2p_latency=point.p2p_latency,
-        extras=parse_extras(point.extra, profile),
-        forwards_ahead=ahead,
-    )
 
 
 def _plan(frontier: Frontier, point: Point) -> Plan:
