@@ -30,7 +30,7 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
     cdef struct Slo:
         double ttft_s, tbt_s
     cdef struct Need:
-        double instances, busy, decoding
+        double instances, busy, decoding, hopeless
     cdef cppclass CppService "envplan::serving::Service":
         CppService(Requests, vector[Tables], vector[Size], vector[Slo]) except +
         array9 counts(double, double) except +
@@ -119,11 +119,11 @@ cdef class Service:
         return [found[k] for k in range(9)]
 
     def need(self, double begin_s, double end_s, uint32_t classes, int32_t size, double late):
-        """What classes (a bit for each) need of a size: instances, busy and decoding."""
+        """What classes (a bit for each) need of a size: the fields of Need."""
         cdef Need found
         with nogil:
             found = self.service.need(begin_s, end_s, classes, size, late)
-        return found.instances, found.busy, found.decoding
+        return found.instances, found.busy, found.decoding, found.hopeless
 
 
 cdef class Replay:

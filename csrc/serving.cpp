@@ -2,22 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace envplan::serving {
 namespace {
 
 constexpr double kNever = 1e300;
 constexpr double kTiny = 1e-9;
-constexpr double kFull = 1e9;       // s: a wait that tells that there is no place
-constexpr double kTbtShare = 0.8;   // of the SLO that a batch without prompts may take
-constexpr int32_t kLeast = 128;     // prompt tokens of an iteration, at least
-constexpr double kBlocked = 0.25;   // of the TTFT SLO that a slow iteration may take
-constexpr double kBin = 0.1;        // s
-constexpr double kFine = 1.005;     // precision of a need
+constexpr double kFull = 1e9;         // s: a wait that tells that there is no place
+constexpr double kTbtShare = 0.8;     // of the SLO that a batch without prompts may take
+constexpr int32_t kLeast = 128;       // prompt tokens of an iteration, at least
+constexpr double kBlocked = 0.25;     // of the TTFT SLO that a slow iteration may take
+constexpr double kBin = 0.1;          // s
+constexpr double kFine = 1.005;       // precision of a need
+constexpr double kSteadyBin = 600.0;  // s over which iterations may stay full
+constexpr double kAsQuick = 1.1;      // times the time of a prompt's token: makes no difference
 constexpr double kLong = 0.99;      // quantile of the prompts whose own time a deadline must leave
 constexpr int32_t kGrain = 16;      // tokens: precision of that quantile
-constexpr int32_t kLengths = 1024;  // longer inputs count as of so many grains
+constexpr int32_t kLengths = 8192;  // longer inputs count as of so many grains
 constexpr double kLeastSlack = 0.02;  // s
+constexpr double kLeastFree = 0.1;    // of an instance is left by stricter requests
 constexpr double kMemoryBin = 5.0;    // s over which contexts are averaged
 constexpr double kMemoryShare = 0.6;  // of memory that can be filled: contexts come in large pieces
 constexpr int kLooked = 8;            // prompts whose deadlines a managed clock is held against
@@ -51,8 +55,31 @@ Service::Service(Requests requests, std::vector<Tables> tables, std::vector<Size
       slos(std::move(slos)) {
   double tbt = this->slos.front().tbt_s;
   for (const Slo& slo : this->slos) tbt = std::min(tbt, slo.tbt_s);
-  for (Size& size : this->sizes)
-    size.shared_chunk = room(size, this->tables[size.tables.back()], kTbtShare * tbt);
+  for (Size& size : this->sizes) {
+    const Tables& table = this->tables[size.tables.back()];
+    size.shared_chunk = room(size, table, kTbtShare * tbt);
+    const double quick = kAsQuick * table.prompt_time(size.shared_chunk) / size.shared_chunk;
+    for (const double step_s : table.step_s) {
+      const int32_t tokens = room(size, table, kTbtShare * tbt - (step_s - table.step_s[1]));
+      const bool slower = table.prompt_time(tokens) / tokens > quick;
+      size.chunk_beside.push_back(slower ? tokens : size.shared_chunk);
+    }
+    for (const Slo& slo : this->slos)
+      size.most_batch.push_back(batch_beside(table, kLeast, slo.tbt_s));
+  }
+}
+
+std::size_t Service::batch_beside(const Tables& table, int32_t tokens, double tbt) const {
+  double most = kTbtShare * tbt;
+  // Where an iteration with prompts is too long whatever the batch is, only the steps count.
+  if (table.prompt_time(tokens) < most) most += table.step_s[1] - table.prompt_time(tokens);
+  std::size_t batch = table.step_s.size() - 1;
+  while (batch > 1 && table.step_s[batch] > most) --batch;
+  return batch;
+}
+
+double Service::own_time(const Size& size, const Tables& table, double tokens) const {
+  return std::max(table.prompt_time(tokens), tokens / size.chunk * table.prompt_time(size.chunk));
 }
 
 int32_t Service::room(const Size& size, const Tables& table, double most) const {
@@ -92,6 +119,15 @@ const Tables& Replay::fastest(const Instance& i) const {
 int Replay::level(int32_t request) const {
   const double ttft = slos_[requests_.known[request]].ttft_s;
   return ttft <= levels_[0] ? 0 : ttft <= levels_[1] ? 1 : 2;
+}
+
+int32_t Replay::chunk_beside(const Instance& i, std::size_t times) const {
+  const std::vector<int32_t>& chunks = sizes_[i.size].chunk_beside;
+  return chunks[std::min(times * i.decoding.size(), chunks.size() - 1)];
+}
+
+double Replay::context(int32_t request) const {
+  return static_cast<double>(requests_.input[request]) + requests_.output[request];
 }
 
 int32_t Replay::start(int32_t pool, int32_t size, int32_t clock, bool managed, double ready_at) {
@@ -260,14 +296,18 @@ void Replay::settle(Instance& i) {
 }
 
 bool Replay::pull(Instance& i, Waiting& prompt) {
-  while (!i.waiting.empty() && i.waiting.front().deadline < now_ && i.waiting.front().done == 0) {
+  while (!i.waiting.empty() && i.waiting.front().deadline < now_) {
     std::pop_heap(i.waiting.begin(), i.waiting.end(), LaterDeadline());
-    i.late.push_back(i.waiting.back());
+    // One that has been begun holds memory: it is the next of the late ones.
+    const bool begun = i.waiting.back().done > 0;
+    i.late.insert(begun ? i.late.begin() + i.late_begin : i.late.end(), i.waiting.back());
     i.waiting.pop_back();
   }
-  while (i.late_begin < i.late.size() && i.late[i.late_begin].deadline + options_.squash_s < now_) {
+  while (i.late_begin < i.late.size() && i.late[i.late_begin].done == 0 &&
+         i.late[i.late_begin].deadline + options_.squash_s < now_) {
     const int32_t request = i.late[i.late_begin++].request;
     i.queued[level(request)] -= std::max(1, requests_.input[request]);
+    i.claimed -= context(request);
     ++squashed_;
     done(request, false, false);
   }
@@ -275,9 +315,11 @@ bool Replay::pull(Instance& i, Waiting& prompt) {
   if (late && i.late_begin == i.late.size()) return false;
   prompt = late ? i.late[i.late_begin] : i.waiting.front();
   if (prompt.done == 0) {  // it needs a place in memory
-    const double kv = requests_.input[prompt.request] + requests_.output[prompt.request];
+    const double kv = context(prompt.request);
     const std::size_t inside = i.decoding.size() + i.pieces.size();
-    const bool fits = i.kv + kv <= sizes_[i.size].kv_tokens && inside + 1 < tables(i).step_s.size();
+    const Size& size = sizes_[i.size];
+    const bool fits = i.kv + kv <= size.kv_tokens && inside + 1 < tables(i).step_s.size() &&
+                      inside < size.most_batch[requests_.known[prompt.request]];
     if (!fits && i.kv > 0) return false;
     i.kv += kv;
   }
@@ -355,7 +397,8 @@ void Replay::first_token(Instance& i, const Piece& piece) {
   const bool in_time =
       now_ - requests_.arrival[request] <= slos_[requests_.known[request]].ttft_s + kTiny;
   if (output <= 1) {
-    i.kv -= requests_.input[request] + output;
+    i.kv -= context(request);
+    i.claimed -= context(request);
     done(request, in_time, true);
     return;
   }
@@ -369,7 +412,8 @@ void Replay::depart(Instance& i) {
     const Decoding gone = i.decoding.back();
     i.decoding.pop_back();
     const int32_t request = gone.request, output = requests_.output[request];
-    i.kv -= requests_.input[request] + output;
+    i.kv -= context(request);
+    i.claimed -= context(request);
     const bool first_ok = gone.first >= 0;
     const double first = first_ok ? gone.first : -gone.first - 1;
     const double apart = (now_ - first) / (output - 1);
@@ -444,7 +488,7 @@ void Replay::choose_clock(Instance& i) {
 
 // What a request means to instances of a size at their highest clock.
 struct Replay::Estimate {
-  int32_t size = -1;
+  int32_t size = -1, chunk = 0;          // prompt tokens of an iteration with a batch
   double alone_s, shared_s;              // its own prompt, without and with a batch
   double alone_token_s, shared_token_s;  // of prompts before it
 };
@@ -455,22 +499,22 @@ double Replay::wait_at(const Instance& i, int32_t request, Estimate& estimate) c
   const Size& size = sizes_[i.size];
   const Tables& table = fastest(i);
   const double own = requests_.input[request];
-  if (estimate.size != i.size) {
-    estimate.size = i.size;
+  const int32_t chunk = chunk_beside(i, 1);
+  if (estimate.size != i.size || estimate.chunk != chunk) {
     const auto time = [&](int32_t room, double& token_s, double& own_s) {
       token_s = table.prompt_time(room) / room;
       own_s = std::max(table.prompt_time(std::min(own, double(room))), own * token_s);
     };
+    estimate.size = i.size;
+    estimate.chunk = chunk;
     time(size.chunk, estimate.alone_token_s, estimate.alone_s);
-    time(size.shared_chunk, estimate.shared_token_s, estimate.shared_s);
+    time(chunk, estimate.shared_token_s, estimate.shared_s);
   }
   double ahead = 0;
   for (int k = 0; k <= level(request); ++k) ahead += i.queued[k];
-  const double kv = own + requests_.output[request];
   const std::size_t batch = i.decoding.size() + i.waiting.size() + i.pieces.size() + 1;
-  const double tbt = slos_[requests_.known[request]].tbt_s;
-  const bool full = i.kv + ahead + kv > size.kv_tokens || batch >= table.step_s.size() ||
-                    table.step_s[batch] > kTbtShare * tbt;
+  const bool full = i.claimed + context(request) > size.kv_tokens ||
+                    batch > size.most_batch[requests_.known[request]];
   if (full) return kFull + ahead + static_cast<double>(batch);
   const double rest = i.phase == Phase::kPrompts ? std::max(0.0, i.next - now_) : 0.0;
   if (i.decoding.empty()) return rest + ahead * estimate.alone_token_s + estimate.alone_s;
@@ -485,7 +529,9 @@ int32_t Replay::best_of(int32_t pool, int32_t request, double* wait) const {
   for (const int32_t id : members_[pool]) {
     const Instance& i = instances_[id];
     const double waits = wait_at(i, request, estimate);
-    if (pack_[pool] && waits <= options_.pack_share * promised) {
+    // Where prompts always wait, twice as many decode at a time.
+    if (pack_[pool] && chunk_beside(i, 2) == sizes_[i.size].shared_chunk &&
+        waits <= options_.pack_share * promised) {
       *wait = waits;
       return id;
     }
@@ -526,6 +572,7 @@ void Replay::arrive(int32_t request) {
       {requests_.arrival[request] + slos_[requests_.known[request]].ttft_s, request, 0});
   std::push_heap(i.waiting.begin(), i.waiting.end(), LaterDeadline());
   i.queued[level(request)] += std::max(1, requests_.input[request]);
+  i.claimed += context(request);
   if (i.phase == Phase::kIdle) {
     pass(i);
     settle(i);
@@ -548,13 +595,26 @@ std::array<int64_t, 9> Service::counts(double begin, double end) const {
 
 namespace {
 
+// How long requests of a level may wait for others' work.
+struct Level {
+  double ttft_s, own_s;  // SLO, and of a prompt alone
+  double least_s;        // that it may wait, whatever its own takes
+  double stricter;       // instances that stricter levels keep busy
+
+  // A prompt is in one instance only, where stricter ones go first: its own time is stretched.
+  double slack(double instances) const {
+    const double free = std::max(kLeastFree, 1 - stricter / instances);
+    return std::max(least_s, ttft_s - own_s / free);
+  }
+};
+
 // Work in bins, by how strict its SLO is, and how long it may wait.
 struct Queues {
   static constexpr std::size_t kMost = 9;  // levels
   std::size_t bins, levels;
   std::vector<double> work;      // of a bin and level: of this and all stricter ones, s
   std::vector<double> requests;  // of a bin and level
-  std::vector<double> slack;     // of a level, s
+  std::vector<Level> limits;     // of a level
   double allowed;                // requests that may be late
 
   bool too_late(double instances) const {
@@ -574,7 +634,7 @@ struct Queues {
   bool too_late_of(double instances) const {
     const std::size_t count = kLevels < kMost ? kLevels : levels;
     double queue[kLevels] = {}, longest[kLevels];
-    for (std::size_t l = 0; l < count; ++l) longest[l] = instances * slack[l];
+    for (std::size_t l = 0; l < count; ++l) longest[l] = instances * limits[l].slack(instances);
     const double served = instances * kBin;
     double missed = 0;
     for (std::size_t bin = 0; bin < bins; ++bin)
@@ -597,6 +657,14 @@ struct Queues {
   }
 };
 
+// What a share of the values does not exceed.
+double quantile(std::vector<double>& values, double share) {
+  const auto place =
+      static_cast<std::ptrdiff_t>(std::ceil(share * static_cast<double>(values.size() - 1)));
+  std::nth_element(values.begin(), values.begin() + place, values.end());
+  return values[place];
+}
+
 }  // namespace
 
 Need Service::need(double begin, double end, uint32_t classes, int32_t place, double late) const {
@@ -608,7 +676,7 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
   uint32_t present = 0;  // classes that those are of
   for (auto k = from; k < to; ++k)
     if (classes >> requests.taken[k] & 1) present |= 1u << requests.known[k];
-  if (present == 0) return {0, 0, 0};
+  if (present == 0) return {0, 0, 0, 0};
   const double duration = end - begin;
 
   std::vector<double> limits;
@@ -623,8 +691,8 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
   std::array<std::size_t, 9> level{};
   for (std::size_t c = 0; c < slos.size(); ++c)
     level[c] = std::lower_bound(limits.begin(), limits.end(), slos[c].ttft_s) - limits.begin();
-  const int32_t piece = room(size, table, kTbtShare * tbt);
-  const double token_s = table.prompt_time(piece) / piece;
+  const int32_t whole = room(size, table, kTbtShare * tbt);
+  const double token_s = table.prompt_time(whole) / whole;
   const auto batches = static_cast<double>(table.step_s.size() - 2);
   const double more_s = (table.step_s.back() - table.step_s[1]) / std::max(1.0, batches);
   const double step_s = table.step_s[std::min<std::size_t>(16, table.step_s.size() - 1)];
@@ -634,13 +702,16 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
   queues.bins = static_cast<std::size_t>(duration / kBin) + 2;
   queues.work.assign(queues.bins * queues.levels, 0.0);
   queues.requests = queues.work;
-  std::vector<std::array<int64_t, kLengths>> lengths(queues.levels);  // of inputs, in grains
+  std::vector<std::vector<int64_t>> lengths(queues.levels);  // of inputs, in grains
+  for (auto& some : lengths) some.assign(kLengths, 0);
   std::vector<double> held(static_cast<std::size_t>(duration / kMemoryBin) + 1, 0.0);
-  double busy = 0, stays = 0;
-  int64_t count = 0;
+  const auto stretches = static_cast<std::size_t>(std::ceil(duration / kSteadyBin));
+  std::vector<double> given(stretches), made(stretches);  // tokens of inputs and of outputs
+  std::vector<double> inputs(queues.levels), arrived(queues.levels), mine_s(queues.levels);
+  double stricter = 0, busy = 0, stays = 0;
+  int64_t hopeful = 0;
   for (auto k = from; k < to; ++k) {
     if (!(classes >> requests.taken[k] & 1)) continue;
-    ++count;
     const double at = requests.arrival[k] - begin, input = requests.input[k],
                  output = requests.output[k];
     const double work = input * token_s + output * more_s, stay = work + output * step_s;
@@ -648,14 +719,24 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
     const auto place =
         std::min(static_cast<std::size_t>(at / kBin), queues.bins - 1) * queues.levels + l;
     queues.work[place] += work;
-    queues.requests[place] += 1;
-    ++lengths[l][std::min(requests.input[k] / kGrain, kLengths - 1)];
+    if (own_time(size, table, requests.input[k]) <= limits[l]) {
+      ++hopeful;
+      queues.requests[place] += 1;
+      ++lengths[l][std::min(requests.input[k] / kGrain, kLengths - 1)];
+    }
     busy += work;
+    mine_s[l] += work;
     stays += stay;
+    inputs[l] += input;
+    arrived[l] += 1;
+    const auto stretch = std::min(
+        static_cast<std::size_t>(at / duration * static_cast<double>(stretches)), stretches - 1);
+    given[stretch] += input;
+    made[stretch] += output;
     held[std::min(static_cast<std::size_t>(at / kMemoryBin), held.size() - 1)] +=
         (input + output) * stay / kMemoryBin;
   }
-  queues.allowed = late * static_cast<double>(count);
+  queues.allowed = late * static_cast<double>(hopeful);
   for (std::size_t l = 0; l < queues.levels; ++l) {
     int64_t mine = 0, seen = 0;
     for (const int64_t some : lengths[l]) mine += some;
@@ -664,17 +745,35 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
       ++grain;
     const double tokens = (grain + 1) * kGrain;
     const double own = std::max(table.prompt_time(tokens), tokens * token_s);
-    queues.slack.push_back(
-        std::max(kLeastSlack, limits[l] - own - table.prompt_time(1) - 0.5 * kBin));
+    // The prompts that all instances are at do not wait: of each, half is left on average.
+    const double prompt_s = inputs[l] * token_s / std::max(1.0, arrived[l]);
+    queues.limits.push_back({limits[l] - table.prompt_time(1) - 0.5 * kBin, own,
+                             std::max(kLeastSlack, 0.5 * prompt_s), stricter});
+    stricter += mine_s[l] / duration;
   }
+  const double prompts = std::accumulate(arrived.begin(), arrived.end(), 0.0);
   for (std::size_t bin = 0; bin < queues.bins; ++bin)
     for (std::size_t l = 1; l < queues.levels; ++l)
       queues.work[bin * queues.levels + l] += queues.work[bin * queues.levels + l - 1];
-  const auto most =
-      static_cast<std::ptrdiff_t>(std::ceil((1 - late) * static_cast<double>(held.size() - 1)));
-  std::nth_element(held.begin(), held.begin() + most, held.end());
-  const double memory = held[most] / (kMemoryShare * size.kv_tokens);
-  return {std::max(queues.least(busy / duration), memory), busy / duration, stays / duration};
+  const double memory = quantile(held, 1 - late) / (kMemoryShare * size.kv_tokens);
+
+  // Where prompts always wait, every iteration is as long as it may be. Then the batch, by Little's
+  // law, and the prompt tokens that leave room for it must be what comes: otherwise batches grow,
+  // prompts get slower, and the fleet falls behind though it could serve the same load in calm.
+  std::vector<double> steady(given.size(), kFull);
+  for (int32_t piece = whole; piece > 0; piece -= kLeast) {
+    const std::size_t batch = batch_beside(table, piece, tbt);
+    const double beside_s = table.step_s[batch] - table.step_s[1];
+    const double iteration_s = std::max(table.prompt_time(piece) + beside_s, table.step_s[batch]);
+    const double full = iteration_s * static_cast<double>(stretches) / duration;
+    for (std::size_t k = 0; k < steady.size(); ++k) {
+      const double most = std::max(given[k] / piece, made[k] / static_cast<double>(batch));
+      steady[k] = std::min(steady[k], most * full);
+    }
+  }
+  const double fewest = std::max(queues.least(busy / duration), quantile(steady, 1 - late));
+  return {std::max(fewest, memory), busy / duration, stays / duration,
+          1 - static_cast<double>(hopeful) / prompts};
 }
 
 }  // namespace envplan::serving

@@ -46,7 +46,10 @@ struct Size {
   double kv_tokens;             // tokens of context that fit beside the weights
   int32_t chunk;                // prompt tokens of one iteration
   std::vector<int32_t> tables;  // indices of its configurations, clocks ascending
-  int32_t shared_chunk;         // with a batch, at the highest clock: set by Service
+  // Set by Service, at the highest clock:
+  int32_t shared_chunk;                 // prompt tokens of an iteration with a small batch
+  std::vector<int32_t> chunk_beside;    // the same, by batch, where fewer make prompts slower
+  std::vector<std::size_t> most_batch;  // that an iteration with prompts keeps a class's TBT SLO of
 };
 
 // What a stretch of requests asks of one instance size.
@@ -54,6 +57,7 @@ struct Need {
   double instances;  // that it needs, not rounded
   double busy;       // instances that prompts keep busy, on average
   double decoding;   // requests that decode at a time, on average
+  double hopeless;   // share of requests whose prompts alone take longer than their SLOs
 };
 
 struct Requests {  // borrowed; all of length count; arrival ascends
@@ -86,8 +90,15 @@ struct Service {
   // for one of `classes` (bit k: class k). instances is the least number at which no more than a
   // share `late` of them waits too long. Work (s of one instance) arrives in bins of a tenth of a
   // second and is done by all instances together, stricter SLOs first; a request waits too long if
-  // the work that goes before it takes longer than its SLO leaves. Contexts must fit, too.
+  // the work that goes before it takes longer than its SLO leaves. Contexts must fit, too. Requests
+  // that are late in any case are work like others, and are not counted as late.
   Need need(double begin, double end, uint32_t classes, int32_t size, double late) const;
+
+  // The largest batch that, beside so many prompt tokens in each iteration, keeps a TBT SLO.
+  std::size_t batch_beside(const Tables& table, int32_t tokens, double tbt) const;
+
+  // A prompt alone in an instance, s.
+  double own_time(const Size& size, const Tables& table, double tokens) const;
 
   // Prompt tokens of an iteration: as many as take no more than `most`, s.
   int32_t room(const Size& size, const Tables& table, double most) const;
@@ -131,9 +142,10 @@ struct Instance {
   int32_t pool, size, clock, preferred, version = 0;
   bool managed, leaving = false;
   Phase phase;
-  double since, next, progress = 0, step = 0, watts = 0, kv = 0;
-  double asked_at = -1e9;  // when its clock was last asked to change
-  int32_t asked_clock;     // what was asked for
+  double since, next, progress = 0, step = 0, watts = 0;
+  double kv = 0, claimed = 0;  // tokens of what is in memory, and of what waits, too
+  double asked_at = -1e9;      // when its clock was last asked to change
+  int32_t asked_clock;         // what was asked for
   double queued[3] = {0, 0, 0};
   std::vector<Waiting> waiting;  // heap, nearest deadline first
   std::vector<Waiting> late;     // first come first, from late_begin on
@@ -179,6 +191,9 @@ class Replay {
   const Tables& tables(const Instance& i) const;
   const Tables& fastest(const Instance& i) const;
   int level(int32_t request) const;
+  double context(int32_t request) const;  // tokens of memory that it needs
+  // Prompt tokens of an iteration beside so many times an instance's batch.
+  int32_t chunk_beside(const Instance& i, std::size_t times) const;
   double iteration_limit(const Instance& i, const Tables& table) const;
   void know(int32_t pool);                  // make room for its members
   void pass(Instance& i);                   // let time pass up to now_

@@ -273,16 +273,26 @@ def test_compare_reads_azures_files_and_puts_policies_side_by_side(
         assert 0.99 < entry["slo_attainment"] <= 1
 
 
-def test_a_policy_that_cannot_run_may_be_left_out(inside: Inside, tmp_path: Path) -> None:
+def test_a_policy_that_cannot_run_is_left_out(inside: Inside, tmp_path: Path) -> None:
     trace_of(tmp_path, *(f"{60 * s},SS,{40 + s}" for s in range(4)))
     strict = ("compare", "--trace", "trace.csv", "--gpus", "4")
-    assert_refused(inside(*strict), 1, "SinglePool needs 8 GPUs, 4 more", "--policies")
-    ran = inside(*strict, "--policies", "envplan,exact", "--json")
+    ran = inside(*strict, "--json")
     assert ran.code == 0, ran.err
-    found = json.loads(ran.out)["policies"]
-    assert [entry["policy"] for entry in found] == ["envplan", "exact"]
+    assert "SinglePool needs 8 GPUs, 4 more than the 4 there are (--gpus); it is left" in ran.err
+    found = {entry["policy"]: entry for entry in json.loads(ran.out)["policies"]}
+    assert {"envplan", "exact"} <= found.keys()
+    assert "SinglePool" not in found
+    assert_refused(inside(*strict, "--policies", "SinglePool"), 1, "SinglePool needs 8 GPUs")
     assert_refused(inside(*strict, "--policies", "best"), 2, "no policy 'best'", "DynamoLLM")
     assert_refused(inside(*strict, "--policies", "exact,exact"), 2, "twice")
+
+
+def test_requests_that_no_fleet_can_answer_in_time_are_told(inside: Inside, tmp_path: Path) -> None:
+    rows = [f"{k},{100_000 if k % 10 == 0 else 100},50" for k in range(100)]
+    Path(tmp_path, "t.csv").write_text("\n".join(["arrived_at,prompt_size,token_size", *rows]))
+    ran = inside("simulate", "--trace", "t.csv", "--json")
+    assert "10 of 100 requests (10%) miss their SLOs on any fleet" in ran.err
+    assert json.loads(ran.out)["requests_hopeless"] == 10
 
 
 #: Arguments of `solve` and `simulate` | exit code | words of the one line that is said.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
@@ -10,7 +11,7 @@ import pytest
 
 from envplan.costs.rates import Rate
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving.classes import CLASSES
+from envplan.serving.classes import CLASSES, classify_all
 from envplan.serving.policies import (
     POLICIES,
     Outlook,
@@ -250,3 +251,42 @@ def test_one_request_and_a_class_never_seen_are_served() -> None:
                 np.array([20], dtype=np.int32), np.array([3], dtype=np.uint8))  # fmt: skip
     for result in compare_policies(ServingProfile.builtin(), one, policies=list(POLICIES)):
         assert result.attainment == 1.0
+
+
+def test_large_batches_of_long_outputs_keep_their_slos() -> None:
+    """At twenty times the rate, prompts have to share their iterations with large batches."""
+    hour = Trace.open(HOURS[1])
+    calm = hour.part(hour.arrival < 300)
+    given, made = calm.lengths(ServingProfile.builtin())
+    given, made = np.maximum(1, given // 4), 2 * made
+    known = classify_all(given, made)
+    trace = replace(calm, input_tokens=given, output_tokens=made, known=known, lasts_s=300.0)
+    for result in compare_policies(
+        ServingProfile.builtin(), trace.scaled(20), policies=("SinglePool", "DynamoLLM", "envplan")
+    ):
+        assert result.attainment >= 0.999, result.policy
+
+
+def test_a_fleet_is_sized_for_the_requests_that_it_can_answer_in_time() -> None:
+    hour = Trace.open(HOURS[1])
+    given, made = hour.lengths(ServingProfile.builtin())
+    long = np.arange(len(hour)) % 50 == 0
+    given = np.where(long, 200_000, given).astype(np.int32)
+    trace = replace(hour, input_tokens=given, known=classify_all(given, made))
+    result = simulate(ServingProfile.builtin(), trace)
+    assert result.hopeless == long.sum()
+    assert result.attainment * len(hour) >= 0.999 * (len(hour) - long.sum())
+    assert result.gpus_most <= 100
+
+
+def test_a_policy_whose_fleet_is_too_large_is_left_out_where_that_is_asked_for() -> None:
+    trace, few = Trace.open(HOURS[0]), Settings(gpus=60)
+    told: list[str] = []
+    names = ("SinglePool", "static")
+    (only,) = compare_policies(
+        ServingProfile.builtin(), trace, few, policies=names, left_out=told.append
+    )
+    assert only.policy == "static"
+    assert [line.split()[:2] for line in told] == [["SinglePool", "needs"]]
+    with pytest.raises(NoAnswerError, match="SinglePool needs"):
+        compare_policies(ServingProfile.builtin(), trace, few, policies=names)

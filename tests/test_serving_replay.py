@@ -111,6 +111,19 @@ def test_what_is_late_already_goes_behind_what_is_not() -> None:
     assert outcome(made)[1][1] == 1
 
 
+def test_a_long_prompt_that_is_late_makes_way_though_it_has_begun() -> None:
+    made = replay([(0.0, 20000, 1), (1.0, 3000, 1)], ttft=(0.5,))
+    assert outcome(made)[1] == [2, 1, 2, 1]
+
+
+def test_what_waits_has_its_place_in_memory_too() -> None:
+    # While a long prompt runs, three with long outputs come: the third does not fit beside them.
+    requests = [(0.0, 10000, 1), *[(0.1, 100, 2000)] * 3]
+    made = replay(requests, ttft=(10.0,), running=2, chunk=10000, kv=15000)
+    made.set_pack(0, True)
+    assert outcome(made)[1] == [4, 4, 4, 4]
+
+
 def test_requests_that_do_not_fit_into_memory_wait_for_those_that_leave() -> None:
     requests = [(0.0, 100, 101), (0.0, 100, 101)]
     together, apart = replay(requests, ttft=(1.5,)), replay(requests, ttft=(1.5,), kv=250)
@@ -183,7 +196,7 @@ def test_the_least_number_of_instances_leaves_just_enough_in_time(
 ) -> None:
     requests = [(at, 100 * size, 0) for at, size in sorted(drawn)]
     made = service(requests, ttft=(3.0,))
-    found, busy, _ = made.need(0.0, 10.0, 1, 0, late)
+    found, busy, *_ = made.need(0.0, 10.0, 1, 0, late)
     arrival, tokens = (np.array(column) for column in list(zip(*requests, strict=True))[:2])
     longest = 16 * (np.sort(tokens)[int(np.ceil(0.99 * len(tokens))) - 1] // 16 + 1)
     slack = max(0.02, 3.0 - longest * TOKEN - TOKEN - 0.05)
@@ -203,9 +216,24 @@ def test_the_least_number_of_instances_leaves_just_enough_in_time(
 
 def test_contexts_that_are_there_at_once_must_fit_into_what_is_needed() -> None:
     requests = [(0.1 * k, 100, 500) for k in range(100)]  # each stays ten seconds
-    wide, narrow = (service(requests, kv=kv).need(0.0, 10.0, 1, 0, 0.0) for kv in (1e9, 1e4))
+    wide, narrow = (service(requests, kv=kv).need(0.0, 10.0, 1, 0, 0.0) for kv in (1e9, 1e3))
     assert narrow[1:] == wide[1:]
     assert narrow[0] > 2 * wide[0]
+
+
+def test_requests_that_decode_at_once_must_fit_into_the_batch() -> None:
+    # Each decodes for two seconds, 20 at a time; a batch has room for five.
+    found, *_ = service([(0.1 * k, 100, 100) for k in range(100)]).need(0.0, 10.0, 1, 0, 0.0)
+    assert found == pytest.approx(4)
+
+
+def test_what_no_instance_can_answer_in_time_is_no_reason_for_more_of_them() -> None:
+    usual = [(0.1 * k, 1000, 1) for k in range(100)]
+    long = [(at + 0.05, 20000, 1) for at, *_ in usual[::10]]
+    found, busy, _, hopeless = service(sorted(usual + long)).need(0.0, 10.0, 1, 0, 0.0)
+    assert hopeless == pytest.approx(10 / 110)
+    assert busy == pytest.approx(3)
+    assert 2.9 <= found < 4
 
 
 def test_only_the_classes_that_are_asked_for_count() -> None:
@@ -214,7 +242,7 @@ def test_only_the_classes_that_are_asked_for_count() -> None:
     assert made.counts(0.5, 1.5) == [0, 1, *[0] * 7]
     one, both = (made.need(0.0, 10.0, mask, 0, 0.0) for mask in (1, 3))
     assert both[1] == pytest.approx(3 * one[1])
-    assert made.need(5.0, 10.0, 3, 0, 0.0) == (0.0, 0.0, 0.0)
+    assert made.need(5.0, 10.0, 3, 0, 0.0) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_arrays_of_different_lengths_and_unknown_classes_are_refused() -> None:

@@ -59,6 +59,25 @@ def test_azures_files_are_read_as_they_are(
     assert trace.duration_s == 180
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        "arrived_at,x,num_prefill_tokens,num_decode_tokens",
+        "arrival_timestamp,request_id,prompt_size,token_size",
+        '"timestamp","x","Input_Tokens","output_tokens"',
+    ],
+)
+def test_other_public_traces_names_of_columns_are_known(tmp_path: Path, header: str) -> None:
+    rest = "," * (header.count(",") - 3)
+    lines = [f"{at},0,{size},10{rest}" for at, size in ((5, 472), (45.5, 1087))]
+    if rest:
+        lines = [f"{line[:-2]},482,API log" for line in lines]
+    trace = Trace.read_csv(written(tmp_path, header, *lines))
+    assert trace.arrival.tolist() == [0, 40.5]
+    assert [CLASSES[k] for k in trace.known] == ["MS", "LS"]
+
+
 def test_pieces_are_put_together_and_lines_counted_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +141,9 @@ def test_single_requests_with_token_counts_fall_into_classes(tmp_path: Path) -> 
         (["class", "SS"], "no column timestamp"),
         (["TIMESTAMP,ContextTokens,GeneratedTokens", "0,5,-2"], ":2, column GeneratedTokens: must"),
         (["TIMESTAMP,ContextTokens,GeneratedTokens", "1,5,5", "0,5,5"], ":3, column TIMESTAMP"),
-        (["TIMESTAMP,ContextTokens"], "both ContextTokens and GeneratedTokens"),
+        (["TIMESTAMP,ContextTokens"], "both input_tokens and output_tokens (or as Azure"),
+        (["TIMESTAMP;class", "0;SS"], "its first line is "),
+        (["timestamp,class", "1700158546000,SS"], "which may be milliseconds"),
         (["TIMESTAMP,ContextToken,GeneratedTokens"], "is ContextTokens meant"),
         (["timestamp,input_token,output_tokens"], "is input_tokens meant"),
         (["Timestamp,Input_Tokens,Output_Tokens", "0,x,5"], ":2, column Input_Tokens: must be"),

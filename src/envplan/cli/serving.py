@@ -57,7 +57,8 @@ _RESULT = """
     policy energy_j requests slo_attainment=attainment slo_attainment_by_class=attainment_by_class
     first_tokens_in_time=first_in_time further_tokens_in_time=tokens_in_time
     instances_started=started instances_resharded=resharded weights_moved_copies=moved
-    clock_changes requests_helped=helped requests_squashed=squashed gpus_mean gpus_most gpu_hours
+    clock_changes requests_helped=helped requests_squashed=squashed requests_hopeless=hopeless
+    gpus_mean gpus_most gpu_hours
 """
 
 
@@ -190,9 +191,14 @@ class ReplayOptions(Settings, RateOptions):
         return self.rates(start=self.start, repeats=True)
 
     def run(
-        self, service: ServiceOptions, names: Sequence[str]
+        self,
+        service: ServiceOptions,
+        names: Sequence[str],
+        left_out: Callable[[str], None] | None = None,
     ) -> tuple[Trace, str, list[Simulation]]:
         """Replay the trace under some policies, and draw what --plot asks for.
+
+        It warns of requests that no fleet could answer in time. `left_out` as compare_policies.
 
         Returns:
             The trace, a title for its results, and these.
@@ -204,7 +210,17 @@ class ReplayOptions(Settings, RateOptions):
         if self.load_factor != 1:
             trace = trace.scaled(self.load_factor, self.seed)
         with ui.Working(f"policies on {trace.name}") as work:
-            results = compare_policies(profile, trace, self, policies=names, progress=work.counted)
+            results = compare_policies(
+                profile, trace, self, policies=names, progress=work.counted, left_out=left_out
+            )
+        first = results[0]
+        if first.hopeless > (1 - self.slo_quantile / 100) * first.requests:
+            ui.warn(
+                f"{first.hopeless} of {first.requests} requests "
+                f"({100 * first.hopeless / first.requests:.3g}%) miss their SLOs on any fleet: "
+                "their prompts alone take longer than the time to the first token; fleets are "
+                "sized for the others. Longer SLOs: --slo-scale, --slo"
+            )
         made = " (real-shaped)" if (trace.made or "").startswith("real-shaped") else ""
         source = "" if profile.source in (None, "measured") else f" ({profile.source})"
         title = f"{trace.name}{made} on {profile.name}{source}"
@@ -467,7 +483,7 @@ def compare(service: ServiceOptions, replay: ReplayOptions, policies: str | None
     names = tuple(POLICIES) if policies is None else tuple(map(str.strip, policies.split(",")))
     if len(set(names)) < len(names):
         raise InputError(f"--policies names a policy twice: {policies}")
-    trace, title, results = replay.run(service, names)
+    trace, title, results = replay.run(service, names, ui.warn)
 
     def document() -> dict[str, Any]:
         return {
@@ -486,8 +502,8 @@ def compare(service: ServiceOptions, replay: ReplayOptions, policies: str | None
         costs = [replay.costs(result) for result in results]
         if costs[0]:
             columns = {key: [f"{one[key]:.6g}" for one in costs] for key in costs[0]}
-            ui.print_columns("", {"policy": names, **columns})
-        ui.say(*(f"{name}: {POLICIES[name].about}" for name in names))
+            ui.print_columns("", {"policy": [one.policy for one in results], **columns})
+        ui.say(*(f"{one.policy}: {POLICIES[one.policy].about}" for one in results))
 
     ui.answer(document, tell,
            then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"])  # fmt: skip

@@ -53,6 +53,12 @@ class Phases:
             slope = max(0.0, (last - first) / (high - low))
         return np.interp(tokens, self.prompt_tokens, self.prompt_s) + slope * beyond
 
+    def whole_prompt_time(self, tokens: Any) -> Any:
+        """s of a prompt alone, in iterations of at most `chunk_tokens`."""
+        chunk = self.chunk_tokens
+        pieces = np.asarray(tokens) / chunk * self.prompt_time(chunk)
+        return np.maximum(self.prompt_time(tokens), pieces)
+
     def step_time(self, batch: Any) -> Any:
         """s of a decode step with so many requests, at least one."""
         return np.interp(np.maximum(batch, 1.0), self.batch, self.step_s)
@@ -81,10 +87,9 @@ def steady(phases: Phases, request: RequestClass) -> FloatArray | None:
     arrivals and constant service at its 99th percentile. An instance without decoding requests is
     idle, for Poisson numbers of them.
     """
-    given, chunk = request.input_tokens, phases.chunk_tokens
-    # of a prompt, in iterations of at most so many tokens
-    work = float(max(phases.prompt_time(given), given / chunk * phases.prompt_time(chunk)))
-    chunks = max(1.0, given / chunk)
+    given = request.input_tokens
+    work = float(phases.whole_prompt_time(given))
+    chunks = max(1.0, given / phases.chunk_tokens)
     most = min(float(phases.batch[-1]), phases.kv_tokens / max(request.tokens, 1.0))
     rate = np.linspace(0.0, _BUSIEST / work, 200)
     steps = max(0.0, request.output_tokens - 1)

@@ -78,15 +78,24 @@ class Outlook:
         found = [self.stream.counts(begin, end) for begin, end, _ in self.stretches]
         return [name for name in CLASSES if any(name in counts for counts in found)]
 
+    @property
+    def late(self) -> float:
+        """Share of requests that may be late."""
+        return 1 - self.settings.slo_quantile / 100
+
     def need(self, classes: Iterable[str], tp: int) -> Need:
         """What these classes need in one pool of instances of a TP, headroom included."""
-        names, late = frozenset(classes), 1 - self.settings.slo_quantile / 100
+        names = frozenset(classes)
         needs = [
-            Need(*(factor * each for each in self.stream.need(begin, end, names, tp, late)))
+            (factor, self.stream.need(begin, end, names, tp, self.late))
             for begin, end, factor in self.stretches
         ]
-        most = max(needs, key=lambda need: need.instances)
-        return most._replace(instances=most.instances * (1 + self.settings.headroom / 100))
+        factor, most = max(needs, key=lambda pair: pair[0] * pair[1].instances)
+        room = 1 + self.settings.headroom / 100
+        return Need(
+            factor * most.instances * room, factor * most.busy, factor * most.decoding,
+            most.hopeless,
+        )  # fmt: skip
 
     def count(self, classes: Iterable[str], tp: int) -> int:
         """Whole instances that these classes need."""
@@ -101,6 +110,12 @@ class Outlook:
             return curve is not None and curve.capacity(known.classes[name].slo) > 0
 
         return [tp for tp in clocks if all(meets(name, tp) for name in classes)] or [max(clocks)]
+
+    def quick(self, classes: Sequence[str], tps: Sequence[int]) -> list[int]:
+        """The TPs among these on which hardly more requests are hopeless than on the best one."""
+        hopeless = {tp: self.need(classes, tp).hopeless for tp in tps}
+        most = min(hopeless.values()) + self.late
+        return [tp for tp, share in hopeless.items() if share <= most]
 
     def power(self, classes: Iterable[str], tp: int, count: int, *, packs: bool) -> float:
         """About what so many instances draw, W: idle, prompts, and decoding on top."""
@@ -194,7 +209,7 @@ def least_power(outlook: Outlook) -> tuple[float, Mapping[int, Sequence[str]]]:
     two pools of one TP are never better than one: a class chooses a TP. A pool that serves more
     classes draws no less, so a part of a split bounds the whole from below.
     """
-    tps = {name: outlook.able([name]) for name in outlook.classes}
+    tps = {name: outlook.quick([name], outlook.able([name])) for name in outlook.classes}
     order = sorted(tps, key=lambda name: -_power(outlook, {tps[name][0]: [name]}))
     best: tuple[float, Mapping[int, Sequence[str]]] = (math.inf, {})
 
@@ -262,7 +277,8 @@ class Policy:
 
     def _pool(self, outlook: Outlook, choice: Choice) -> PoolSpec:
         _, name, classes, tps = choice
-        counts = {tp: outlook.count(classes, tp) for tp in (tps if self.shards else tps[-1:])}
+        tps = outlook.quick(classes, tps) if self.shards else tps[-1:]
+        counts = {tp: outlook.count(classes, tp) for tp in tps}
         if self.same_gpus:
             gpus = tps[-1] * counts[tps[-1]]
             counts = {tp: gpus // tp for tp, count in counts.items() if gpus // tp >= count}
@@ -399,7 +415,7 @@ def _plan(name: str, outlook: Outlook) -> Fleet:
     if fleet.gpus > outlook.settings.gpus:
         raise NoAnswerError(
             f"{name} needs {fleet.gpus} GPUs, {fleet.gpus - outlook.settings.gpus} more than the "
-            f"{outlook.settings.gpus} there are; compare others, with --policies"
+            f"{outlook.settings.gpus} there are (--gpus)"
         )
     return fleet
 
@@ -470,17 +486,25 @@ def compare_policies(
     *,
     policies: Sequence[str] = tuple(POLICIES),
     progress: Callable[[int, int], None] = lambda done, count: None,
+    left_out: Callable[[str], None] | None = None,
 ) -> list[Simulation]:
     """Replay a trace under several policies; raises as simulate.
 
     Args:
         policies: their names.
         progress: told how many are done, of how many.
+        left_out: told of each policy whose fleet is too large, which is left out then; without it,
+            or where none is left, NoAnswerError is raised.
     """
     chosen = settings or Settings()
     stream = stream_of(profile, trace, chosen)
     results = []
-    for name in policies:
-        results.append(replay(name, stream, chosen))
-        progress(len(results), len(policies))
+    for done, name in enumerate(policies, start=1):
+        try:
+            results.append(replay(name, stream, chosen))
+        except NoAnswerError as error:
+            if left_out is None or (done == len(policies) and not results):
+                raise
+            left_out(f"{error}; it is left out")
+        progress(done, len(policies))
     return results

@@ -89,6 +89,8 @@ class Simulation:
         clock_changes: of instances.
         helped: requests that another pool took because they would have been late in their own.
         squashed: requests given up because they waited too long; their SLOs are missed.
+        hopeless: requests that no instance could answer in time, whose prompts alone take longer
+            than their SLOs; they are missed.
         series: over time, by slot of a minute, a record array with one column for each of SERIES.
     """
 
@@ -105,6 +107,7 @@ class Simulation:
     clock_changes: int
     helped: int
     squashed: int
+    hopeless: int
     series: Any
 
     @property
@@ -333,5 +336,6 @@ class Machines:
             clock_changes=changes,
             helped=helped,
             squashed=squashed,
+            hopeless=self.stream.hopeless,
             series=series,
         )

@@ -11,7 +11,7 @@ contexts of the requests that are there at once must fit. csrc/serving.hpp count
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -31,11 +31,13 @@ class Need(NamedTuple):
         instances: that it needs, not rounded.
         busy: instances that prompts keep busy on average.
         decoding: requests that decode at a time, on average.
+        hopeless: share of requests whose prompts alone take longer than their SLOs.
     """
 
     instances: float
     busy: float
     decoding: float
+    hopeless: float
 
 
 class Stream:
@@ -81,6 +83,18 @@ class Stream:
         """The same without the requests that come before a time, s."""
         kept = slice(int(np.searchsorted(self.trace.arrival, begin_s)), None)
         return Stream(self.trace.part(kept), self.profile, self.taken[kept])
+
+    @cached_property
+    def hopeless(self) -> int:
+        """Requests whose prompts alone take longer than their SLOs, on any size at any clock."""
+        trace, found = self.trace, 0
+        given, _ = trace.lengths(self.profile)
+        fastest = [self.profile.phases[tp, clocks[-1]] for tp, clocks in self.clocks.items()]
+        for place, name in enumerate(CLASSES):
+            tokens, count = np.unique(given[trace.known == place], return_counts=True)
+            best = np.min([phases.whole_prompt_time(tokens) for phases in fastest], axis=0)
+            found += count[best > self.profile.classes[name].slo.ttft_s].sum()
+        return int(found)
 
     def counts(self, begin_s: float, end_s: float) -> dict[str, int]:
         """Requests that arrive in a stretch, by the class they look like; none that has none."""

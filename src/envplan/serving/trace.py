@@ -36,10 +36,23 @@ _LONGEST_SILENCE_S: Final = 6 * 3600.0
 _LONGEST_S: Final = 200_000 * SLOT_S
 _MOST_REQUESTS: Final = 100_000_000
 _MOST_TOKENS: Final = 10_000_000
-_AZURES: Final = {"contexttokens": "input_tokens", "generatedtokens": "output_tokens"}
+_LATEST_S: Final = 1e11  # far beyond any date in seconds since 1970, and before all in milliseconds
 _LENGTHS: Final = ("input_tokens", "output_tokens")
+#: What others call a time of arrival in seconds or as a date, and the tokens: Azure, BurstGPT,
+#: Vidur, splitwise-sim.
+_OTHERS: Final = {
+    "arrived_at": "timestamp",
+    "arrival_timestamp": "timestamp",
+    **dict.fromkeys(
+        ("ContextTokens", "Request tokens", "num_prefill_tokens", "prompt_size"), _LENGTHS[0]
+    ),
+    **dict.fromkeys(
+        ("GeneratedTokens", "Response tokens", "num_decode_tokens", "token_size"), _LENGTHS[1]
+    ),
+}
 _MORE: Final = "_more"  # where a cell too many lands
 _COLUMNS: Final = ("timestamp", "class", *_LENGTHS, "requests")
+_NAMES: Final = {name.lower(): known for name, known in _OTHERS.items()}
 
 #: The weeks by name, and the hour whose requests each is made of.
 WEEKS: Final = {"coding-week": "azure-2023-code", "conversation-week": "azure-2023-conversation"}
@@ -208,20 +221,21 @@ def _header(line: bytes, path: Path) -> dict[str, str]:
     named: dict[str, str] = {}
     for cell in line.decode("utf-8-sig").split(","):
         written = cell.strip().strip('"')
-        name = _AZURES.get(written.lower(), written.lower())
+        name = _NAMES.get(written.lower(), written.lower())
         if name in named:
             raise InputError(f"column {written!r} is there twice", path=path, line=1)
         named[name] = written
-    azures = any(written.lower() in _AZURES for written in named.values())
-    lengths = ("ContextTokens", "GeneratedTokens") if azures else _LENGTHS
     for name, written in named.items():
         if name not in _COLUMNS:
-            refuse_slip(written, (*_COLUMNS, *lengths), path, 1)
-    both = f"a column class, or both {' and '.join(lengths)}"
+            refuse_slip(written, (*_COLUMNS, *_OTHERS), path, 1)
+    there = f"its first line is {shown(','.join(named.values()))}"
+    both = f"a column class, or both {' and '.join(_LENGTHS)} (or as Azure names them)"
     if "timestamp" not in named:
-        raise InputError(f"has no column timestamp; it needs that and {both}", path=path, line=1)
+        raise InputError(
+            f"has no column timestamp; it needs that and {both}; {there}", path=path, line=1
+        )
     if "class" not in named and not named.keys() >= set(_LENGTHS):
-        raise InputError(f"needs {both}", path=path, line=1)
+        raise InputError(f"needs {both}; {there}", path=path, line=1)
     return named
 
 
@@ -325,8 +339,8 @@ def _checked(
         at: FloatArray = moments.astype(np.int64) / 1e6
     else:
         at = times.to_numpy(np.float64, copy=True)
-        bad = ~((at >= 0) & (at < 1e15))
-        refuse(bad, "timestamp", "must be seconds from 0 up, not {}")
+        bad = ~((at >= 0) & (at < _LATEST_S))
+        refuse(bad, "timestamp", "must be seconds from 0 up, not {}, which may be milliseconds")
     before, was_dated = last or (at[0], dated)
     if dated != was_dated:
         raise InputError("mixes seconds with dates and times", path=path, line=line)
