@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,13 +121,10 @@ def test_files_say_the_same_as_objects(
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     schedules = train(microbatches, stages)
-    as_json = [[[repr(c) for c in step] for step in schedule.steps()] for schedule in schedules]
-    (folder / "train.json").write_text(json.dumps(as_json))
     lines = ["# printed"]
     for stage, schedule in enumerate(schedules):
         lines += [f"stage {stage}:", *map(str, schedule.steps()), ""]
     (folder / "train.txt").write_text("\n".join(lines))
-    assert read_deepspeed(folder / "train.json") == from_deepspeed(schedules)
     assert read_deepspeed(folder / "train.txt") == from_deepspeed(schedules)
 
 
@@ -144,7 +140,7 @@ def test_example_is_what_deepspeed_runs() -> None:
         ([F0, F0, B0], "would overwrite microbatch 0"),
         ([F0, B0, "Sleep(seconds=1)"], '"Sleep(seconds=1)" is no instruction'),
         (["ForwardPass()", B0], "must name a buffer_id"),
-        (["ForwardPass(phase=1, buffer_id=0)", B0], "must name a buffer_id and nothing else"),
+        (["ForwardPass(phase=1, buffer_id=0)", B0], "must name a buffer_id alone"),
         ([F0], "no stage has a BackwardPass"),
     ],
 )
@@ -160,21 +156,11 @@ def test_instructions_that_cannot_run_are_refused(commands: list[str], words: st
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("[ForwardPass(buffer_id=0)]\n", None, "not valid JSON"),
-        ("ForwardPass(buffer_id=0)\n", 1, 'where a line "stage 0" should'),
-        (
-            "stage 0\nForwardPass(buffer_id=0)\nstage 2\n",
-            3,
-            'a line "stage 1" should',
-        ),
+        ("[ForwardPass(buffer_id=0)]\n", 1, 'where a line "stage 0" should'),
+        ("stage 0\nForwardPass(buffer_id=0)\nstage 2\n", 3, 'a line "stage 1" should'),
         ("stage 0\n[ForwardPass(buffer_id=0), nothing]\n", 2, "no list of instructions"),
         ("stage 0\nForwardPass(buffer_id=x)\nBackwardPass(0)", 2, "must name a buffer_id"),
         ("stage 0\n\nForwardPass(buffer_id=0)\nBackwardPass(buffer_id=3)\n", 4, "has no forward"),
-        ("[[[1]]]", None, "[0][0][0] should be a valid string, not 1"),
-        ('[["ForwardPass(buffer_id=0)"]]', None, "[0][0] should be a valid list"),
-        ("[1]", None, "[0] should be a valid list"),
-        ("[" * 100_000, None, "not valid JSON"),
-        ("[[[" + "9" * 5000 + "]]]", None, "not valid JSON"),
         ("", None, "no stage has a BackwardPass"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +27,7 @@ from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.pipeline import Pipeline
-    from envplan.pipeline.imports import ImportedSchedule, TimeCheck
+    from envplan.pipeline.imports import ImportedSchedule
     from envplan.plotting.schedule import ScheduleLayout
     from envplan.profile import Profile
 
@@ -39,7 +38,7 @@ _IMPORTS: Final = {
     _TORCH_CSV: "keep",
     "deepspeed": "keep",
     _MEGATRON: "microbatches",
-    _CHROME_TRACE: f"map {_MAPPING} check_profile",
+    _CHROME_TRACE: f"map {_MAPPING}",
 }
 _EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
 _STYLES: Final = {
@@ -77,12 +76,10 @@ class ShapeOptions:
       --rank SOURCE  Where an event's rank stands, file, pid, tid or args.NAME; default: file if
           there are several, else pid if there are several, else tid.
       --microbatch args.NAME  Where the microbatch stands; default: the order of appearance.
-      --chunk args.NAME|order  Where the model chunk stands, or order where nothing says it;
-          default: there is one.
+      --chunk args.NAME  Where the model chunk stands; default: there is one.
       --placement HOW  How chunks lie on ranks, interleaved (the default) or v.
       --category REGEX  Only events of such a category.
       --within REGEX  Only what runs within an event of such a name: one iteration of several.
-      --check-profile PROFILE  Compare the recorded times with a profile's.
     """
 )
 class SourceOptions:
@@ -97,7 +94,6 @@ class SourceOptions:
     placement: str | None = None
     category: str | None = None
     within: str | None = None
-    check_profile: str | None = None
 
 
 def list_schedules() -> None:
@@ -153,9 +149,18 @@ def show(
 
     if p2p_latency is not None and profile is None:
         raise InputError("--p2p-latency goes with --profile: without one, transfers take no time")
-    timed_by = _timed_by(profile)
+    timed_by = None
+    if profile is not None:
+        from envplan.profile import Profile
+
+        timed_by = Profile.open(profile)
+        refuse_overwriting(timed_by)
     pipeline = _pipeline(shape, timed_by, p2p_latency)
-    _refuse_other_stages(pipeline, timed_by)
+    if timed_by is not None and pipeline.num_profile_stages != timed_by.num_stages:
+        raise InputError(
+            f"the schedule has {pipeline.num_profile_stages} model stages, but profile "
+            f"{timed_by.name} has {timed_by.num_stages}"
+        )
     layout = schedule_layout(pipeline, timed_by)
     if plot is not None:
         with Working("Drawing"):
@@ -206,25 +211,6 @@ def _pipeline(
         p2p_latency=p2p_latency or 0.0,
         microbatch_group=shape.microbatch_group,
     )
-
-
-def _timed_by(profile: str | None) -> Profile | None:
-    """The profile of a name, which is no file that is going to be written."""
-    if profile is None:
-        return None
-    from envplan.profile import Profile
-
-    opened = Profile.open(profile)
-    refuse_overwriting(opened)
-    return opened
-
-
-def _refuse_other_stages(pipeline: Pipeline, profile: Profile | None) -> None:
-    if profile is not None and pipeline.num_profile_stages != profile.num_stages:
-        raise InputError(
-            f"the schedule has {pipeline.num_profile_stages} model stages, but profile "
-            f"{profile.name} has {profile.num_stages}"
-        )
 
 
 def _print_grid(layout: ScheduleLayout) -> int:
@@ -313,13 +299,11 @@ def import_schedule(
     """
     from envplan.cli.output import Working, answer
     from envplan.pipeline import Pipeline
-    from envplan.pipeline.imports import check_times
 
     if format != _CHROME_TRACE and len(files) > 1:
         raise InputError(f"{format} is one file, not {len(files)}")
     fitting = map(dashed, _IMPORTS[format].split())
     refuse(given(source).keys() - set(fitting), f"does not go with --format {format}")
-    timed_by = _timed_by(source.check_profile)
     with Working("Reading"):
         imported = _read(format, files, source)
         try:
@@ -328,10 +312,6 @@ def import_schedule(
             left_out = f" (left out: {_counts(imported.skipped)})" if imported.skipped else ""
             path = files[0] if len(files) == 1 else None
             raise InputError(error.message + left_out, path=path) from None
-    _refuse_other_stages(pipeline, timed_by)
-    if timed_by is not None:
-        timed_by = timed_by.fitted({op.instruction for op in pipeline.operations})
-    times = None if timed_by is None else check_times(imported, timed_by)
     report: dict[str, Any] = {
         "ranks": pipeline.num_stages,
         "microbatches": pipeline.num_microbatches,
@@ -342,19 +322,12 @@ def import_schedule(
         "microbatch_group": imported.microbatch_group,
         "skipped": dict(imported.skipped),
         **imported.facts,
-        **({} if times is None else {"times": list(map(asdict, times))}),
     }
-
-    def say_it() -> None:
-        _print_report(report)
-        if times and timed_by:
-            _print_times(times, timed_by)
-
     pipeline.save_dag(output)
     answer(
         lambda: {**report, "written": str(output)},
-        say_it,
-        then=["envplan", "frontier", source.check_profile or "PROFILE", "--dag", str(output)],
+        lambda: _print_report(report),
+        then=["envplan", "frontier", "PROFILE", "--dag", str(output)],
     )
 
 
@@ -420,33 +393,6 @@ def _counts(skipped: Mapping[str, int]) -> str:
     others = sum(skipped.values()) - sum(count for _, count in most)
     named = [f"{name} ({count})" for name, count in most]
     return ", ".join([*named, f"and {others} others"] if others else named)
-
-
-def _print_times(times: Sequence[TimeCheck], profile: Profile) -> None:
-    from envplan.cli.output import describe_profile, print_table, say, significant
-
-    rows = [
-        [
-            check.instruction,
-            str(check.stage),
-            str(check.operations),
-            significant(check.recorded_s, 4),
-            f"{significant(check.profile_fastest_s, 4)} to "
-            f"{significant(check.profile_slowest_s, 4)}",
-            "yes" if check.fits else "NO",
-        ]
-        for check in times
-    ]
-    print_table(
-        f"Recorded times beside {describe_profile(profile)}",
-        ("instruction", "stage", "operations", "recorded (s)", "profile (s)", "fits"),
-        rows,
-    )
-    if off := sum(not check.fits for check in times):
-        say(
-            f"{off} of {len(times)} lie more than 10% outside the profile's times: is it of the "
-            "same model, microbatch size and GPU?"
-        )
 
 
 @takes(

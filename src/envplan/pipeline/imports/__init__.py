@@ -7,12 +7,7 @@ gives them the data dependencies of a generated schedule, and refuses what could
 
 from __future__ import annotations
 
-from envplan.pipeline.imports.chrome import (
-    TimeCheck,
-    TraceMapping,
-    check_times,
-    read_chrome_traces,
-)
+from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
 from envplan.pipeline.imports.deepspeed import from_deepspeed, read_deepspeed
 from envplan.pipeline.imports.megatron import layers_per_stage, read_megatron, read_megatron_file
 from envplan.pipeline.imports.steps import ImportedSchedule
@@ -20,10 +15,8 @@ from envplan.pipeline.imports.torch_csv import as_torch_csv, read_torch_csv, rea
 
 __all__ = [
     "ImportedSchedule",
-    "TimeCheck",
     "TraceMapping",
     "as_torch_csv",
-    "check_times",
     "from_deepspeed",
     "layers_per_stage",
     "read_chrome_traces",

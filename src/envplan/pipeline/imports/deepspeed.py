@@ -5,12 +5,8 @@ ForwardPass of a stage is that of microbatch n, and a BackwardPass is that of th
 the latest ForwardPass put into its buffer. Sends and receives say nothing that data dependencies do
 not; that they block is not modelled.
 
-DeepSpeed is not needed: instructions are read by their class name and `kwargs`, or from a file. As
-JSON, that is a list of stages, each a list of steps, each a list of instructions as they print:
-
-    [[["LoadMicroBatch(buffer_id=0)", "ForwardPass(buffer_id=0)"], ["..."]], [["..."]]]
-
-As text, it is a line `stage N` before the steps of each stage, and a line for each step:
+DeepSpeed is not needed: instructions are read as they print, of schedule objects or from a text
+file, which has a line `stage N` before the steps of each stage, and a line for each step:
 
     stage 0
     [LoadMicroBatch(buffer_id=0), ForwardPass(buffer_id=0)]
@@ -24,15 +20,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
-
-from envplan._documents import first_problem
-from envplan._files import parse_json
 from envplan.errors import InputError, shown
-from envplan.pipeline.dependencies import Place
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
-    Found,
     ImportedSchedule,
     Step,
     from_file,
@@ -83,29 +73,15 @@ def from_deepspeed(schedules: Iterable[Any], *, keep: Collection[str] = ()) -> I
 
 
 def read_deepspeed(path: str | os.PathLike[str], *, keep: Collection[str] = ()) -> ImportedSchedule:
-    """Read the instructions of all stages from a JSON or text file.
+    """Read the instructions of all stages from a text file.
 
     Args:
         keep: see from_deepspeed.
 
     Raises:
-        InputError: the file cannot be read; or as for from_deepspeed, with the line of a text file.
+        InputError: the file cannot be read; or as for from_deepspeed, with its line.
     """
-
-    def parse(text: str) -> ImportedSchedule:
-        if text.lstrip().startswith("["):
-            return _read(_from_json(parse_json(text.encode(), path)), keep)
-        return _read(_from_text(text), keep)
-
-    return from_file(path, parse)
-
-
-def _from_json(document: Any) -> list[list[_Printed]]:
-    try:
-        stages = TypeAdapter(list[list[list[str]]]).validate_python(document, strict=True)
-    except ValidationError as error:
-        raise InputError(first_problem(error, "list of stages")) from None
-    return [[(command, None) for step in steps for command in step] for steps in stages]
+    return from_file(path, lambda text: _read(_from_text(text), keep))
 
 
 def _from_text(text: str) -> list[list[_Printed]]:
@@ -136,32 +112,39 @@ def _read(stages: Sequence[Sequence[_Printed]], keep: Collection[str]) -> Import
     return scheduled(_steps(commands, stage, keep) for stage, commands in enumerate(stages))
 
 
-def _steps(commands: Iterable[_Printed], stage: int, keep: Collection[str]) -> Iterator[Found]:
+def _steps(commands: Iterable[_Printed], stage: int, keep: Collection[str]) -> Iterator[Step | str]:
     """Follow one stage's instructions to find out which microbatch each is about."""
     buffers: dict[int, int] = {}  # buffer -> microbatch in it
     done: Counter[str] = Counter()
-    for command, line in commands:
+    for printed in commands:
+        command = printed[0]
         name = command.partition("(")[0]
-        place = Place(f"stage {stage}: {shown(command)}", line)
         if name in (_FORWARD, _BACKWARD):
             found = _BUFFER.fullmatch(command)
             if found is None:
-                raise place.error("must name a buffer_id and nothing else, as in (buffer_id=0)")
+                raise _wrong(stage, printed, "must name a buffer_id alone, as in (buffer_id=0)")
             buffer = int(found[1])
             if name == _BACKWARD:
                 if buffer not in buffers:
-                    raise place.error("has no forward before it that filled its buffer")
-                yield place, Step(BACKWARD, buffers.pop(buffer), stage)
+                    raise _wrong(stage, printed, "has no forward before it that filled its buffer")
+                yield Step(BACKWARD, buffers.pop(buffer), stage)
                 continue
             if buffer in buffers:
                 held = buffers[buffer]
-                raise place.error(f"would overwrite microbatch {held}, whose backward has not run")
+                raise _wrong(
+                    stage, printed, f"would overwrite microbatch {held} before its backward"
+                )
             buffers[buffer] = done[name]
             kind = FORWARD
         elif (kind := _KEEPABLE.get(name, "")) not in keep:
             if not kind and name not in _TRANSFERS:
-                raise place.error('is no instruction that is known, as "ForwardPass(buffer_id=0)"')
-            yield place, name
+                raise _wrong(stage, printed, "is no instruction that is known")
+            yield name
             continue
-        yield place, Step(kind, done[name], stage)
+        yield Step(kind, done[name], stage)
         done[name] += 1
+
+
+def _wrong(stage: int, printed: _Printed, problem: str) -> InputError:
+    command, line = printed
+    return InputError(f"stage {stage}: {shown(command)} {problem}", line=line)

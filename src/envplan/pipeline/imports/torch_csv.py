@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from envplan.errors import InputError, shown
-from envplan.pipeline.dependencies import Place, short_name
+from envplan.pipeline.dependencies import short_name
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
-    Found,
     ImportedSchedule,
     Step,
     from_file,
@@ -73,8 +72,8 @@ def read_torch_csv(path: str | os.PathLike[str], *, keep: Collection[str] = ()) 
         keep: `all_reduce` makes each REDUCE_GRAD an operation of that name, timed by the profile.
 
     Raises:
-        InputError: the file cannot be read; or names the row, the column and the cell that is no
-            action, comes twice or contradicts another one.
+        InputError: the file cannot be read; a cell is no action (names row and column), or an
+            action comes twice or contradicts another one.
     """
 
     def parse(text: str) -> ImportedSchedule:
@@ -103,23 +102,30 @@ def parse_rows(rows: Sequence[Sequence[str]], *, keep: Collection[str] = ()) -> 
     keep = kept(keep, [_ALL_REDUCE])
     ranks = [list(_row(line, row, keep)) for line, row in enumerate(rows, 1)]
     # Old files have no backward for the input but in B.
-    parts = {
-        step.instruction: place for row in ranks for place, step in row if isinstance(step, Step)
-    }
+    parts = {step.instruction for row in ranks for step in row if isinstance(step, Step)}
     if BACKWARD_WEIGHT in parts and BACKWARD_INPUT not in parts:
-        raise parts[BACKWARD_WEIGHT].error(f"lacks the other half of a backward ({_OLDER_VERSION})")
+        raise InputError(f"backwards lack their other half ({_OLDER_VERSION})")
     return scheduled(ranks)
 
 
-def _row(line: int, row: Sequence[str], keep: Collection[str]) -> Iterator[Found]:
+def _row(line: int, row: Sequence[str], keep: Collection[str]) -> Iterator[Step | str]:
     for column, cell in enumerate(map(str.strip, row), 1):
-        place = Place(shown(cell), line, column)
-        for one in _meaning(cell, place, keep) if cell else ():
-            yield place, one
+        if not cell:
+            continue
+        found = _meaning(cell, keep)
+        if not found:
+            old = _OLD.fullmatch(cell)
+            raise InputError(
+                f"{shown(cell)} is no action that is known (such as 0F3, 0B3, 0I3, 0W3); "
+                + (_OLDER_VERSION if old else "is it of another version of PyTorch?"),
+                line=line,
+                column=column,
+            )
+        yield from found
 
 
-def _meaning(cell: str, place: Place, keep: Collection[str]) -> list[Step] | list[str]:
-    """The steps of a cell, or the name of what is left out."""
+def _meaning(cell: str, keep: Collection[str]) -> list[Step] | list[str]:
+    """The steps of a cell, or the name of what is left out; none of one that is not known."""
     if (overlap := _OVERLAP.fullmatch(cell)) or _COMPUTE.fullmatch(cell):
         parts = overlap[1].split(";") if overlap else [cell]
         found = [match for part in parts if (match := _COMPUTE.fullmatch(part.strip()))]
@@ -129,10 +135,7 @@ def _meaning(cell: str, place: Place, keep: Collection[str]) -> list[Step] | lis
         if match[2] == _REDUCTION and keep:
             return [Step(_ALL_REDUCE, 0, int(match[1]))]
         return [match[2]]
-    raise place.error(
-        "is no action that is known (such as 0F3, 0B3, 0I3, 0W3); "
-        + (_OLDER_VERSION if _OLD.fullmatch(cell) else "is it of another version of PyTorch?")
-    )
+    return []
 
 
 def read_torch_schedule(schedule: Any, *, keep: Collection[str] = ()) -> ImportedSchedule:
@@ -164,7 +167,7 @@ def read_torch_schedule(schedule: Any, *, keep: Collection[str] = ()) -> Importe
     except InputError as error:
         if error.line is None:
             raise
-        place = f"rank {error.line - 1}" + (f", action {error.column}" if error.column else "")
+        place = f"rank {error.line - 1}, action {error.column}"
         raise InputError(f"{place}: {error.message}") from None
 
 
