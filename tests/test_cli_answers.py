@@ -69,7 +69,7 @@ frontier --replicas 9999999999 | replicas
 frontier --dag dag.json -m 3 | --dag | --microbatches | exclude
 frontier --dag dag.json | dag.json | cannot be read
 frontier -o f.txt | --output f.txt | .csv or .json
-frontier --animate x.mp4 | x.mp4 must end in .gif or .html | ffmpeg
+frontier --animate x.gif | x.gif must end in .html | an animation is a page
 frontier -o missing/f.csv | missing/f.csv | cannot be written
 frontier -o profile.csv | profile.csv | itself
 frontier --plot missing/f.png | missing/f.png | cannot be written

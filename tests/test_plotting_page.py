@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from cli_helpers import envplan, small_profile
 from envplan._words import significant
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.planners import compare
-from envplan.plotting import animation, page
-from envplan.plotting.report import frontier_page, report_page, timeline_page
+from envplan.plotting import page
+from envplan.plotting.report import animation_page, frontier_page, report_page, timeline_page
 from envplan.simulation import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
 
@@ -78,9 +77,7 @@ def test_the_chart_has_every_plan_and_planner(report: str, frontier: Frontier) -
     assert chart["curve"][-1][0] == frontier.min_energy_time
 
 
-def test_timelines_hold_every_operation_and_the_histogram_its_time(
-    report: str, timeline: Timeline
-) -> None:
+def test_timelines_hold_every_operation(report: str, timeline: Timeline) -> None:
     chart = data_of(report)["timeline"]
     both = timeline.at_max_frequency(), timeline
     for drawn, shown in zip(chart["timelines"], both, strict=True):
@@ -90,9 +87,6 @@ def test_timelines_hold_every_operation_and_the_histogram_its_time(
         assert joules == pytest.approx(shown.computation_energy, rel=1e-5)
         assert sum(ops["critical"]) == len(shown.critical_path)
     assert chart["span"] == max(shown.sync_time for shown in both)
-    bars = data_of(report)["histogram"]
-    assert sum(sum(bar["share"]) for bar in bars["bins"]) == pytest.approx(100)
-    assert all(bars["low"] <= bar["from"] < bar["to"] <= bars["high"] for bar in bars["bins"])
 
 
 def test_a_hostile_name_stays_text() -> None:
@@ -133,15 +127,10 @@ def test_frontier_and_timeline_have_pages_of_their_own(
     assert "Plans beyond T_star, to wait for stragglers with, are left out" in text
 
 
-def test_an_animation_has_a_frame_a_plan_and_runs_back(frontier: Frontier, tmp_path: Path) -> None:
+def test_an_animation_has_a_frame_a_plan(frontier: Frontier) -> None:
     plans = frontier.sample_plans(4)
-    animation.animate_frontier(frontier, plans, tmp_path / "a.gif")
-    with Image.open(tmp_path / "a.gif") as image:
-        assert image.n_frames == 2 * len(plans) - 2
-        assert image.info["loop"] == 0
-    animation.animate_frontier(frontier, plans, tmp_path / "a.html")
-    frames = data_of((tmp_path / "a.html").read_text())["animation"]["frames"]
-    assert len(frames) == len(plans)
+    frames = data_of(animation_page(frontier, plans))["animation"]["frames"]
+    assert len({frame["title"] for frame in frames}) == len(plans)
 
 
 @pytest.fixture
@@ -156,7 +145,7 @@ def test_the_commands_write_what_they_say(plan_folder: Path) -> None:
         (("report",), "report.html"),
         (("frontier", JOB, "-m", "4", "--compare", "--plot", "g.html"), "g.html"),
         (("timeline",), "timeline.png"),
-        (("timeline", "--colour", "power", "-o", "t.svg"), "t.svg"),
+        (("timeline", "-o", "t.svg"), "t.svg"),
         (("timeline", "--alone", "-o", "t.html"), "t.html"),
         (("simulate", "--plot", "s.html"), "s.html"),
         (("compare", JOB, "-m", "4", "--plot", "c.html"), "c.html"),
@@ -213,7 +202,6 @@ def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
         (("report", "-o", "plan.html.txt"), "must end in .html"),
         (("report", "nothing.json"), "cannot be read"),
         (("frontier", JOB, "-m", "4", "--compare"), "--compare goes with"),
-        (("timeline", "--colour", "taste"), "--colour must be frequency or power, not taste"),
     ],
 )
 def test_bad_input_is_one_line(plan_folder: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -80,11 +80,3 @@ def test_every_forward_and_backward_is_labelled() -> None:
         for microbatch in range(16):
             assert len(re.findall(f">{letter}{microbatch}</text>", text)) == 8
     assert "8 ranks, 16 microbatches" in text
-
-
-def test_long_schedule_goes_on_in_further_bands() -> None:
-    assert len(schedule_figure(schedule_layout(Pipeline("1f1b", 4, 8))).axes) == 1
-    figure = schedule_figure(schedule_layout(Pipeline("1f1b", 4, 64)))
-    limits = [axes.get_xlim() for axes in figure.axes]
-    assert len(limits) == 3
-    assert [low for low, _ in limits[1:]] == [high for _, high in limits[:-1]]

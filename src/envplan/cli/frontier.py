@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import envplan
+from envplan._files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
@@ -28,11 +29,11 @@ _TABLE_PLANS = 9
       -o, --output FILE  Write the plans and the curve: .csv or .json.
     Output:
       --compare  Put the other planners' plans into the picture.
-      --animate FILE  Show the pipeline walking along the frontier: .gif or .html.
+      --animate FILE  Show the pipeline walking along the frontier: .html.
       --plans N  Plans along the frontier in the output.
     """,
     plot=file_of(PLOT_TYPES, "a profile goes before --plot", "frontier.png"),
-    animate=file_of((".gif", ".html"), "ffmpeg makes a film of a .gif"),
+    animate=file_of((".html",), "an animation is a page"),
     output=file_of((".csv", ".json"), "choose one of the two"),
     plans=COUNT.within(2),
 )
@@ -68,10 +69,10 @@ def frontier(
 
         draw_frontier(plot, traced, along, planners.compare(traced) if compare else None)
     if animate is not None:
-        from envplan.plotting.animation import animate_frontier
+        from envplan.plotting.report import animation_page
 
-        with ui.Working("drawing frames") as work:
-            animate_frontier(traced, along, animate, progress=work.walked)
+        with ui.Working("drawing frames"):
+            atomic_write(animate, animation_page(traced, along))
     if state.json:
         ui.say(document.to_json().rstrip())
         return

@@ -85,7 +85,7 @@ def frontier_figure(
     place: dict[str, Any] = {"loc": "outside right upper"}
     with figure(*((7.6, 5.2) if comparison is None else (10.4, 5.0))) as drawn:
         axes = drawn.add_subplot()
-        scale = draw_frontier(axes, frontier, plans)
+        scale = _draw_plans(axes, frontier, plans)
         if comparison is None:
             _keep_limits(axes)
             _draw_savings(axes, plans, scale)
@@ -99,11 +99,8 @@ def frontier_figure(
     return drawn
 
 
-def draw_frontier(axes: Axes, frontier: Frontier, plans: Sequence[Plan], dot: float = 5.5) -> float:
+def _draw_plans(axes: Axes, frontier: Frontier, plans: Sequence[Plan]) -> float:
     """The curve, a dot at every plan, and a cross at maximum frequency.
-
-    Args:
-        dot: size of the dots.
 
     Returns:
         What the energies on the axis are divided by.
@@ -113,7 +110,7 @@ def draw_frontier(axes: Axes, frontier: Frontier, plans: Sequence[Plan], dot: fl
     axes.plot(frontier.times, frontier.energies / scale, color=BLUE, linewidth=2.2, label=_BOUND)
     dots = ([p.iteration_time for p in plans], [p.energy / scale for p in plans])
     edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
-    axes.plot(*dots, "o", color=ORANGE, markersize=dot, label=_PLANS, **edge)
+    axes.plot(*dots, "o", color=ORANGE, markersize=5.5, label=_PLANS, **edge)
     _mark(axes, BASELINE, before.iteration_time_s, before.energy_j / scale, BASELINE.name)
     off = "axis does not start at 0"
     label_axes(axes, f"Iteration time (s), {off}", f"Energy per iteration ({unit}),\n{off}")

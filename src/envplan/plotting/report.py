@@ -14,6 +14,7 @@ from envplan.costs.savings import Site
 from envplan.plotting import page
 from envplan.plotting.figures import in_joules, in_watts
 from envplan.plotting.frontier import brief_share
+from envplan.simulation import simulate
 from envplan.units import j_from_fj
 
 if TYPE_CHECKING:
@@ -47,6 +48,22 @@ def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
     return page.job_page("Timeline of {}", timeline, [_TIMELINE], data, by)
 
 
+def animation_page(frontier: Frontier, plans: Sequence[Plan]) -> str:
+    """A page on which the pipeline reshapes while its time walks along the frontier.
+
+    Args:
+        plans: at least one, by ascending time: a frame each.
+    """
+    timelines = [simulate(plan, frontier.profile) for plan in plans]
+    data = {
+        "frames": [page.timeline_data(timeline, "plan") for timeline in timelines],
+        "span": max(timeline.sync_time for timeline in timelines),
+        "frontier": page.frontier_data(frontier, plans, beyond=False),
+    }
+    body = [page.section("Along the frontier", page.chart("animation", "animation"))]
+    return page.job_page("From T_min to T_star: {}", frontier, body, {"animation": data})
+
+
 def report_page(
     plan: Plan,
     file: Path,
@@ -76,10 +93,6 @@ def report_page(
         _TIMELINE,
         page.section("Stage by stage", _stage_table(before, timeline)),
     ]
-    histogram = page.histogram_data(plan)
-    if histogram is not None:
-        data["histogram"] = histogram
-        body.append(page.section("Clocks in use", page.chart("histogram", "histogram")))
     if comparison is not None:
         body.append(page.section("Planners side by side", _planner_table(comparison)))
     # What to type to prove, apply and replay it.

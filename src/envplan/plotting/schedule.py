@@ -21,7 +21,6 @@ from envplan.plotting.figures import bar_corners, figure, rows_in_time
 from envplan.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from envplan.pipeline import Operation, Pipeline
@@ -37,9 +36,7 @@ _COLOURS: Final = {
     "backward_weight": "#5DBB9A",
 }
 _OTHER_COLOUR: Final = "#C9C9C9"
-_UNITS_PER_BAND: Final = 80
-_MOST_INCHES: Final = 60.0
-_BAND_INCHES: Final = 16.0
+_MOST_INCHES: Final = 100.0
 _ROW_INCHES: Final = 0.27
 _BAR: Final = 0.86
 _POINTS_PER_INCH: Final = 72
@@ -182,57 +179,41 @@ def schedule_layout(pipeline: Pipeline, profile: Profile | None = None) -> Sched
 
 
 def schedule_figure(layout: ScheduleLayout) -> Figure:
-    """The figure: a row for each rank; a long schedule goes on in further bands below."""
+    """The figure: a row for each rank, as long as its labels need."""
+    from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
     pipeline, units = layout.pipeline, layout.makespan / layout.unit
-    band_inches = _ROW_INCHES * pipeline.num_stages + 0.45
-    most_bands = max(1, math.floor(_MOST_INCHES / band_inches))
-    bands = min(most_bands, max(1, math.ceil(units / _UNITS_PER_BAND)))
-    width = min(_BAND_INCHES, max(7.0, 1.4 + 0.2 * units / bands))
-    span = math.ceil(units / bands) * layout.unit
+    operations = pipeline.operations
+    width = min(_MOST_INCHES, max(7.0, 1.4 + 0.2 * units))
     # Such that the longest label fits into one unit; none where nobody could read it.
-    longest = max(len(_short_label(op)) for op in pipeline.operations)
-    size = (width - 1.4) * layout.unit / span * _POINTS_PER_INCH / (_CHARACTER * longest)
-    size = min(_LARGEST_FONT, size) if size >= _LEAST_FONT else 0.0
-    with figure(width, bands * band_inches + 0.9, 10) as drawn:
-        all_axes = drawn.subplots(bands, 1, squeeze=False)[:, 0]
-        for band, axes in enumerate(all_axes):
-            _draw_band(axes, layout, band * span, (band + 1) * span, size)
-        all_axes[-1].set_xlabel(f"Time ({'units' if layout.profile is None else 's'})")
-        all_axes[0].set_title(_title(layout), loc="left")
+    longest = max(len(_short_label(op)) for op in operations)
+    size = (width - 1.4) / units * _POINTS_PER_INCH / (_CHARACTER * longest)
+    look: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
+    look["fontsize"] = min(_LARGEST_FONT, size)
+    with figure(width, _ROW_INCHES * pipeline.num_stages + 1.4, 10) as drawn:
+        axes = drawn.add_subplot()
+        stages = np.array([op.stage for op in operations])
+        end = layout.start + layout.time
+        boxes: Any = bar_corners(layout.start, end, stages - _BAR / 2, _BAR)
+        colours = [_colour(op.instruction, op.chunk, pipeline.num_chunks) for op in operations]
+        bars = PolyCollection(boxes, facecolor=colours, edgecolor="white", linewidth=0.6)
+        axes.add_collection(bars)
+        for op, middle in zip(operations, (layout.start + end) / 2, strict=True):
+            if size >= _LEAST_FONT and op.instruction in LETTERS:
+                axes.text(middle, op.stage, _short_label(op), **look)
+        ranks = [f"rank {rank}" for rank in range(pipeline.num_stages)]
+        rows_in_time(axes, ranks, (0.0, layout.makespan))
+        axes.spines["left"].set_visible(False)
+        axes.set_facecolor("0.955")
+        axes.set_xlabel(f"Time ({'units' if layout.profile is None else 's'})")
+        axes.set_title(_title(layout), loc="left")
         handles = [
             Patch(color=_colour(name, 0, 1), label=f"{sign} {name}")
             for sign, name in layout.legend().items()
         ]
         drawn.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=9)
     return drawn
-
-
-def _draw_band(
-    axes: Axes, layout: ScheduleLayout, begin: float, end: float, font_size: float
-) -> None:
-    """The bars between two times; one that a band's end cuts has its label in its longer part."""
-    from matplotlib.collections import PolyCollection
-
-    pipeline = layout.pipeline
-    left = np.maximum(layout.start, begin)
-    width = np.minimum(layout.start + layout.time, end) - left
-    seen = np.flatnonzero(width > 0)
-    shown = [pipeline.operations[i] for i in seen]
-    low = np.array([op.stage for op in shown]) - _BAR / 2
-    boxes: Any = bar_corners(left[seen], (left + width)[seen], low, _BAR)
-    colours = [_colour(op.instruction, op.chunk, pipeline.num_chunks) for op in shown]
-    axes.add_collection(PolyCollection(boxes, facecolor=colours, edgecolor="white", linewidth=0.6))
-    look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": font_size}
-    for i, op in zip(seen, shown, strict=True):
-        elsewhere = layout.time[i] - width[i]
-        longer = (width[i], left[i] == layout.start[i]) > (elsewhere, False)
-        if font_size and longer and op.instruction in LETTERS:
-            axes.text(left[i] + width[i] / 2, op.stage, _short_label(op), **look)
-    rows_in_time(axes, [f"rank {rank}" for rank in range(pipeline.num_stages)], (begin, end))
-    axes.spines["left"].set_visible(False)
-    axes.set_facecolor("0.955")
 
 
 @cache

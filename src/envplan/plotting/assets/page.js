@@ -697,37 +697,6 @@ function drawPower(host, { timelines, view }) {
   });
 }
 
-// ---- histogram: how long operations run at which clock
-
-function histogramChart(host, data) {
-  const canvas = html(host, "div", "scroll");
-  const legend = html(host, "div", "legend");
-  data.kinds.forEach((kind, k) => swatch(legend, "", kindColour(k), kind));
-  redraws.push(() => {
-    canvas.textContent = "";
-    const width = Math.max(320, canvas.clientWidth), height = 260;
-    const svg = make(canvas, "svg", { width, height, role: "img", "aria-label": "Busy time by SM clock" });
-    const area = plotArea(width, height, 66);
-    const most = Math.max(...data.bins.map((bin) => bin.share.reduce((a, b) => a + b, 0)));
-    const x = scale(data.low, data.high, area.left, area.right), y = scale(0, most * 1.1, area.bottom, area.top);
-    axes(svg, area, x, y, "SM clock (MHz)", "Busy time (%)");
-    for (const bin of data.bins) {
-      let base = 0;
-      bin.share.forEach((share, k) => {
-        if (!share) return;
-        const bar = make(svg, "rect", {
-          x: x.at(bin.from) + 0.5, width: Math.max(1, x.at(bin.to) - x.at(bin.from) - 1),
-          y: y.at(base + share), height: y.at(base) - y.at(base + share), fill: kindColour(k),
-        });
-        bar.addEventListener("pointermove", (event) => showTip(event, `${data.kinds[k]}, ${bin.from} to ${bin.to - 1} MHz\n${share.toFixed(2)}% of the busy time`));
-        bar.addEventListener("pointerleave", (event) => showTip(event, ""));
-        base += share;
-      });
-    }
-  });
-}
-const kindColour = (k) => ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8a939e"][k % 6];
-
 // ---- series: lines over time in panels one above the other, read off together
 
 function seriesChart(host, data) {
@@ -819,7 +788,7 @@ for (const button of document.querySelectorAll("button.copy"))
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 
-const CHARTS = { frontier: frontierChart, timeline: timelineChart, histogram: histogramChart, series: seriesChart, animation: animationChart };
+const CHARTS = { frontier: frontierChart, timeline: timelineChart, series: seriesChart, animation: animationChart };
 for (const host of document.querySelectorAll("[data-chart]")) CHARTS[host.dataset.chart](host, DATA[host.dataset.key]);
 
 function redraw() { for (const draw of redraws) draw(); }
