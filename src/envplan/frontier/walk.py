@@ -212,7 +212,7 @@ class Walk:
 
     def _times_between(self) -> list[int]:
         """The times, ns, descending, that part the walk into pieces of about the same work."""
-        if not self._start.can_begin_late:
+        if self._start.coarser is None:
             return []
         pieces = min(_MOST_PIECES, self._start.num_operations // _OF_A_PIECE)
         span = self.max_time_ns - self.min_time_ns
