@@ -64,11 +64,7 @@ def test_what_is_no_computation_is_left_out_and_counted(tmp_path: Path) -> None:
     once = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_REDUCE_GRAD", "NEW_THING")
     twice = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
     assert dict(read.skipped) == dict.fromkeys(once, 1) | dict.fromkeys(twice, 2)
-    kept = read_torch_csv(path, keep=("all_reduce",))
-    assert kept.orders[1][-1] == Operation(1, "all_reduce", 0, 0, 1)
-    assert "REDUCE_GRAD" not in kept.skipped
-    assert kept.known_as == "1f1b"
-    assert len(Pipeline.from_imported(kept).operations) == 6
+    assert read.known_as == "1f1b"
 
 
 @example(pipeline=Pipeline("interleaved", 2, 1, num_chunks=2))

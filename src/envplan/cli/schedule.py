@@ -35,8 +35,7 @@ _TORCH_CSV, _CHROME_TRACE, _MEGATRON, _DAG = "torch-csv", "chrome-trace", "megat
 _MAPPING: Final = "rank microbatch chunk placement category within"
 #: What can be imported, and the options that go with it.
 _IMPORTS: Final = {
-    _TORCH_CSV: "keep",
-    "deepspeed": "keep",
+    _TORCH_CSV: "",
     _MEGATRON: "microbatches",
     _CHROME_TRACE: f"map {_MAPPING}",
 }
@@ -67,8 +66,6 @@ class ShapeOptions:
 @options(
     """
     Most used:
-      --keep NAME  Keep these as operations, timed by the profile's rows: all_reduce of torch-csv;
-          load, all_reduce, reduce_tied_grads, optimizer of deepspeed. May be given repeatedly.
       -m, --microbatches M  Of an iteration, where a megatron configuration does not say.
     Chrome trace:
       --map INSTRUCTION=REGEX  Which events are this instruction; groups named microbatch, chunk,
@@ -85,7 +82,6 @@ class ShapeOptions:
 class SourceOptions:
     """How to read a schedule from elsewhere; see _IMPORTS for what goes with which format."""
 
-    keep: list[str] | None = None
     microbatches: int | None = None
     map: list[str] | None = None
     rank: str | None = None
@@ -292,7 +288,6 @@ def import_schedule(
     \b
     Example:
       envplan schedule import zbv.csv --format torch-csv -o pipeline.dag.json
-      envplan schedule import train.json --format deepspeed --keep load --keep optimizer
       envplan schedule import run_config.yaml --format megatron --microbatches 16
       envplan schedule import trace.json.gz --format chrome-trace
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
@@ -337,9 +332,8 @@ def _read(form: str, files: Sequence[Path], source: SourceOptions) -> ImportedSc
 
     if form == _MEGATRON:
         return imports.read_megatron_file(files[0], source.microbatches)
-    if form != _CHROME_TRACE:
-        read = imports.read_torch_csv if form == _TORCH_CSV else imports.read_deepspeed
-        return read(files[0], keep=source.keep or ())
+    if form == _TORCH_CSV:
+        return imports.read_torch_csv(files[0])
     told = {name: getattr(source, name) for name in _MAPPING.split()}
     given_here = {name: value for name, value in told.items() if value is not None}
     mapping = imports.TraceMapping.of(instructions=_instructions(source.map or ()), **given_here)

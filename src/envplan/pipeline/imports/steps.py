@@ -117,18 +117,6 @@ def scheduled(ranks: Iterable[Iterable[Step | str]]) -> ImportedSchedule:
     return ImportedSchedule(tuple(orders), skipped)
 
 
-def kept(names: Iterable[str], known: Iterable[str]) -> frozenset[str]:
-    """What else a user wants to keep as operations.
-
-    Raises:
-        InputError: one is none of those that can be kept.
-    """
-    names = frozenset(names)
-    if others := sorted(names.difference(known)):
-        raise InputError(f"{others[0]} cannot be kept; these can be kept: {', '.join(known)}")
-    return names
-
-
 def from_file(
     path: str | os.PathLike[str], parse: Callable[[str], ImportedSchedule]
 ) -> ImportedSchedule:

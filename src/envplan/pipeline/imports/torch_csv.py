@@ -11,7 +11,7 @@ A schedule with communication also has actions such as 0SEND_F3, 1RECV_F3 and, s
 0WAIT_SEND_F3, and, with sharded parameters, 0UNSHARD, 0RESHARD, 0REDUCE_GRAD and 0WAIT_REDUCE_GRAD.
 What sends and receives say is in the data dependencies already, and parameters are gathered beside
 the computation, so all these are left out and counted, as is any other action whose name is not
-one letter: those are the computations. REDUCE_GRAD may be kept as an operation (see `keep`).
+one letter: those are the computations.
 
 Schedule objects in memory are read as the same cells; torch is not needed.
 """
@@ -22,7 +22,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -34,7 +34,6 @@ from envplan.pipeline.imports.steps import (
     ImportedSchedule,
     Step,
     from_file,
-    kept,
     scheduled,
 )
 from envplan.pipeline.schedules import BACKWARD_INPUT, BACKWARD_WEIGHT, LETTERS, SCHEDULES
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
     from envplan.pipeline.graph import Pipeline
 
 __all__ = ["as_torch_csv", "parse_rows", "read_torch_csv", "read_torch_schedule"]
-
-_ALL_REDUCE: Final = "all_reduce"
-_REDUCTION: Final = "REDUCE_GRAD"
 
 _INSTRUCTIONS: Final = {letter: instruction for instruction, letter in LETTERS.items()}
 _NUMBER: Final = rf"([0-9]{{1,{MOST_DIGITS}}})"
@@ -65,11 +61,8 @@ _SINGLE: Final = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
 _LOOP: Final = "_step_microbatches"
 
 
-def read_torch_csv(path: str | os.PathLike[str], *, keep: Collection[str] = ()) -> ImportedSchedule:
+def read_torch_csv(path: str | os.PathLike[str]) -> ImportedSchedule:
     """Read a schedule, with or without communication.
-
-    Args:
-        keep: `all_reduce` makes each REDUCE_GRAD an operation of that name, timed by the profile.
 
     Raises:
         InputError: the file cannot be read; a cell is no action (names row and column), or an
@@ -84,23 +77,21 @@ def read_torch_csv(path: str | os.PathLike[str], *, keep: Collection[str] = ()) 
             raise InputError(f"is not CSV: {error}", line=reader.line_num) from None
         while rows and not rows[-1]:
             rows.pop()
-        return parse_rows(rows, keep=keep)
+        return parse_rows(rows)
 
     return from_file(path, parse)
 
 
-def parse_rows(rows: Sequence[Sequence[str]], *, keep: Collection[str] = ()) -> ImportedSchedule:
+def parse_rows(rows: Sequence[Sequence[str]]) -> ImportedSchedule:
     """Read a schedule from its cells.
 
     Args:
         rows: for each rank, its cells.
-        keep: see read_torch_csv.
 
     Raises:
         InputError: as for read_torch_csv; line and column count from 1.
     """
-    keep = kept(keep, [_ALL_REDUCE])
-    ranks = [list(_row(line, row, keep)) for line, row in enumerate(rows, 1)]
+    ranks = [list(_row(line, row)) for line, row in enumerate(rows, 1)]
     # Old files have no backward for the input but in B.
     parts = {step.instruction for row in ranks for step in row if isinstance(step, Step)}
     if BACKWARD_WEIGHT in parts and BACKWARD_INPUT not in parts:
@@ -108,11 +99,11 @@ def parse_rows(rows: Sequence[Sequence[str]], *, keep: Collection[str] = ()) -> 
     return scheduled(ranks)
 
 
-def _row(line: int, row: Sequence[str], keep: Collection[str]) -> Iterator[Step | str]:
+def _row(line: int, row: Sequence[str]) -> Iterator[Step | str]:
     for column, cell in enumerate(map(str.strip, row), 1):
         if not cell:
             continue
-        found = _meaning(cell, keep)
+        found = _meaning(cell)
         if not found:
             old = _OLD.fullmatch(cell)
             raise InputError(
@@ -124,7 +115,7 @@ def _row(line: int, row: Sequence[str], keep: Collection[str]) -> Iterator[Step 
         yield from found
 
 
-def _meaning(cell: str, keep: Collection[str]) -> list[Step] | list[str]:
+def _meaning(cell: str) -> list[Step] | list[str]:
     """The steps of a cell, or the name of what is left out; none of one that is not known."""
     if (overlap := _OVERLAP.fullmatch(cell)) or _COMPUTE.fullmatch(cell):
         parts = overlap[1].split(";") if overlap else [cell]
@@ -132,21 +123,17 @@ def _meaning(cell: str, keep: Collection[str]) -> list[Step] | list[str]:
         if len(found) == len(parts):
             return [Step(_INSTRUCTIONS[m[2]], int(m[3]), int(m[1])) for m in found]
     elif (match := _BESIDE.fullmatch(cell)) and not _OLD.fullmatch(cell):
-        if match[2] == _REDUCTION and keep:
-            return [Step(_ALL_REDUCE, 0, int(match[1]))]
         return [match[2]]
     return []
 
 
-def read_torch_schedule(schedule: Any, *, keep: Collection[str] = ()) -> ImportedSchedule:
+def read_torch_schedule(schedule: Any) -> ImportedSchedule:
     """The order in which a schedule object of torch.distributed.pipelining runs all its ranks.
 
     Every rank's object knows all ranks, so the one of any rank will do.
 
     Args:
         schedule: a ScheduleGPipe, Schedule1F1B or any schedule of several stages per rank.
-        keep: `all_reduce` keeps the reductions of gradients, where the schedule has them, as
-            operations of that name.
 
     Raises:
         InputError: the object is no such schedule, or has an action that is not known.
@@ -155,7 +142,7 @@ def read_torch_schedule(schedule: Any, *, keep: Collection[str] = ()) -> Importe
     if loop in _SINGLE:
         orders = SCHEDULES[_SINGLE[loop]](schedule._num_stages, schedule._n_microbatches, 1)
         return ImportedSchedule(tuple(map(tuple, orders)))
-    order = getattr(schedule, "pipeline_order_with_comms" if keep else "pipeline_order", None)
+    order = getattr(schedule, "pipeline_order", None)
     if loop is None or not isinstance(order, Mapping) or not order:
         raise InputError(
             f"a {type(schedule).__name__} is no schedule of torch.distributed.pipelining with an "
@@ -163,7 +150,7 @@ def read_torch_schedule(schedule: Any, *, keep: Collection[str] = ()) -> Importe
         )
     rows = [[str(action or "") for action in order[rank]] for rank in sorted(order)]
     try:
-        return parse_rows(rows, keep=keep)
+        return parse_rows(rows)
     except InputError as error:
         if error.line is None:
             raise
