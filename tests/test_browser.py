@@ -103,8 +103,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("name", ["report", "timeline", "frontier", "animation", "serving"])
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_pages_load_without_errors_and_fit(
     browser: Browser, pages: Path, name: str, width: int, dark: bool
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.pipeline import SCHEDULES, Operation, Pipeline, formats
+from envplan.pipeline import SCHEDULES, Operation, Pipeline
 
 DIAMOND: dict[str, Any] = {
     "schema": "envplan/dag/v1",
@@ -148,12 +148,6 @@ def test_syntax_errors_name_their_line(tmp_path: Path) -> None:
     assert "not valid JSON" in error.message
     error = refused_file(tmp_path / "dag.json", b'{\n"schema":\n"\xff"}')
     assert (error.line, error.message) == (3, "is not UTF-8 text")
-
-
-def test_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "MAX_DAG_BYTES", 2**20)
-    error = refused_file(tmp_path / "dag.json", b" " * (2**20 + 1))
-    assert error.message == "is larger than 1 MiB"
 
 
 @pytest.mark.parametrize(

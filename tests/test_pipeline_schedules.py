@@ -186,6 +186,7 @@ def test_no_transfer_is_waited_for_where_a_v_turns_round(schedule: str) -> None:
         ("dag", {}, "from_dag_file"),
         ("zb-h1", {"num_chunks": 2}, "zb-h1 runs one model chunk.*interleaved"),
         ("zb-v", {"num_chunks": 3}, "zb-v runs two model chunks per stage, not 3"),
+        ("dualpipe-v", {"num_chunks": 1}, "dualpipe-v runs two model chunks per stage, not 1"),
         ("dualpipe-v", {"num_microbatches": 5}, "6 for 3 pipeline stages, not 5"),
         ("gpipe", {"forwards_ahead": [0, 0, 0]}, "goes with schedule envpipe, not gpipe"),
         ("envpipe", {"forwards_ahead": [1, 0]}, "list of 3 numbers"),

@@ -140,15 +140,6 @@ def test_shapes_that_pytorch_refuses_are_refused(name: str) -> None:
     assert refused >= 15
 
 
-@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_v_schedules_have_two_chunks_here_as_in_pytorch(name: str, chunks: int) -> None:
-    with pytest.raises(ValueError, match="exactly 2 stages per rank"):
-        torch_orders(name, 2, chunks, 8)
-    with pytest.raises(InputError, match=f"{name} runs two model chunks per stage, not {chunks}"):
-        ours(name, 2, chunks, 8)
-
-
 @pytest.mark.parametrize(("name", "chunks"), SHAPES)
 def test_csv_and_live_objects_are_read_and_written_as_pytorch_does(
     name: str, chunks: int, tmp_path: Path

@@ -24,7 +24,6 @@ from tools.gpu_models import (
     fit_gpu,
     fitted_parameters,
     judge,
-    main,
     misfit,
     read_measured,
     report,
@@ -133,22 +132,10 @@ def test_windows_are_averaged_over_gpus_and_a_summary_has_a_curve_for_each_workl
         ("summary_power_a40.csv", SUMMARY.replace("150.0", "warm")),
     ],
 )
-def test_file_that_is_none_of_these_is_named(
-    tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_file_that_is_none_of_these_is_named(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    assert main([str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert name in error
-    assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [[], ["one", "two", "three"], ["/nowhere/at/all"]])
-def test_script_refuses_wrong_arguments_with_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(InputError, match=re.escape(name)):
+        read_measured(tmp_path)
 
 
 def test_block_of_a_document_is_replaced_alone_and_one_that_is_not_there_refused(

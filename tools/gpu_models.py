@@ -40,7 +40,7 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from envplan.devices.modelled import ModelledGpu, gpu
-from envplan.errors import EnvplanError, InputError
+from envplan.errors import InputError
 from tools.document import markdown_table, update_block
 
 __all__ = [
@@ -586,22 +586,14 @@ def _in_summary(curve: Curve) -> bool:
     return curve.source.startswith("summary_")
 
 
-def main(arguments: list[str]) -> int:
-    """Fit, judge, print; write the block of a document where one is named; returns an exit code."""
-    if len(arguments) not in (1, 2):
-        print("usage: python -m tools.gpu_models MEASURED_DIR [DOCUMENT]", file=sys.stderr)
-        return 2
-    try:
-        curves = read_measured(arguments[0])
-        content = report(curves, fitted_parameters(curves))
-        print(content)
-        for document in arguments[1:]:
-            update_block(Path(document), "residuals", content)
-    except EnvplanError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+def main(measured: str, *documents: str) -> None:
+    """Fit, judge, print; write the block of documents where some are named."""
+    curves = read_measured(measured)
+    content = report(curves, fitted_parameters(curves))
+    print(content)
+    for document in documents:
+        update_block(Path(document), "residuals", content)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

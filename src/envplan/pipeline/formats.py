@@ -35,7 +35,6 @@ from envplan.units import ns_from_s
 DAG_SCHEMA: Final = "envplan/dag/v1"
 #: The schedule name of a pipeline that comes from a DAG.
 DAG_SCHEDULE: Final = "dag"
-MAX_DAG_BYTES = 64 * 2**20
 MAX_OPERATIONS: Final = 2**20
 MAX_LATENCY_S: Final = 1e9
 

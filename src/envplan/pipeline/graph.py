@@ -196,7 +196,7 @@ class Pipeline:
                 from_dag.
         """
         with formats.naming(path):
-            return cls.from_dag(read_json(path, formats.MAX_DAG_BYTES))
+            return cls.from_dag(read_json(path))
 
     @classmethod
     def from_orders(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Plans beyond T_star, for the straggler that one can move along the chart.
 _SLOWER: Final = 12
 #: Jobs of more operations have none: they take a further trace.
-MOST_FOR_SLOWER: Final = 8000
+_MOST_FOR_SLOWER: Final = 8000
 _ASSETS: Final = Path(__file__).parent / "assets"
 _MOST_CURVE_POINTS: Final = 1500
 
@@ -173,7 +173,7 @@ def frontier_data(
     if own is not None:
         points.append(_point(own, f"this plan ({own.planner})") | {"planner": "this_plan"})
     slower = []
-    if beyond and len(frontier.pipeline.operations) <= MOST_FOR_SLOWER:
+    if beyond and len(frontier.pipeline.operations) <= _MOST_FOR_SLOWER:
         slower = plans_along(frontier, _SLOWER, beyond=True)
     return {
         "curve": _curve(frontier),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from envplan.solve import Frontier
 
 _CURRENCY: Final = "USD"
+_FRONTIER: Final = page.section("Energy against time", page.chart("frontier", "frontier"))
 _TIMELINE: Final = page.section("What runs when", page.chart("timeline", "timeline"))
 
 
@@ -37,7 +38,7 @@ def frontier_page(
         comparison: planners to show beside it.
     """
     data = {"frontier": page.frontier_data(frontier, along, comparison)}
-    return page.job_page("Frontier of {}", frontier, [_frontier_section(frontier)], data)
+    return page.job_page("Frontier of {}", frontier, [_FRONTIER], data)
 
 
 def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
@@ -89,7 +90,7 @@ def report_page(
     }
     body = [
         page.cards([*_money_cards(plan), *_plan_cards(plan)]),
-        _frontier_section(frontier),
+        _FRONTIER,
         _TIMELINE,
         page.section("Stage by stage", _stage_table(before, timeline)),
     ]
@@ -104,16 +105,6 @@ def report_page(
         f"<footer>envplan {html.escape(__version__)}</footer>",
     ]
     return page.job_page("Energy plan of {}", frontier, body, data)
-
-
-def _frontier_section(frontier: Frontier) -> str:
-    inner = page.chart("frontier", "frontier")
-    if len(frontier.pipeline.operations) > page.MOST_FOR_SLOWER:
-        inner += (
-            f"<p class='about'>Plans beyond T_star, to wait for stragglers with, are left out of "
-            f"jobs of more than {page.MOST_FOR_SLOWER:,} operations.</p>"
-        )
-    return page.section("Energy against time", inner)
 
 
 def _plan_cards(plan: Plan) -> list[tuple[str, str, str]]:
@@ -241,7 +232,6 @@ def _assumptions(plan: Plan, frontier: Frontier) -> str:
     items = [
         _SOURCES[frontier.profile.metadata.energies_are],
         f"Profile {reference.name}, SHA-256 {reference.sha256}.",
-        *_rate_notes(plan),
         *(f"Derived from it: {words}." for words in frontier.profile.adjustments.in_words()),
         f"A GPU that waits draws {_span(job.blocking_power_w)} W "
         f"({_WAITING[job.blocking_power_source]}); waiting counts until the iteration ends.",
@@ -279,20 +269,6 @@ def _conditions(plan: Plan) -> list[str]:
             f"{proof}"
         )
     return [clocks, times]
-
-
-def _rate_notes(plan: Plan) -> list[str]:
-    """Which rates money and carbon were reckoned with."""
-    if plan.costs is None:
-        return []
-    unit = plan.costs.currency or _CURRENCY
-    rates = (("Price", plan.costs.price, unit), ("Carbon", plan.costs.carbon, "g CO2"))
-    return [
-        f"{what}: {_span(rate.per_kwh)} {per} per kWh"
-        + ("." if rate.is_fixed else ", changing with time.")
-        for what, rate, per in rates
-        if rate is not None
-    ]
 
 
 def _span(values: Iterable[float]) -> str:
