@@ -9,9 +9,8 @@ belongs to, stage which rank runs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from envplan.errors import InputError
 from envplan.pipeline.schedules import (
@@ -26,7 +25,6 @@ from envplan.pipeline.schedules import (
 Edges: TypeAlias = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
 _Orders: TypeAlias = Sequence[Sequence[Operation]]
 _Key: TypeAlias = tuple[str, int, int]  # instruction, microbatch, model stage
-_MOST_NAMED: Final = 3
 
 
 def short_name(op: Operation) -> str:
@@ -66,22 +64,8 @@ def check_orders(orders: _Orders, num_microbatches: int | None = None) -> None:
         raise InputError(
             f"microbatch {count - 1} is mentioned, but there are only {num_microbatches}, from 0 on"
         )
-    # Numbers may lie far beyond all operations there are: no more is looked for than is named.
-    missing = _missing(present, num_microbatches or count, rank_of)
-    named = [_described(key, rank_of[key[2]]) for key in islice(missing, _MOST_NAMED + 1)]
-    if named:
-        more = ", and more" if len(named) > _MOST_NAMED else ""
-        raise InputError(f"the order misses an operation: {', '.join(named[:_MOST_NAMED])}{more}")
-
-
-def _missing(present: set[_Key], count: int, rank_of: Sequence[int]) -> Iterator[_Key]:
-    """Forwards and backwards that are not there, by microbatch.
-
-    Raises:
-        InputError: a backward is whole and in parts.
-    """
     training = any(instruction != FORWARD for instruction, *_ in present)
-    for m in range(count):
+    for m in range(num_microbatches or count):
         for stage, rank in enumerate(rank_of):
             whole = BACKWARD, m, stage
             parts = (BACKWARD_INPUT, m, stage), (BACKWARD_WEIGHT, m, stage)
@@ -91,7 +75,7 @@ def _missing(present: set[_Key], count: int, rank_of: Sequence[int]) -> Iterator
             backwards = (parts if split else (whole,)) if training else ()
             for key in ((FORWARD, m, stage), *backwards):
                 if key not in present:
-                    yield key
+                    raise InputError(f"the order misses an operation: {_described(key, rank)}")
 
 
 def placement(orders: _Orders) -> list[int]:

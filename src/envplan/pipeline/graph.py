@@ -24,6 +24,7 @@ from envplan.pipeline.dependencies import check_orders, short_name, transfers
 from envplan.pipeline.formats import DAG_SCHEDULE, Dag, Job, latency_ns
 from envplan.pipeline.schedules import (
     EXTRAS,
+    LETTERS,
     SCHEDULES,
     Operation,
     fitting_ahead,
@@ -257,7 +258,8 @@ class Pipeline:
             InputError: an operation is missing, or the ranks would wait for each other for ever.
         """
         name = schedule.known_as
-        if name is None or not schedule.computes_only:
+        others = {op.instruction for order in schedule.orders for op in order} - LETTERS.keys()
+        if name is None or others:
             return cls.from_orders(schedule.orders, p2p_latency=p2p_latency)
         return cls(
             name,

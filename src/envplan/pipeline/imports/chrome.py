@@ -244,15 +244,19 @@ def _operations(
             skipped[event.name] += 1
     if within is None:
         return found
-    inside = [one for one in found if any(_holds(frame, one) for frame in frames)]
+    inside = [
+        one
+        for one in found
+        if any(
+            frame.begin <= one.begin
+            and one.end <= frame.end
+            and str(frame.said["pid"]) == str(one.said["pid"])
+            for frame in frames
+        )
+    ]
     if others := len(found) - len(inside):
         skipped["operations of other iterations"] += others
     return inside
-
-
-def _holds(frame: _Event, one: _Event) -> bool:
-    within = frame.begin <= one.begin and one.end <= frame.end
-    return within and str(frame.said["pid"]) == str(one.said["pid"])
 
 
 def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_Event]:

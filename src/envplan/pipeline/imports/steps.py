@@ -52,11 +52,6 @@ class ImportedSchedule:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def computes_only(self) -> bool:
-        """Whether it has nothing but forwards and backwards."""
-        return all(op.instruction in LETTERS for order in self.orders for op in order)
-
-    @property
     def known_as(self) -> str | None:
         """The generated schedule with this very order of forwards and backwards, if any."""
         return self._known[0]

@@ -36,7 +36,7 @@ from envplan.pipeline.imports.steps import (
     from_file,
     scheduled,
 )
-from envplan.pipeline.schedules import BACKWARD_INPUT, BACKWARD_WEIGHT, LETTERS, SCHEDULES
+from envplan.pipeline.schedules import LETTERS, SCHEDULES
 
 if TYPE_CHECKING:
     from envplan.pipeline.graph import Pipeline
@@ -47,13 +47,8 @@ _INSTRUCTIONS: Final = {letter: instruction for instruction, letter in LETTERS.i
 _NUMBER: Final = rf"([0-9]{{1,{MOST_DIGITS}}})"
 _COMPUTE: Final = re.compile(rf"{_NUMBER}([FBIW]){_NUMBER}")
 _OVERLAP: Final = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-_OLD: Final = re.compile(rf"{_NUMBER}BW{_NUMBER}")
-# Whatever is no computation: its names have several letters.
-_BESIDE: Final = re.compile(rf"{_NUMBER}([A-Z][A-Z_]*[A-Z])(?:{_NUMBER})?")
-_OLDER_VERSION: Final = (
-    "in files of older versions of PyTorch B meant only the backward for the input, and BW the "
-    "whole one: write I for B and B for BW"
-)
+# Whatever is no computation: its names are words. (BW was a backward in older versions.)
+_BESIDE: Final = re.compile(rf"{_NUMBER}([A-Z][A-Z_]+[A-Z])(?:{_NUMBER})?")
 
 # The schedules of one stage per rank run a loop of their own, which keeps no list of actions that
 # could be relied on; their order is known.
@@ -91,12 +86,7 @@ def parse_rows(rows: Sequence[Sequence[str]]) -> ImportedSchedule:
     Raises:
         InputError: as for read_torch_csv; line and column count from 1.
     """
-    ranks = [list(_row(line, row)) for line, row in enumerate(rows, 1)]
-    # Old files have no backward for the input but in B.
-    parts = {step.instruction for row in ranks for step in row if isinstance(step, Step)}
-    if BACKWARD_WEIGHT in parts and BACKWARD_INPUT not in parts:
-        raise InputError(f"backwards lack their other half ({_OLDER_VERSION})")
-    return scheduled(ranks)
+    return scheduled(_row(line, row) for line, row in enumerate(rows, 1))
 
 
 def _row(line: int, row: Sequence[str]) -> Iterator[Step | str]:
@@ -105,10 +95,9 @@ def _row(line: int, row: Sequence[str]) -> Iterator[Step | str]:
             continue
         found = _meaning(cell)
         if not found:
-            old = _OLD.fullmatch(cell)
             raise InputError(
-                f"{shown(cell)} is no action that is known (such as 0F3, 0B3, 0I3, 0W3); "
-                + (_OLDER_VERSION if old else "is it of another version of PyTorch?"),
+                f"{shown(cell)} is no action that is known (such as 0F3, 0B3, 0I3, 0W3); is it of "
+                "another version of PyTorch?",
                 line=line,
                 column=column,
             )
@@ -122,7 +111,7 @@ def _meaning(cell: str) -> list[Step] | list[str]:
         found = [match for part in parts if (match := _COMPUTE.fullmatch(part.strip()))]
         if len(found) == len(parts):
             return [Step(_INSTRUCTIONS[m[2]], int(m[3]), int(m[1])) for m in found]
-    elif (match := _BESIDE.fullmatch(cell)) and not _OLD.fullmatch(cell):
+    elif match := _BESIDE.fullmatch(cell):
         return [match[2]]
     return []
 
