@@ -69,6 +69,9 @@ frontier --replicas 9999999999 | replicas
 frontier --dag dag.json -m 3 | --dag | --microbatches | exclude
 frontier --dag dag.json | dag.json | cannot be read
 frontier -o f.txt | --output f.txt | .csv or .json
+frontier --compare | --compare goes with --plot
+report -o plan.html.txt | must end in .html
+report nothing.json | cannot be read
 frontier --animate x.gif | x.gif must end in .html | an animation is a page
 frontier -o missing/f.csv | missing/f.csv | cannot be written
 frontier -o profile.csv | profile.csv | itself

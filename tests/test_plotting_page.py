@@ -192,23 +192,6 @@ def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
     assert "at 380 g a kWh" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("report", "-o", "plan.html.txt"), "must end in .html"),
-        (("report", "nothing.json"), "cannot be read"),
-        (("frontier", JOB, "-m", "4", "--compare"), "--compare goes with"),
-    ],
-)
-def test_bad_input_is_one_line(plan_folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    before = sorted(plan_folder.iterdir())
-    ran = envplan(*arguments, cwd=plan_folder)
-    assert ran.code == 2
-    assert message in ran.err
-    assert ran.err.count("\n") == 1
-    assert sorted(plan_folder.iterdir()) == before
-
-
 def test_the_script_of_the_pages_parses() -> None:
     """Where node is there: a slip in the script would else only show in a browser."""
     script = Path(page.__file__).parent / "assets" / "page.js"
