@@ -180,19 +180,3 @@ def test_residuals_in_the_documentation_are_current(measured: list[Curve]) -> No
         assert NUMBER.sub("#", old) == NUMBER.sub("#", new)
         for before, after in zip(NUMBER.findall(old), NUMBER.findall(new), strict=True):
             assert float(before) == pytest.approx(float(after), rel=0.02, abs=0.2)
-
-
-@needs_measured
-@pytest.mark.parametrize("name", ["V100", "A40", "P100"])
-def test_transformers_that_a_limit_slows_are_met_within_five_percent(
-    name: str, measured: list[Curve]
-) -> None:
-    curves = [
-        curve
-        for curve in measured
-        if curve.gpu == name
-        and curve.network.startswith("bert")
-        and curve.energy_j[0] > curve.limit_w[-1] * curve.time_s[0]
-    ]
-    errors = np.concatenate([j.energy_error for j in judge(gpu(DEVICES[name]), curves)])
-    assert np.sqrt(np.mean(errors**2)) < 0.05
