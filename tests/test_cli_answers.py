@@ -50,7 +50,7 @@ check /dev/zero | is larger than 256 MiB
 profile --backend modelled --layers 9999 -o x.csv | --layers must be 1 to 1000, not 9999
 serving simulate --epoch 1e308 | --epoch must be a time
 solve --robust 150 --noise 2 | --robust must be at most 99.9, not 150
-solve --robust 0 --noise 2 | --robust must be a number from 0.001 up, not 0
+solve --robust 0 --noise 2 | --robust must be at least 0.001, not 0
 serving compare --headroom 1e18 | --headroom must be at most 10000
 profile --backend modelled -m 2147483648 -o x.csv | --microbatches must be at most 2147483647
 frontier nothing.csv | nothing.csv | no such file | envplan profiles
@@ -134,7 +134,7 @@ compare three.csv --plot missing/a.png | missing/a.png | cannot be written
 simulate four.json --noise -1 | --noise must be a
 simulate four.json --noise nan | --noise must be a
 simulate four.json --noise 101 | --noise must be at most 100
-simulate four.json --switch-latency -1 | --switch-latency must be a number from 0 up
+simulate four.json --switch-latency -1 | --switch-latency must be at least 0, not -1
 simulate four.json --sync-time inf | --sync-time must be a
 simulate four.json --noise 1 --seed -1 | --seed must be at least 0
 simulate four.json --runs 0 | --runs must be at least 1
@@ -205,7 +205,7 @@ profile --backend modelled --workload t5 --tp 5 | --tp 5 | 32 heads
 profile --backend modelled --workload wide-resnet --tp 2 | leave --tp
 profile --split-backward --recompute | --split-backward and --recompute | solve
 profile --smooth --no-lock | --smooth and --no-lock | one clock
-profile --error 0 | --error | 1e-06 up
+profile --error 0 | --error | at least 1e-06
 profile --time-limit nan | --time-limit
 profile --device -1 | --device
 sweep nothere.toml | nothere.toml | cannot be read

@@ -214,7 +214,7 @@ import late.csv --format torch-csv | late.csv: operations deadlock
 import a.csv b.csv --format torch-csv | torch-csv is one file, not 2
 import a.csv --format torch-csv --map a=b | --map does not go with
 import good.csv --format torch-csv -o good.csv | itself
-import good.csv --format torch-csv --p2p-latency -1 | --p2p-latency must be a number from 0 up
+import good.csv --format torch-csv --p2p-latency -1 | --p2p-latency must be at least 0, not -1
 import t.json {TRACE} | --map 'forward=REGEX'
 import t.json {TRACE} --map fwd | INSTRUCTION=REGEX
 import t.json {TRACE} --map a=b --map a=c | --map a is given twice

@@ -300,7 +300,7 @@ solve --load LL=5 --slo LL=0.01,0.1 | 1 | LL its first token | the best
 solve --load LL=5 --slo-scale 0.01 | 1 | LL
 solve --load LL=5 --slo LL=2 | 2 | --slo must be CLASS=TTFT,TBT
 solve --load LL=5 --slo LL=fast,1 | 2 | --slo LL must be a number
-solve --load LL=5 --slo LL=0,1 | 2 | --slo LL must be a number from
+solve --load LL=5 --slo LL=0,1 | 2 | --slo LL must be at least
 solve --load LL=5 --slo-scale 0 | 2 | --slo-scale
 solve --load LL=5 --planner best | 2 | exact or hierarchical
 solve --load LL=5 --plot a.txt | 2 | --plot | .png

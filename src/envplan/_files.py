@@ -97,7 +97,7 @@ def _opener(path: str, flags: int) -> int:
     return descriptor
 
 
-def decoded(data: bytes, path: AnyPath) -> str:
+def decoded(data: bytes, path: AnyPath | None) -> str:
     """UTF-8 text of a file, without a byte order mark.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from envplan._files import AnyPath, read_bounded, refuse_slip
+from envplan._files import AnyPath, decoded, read_bounded, refuse_slip
 from envplan.errors import InputError
 
 MAX_TABLE_BYTES: Final = 256 * 2**20
@@ -116,10 +116,7 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
 
 
 def _text(content: bytes, path: Path | None, columns: str) -> str:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
+    text = decoded(content, path)
     problem = None
     if not text.strip():
         problem = "is empty"

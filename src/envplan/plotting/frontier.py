@@ -55,11 +55,6 @@ _OFFSET: Final[dict[str, Any]] = {"textcoords": "offset points"}
 _FULL_SEARCH: Final = 2000
 
 
-def brief_share(frontier: Frontier) -> float:
-    """The share of the usual search that plans for a picture of so large a job get."""
-    return min(1.0, _FULL_SEARCH / len(frontier.pipeline.operations))
-
-
 def plans_along(
     frontier: Frontier, most: int, *, beyond: bool = False, progress: Progress | None = None
 ) -> list[Plan]:
@@ -68,7 +63,7 @@ def plans_along(
     Args:
         beyond, progress: as for sample_plans.
     """
-    share = brief_share(frontier)
+    share = min(1.0, _FULL_SEARCH / len(frontier.pipeline.operations))
     count = max(3, round(most * min(1.0, 3 * share)))
     return frontier.sample_plans(count, beyond=beyond, progress=progress, moves=share)
 

@@ -13,7 +13,6 @@ from envplan._words import counted, signed_percent, significant
 from envplan.costs.savings import Site
 from envplan.plotting import page
 from envplan.plotting.figures import in_joules, in_watts
-from envplan.plotting.frontier import brief_share
 from envplan.simulation import simulate
 from envplan.units import j_from_fj
 
@@ -140,7 +139,6 @@ def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
         for was, now, of, scale in (
             (before.money, after.money, unit, 1),
             (before.carbon_g, after.carbon_g, "kg CO2", 1000),
-            (before.energy_kwh, after.energy_kwh, "kWh", 1),
         ):
             if was is not None and now is not None:
                 over = f"saved over the run of {costs.iterations:,} iterations, of"
@@ -153,7 +151,6 @@ def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
     saved += [
         (year.money, unit, ", ".join(filter(None, (money, site.in_words())))),
         (year.carbon_t, "t CO2", f"saved in a year, at {site.carbon or 0:.4g} g a kWh"),
-        (year.kwh, "kWh", "saved in a year"),
     ]
     return [
         (f"{significant(value)} {of}", what, "good" if value > 0 else "")
@@ -242,10 +239,6 @@ def _assumptions(plan: Plan, frontier: Frontier) -> str:
         f"from {curve} at its own deadline.",
         *_conditions(plan),
     ]
-    if brief_share(frontier) < 1:
-        items.append(
-            "The job is large: plans along the curve are searched for more briefly than this one."
-        )
     return page.notes(items)
 
 
