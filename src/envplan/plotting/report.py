@@ -139,6 +139,7 @@ def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
         for was, now, of, scale in (
             (before.money, after.money, unit, 1),
             (before.carbon_g, after.carbon_g, "kg CO2", 1000),
+            (before.energy_kwh, after.energy_kwh, "kWh", 1),
         ):
             if was is not None and now is not None:
                 over = f"saved over the run of {costs.iterations:,} iterations, of"
@@ -151,6 +152,7 @@ def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
     saved += [
         (year.money, unit, ", ".join(filter(None, (money, site.in_words())))),
         (year.carbon_t, "t CO2", f"saved in a year, at {site.carbon or 0:.4g} g a kWh"),
+        (year.kwh, "kWh", "saved in a year"),
     ]
     return [
         (f"{significant(value)} {of}", what, "good" if value > 0 else "")
