@@ -89,20 +89,6 @@ def test_json_has_every_operation_with_its_time(capsys: pytest.CaptureFixture[st
     assert layout["time_unit"] == "unit"
 
 
-def test_profile_gives_times_and_shape(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small_profile(4, microbatches=6).save_csv("profile.csv")
-    out = show(capsys, "1f1b", "--profile", "profile.csv")
-    assert [line[:6] for line in out.splitlines()[:4]] == [f"rank {rank}" for rank in range(4)]
-    assert "F5" in out
-    assert "s at the highest clocks of profile (modelled)" in out
-    assert "too short" not in out
-    split = show(capsys, "zb-v", "--profile", "profile.csv")
-    assert "assumed: backward_input takes 50%" in split
-    assert "rank 2" not in split
-    slower = show(capsys, "1f1b", "--profile", "profile.csv", "--p2p-latency", 1, "--json")
-    assert json.loads(slower)["makespan"] > 6
-
-
 def test_plot_is_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = show(capsys, "1f1b", "-s", 2, "-m", 2, "--plot")
     assert out == ONE_1F1B + "wrote schedule.png\n" + THEN
@@ -146,8 +132,6 @@ def test_imported_order_keeps_constant_operations(folder: Path) -> None:
     grid = envplan("schedule", "show", "p.dag.json", cwd=folder).out
     assert grid.startswith("rank 0  l0 F0 l1 F1")
     assert "l load, o optimizer" in grid
-    timed = ("schedule", "show", "p.dag.json", "--profile", "profile.csv")
-    assert "operations too short to be shown: 15\n" in envplan(*timed, cwd=folder).out
     ran = envplan("solve", "--dag", "p.dag.json", "--slowdown", 10, cwd=folder)
     assert ran.code == 0, ran.err
     plan = json.loads(Path("plan.json").read_text())
@@ -202,10 +186,8 @@ show 1f1b -s 2 | schedule 1f1b needs --microbatches
 show 1f1b -s 0 -m 4 | --stages must be at least 1
 show 1f1b -s 2 -m 4 --chunks 2 | one model chunk
 show 1f1b -s 2 -m 4 --plot a.gif | a.gif
-show 1f1b -s 2 -m 4 --p2p-latency 1 | goes with --profile
 show gone.json | gone.json
 show gone.json -s 2 | --pp goes with a schedule
-show 1f1b -s 2 -m 4 --profile a40-gpt3-1.3b-4stage | 2 model stages, but profile a40 | has 4
 import a.csv --format nemo | torch-csv, megatron or chrome-trace
 import a.csv | --format
 import gone.csv --format torch-csv | gone.csv: cannot be read

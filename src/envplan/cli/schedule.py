@@ -22,14 +22,13 @@ from envplan.cli.command import (
     refuse,
     takes,
 )
-from envplan.cli.inputs import refuse_overwriting, will_write
+from envplan.cli.inputs import will_write
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.pipeline import Pipeline
     from envplan.pipeline.imports import ImportedSchedule
     from envplan.plotting.schedule import ScheduleLayout
-    from envplan.profile import Profile
 
 _TORCH_CSV, _CHROME_TRACE, _MEGATRON, _DAG = "torch-csv", "chrome-trace", "megatron", "dag"
 _MAPPING: Final = "rank microbatch chunk placement category within"
@@ -47,7 +46,6 @@ _STYLES: Final = {
     "backward_weight": "black on green",
 }
 _OTHER_STYLE: Final = "black on white"
-_MOST_COLUMNS: Final = 4000
 _UNBOUNDED: Final = 10**6
 _MOST_NAMED: Final = 6
 
@@ -116,61 +114,44 @@ def list_schedules() -> None:
 @takes(
     """
     Most used:
-      --profile PROFILE  Lay it out with a profile's times at the highest clocks, instead of equal
-          ones; stages and microbatches are the profile's unless given.
       --plot [FILE]  Draw it: .png, .svg or .pdf; without a name: schedule.png.
     """,
     plot=file_of(PICTURES, "a name goes before --plot", "schedule.png"),
 )
 def show(
     shape: ShapeOptions,
-    profile: str | None = None,
-    p2p_latency: float | None = None,
     plot: Path | None = None,
 ) -> None:
     """Print what each rank runs when.
 
     F is a forward, B a backward, I and W are its parts, and dots are waiting. The number is the
     microbatch; where ranks have several model stages, theirs comes first. A forward takes one unit
-    of time, a backward two and each of its parts one, unless --profile is given.
+    of time, a backward two and each of its parts one. `envplan timeline` draws a plan's own times.
 
     \b
     Example:
       envplan schedule show zb-v --stages 4 --microbatches 8
-      envplan schedule show 1f1b --stages 4 -m 8 --profile a40-gpt3-1.3b-4stage --plot
+      envplan schedule show 1f1b --stages 4 -m 8 --plot
     """
     from envplan.cli.output import Working, answer
     from envplan.plotting.figures import save_figure
     from envplan.plotting.schedule import schedule_figure, schedule_layout
 
-    if p2p_latency is not None and profile is None:
-        raise InputError("--p2p-latency goes with --profile: without one, transfers take no time")
-    timed_by = None
-    if profile is not None:
-        from envplan.profile import Profile
-
-        timed_by = Profile.open(profile)
-        refuse_overwriting(timed_by)
-    pipeline = _pipeline(shape, timed_by, p2p_latency)
-    if timed_by is not None and pipeline.num_profile_stages != timed_by.num_stages:
-        raise InputError(
-            f"the schedule has {pipeline.num_profile_stages} model stages, but profile "
-            f"{timed_by.name} has {timed_by.num_stages}"
-        )
-    layout = schedule_layout(pipeline, timed_by)
+    pipeline = _pipeline(shape)
+    layout = schedule_layout(pipeline)
     if plot is not None:
         with Working("Drawing"):
             save_figure(schedule_figure(layout), plot)
     answer(
         layout.to_dict,
-        lambda: _print_summary(layout, _print_grid(layout)),
-        then=_frontier_of(shape, pipeline, profile),
+        lambda: _print(layout),
+        then=_frontier_of(shape, pipeline),
     )
 
 
-def _frontier_of(shape: ShapeOptions, pipeline: Pipeline, profile: str | None) -> list[str]:
+def _frontier_of(shape: ShapeOptions, pipeline: Pipeline) -> list[str]:
     """The command that traces the frontier of a schedule."""
-    command = ["envplan", "frontier", profile or "PROFILE"]
+    command = ["envplan", "frontier", "PROFILE"]
     if pipeline.schedule == "dag":
         return [*command, "--dag", shape.name]
     named = ["--schedule", shape.name, "--pp", f"{pipeline.num_stages}"]
@@ -178,60 +159,44 @@ def _frontier_of(shape: ShapeOptions, pipeline: Pipeline, profile: str | None) -
     return [*command, *named, "-m", f"{pipeline.num_microbatches}", *vp]
 
 
-def _pipeline(
-    shape: ShapeOptions, profile: Profile | None = None, p2p_latency: float | None = None
-) -> Pipeline:
-    """The schedule of a name and shape, or the DAG in a file.
+def _pipeline(shape: ShapeOptions) -> Pipeline:
+    """The schedule of a name and shape, or the DAG in a file."""
+    from envplan.pipeline import SCHEDULES, Pipeline
 
-    Args:
-        profile: says stages and microbatches where options do not.
-    """
-    from envplan.pipeline import SCHEDULES, Pipeline, traits
-
-    name, needed = shape.name, {"--pp": shape.pp, "--microbatches": shape.microbatches}
+    name = shape.name
     if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
         asked = given(shape, "pp microbatches vp microbatch_group")
-        latency = {} if p2p_latency is None else {"--p2p-latency": p2p_latency}
-        refuse([*asked, *latency], f"goes with a schedule; the DAG file {name} says it all")
+        refuse(asked, f"goes with a schedule; the DAG file {name} says it all")
         return Pipeline.from_dag_file(name)
-    if profile is not None:
-        needed["--pp"] = shape.pp or profile.num_stages // (shape.vp or traits(name).chunks)
-        needed["--microbatches"] = shape.microbatches or profile.metadata.num_microbatches
+    needed = {"--pp": shape.pp, "--microbatches": shape.microbatches}
     if name in SCHEDULES and None in needed.values():
         lacking = next(option for option, count in needed.items() if count is None)
         raise InputError(f"schedule {name} needs {lacking}")
     return Pipeline(
-        name,
-        *needed.values(),
-        num_chunks=shape.vp,
-        p2p_latency=p2p_latency or 0.0,
-        microbatch_group=shape.microbatch_group,
+        name, *needed.values(), num_chunks=shape.vp, microbatch_group=shape.microbatch_group
     )
 
 
-def _print_grid(layout: ScheduleLayout) -> int:
-    """A line for each rank, cut into panels where the terminal is narrower.
-
-    Returns:
-        How many operations are too short for a column.
-    """
+def _print(layout: ScheduleLayout) -> None:
+    """A line for each rank, cut into panels where the terminal is narrower; and a summary."""
     import sys
 
     from rich.console import Console
     from rich.text import Text
 
+    from envplan.cli.output import say
+
     tty, operations = sys.stdout.isatty(), layout.pipeline.operations
     console = Console(highlight=False, width=None if tty else _UNBOUNDED)
-    width = 1 + max(len(layout.label(op)) for op in operations)  # of a column
-    rows, hidden = [], len(operations)
+    width = 1 + max(len(layout.label(op)) for op in operations)  # of a unit of time
+    rows = []
     for rank in range(layout.pipeline.num_stages):
         row = Text()
-        for operation, columns in layout.cells(rank, min(_MOST_COLUMNS, layout.columns)):
+        for operation, units in layout.cells(rank):
             if operation is None:
-                row.append(f"{'.':<{width}}" * columns)
+                row.append(f"{'.':<{width}}" * units)
                 continue
-            hidden -= 1
-            label = layout.label(operation).ljust(width * columns - 1, "-" if columns > 1 else " ")
+            label = layout.label(operation).ljust(width * units - 1, "-" if units > 1 else " ")
             row.append(label, _STYLES.get(operation.instruction, _OTHER_STYLE)).append(" ")
         rows.append(row)
     digits, length = len(str(len(rows) - 1)), max(map(len, rows))
@@ -243,24 +208,14 @@ def _print_grid(layout: ScheduleLayout) -> int:
             line = row[begin : begin + room]
             line.rstrip()
             console.print(f"rank {rank:>{digits}}  ", line, sep="", soft_wrap=True)
-    return hidden
-
-
-def _print_summary(layout: ScheduleLayout, hidden: int) -> None:
-    from envplan.cli.output import describe_profile, say, significant
-
-    say("")
-    say(", ".join(f"{sign} {name}" for sign, name in layout.legend().items()))
-    if layout.profile is None:
-        took = f"{layout.makespan:g} units of time, a forward taking 1"
-    else:
-        words = [describe_profile(layout.profile), *layout.profile.adjustments.in_words()]
-        took = f"{significant(layout.makespan)} s at the highest clocks of {'; '.join(words)}"
-    say(f"{took}; ranks wait {100 * layout.bubble_share:.1f}% of it")
     held = [layout.activations(rank) for rank in range(layout.pipeline.num_stages)]
-    say(f"activations held at most, by rank: {', '.join(map(str, held))}")
-    if hidden:
-        say(f"operations too short to be shown: {hidden}")
+    say(
+        "",
+        ", ".join(f"{sign} {name}" for sign, name in layout.legend().items()),
+        f"{layout.makespan} units of time, a forward taking 1; ranks wait "
+        f"{100 * layout.bubble_share:.1f}% of it",
+        f"activations held at most, by rank: {', '.join(map(str, held))}",
+    )
 
 
 @takes(
@@ -430,7 +385,7 @@ def export_schedule(
         lambda: say(f"{count} operations on {ranks} ranks"),
         then=["envplan", "frontier", "PROFILE", "--dag", str(target)]
         if format == _DAG
-        else _frontier_of(shape, pipeline, None),
+        else _frontier_of(shape, pipeline),
     )
 
 
