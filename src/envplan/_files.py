@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import fcntl
 import gzip
-import io
 import json
 import os
 import secrets
 import select
 import shutil
 import stat
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -34,8 +34,8 @@ def _doing(what: str, path: AnyPath, remedy: str = "") -> Iterator[None]:
     """Name the file that cannot be read or written, and why."""
     try:
         yield
-    except OSError as error:
-        reason = f"cannot be {what} ({error.strerror or error}){remedy}"
+    except (OSError, EOFError, zlib.error) as error:
+        reason = f"cannot be {what} ({getattr(error, 'strerror', None) or error}){remedy}"
         raise InputError(reason, path=path) from error
     except ValueError as error:
         raise InputError(f"is not a usable file name ({error})", path=path) from error
@@ -46,12 +46,12 @@ def _writing(path: AnyPath) -> AbstractContextManager[None]:
 
 
 def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
-    """The content of a file of at most `max_bytes`.
+    """The content of a file of at most `max_bytes`, gzipped or not.
 
     Raises:
         InputError: the file cannot be read or is too large.
     """
-    with _doing("read", path), opened(path) as file:
+    with _doing("read", path), unzipped(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise InputError(f"is larger than {max_bytes // 2**20} MiB", path=path)
@@ -68,18 +68,13 @@ def exists(path: AnyPath) -> bool:
     return os.path.exists(path)  # noqa: PTH110 (as above)
 
 
-def opened(path: AnyPath) -> io.BufferedReader:
-    """A file to be read; a pipe is given up if nobody writes to it for a minute.
+def unzipped(path: AnyPath) -> IO[bytes]:
+    """A file to be read, gzipped or not; a pipe is given up if nobody writes to it for a minute.
 
     Raises:
         OSError: it cannot be opened.
     """
-    return open(path, "rb", opener=_opener)
-
-
-def unzipped(path: AnyPath) -> IO[bytes]:
-    """A file to be read, gzipped or not; as opened."""
-    file = opened(path)
+    file = open(path, "rb", opener=_opener)  # noqa: SIM115  (the caller closes it)
     zipped = file.peek(2)[:2] == b"\x1f\x8b"
     return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from envplan._files import unzipped
+from envplan._files import read_bounded
 from envplan._model import Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.formats import identifier, naming
@@ -162,14 +161,7 @@ def read_chrome_traces(
 
 
 def _events(path: str | os.PathLike[str]) -> list[Any]:
-    try:
-        with unzipped(path) as file:
-            data = file.read(MAX_TRACE_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot be read: {reason}") from None
-    if len(data) > MAX_TRACE_BYTES:
-        raise InputError(f"is larger than {MAX_TRACE_BYTES // 2**20} MiB; cut it to one iteration")
+    data = read_bounded(path, MAX_TRACE_BYTES)
     try:  # traces break rules that our own files keep, and their times want all their digits
         document = json.loads(data.decode("utf-8-sig", errors="replace"), parse_float=Decimal)
     except (RecursionError, ValueError) as error:
