@@ -14,11 +14,11 @@ from envplan.plotting.figures import (
     GREEN,
     ORANGE,
     RED,
-    energy_unit,
     figure,
     label_axes,
     savings_words,
     title,
+    unit_of,
 )
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _draw_plans(axes: Axes, frontier: Frontier, plans: Sequence[Plan]) -> float:
         What the energies on the axis are divided by.
     """
     before = plans[0].predicted.baseline
-    scale, unit = energy_unit(before.energy_j)
+    scale, unit = unit_of(before.energy_j, "J")
     axes.plot(frontier.times, frontier.energies / scale, color=BLUE, linewidth=2.2, label=_BOUND)
     dots = ([p.iteration_time for p in plans], [p.energy / scale for p in plans])
     edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}

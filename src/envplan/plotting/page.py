@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan.plotting.figures import ENDS, in_joules, job_line, source_words, workload_title
+from envplan.plotting.figures import ENDS, in_unit, job_line, source_words, workload_title
 from envplan.plotting.frontier import LOOKS, plans_along
 from envplan.units import UW_PER_W, s_from_ns
 
@@ -254,7 +254,7 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
     times, watts = timeline.power
     return {
         "name": name,
-        "title": f"{name}: {timeline.iteration_time:#.4g} s, {in_joules(timeline.energy)}",
+        "title": f"{name}: {timeline.iteration_time:#.4g} s, {in_unit(timeline.energy, 'J')}",
         "chunks": timeline.pipeline.num_chunks,
         "stages": len(timeline.stages),
         "kinds": kinds,

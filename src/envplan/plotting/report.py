@@ -12,7 +12,7 @@ from envplan import __version__
 from envplan._words import counted, signed_percent, significant
 from envplan.costs.savings import Site
 from envplan.plotting import page
-from envplan.plotting.figures import in_joules, in_watts
+from envplan.plotting.figures import in_unit
 from envplan.simulation import simulate
 from envplan.units import j_from_fj
 
@@ -110,14 +110,14 @@ def _plan_cards(plan: Plan) -> list[tuple[str, str, str]]:
     before, after, until = plan.predicted.baseline, plan.predicted, plan.predicted.until_straggler
     modelled = " (modelled)" if plan.profile.source == "modelled" else ""
     was = before.iteration_time_s
-    power = f"average over all GPUs, was {in_watts(before.average_power_w)}"
+    power = f"average over all GPUs, was {in_unit(before.average_power_w, 'W')}"
     changed = f"{signed_percent(after.slowdown_percent)}%"
     cards = [
         (f"{after.savings_percent:.1f}%", f"energy saved{modelled}", "good"),
         (changed, "iteration time against maximum frequency", ""),
-        (in_joules(after.energy_j), f"an iteration, was {in_joules(before.energy_j)}", ""),
+        (in_unit(after.energy_j, "J"), f"an iteration, was {in_unit(before.energy_j, 'J')}", ""),
         (f"{significant(after.iteration_time_s)} s", f"an iteration, was {significant(was)} s", ""),
-        (in_watts(after.average_power_w), power, ""),
+        (in_unit(after.average_power_w, "W"), power, ""),
     ]
     if until is None:
         what = "certified gap: no plan saves more than this beyond it"
@@ -175,8 +175,8 @@ def _stage_table(before: Timeline, after: Timeline) -> str:
             {
                 "": f"stage {now.stage}",
                 "saved (%)": f"{100 * (1 - has / had):.1f}" if had else "–",
-                "energy before": in_joules(had),
-                "energy now": in_joules(has),
+                "energy before": in_unit(had, "J"),
+                "energy now": in_unit(has, "J"),
                 "waited before (%)": f"{100 * was.blocked_ns / max(1, before.sync_time_ns):.1f}",
                 "waits now (%)": f"{100 * now.blocked_ns / max(1, after.sync_time_ns):.1f}",
                 "mean clock (MHz)": (
@@ -197,7 +197,7 @@ def _planner_table(comparison: Comparison) -> str:
                 "saved (%)": f"{entry.savings_percent:.2f}",
                 "slower (%)": signed_percent(entry.slowdown_percent),
                 "time (s)": significant(entry.plan.iteration_time),
-                "energy": in_joules(entry.plan.energy),
+                "energy": in_unit(entry.plan.energy, "J"),
                 "gap (%)": f"{100 * entry.plan.gap:.3f}",
                 "schedule": entry.plan.job.schedule,
             }

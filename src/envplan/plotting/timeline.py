@@ -10,13 +10,12 @@ import numpy as np
 from envplan.plotting.figures import (
     bar_corners,
     figure,
-    in_joules,
-    in_watts,
+    in_unit,
     ink,
-    power_unit,
     rows_in_time,
     savings_words,
     title,
+    unit_of,
 )
 from envplan.units import NS_PER_S
 
@@ -82,7 +81,7 @@ def timeline_figure(timeline: Timeline, *, before: Timeline | None = None) -> Fi
         about = title(timeline).replace("\n", ": ")
         _draw_legend(drawn, shown, about + _left_out(timeline, spans))
         peak = max(each.peak_power for each in shown)
-        watts, unit = power_unit(peak)
+        watts, unit = unit_of(peak, "W")
         for axes, span in zip(grid[-1], spans, strict=True):
             _draw_power(axes, shown, watts, span)
             axes.set_xlabel("Time (s)")
@@ -273,7 +272,7 @@ def _draw_power(axes: Axes, shown: Sequence[Timeline], scale: float, window: Win
         seconds = times / NS_PER_S
         first = max(0, int(np.searchsorted(seconds, window[0], side="right")) - 1)
         last = int(np.searchsorted(seconds, window[1]))
-        label = f"{name}average {in_watts(each.average_power)}"
+        label = f"{name}average {in_unit(each.average_power, 'W')}"
         axes.stairs(watts[first:last] / scale, seconds[first : last + 1], label=label, **look)
 
 
@@ -285,7 +284,7 @@ def _title(timeline: Timeline, before: Timeline | None) -> str:
     """
     planner = timeline.plan.planner.replace("_", " ")
     name = "Maximum frequency" if planner == "max frequency" else f"Plan ({planner})"
-    parts = [f"{timeline.iteration_time:#.4g} s", in_joules(timeline.energy)]
+    parts = [f"{timeline.iteration_time:#.4g} s", in_unit(timeline.energy, "J")]
     if timeline.sync_time_ns > timeline.iteration_time_ns:
         parts.insert(1, f"all wait until {timeline.sync_time:#.4g} s")
     if before is not None and before is not timeline and before.energy_fj:

@@ -32,13 +32,13 @@ function shown(value, digits) {
   const size = value === 0 ? 0 : Math.floor(Math.log10(Math.abs(value)));
   return value.toFixed(Math.max(0, Math.min(9, digits - 1 - size)));
 }
-function energyUnit(joules) {
-  for (const [factor, unit] of [[1e9, "GJ"], [1e6, "MJ"], [1e3, "kJ"]])
-    if (joules >= 10 * factor) return [factor, unit];
-  return [1, "J"];
+function unitOf(value, unit) {
+  for (const [factor, sign] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
+    if (value >= 10 * factor) return [factor, sign + unit];
+  return [1, unit];
 }
 function joules(value) {
-  const [factor, unit] = energyUnit(value);
+  const [factor, unit] = unitOf(value, "J");
   return `${shown(value / factor, 4)} ${unit}`;
 }
 
@@ -219,7 +219,7 @@ function drawFrontier(host, data, state, last, moveTo) {
   host.textContent = "";
   const width = Math.max(320, host.clientWidth), height = Math.min(460, Math.max(320, width * 0.5));
   const svg = make(host, "svg", { width, height, role: "img", "aria-label": "Energy per iteration against iteration time" });
-  const [factor, unit] = energyUnit(data.baseline.energy);
+  const [factor, unit] = unitOf(data.baseline.energy, "J");
   const slower = data.slower.filter((p) => p.time <= last);
   const times = [...data.curve.map((p) => p[0]), ...data.points.map((p) => p.time), state.straggler];
   const shapes = Object.values(data.curves).flat().filter((p) => p[0] <= last);
@@ -661,7 +661,7 @@ function operationAt(chart, event) {
 
 function powerUnit(timelines) {
   const peak = timelines.reduce((most, t) => t.power.watts.reduce((a, b) => Math.max(a, b), most), 0);
-  return peak >= 1e4 ? [peak, 1e3, "kW"] : [peak, 1, "W"];
+  return [peak, ...unitOf(peak, "W")];
 }
 const isPlan = (k, timelines) => k === timelines.length - 1;
 
