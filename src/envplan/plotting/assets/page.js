@@ -30,7 +30,8 @@ function shown(value, digits) {
   if (!Number.isFinite(value)) return "–";
   if (Number.isInteger(value) && Math.abs(value) >= 100) return String(value);
   const size = value === 0 ? 0 : Math.floor(Math.log10(Math.abs(value)));
-  return value.toFixed(Math.max(0, Math.min(9, digits - 1 - size)));
+  const decimals = Math.max(0, Math.min(9, digits - 1 - size));
+  return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 }
 function unitOf(value, unit) {
   for (const [factor, sign] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
