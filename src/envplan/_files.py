@@ -34,8 +34,8 @@ def _doing(what: str, path: AnyPath, remedy: str = "") -> Iterator[None]:
     """Name the file that cannot be read or written, and why."""
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:
-        reason = f"cannot be {what} ({getattr(error, 'strerror', None) or error}){remedy}"
+    except OSError as error:
+        reason = f"cannot be {what} ({error.strerror or error}){remedy}"
         raise InputError(reason, path=path) from error
     except ValueError as error:
         raise InputError(f"is not a usable file name ({error})", path=path) from error
@@ -46,13 +46,16 @@ def _writing(path: AnyPath) -> AbstractContextManager[None]:
 
 
 def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
-    """The content of a file of at most `max_bytes`, gzipped or not.
+    """The content of a file of at most `max_bytes`, unzipped if it is gzipped.
 
     Raises:
         InputError: the file cannot be read or is too large.
     """
     with _doing("read", path), unzipped(path) as file:
-        data = file.read(max_bytes + 1)
+        try:
+            data = file.read(max_bytes + 1)
+        except (EOFError, zlib.error):
+            raise OSError(None, "it is no whole gzip file") from None
     if len(data) > max_bytes:
         raise InputError(f"is larger than {max_bytes // 2**20} MiB", path=path)
     return data
