@@ -95,7 +95,6 @@ solve three.csv --planner envpipe --target-time 9 | takes no target | --target-t
 solve three.csv --planner max_frequency --min-energy | takes no target | --min-energy
 solve three.csv --planner zeus_global --power-cap 9 | --target-time or --slowdown
 solve three.csv --planner zeus_global --polish 1 | --polish | frontier
-solve three.csv --planner zeus_global --explain | --explain | envpipe
 solve three.csv --reconfigure greedy | --reconfigure | envpipe
 solve three.csv --planner envpipe --reconfigure fast | fast | balanced, greedy
 solve three.csv --activation-slots 9 | --activation-slots | envpipe | 1f1b

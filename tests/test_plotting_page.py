@@ -154,7 +154,7 @@ def plan_folder(tmp_path: Path) -> Path:
 def test_the_commands_write_what_they_say(plan_folder: Path) -> None:
     for arguments, name in (
         (("report",), "report.html"),
-        (("frontier", JOB, "-m", "4", "--compare", "--plot", "g.html"), "g.html"),
+        (("frontier", JOB, "-m", "4", "--plot", "g.html"), "g.html"),
         (("timeline",), "timeline.png"),
         (("timeline", "--colour", "power", "-o", "t.svg"), "t.svg"),
         (("timeline", "--alone", "-o", "t.html"), "t.html"),
@@ -212,7 +212,6 @@ def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
     [
         (("report", "-o", "plan.html.txt"), "must end in .html"),
         (("report", "nothing.json"), "cannot be read"),
-        (("frontier", JOB, "-m", "4", "--compare"), "--compare goes with"),
         (("timeline", "--colour", "taste"), "--colour must be frequency or power, not taste"),
     ],
 )

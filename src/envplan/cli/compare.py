@@ -15,7 +15,6 @@ from envplan.cli.command import PLOT_TYPES, file_of, refuse_both, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.options import CostOptions, JobOptions
-from envplan.cli.plan_notes import why_stopped
 
 if TYPE_CHECKING:
     from envplan.planners import Comparison, Entry, PartsRow
@@ -33,6 +32,11 @@ _PARTS: Final = """
     switch_latency_s deadline_s one_clock_energy_j=one_clock_j by_parts_energy_j=by_parts_j
     gained_percent
 """
+#: Why EnvPipe raised no further clock.
+_STOPPED: Final = {
+    "outer envelope": "the critical path is the outer envelope",
+    "highest clocks": "the critical path has only highest clocks left",
+}
 
 
 @takes(
@@ -195,7 +199,9 @@ def _notes(comparison: Comparison) -> list[str]:
     ahead = comparison.envpipe_frontier.pipeline.forwards_ahead
     running = f", {', '.join(map(str, ahead))} forwards ahead of 1f1b by stage" if ahead else ""
     run, published = comparison.envpipe, comparison.published
-    notes = [f"envpipe stopped after {len(run.iterations)} iterations: {why_stopped(run)}{running}"]
+    notes = [
+        f"envpipe stopped after {len(run.iterations)} iterations: {_STOPPED[run.stopped]}{running}"
+    ]
     straggler = comparison.straggler_time
     if straggler is not None and straggler <= comparison.baseline.iteration_time_s:
         notes.append(

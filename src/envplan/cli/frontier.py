@@ -12,7 +12,6 @@ from envplan.cli import state
 from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
 from envplan.cli.options import JobOptions
 from envplan.cli.sketch import sketch
-from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ _TABLE_PLANS = 9
       --plot [FILE]  Draw the frontier: .png, .svg, .pdf or .html; without a name: frontier.png.
       -o, --output FILE  Write the plans and the curve: .csv or .json.
     Output:
-      --compare  Put the other planners' plans into the picture.
       --animate FILE  Show the pipeline walking along the frontier: .gif or .html.
       --plans N  Plans along the frontier in the output.
     """,
@@ -39,7 +37,6 @@ _TABLE_PLANS = 9
 def frontier(
     job: JobOptions,
     plot: Path | None = None,
-    compare: bool = False,
     animate: Path | None = None,
     output: Path | None = None,
     plans: int = 33,
@@ -53,8 +50,6 @@ def frontier(
       envplan frontier --plot
       envplan frontier a40-gpt3-1.3b-4stage --microbatches 32 --plot out.svg -o frontier.csv
     """
-    if compare and plot is None:
-        raise InputError("--compare goes with --plot; `envplan compare` prints the planners")
     traced = job.trace()
     from envplan.frontier_file import distinct
 
@@ -63,10 +58,7 @@ def frontier(
     document = envplan.FrontierFile.from_plans(traced, along)
     if output is not None:
         document.save(output)
-    if plot is not None:
-        from envplan import planners
-
-        draw_frontier(plot, traced, along, planners.compare(traced) if compare else None)
+    draw_frontier(plot, traced, along)
     if animate is not None:
         from envplan.plotting.animation import animate_frontier
 
@@ -83,12 +75,12 @@ def frontier(
 
 
 def draw_frontier(
-    path: Path,
+    path: Path | None,
     traced: envplan.Frontier,
     plans: Sequence[envplan.Plan],
     comparison: Comparison | None = None,
 ) -> None:
-    """Write the picture or the page of a frontier.
+    """Write the picture or the page of a frontier; nothing without a file.
 
     Args:
         plans: along it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import envplan
 from envplan.cli import output as ui
@@ -14,12 +14,17 @@ from envplan.cli.command import given, needs, one_of, options, refuse, refuse_bo
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
 from envplan.cli.inputs import naming, will_write
 from envplan.cli.options import CostOptions, JobOptions
-from envplan.cli.plan_notes import plan_notes, print_run
+from envplan.cli.plan_notes import plan_notes
 from envplan.cli.replicas import parse_replica, print_replicas
 from envplan.quantities import LONG_TIME, PERCENT, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.planners import EnvPipeRun, Planner
+    from envplan.planners import Planner
+
+#: What the library calls as options do.
+_ASKED: Final = """
+    target_time min_energy straggler_time energy_budget power_cap peak_power_cap polish ladder
+"""
 
 
 @options(
@@ -43,7 +48,6 @@ if TYPE_CHECKING:
           brings its own schedule unless one is named.
       --clocks FILE  Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and
           Zeus, a frequency plan, or a CSV) and say what they cost and what is lost.
-      --explain  With planner envpipe: print each of its iterations.
     Noise:
       --robust PCT  Hold the target with a probability of PCT percent, though times vary.
     Money:
@@ -71,7 +75,6 @@ class AskedOptions(CostOptions):
     planner: str = "frontier"
     clocks: Path | None = None
     reconfigure: str | None = None
-    explain: bool = False
     switch_latency: float | None = None
     min_dwell: float | None = None
     robust: float | None = None
@@ -93,25 +96,13 @@ class AskedOptions(CostOptions):
         Raises:
             InputError: two of them exclude each other, or a rate cannot be read.
         """
-        slowdown, robust, noise = (
-            None if percent is None else percent / 100
-            for percent in (self.slowdown, self.robust, self.noise)
-        )
+        percents = {"slowdown": self.slowdown, "probability": self.robust, "noise": self.noise}
         return envplan.Request.asking(
-            self.target_time,
-            slowdown=slowdown,
-            min_energy=self.min_energy,
-            straggler_time=self.straggler_time,
-            energy_budget=self.energy_budget,
-            power_cap=self.power_cap,
-            peak_power_cap=self.peak_power_cap,
-            probability=robust,
-            noise=noise,
+            **{name: getattr(self, name) for name in _ASKED.split()},
+            **{name: percent and percent / 100 for name, percent in percents.items()},
             switch_latency=self.switch_latency or 0.0,
             min_hold=self.min_dwell or 0.0,
             run=self.run(frontier),
-            polish=self.polish,
-            ladder=self.ladder,
         )
 
     def other_planner(self) -> Planner | None:
@@ -120,14 +111,13 @@ class AskedOptions(CostOptions):
         Raises:
             InputError: there is no such planner, or it cannot.
         """
-        if not given(self, "planner clocks reconfigure explain"):
+        if not given(self, "planner clocks reconfigure"):
             return None
         from envplan.planners import EnvPipe, planner_named
 
         planner = planner_named(self.planner)
         if self.planner != EnvPipe.name:
-            why = f"goes with --planner envpipe, not {self.planner}"
-            refuse(given(self, "reconfigure explain"), why)
+            refuse(given(self, "reconfigure"), f"goes with --planner envpipe, not {self.planner}")
         refuse_both(given(self, "clocks planner"))
         who, takes, limits = self.planner, "no target", "target_time slowdown "
         if self.clocks is not None:
@@ -168,7 +158,7 @@ def solve(
     Example:
       envplan solve --target-time 14.2
       envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1 -o plan.json
-      envplan solve a40-gpt3-1.3b-4stage --planner envpipe --explain
+      envplan solve a40-gpt3-1.3b-4stage --planner envpipe
       envplan solve --clocks freqs_pipeline_00030.py
       envplan solve --price 0.25 --iterations 100000 --deadline 21d
       envplan solve --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 16
@@ -187,7 +177,6 @@ def solve(
         return
     frontier = job.trace(whole=False)
     request = asked.request(frontier)
-    run: EnvPipeRun | None = None
     with ui.Working("Planning") as work:
         if asked.clocks is not None:
             from envplan.enforce.given_clocks import read_clocks
@@ -200,24 +189,19 @@ def solve(
         elif planner is None:
             plan = frontier.solve(request, progress=work.walked)
         else:
-            from envplan.planners import EnvPipe
-            from envplan.planners.base import answer as planned
+            from envplan.planners.base import answer
 
-            run = planner.run(frontier) if isinstance(planner, EnvPipe) else None
-            plan = planned(run or planner, frontier, request)
+            plan = answer(planner, frontier, request)
     plan.save(output)
-    explained = run if asked.explain else None
     ui.answer(
-        lambda: _document(frontier, plan, output, explained),
-        lambda: _print(frontier, plan, explained),
+        lambda: _document(frontier, plan, output),
+        lambda: _print(frontier, plan),
         last=year_of(plan, asked),
         then=["envplan", "report", str(output)],
     )
 
 
-def _print(frontier: envplan.Frontier, plan: envplan.Plan, run: EnvPipeRun | None) -> None:
-    if run is not None:
-        print_run(run, frontier.pipeline)
+def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
     ui.say(ui.describe_job(frontier))
     before, after = plan.predicted.baseline, plan.predicted
     rows = [
@@ -240,9 +224,7 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan, run: EnvPipeRun | Non
         ui.say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
 
 
-def _document(
-    frontier: envplan.Frontier, plan: envplan.Plan, output: Path, run: EnvPipeRun | None
-) -> dict[str, Any]:
+def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> dict[str, Any]:
     left_out: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
     head = plan.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
     if plan.costs is not None:
@@ -253,7 +235,6 @@ def _document(
         "t_star_s": frontier.min_energy_time,
         "notes": plan_notes(frontier, plan),
         **head,
-        **({} if run is None else {"envpipe": run.to_dict(frontier.pipeline)}),
     }
 
 
