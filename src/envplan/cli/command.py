@@ -15,10 +15,9 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, TypeVar, dataclass_transform, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -360,39 +359,6 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-class Commands(Group):
-    """Commands in panels, each imported when it is asked for.
-
-    Attributes:
-        panels: for each panel of `--help` its commands, and what it says of each.
-        modules: where a command stands, if not in the module of its name.
-    """
-
-    panels: ClassVar[Mapping[str, Mapping[str, str]]]
-    modules: ClassVar[Mapping[str, str]]
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        none_yet: Any = dict.fromkeys(chain.from_iterable(self.panels.values()))
-        self.commands = none_yet
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in self.commands and self.commands[cmd_name] is None:
-            module = self.modules.get(cmd_name, cmd_name)
-            found = getattr(import_module(f"envplan.cli.{module}"), cmd_name)
-            if not isinstance(found, typer.Typer):
-                function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-                add(found, function)
-            self.commands[cmd_name] = typer.main.get_command(found)
-            self.commands[cmd_name].name = cmd_name
-        return self.commands.get(cmd_name)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for panel, commands in self.panels.items():
-            with formatter.section(panel):
-                formatter.write_dl(list(commands.items()))
-
-
 def add(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
     """Make a function a command of an app.
 
@@ -428,6 +394,14 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
     command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in keywords}
     app.command(name, cls=Command)(command)
+
+
+def group(about: str, functions: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    """A command of commands, by their names; `about` is its help."""
+    made = typer.Typer(cls=Group, rich_markup_mode=None, add_completion=False, help=about)
+    for name, function in functions.items():
+        add(made, function, name)
+    return made
 
 
 def _parameter(name: str, kind: Any, declared: Any, default: Any) -> inspect.Parameter:

@@ -8,22 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from envplan.cli.command import (
-    PICTURES,
-    Group,
-    add,
-    argument,
-    dashed,
-    file_of,
-    given,
-    one_of,
-    options,
-    refuse,
-    takes,
-)
-from envplan.cli.inputs import refuse_overwriting, will_write
+from envplan.cli import command as cmd
+from envplan.cli import output as ui
+from envplan.cli.inputs import will_write
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,18 +41,20 @@ _UNBOUNDED: Final = 10**6
 _MOST_NAMED: Final = 6
 
 
-@options()
+@cmd.options()
 class ShapeOptions:
     """A schedule's name and size."""
 
-    name: str = argument("NAME|FILE", "A schedule (envplan schedule list), or a DAG file (.json).")
+    name: str = cmd.argument(
+        "NAME|FILE", "A schedule (envplan schedule list), or a DAG file (.json)."
+    )
     pp: int | None = None
     microbatches: int | None = None
     vp: int | None = None
     microbatch_group: int | None = None
 
 
-@options(
+@cmd.options(
     """
     Most used:
       --keep NAME  Keep these as operations, timed by the profile's rows: all_reduce of torch-csv;
@@ -107,28 +96,27 @@ def list_schedules() -> None:
     Example:
       envplan schedule list
     """
-    from envplan.cli.output import answer, print_table
     from envplan.pipeline import SCHEDULES
 
     rows = [  # the first paragraph of a docstring, on one line
         [name, " ".join((generate.__doc__ or "-").split("\n\n")[0].split())]
         for name, generate in SCHEDULES.items()
     ]
-    answer(
+    ui.answer(
         lambda: {"schedules": [{"name": name, "description": order} for name, order in rows]},
-        lambda: print_table("", ("name", "order"), rows, words=2, wrap=("order",)),
+        lambda: ui.print_table("", ("name", "order"), rows, words=2, wrap=("order",)),
         then="envplan schedule show 1f1b --pp 4 -m 8",
     )
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --profile PROFILE  Lay it out with a profile's times at the highest clocks, instead of equal
           ones; stages and microbatches are the profile's unless given.
       --plot [FILE]  Draw it: .png, .svg or .pdf; without a name: schedule.png.
     """,
-    plot=file_of(PICTURES, "a name goes before --plot", "schedule.png"),
+    plot=cmd.file_of(cmd.PICTURES, "a name goes before --plot", "schedule.png"),
 )
 def show(
     shape: ShapeOptions,
@@ -144,23 +132,21 @@ def show(
 
     \b
     Example:
-      envplan schedule show zb-v --stages 4 --microbatches 8
-      envplan schedule show 1f1b --stages 4 -m 8 --profile a40-gpt3-1.3b-4stage --plot
+      envplan schedule show zb-v --pp 4 --microbatches 8
+      envplan schedule show 1f1b --pp 4 -m 8 --profile a40-gpt3-1.3b-4stage --plot
     """
-    from envplan.cli.output import Working, answer
-    from envplan.plotting.figures import save_figure
     from envplan.plotting.schedule import schedule_figure, schedule_layout
+    from envplan.profile import Profile
 
     if p2p_latency is not None and profile is None:
         raise InputError("--p2p-latency goes with --profile: without one, transfers take no time")
-    timed_by = _timed_by(profile)
+    timed_by = None if profile is None else Profile.open(profile)
     pipeline = _pipeline(shape, timed_by, p2p_latency)
     _refuse_other_stages(pipeline, timed_by)
     layout = schedule_layout(pipeline, timed_by)
-    if plot is not None:
-        with Working("Drawing"):
-            save_figure(schedule_figure(layout), plot)
-    answer(
+    with ui.Working("Drawing"):
+        ui.draw(plot, lambda: schedule_figure(layout))
+    ui.answer(
         layout.to_dict,
         lambda: _print_summary(layout, _print_grid(layout)),
         then=_frontier_of(shape, pipeline, profile),
@@ -183,40 +169,36 @@ def _pipeline(
     """The schedule of a name and shape, or the DAG in a file.
 
     Args:
-        profile: says stages and microbatches where options do not.
+        profile: its sidecar says what options do not.
     """
-    from envplan.pipeline import SCHEDULES, Pipeline, traits
+    from envplan.pipeline import SCHEDULES, Pipeline
+    from envplan.pipeline.described import described_pipeline
 
-    name, needed = shape.name, {"--pp": shape.pp, "--microbatches": shape.microbatches}
+    name, stages, microbatches = shape.name, shape.pp, shape.microbatches
     if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
-        asked = given(shape, "pp microbatches vp microbatch_group")
+        asked = cmd.given(shape, "pp microbatches vp microbatch_group")
         latency = {} if p2p_latency is None else {"--p2p-latency": p2p_latency}
-        refuse([*asked, *latency], f"goes with a schedule; the DAG file {name} says it all")
+        cmd.refuse([*asked, *latency], f"goes with a schedule; the DAG file {name} says it all")
         return Pipeline.from_dag_file(name)
     if profile is not None:
-        needed["--pp"] = shape.pp or profile.num_stages // (shape.vp or traits(name).chunks)
-        needed["--microbatches"] = shape.microbatches or profile.metadata.num_microbatches
-    if name in SCHEDULES and None in needed.values():
-        lacking = next(option for option, count in needed.items() if count is None)
-        raise InputError(f"schedule {name} needs {lacking}")
+        return described_pipeline(
+            profile,
+            schedule=name,
+            num_stages=stages,
+            num_microbatches=microbatches,
+            chunks=shape.vp,
+            p2p_latency=p2p_latency,
+            microbatch_group=shape.microbatch_group,
+        )
+    if name in SCHEDULES and (stages is None or microbatches is None):
+        raise InputError(f"schedule {name} needs {'--pp' if stages is None else '--microbatches'}")
     return Pipeline(
         name,
-        *needed.values(),
+        stages or 0,
+        microbatches or 0,
         num_chunks=shape.vp,
-        p2p_latency=p2p_latency or 0.0,
         microbatch_group=shape.microbatch_group,
     )
-
-
-def _timed_by(profile: str | None) -> Profile | None:
-    """The profile of a name, which is no file that is going to be written."""
-    if profile is None:
-        return None
-    from envplan.profile import Profile
-
-    opened = Profile.open(profile)
-    refuse_overwriting(opened)
-    return opened
 
 
 def _refuse_other_stages(pipeline: Pipeline, profile: Profile | None) -> None:
@@ -265,32 +247,31 @@ def _print_grid(layout: ScheduleLayout) -> int:
 
 
 def _print_summary(layout: ScheduleLayout, hidden: int) -> None:
-    from envplan.cli.output import describe_profile, say, significant
 
-    say("")
-    say(", ".join(f"{sign} {name}" for sign, name in layout.legend().items()))
+    ui.say("")
+    ui.say(", ".join(f"{sign} {name}" for sign, name in layout.legend().items()))
     if layout.profile is None:
         took = f"{layout.makespan:g} units of time, a forward taking 1"
     else:
-        words = [describe_profile(layout.profile), *layout.profile.adjustments.in_words()]
-        took = f"{significant(layout.makespan)} s at the highest clocks of {'; '.join(words)}"
-    say(f"{took}; ranks wait {100 * layout.bubble_share:.1f}% of it")
+        words = [ui.describe_profile(layout.profile), *layout.profile.adjustments.in_words()]
+        took = f"{ui.significant(layout.makespan)} s at the highest clocks of {'; '.join(words)}"
+    ui.say(f"{took}; ranks wait {100 * layout.bubble_share:.1f}% of it")
     held = [layout.activations(rank) for rank in range(layout.pipeline.num_stages)]
-    say(f"activations held at most, by rank: {', '.join(map(str, held))}")
+    ui.say(f"activations held at most, by rank: {', '.join(map(str, held))}")
     if hidden:
-        say(f"operations too short to be shown: {hidden}")
+        ui.say(f"operations too short to be shown: {hidden}")
 
 
-@takes(
+@cmd.takes(
     f"""
     Most used:
       --format FORMAT  {", ".join(_IMPORTS)}.
       -o, --output FILE  Where the DAG file goes.
     """,
-    format=one_of(*_IMPORTS),
+    format=cmd.one_of(*_IMPORTS),
 )
 def import_schedule(
-    files: list[Path] = argument(
+    files: list[Path] = cmd.argument(
         "FILE", "The schedule; of chrome-trace, also a file for each rank."
     ),
     *,
@@ -311,16 +292,17 @@ def import_schedule(
       envplan schedule import trace.json.gz --format chrome-trace
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
-    from envplan.cli.output import Working, answer
     from envplan.pipeline import Pipeline
     from envplan.pipeline.imports import check_times
+    from envplan.profile import Profile
 
     if format != _CHROME_TRACE and len(files) > 1:
         raise InputError(f"{format} is one file, not {len(files)}")
-    fitting = map(dashed, _IMPORTS[format].split())
-    refuse(given(source).keys() - set(fitting), f"does not go with --format {format}")
-    timed_by = _timed_by(source.check_profile)
-    with Working("Reading"):
+    fitting = map(cmd.dashed, _IMPORTS[format].split())
+    cmd.refuse(cmd.given(source).keys() - set(fitting), f"does not go with --format {format}")
+    named = source.check_profile
+    timed_by = None if named is None else Profile.open(named)
+    with ui.Working("Reading"):
         imported = _read(format, files, source)
         try:
             pipeline = Pipeline.from_imported(imported, p2p_latency=p2p_latency or 0.0)
@@ -329,17 +311,12 @@ def import_schedule(
             path = files[0] if len(files) == 1 else None
             raise InputError(error.message + left_out, path=path) from None
     _refuse_other_stages(pipeline, timed_by)
-    if timed_by is not None:
-        timed_by = timed_by.fitted({op.instruction for op in pipeline.operations})
     times = None if timed_by is None else check_times(imported, timed_by)
     report: dict[str, Any] = {
-        "ranks": pipeline.num_stages,
-        "microbatches": pipeline.num_microbatches,
-        "chunks": pipeline.num_chunks,
+        **ui.picked(pipeline, "ranks=num_stages microbatches=num_microbatches chunks=num_chunks"),
         "profile_stages": pipeline.num_profile_stages,
         "operations": len(pipeline.operations),
-        "known_as": imported.known_as,
-        "microbatch_group": imported.microbatch_group,
+        **ui.picked(imported, "known_as microbatch_group"),
         "skipped": dict(imported.skipped),
         **imported.facts,
         **({} if times is None else {"times": list(map(asdict, times))}),
@@ -351,10 +328,10 @@ def import_schedule(
             _print_times(times, timed_by)
 
     pipeline.save_dag(output)
-    answer(
+    ui.answer(
         lambda: {**report, "written": str(output)},
         say_it,
-        then=["envplan", "frontier", source.check_profile or "PROFILE", "--dag", str(output)],
+        then=["envplan", "frontier", named or "PROFILE", "--dag", str(output)],
     )
 
 
@@ -381,8 +358,8 @@ def _instructions(mapping: Sequence[str]) -> dict[str, str]:
         )
     instructions: dict[str, str] = {}
     for item in mapping:
-        instruction, equals, expression = item.partition("=")
-        if not equals or not expression:
+        instruction, _, expression = item.partition("=")
+        if not expression:
             raise InputError(f"--map must be INSTRUCTION=REGEX, not {item}")
         if instructions.setdefault(instruction, expression) != expression:
             raise InputError(f"--map {instruction} is given twice; join the expressions with |")
@@ -390,28 +367,26 @@ def _instructions(mapping: Sequence[str]) -> dict[str, str]:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    from envplan.cli.output import say
-
     chunks = f" x {report['chunks']} chunks" if report["chunks"] > 1 else ""
     known = f"; the order is that of schedule {report['known_as']}" if report["known_as"] else ""
     if report["microbatch_group"]:
         known += f" with --microbatch-group {report['microbatch_group']}"
-    say(
+    ui.say(
         f"{report['ranks']} ranks{chunks}, {report['microbatches']} microbatches, "
         f"{report['operations']} operations{known}"
     )
     if "rank_labels" in report:
-        say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
+        ui.say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
     if "layers_per_stage" in report:
         layers = ",".join(map(str, report["layers_per_stage"]))
         vp = f" --vp {report['chunks']}" if report["chunks"] > 1 else ""
         alone = "" if report["overlap_p2p"] else " --no-overlap-p2p"
-        say(
+        ui.say(
             f"a profile of its stages: envplan profile ... --pp {report['ranks']}{vp} "
             f"--layers-per-stage {layers} --p2p-latency TIME{alone}"
         )
     if report["skipped"]:
-        say(f"left out: {_counts(report['skipped'])}")
+        ui.say(f"left out: {_counts(report['skipped'])}")
 
 
 def _counts(skipped: Mapping[str, int]) -> str:
@@ -423,39 +398,30 @@ def _counts(skipped: Mapping[str, int]) -> str:
 
 
 def _print_times(times: Sequence[TimeCheck], profile: Profile) -> None:
-    from envplan.cli.output import describe_profile, print_table, say, significant
-
-    rows = [
-        [
-            check.instruction,
-            str(check.stage),
-            str(check.operations),
-            significant(check.recorded_s, 4),
-            f"{significant(check.profile_fastest_s, 4)} to "
-            f"{significant(check.profile_slowest_s, 4)}",
-            "yes" if check.fits else "NO",
-        ]
-        for check in times
-    ]
-    print_table(
-        f"Recorded times beside {describe_profile(profile)}",
-        ("instruction", "stage", "operations", "recorded (s)", "profile (s)", "fits"),
-        rows,
-    )
+    ends = [(check.profile_fastest_s, check.profile_slowest_s) for check in times]
+    columns = {
+        "instruction": [check.instruction for check in times],
+        "stage": [check.stage for check in times],
+        "operations": [check.operations for check in times],
+        "recorded (s)": [ui.significant(check.recorded_s) for check in times],
+        "profile (s)": [" to ".join(map(ui.significant, pair)) for pair in ends],
+        "fits": ["yes" if check.fits else "NO" for check in times],
+    }
+    ui.print_columns(f"Recorded times beside {ui.describe_profile(profile)}", columns)
     if off := sum(not check.fits for check in times):
-        say(
+        ui.say(
             f"{off} of {len(times)} lie more than 10% outside the profile's times: is it of the "
             "same model, microbatch size and GPU?"
         )
 
 
-@takes(
+@cmd.takes(
     f"""
     Most used:
       --format FORMAT  {" or ".join(_EXPORTS)}.
       -o, --output FILE  Where it goes; default: {" or ".join(_EXPORTS.values())}.
     """,
-    format=one_of(*_EXPORTS),
+    format=cmd.one_of(*_EXPORTS),
 )
 def export_schedule(
     shape: ShapeOptions,
@@ -468,12 +434,9 @@ def export_schedule(
 
     \b
     Example:
-      envplan schedule export zb-v --stages 4 --microbatches 8 --format torch-csv -o zbv.csv
-      envplan schedule export 1f1b --stages 4 --microbatches 8 --format dag
+      envplan schedule export zb-v --pp 4 --microbatches 8 --format torch-csv -o zbv.csv
+      envplan schedule export 1f1b --pp 4 --microbatches 8 --format dag
     """
-    from envplan._files import atomic_write
-    from envplan.cli.output import answer, say
-
     target = output or Path(_EXPORTS[format])
     if output is None:
         will_write(target)
@@ -481,36 +444,29 @@ def export_schedule(
     if format == _DAG:
         pipeline.save_dag(target)
     else:
+        from envplan._files import atomic_write
         from envplan.pipeline.imports import as_torch_csv
 
         atomic_write(target, as_torch_csv(pipeline))
     count, ranks = len(pipeline.operations), pipeline.num_stages
-    answer(
+    ui.answer(
         lambda: {"written": str(target), "operations": count, "ranks": ranks},
-        lambda: say(f"{count} operations on {ranks} ranks"),
+        lambda: ui.say(f"{count} operations on {ranks} ranks"),
         then=["envplan", "frontier", "PROFILE", "--dag", str(target)]
         if format == _DAG
         else _frontier_of(shape, pipeline, None),
     )
 
 
-schedule = typer.Typer(
-    name="schedule",
-    cls=Group,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="""List, show, import and export schedules.
+schedule = cmd.group(
+    """List, show, import and export schedules.
 
     \b
     Example:
       envplan schedule list
-      envplan schedule show zb-v --stages 4 --microbatches 8
+      envplan schedule show zb-v --pp 4 --microbatches 8
       envplan schedule import schedule.csv --format torch-csv -o pipeline.dag.json
-      envplan schedule export interleaved --stages 4 --microbatches 8 --chunks 2
+      envplan schedule export interleaved --pp 4 --microbatches 8 --vp 2
     """,
+    {"list": list_schedules, "show": show, "import": import_schedule, "export": export_schedule},
 )
-
-add(schedule, list_schedules, "list")
-add(schedule, show)
-add(schedule, import_schedule, "import")
-add(schedule, export_schedule, "export")

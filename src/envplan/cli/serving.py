@@ -12,21 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from envplan._files import atomic_write
+from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import (
-    PICTURES,
-    Group,
-    add,
-    argument,
-    file_of,
-    one_of,
-    options,
-    takes,
-)
 from envplan.cli.inputs import refuse_overwriting, will_write
 from envplan.cli.options import RateOptions
 from envplan.devices import DeviceError
@@ -50,7 +39,7 @@ _LOOK_S = 0.5
 
 _LOAD = "CLASS=TOKENS/S, as in SS=2000,LL=500"
 _SECONDS = NUMBER.within(1e-9, 1e9)
-_TABLE = file_of((".csv",), "it is a CSV file")
+_TABLE = cmd.file_of((".csv",), "it is a CSV file")
 
 #: What JSON says of a result.
 _RESULT = """
@@ -62,10 +51,10 @@ _RESULT = """
 
 
 def _picture(default: str, *more: str) -> Callable[[str, str], Path]:
-    return file_of((*PICTURES, *more), "those are the pictures there are", default)
+    return cmd.file_of((*cmd.PICTURES, *more), "those are the pictures there are", default)
 
 
-@options(
+@cmd.options(
     """
     Most used:
       PROFILE  Serving profile CSV; default: h100-llama2-70b.
@@ -129,7 +118,7 @@ def _ready(text: str, name: str) -> str:
     return ",".join(words)
 
 
-@options(
+@cmd.options(
     """
     Most used:
       --trace TRACE  Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class
@@ -231,7 +220,7 @@ class ReplayOptions(Settings, RateOptions):
         return ui.picked(result, _RESULT) | self.costs(result)
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --load TOKENS/S  The load to show energies at; default: 2000.
@@ -309,7 +298,7 @@ def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None
     )
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --load CLASS=TOKENS/S[,...]  Tokens per second of each class, as in SS=2000,LL=500. May be
@@ -324,7 +313,7 @@ def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None
     Output:
       -o, --output FILE  Where the plan goes.
     """,
-    planner=one_of("exact", "hierarchical"),
+    planner=cmd.one_of("exact", "hierarchical"),
     time_limit=TIME.within(0.1),
     plot=_picture("serving-plan.png"),
 )
@@ -398,7 +387,7 @@ def _print_plan(plan: ServingPlan) -> None:
         )
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --policy NAME  One of those that `serving compare` names.
@@ -444,7 +433,7 @@ def simulate(
     )  # fmt: skip
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --policies NAME[,NAME...]  Only these, savings against the first; default: SinglePool,
@@ -493,7 +482,7 @@ def compare(service: ServiceOptions, replay: ReplayOptions, policies: str | None
            then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"])  # fmt: skip
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       PLAN  The plan of `envplan serving solve`.
@@ -558,15 +547,15 @@ def apply(
     )  # fmt: skip
 
 
-@takes(
+@cmd.takes(
     """
     Output:
       -o, --output FILE  Where the new fleet goes; default: AFTER.
     """
 )
 def reshard(
-    before: Path = argument("BEFORE", "What `envplan serving apply` wrote before."),
-    after: Path = argument("AFTER", "What it wrote for the new fleet.", in_place=True),
+    before: Path = cmd.argument("BEFORE", "What `envplan serving apply` wrote before."),
+    after: Path = cmd.argument("AFTER", "What it wrote for the new fleet.", in_place=True),
     output: Path | None = None,
 ) -> None:
     """Put a new fleet where an old one's weights are.
@@ -612,7 +601,7 @@ def reshard(
     )  # fmt: skip
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       FILE  What `envplan serving apply` wrote.
@@ -680,12 +669,8 @@ def _watch(guards: Sequence[Guard], end: float) -> None:
         raise DeviceError(lasting)
 
 
-serving = typer.Typer(
-    name="serving",
-    cls=Group,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="""Plan clocks, parallelism and instance counts of inference fleets, within latency SLOs.
+serving = cmd.group(
+    """Plan clocks, parallelism and instance counts of inference fleets, within latency SLOs.
 
     \b
     Example:
@@ -694,7 +679,8 @@ serving = typer.Typer(
       envplan serving apply serving-plan.json
       envplan serving compare --trace azure-2023-code --plot
     """,
+    {
+        command.__name__: command
+        for command in (profile, solve, simulate, compare, apply, reshard, hold)
+    },
 )
-
-for _command in (profile, solve, simulate, compare, apply, reshard, hold):
-    add(serving, _command)

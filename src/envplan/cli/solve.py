@@ -96,7 +96,11 @@ class AskedOptions(CostOptions):
         Raises:
             InputError: two of them exclude each other, or a rate cannot be read.
         """
-        percents = {"slowdown": self.slowdown, "probability": self.robust, "noise": self.noise}
+        percents: dict[str, Any] = {
+            "slowdown": self.slowdown,
+            "probability": self.robust,
+            "noise": self.noise,
+        }
         return envplan.Request.asking(
             **{name: getattr(self, name) for name in _ASKED.split()},
             **{name: percent and percent / 100 for name, percent in percents.items()},
