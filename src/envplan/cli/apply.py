@@ -10,9 +10,9 @@ import envplan
 from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.command import Numbers, numbers, one_of, takes
-from envplan.cli.inputs import naming, will_write
+from envplan.cli.inputs import will_write
 from envplan.cli.options import ParallelOptions, PlanOptions
-from envplan.errors import InputError
+from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envplan._files import check_writable, same_file
 from envplan.cli import state
-from envplan.errors import EnvplanError, InputError
+from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.profile import Profile
@@ -48,14 +47,3 @@ def _refuse_replacing(inputs: Iterable[tuple[str | None, str | Path | None]], ou
     for what, file in inputs:
         if file is not None and same_file(file, output):
             raise InputError(f"is {what} itself; choose another output file", path=output)
-
-
-@contextmanager
-def naming(file: Path) -> Iterator[None]:
-    """Errors of input from within name this file, unless they name another."""
-    try:
-        yield
-    except EnvplanError as error:
-        if isinstance(error, InputError) and error.path is not None:
-            raise
-        raise InputError(str(error), path=file) from error

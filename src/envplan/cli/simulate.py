@@ -12,11 +12,10 @@ from envplan._words import counted
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli.costs import cost_columns, replay_cost_notes
-from envplan.cli.inputs import naming
 from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
 from envplan.cli.replicas import load_replicas, parse_replica, print_replicas
 from envplan.cli.report import draw_timeline
-from envplan.errors import InputError
+from envplan.errors import InputError, naming
 from envplan.quantities import WHOLE
 
 if TYPE_CHECKING:

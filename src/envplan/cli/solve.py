@@ -12,10 +12,11 @@ from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.command import given, needs, one_of, options, refuse, refuse_both, takes
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
-from envplan.cli.inputs import naming, will_write
+from envplan.cli.inputs import will_write
 from envplan.cli.options import CostOptions, JobOptions
 from envplan.cli.plan_notes import plan_notes
 from envplan.cli.replicas import parse_replica, print_replicas
+from envplan.errors import naming
 from envplan.quantities import LONG_TIME, PERCENT, WHOLE
 
 if TYPE_CHECKING:

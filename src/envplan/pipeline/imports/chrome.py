@@ -30,9 +30,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from envplan._files import unzipped
 from envplan._model import Model
-from envplan.errors import InputError, shown
+from envplan.errors import InputError, naming, shown
 from envplan.pipeline.dependencies import Place
-from envplan.pipeline.formats import identifier, naming
+from envplan.pipeline.formats import identifier
 from envplan.pipeline.imports.steps import ImportedSchedule, Step, scheduled
 from envplan.pipeline.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LETTERS
 
