@@ -57,7 +57,7 @@ frontier nothing.csv | nothing.csv | no such file | envplan profiles
 frontier -m 0 | --microbatches | 0
 frontier -m -3 | --microbatches | -3
 frontier -m 99999999 | operations | at most
-frontier --chunks 3 | 3 chunks (--vp)
+frontier --chunks 3 | 3 chunks (--vp) on 1 pipeline stage (--pp)
 frontier --chunks 2 --schedule 1f1b | one model chunk | interleaved
 frontier --schedule zigzag | zigzag | 1f1b, gpipe, interleaved
 frontier --blocking-power nan | --blocking-power
@@ -89,6 +89,7 @@ solve -o profile.csv | profile.csv | itself
 solve four.csv --pp 3 | 3 pipeline stages | has 4
 solve four.csv --pp 2 --vp 4 | 4 chunks (--vp) | 8 model stages | has 4
 solve four.csv --vp 3 | 3 chunks (--vp) | has 4
+solve four.csv --pp 1 --vp 1 | 1 chunk (--vp) on 1 pipeline stage (--pp) has 1 model stage,
 solve four.csv --dp 0 | --dp/--replicas | at least 1
 solve three.csv --planner magic | magic | max_frequency, zeus_global
 solve three.csv --planner envpipe --target-time 9 | takes no target | --target-time
@@ -172,6 +173,8 @@ apply --backend amd | --backend must be nvml
 apply --backend nvml --gpu a40 | leave out
 apply none.json | none.json | No such file
 apply profile.csv | profile.csv | not valid JSON
+apply freq.json | freq.json: is not a plan | a frequency plan already | give the plan that
+apply run.freqplan.json | run.freqplan.json: is not a plan | give the plan that
 apply -o plan.json | plan.json | is PLAN itself
 apply -o profile.csv | is the profile itself
 apply -o missing/run.json | missing/run.json | cannot be written
@@ -253,6 +256,7 @@ compare three.csv --straggler-slowdown 3 | frontier for straggler
 compare three.csv --straggler-time 0.01 | it is no straggler
 simulate four.json | busy (s) | usable | critical path | blocking | at the peak | modelled
 simulate four.json | time and energy are exactly what the plan states
+simulate four.json --price 0.2 | an iteration costs | USD over all GPUs | !iterations cost
 simulate four.json --noise 3 --runs 20 --switch-latency 5 | 20 runs | first run
 simulate four.json --replicas 128 --straggler 1.2 | intrinsic saved | extrinsic saved | T' is
 apply | 1740 | not known
@@ -292,6 +296,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for options in (two, four, budget):
         assert envplan("solve", "-q", *options, cwd=folder).code == 0
     shutil.copy(folder / "plan.json", folder / "two.json")
+    assert envplan("apply", "-q", "-o", "freq.json", cwd=folder).code == 0
+    shutil.copy(folder / "freq.json", folder / "run.freqplan.json")
     return folder
 
 

@@ -87,11 +87,11 @@ def apply(
     from envplan.limits import MinHold
     from envplan.runtime.drift import replan
 
+    solved, profile = source.load()
     if dry_run:
         state.outputs.clear()
     elif output is None:
         will_write(file)
-    solved, profile = source.load()
     if ladder and solved.ladder is None:
         raise InputError("has no ladder; solve again with --ladder N", path=source.plan)
     topology = Topology.for_job(
