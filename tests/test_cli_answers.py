@@ -235,8 +235,8 @@ check plan.json | to the nanosecond
 check profile.csv | profile (modelled) | 2 stages | forward, backward | 20 options | 780 | 1740
 check profile.csv --json | "file": "profile.csv" | "kind": "profile" | "next": "envplan frontier
 check plan.json -q | !holds
-frontier -m 4 --plans 20 | T_min plan | T_star plan | x maximum frequency
-frontier --plans 2 --plot | wrote frontier.png | !x maximum frequency
+frontier -m 4 --plans 20 | T_min plan | T_star plan | maximum frequency is wasting
+frontier --plans 2 --plot | wrote frontier.png
 frontier four.csv -m 2 --plans 2 | 4 stages, 2 microbatches
 frontier measured.csv | 61.5 W (from the profile) | !modelled
 frontier one.csv | up to 0.0% at no slowdown

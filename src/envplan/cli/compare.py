@@ -69,10 +69,9 @@ def compare(
       envplan compare a40-gpt3-1.3b-4stage --straggler-slowdown 10
       envplan compare a40-gpt3-1.3b-4stage --price 0.25 --iterations 100000
     """
-    slots = job.slots  # which go with EnvPipe's own schedule, unless the job has it already
-    if job.schedule == "envpipe":
-        slots = None
-    else:
+    # Slots go with EnvPipe's own schedule, unless the job has it already.
+    slots = None if job.schedule == "envpipe" else job.activation_slots
+    if slots is not None:
         job = replace(job, activation_slots=None)
     stragglers = {"--straggler-time": straggler_time, "--straggler-slowdown": straggler_slowdown}
     refuse_both(name for name, value in stragglers.items() if value is not None)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import envplan
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
-from envplan.cli.inputs import refuse_overwriting
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER
 
@@ -51,7 +50,7 @@ class PlanOptions:
         plan, named = envplan.Plan.load(self.plan), self.profile
         profile = envplan.Profile.open(named) if named else find_profile(plan.profile, self.plan)
         profile = as_referenced(plan.profile, profile)
-        refuse_overwriting(profile)
+        cmd.refuse_overwriting(profile)
         return plan, profile
 
 
@@ -174,7 +173,7 @@ class JobOptions(ParallelOptions):
         whole: bool = True,
     ) -> envplan.Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
-        refuse_overwriting(profile)
+        cmd.refuse_overwriting(profile)
         known = profile.metadata
         with ui.Working(f"Tracing the frontier of {profile.name}") as work:
             return envplan.trace_frontier(
@@ -187,12 +186,6 @@ class JobOptions(ParallelOptions):
                 whole=whole,
                 progress=work.walked,
             )
-
-    @property
-    def slots(self) -> int | list[int] | None:
-        """--activation-slots: one number for all stages, or one for each."""
-        slots = self.activation_slots
-        return slots[0] if slots is not None and len(slots) == 1 else slots
 
     def _warn_of_contradictions(self, profile: envplan.Profile) -> None:
         known = profile.metadata
@@ -225,7 +218,7 @@ class JobOptions(ParallelOptions):
 
         def ahead(microbatches: int) -> tuple[int, ...]:
             timed = profile.fitted(("backward",), recompute=self.recompute)
-            return envplan.forwards_ahead(timed, microbatches, self.slots)
+            return envplan.forwards_ahead(timed, microbatches, self.activation_slots)
 
         return described_pipeline(
             profile,
@@ -329,11 +322,12 @@ class CostOptions(RateOptions):
         )
         cmd.refuse_both(cmd.given(self, "iterations tokens"))
 
-    def run(self, frontier: envplan.Frontier | None = None) -> Run | None:
+    def run(self, frontier: envplan.Frontier | None = None, **aim: Any) -> Run | None:
         """The run whose costs are wanted; None where no costs are.
 
         Args:
             frontier: what says how many tokens an iteration has; None: an option must.
+            aim: what further says which plan is best, as for Run.
 
         Raises:
             InputError: a rate cannot be read, or nothing says how many tokens an iteration has.
@@ -356,9 +350,5 @@ class CostOptions(RateOptions):
             currency=self.currency,
             tokens=self.tokens,
             overheads=self.overheads(),
-            **self._aim(),
+            **aim,
         )
-
-    def _aim(self) -> dict[str, Any]:
-        """What further says which plan is best."""
-        return {}

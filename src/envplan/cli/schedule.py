@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
-from envplan.cli.inputs import will_write
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -439,7 +438,7 @@ def export_schedule(
     """
     target = output or Path(_EXPORTS[format])
     if output is None:
-        will_write(target)
+        cmd.will_write(target)
     pipeline = _pipeline(shape)
     if format == _DAG:
         pipeline.save_dag(target)

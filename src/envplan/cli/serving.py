@@ -16,7 +16,6 @@ from envplan._files import atomic_write
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.inputs import refuse_overwriting, will_write
 from envplan.cli.options import RateOptions
 from envplan.devices import DeviceError
 from envplan.errors import InputError
@@ -86,7 +85,6 @@ class ServiceOptions:
                 raise InputError(f"{form}, not {name}={values}")
             slos[name] = Slo(*times)
         profile = ServingProfile.open(self.profile)
-        refuse_overwriting(profile)
         if gaps := profile.gaps():
             named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
             more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
@@ -449,7 +447,7 @@ def compare(service: ServiceOptions, replay: ReplayOptions, policies: str | None
     Example:
       envplan serving compare --trace azure-2023-code
       envplan serving compare --trace AzureLLMInferenceTrace_conv.csv.gz --gpus 256 --plot
-      envplan serving compare --trace coding-week --policies SinglePool,envplan --plot week.html
+      envplan serving compare --trace azure-2023-conversation --policies SinglePool,envplan --plot
     """
     from envplan.serving.policies import POLICIES
 
@@ -519,7 +517,6 @@ def apply(
 
     loaded = ServingPlan.load(plan)
     known = loaded.find_profile(profile)
-    refuse_overwriting(known)
     applied = apply_serving_plan(
         loaded, known, clocks=given_clocks(clocks) if clocks is not None else None,
         gpus_per_node=gpus_per_node, force=force, plan_sha256=sha256(plan.read_bytes()).hexdigest(),
@@ -572,7 +569,7 @@ def reshard(
 
     target = output or after
     if output is None:
-        will_write(target)
+        cmd.will_write(target)
     moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
     moved.save(target)
     sent = [

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import envplan
+from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import given, needs, one_of, options, refuse, refuse_both, takes
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
-from envplan.cli.inputs import will_write
 from envplan.cli.options import CostOptions, JobOptions
 from envplan.cli.plan_notes import plan_notes
 from envplan.cli.replicas import parse_replica, print_replicas
@@ -28,7 +27,7 @@ _ASKED: Final = """
 """
 
 
-@options(
+@cmd.options(
     """
     Most used:
       --target-time TIME  Least energy with an iteration of at most TIME, as in 14.2 (seconds) or
@@ -59,7 +58,7 @@ _ASKED: Final = """
     ladder=WHOLE,
     robust=PERCENT.within(0.001, 99.9),
     deadline=LONG_TIME,
-    minimize=one_of("money", "carbon", "energy"),
+    minimize=cmd.one_of("money", "carbon", "energy"),
 )
 class AskedOptions(CostOptions):
     """What is wanted of a plan, who makes it, and what it costs; without a target, no slowdown."""
@@ -85,11 +84,8 @@ class AskedOptions(CostOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_both(given(self, "target_time slowdown min_energy deadline"))
-        needs(self, minimize="deadline", deadline="iterations tokens")
-
-    def _aim(self) -> dict[str, Any]:
-        return {"deadline_s": self.deadline, "minimize": self.minimize}
+        cmd.refuse_both(cmd.given(self, "target_time slowdown min_energy deadline"))
+        cmd.needs(self, minimize="deadline", deadline="iterations tokens")
 
     def request(self, frontier: envplan.Frontier) -> envplan.Request:
         """What the options ask for.
@@ -107,7 +103,7 @@ class AskedOptions(CostOptions):
             **{name: percent and percent / 100 for name, percent in percents.items()},
             switch_latency=self.switch_latency or 0.0,
             min_hold=self.min_dwell or 0.0,
-            run=self.run(frontier),
+            run=self.run(frontier, deadline_s=self.deadline, minimize=self.minimize),
         )
 
     def other_planner(self) -> Planner | None:
@@ -116,29 +112,30 @@ class AskedOptions(CostOptions):
         Raises:
             InputError: there is no such planner, or it cannot.
         """
-        if not given(self, "planner clocks reconfigure"):
+        if not cmd.given(self, "planner clocks reconfigure"):
             return None
         from envplan.planners import EnvPipe, planner_named
 
         planner = planner_named(self.planner)
         if self.planner != EnvPipe.name:
-            refuse(given(self, "reconfigure"), f"goes with --planner envpipe, not {self.planner}")
-        refuse_both(given(self, "clocks planner"))
+            why = f"goes with --planner envpipe, not {self.planner}"
+            cmd.refuse(cmd.given(self, "reconfigure"), why)
+        cmd.refuse_both(cmd.given(self, "clocks planner"))
         who, takes, limits = self.planner, "no target", "target_time slowdown "
         if self.clocks is not None:
             who = "--clocks"
         elif planner.takes_target:
             takes, limits = "--target-time or --slowdown", ""
         limits += "min_energy energy_budget power_cap peak_power_cap "
-        refuse(
-            given(self, f"{limits} switch_latency min_dwell robust deadline polish ladder"),
+        cmd.refuse(
+            cmd.given(self, f"{limits} switch_latency min_dwell robust deadline polish ladder"),
             f"goes with --planner frontier; {who} takes {takes} and knows no limits, so leave one "
             "of the two out",
         )
         return EnvPipe(self.reconfigure) if self.reconfigure is not None else planner
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       -o, --output FILE  Where the plan goes.
@@ -166,15 +163,15 @@ def solve(
       envplan solve a40-gpt3-1.3b-4stage --planner envpipe
       envplan solve --clocks freqs_pipeline_00030.py
       envplan solve --price 0.25 --iterations 100000 --deadline 21d
-      envplan solve --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 16
+      envplan solve -m 8 --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 4
       envplan solve --slowdown 3 --robust 95 --noise 2 --peak-power-cap 2000
     """
     if asked.planner == "envpipe" and not job.dag and job.vp in (None, 1):
         job = replace(job, schedule=job.schedule or "envpipe")
     planner = asked.other_planner()
     if replica_profile:
-        refuse(
-            given(asked, "clocks"),
+        cmd.refuse(
+            cmd.given(asked, "clocks"),
             "says the clocks of one kind of replica: make a plan for each, and give them to "
             "envplan simulate PLAN --replica PLAN",
         )
@@ -261,7 +258,7 @@ def _solve_replicas(
     """
     files = state.outputs
     for number in range(1, len(others) + 1):
-        will_write(files[0].with_suffix(f".replica{number}{files[0].suffix}"))
+        cmd.will_write(files[0].with_suffix(f".replica{number}{files[0].suffix}"))
     profile, pipeline = job.load()
     frontiers = [job.trace_with(profile, pipeline, full=True)]
     for name, count in others:

@@ -74,7 +74,8 @@ def _slots_by_stage(
 ) -> list[int]:
     if activation_slots is None:
         return [microbatches] * stages
-    listed = [activation_slots] * stages if isinstance(activation_slots, int) else activation_slots
+    listed = [activation_slots] if isinstance(activation_slots, int) else activation_slots
+    listed = [*listed] * (stages if len(listed) == 1 else 1)
     if len(listed) != stages:
         raise InputError(
             f"activation slots: {len(listed)} numbers for {stages} stages; give one for all or "
@@ -87,7 +88,7 @@ def _slots_by_stage(
                 f"activation slots: stage {stage} has {slots}, but 1F1B alone keeps {needed} "
                 "microbatches there"
             )
-    return list(listed)
+    return listed
 
 
 def _valley(work: Sequence[tuple[ClockRows, int]]) -> int:
