@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final
 
+from envplan._words import counted
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.errors import InputError
@@ -28,15 +30,7 @@ _IMPORTS: Final = {
     _CHROME_TRACE: f"map {_MAPPING} check_profile",
 }
 _EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
-_STYLES: Final = {
-    "forward": "black on bright_blue",
-    "backward": "black on yellow",
-    "backward_input": "black on bright_yellow",
-    "backward_weight": "black on green",
-}
-_OTHER_STYLE: Final = "black on white"
 _MOST_COLUMNS: Final = 4000
-_UNBOUNDED: Final = 10**6
 _MOST_NAMED: Final = 6
 
 
@@ -203,7 +197,7 @@ def _pipeline(
 def _refuse_other_stages(pipeline: Pipeline, profile: Profile | None) -> None:
     if profile is not None and pipeline.num_profile_stages != profile.num_stages:
         raise InputError(
-            f"the schedule has {pipeline.num_profile_stages} model stages, but profile "
+            f"the schedule has {counted(pipeline.num_profile_stages, 'model stage')}, but profile "
             f"{profile.name} has {profile.num_stages}"
         )
 
@@ -214,34 +208,27 @@ def _print_grid(layout: ScheduleLayout) -> int:
     Returns:
         How many operations are too short for a column.
     """
-    import sys
-
-    from rich.console import Console
-    from rich.text import Text
-
-    tty, operations = sys.stdout.isatty(), layout.pipeline.operations
-    console = Console(highlight=False, width=None if tty else _UNBOUNDED)
+    operations = layout.pipeline.operations
     width = 1 + max(len(layout.label(op)) for op in operations)  # of a column
     rows, hidden = [], len(operations)
     for rank in range(layout.pipeline.num_stages):
-        row = Text()
+        row = ""
         for operation, columns in layout.cells(rank, min(_MOST_COLUMNS, layout.columns)):
             if operation is None:
-                row.append(f"{'.':<{width}}" * columns)
-                continue
-            hidden -= 1
-            label = layout.label(operation).ljust(width * columns - 1, "-" if columns > 1 else " ")
-            row.append(label, _STYLES.get(operation.instruction, _OTHER_STYLE)).append(" ")
+                row += f"{'.':<{width}}" * columns
+            else:
+                hidden -= 1
+                fill = "-" if columns > 1 else " "
+                row += layout.label(operation).ljust(width * columns - 1, fill) + " "
         rows.append(row)
     digits, length = len(str(len(rows) - 1)), max(map(len, rows))
-    room = max(1, (console.width - digits - 7) // width) * width if tty else length
+    room = length
+    if ui.on_terminal():
+        room = max(1, (get_terminal_size().columns - digits - 7) // width) * width
     for begin in range(0, length, room):
-        if begin:
-            console.print()
+        ui.say(*[""] * (begin > 0))
         for rank, row in enumerate(rows):
-            line = row[begin : begin + room]
-            line.rstrip()
-            console.print(f"rank {rank:>{digits}}  ", line, sep="", soft_wrap=True)
+            ui.say(f"rank {rank:>{digits}}  {row[begin : begin + room]}".rstrip())
     return hidden
 
 
