@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -81,7 +81,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COLOURS = {"always": True, "never": False, "auto": None}
 
 
 def _print_version(wanted: bool) -> None:
@@ -120,10 +119,6 @@ def envplan(
             "--version", is_eager=True, callback=_print_version, help="Print the version and stop."
         ),
     ] = False,
-    color: Annotated[
-        Literal["auto", "always", "never"],
-        typer.Option(metavar="WHEN", help="auto (also by NO_COLOR), always or never."),
-    ] = "auto",
 ) -> None:
     """Take the wasted joules out of pipeline-parallel training.
 
@@ -139,6 +134,5 @@ def envplan(
       envplan check plan.json
     """
     state.command = context.invoked_subcommand or ""
-    state.color = context.color = _COLOURS[color]
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
