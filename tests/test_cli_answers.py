@@ -42,7 +42,7 @@ check none.json | none.json | No such file
 check . | cannot be read
 devices --gpu a40 | --backend modelled
 devices --backend modelled --gpu a41 | a41
-frontier --plot profile.csv | --plot profile.csv | .png or .svg | profile goes before
+frontier --plot profile.csv | --plot profile.csv | .png or .svg | other arguments go before --plot
 solve --price day.csv --iterations 100000 | day.csv | lasts 1 d | --repeat-rates
 apply budget.json --dp 3 | J or W | 3 GPUs | --tp | --dp
 apply budget.json --tp 3 | J or W | 3 GPUs | --tp | --dp
@@ -69,7 +69,7 @@ frontier --replicas 9999999999 | replicas
 frontier --dag dag.json -m 3 | --dag | --microbatches | exclude
 frontier --dag dag.json | dag.json | cannot be read
 frontier -o f.txt | --output f.txt | .csv or .json
-frontier --animate x.mp4 | x.mp4 must end in .gif or .html | ffmpeg
+frontier --animate x.mp4 | --animate x.mp4 must end in .gif or .html
 frontier -o missing/f.csv | missing/f.csv | cannot be written
 frontier -o profile.csv | profile.csv | itself
 frontier --plot missing/f.png | missing/f.png | cannot be written

@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import (
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 _FIRST: Final = ("Arguments", "Most used", "Job", "Target", "Slow clocks", "Noise", "Money")
 _LAST: Final = "Output"
 _OPTIONAL_FILE: Final = "[FILE]"
-#: Types of pictures, and of what can be drawn as a page too.
-PICTURES: Final = (".png", ".svg", ".pdf")
-PLOT_TYPES: Final = (*PICTURES, ".html")
+#: What help says of a file that is written: its types, and what it is called without a name.
+_FILE_TYPES: Final = re.compile(r": ((?:\.\w+(?:, | or )?)+)")
+_WITHOUT_A_NAME: Final = re.compile(r"without a name: ([\w.-]+\w)")
 _DECLARED: Final = "declared"
 _SAYS_DEFAULT: Final = "efault: "
 #: What an option takes whose spec ends so.
-_QUANTITIES: Final = {
+_QUANTITIES: Final[dict[str, Any]] = {
     "TIME": TIME, "PCT": PERCENT, "W": POWER, "J": ENERGY, "N": COUNT, "M": COUNT
 }  # fmt: skip
 
@@ -96,6 +96,9 @@ def read_table(table: str, parsers: Mapping[str, Any]) -> Table:
         long = [name.split("/")[0] for name in names if name.startswith("--")]
         fields = [name.removeprefix("--").replace("-", "_") for name in long]
         usual = _QUANTITIES.get(spec.split()[-1])
+        if types := _FILE_TYPES.search(about):
+            bare = _WITHOUT_A_NAME.search(about)
+            usual = _file_of(re.findall(r"\.\w+", types[1]), bare[1] if bare else "")
         takes = next((parsers[field] for field in fields if field in parsers), usual)
         # The default is that of the field or parameter; Typer adds it where the help says none.
         option: Any = typer.Option(
@@ -142,17 +145,18 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
         @options(
             \"""
             Most used:
-              -o, --output FILE  Where the plan goes.
+              -o, --output FILE  Where the plan goes: .json.
               --slowdown PCT  Least energy at most PCT percent above T_min.
             \""",
-            output=file_of((".json",), "a plan is JSON"),
+            slowdown=PERCENT.within(0, 100),
         )
         class Options:
             output: Path = Path("plan.json")
             slowdown: float | None = None
 
     A panel ends with a colon; two spaces stand before the help, which goes on where a line is
-    indented further. TIME, PCT, W, J, N and M are quantities. A name in capitals is an argument.
+    indented further. TIME, PCT, W, J, N and M are quantities. A file is written where types of it
+    follow a colon. A name in capitals is an argument.
 
     Args:
         parsers: for each field what turns text and the option's name into its value, where it is
@@ -260,18 +264,18 @@ def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[st
     return listed
 
 
-def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[str, str], Path]:
+def _file_of(types: Sequence[str], default: str) -> Callable[[str, str], Path]:
     """What an option takes that names a file of one of these types, to be written.
 
     Args:
-        hint: what to do about a file of another type.
-        default: the file that an empty text names.
+        default: the file that an empty text names; "" where none does.
     """
 
     def named(text: str, name: str) -> Path:
         path = Path(text or default)
         if path.suffix.lower() not in types:
-            raise InputError(f"{name} {path} must end in {' or '.join(types)}; {hint}")
+            before = f"; other arguments go before {name}" if default else ""
+            raise InputError(f"{name} {path} must end in {' or '.join(types)}{before}")
         return path
 
     named.writes = True  # type: ignore[attr-defined]

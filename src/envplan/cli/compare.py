@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.advise import advice_document, better_schedule
-from envplan.cli.command import PLOT_TYPES, file_of, refuse_both, takes, typed
+from envplan.cli.command import refuse_both, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.options import CostOptions, JobOptions
@@ -49,7 +49,6 @@ _STOPPED: Final = {
           then.
       --straggler-slowdown PCT  Instead: it takes PCT percent longer than maximum frequency.
     """,
-    plot=file_of(PLOT_TYPES, "a profile goes before --plot", "compare.png"),
 )
 def compare(
     job: JobOptions,

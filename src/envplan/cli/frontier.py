@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import envplan
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
+from envplan.cli.command import takes, typed
 from envplan.cli.options import JobOptions
 from envplan.quantities import COUNT
 
@@ -28,9 +28,6 @@ _TABLE_PLANS = 9
       --animate FILE  Show the pipeline walking along the frontier: .gif or .html.
       --plans N  Plans along the frontier in the output.
     """,
-    plot=file_of(PLOT_TYPES, "a profile goes before --plot", "frontier.png"),
-    animate=file_of((".gif", ".html"), "ffmpeg makes a film of a .gif"),
-    output=file_of((".csv", ".json"), "choose one of the two"),
     plans=COUNT.within(2),
 )
 def frontier(

@@ -190,10 +190,8 @@ class WorkOptions:
     Most used:
       --plot [FILE]  Draw energy against clock: .png, .svg or .pdf; without a name: profile.png.
     Output:
-      -o, --output FILE  Where the profile goes.
+      -o, --output FILE  Where the profile goes: .csv.
     """,
-    plot=cmd.file_of(cmd.PICTURES, "choose one of them", "profile.png"),
-    output=cmd.file_of((".csv",), "a profile is a CSV file"),
 )
 def profile(
     work: WorkOptions,

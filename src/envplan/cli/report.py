@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import envplan
 from envplan._files import atomic_write
 from envplan.cli import output as ui
-from envplan.cli.command import PLOT_TYPES, file_of, one_of, takes
+from envplan.cli.command import one_of, takes
 from envplan.cli.options import CostOptions, PlanOptions
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ _MOST_COMPARED = 8000
       -o, --output FILE  Where the page goes: .html.
       --compare/--no-compare  Set the other planners beside it; default: up to 8,000 operations.
     """,
-    output=file_of((".html",), "a report is a page"),
 )
 def report(
     source: PlanOptions,
@@ -86,11 +85,10 @@ def report(
 @takes(
     """
     Most used:
-      -o, --output FILE  One of .png, .svg, .pdf, .html.
+      -o, --output FILE  Where it goes: .png, .svg, .pdf or .html.
       --colour BY  Colour operations by frequency or by power.
       --alone  Without maximum frequency above it.
     """,
-    output=file_of(PLOT_TYPES, "choose one of them"),
     colour=one_of("frequency", "power"),
 )
 def timeline(

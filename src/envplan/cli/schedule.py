@@ -109,7 +109,6 @@ def list_schedules() -> None:
           ones; stages and microbatches are the profile's unless given.
       --plot [FILE]  Draw it: .png, .svg or .pdf; without a name: schedule.png.
     """,
-    plot=cmd.file_of(cmd.PICTURES, "a name goes before --plot", "schedule.png"),
 )
 def show(
     shape: ShapeOptions,

@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,6 @@ _LOOK_S = 0.5
 
 _LOAD = "CLASS=TOKENS/S, as in SS=2000,LL=500"
 _SECONDS = NUMBER.within(1e-9, 1e9)
-_TABLE = cmd.file_of((".csv",), "it is a CSV file")
 
 #: What JSON says of a result.
 _RESULT = """
@@ -47,10 +46,6 @@ _RESULT = """
     instances_started=started instances_resharded=resharded weights_moved_copies=moved
     clock_changes requests_helped=helped requests_squashed=squashed gpus_mean gpus_most gpu_hours
 """
-
-
-def _picture(default: str, *more: str) -> Callable[[str, str], Path]:
-    return cmd.file_of((*cmd.PICTURES, *more), "those are the pictures there are", default)
 
 
 @cmd.options(
@@ -149,7 +144,6 @@ def _ready(text: str, name: str) -> str:
     Money:
       --start TIME  When the trace begins, for files of rates over time.
     """,
-    plot=_picture("serving-week.png", ".html"),
     load_factor=NUMBER.within(1e-6, 100),
     pools=COUNT.within(1, 9),
     epoch=TIME.plainly("min").within(1, 6e7),
@@ -225,11 +219,9 @@ class ReplayOptions(Settings, RateOptions):
       --plot [FILE]  Draw energies over clocks: .png, .svg or .pdf; without a name:
           serving-profile.png.
     Output:
-      -o, --output FILE  Write the profile's CSV there.
+      -o, --output FILE  Write the profile there: .csv.
     """,
     load=NUMBER.within(1e-6, 1e9),
-    plot=_picture("serving-profile.png"),
-    output=_TABLE,
 )
 def profile(
     service: ServiceOptions,
@@ -313,7 +305,6 @@ def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None
     """,
     planner=cmd.one_of("exact", "hierarchical"),
     time_limit=TIME.within(0.1),
-    plot=_picture("serving-plan.png"),
 )
 def solve(
     service: ServiceOptions,
@@ -390,9 +381,8 @@ def _print_plan(plan: ServingPlan) -> None:
     Most used:
       --policy NAME  One of those that `serving compare` names.
     Output:
-      -o, --output FILE  Write what happens over time as CSV.
+      -o, --output FILE  Write what happens over time: .csv.
     """,
-    output=_TABLE,
 )
 def simulate(
     service: ServiceOptions,

@@ -108,7 +108,7 @@ class ClusterOptions(ParallelOptions):
     Cluster:
       --sync-time TIME  Everybody waits until so much time has passed, as in 16.5 (seconds).
     Most used:
-      --trace FILE  Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.
+      --trace FILE  Write a Chrome trace, for ui.perfetto.dev or chrome://tracing: .json.
       --plot [FILE]  Draw the timeline: .png, .svg, .pdf or .html; without a name: timeline.png.
     Job:
       --replica PLAN  Further replicas follow this plan, and all wait for the slowest. May be given
@@ -118,8 +118,6 @@ class ClusterOptions(ParallelOptions):
     """,
     seed=WHOLE.within(0, 2**63 - 1),
     replica_profile=parse_replica,
-    trace=cmd.file_of((".json",), "a plan goes before --trace"),
-    plot=cmd.file_of(cmd.PLOT_TYPES, "a plan goes before --plot", "timeline.png"),
 )
 def simulate(
     source: PlanOptions,
