@@ -196,6 +196,10 @@ profile --backend modelled -o profile.json | .csv
 profile --backend modelled --plot x.txt | .png
 profile --backend modelled -o no/such/profile.csv | no/such/profile.csv
 profile --backend modelled --workload wide-resnet --layers 60 | 50, 101 or 152
+profile --backend modelled --layers-per-stage 5,7,7,4 | 23 layers on 4 stages, but GPT-3 1.3B has 24
+profile --backend modelled --layers-per-stage 5,7,7,5 --pp 3 | --pp 3 and --vp 1 make 3
+profile --backend modelled --layers-per-stage 5,7,12 --vp 2 | --pp 1 and --vp 2 make 2
+profile --backend modelled --layers-per-stage 24,0 | must be at least 1, not 0
 profile --gpu a40 | --gpu | --backend modelled
 profile --backend modelled --smooth | --smooth | nvml
 profile --backend modelled --tp 0 | --tp | at least 1
