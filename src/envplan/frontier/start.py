@@ -16,7 +16,6 @@ from that of something coarser, down to what can be walked:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -121,17 +120,10 @@ class Start:
         """Of the pipeline."""
         return len(self._pipeline.operations)
 
-    @property
-    def can_begin_late(self) -> bool:
-        """Whether walks may begin at a deadline. Without a short pipeline the few that a plan asks
-        for take longer than the whole walk."""
-        few = self._short.num_microbatches if self._short is not None else math.inf
-        return 2 * self._pipeline.num_microbatches >= 3 * few
-
     def at_time(self, time_ns: int) -> Trace | None:
-        """A trace that stands at a time from T_min to T_star or a little later; None where walking
-        there from T_star is as good."""
-        if not self.can_begin_late or self.coarser is None:
+        """A trace that stands at a time from T_min to T_star or a little later; None where nothing
+        is coarser, as in small pipelines."""
+        if self.coarser is None:
             return None
         near = self.coarser._optimum_near(time_ns, self._pipeline.num_microbatches)
         trace = self._from(near, self.coarser._value(near))

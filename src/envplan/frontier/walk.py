@@ -177,20 +177,23 @@ class Walk:
                 main.reach(least, progress)
         return main.record
 
-    def near(self, time_ns: int, progress: Progress | None = None) -> _Stretch:
-        """A stretch that has a time from T_min to max_time_ns."""
+    def near(
+        self, time_ns: int, progress: Progress | None = None, *, further: bool = False
+    ) -> _Stretch:
+        """A stretch that has a time from T_min to max_time_ns, and maybe what lies next below."""
         step = max(1, int((self.max_time_ns - self.min_time_ns) * _AT_A_TIME))
+        until = time_ns - further * step
         with naming_units(self._path):
             for known in (self._main, *self._others):
                 if known.first_ns - step <= time_ns < known.last_ns or time_ns == known.last_ns:
                     if known.first_ns > time_ns:
-                        known.reach(time_ns - step, progress)
+                        known.reach(until, progress)
                     return known
             if len(self._others) < _FEW_STRETCHES:
                 stretch = self._started(time_ns)
                 self._others += [] if stretch is None else [stretch]
                 stretch = stretch or self._main
-                stretch.reach(time_ns - step, progress)
+                stretch.reach(until, progress)
                 return stretch
         self.whole(progress)
         return self._main
@@ -202,7 +205,7 @@ class Walk:
     def below(self, time_ns: int) -> tuple[int, int]:
         """The breakpoint, or another point of a straight piece, next below a time after T_min, ns,
         and the slope in between, uW."""
-        stretch = self.near(time_ns - 1)
+        stretch = self.near(time_ns - 1, further=True)
         # The next stretch may end right here.
         return stretch.below(min(time_ns, stretch.last_ns))
 
@@ -212,7 +215,7 @@ class Walk:
 
     def _times_between(self) -> list[int]:
         """The times, ns, descending, that part the walk into pieces of about the same work."""
-        if not self._start.can_begin_late:
+        if self._start.coarser is None:
             return []
         pieces = min(_MOST_PIECES, self._start.num_operations // _OF_A_PIECE)
         span = self.max_time_ns - self.min_time_ns

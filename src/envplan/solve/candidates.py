@@ -297,9 +297,9 @@ class Candidates:
         least, star = sample.min_time_ns, sample.min_energy_time_ns
         roundings = Candidates.of(sample, Machine(), ())
         lost = 0.0
-        for time_ns in (least, (least + star) // 2, star):
+        for time_ns in (least, star):
             energy_fj = sample.problem.replay(roundings.rounded(time_ns, ()).rows).energy_fj
-            lost += (energy_fj / max(1, sample.lower_bound_fj(time_ns)) - 1) / 3
+            lost += (energy_fj / max(1, sample.lower_bound_fj(time_ns)) - 1) / 2
         energy_fj = whole.lower_bound_fj(whole.min_energy_time_ns)
         return max(1, int(max(_LEAST_STEP, _PART_OF_GAP * lost) * energy_fj))
 
