@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import done, refused, says, small_profile
+from cli_helpers import done, refused, says
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
+def folder(folder: Path) -> Path:
     done("solve --quiet --slowdown 5")
-    return tmp_path
+    return folder
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> None:

@@ -21,13 +21,6 @@ COLUMNS = (
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"profile.csv", "profile.meta.json"}
 
