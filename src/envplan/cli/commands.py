@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from envplan.cli import state
 from envplan.cli.command import Group, add
 
 #: What `--help` lists: commands by panel, each in a word.
@@ -133,6 +132,5 @@ def envplan(
       envplan solve --slowdown 1
       envplan check plan.json
     """
-    state.command = context.invoked_subcommand or ""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
