@@ -139,7 +139,7 @@ def plan_folder(tmp_path: Path) -> Path:
 def test_the_commands_write_what_they_say(plan_folder: Path) -> None:
     for arguments, name in (
         (("report",), "report.html"),
-        (("frontier", JOB, "-m", "4", "--compare", "--plot", "g.html"), "g.html"),
+        (("frontier", JOB, "-m", "4", "--plot", "g.html"), "g.html"),
         (("timeline",), "timeline.png"),
         (("timeline", "-o", "t.svg"), "t.svg"),
         (("timeline", "--alone", "-o", "t.html"), "t.html"),

@@ -107,7 +107,8 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             row = int(first["loc"][0])
-            words = f"{_complaint(cells[row], first)}; expected {field.description}"
+            expected = f"; expected {field.description}" if field.description else ""
+            words = f"{_complaint(cells[row], first)}{expected}"
             problems.append((row, header.index(name), words, name))
     if problems:
         row, _, *complaint = min(problems)

@@ -7,7 +7,7 @@ from pathlib import Path
 import envplan
 from envplan._files import atomic_write
 from envplan.cli import output as ui
-from envplan.cli.command import PLOT_TYPES, file_of, takes
+from envplan.cli.command import takes
 from envplan.cli.options import CostOptions, PlanOptions
 
 _ALONG = 33
@@ -21,7 +21,6 @@ _MOST_COMPARED = 8000
       -o, --output FILE  Where the page goes: .html.
       --compare/--no-compare  Set the other planners beside it; default: up to 8,000 operations.
     """,
-    output=file_of((".html",), "a report is a page"),
 )
 def report(
     source: PlanOptions,
@@ -82,10 +81,9 @@ def report(
 @takes(
     """
     Most used:
-      -o, --output FILE  One of .png, .svg, .pdf, .html.
+      -o, --output FILE  Where it goes: .png, .svg, .pdf or .html.
       --alone  Without maximum frequency above it.
     """,
-    output=file_of(PLOT_TYPES, "choose one of them"),
 )
 def timeline(
     source: PlanOptions,

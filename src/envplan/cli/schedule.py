@@ -5,24 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from envplan.cli.command import (
-    PICTURES,
-    Group,
-    add,
-    argument,
-    dashed,
-    file_of,
-    given,
-    one_of,
-    options,
-    refuse,
-    takes,
-)
-from envplan.cli.inputs import will_write
+from envplan.cli import command as cmd
+from envplan.cli import output as ui
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,29 +26,23 @@ _IMPORTS: Final = {
     _CHROME_TRACE: f"map {_MAPPING}",
 }
 _EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
-_STYLES: Final = {
-    "forward": "black on bright_blue",
-    "backward": "black on yellow",
-    "backward_input": "black on bright_yellow",
-    "backward_weight": "black on green",
-}
-_OTHER_STYLE: Final = "black on white"
-_UNBOUNDED: Final = 10**6
 _MOST_NAMED: Final = 6
 
 
-@options()
+@cmd.options()
 class ShapeOptions:
     """A schedule's name and size."""
 
-    name: str = argument("NAME|FILE", "A schedule (envplan schedule list), or a DAG file (.json).")
+    name: str = cmd.argument(
+        "NAME|FILE", "A schedule (envplan schedule list), or a DAG file (.json)."
+    )
     pp: int | None = None
     microbatches: int | None = None
     vp: int | None = None
     microbatch_group: int | None = None
 
 
-@options(
+@cmd.options(
     """
     Most used:
       -m, --microbatches M  Of an iteration, where a megatron configuration does not say.
@@ -97,26 +78,24 @@ def list_schedules() -> None:
     Example:
       envplan schedule list
     """
-    from envplan.cli.output import answer, print_table
     from envplan.pipeline import SCHEDULES
 
     rows = [  # the first paragraph of a docstring, on one line
         [name, " ".join((generate.__doc__ or "-").split("\n\n")[0].split())]
         for name, generate in SCHEDULES.items()
     ]
-    answer(
+    ui.answer(
         lambda: {"schedules": [{"name": name, "description": order} for name, order in rows]},
-        lambda: print_table("", ("name", "order"), rows, words=2, wrap=("order",)),
+        lambda: ui.print_table("", ("name", "order"), rows, words=2, wrap=("order",)),
         then="envplan schedule show 1f1b --pp 4 -m 8",
     )
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --plot [FILE]  Draw it: .png, .svg or .pdf; without a name: schedule.png.
     """,
-    plot=file_of(PICTURES, "a name goes before --plot", "schedule.png"),
 )
 def show(
     shape: ShapeOptions,
@@ -130,19 +109,16 @@ def show(
 
     \b
     Example:
-      envplan schedule show zb-v --stages 4 --microbatches 8
-      envplan schedule show 1f1b --stages 4 -m 8 --plot
+      envplan schedule show zb-v --pp 4 --microbatches 8
+      envplan schedule show 1f1b --pp 4 -m 8 --plot
     """
-    from envplan.cli.output import Working, answer
-    from envplan.plotting.figures import save_figure
     from envplan.plotting.schedule import schedule_figure, schedule_layout
 
     pipeline = _pipeline(shape)
     layout = schedule_layout(pipeline)
-    if plot is not None:
-        with Working("Drawing"):
-            save_figure(schedule_figure(layout), plot)
-    answer(
+    with ui.Working("Drawing"):
+        ui.draw(plot, lambda: schedule_figure(layout))
+    ui.answer(
         layout.to_dict,
         lambda: _print(layout),
         then=_frontier_of(shape, pipeline),
@@ -163,53 +139,46 @@ def _pipeline(shape: ShapeOptions) -> Pipeline:
     """The schedule of a name and shape, or the DAG in a file."""
     from envplan.pipeline import SCHEDULES, Pipeline
 
-    name = shape.name
+    name, stages, microbatches = shape.name, shape.pp, shape.microbatches
     if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
-        asked = given(shape, "pp microbatches vp microbatch_group")
-        refuse(asked, f"goes with a schedule; the DAG file {name} says it all")
+        asked = cmd.given(shape, "pp microbatches vp microbatch_group")
+        cmd.refuse(asked, f"goes with a schedule; the DAG file {name} says it all")
         return Pipeline.from_dag_file(name)
-    needed = {"--pp": shape.pp, "--microbatches": shape.microbatches}
-    if name in SCHEDULES and None in needed.values():
-        lacking = next(option for option, count in needed.items() if count is None)
-        raise InputError(f"schedule {name} needs {lacking}")
+    if name in SCHEDULES and (stages is None or microbatches is None):
+        raise InputError(f"schedule {name} needs {'--pp' if stages is None else '--microbatches'}")
     return Pipeline(
-        name, *needed.values(), num_chunks=shape.vp, microbatch_group=shape.microbatch_group
+        name,
+        stages or 0,
+        microbatches or 0,
+        num_chunks=shape.vp,
+        microbatch_group=shape.microbatch_group,
     )
 
 
 def _print(layout: ScheduleLayout) -> None:
     """A line for each rank, cut into panels where the terminal is narrower; and a summary."""
-    import sys
-
-    from rich.console import Console
-    from rich.text import Text
-
-    from envplan.cli.output import say
-
-    tty, operations = sys.stdout.isatty(), layout.pipeline.operations
-    console = Console(highlight=False, width=None if tty else _UNBOUNDED)
+    operations = layout.pipeline.operations
     width = 1 + max(len(layout.label(op)) for op in operations)  # of a unit of time
     rows = []
     for rank in range(layout.pipeline.num_stages):
-        row = Text()
+        row = ""
         for operation, units in layout.cells(rank):
             if operation is None:
-                row.append(f"{'.':<{width}}" * units)
-                continue
-            label = layout.label(operation).ljust(width * units - 1, "-" if units > 1 else " ")
-            row.append(label, _STYLES.get(operation.instruction, _OTHER_STYLE)).append(" ")
+                row += f"{'.':<{width}}" * units
+            else:
+                fill = "-" if units > 1 else " "
+                row += layout.label(operation).ljust(width * units - 1, fill) + " "
         rows.append(row)
     digits, length = len(str(len(rows) - 1)), max(map(len, rows))
-    room = max(1, (console.width - digits - 7) // width) * width if tty else length
+    room = length
+    if ui.on_terminal():
+        room = max(1, (get_terminal_size().columns - digits - 7) // width) * width
     for begin in range(0, length, room):
-        if begin:
-            console.print()
+        ui.say(*[""] * (begin > 0))
         for rank, row in enumerate(rows):
-            line = row[begin : begin + room]
-            line.rstrip()
-            console.print(f"rank {rank:>{digits}}  ", line, sep="", soft_wrap=True)
+            ui.say(f"rank {rank:>{digits}}  {row[begin : begin + room]}".rstrip())
     held = [layout.activations(rank) for rank in range(layout.pipeline.num_stages)]
-    say(
+    ui.say(
         "",
         ", ".join(f"{sign} {name}" for sign, name in layout.legend().items()),
         f"{layout.makespan} units of time, a forward taking 1; ranks wait "
@@ -218,16 +187,16 @@ def _print(layout: ScheduleLayout) -> None:
     )
 
 
-@takes(
+@cmd.takes(
     f"""
     Most used:
       --format FORMAT  {", ".join(_IMPORTS)}.
       -o, --output FILE  Where the DAG file goes.
     """,
-    format=one_of(*_IMPORTS),
+    format=cmd.one_of(*_IMPORTS),
 )
 def import_schedule(
-    files: list[Path] = argument(
+    files: list[Path] = cmd.argument(
         "FILE", "The schedule; of chrome-trace, also a file for each rank."
     ),
     *,
@@ -247,14 +216,13 @@ def import_schedule(
       envplan schedule import trace.json.gz --format chrome-trace
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
-    from envplan.cli.output import Working, answer
     from envplan.pipeline import Pipeline
 
     if format != _CHROME_TRACE and len(files) > 1:
         raise InputError(f"{format} is one file, not {len(files)}")
-    fitting = map(dashed, _IMPORTS[format].split())
-    refuse(given(source).keys() - set(fitting), f"does not go with --format {format}")
-    with Working("Reading"):
+    fitting = map(cmd.dashed, _IMPORTS[format].split())
+    cmd.refuse(cmd.given(source).keys() - set(fitting), f"does not go with --format {format}")
+    with ui.Working("Reading"):
         imported = _read(format, files, source)
         try:
             pipeline = Pipeline.from_imported(imported, p2p_latency=p2p_latency or 0.0)
@@ -263,18 +231,15 @@ def import_schedule(
             path = files[0] if len(files) == 1 else None
             raise InputError(error.message + left_out, path=path) from None
     report: dict[str, Any] = {
-        "ranks": pipeline.num_stages,
-        "microbatches": pipeline.num_microbatches,
-        "chunks": pipeline.num_chunks,
+        **ui.picked(pipeline, "ranks=num_stages microbatches=num_microbatches chunks=num_chunks"),
         "profile_stages": pipeline.num_profile_stages,
         "operations": len(pipeline.operations),
-        "known_as": imported.known_as,
-        "microbatch_group": imported.microbatch_group,
+        **ui.picked(imported, "known_as microbatch_group"),
         "skipped": dict(imported.skipped),
         **imported.facts,
     }
     pipeline.save_dag(output)
-    answer(
+    ui.answer(
         lambda: {**report, "written": str(output)},
         lambda: _print_report(report),
         then=["envplan", "frontier", "PROFILE", "--dag", str(output)],
@@ -303,8 +268,8 @@ def _instructions(mapping: Sequence[str]) -> dict[str, str]:
         )
     instructions: dict[str, str] = {}
     for item in mapping:
-        instruction, equals, expression = item.partition("=")
-        if not equals or not expression:
+        instruction, _, expression = item.partition("=")
+        if not expression:
             raise InputError(f"--map must be INSTRUCTION=REGEX, not {item}")
         if instructions.setdefault(instruction, expression) != expression:
             raise InputError(f"--map {instruction} is given twice; join the expressions with |")
@@ -312,28 +277,26 @@ def _instructions(mapping: Sequence[str]) -> dict[str, str]:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    from envplan.cli.output import say
-
     chunks = f" x {report['chunks']} chunks" if report["chunks"] > 1 else ""
     known = f"; the order is that of schedule {report['known_as']}" if report["known_as"] else ""
     if report["microbatch_group"]:
         known += f" with --microbatch-group {report['microbatch_group']}"
-    say(
+    ui.say(
         f"{report['ranks']} ranks{chunks}, {report['microbatches']} microbatches, "
         f"{report['operations']} operations{known}"
     )
     if "rank_labels" in report:
-        say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
+        ui.say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
     if "layers_per_stage" in report:
         layers = ",".join(map(str, report["layers_per_stage"]))
         vp = f" --vp {report['chunks']}" if report["chunks"] > 1 else ""
         alone = "" if report["overlap_p2p"] else " --no-overlap-p2p"
-        say(
+        ui.say(
             f"a profile of its stages: envplan profile ... --pp {report['ranks']}{vp} "
             f"--layers-per-stage {layers} --p2p-latency TIME{alone}"
         )
     if report["skipped"]:
-        say(f"left out: {_counts(report['skipped'])}")
+        ui.say(f"left out: {_counts(report['skipped'])}")
 
 
 def _counts(skipped: Mapping[str, int]) -> str:
@@ -344,13 +307,13 @@ def _counts(skipped: Mapping[str, int]) -> str:
     return ", ".join([*named, f"and {others} others"] if others else named)
 
 
-@takes(
+@cmd.takes(
     f"""
     Most used:
       --format FORMAT  {" or ".join(_EXPORTS)}.
       -o, --output FILE  Where it goes; default: {" or ".join(_EXPORTS.values())}.
     """,
-    format=one_of(*_EXPORTS),
+    format=cmd.one_of(*_EXPORTS),
 )
 def export_schedule(
     shape: ShapeOptions,
@@ -363,49 +326,39 @@ def export_schedule(
 
     \b
     Example:
-      envplan schedule export zb-v --stages 4 --microbatches 8 --format torch-csv -o zbv.csv
-      envplan schedule export 1f1b --stages 4 --microbatches 8 --format dag
+      envplan schedule export zb-v --pp 4 --microbatches 8 --format torch-csv -o zbv.csv
+      envplan schedule export 1f1b --pp 4 --microbatches 8 --format dag
     """
-    from envplan._files import atomic_write
-    from envplan.cli.output import answer, say
-
     target = output or Path(_EXPORTS[format])
     if output is None:
-        will_write(target)
+        cmd.will_write(target)
     pipeline = _pipeline(shape)
     if format == _DAG:
         pipeline.save_dag(target)
     else:
+        from envplan._files import atomic_write
         from envplan.pipeline.imports import as_torch_csv
 
         atomic_write(target, as_torch_csv(pipeline))
     count, ranks = len(pipeline.operations), pipeline.num_stages
-    answer(
+    ui.answer(
         lambda: {"written": str(target), "operations": count, "ranks": ranks},
-        lambda: say(f"{count} operations on {ranks} ranks"),
+        lambda: ui.say(f"{count} operations on {ranks} ranks"),
         then=["envplan", "frontier", "PROFILE", "--dag", str(target)]
         if format == _DAG
         else _frontier_of(shape, pipeline),
     )
 
 
-schedule = typer.Typer(
-    name="schedule",
-    cls=Group,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="""List, show, import and export schedules.
+schedule = cmd.group(
+    """List, show, import and export schedules.
 
     \b
     Example:
       envplan schedule list
-      envplan schedule show zb-v --stages 4 --microbatches 8
+      envplan schedule show zb-v --pp 4 --microbatches 8
       envplan schedule import schedule.csv --format torch-csv -o pipeline.dag.json
-      envplan schedule export interleaved --stages 4 --microbatches 8 --chunks 2
+      envplan schedule export interleaved --pp 4 --microbatches 8 --vp 2
     """,
+    {"list": list_schedules, "show": show, "import": import_schedule, "export": export_schedule},
 )
-
-add(schedule, list_schedules, "list")
-add(schedule, show)
-add(schedule, import_schedule, "import")
-add(schedule, export_schedule, "export")

@@ -17,15 +17,12 @@ Numbers given by a user are checked here, too; what leaves this module is truste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from numbers import Integral
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from envplan._documents import parse_document
-from envplan._files import AnyPath
 from envplan._model import Count, Index, Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Edges
@@ -188,12 +185,3 @@ def parse_dag(document: object) -> Dag:
             edge = (index[item.id], index[entry.id])
             after[edge] = max(ns_from_s(item.latency), after.get(edge, 0))
     return Dag(tuple(index), tuple(entry.operation() for entry in by_stage), after)
-
-
-@contextmanager
-def naming(path: AnyPath) -> Iterator[None]:
-    """Errors of input from within say that they are about this file."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(error.message, path=path, line=error.line, column=error.column) from None

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from envplan._documents import parse_document, read_json
 from envplan._files import AnyPath, atomic_write
-from envplan.errors import InputError, shown, unknown
+from envplan.errors import InputError, naming, shown, unknown
 from envplan.pipeline import formats
 from envplan.pipeline.dependencies import check_orders, short_name, transfers
 from envplan.pipeline.formats import DAG_SCHEDULE, Dag, Job, latency_ns
@@ -196,7 +196,7 @@ class Pipeline:
             InputError: the file cannot be read or is not JSON (says line and column), or as for
                 from_dag.
         """
-        with formats.naming(path):
+        with naming(path):
             return cls.from_dag(read_json(path))
 
     @classmethod

@@ -28,8 +28,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from envplan._files import read_bounded
 from envplan._model import Model
-from envplan.errors import InputError, shown
-from envplan.pipeline.formats import identifier, naming
+from envplan.errors import InputError, naming, shown
+from envplan.pipeline.formats import identifier
 from envplan.pipeline.imports.steps import ImportedSchedule, Step, scheduled
 from envplan.pipeline.schedules import BACKWARD, LETTERS
 

@@ -15,9 +15,8 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from envplan._files import decoded, read_bounded
-from envplan.errors import InputError
+from envplan.errors import InputError, naming
 from envplan.pipeline.dependencies import placement
-from envplan.pipeline.formats import naming
 from envplan.pipeline.schedules import FORWARD, LETTERS, SCHEDULES, Operation
 
 MAX_FILE_BYTES: Final = 64 * 2**20
