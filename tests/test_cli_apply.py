@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import done, envplan, refused, says, small_profile
+from cli_helpers import done, envplan, refused, says
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.profile import Profile
 from fake_nvml import FakeNvml
@@ -18,11 +18,9 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
+def folder(folder: Path) -> Path:
     done("solve -q --gpus-per-stage 2 --replicas 2 --ladder 3")
-    return tmp_path
+    return folder
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> None:

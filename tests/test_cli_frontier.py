@@ -7,12 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cli_helpers import done, envplan, refused, says, small_profile, told
 from envplan.cli.output import print_table
-from envplan.cli.sketch import sketch
 from envplan.frontier_file import distinct
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -22,13 +19,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 COLUMNS = (
     "iteration_time_s,energy_j,lower_bound_j,gap,average_power_w,slowdown_percent,savings_percent"
 )
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def files(folder: Path) -> set[str]:
@@ -178,22 +168,3 @@ def test_a_narrow_terminal_wraps_words_and_cuts_no_number(
     assert "…" not in text
     assert all(cell in text.split() for row in rows for cell in row[1:])
     assert max(map(len, text.splitlines())) <= width
-
-
-NUMBERS = st.floats(-1e6, 1e6)
-POINTS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8)
-
-
-@given(POINTS, st.tuples(NUMBERS, NUMBERS), st.integers(20, 90), st.integers(2, 20))
-def test_every_sketch_has_its_size_and_its_mark(
-    curve: list[tuple[float, float]], mark: tuple[float, float], width: int, height: int
-) -> None:
-    lines = sketch(curve, [(*mark, "x")], width=width, height=height)
-    assert len(lines) == height + 2
-    assert sum(line.split("│")[1].count("x") for line in lines[:height]) == 1
-    assert all(len(line.split("│")[1]) <= width for line in lines[:height])
-
-
-def test_a_falling_line_falls() -> None:
-    lines = sketch([(0, 1), (1, 0)], [], width=8, height=2, units=(" s", " J"))
-    assert lines == ["1 J │⠉⠒⠤⣀", "0 J │    ⠉⠒⠤⣀", "    └────────", "     0 s  1 s"]

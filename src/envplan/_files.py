@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import fcntl
 import gzip
-import io
 import json
 import os
 import secrets
@@ -72,18 +71,13 @@ def exists(path: AnyPath) -> bool:
     return os.path.exists(path)  # noqa: PTH110 (as above)
 
 
-def opened(path: AnyPath) -> io.BufferedReader:
-    """A file to be read; a pipe is given up if nobody writes to it for a minute.
+def unzipped(path: AnyPath) -> IO[bytes]:
+    """A file to be read, gzipped or not; a pipe is given up if nobody writes to it for a minute.
 
     Raises:
         OSError: it cannot be opened.
     """
-    return open(path, "rb", opener=_opener)
-
-
-def unzipped(path: AnyPath) -> IO[bytes]:
-    """A file to be read, gzipped or not; as opened."""
-    file = opened(path)
+    file = open(path, "rb", opener=_opener)  # noqa: SIM115  (the caller closes it)
     zipped = file.peek(2)[:2] == b"\x1f\x8b"
     return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
 
@@ -101,7 +95,7 @@ def _opener(path: str, flags: int) -> int:
     return descriptor
 
 
-def decoded(data: bytes, path: AnyPath) -> str:
+def decoded(data: bytes, path: AnyPath | None) -> str:
     """UTF-8 text of a file, without a byte order mark.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from envplan._files import AnyPath, read_bounded, refuse_slip
+from envplan._files import AnyPath, decoded, read_bounded, refuse_slip
 from envplan.errors import InputError
 
 MAX_TABLE_BYTES: Final = 256 * 2**20
@@ -107,7 +107,8 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             row = int(first["loc"][0])
-            words = f"{_complaint(cells[row], first)}; expected {field.description}"
+            expected = f"; expected {field.description}" if field.description else ""
+            words = f"{_complaint(cells[row], first)}{expected}"
             problems.append((row, header.index(name), words, name))
     if problems:
         row, _, *complaint = min(problems)
@@ -116,10 +117,7 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
 
 
 def _text(content: bytes, path: Path | None, columns: str) -> str:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
+    text = decoded(content, path)
     problem = None
     if not text.strip():
         problem = "is empty"

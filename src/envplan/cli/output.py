@@ -152,7 +152,8 @@ def _print_cells(columns: Sequence[_Column], cells: Sequence[str], heading: bool
 
 
 def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if text and colored() else text
+    plain = not text or not on_terminal() or os.environ.get("NO_COLOR")
+    return text if plain else f"\x1b[1m{text}\x1b[0m"
 
 
 def _texts(header: str, values: list[Any]) -> list[str]:
@@ -215,13 +216,6 @@ def draw(
         save_figure(figure(), path)
 
 
-def colored() -> bool:
-    """Whether to print in colours: as --color says, else on terminals unless NO_COLOR is set."""
-    if state.color is not None:
-        return state.color
-    return on_terminal() and not os.environ.get("NO_COLOR")
-
-
 def on_terminal() -> bool:
     """Whether somebody looks at stdout."""
     return sys.stdout.isatty()
@@ -230,7 +224,7 @@ def on_terminal() -> bool:
 def say(*lines: str) -> None:
     """Lines on stdout."""
     for line in lines:
-        typer.echo(line, color=state.color)
+        typer.echo(line)
 
 
 def warn(line: str) -> None:

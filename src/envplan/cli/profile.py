@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import envplan
 from envplan._words import counted
+from envplan.cli import command as cmd
 from envplan.cli import output as ui
-from envplan.cli.command import (
-    PICTURES,
-    Numbers,
-    file_of,
-    given,
-    numbers,
-    one_of,
-    options,
-    refuse,
-    refuse_both,
-    takes,
-)
 from envplan.cli.options import DEFAULT_PROFILE
 from envplan.errors import InputError, unknown
 from envplan.quantities import PERCENT, TIME, WHOLE
@@ -44,7 +33,7 @@ def _known_schedule(name: str, option_name: str) -> str:
     return name
 
 
-@options(
+@cmd.options(
     """
     Most used:
       --workload NAME  gpt (the default), bert, t5 or wide-resnet.
@@ -93,8 +82,8 @@ def _known_schedule(name: str, option_name: str) -> str:
     **dict.fromkeys(_SIZES.split(), WHOLE),
     step=WHOLE,
     schedule=_known_schedule,
-    dtype=one_of("bfloat16", "float16", "float32"),
-    layers_per_stage=numbers("6,7,7,4"),
+    dtype=cmd.one_of("bfloat16", "float16", "float32"),
+    layers_per_stage=cmd.numbers("6,7,7,4"),
     device=WHOLE,
     error=PERCENT.within(1e-6),
     time_limit=TIME.within(1e-6),
@@ -110,7 +99,7 @@ class WorkOptions:
     gpu: str | None = None
     step: int = 0
     vp: int | None = None
-    layers_per_stage: Numbers | None = None
+    layers_per_stage: cmd.Numbers | None = None
     microbatch_group: int | None = None
     p2p_latency: float = 0.0
     no_overlap_p2p: bool = False
@@ -138,7 +127,7 @@ class WorkOptions:
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says what runs, or the stages differ."""
-        refuse_both(given(self, "workload model entry"))
+        cmd.refuse_both(cmd.given(self, "workload model entry"))
         listed = self.layers_per_stage
         if listed and len(listed) != self.num_stages * self.chunks:
             raise InputError(
@@ -194,15 +183,13 @@ class WorkOptions:
         return model_of(self.workload or "gpt", **sizes)
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --plot [FILE]  Draw energy against clock: .png, .svg or .pdf; without a name: profile.png.
     Output:
-      -o, --output FILE  Where the profile goes.
+      -o, --output FILE  Where the profile goes: .csv.
     """,
-    plot=file_of(PICTURES, "choose one of them", "profile.png"),
-    output=file_of((".csv",), "a profile is a CSV file"),
 )
 def profile(
     work: WorkOptions,
@@ -229,12 +216,12 @@ def profile(
     backend = work.backend or ("modelled" if work.model else DEFAULT_BACKEND)
     if backend_class(backend).real:
         why = f"goes with --backend modelled, not {backend}"
-        refuse(given(work, "gpu"), why)
-        refuse(given(work, "model"), f"{why}; measure your model's stages with --entry")
+        cmd.refuse(cmd.given(work, "gpu"), why)
+        cmd.refuse(cmd.given(work, "model"), f"{why}; measure your model's stages with --entry")
         made = _measure(backend, work, output)
     else:
-        unfit = given(work, f"entry {_MEASURING}")
-        refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
+        unfit = cmd.given(work, f"entry {_MEASURING}")
+        cmd.refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
         made = _model(work, output)
     ui.draw(plot, lambda: profile_figure(made))
     named = [] if output == Path(DEFAULT_PROFILE) else [str(output)]
@@ -272,9 +259,9 @@ def _measure(backend: str, work: WorkOptions, output: Path) -> envplan.Profile:
     from envplan.profiling.sweep import Settings
 
     why = "is not measured: measure stages with the part of the sequence that one GPU has"
-    refuse(given(work, "cp"), why)
-    refuse(
-        given(work, "no_overlap_p2p parts"),
+    cmd.refuse(cmd.given(work, "cp"), why)
+    cmd.refuse(
+        cmd.given(work, "no_overlap_p2p parts"),
         "goes with --backend modelled; a job that profiles itself, with envplan.runtime's "
         "Profiler(parts=), measures its own waits and parts",
     )
@@ -326,7 +313,7 @@ def _workload(work: WorkOptions, job: TrainingJob, device: str) -> Workload:
 
         beside = "workload stages layers_per_stage microbatch_size recompute"
         why = "and --entry exclude each other; the function says it all"
-        refuse(given(work, f"{beside} {_SIZES}"), why)
+        cmd.refuse(cmd.given(work, f"{beside} {_SIZES}"), why)
         return load_entry(work.entry, device)
     from envplan.profiling.torch_workloads import torch_workload
 

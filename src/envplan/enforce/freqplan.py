@@ -19,8 +19,7 @@ from pydantic import Field, Strict
 from envplan._files import AnyPath
 from envplan._model import Count, Document, Index, Joules, Model, Seconds
 from envplan.enforce.topology import Topology
-from envplan.errors import InputError
-from envplan.pipeline.formats import naming
+from envplan.errors import InputError, naming
 from envplan.plan import Rung
 from envplan.profile import changes_of
 

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from envplan.devices import Counted
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.dependencies import Place
 from envplan.pipeline.imports.steps import Step, scheduled
 from envplan.runtime.listener import Listener
 from envplan.runtime.parts import hook_parts
@@ -246,11 +245,7 @@ class Recorder(Listener):
     def _write(self, everybody: list[list[tuple[str, int, int]]]) -> None:
         # Ranks that share stages, as tensor- and data-parallel ones do, run the same.
         orders = {min(stage for *_, stage in order): order for order in everybody if order}
-
-        def step(name: str, m: int, stage: int) -> tuple[Place, Step]:
-            return Place(f"{name} {m} of stage {stage}"), Step(name, m, stage)
-
-        ranks = [[step(*each) for each in order] for _, order in sorted(orders.items())]
+        ranks = ((Step(*each) for each in order) for _, order in sorted(orders.items()))
         self.pipeline = Pipeline.from_imported(scheduled(ranks))
         self.pipeline.save_dag(self._path)
         _logger.warning("%s: %r", self._path, self.pipeline)
