@@ -365,3 +365,11 @@ def test_apply_and_hold_refuse_what_they_cannot_use(tmp_path: Path) -> None:
     assert_refused(inside("apply"), 2, "--profile")
     assert not (tmp_path / "serving.clocks.json").exists()
     assert_refused(inside("hold"), 2, "serving.clocks.json")
+
+
+def test_the_profile_of_a_plan_is_not_replaced_by_its_clocks() -> None:
+    done("serving profile -o my.csv -q")
+    done("serving solve my.csv --load LL=900 --planner hierarchical -q")
+    before = Path("my.csv").read_bytes()
+    assert_refused(inside("apply", "-o", "my.csv"), 2, "my.csv: is the profile itself")
+    assert Path("my.csv").read_bytes() == before

@@ -38,6 +38,7 @@ from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quant
 
 if TYPE_CHECKING:
     from envplan.profile import Profile
+    from envplan.serving.profile import ServingProfile
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 _FIRST: Final = ("Arguments", "Most used", "Job", "Target", "Slow clocks", "Noise", "Money")
@@ -464,7 +465,7 @@ def will_write(*outputs: Path) -> None:
         state.outputs.append(output)
 
 
-def refuse_overwriting(profile: Profile) -> None:
+def refuse_overwriting(profile: Profile | ServingProfile) -> None:
     """Keep a slip of the hand from replacing the profile by what is made from it.
 
     Raises:
