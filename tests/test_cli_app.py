@@ -185,9 +185,8 @@ def test_no_row_of_a_table_is_wider_than_the_terminal(
     monkeypatch: pytest.MonkeyPatch, line: str, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(output, "on_terminal", lambda: True)
-    lines = done(line).splitlines()
+    lines = done(f"--color never {line}").splitlines()
     rule = next(k for k, line in enumerate(lines) if line.startswith("─"))
     table = [line for line in lines[max(0, rule - 3) : rule + 8] if "  " in line or line[:1] == "─"]
     assert table
@@ -195,16 +194,28 @@ def test_no_row_of_a_table_is_wider_than_the_terminal(
     assert not any("…" in line for line in table)
 
 
-@pytest.mark.parametrize("variable", ["", "1"])
-def test_headings_are_bold_on_terminals_unless_somebody_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, variable: str
+@pytest.mark.parametrize(
+    ("arguments", "variable", "bold"),
+    [
+        (["--color", "always"], "", True),
+        (["--color", "never"], "", False),
+        ([], "", True),
+        ([], "1", False),
+    ],
+)
+def test_colours_are_for_terminals_unless_somebody_says_otherwise(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    variable: str,
+    bold: bool,
 ) -> None:
     monkeypatch.setenv("NO_COLOR", variable)
-    assert "\x1b[" not in done("profiles")
     monkeypatch.setattr(output, "on_terminal", lambda: True)
-    # What is not a terminal gets no colours from typer.echo.
-    monkeypatch.setattr(output.typer, "echo", lambda text: print(text))
-    assert ("\x1b[" in done("profiles")) is (not variable)
+    # What is not a terminal gets no colours from typer.echo unless --color says always.
+    monkeypatch.setattr(output.typer, "echo", lambda text, **_: print(text))
+    ran = envplan(*arguments, "profiles", cwd=tmp_path)
+    assert ("\x1b[" in ran.out) is bold
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from cli_helpers import done, envplan, refused, says, small_profile, told
 from envplan.cli.output import print_table
+from envplan.cli.sketch import sketch
 from envplan.frontier_file import distinct
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -168,3 +169,14 @@ def test_a_narrow_terminal_wraps_words_and_cuts_no_number(
     assert "…" not in text
     assert all(cell in text.split() for row in rows for cell in row[1:])
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_text_draws_the_curve() -> None:
+    said = envplan("frontier", "a40-gpt3-1.3b-4stage", "--microbatches", "4").out
+    assert "curve: exact relaxed frontier" in said
+    assert re.search("[\u2801-\u28ff]", said)
+
+
+def test_a_falling_line_falls() -> None:
+    lines = sketch([(0, 1), (1, 0)], [], width=8, height=2, units=(" s", " J"))
+    assert lines == ["1 J │⠉⠒⠤⣀", "0 J │    ⠉⠒⠤⣀", "    └────────", "     0 s  1 s"]

@@ -61,7 +61,7 @@ class DoubtWarning(UserWarning):
 
 
 @contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming(path: str | os.PathLike[str] | None) -> Iterator[None]:
     """Errors from within name this file, unless they name another."""
     try:
         yield

@@ -38,7 +38,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         base for base in BadParameter.__mro__ if base.__name__ == "ClickException"
     )
     given = sys.argv[1:] if arguments is None else list(arguments)
-    state.command, state.json = "", "--json" in given
+    state.command, state.json, state.color = "", "--json" in given, None
     state.doubts.clear()
     _mend_streams()
     warnings.simplefilter("always", DoubtWarning)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from envplan.cli import state
 from envplan.cli.command import Group, add
 
 #: What `--help` lists: commands by panel, each in a word.
@@ -80,6 +81,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_COLOURS = {"always": True, "never": False, "auto": None}
 
 
 def _print_version(wanted: bool) -> None:
@@ -118,6 +120,10 @@ def envplan(
             "--version", is_eager=True, callback=_print_version, help="Print the version and stop."
         ),
     ] = False,
+    color: Annotated[
+        Literal["auto", "always", "never"],
+        typer.Option(metavar="WHEN", help="auto (also by NO_COLOR), always or never."),
+    ] = "auto",
 ) -> None:
     """Take the wasted joules out of pipeline-parallel training.
 
@@ -132,5 +138,6 @@ def envplan(
       envplan solve --slowdown 1
       envplan check plan.json
     """
+    state.color = context.color = _COLOURS[color]
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

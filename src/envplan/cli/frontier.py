@@ -12,6 +12,7 @@ from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.command import takes, typed
 from envplan.cli.options import JobOptions
+from envplan.cli.sketch import sketch
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def frontier(
         return
     ui.answer(
         dict,
-        lambda: _print(traced, along),
+        lambda: _print(traced, along, drawn=plot is not None),
         then=["envplan", "solve", *typed(job)],
     )
 
@@ -90,11 +91,17 @@ def draw_frontier(
     ui.draw(path, lambda: frontier_figure(*shown), lambda: frontier_page(*shown))
 
 
-def _print(traced: envplan.Frontier, plans: list[envplan.Plan]) -> None:
+def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) -> None:
     ui.say(ui.describe_job(traced))
     source = traced.profile.metadata.source
     ui.print_columns(ui.titled(ui.ITERATION, source), _columns(traced, plans))
     ui.say(ui.describe_ends(traced))
+    if not drawn:
+        baseline = plans[0].predicted.baseline
+        curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
+        marks = [(baseline.iteration_time_s, baseline.energy_j, "x")]
+        ui.say("\n".join(sketch(curve, marks, units=(" s", " J"))))
+        ui.say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
     ui.say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
 
 

@@ -152,8 +152,7 @@ def _print_cells(columns: Sequence[_Column], cells: Sequence[str], heading: bool
 
 
 def _bold(text: str) -> str:
-    plain = not text or not on_terminal() or os.environ.get("NO_COLOR")
-    return text if plain else f"\x1b[1m{text}\x1b[0m"
+    return f"\x1b[1m{text}\x1b[0m" if text and colored() else text
 
 
 def _texts(header: str, values: list[Any]) -> list[str]:
@@ -216,6 +215,13 @@ def draw(
         save_figure(figure(), path)
 
 
+def colored() -> bool:
+    """Whether to print in colours: as --color says, else on terminals unless NO_COLOR is set."""
+    if state.color is not None:
+        return state.color
+    return on_terminal() and not os.environ.get("NO_COLOR")
+
+
 def on_terminal() -> bool:
     """Whether somebody looks at stdout."""
     return sys.stdout.isatty()
@@ -224,7 +230,7 @@ def on_terminal() -> bool:
 def say(*lines: str) -> None:
     """Lines on stdout."""
     for line in lines:
-        typer.echo(line)
+        typer.echo(line, color=state.color)
 
 
 def warn(line: str) -> None:

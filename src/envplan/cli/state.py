@@ -8,6 +8,8 @@ from pathlib import Path
 command = ""
 #: Whether the answer, errors included, is JSON on stdout; whether nothing but errors is printed.
 json = quiet = False
+#: Colours: None where the terminal decides.
+color: bool | None = None
 #: What was warned of, in order.
 doubts: dict[str, None] = {}
 #: What the command may read, as far as options and arguments name files: (in words, file).
