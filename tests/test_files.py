@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import threading
 from functools import partial
@@ -149,3 +150,34 @@ def test_failed_atomic_write_keeps_the_old_file(
         atomic_write(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [
+        (
+            "stage,instruction,frequency,time,energy\n0,forward,900,1,1\n0,backward,900,2,2",
+            "profile",
+        ),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n0,10,10\n1,20,20", "requests"),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,10\n1,20,20", "requests"),
+        ("arrival_timestamp,prompt_size,token_size\n0,10,10\n1,20,20", "requests"),
+    ],
+)
+def test_check_tells_tables_by_their_columns_gzipped_or_not(
+    tmp_path: Path, table: str, kind: str
+) -> None:
+    plain, zipped = tmp_path / "plain.csv", tmp_path / "zipped.csv.gz"
+    plain.write_text(table)
+    zipped.write_bytes(gzip.compress(table.encode()))
+    assert [check_file(file).kind for file in (plain, zipped)] == [kind, kind]
+
+
+def test_check_finds_the_gzipped_table_of_a_sidecar(tmp_path: Path) -> None:
+    sidecar = tmp_path / "a.meta.json"
+    sidecar.write_text("{}")
+    with pytest.raises(InputError, match=r"a\.csv: cannot be read"):
+        check_file(sidecar)
+    table = b"stage,instruction,frequency,time,energy\n0,forward,900,1,1\n0,backward,900,2,2\n"
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(table))
+    assert "a.csv.gz" in check_file(sidecar).proved[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from envplan._documents import MAX_DOCUMENT_BYTES
-from envplan._files import parse_json, read_bounded
+from envplan._files import is_file, parse_json, read_bounded
 from envplan._words import describe_profile, significant
 from envplan.errors import InputError, naming, shown
 
@@ -208,6 +208,8 @@ def _serving_clocks(given: _Given) -> list[str]:
 
 def _sidecar(given: _Given) -> list[str]:
     table = Path(str(given.file).removesuffix(_SIDECAR) + ".csv")
+    zipped = Path(f"{table}.gz")
+    table = zipped if is_file(zipped) and not is_file(table) else table
     beside = check_file(table)
     return [f"it goes with {table}, a {beside.kind}, and was read with it", *beside.proved]
 
@@ -314,7 +316,6 @@ _BY_NAME: Final[dict[str, tuple[str, _Check]]] = {
     ".toml": ("sweep configuration", _sweep_config),
     ".parquet": ("sweep", _sweep),
     ".jsonl": ("run log", _run_log),
-    ".csv.gz": ("requests", _requests),
     ".py": ("clocks", _clocks),
     ".txt": ("clocks", _clocks),
 }
@@ -333,6 +334,8 @@ _DOCUMENTS: Final[dict[str, tuple[str, _Check]]] = {
 _TABLES: Final[dict[str, tuple[str, _Check]]] = {
     "target_value": ("sweep", _sweep),
     "timestamp": ("requests", _requests),
+    "arrived_at": ("requests", _requests),
+    "arrival_timestamp": ("requests", _requests),
     "attained": ("replay over time", _series),
     "slowdown": ("stragglers", _stragglers),
     "price": ("rates", _rates),
