@@ -156,7 +156,7 @@ def test_failed_atomic_write_keeps_the_old_file(
     ("table", "kind"),
     [
         (
-            "stage,instruction,frequency,time,energy\n0,forward,900,1,1\n0,backward,900,2,2",
+            "stage,instruction,frequency,time,energy\n0,forward,900,1,100\n0,backward,900,2,200",
             "profile",
         ),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n0,10,10\n1,20,20", "requests"),
@@ -178,6 +178,6 @@ def test_check_finds_the_gzipped_table_of_a_sidecar(tmp_path: Path) -> None:
     sidecar.write_text("{}")
     with pytest.raises(InputError, match=r"a\.csv: cannot be read"):
         check_file(sidecar)
-    table = b"stage,instruction,frequency,time,energy\n0,forward,900,1,1\n0,backward,900,2,2\n"
+    table = b"stage,instruction,frequency,time,energy\n0,forward,900,1,100\n0,backward,900,2,200\n"
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(table))
     assert "a.csv.gz" in check_file(sidecar).proved[0]

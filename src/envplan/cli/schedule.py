@@ -29,7 +29,14 @@ _EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
 _MOST_NAMED: Final = 6
 
 
-@cmd.options()
+@cmd.options(
+    """
+    Most used:
+      -m, --microbatches M  Microbatches per iteration; a DAG file says them itself.
+    Job:
+      -s, --pp, --stages N  Pipeline stages (ranks of a pipeline); a DAG file says them itself.
+    """
+)
 class ShapeOptions:
     """A schedule's name and size."""
 
@@ -192,6 +199,9 @@ def _print(layout: ScheduleLayout) -> None:
     Most used:
       --format FORMAT  {", ".join(_IMPORTS)}.
       -o, --output FILE  Where the DAG file goes.
+    Job:
+      --p2p-latency TIME  How long a transfer between stages takes, as in 2ms or 0.002 (seconds);
+          default: 0.
     """,
     format=cmd.one_of(*_IMPORTS),
 )
@@ -207,7 +217,8 @@ def import_schedule(
 ) -> None:
     """Turn a schedule from elsewhere into a DAG file.
 
-    frontier and solve take it with --dag.
+    frontier and solve take it with --dag. Format megatron reads configurations of Megatron, NeMo,
+    Megatron-Bridge and GPT-NeoX, and Megatron-LM's launch script or log of arguments.
 
     \b
     Example:
