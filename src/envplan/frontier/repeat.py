@@ -192,21 +192,21 @@ class Repeated:
             return _NO_PAIRS
         return np.stack([arcs, later, tail[arcs], tail[later], head[arcs]], 1).astype(np.int32)
 
-    def proved(self, trace: Trace) -> Iterator[Part]:
-        """Walk a trace of this pipeline to T_min; the parts that repeat, the latest first."""
+    def proved(self, trace: Trace, until_ns: int) -> Iterator[Part]:
+        """Walk a trace of this pipeline to a time; the parts that repeat, the latest first."""
         part = int((trace.time - trace.min_time) * _UNPROVED_PART) + 1
-        while (now := int(trace.breakpoints()[0][-1])) > trace.min_time:
+        while (now := int(trace.breakpoints()[0][-1])) > until_ns:
             cut, first = self.cut(Optimum.of(trace, now)), len(trace.periods()) - 1
             trace.watch(self.pairs(cut) if cut.differing == 0 else _NO_PAIRS)
             if trace.periods()[-1] >= 0:
-                trace.go_on()
+                trace.go_on(until_ns)
                 periods = trace.periods()[first:]
                 periods = periods[: len(periods) - (periods[-1] < 0)]
                 if len(periods) > 1:
                     yield Part(cut, first, periods)
             else:
                 trace.watch(_NO_PAIRS)
-                trace.go_on(now - part)
+                trace.go_on(max(now - part, until_ns))
                 part *= 2
 
     def rounds_more(self, microbatches: int) -> int:
