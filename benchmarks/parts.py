@@ -20,9 +20,8 @@ from envplan import Pipeline, Profile
 from envplan.devices.modelled import GPUS, ModelledGpu
 from envplan.planners import beside_one_clock
 from envplan.planners.parts import LATENCIES_S
-from envplan.profile import ByParts, builtin_profiles
-from envplan.profile.options import Part, option_table
-from envplan.profile.parts import by_parts, one_clock
+from envplan.profile import ByParts, Parts, builtin_profiles
+from envplan.profile.parts import by_parts
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import GPT3_1_3B
 from envplan.profiling.workloads import Model, TrainingJob, TransformerModel
@@ -71,12 +70,11 @@ def run(quick: bool, folder: Path) -> Section:
     rows, slowest = [], 0.0
     for (kind, noise), (latency, hold) in product(_KINDS, _LATE):
         parts = _random_parts(48, 100, noise)
-        whole = one_clock(0, "forward", parts)
         how = ByParts(blocking_power_w=70.0, switch_latency_s=latency, min_hold_s=hold)
         spent = float("inf")
         for _ in range(3):  # the first one warms up
             begin = time.process_time()
-            composed = by_parts(whole, parts, how)
+            composed = by_parts(0, "forward", parts, how)
             spent = min(spent, time.process_time() - begin)
         slowest = max(slowest, spent)
         late = {"latency_s": latency, "hold_s": hold}
@@ -122,21 +120,20 @@ def run(quick: bool, folder: Path) -> Section:
     return section
 
 
-def _random_parts(count: int, clocks: int, noise: float) -> list[Part]:
+def _random_parts(count: int, clocks: int, noise: float) -> Parts:
     random = np.random.default_rng(1)
     mhz = np.linspace(1980, 600, clocks).astype(int)
-    parts = []
+    rows = {}
     for number in range(count):
         times = random.uniform(0.2, 2) + random.uniform(0.2, 4) * 1980 / mhz
         times *= 1 + noise * random.normal(size=clocks)
         watts = 200 + random.uniform(200, 350) * (mhz / 1980) ** 3
         energies = times * watts * (1 + noise * random.normal(size=clocks))
-        options = [
-            (int(1e6 * t), int(1e12 * e), -int(m), "")
+        rows[f"part{number}"] = {
+            (int(m), ""): (int(1e6 * t), int(1e12 * e))
             for t, e, m in zip(times, energies, mhz, strict=True)
-        ]
-        parts.append(Part(f"part{number}", option_table(0, "forward", options)))
-    return parts
+        }
+    return Parts.of("forward", rows)
 
 
 def in_layers(profile: Profile, layers: int) -> Profile:
@@ -184,16 +181,18 @@ def latency_table() -> str:
             microbatch_size=samples, tensor_parallel=tensor_parallel,
         )  # fmt: skip
         profile = modelled_profile(job, gpu, name="parts", step=_STEP_MHZ, parts=True)
-        shares = [1e-6 * part.table.time_ns[0] for part in profile.parts(1, "forward")]
+        shares = 1e-6 * profile.measured[1, "forward"].time_ns[-1]
         frontier = trace_frontier(profile.pipeline(), profile.adjusted(by_parts=ByParts()))
-        rows.append([gpu, model.name, f"{min(shares):.1f} to {max(shares):.1f}", *_saved(frontier)])
+        rows.append(
+            [gpu, model.name, f"{shares.min():.1f} to {shares.max():.1f}", *_saved(frontier)]
+        )
     for name in _IN_LAYERS:
         note(name)
         profile = in_layers(Profile.builtin(name, raw=True), 12)
-        shares = [1e-6 * part.table.time_ns[0] for part in profile.parts(1, "forward")]
+        shares = 1e-6 * profile.measured[1, "forward"].time_ns[-1]
         pipeline = Pipeline("1f1b", profile.num_stages, 12)
         frontier = trace_frontier(pipeline, profile.adjusted(by_parts=ByParts()))
-        rows.append([name, "12 layers", f"{min(shares):.1f}", *_saved(frontier)])
+        rows.append([name, "12 layers", f"{shares.min():.1f}", *_saved(frontier)])
     return table([*header, *(f"{1e3 * latency:g} ms" for latency in LATENCIES_S)], rows)
 
 

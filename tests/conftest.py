@@ -6,6 +6,8 @@ finds to fail is kept as an @example.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -40,3 +42,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = "timed" if item.path.name in _TIMED else item.path.name
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a small modelled profile.csv."""
+    from cli_helpers import small_profile
+
+    small_profile().save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -6,6 +6,7 @@ the real nvidia-ml-py, and no others: LD_LIBRARY_PATH and ENVPLAN_FAKE_NVML are 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import mmap
 import os
@@ -224,6 +225,7 @@ def fake_library() -> Path:
     if compiler is None:
         pytest.skip("needs a C compiler")
     folder = Path(tempfile.mkdtemp(prefix="envplan-fake-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "libnvidia-ml.so.1"
     command = [compiler, "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
     command += [f"-Wl,-soname,{library.name}", str(SOURCE), "-o", str(library)]

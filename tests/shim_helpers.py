@@ -10,12 +10,12 @@ from typing import Any
 from envplan.enforce.freqplan import (
     FREQPLAN_SCHEMA,
     FrequencyPlan,
-    LadderRung,
     RankPlan,
     StageEnergy,
 )
 from envplan.enforce.topology import Topology
 from envplan.pipeline import Pipeline
+from envplan.plan import Rung
 from envplan.runtime import Guard
 from fake_nvml import FakeNvml, wait_for
 
@@ -158,7 +158,7 @@ def frequency_plan(
             for rank in range(stages * dp)
         ],
         ladder=[
-            LadderRung(
+            Rung(
                 iteration_time_s=time,
                 energy_j=1.0,
                 frequencies_mhz=chosen(k + 1),

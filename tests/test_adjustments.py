@@ -94,6 +94,12 @@ def test_only_clocks_that_both_tables_have_survive_a_sum_which_is_sorted() -> No
     assert table.frequency_mhz.tolist() == [1500, 1740]
 
 
+def test_sums_beyond_what_a_profile_may_hold_are_refused() -> None:
+    rows = [(0, name, 1740, 1.0, 4800.0) for name in ("forward", "backward")]
+    with pytest.raises(InputError, match=r"backward and forward together .* 9000 J"):
+        Profile.from_rows(rows).adjusted(recompute=True)
+
+
 def test_tables_without_a_common_clock_are_refused_with_their_stage() -> None:
     rows = [
         row

@@ -75,3 +75,10 @@ def test_notebooks_show_pictures_and_tables(frontier: Frontier) -> None:
     table = plan._repr_html_()
     assert "modelled" in table
     assert f"{plan.predicted.savings_percent:.2f}" in table
+
+
+@pytest.mark.parametrize("name", ["target_time", "slowdown", "power_cap", "switch_latency"])
+def test_what_is_no_number_is_refused_by_name(frontier: Frontier, name: str) -> None:
+    field = {"target_time": "time_s", "power_cap": "power_w"}.get(name, name)
+    with pytest.raises(InputError, match=f'{field}.* should be a valid number, not "x"'):
+        frontier.plan(**{name: "x"})

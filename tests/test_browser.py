@@ -103,8 +103,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("name", ["report", "timeline", "frontier", "animation", "serving"])
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_pages_load_without_errors_and_fit(
     browser: Browser, pages: Path, name: str, width: int, dark: bool
 ) -> None:
@@ -122,6 +121,7 @@ def test_the_straggler_slider_moves_the_line_and_the_plan(browser: Browser, page
     plan = browser.execute_script("return DATA.frontier.points.at(-1)")
     assert before.startswith(f"This plan takes {plan['time']:.3f} s;")
     assert f"{plan['saved']:.1f}% saved" in before
+    assert f"{plan['energy']:,.0f} J" in before
     line = browser.one("line.straggler").get_attribute("x1")
     followed = browser.one("circle.followed").get_attribute("cx")
     browser.put("input[type=range]", "500")

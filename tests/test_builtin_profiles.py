@@ -21,9 +21,6 @@ NAMES = [builtin.name for builtin in BUILTINS]
 LISTS = ("measured", "list")
 
 
-every_profile = pytest.mark.parametrize("name", NAMES)
-
-
 def modelled() -> list[Profile]:
     """Those that the script makes; measured ones come from elsewhere."""
     return [Profile.builtin(name) for name in NAMES]
@@ -34,7 +31,7 @@ def test_committed_files_and_lists_are_what_the_script_makes(tmp_path: Path) -> 
     folder.mkdir()
     blocks = "".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in LISTS)
     page.write_text(f"before\n{blocks}after\n")
-    assert main([str(folder), str(page)]) == 0
+    main(str(folder), str(page))
     made = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert {name: (COMMITTED / name).read_bytes() for name in made} == made
     assert sum((COMMITTED / f"{name}.csv").stat().st_size for name in NAMES) < 3_000_000
@@ -54,23 +51,6 @@ def test_the_list_of_measured_profiles_says_what_is_known() -> None:
         assert row in listing([Profile.builtin(name)])
 
 
-def test_v100_profiles_have_the_microbatches_of_envpipe() -> None:
-    found = {
-        profile.name: (profile.metadata.microbatch_size, profile.metadata.num_microbatches)
-        for profile in modelled()
-        if profile.name.startswith("v100")
-    }
-    assert found == {
-        "v100-bert-336m-4stage": (4, 16),
-        "v100-gpt-125m-4stage": (2, 16),
-        "v100-megatron-125m-4stage": (4, 16),
-        "v100-resnet-152-4stage": (2, 16),
-        "v100-megatron-1.3b-8stage": (2, 128),
-        "v100-megatron-1.3b-4stage": (2, 64),
-        "v100-megatron-1.3b-2stage": (2, 32),
-    }
-
-
 @pytest.mark.parametrize("model", ["bert-336m", "gpt-125m", "resnet-152", "megatron-1.3b"])
 def test_v100_valleys_are_near_the_middle_of_the_range(model: str) -> None:
     for table in Profile.builtin(f"v100-{model}-4stage").tables():
@@ -78,20 +58,7 @@ def test_v100_valleys_are_near_the_middle_of_the_range(model: str) -> None:
         assert valley == pytest.approx((135 + 1530) / 2, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("name", "savings"),
-    [("v100-resnet-152-4stage", 25.2), ("v100-megatron-1.3b-8stage", 28.4)],
-)
-def test_published_figures_come_with_source_and_meaning(name: str, savings: float) -> None:
-    published = Profile.builtin(name).metadata.extra["published"]
-    assert list(published) == ["savings_percent", "slowdown_percent", "source", "note"]
-    assert published["savings_percent"] == savings
-    assert published["slowdown_percent"] == 1.0
-    assert "EnvPipe" in published["source"]
-    assert f"up to {savings}%" in published["note"]
-
-
-@every_profile
+@pytest.mark.parametrize("name", NAMES)
 def test_a_modelled_profile_is_what_it_claims_to_be(name: str) -> None:
     profile = Profile.builtin(name)
     metadata, powers = profile.metadata, profile.blocking_power_w
@@ -143,7 +110,8 @@ def test_a40_is_near_the_points_of_the_zeus_documentation(
     within: tuple[float, float],
 ) -> None:
     table = Profile.builtin("a40-gpt3-1.3b-4stage").table(stage, instruction)
-    time_ns, energy_fj = table.by_knob()[mhz, ""]
+    row = table.frequency_mhz.tolist().index(mhz)
+    time_ns, energy_fj = table.time_ns[row], table.energy_fj[row]
     assert time_ns / 1e9 == pytest.approx(seconds, rel=within[0])
     assert energy_fj / 1e15 == pytest.approx(joules, rel=within[1])
 
@@ -156,11 +124,3 @@ def test_a100_saves_less_at_its_valleys_than_a40() -> None:
 
     assert 0.10 < savings("a100-gpt3-1.3b-4stage") < 0.17
     assert 0.18 < savings("a40-gpt3-1.3b-4stage") < 0.28
-
-
-@pytest.mark.parametrize("arguments", [[], ["one", "two", "three"], ["/nowhere/at/all"]])
-def test_script_refuses_wrong_arguments_with_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1

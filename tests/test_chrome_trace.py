@@ -81,12 +81,3 @@ def test_counters_are_numbers_in_time_order(traced: tuple[Timeline, list[Any]]) 
             (value,) = sample["args"].values()
             assert isinstance(value, int | Decimal)
             assert not isinstance(value, bool)
-
-
-def test_clock_counter_follows_the_planned_clocks() -> None:
-    shown = timeline()
-    for use in shown.stages:
-        for timed in shown.operations:
-            if timed.operation.stage == use.stage:
-                at = [mhz for ns, mhz in use.clock_changes if ns <= timed.start_ns][-1]
-                assert at == timed.frequency_mhz

@@ -42,7 +42,7 @@ check none.json | none.json | No such file
 check . | cannot be read
 devices --gpu a40 | --backend modelled
 devices --backend modelled --gpu a41 | a41
-frontier --plot profile.csv | --plot profile.csv | .png or .svg | profile goes before
+frontier --plot profile.csv | --plot profile.csv | .png or .svg | other arguments go before --plot
 solve --price day.csv --iterations 100000 | day.csv | lasts 1 d | --repeat-rates
 apply budget.json --dp 3 | J or W | 3 GPUs | --tp | --dp
 apply budget.json --tp 3 | J or W | 3 GPUs | --tp | --dp
@@ -50,14 +50,14 @@ check /dev/zero | is larger than 256 MiB
 profile --backend modelled --layers 9999 -o x.csv | --layers must be 1 to 1000, not 9999
 serving simulate --epoch 1e308 | --epoch must be a time
 solve --robust 150 --noise 2 | --robust must be at most 99.9, not 150
-solve --robust 0 --noise 2 | --robust must be a number from 0.001 up, not 0
+solve --robust 0 --noise 2 | --robust must be at least 0.001, not 0
 serving compare --headroom 1e18 | --headroom must be at most 10000
 profile --backend modelled -m 2147483648 -o x.csv | --microbatches must be at most 2147483647
 frontier nothing.csv | nothing.csv | no such file | envplan profiles
 frontier -m 0 | --microbatches | 0
 frontier -m -3 | --microbatches | -3
 frontier -m 99999999 | operations | at most
-frontier --chunks 3 | 3 chunks (--vp)
+frontier --chunks 3 | 3 chunks (--vp) on 1 pipeline stage (--pp)
 frontier --chunks 2 --schedule 1f1b | one model chunk | interleaved
 frontier --schedule zigzag | zigzag | 1f1b, gpipe, interleaved
 frontier --blocking-power nan | --blocking-power
@@ -69,7 +69,9 @@ frontier --replicas 9999999999 | replicas
 frontier --dag dag.json -m 3 | --dag | --microbatches | exclude
 frontier --dag dag.json | dag.json | cannot be read
 frontier -o f.txt | --output f.txt | .csv or .json
-frontier --animate x.mp4 | x.mp4 must end in .gif or .html | ffmpeg
+report -o plan.html.txt | must end in .html
+report nothing.json | cannot be read
+frontier --animate x.gif | --animate x.gif must end in .html
 frontier -o missing/f.csv | missing/f.csv | cannot be written
 frontier -o profile.csv | profile.csv | itself
 frontier --plot missing/f.png | missing/f.png | cannot be written
@@ -89,13 +91,13 @@ solve -o profile.csv | profile.csv | itself
 solve four.csv --pp 3 | 3 pipeline stages | has 4
 solve four.csv --pp 2 --vp 4 | 4 chunks (--vp) | 8 model stages | has 4
 solve four.csv --vp 3 | 3 chunks (--vp) | has 4
+solve four.csv --pp 1 --vp 1 | 1 chunk (--vp) on 1 pipeline stage (--pp) has 1 model stage,
 solve four.csv --dp 0 | --dp/--replicas | at least 1
 solve three.csv --planner magic | magic | max_frequency, zeus_global
 solve three.csv --planner envpipe --target-time 9 | takes no target | --target-time
 solve three.csv --planner max_frequency --min-energy | takes no target | --min-energy
 solve three.csv --planner zeus_global --power-cap 9 | --target-time or --slowdown
 solve three.csv --planner zeus_global --polish 1 | --polish | frontier
-solve three.csv --planner zeus_global --explain | --explain | envpipe
 solve three.csv --reconfigure greedy | --reconfigure | envpipe
 solve three.csv --planner envpipe --reconfigure fast | fast | balanced, greedy
 solve three.csv --activation-slots 9 | --activation-slots | envpipe | 1f1b
@@ -131,7 +133,7 @@ compare three.csv --plot missing/a.png | missing/a.png | cannot be written
 simulate four.json --noise -1 | --noise must be a
 simulate four.json --noise nan | --noise must be a
 simulate four.json --noise 101 | --noise must be at most 100
-simulate four.json --switch-latency -1 | --switch-latency must be a number from 0 up
+simulate four.json --switch-latency -1 | --switch-latency must be at least 0, not -1
 simulate four.json --sync-time inf | --sync-time must be a
 simulate four.json --noise 1 --seed -1 | --seed must be at least 0
 simulate four.json --runs 0 | --runs must be at least 1
@@ -173,6 +175,8 @@ apply --backend amd | --backend must be nvml
 apply --backend nvml --gpu a40 | leave out
 apply none.json | none.json | No such file
 apply profile.csv | profile.csv | not valid JSON
+apply freq.json | freq.json: is not a plan | a frequency plan already | give the plan that
+apply run.freqplan.json | run.freqplan.json: is not a plan | give the plan that
 apply -o plan.json | plan.json | is PLAN itself
 apply -o profile.csv | is the profile itself
 apply -o missing/run.json | missing/run.json | cannot be written
@@ -194,15 +198,17 @@ profile --backend modelled -o profile.json | .csv
 profile --backend modelled --plot x.txt | .png
 profile --backend modelled -o no/such/profile.csv | no/such/profile.csv
 profile --backend modelled --workload wide-resnet --layers 60 | 50, 101 or 152
+profile --backend modelled --layers-per-stage 5,7,7,4 | 23 layers on 4 stages, but GPT-3 1.3B has 24
+profile --backend modelled --layers-per-stage 5,7,7,5 --pp 3 | --pp 3 and --vp 1 make 3
+profile --backend modelled --layers-per-stage 5,7,12 --vp 2 | --pp 1 and --vp 2 make 2
+profile --backend modelled --layers-per-stage 24,0 | must be at least 1, not 0
 profile --gpu a40 | --gpu | --backend modelled
-profile --backend modelled --smooth | --smooth | nvml
 profile --backend modelled --tp 0 | --tp | at least 1
 profile --backend modelled --tp 3 | --tp 3 | 16 heads
 profile --backend modelled --workload t5 --tp 5 | --tp 5 | 32 heads
 profile --backend modelled --workload wide-resnet --tp 2 | leave --tp
 profile --split-backward --recompute | --split-backward and --recompute | solve
-profile --smooth --no-lock | --smooth and --no-lock | one clock
-profile --error 0 | --error | 1e-06 up
+profile --error 0 | --error | at least 1e-06
 profile --time-limit nan | --time-limit
 profile --device -1 | --device
 sweep nothere.toml | nothere.toml | cannot be read
@@ -233,8 +239,8 @@ check plan.json | to the nanosecond
 check profile.csv | profile (modelled) | 2 stages | forward, backward | 20 options | 780 | 1740
 check profile.csv --json | "file": "profile.csv" | "kind": "profile" | "next": "envplan frontier
 check plan.json -q | !holds
-frontier -m 4 --plans 20 | T_min plan | T_star plan | x maximum frequency
-frontier --plans 2 --plot | wrote frontier.png | !x maximum frequency
+frontier -m 4 --plans 20 | T_min plan | T_star plan | maximum frequency is wasting
+frontier --plans 2 --plot | wrote frontier.png
 frontier four.csv -m 2 --plans 2 | 4 stages, 2 microbatches
 frontier measured.csv | 61.5 W (from the profile) | !modelled
 frontier one.csv | up to 0.0% at no slowdown
@@ -254,6 +260,7 @@ compare three.csv --straggler-slowdown 3 | frontier for straggler
 compare three.csv --straggler-time 0.01 | it is no straggler
 simulate four.json | busy (s) | usable | critical path | blocking | at the peak | modelled
 simulate four.json | time and energy are exactly what the plan states
+simulate four.json --price 0.2 | an iteration costs | USD over all GPUs | !iterations cost
 simulate four.json --noise 3 --runs 20 --switch-latency 5 | 20 runs | first run
 simulate four.json --replicas 128 --straggler 1.2 | intrinsic saved | extrinsic saved | T' is
 apply | 1740 | not known
@@ -293,6 +300,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for options in (two, four, budget):
         assert envplan("solve", "-q", *options, cwd=folder).code == 0
     shutil.copy(folder / "plan.json", folder / "two.json")
+    assert envplan("apply", "-q", "-o", "freq.json", cwd=folder).code == 0
+    shutil.copy(folder / "freq.json", folder / "run.freqplan.json")
     return folder
 
 

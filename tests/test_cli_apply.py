@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import done, envplan, refused, says, small_profile
+from cli_helpers import done, envplan, refused, says
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.profile import Profile
 from fake_nvml import FakeNvml
@@ -18,11 +18,9 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
+def folder(folder: Path) -> Path:
     done("solve -q --gpus-per-stage 2 --replicas 2 --ladder 3")
-    return tmp_path
+    return folder
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> None:
@@ -169,7 +167,7 @@ def test_clocks_are_asked_of_the_gpus_here_and_none_is_set(
     )
     freqplan = FrequencyPlan.load("run.freqplan.json")
     assert (freqplan.gpu, freqplan.clocks_source) == ("NVIDIA A40", "nvml")
-    freqplan.check_gpu("NVIDIA A40", freqplan.supported_clocks_mhz)
+    freqplan.check_gpu("NVIDIA A40", freqplan.supported_clocks_mhz, 0)
     assert all(fake_nvml.clock_changes(index) == [] for index in range(4))
 
 

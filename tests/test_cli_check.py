@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import done, envplan, refused, says, small_profile
+from cli_helpers import done, refused, says
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
+def folder(folder: Path) -> Path:
     done("solve --quiet --slowdown 5")
-    return tmp_path
+    return folder
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> None:
@@ -24,20 +22,77 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_what_holds_comes_with_what_to_do_with_it(folder: Path) -> None:
-    assert envplan("apply", "-q", cwd=folder).code == 0
-    assert envplan("frontier", "-q", "-o", "frontier.csv", cwd=folder).code == 0
-    dag = ("schedule", "export", "1f1b", "-s", 2, "-m", 2, "--format", "dag", "-q")
-    assert envplan(*dag, cwd=folder).code == 0
-    for file, following in (
-        ("plan.json", "apply plan.json"),
-        ("profile.csv", "frontier profile.csv"),
-        ("run.freqplan.json", "devices"),
-        ("frontier.csv", "solve PROFILE"),
-        ("pipeline.dag.json", "frontier PROFILE --dag pipeline.dag.json"),
-    ):
-        ran = envplan("check", file, cwd=folder)
-        assert ran.out.endswith(f"\nnext: envplan {following}\n"), ran.out + ran.err
+#: A command, a file that it writes or reads, what `check` says of that, and what to do with it.
+FILES = """
+solve -o plan.json | plan.json | 16 operations on 2 stages | apply plan.json
+solve -o plan.json | profile.csv | 20 options | frontier profile.csv
+solve -o plan.json | profile.meta.json | it goes with profile.csv |
+apply | run.freqplan.json | 2 ranks | devices
+apply --format csv | run.freqplan.csv | clocks of 2 stages, 16 in all | solve PROFILE --clocks
+apply --format zeus | run.freqplan.py | clocks of 2 stages, 16 in all | solve PROFILE --clocks
+frontier -o frontier.csv | frontier.csv | slower and cheaper | solve PROFILE
+frontier -o frontier.json | frontier.json | traced again | solve profile.csv
+schedule export 1f1b -s 2 -m 2 --format dag | pipeline.dag.json | 8 operations | frontier PROFILE
+schedule export zb-v -s 2 -m 4 | schedule.csv | 48 operations on 2 ranks | schedule import
+simulate --trace trace.json | trace.json | 16 operations of 4 microbatches on 2 stages |
+sweep sweep.toml | sweep.csv | 1 points, 0 of them failed |
+sweep sweep.toml | sweep.toml | 1 points | sweep sweep.toml
+sweep sweep.toml -o sweep.parquet | sweep.parquet | no plan uses less |
+serving simulate --trace rows.csv --policy static -o hour.csv | hour.csv | 2 minutes, every cell |
+serving profile -o serving.csv | serving.csv | no holes | serving solve serving.csv
+serving profile -o serving.csv | serving.meta.json | it goes with serving.csv |
+serving profile | rows.csv | 40 requests over | serving compare --trace rows.csv
+solve --price day.csv --iterations 9 | day.csv | price: 0.1000 a kWh | savings PROFILE --price
+simulate --dp 2 --straggler-trace slow.csv | slow.csv | 2 iterations | simulate plan.json
+"""
+
+
+@pytest.mark.parametrize("row", FILES.strip().splitlines())
+def test_what_holds_comes_with_what_to_do_with_it(folder: Path, row: str) -> None:
+    if "parquet" in row:
+        pytest.importorskip("pyarrow")
+    line, file, words, following = (part.strip() for part in row.split("|"))
+    Path("sweep.toml").write_text('[grid]\nprofiles = ["profile.csv"]\n')
+    Path("rows.csv").write_text(
+        "timestamp,class\n" + "".join(f"{k},MM\n" for k in range(80, 160, 2))
+    )
+    Path("day.csv").write_text("hour,price\n" + "".join(f"{k},0.1\n" for k in range(24)))
+    Path("slow.csv").write_text("iteration,replica,slowdown\n0,0,1.2\n1,1,1.3\n")
+    done(line, "--quiet")
+    out = done("check", file)
+    says(out, f"{file}: ", ", holds\n", words)
+    assert out.splitlines()[-1].startswith(f"next: envplan {following}" if following else "  ")
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "old", "new", "words"),
+    [
+        ("apply --format csv", "run.freqplan.csv", "1740", "fast", "run.freqplan.csv:2, column f"),
+        ("apply --format zeus", "run.freqplan.py", "1740", "-1", "no clock in MHz"),
+        ("sweep sweep.toml", "sweep.csv", "False", "perhaps", "sweep.csv:2, column recompute"),
+        ("sweep sweep.toml", "sweep.csv", ",frontier,slowdown", ",frontier,fast", "column target"),
+        ("simulate --trace t.json", "t.json", '"ts": 0.0', '"ts": 1e6', "overlap on rank 0"),
+        ("schedule export 1f1b -s 2 -m 2", "schedule.csv", "0F0", "0F1", "schedule.csv"),
+    ],
+)
+def test_what_does_not_hold_is_said_of_outputs_too(
+    folder: Path, line: str, file: str, old: str, new: str, words: str
+) -> None:
+    Path("sweep.toml").write_text('[grid]\nprofiles = ["profile.csv"]\n')
+    done(line, "--quiet")
+    text = Path(file).read_text()
+    assert old in text
+    Path(file).write_text(text.replace(old, new, 1))
+    refused(f"check {file}", file, words)
+
+
+def test_a_sweep_with_a_plan_below_its_bound_does_not_hold(folder: Path) -> None:
+    Path("sweep.toml").write_text('[grid]\nprofiles = ["profile.csv"]\n')
+    done("sweep sweep.toml --quiet")
+    names, cells = (line.split(",") for line in Path("sweep.csv").read_text().splitlines())
+    cells[names.index("energy_j")] = "1.0"
+    Path("sweep.csv").write_text(",".join(names) + "\n" + ",".join(cells) + "\n")
+    refused("check sweep.csv", "sweep.csv: point 1: energy_lower_bound_j lies above energy_j")
 
 
 def test_plan_is_found_from_another_folder(

@@ -103,15 +103,3 @@ def test_envpipe_plan_carries_its_schedule(folder: Path) -> None:
     plan = Plan.load(folder / "plan.json")
     assert plan.job.forwards_ahead == [1, 1, 0]
     assert list(plan.job.pipeline().forwards_ahead) == [1, 1, 0]
-
-
-@pytest.mark.parametrize("how", ["balanced", "greedy"])
-def test_explain_prints_each_iteration(folder: Path, how: str) -> None:
-    line = f"solve --planner envpipe --reconfigure {how} --explain"
-    out = done(line)
-    says(out, "EnvPipe's iterations", "MHz", "EnvPipe stopped: the critical path")
-    document = told(line)["envpipe"]
-    assert document["iterations"][-1]["raised"] == []
-    assert all(step["raised"] for step in document["iterations"][:-1])
-    energy = Plan.load(folder / "plan.json").energy
-    assert document["iterations"][-1]["energy_j"] == energy

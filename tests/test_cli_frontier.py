@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cli_helpers import done, envplan, refused, says, small_profile, told
 from envplan.cli.output import print_table
@@ -22,13 +20,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 COLUMNS = (
     "iteration_time_s,energy_j,lower_bound_j,gap,average_power_w,slowdown_percent,savings_percent"
 )
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def files(folder: Path) -> set[str]:
@@ -124,7 +115,7 @@ GOOD = "0,forward,1740,0.1,10\n0,backward,1740,0.2,20"
         ('{"a": 1}', ["JSON, not CSV"]),
         ("stage,instruction,frequency,time\n0,forward,1740,0.1", ["column energy", "missing"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,nan,10", ["profile.csv:4", "column time"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1740,0.1,10", [":4", "repeats line 2"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1740,0.3,10", [":4", "repeats line 2"]),
         (f"{HEADER}\n0,forward,1740,0.1,10", ["stage 0", "backward"]),
         (f"{HEADER}\n{GOOD}\n2,forward,1740,0.1,10", ["stage 1", "gaps"]),
     ],
@@ -180,18 +171,10 @@ def test_a_narrow_terminal_wraps_words_and_cuts_no_number(
     assert max(map(len, text.splitlines())) <= width
 
 
-NUMBERS = st.floats(-1e6, 1e6)
-POINTS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8)
-
-
-@given(POINTS, st.tuples(NUMBERS, NUMBERS), st.integers(20, 90), st.integers(2, 20))
-def test_every_sketch_has_its_size_and_its_mark(
-    curve: list[tuple[float, float]], mark: tuple[float, float], width: int, height: int
-) -> None:
-    lines = sketch(curve, [(*mark, "x")], width=width, height=height)
-    assert len(lines) == height + 2
-    assert sum(line.split("│")[1].count("x") for line in lines[:height]) == 1
-    assert all(len(line.split("│")[1]) <= width for line in lines[:height])
+def test_the_text_draws_the_curve() -> None:
+    said = envplan("frontier", "a40-gpt3-1.3b-4stage", "--microbatches", "4").out
+    assert "curve: exact relaxed frontier" in said
+    assert re.search("[\u2801-\u28ff]", said)
 
 
 def test_a_falling_line_falls() -> None:

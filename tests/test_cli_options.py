@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from cli_helpers import envplan, says, small_profile
-from envplan.cli.command import add, argument, file_of, one_of, options, takes
+from envplan.cli.command import add, argument, one_of, options, takes
 from envplan.plan import Plan
 from envplan.profile import Profile
 
@@ -38,10 +38,9 @@ def plan(folder: Path, *arguments: object) -> Plan:
       --loud  With sound.
     Most used:
       --colour NAME  Which.
-      --plot [FILE]  Draw it.
+      --plot [FILE]  Draw it: .png or .svg; without a name: drawn.png.
     """,
     colour=one_of("red", "blue"),
-    plot=file_of((".png", ".svg"), "choose one", "drawn.png"),
 )
 class Group:
     place: Path

@@ -9,12 +9,12 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cli_helpers import COMMAND, Ran, assert_refused, envplan
+from cli_helpers import COMMAND, Ran, assert_refused, done, envplan, says, told
 from envplan.check import check_file
-from envplan.cli import app
 from envplan.errors import InputError
 from envplan.serving.profile import ServingProfile
 from fake_nvml import FakeNvml, fake_nvml
@@ -27,55 +27,45 @@ LOAD = "SS=9000,MM=3000"
 HELD = 795  # MHz, of the plan that is held
 
 
-class Inside:
-    """The command run in this process, which is quicker, in a folder of its own."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *arguments: object) -> Ran:
-        code = app._run([str(argument) for argument in ("serving", *arguments)])
-        out, err = self._capsys.readouterr()
-        return Ran(code, out, err)
-
-
-@pytest.fixture
-def inside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Inside:
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return Inside(capsys)
 
 
-def test_every_command_is_named_and_has_an_example(inside: Inside) -> None:
+def inside(*arguments: object) -> Ran:
+    return envplan("serving", *arguments)
+
+
+def answered(*arguments: object) -> Any:
+    """The document of a command."""
+    return told("serving", *arguments)
+
+
+def test_every_command_is_named_and_has_an_example() -> None:
     named = inside().out
     for command in ("profile", "solve", "simulate", "compare", "apply", "reshard", "hold"):
         assert f"  {command} " in named
         assert f"Example:\n    envplan serving {command}" in inside(command, "--help").out
 
 
-def test_the_built_in_profile_prints_energies_and_what_is_modelled(
-    inside: Inside, tmp_path: Path
-) -> None:
-    ran = inside("profile", "--plot")
-    assert "identified" in ran.out
-    assert "modelled" in ran.out
+def test_the_built_in_profile_prints_energies_and_what_is_modelled(tmp_path: Path) -> None:
+    out = done("serving profile --plot")
+    says(out, "identified", "modelled")
     profile = ServingProfile.builtin()
     energy = profile.energy_per_request(profile.curves["LL", 8, 1980], 2000) / 3600
-    (row,) = [line.split() for line in ran.out.splitlines() if line.startswith("LL ")]
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("LL ")]
     assert row[-1] == f"{energy:.2f}"
     assert (tmp_path / "serving-profile.png").stat().st_size > 10_000
 
 
-def test_energies_are_drawn_at_the_load_that_is_printed(inside: Inside, tmp_path: Path) -> None:
+def test_energies_are_drawn_at_the_load_that_is_printed(tmp_path: Path) -> None:
     inside("profile", "--load", "1000", "--plot", "p.svg")
     assert "1000 tokens/s per instance" in (tmp_path / "p.svg").read_text()
 
 
-def test_a_profile_is_copied_out_and_read_again(inside: Inside) -> None:
+def test_a_profile_is_copied_out_and_read_again() -> None:
     assert inside("profile", "-o", "my.csv", "--quiet").out == ""
-    ran = inside("profile", "my.csv", "--json")
-    document = json.loads(ran.out)
+    document = answered("profile", "my.csv")
     assert document["source"] == "identified"
     assert len(document["configurations"]) == len(ServingProfile.builtin().curves)
     assert document["classes"]["LL"]["ttft_slo_s"] == 2
@@ -84,7 +74,7 @@ def test_a_profile_is_copied_out_and_read_again(inside: Inside) -> None:
     assert_refused(again, 2, "my.csv", " itself")
 
 
-def test_solve_apply_and_hold_in_a_row(inside: Inside, tmp_path: Path) -> None:
+def test_solve_apply_and_hold_in_a_row(tmp_path: Path) -> None:
     solved = inside("solve", "--load", LOAD, "--gpus", 32, "--time-limit", 0.5, "--plot")
     assert "certified gap" in solved.out or "with no proof" in solved.out  # on a busy machine
     plan = json.loads((tmp_path / "serving-plan.json").read_text())
@@ -106,9 +96,7 @@ def test_solve_apply_and_hold_in_a_row(inside: Inside, tmp_path: Path) -> None:
         check_file(tmp_path / "serving-plan.json")
 
 
-def test_apply_warns_where_a_slower_clock_leaves_an_slo_unproven(
-    inside: Inside, tmp_path: Path
-) -> None:
+def test_apply_warns_where_a_slower_clock_leaves_an_slo_unproven(tmp_path: Path) -> None:
     lines = [f"SS,2,1500,{load},,{100 + load},0.1,0.01" for load in (0, 50)]
     lines += [f"SS,2,2000,{load},,{200 + load},0.1,0.01" for load in (0, 100)]
     write_profile(tmp_path / "p.csv", lines)
@@ -119,20 +107,19 @@ def test_apply_warns_where_a_slower_clock_leaves_an_slo_unproven(
     warning = ran.err.splitlines()[-1]
     assert "at 1980 MHz, slower than planned" in warning
     assert "SLO of instances 0 (1 of 1)" in warning
-    instances = json.loads(inside("apply", *clocks, "--json").out)["instances"]
+    instances = answered("apply", *clocks)["instances"]
     assert [i["slo_proven"] for i in instances] == [False]
     inside("solve", "p.csv", "--load", "SS=40", "-q")
     assert inside("apply", *clocks).err == ""
 
 
-def test_a_new_fleet_is_put_where_the_old_ones_weights_are(inside: Inside, tmp_path: Path) -> None:
+def test_a_new_fleet_is_put_where_the_old_ones_weights_are(tmp_path: Path) -> None:
     for name, load in (("old", "LL=9000"), ("new", "SS=2000")):
         quick = ("--planner", "hierarchical", "-q", "-o", f"{name}.json")
         assert inside("solve", "--load", load, *quick).code == 0
         assert inside("apply", f"{name}.json", "-q", "-o", f"{name}.clocks.json").code == 0
     files = ("old.clocks.json", "new.clocks.json")
-    ran = inside("reshard", *files, "-o", "moved.clocks.json", "--json")
-    document = json.loads(ran.out)
+    document = answered("reshard", *files, "-o", "moved.clocks.json")
     moved = json.loads((tmp_path / "moved.clocks.json").read_text())["instances"]
     assert [i["tp"] for i in moved] == [
         i["tp"] for i in json.loads((tmp_path / files[1]).read_text())["instances"]
@@ -145,15 +132,15 @@ def test_a_new_fleet_is_put_where_the_old_ones_weights_are(inside: Inside, tmp_p
     assert_refused(inside("reshard", "old.json", files[1]), 2, "old.json")
 
 
-def test_holding_ends_well_when_told_to(inside: Inside) -> None:
-    process = holding(inside, "--backend", "modelled")
+def test_holding_ends_well_when_told_to() -> None:
+    process = holding("--backend", "modelled")
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=300)
     assert rest.endswith("clocks given back\nnext: envplan devices\n")
     assert process.returncode == 0
 
 
-def holding(inside: Inside, *options: str) -> subprocess.Popen[str]:
+def holding(*options: str) -> subprocess.Popen[str]:
     inside("solve", "--load", "SS=1000", "--time-limit", 0.5, "-q")
     inside("apply", "-q")
     process = subprocess.Popen(
@@ -169,10 +156,10 @@ def holding(inside: Inside, *options: str) -> subprocess.Popen[str]:
 
 
 def test_clocks_that_cannot_be_set_while_holding_are_told(
-    fake_nvml: FakeNvml, inside: Inside, tmp_path: Path
+    fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
     fake_nvml.fail("lock", times=3)
-    process = holding(inside)
+    process = holding()
     assert process.stderr is not None
     assert process.stderr.readline().startswith("envplan: warning: GPU 0: ")
     wait_for(lambda: fake_nvml.locked(0) == HELD)
@@ -188,8 +175,8 @@ def test_clocks_that_cannot_be_set_while_holding_are_told(
     assert ran.err.splitlines()[-1].startswith("envplan: error: GPU 0: ")
 
 
-def test_holding_ends_if_a_guard_does(fake_nvml: FakeNvml, inside: Inside) -> None:
-    process = holding(inside)
+def test_holding_ends_if_a_guard_does(fake_nvml: FakeNvml) -> None:
+    process = holding()
     wait_for(lambda: fake_nvml.locked(0) == HELD)
     for guard in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         os.kill(int(guard), signal.SIGKILL)
@@ -199,9 +186,8 @@ def test_holding_ends_if_a_guard_does(fake_nvml: FakeNvml, inside: Inside) -> No
     assert fake_nvml.locked(0) is None
 
 
-def test_json_says_the_same_as_the_file(inside: Inside, tmp_path: Path) -> None:
-    ran = inside("solve", "--load", LOAD, "--time-limit", 0.5, "--json", "-o", "p.json")
-    document = json.loads(ran.out)
+def test_json_says_the_same_as_the_file(tmp_path: Path) -> None:
+    document = answered("solve", "--load", LOAD, "--time-limit", 0.5, "-o", "p.json")
     assert document.pop("plan") == "p.json"
     assert document.pop("next") == "envplan serving apply p.json"
     assert document == json.loads((tmp_path / "p.json").read_text())
@@ -211,12 +197,10 @@ def trace_of(folder: Path, *rows: str, header: str = "timestamp,class,requests")
     (folder / "trace.csv").write_text("\n".join([header, *rows]) + "\n")
 
 
-def test_simulate_writes_what_happens_over_time(inside: Inside, tmp_path: Path) -> None:
+def test_simulate_writes_what_happens_over_time(tmp_path: Path) -> None:
     trace_of(tmp_path, *(f"{300 * slot},SM,{300 + 40 * (slot % 20)}" for slot in range(12)))
-    arguments = ("--trace", "trace.csv", "-o", "out.csv", "--plot", "out.svg", "--json")
-    ran = inside("simulate", *arguments, "--price", "0.5", "--carbon", "400")
-    assert ran.code == 0, ran.err
-    document = json.loads(ran.out)
+    arguments = ("--trace", "trace.csv", "-o", "out.csv", "--plot", "out.svg")
+    document = answered("simulate", *arguments, "--price", "0.5", "--carbon", "400")
     with (tmp_path / "out.csv").open() as stream:
         lines = list(csv.DictReader(stream))
     assert len(lines) == 60
@@ -232,40 +216,34 @@ def test_simulate_writes_what_happens_over_time(inside: Inside, tmp_path: Path) 
     assert "energy (kWh)" in table.out
 
 
-def test_costs_count_gpu_hours_and_what_the_site_draws_besides(inside: Inside) -> None:
-    trace = ("--trace", "azure-2023-code", "--past", "45min", "--json")
-    plain = json.loads(inside("simulate", *trace, "--price", "0.5", "--carbon", "400").out)
+def test_costs_count_gpu_hours_and_what_the_site_draws_besides() -> None:
+    trace = ("--trace", "azure-2023-code", "--past", "45min")
+    plain = answered("simulate", *trace, "--price", "0.5", "--carbon", "400")
     assert plain["requests"] < 8819 / 2
     money = ("--price", "0.5", "--carbon", "400", "--pue", "1.5", "--gpu-hour", "2")
-    full = json.loads(inside("simulate", *trace, *money, "--currency", "EUR").out)
+    full = answered("simulate", *trace, *money, "--currency", "EUR")
     assert full["energy_j"] == plain["energy_j"]
     assert full["EUR"] == pytest.approx(1.5 * plain["money"] + 2 * plain["gpu_hours"])
     assert full["carbon_g"] == pytest.approx(1.5 * plain["carbon_g"])
-    hosts = json.loads(inside("simulate", *trace, "--price", "0.5", "--host-power", "100").out)
+    hosts = answered("simulate", *trace, "--price", "0.5", "--host-power", "100")
     more = 0.5 * 0.1 * plain["gpu_hours"]
     assert hosts["money"] == pytest.approx(plain["money"] + more)
     late = inside("simulate", *trace[:2], "--past", "2h")
     assert_refused(late, 2, "no request comes after a past")
 
 
-def test_compare_reads_azures_files_and_puts_policies_side_by_side(
-    inside: Inside, tmp_path: Path
-) -> None:
+def test_compare_reads_azures_files_and_puts_policies_side_by_side(tmp_path: Path) -> None:
     rows = [
         f"2023-11-16 18:{17 + k // 60}:{k % 60:02d}.1250000,{300 + 40 * (k % 100)},{5 + k % 90}"
         for k in range(600)
     ]
     trace_of(tmp_path, *rows, header="TIMESTAMP,ContextTokens,GeneratedTokens")
     names = "SinglePool,MultiPool,DynamoLLM,envplan,exact"
-    ran = inside("compare", "--trace", "trace.csv", "--policies", names, "--plot", "page.html")
-    assert ran.code == 0, ran.err
-    for word in ("on h100-llama2-70b (identified)", *names.split(",")):
-        assert word in ran.out
+    out = done("serving compare --trace trace.csv --plot page.html --policies", names)
+    says(out, "on h100-llama2-70b (identified)", *names.split(","))
     assert "against SinglePool" in (tmp_path / "page.html").read_text()
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress((tmp_path / "trace.csv").read_bytes()))
-    document = json.loads(
-        inside("compare", "--trace", "t.csv.gz", "--policies", names, "--json").out
-    )
+    document = answered("compare", "--trace", "t.csv.gz", "--policies", names)
     assert [entry["policy"] for entry in document["policies"]] == names.split(",")
     assert document["policies"][0]["savings_percent"] == 0
     for entry in document["policies"]:
@@ -273,7 +251,7 @@ def test_compare_reads_azures_files_and_puts_policies_side_by_side(
         assert 0.99 < entry["slo_attainment"] <= 1
 
 
-def test_a_policy_that_cannot_run_is_left_out(inside: Inside, tmp_path: Path) -> None:
+def test_a_policy_that_cannot_run_is_left_out(tmp_path: Path) -> None:
     trace_of(tmp_path, *(f"{60 * s},SS,{40 + s}" for s in range(4)))
     strict = ("compare", "--trace", "trace.csv", "--gpus", "4")
     ran = inside(*strict, "--json")
@@ -287,7 +265,7 @@ def test_a_policy_that_cannot_run_is_left_out(inside: Inside, tmp_path: Path) ->
     assert_refused(inside(*strict, "--policies", "exact,exact"), 2, "twice")
 
 
-def test_requests_that_no_fleet_can_answer_in_time_are_told(inside: Inside, tmp_path: Path) -> None:
+def test_requests_that_no_fleet_can_answer_in_time_are_told(tmp_path: Path) -> None:
     rows = [f"{k},{100_000 if k % 10 == 0 else 100},50" for k in range(100)]
     Path(tmp_path, "t.csv").write_text("\n".join(["arrived_at,prompt_size,token_size", *rows]))
     ran = inside("simulate", "--trace", "t.csv", "--json")
@@ -310,7 +288,7 @@ solve --load LL=5 --slo LL=0.01,0.1 | 1 | LL its first token | the best
 solve --load LL=5 --slo-scale 0.01 | 1 | LL
 solve --load LL=5 --slo LL=2 | 2 | --slo must be CLASS=TTFT,TBT
 solve --load LL=5 --slo LL=fast,1 | 2 | --slo LL must be a number
-solve --load LL=5 --slo LL=0,1 | 2 | --slo LL must be a number from
+solve --load LL=5 --slo LL=0,1 | 2 | --slo LL must be at least
 solve --load LL=5 --slo-scale 0 | 2 | --slo-scale
 solve --load LL=5 --planner best | 2 | exact or hierarchical
 solve --load LL=5 --plot a.txt | 2 | --plot | .png
@@ -336,13 +314,13 @@ simulate --slo LM=0.001,0.1 | 1 | LM its first token
 
 
 @pytest.mark.parametrize("line", REFUSED.strip().splitlines())
-def test_what_cannot_be_done_is_one_line(inside: Inside, tmp_path: Path, line: str) -> None:
+def test_what_cannot_be_done_is_one_line(tmp_path: Path, line: str) -> None:
     arguments, code, *words = line.split(" | ")
     assert_refused(inside(*arguments.split()), int(code), *words)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_with_mistakes_are_one_line(inside: Inside, tmp_path: Path) -> None:
+def test_files_with_mistakes_are_one_line(tmp_path: Path) -> None:
     write_profile(tmp_path / "p.csv", ["XL5,2,1000,0,,100,0.1,0.01"])
     for command in (["profile", "p.csv"], ["solve", "p.csv", "--load", "SS=5"]):
         assert_refused(inside(*command), 2, "p.csv:2, column class", "no class 'XL5'")
@@ -352,9 +330,7 @@ def test_files_with_mistakes_are_one_line(inside: Inside, tmp_path: Path) -> Non
         assert_refused(ran, 2, "trace.csv:3, column timestamp", "sort the trace")
 
 
-def test_a_missing_highest_clock_is_said_with_everything_that_builds_on_it(
-    inside: Inside, tmp_path: Path
-) -> None:
+def test_a_missing_highest_clock_is_said_with_everything_that_builds_on_it(tmp_path: Path) -> None:
     lines = [
         f"{name},2,1000,{load},,{100 + load},0.1,0.01" for name in ("SS", "SM") for load in (0, 90)
     ]
@@ -365,12 +341,12 @@ def test_a_missing_highest_clock_is_said_with_everything_that_builds_on_it(
         assert ran.code == 0, ran.err
         (warning,) = ran.err.splitlines()
         assert "no rows for SM on TP2 at 2000 MHz, but for fewer GPUs or a lower clock" in warning
-    document = json.loads(inside("profile", "p.csv", "--json").out)
+    document = answered("profile", "p.csv")
     assert document["gaps"] == [{"class": "SM", "tp": 2, "frequency_mhz": 2000}]
     assert inside("profile").err == ""
 
 
-def test_apply_and_hold_refuse_what_they_cannot_use(inside: Inside, tmp_path: Path) -> None:
+def test_apply_and_hold_refuse_what_they_cannot_use(tmp_path: Path) -> None:
     inside("profile", "-o", "my.csv", "-q")
     inside("solve", "my.csv", "--load", "LL=9000", "--time-limit", 0.5, "-q")
     assert_refused(inside("apply", "no.json"), 2, "no.json")
@@ -389,3 +365,11 @@ def test_apply_and_hold_refuse_what_they_cannot_use(inside: Inside, tmp_path: Pa
     assert_refused(inside("apply"), 2, "--profile")
     assert not (tmp_path / "serving.clocks.json").exists()
     assert_refused(inside("hold"), 2, "serving.clocks.json")
+
+
+def test_the_profile_of_a_plan_is_not_replaced_by_its_clocks() -> None:
+    done("serving profile -o my.csv -q")
+    done("serving solve my.csv --load LL=900 --planner hierarchical -q")
+    before = Path("my.csv").read_bytes()
+    assert_refused(inside("apply", "-o", "my.csv"), 2, "my.csv: is the profile itself")
+    assert Path("my.csv").read_bytes() == before

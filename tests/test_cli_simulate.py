@@ -10,11 +10,9 @@ from envplan.plan import Plan
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
+def folder(folder: Path) -> Path:
     done("solve --quiet --slowdown 2 --replicas 4")
-    return tmp_path
+    return folder
 
 
 def test_json_has_every_operation_and_bubble(folder: Path) -> None:

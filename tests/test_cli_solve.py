@@ -5,16 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import done, envplan, refused, says, small_profile
+from cli_helpers import done, envplan, refused, says
 from envplan.plan import Plan, find_profile
 from envplan.verify import verify_plan
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def solved(folder: Path, *arguments: str) -> Plan:

@@ -34,18 +34,13 @@ def two_configs(stages: int = 2) -> Profile:
 def test_a_second_knob_never_costs_energy() -> None:
     both = two_configs()
     rows = [
-        (t.stage, t.instruction, int(t.frequency_mhz[k]), t.time_ns[k] / 1e9, t.energy_fj[k] / 1e15)
-        for stage in range(2)
-        for name in ("forward", "backward")
-        for t in [both.table(stage, name)]
-        for k in range(len(t))
-        if t.config[k] == "wide"
+        (table.stage, table.instruction, mhz, ns / 1e9, fj / 1e15)
+        for table in both.tables()
+        for mhz, config, ns, fj in table.rows()
+        if config == "wide"
     ]
     pipeline = Pipeline("1f1b", 2, 6)
-    alone, with_both = (
-        trace_frontier(pipeline, Profile.from_rows(rows)),
-        trace_frontier(pipeline, both),
-    )
+    alone, with_both = (trace_frontier(pipeline, p) for p in (Profile.from_rows(rows), both))
     assert with_both.min_time == alone.min_time
     for slowdown in (0.0, 0.05, 0.2):
         time = alone.min_time * (1 + slowdown)

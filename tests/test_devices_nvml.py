@@ -207,11 +207,6 @@ def test_no_driver_installed_says_so(tmp_path: Path) -> None:
     assert "no NVIDIA driver is installed" in done.stdout
 
 
-def test_unknown_backend_lists_the_known() -> None:
-    with pytest.raises(InputError, match="nvml, zeusd, modelled"):
-        backend("cuda")
-
-
 def test_modelled_gpu_uses_energy_as_time_passes_and_says_when_its_limit_holds_it() -> None:
     ticks = iter([0, 0, 10**9, 10**9, 2 * 10**9, 2 * 10**9])
     device = ModelledBackend("a40", now=lambda: next(ticks)).devices()[0]
@@ -227,7 +222,9 @@ def test_modelled_gpu_uses_energy_as_time_passes_and_says_when_its_limit_holds_i
     assert device.energy() == pytest.approx((300 + gpu("a40").power_w(1005)) * 1e3, abs=1)
 
 
-def test_bad_modelled_gpus_are_refused() -> None:
+def test_unknown_backends_and_modelled_gpus_are_refused() -> None:
+    with pytest.raises(InputError, match="nvml, zeusd, modelled"):
+        backend("cuda")
     with pytest.raises(InputError, match="there is no modelled GPU 'a41'"):
         backend("modelled", gpu="a41")
     with pytest.raises(InputError, match="at least one"):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envplan.devices import DeviceError, backend, opened
-from envplan.devices.visible import Counted, choose, visible_gpus
+from envplan.devices import Counted, DeviceError, backend, choose, opened, visible_gpus
 from fake_nvml import GPU_IS_LOST, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]

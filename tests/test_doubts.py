@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
@@ -68,6 +69,37 @@ def test_profiles_in_milliseconds_or_kilojoules_are_doubted() -> None:
         trace_frontier(Pipeline("1f1b", 1, 100), Profile.from_rows(rows))
     text = " ".join(str(one.message) for one in told)
     says(text, "are its energies in joules", "are the profile's times in seconds")
+
+
+def test_a_highest_clock_that_is_slower_is_doubted() -> None:
+    rows = [(0, "forward", 1000, 1.05, 200.0), (0, "forward", 900, 1.0, 180.0)]
+    profile = Profile.from_rows([*rows, (0, "backward", 1000, 1.0, 200.0)])
+    words = r"stage 0 forward takes 5\.0% longer at its highest clock, 1000 MHz, than at 900 MHz in"
+    with pytest.warns(DoubtWarning, match=words):
+        trace_frontier(Pipeline("1f1b", 1, 4), profile)
+
+
+@pytest.mark.parametrize(
+    ("joules", "words"),
+    [
+        (0.0, "stage 0 forward at 900 MHz draws 0 W in profile profile; was its energy measured?"),
+        (
+            3000.0,
+            "an operation of profile profile draws 3,000 W; are its energies in joules",
+        ),
+    ],
+)
+def test_rows_of_powers_that_no_gpu_draws_are_doubted(
+    joules: float, words: str, tmp_path: Path
+) -> None:
+    rows = [(0, "forward", 1000, 1.0, 200.0), (0, "backward", 1000, 1.0, 200.0)]
+    profile = Profile.from_rows([*rows, (0, "forward", 900, 1.0, joules)])
+    with pytest.warns(DoubtWarning, match=re.escape(words)):
+        trace_frontier(Pipeline("1f1b", 1, 4), profile)
+    profile.save_csv(tmp_path / "profile.csv")
+    ran = envplan("check", "profile.csv", cwd=tmp_path)
+    assert ran.code == 0
+    assert words in ran.err
 
 
 def test_built_in_profiles_raise_no_doubt() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cli_helpers import COMMAND, envplan, small_profile
+from cli_helpers import envplan, small_profile
 from envplan import Pipeline, Profile, trace_frontier
 
 Rows = list[tuple[str, float, float, float]]
@@ -51,13 +52,11 @@ def written(folder: Path, rows: Rows) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("case", "microbatches"), [*((case, 1) for case in PLANNED), ("one option", 4096)]
-)
-def test_one_stage_is_planned_and_proved(case: str, microbatches: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", PLANNED)
+def test_one_stage_is_planned_and_proved(case: str, tmp_path: Path) -> None:
     written(tmp_path, PLANNED[case])
     for extra in (["--blocking-power", "0"], ["--switch-latency", "1h"]):
-        ran = envplan("solve", "-m", microbatches, *extra, "-q", cwd=tmp_path)
+        ran = envplan("solve", "-m", 1, *extra, "-q", cwd=tmp_path)
         assert ran.code == 0, ran.err
         assert envplan("check", "plan.json", cwd=tmp_path).code == 0
 
@@ -74,7 +73,7 @@ def test_what_is_too_large_or_too_small_is_named(case: str, tmp_path: Path) -> N
     assert not (tmp_path / "plan.json").exists()
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 4096), (128, 1), (128, 16)])
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 2048), (2, 2048), (128, 1), (128, 8)])
 def test_many_stages_are_planned_and_proved(stages: int, microbatches: int, tmp_path: Path) -> None:
     small_profile(stages, clocks=(1740, 1260, 780)).save_csv(tmp_path / "profile.csv")
     ran = envplan("solve", "-m", microbatches, "-q", cwd=tmp_path)
@@ -92,24 +91,29 @@ def test_more_operations_than_can_be_are_refused_at_once(tmp_path: Path) -> None
 
 #: Commands whose files are compared, each after the one before.
 COMMANDS = (
-    "solve a40-gpt3-1.3b-4stage --microbatches 8 --slowdown 2 --ladder 3 -o plan.json",
-    "solve sosp24-a100-gpt3-xl-4stage --microbatches 8 --switch-latency 5ms -o late.json",
+    "solve a40-gpt3-1.3b-4stage --microbatches 4 --slowdown 2 --ladder 3 -o plan.json",
+    "solve sosp24-a100-gpt3-xl-4stage --microbatches 4 --switch-latency 5ms -o late.json",
     "apply plan.json -o run.freqplan.json",
-    "frontier a40-gpt3-1.3b-4stage --microbatches 8 -o frontier.json",
+    "frontier a40-gpt3-1.3b-4stage --microbatches 4 -o frontier.json",
 )
 
 
-def files_of(command: Path, folder: Path, **environment: str) -> dict[str, bytes]:
+#: Runs its arguments, a command line each, with "--quiet".
+SCRIPT = "import sys; from envplan.cli.app import _run\n" + (
+    "for line in sys.argv[1:]: assert _run([*line.split(), '--quiet']) == 0"
+)
+
+
+def files_of(python: Path, folder: Path, **environment: str) -> dict[str, bytes]:
     """What the commands write, by name."""
     folder.mkdir()
-    for line in COMMANDS:
-        words = [str(command), *line.split(), "--quiet"]
-        subprocess.run(words, cwd=folder, env={**os.environ, **environment}, check=True)
+    run = [python, "-c", SCRIPT, *COMMANDS]
+    subprocess.run(run, cwd=folder, env={**os.environ, **environment}, check=True)
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def test_threads_do_not_change_a_byte(tmp_path: Path) -> None:
-    pipeline = Pipeline("1f1b", num_stages=4, num_microbatches=12)
+    pipeline = Pipeline("1f1b", num_stages=4, num_microbatches=6)
     profile = Profile.builtin("a40-gpt3-1.3b-4stage")
 
     def plan(_: int) -> str:
@@ -117,10 +121,10 @@ def test_threads_do_not_change_a_byte(tmp_path: Path) -> None:
         return found.to_json()
 
     with ThreadPoolExecutor(8) as pool:
-        assert len({*pool.map(plan, range(8)), plan(0)}) == 1
+        assert len({*pool.map(plan, range(8))}) == 1
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     files = [
-        files_of(COMMAND, tmp_path / n, **dict.fromkeys(names, n), PYTHONHASHSEED=n)
+        files_of(Path(sys.executable), tmp_path / n, **dict.fromkeys(names, n), PYTHONHASHSEED=n)
         for n in ("1", "8")
     ]
     assert files[0] == files[1]
@@ -139,8 +143,8 @@ def test_versions_of_python_do_not_change_a_byte(version: str, tmp_path: Path) -
     if python is None:
         pytest.skip(f"there is no Python {version} here")
     subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
-    binaries = tmp_path / "venv" / "bin"
+    other = tmp_path / "venv" / "bin" / "python"
     root = Path(__file__).parents[1]
-    subprocess.run([binaries / "python", "-m", "pip", "install", "--quiet", root], check=True)
-    there = files_of(binaries / "envplan", tmp_path / "there")
-    assert there == files_of(COMMAND, tmp_path / "here")
+    subprocess.run([other, "-m", "pip", "install", "--quiet", root], check=True)
+    there = files_of(other, tmp_path / "there")
+    assert there == files_of(Path(sys.executable), tmp_path / "here")

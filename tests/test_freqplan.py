@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import envplan.enforce.freqplan
 from cli_helpers import small_profile
 from envplan._documents import json_schema
 from envplan.enforce.apply import apply_plan
@@ -51,14 +50,6 @@ def test_schema_file_is_the_one_the_models_give() -> None:
     assert FrequencyPlan.schema_file().read_text() == json_schema(FrequencyPlan), (
         "run python -m envplan.enforce.freqplan"
     )
-
-
-def test_schema_names_every_field_of_a_saved_frequency_plan(freqplan: FrequencyPlan) -> None:
-    schema, document = json.loads(json_schema(FrequencyPlan)), json.loads(freqplan.to_json())
-    assert set(document) <= set(schema["properties"])
-    assert set(schema["properties"]) - set(document) == {"dwell", "gpu", "stage_gpus"}
-    in_ranks = set(schema["$defs"]["RankPlan"]["properties"])
-    assert in_ranks - set(document["ranks"][0]) == {"configs"}
 
 
 def test_truncated_file_is_refused_with_line_and_column(
@@ -168,15 +159,12 @@ def test_anything_but_lists_of_clocks_is_refused_and_not_run(
 
 
 def test_huge_or_missing_schedule_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freqplan: FrequencyPlan
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = Pipeline("1f1b", num_stages=2, num_microbatches=2)
-    monkeypatch.setattr(envplan.enforce.freqplan, "MAX_ZEUS_BYTES", 10)
-    monkeypatch.setattr(envplan.enforce.given_clocks, "MAX_ZEUS_BYTES", 10)
+    monkeypatch.setattr("envplan.enforce.given_clocks._MAX_BYTES", 10)
     (tmp_path / "schedule.py").write_text("[[('forward', 1740)]]")
     with pytest.raises(InputError, match="is larger than"):
         read_clocks(tmp_path / "schedule.py", pipeline)
-    with pytest.raises(InputError, match="would be larger"):
-        freqplan.to_zeus()
     with pytest.raises(InputError, match="No such file"):
         read_clocks(tmp_path / "none.py", pipeline)

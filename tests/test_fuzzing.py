@@ -26,7 +26,7 @@ from envplan.enforce.given_clocks import read_clocks
 from envplan.errors import EnvplanError
 from envplan.frontier_file import FrontierFile, read_rows
 from envplan.pipeline import Pipeline
-from envplan.pipeline.imports import as_torch_csv, read_deepspeed, read_torch_csv
+from envplan.pipeline.imports import as_torch_csv, read_torch_csv
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
 from envplan.plan import Plan
 from envplan.profile import Profile, ProfileMetadata
@@ -118,11 +118,6 @@ READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
         lambda path: read_clocks(path, PIPELINE),
     ),
     "torch's schedule": (as_torch_csv(PIPELINE).encode(), ".csv", read_torch_csv),
-    "DeepSpeed's instructions": (
-        (SCHEDULES / "deepspeed-train-4x8.txt").read_bytes(),
-        ".txt",
-        read_deepspeed,
-    ),
     "Chrome trace": (
         json.dumps({"traceEvents": traced(PIPELINE)}).encode(),
         ".json",

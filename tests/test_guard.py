@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import envplan
-from envplan.devices import DeviceError, DeviceInfo, opened
+from envplan.devices import DeviceError, opened
 from envplan.runtime import Guard, locks
 from envplan.runtime import guard as guard_module
 from envplan.runtime.locks import LockFile, recover
@@ -31,13 +31,14 @@ def next_problem(guard: Guard) -> str:
     return problem
 
 
-def test_clocks_are_set_in_order_and_given_back(fake_nvml: FakeNvml) -> None:
-    clocks = [1005, 600, 1740, 900] * 25
+def test_clocks_are_set_in_order_but_once_and_given_back(fake_nvml: FakeNvml) -> None:
+    clocks = [1005, 600, 1740, 900, 0] * 20
     with Guard.start("nvml", 2, every_request=True) as guard:
         assert guard.alive
         for mhz in clocks:
             guard.request(mhz)
-        wait_for(lambda: len(fake_nvml.clock_changes(2)) == len(clocks))
+            guard.request(mhz)  # what is set is not set again
+        wait_for(lambda: len(fake_nvml.clock_changes(2)) >= len(clocks))
         assert guard.problems() == []
     assert fake_nvml.clock_changes(2) == [*clocks, 0]
     assert fake_nvml.locked(2) is None
@@ -52,16 +53,6 @@ def test_a_slow_driver_gets_the_newest_clock(fake_nvml: FakeNvml) -> None:
             guard.request(mhz)
         wait_for(lambda: fake_nvml.locked() == 1485)
     assert len(fake_nvml.clock_changes()) < 10
-
-
-def test_a_clock_that_is_set_is_not_set_again(fake_nvml: FakeNvml) -> None:
-    with Guard.start("nvml", 0, every_request=True) as guard:
-        for mhz in (1005, 1005, 600, 600, 600):
-            guard.request(mhz)
-        guard.request(0)
-        guard.request(0)
-        wait_for(lambda: fake_nvml.clock_changes() == [1005, 600, 0])
-    assert fake_nvml.clock_changes() == [1005, 600, 0, 0]
 
 
 def test_requests_are_acknowledged_by_number_and_those_overtaken_are_not(
@@ -105,6 +96,7 @@ def test_close_does_not_wait_for_a_driver_that_hangs(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     monkeypatch.setattr(guard_module, "_CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guard_module, "_KILL_TIMEOUT_S", 0.1)
     guard = holding(fake_nvml)
     fake_nvml.hang("reset")
     if killed:
@@ -138,7 +130,7 @@ def test_guard_with_much_to_read_ends_soon_after_it_is_closed(
 def test_start_does_not_wait_for_a_driver_that_hangs(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(guard_module, "_START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(guard_module, "_START_TIMEOUT_S", 0.3)
     fake_nvml.hang(kind)
     with pytest.raises(DeviceError, match="does not answer; the driver may hang"):
         Guard.start("nvml", 0)
@@ -147,19 +139,10 @@ def test_start_does_not_wait_for_a_driver_that_hangs(
     assert fake_nvml.locked() is None
 
 
-def test_owner_that_does_not_want_the_gpu_leaves_it_untouched(fake_nvml: FakeNvml) -> None:
-    def refuse(info: DeviceInfo) -> None:
-        raise ValueError(info.name)
-
-    with pytest.raises(ValueError, match="NVIDIA A40"):
-        Guard.start("nvml", 0, check=refuse)
-    assert fake_nvml.calls() == []
-
-
 def test_guard_that_hangs_after_its_owner_is_named_for_what_it_is(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard_module, "_HANDOVER_S", 0.5)
+    monkeypatch.setattr(guard_module, "_HANDOVER_S", 0.2)
     process, guard = training(fake_nvml)
     fake_nvml.hang("reset")
     end(process)
@@ -290,18 +273,10 @@ def test_a_guard_asked_to_stop_gives_the_clock_back(fake_nvml: FakeNvml, number:
     assert fake_nvml.clock_changes() == [1005, 0]
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
-        *(signal.SIGPIPE, signal.SIGPOLL, signal.SIGPWR, signal.SIGTSTP, signal.SIGRTMIN),
-    ],
-)
-def test_a_signal_meant_for_the_training_does_not_end_the_guard(
-    fake_nvml: FakeNvml, number: int
-) -> None:
+def test_signals_meant_for_the_training_do_not_end_the_guard(fake_nvml: FakeNvml) -> None:
     with holding(fake_nvml) as guard:
-        os.kill(guard.pid, number)
+        for name in ("USR1", "USR2", "VTALRM", "PROF", "PIPE", "POLL", "PWR", "TSTP", "RTMIN"):
+            os.kill(guard.pid, signal.Signals[f"SIG{name}"])
         guard.request(600)
         wait_for(lambda: fake_nvml.locked() == 600)
     assert guard.problems() == []
@@ -372,7 +347,8 @@ def test_killed_guard_is_cleaned_up_by_envplan_reset(fake_nvml: FakeNvml, tmp_pa
     assert "killed" not in envplan("reset", cwd=tmp_path).out
 
 
-def test_one_gpu_has_one_guard(fake_nvml: FakeNvml) -> None:
+def test_one_gpu_has_one_guard(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "_HANDOVER_S", 0.1)
     with holding(fake_nvml) as guard, Guard.start("nvml", 1):
         with pytest.raises(DeviceError, match=f"GPU 0: another training.*process {guard.pid}"):
             Guard.start("nvml", 0)
@@ -382,7 +358,7 @@ def test_one_gpu_has_one_guard(fake_nvml: FakeNvml) -> None:
 
 def test_a_restarted_job_waits_for_the_guard_of_the_one_before(fake_nvml: FakeNvml) -> None:
     process, _ = training(fake_nvml)
-    fake_nvml.fail("reset", times=25)  # it goes on trying for so long
+    fake_nvml.fail("reset", times=8)  # it goes on trying for so long
     end(process)
     Guard.start("nvml", 0).close()
     assert fake_nvml.locked() is None
@@ -484,6 +460,7 @@ def test_a_clock_that_cannot_be_given_back_is_reported_and_remembered(
 def test_one_user_has_one_place_of_locks_whatever_the_environment_says(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(guard_module, "_HANDOVER_S", 0.1)
     with Guard.start("nvml", 0):
         for name in ("XDG_RUNTIME_DIR", "TMPDIR", "HOME"):
             monkeypatch.setenv(name, str(tmp_path))

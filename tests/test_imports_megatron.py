@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,52 @@ model:
   num_layers_in_first_pipeline_stage: 15
   num_layers: 28
 """
+#: The arguments of Megatron-LM in a script.
+SCRIPT = """#!/bin/bash
+# --pipeline-model-parallel-size 64 was slower
+PP=4
+VP=${1:-2}
+torchrun --nproc_per_node 8 --nnodes=$NODES pretrain_gpt.py \\
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size ${PP} \\
+    --num-virtual-stages-per-pipeline-rank ${VP:-2} --sequence-parallel \\
+    --num-layers 30 --account-for-embedding-in-pipeline-split \\
+    --account-for-loss-in-pipeline-split --lr 6.0e-5 # nothing else
+"""
+#: What Megatron-LM prints when it starts, here with the launcher's rank in front.
+PRINTED = """0: ------------------------ arguments ------------------------
+0:   account_for_embedding_in_pipeline_split ......... True
+0:   account_for_loss_in_pipeline_split .............. True
+0:   data_parallel_size .............................. 2
+0:   decoder_last_pipeline_num_layers ................ None
+0:   global_batch_size ............................... 32
+0:   micro_batch_size ................................ 2
+0:   num_layers ...................................... 30
+0:   num_layers_per_virtual_pipeline_stage ........... 4
+0:   overlap_p2p_comm ................................ True
+0:   pipeline_model_parallel_size .................... 4
+0:   virtual_pipeline_model_parallel_size ............ 2
+0: -------------------- end of arguments ---------------------
+"""
+#: The arguments in a file of its tests.
+CASE = """
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: 1
+MODEL_ARGS:
+  --num-layers: 30
+  --log-params-norm: true
+  --pipeline-model-parallel-size: 4
+  --num-layers-per-virtual-pipeline-stage: 4
+  --account-for-embedding-in-pipeline-split: true
+  --account-for-loss-in-pipeline-split: true
+"""
+#: A file of GPT-NeoX is YAML that looks like JSON.
+NEOX = """{
+  # parallelism settings
+  "pipe-parallel-size": 4, "model_parallel_size": 2,
+  "num_layers": 44,
+  "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 32,
+}
+"""
 TWO = {"pipeline_model_parallel_size": 2}
 
 
@@ -76,6 +123,55 @@ def test_batch_sizes_and_gpus_tell_the_microbatches(tmp_path: Path) -> None:
     schedule = read_megatron_file(tmp_path / "conf.yaml")
     assert (schedule.known_as, schedule.num_microbatches) == ("1f1b", 8)
     assert schedule.facts == {"layers_per_stage": [15, 13], "overlap_p2p": False}
+
+
+@pytest.mark.parametrize("text", [SCRIPT, PRINTED, CASE])
+def test_arguments_of_megatron_lm_are_a_schedule(text: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    schedule = read_megatron_file(tmp_path / "file", None if text is PRINTED else 8)
+    assert (schedule.known_as, len(schedule.orders)) == ("interleaved", 4)
+    assert (schedule.num_chunks, schedule.num_microbatches) == (2, 8)
+    layers = [3, 4, 4, 4, 4, 4, 4, 3]
+    assert schedule.facts == {"layers_per_stage": layers, "overlap_p2p": True}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (("PP=4", "read PP"), 'pipeline_model_parallel_size must be a whole number, not "${PP}"'),
+        (("--lr", "--pipeline-model-parallel-size 8 --lr"), "says two things under --pipe"),
+    ],
+)
+def test_a_script_that_does_not_say_is_refused(
+    changed: tuple[str, str], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.sh").write_text(SCRIPT.replace(*changed))
+    with pytest.raises(InputError, match=re.escape(words)):
+        read_megatron_file(tmp_path / "train.sh", 8)
+
+
+def test_layers_of_a_chunk_tell_how_many_chunks(tmp_path: Path) -> None:
+    config = {**TWO, "num_layers": 12, "num_layers_per_virtual_pipeline_stage": 3}
+    assert Pipeline.from_megatron(config, 4).num_chunks == 2
+    for wrong in ({"num_layers": 13}, {"num_layers": None}):
+        with pytest.raises(InputError, match=r"no num_layers|13 layers do not make"):
+            Pipeline.from_megatron({**config, **wrong}, 4)
+
+
+def test_a_pattern_of_layers_tells_how_many_chunks() -> None:
+    config = {**TWO, "hybrid_layer_pattern": "M-M|M*-|M-M-|M*/*E"}
+    assert Pipeline.from_megatron(config, 4).num_chunks == 2
+    assert layers_per_stage(config) == [3, 3, 4, 2]
+    plain = {**TWO, "hybrid_layer_pattern": "M-M-"}
+    assert Pipeline.from_megatron(plain, 4).num_chunks == 1
+
+
+def test_a_file_of_gpt_neox_is_a_schedule(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / "20B.yml").write_text(NEOX)
+    schedule = read_megatron_file(tmp_path / "20B.yml")
+    assert (schedule.known_as, schedule.num_microbatches) == ("1f1b", 32)
+    assert schedule.facts["layers_per_stage"] == [11] * 4
 
 
 def test_an_object_in_memory_is_a_schedule() -> None:
@@ -174,7 +270,7 @@ def test_order_of_groups_is_megatrons() -> None:
         ({}, "says no pipeline_model_parallel_size"),
         ({"pipeline_model_parallel_size": 0}, "at least 1"),
         ({"pipeline_model_parallel_size": "4"}, "must be a whole number"),
-        ({**TWO, "pipeline_model_parallel_layout": "Et|t|tL"}, "has 3 stages for 2 ranks"),
+        ({**TWO, "pipeline_model_parallel_layout": "Et|t|tL"}, "of 3 model stages for 2 ranks"),
         ({**TWO, "pipeline_model_parallel_layout": "E(t|)*99999L"}, "is too long"),
         ({**TWO, "overlap_moe_expert_parallel_comm": True}, "a forward and a backward together"),
         (

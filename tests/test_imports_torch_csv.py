@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.pipeline import Operation, Pipeline
@@ -64,11 +62,7 @@ def test_what_is_no_computation_is_left_out_and_counted(tmp_path: Path) -> None:
     once = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_REDUCE_GRAD", "NEW_THING")
     twice = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
     assert dict(read.skipped) == dict.fromkeys(once, 1) | dict.fromkeys(twice, 2)
-    kept = read_torch_csv(path, keep=("all_reduce",))
-    assert kept.orders[1][-1] == Operation(1, "all_reduce", 0, 0, 1)
-    assert "REDUCE_GRAD" not in kept.skipped
-    assert kept.known_as == "1f1b"
-    assert len(Pipeline.from_imported(kept).operations) == 6
+    assert read.known_as == "1f1b"
 
 
 @example(pipeline=Pipeline("interleaved", 2, 1, num_chunks=2))
@@ -102,13 +96,13 @@ def test_instruction_that_pytorch_does_not_have_cannot_be_exported() -> None:
         ("0F0,0b0\n", 1, 2, '"0b0" is no action'),
         ("0F0,0B\n", 1, 2, '"0B" is no action'),
         ("F0,B0\n", 1, 1, '"F0" is no action'),
-        ("0F0,0BW0\n", 1, 2, "older versions of PyTorch"),
-        ("0F0,0B0,0W0\n", 1, 3, "older versions of PyTorch"),
+        ("0F0,0BW0\n", 1, 2, "of another version of PyTorch"),
+        ("0F0,0B0,0W0\n", None, None, "is there whole and in parts"),
         ("0F0,(0F1;0B0)OVERLAP_X\n", 1, 2, "no action"),
         ("0F0,(0F1;0SEND_F0)OVERLAP_F_B\n", 1, 2, "no action"),
         ("0F0,0F99999999999\n", 1, 2, "no action"),
-        ("0F0,0B0,0F0\n", 1, 3, '"0F0" is there twice, before as "0F0" at line 1, column 1'),
-        ("0F0,0B0,1F0,1B0\n1F1,1B1\n", 2, 1, "runs model stage 1 on rank 1"),
+        ("0F0,0B0,0F0\n", None, None, "microbatch 0 on model stage 0 (rank 0) is there twice"),
+        ("0F0,0B0,1F0,1B0\n1F1,1B1\n", None, None, "runs model stage 1 on rank 1"),
         ("0F0,0B0\n\n1F0,1B0\n", None, None, "rank 1 has no operations"),
         ("0F0,0B0\n0SEND_F0\n", None, None, "rank 1 has no operations"),
         ("", None, None, "no operations"),
@@ -136,15 +130,6 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path.write_text("0F0," + "9" * 200_000)
     with pytest.raises(InputError, match=r"not CSV|no action"):
         read_torch_csv(path)
-
-
-@given(text=st.text(alphabet='0123FBIW;()OVERLAP_, \n\x00"', max_size=60))
-@settings(max_examples=60, deadline=None)
-def test_any_text_is_read_or_refused(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("any") / "schedule.csv"
-    path.write_text(text)
-    with suppress(InputError):
-        assert Pipeline.from_imported(read_torch_csv(path)).operations
 
 
 def test_example_is_a_schedule_that_envplan_has_no_name_for() -> None:

@@ -38,6 +38,7 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 131072,
     "tie_word_embeddings": False,
 }
+FULL = ["full_attention"]
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama3-8b": LLAMA,
     "qwen3-32b": {
@@ -82,6 +83,149 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "v_head_dim": 128,
         "vocab_size": 129280,
     },
+}
+#: What the hub's files of other families say, and the billions of parameters that transformers
+#: makes of them; some leave out what is usual, or say it by other names.
+FAMILIES: dict[str, tuple[float, dict[str, Any]]] = {
+    "Gemma 3 27B": (
+        27.009,
+        {
+            "model_type": "gemma3",
+            "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+            "text_config": {
+                "model_type": "gemma3_text",
+                "hidden_size": 5376,
+                "intermediate_size": 21504,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 16,
+                "head_dim": 128,
+                "num_hidden_layers": 62,
+                "sliding_window": 1024,
+            },
+        },
+    ),
+    "gpt-oss 20B": (
+        20.915,
+        {
+            "model_type": "gpt_oss",
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "num_hidden_layers": 24,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
+            "vocab_size": 201088,
+        },
+    ),
+    "Llama 4 Maverick": (
+        400.712,
+        {
+            "model_type": "llama4",
+            "text_config": {
+                "model_type": "llama4_text",
+                "hidden_size": 5120,
+                "head_dim": 128,
+                "intermediate_size": 8192,
+                "intermediate_size_mlp": 16384,
+                "interleave_moe_layer_step": 2,
+                "num_local_experts": 128,
+                "num_experts_per_tok": 1,
+                "num_attention_heads": 40,
+                "num_key_value_heads": 8,
+                "num_hidden_layers": 48,
+                "vocab_size": 202048,
+                "attention_chunk_size": 8192,
+                "max_position_embeddings": 10485760,
+            },
+        },
+    ),
+    "Qwen3-MoE, every second layer sparse, two dense": (
+        16.370,
+        {
+            "model_type": "qwen3_moe",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_hidden_layers": 48,
+            "vocab_size": 151936,
+            "decoder_sparse_step": 2,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_experts": 128,
+            "mlp_only_layers": [0, 1],
+        },
+    ),
+    "ERNIE 4.5 21B": (
+        21.825,
+        {
+            "model_type": "ernie4_5_moe",
+            "hidden_size": 2560,
+            "intermediate_size": 12288,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 28,
+            "moe_intermediate_size": 1536,
+            "moe_k": 6,
+            "moe_num_experts": 64,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "vocab_size": 103424,
+        },
+    ),
+    "Falcon 7B": (
+        6.922,
+        {
+            "model_type": "falcon",
+            "hidden_size": 4544,
+            "num_attention_heads": 71,
+            "num_hidden_layers": 32,
+            "num_kv_heads": 71,
+            "multi_query": True,
+            "new_decoder_architecture": False,
+            "vocab_size": 65024,
+        },
+    ),
+    "Falcon 40B": (
+        41.303,
+        {
+            "model_type": "falcon",
+            "hidden_size": 8192,
+            "num_attention_heads": 128,
+            "num_hidden_layers": 60,
+            "num_kv_heads": 8,
+            "multi_query": True,
+            "new_decoder_architecture": True,
+            "vocab_size": 65024,
+        },
+    ),
+    "BLOOM 3B": (
+        3.003,
+        {
+            "model_type": "bloom",
+            "n_embed": 2560,
+            "n_layer": 30,
+            "num_attention_heads": 32,
+            "seq_length": 2048,
+            "vocab_size": 250880,
+        },
+    ),
+    "OPT 66B": (
+        65.720,
+        {
+            "model_type": "opt",
+            "hidden_size": 9216,
+            "ffn_dim": 36864,
+            "num_attention_heads": 72,
+            "num_hidden_layers": 64,
+            "vocab_size": 50272,
+            "word_embed_proj_dim": 9216,
+        },
+    ),
 }
 
 
@@ -131,6 +275,22 @@ def test_a_config_is_the_preset_of_the_same_model(name: str, tmp_path: Path) -> 
     assert read_model(tmp_path) == made  # of the folder
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_config_of_any_family_has_its_number_of_parameters(name: str, tmp_path: Path) -> None:
+    billions, fields = FAMILIES[name]
+    assert read_model(written(tmp_path, **fields)).parameters / 1e9 == pytest.approx(
+        billions, rel=1e-3
+    )
+
+
+def test_a_preset_has_the_hubs_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named_model("Qwen/Qwen3-32B") == PRESETS["qwen3-32b"]
+    (tmp_path / "Qwen" / "Qwen3-32B").mkdir(parents=True)
+    written(tmp_path / "Qwen" / "Qwen3-32B", **LLAMA)
+    monkeypatch.chdir(tmp_path)
+    assert named_model("Qwen/Qwen3-32B").num_layers == 32  # what lies here comes first
+
+
 def test_tied_embeddings_count_once_and_work_alike(tmp_path: Path) -> None:
     untied = read_model(written(tmp_path, **LLAMA))
     tied = read_model(written(tmp_path, **{**LLAMA, "tie_word_embeddings": True}))
@@ -143,6 +303,28 @@ def test_a_window_bounds_what_attention_costs(tmp_path: Path) -> None:
     near, far = read_model(written(tmp_path, **mistral)), read_model(written(tmp_path, **LLAMA))
     saved = forward_flops(far) - forward_flops(near)
     assert saved == pytest.approx(attention_core(far) * (1 - 1024 / LONGEST_SEQUENCE))
+
+
+@pytest.mark.parametrize(
+    ("changed", "near"),
+    [
+        ({"model_type": "gemma2"}, 1 / 2),
+        ({"model_type": "gemma3_text"}, 5 / 6),
+        ({"model_type": "gemma2", "layer_types": ["sliding_attention"] * 2 + FULL * 28}, 2 / 30),
+        ({"model_type": "qwen2"}, 0),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 10}, 2 / 3),
+        ({"model_type": "phi3"}, 1),
+    ],
+)
+def test_only_some_layers_may_have_a_window(
+    changed: dict[str, Any], near: float, tmp_path: Path
+) -> None:
+    config = {**LLAMA, "num_hidden_layers": 30, "head_dim": 128}
+    far = read_model(written(tmp_path, **config))
+    model = read_model(written(tmp_path, **{**config, "sliding_window": 1024, **changed}))
+    saved = forward_flops(far) - forward_flops(model)
+    assert saved == pytest.approx(near * attention_core(far) * (1 - 1024 / LONGEST_SEQUENCE))
+    assert ("attention to 1024" in model.describe()) == bool(near)
 
 
 def test_gpus_of_a_stage_share_its_work() -> None:
@@ -166,12 +348,16 @@ def test_experts_move_the_weights_of_all_and_compute_with_a_few() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"model_type": "lama"}, "did you mean llama?"),
+        ({"model_type": "lama"}, "did you mean llama or"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers should be greater than or"),
         ({"num_attention_heads": "many"}, 'heads should be a valid integer, not "many"'),
         ({"vocab_size": 1e9}, "vocab_size"),
         ({"num_key_value_heads": True}, "not true"),
+        ({"model_type": "mamba2"}, "measure others with --entry"),
+        ({"layer_types": ["linear_attention"] * 32}, "layers of linear_attention are not mod"),
+        ({"layer_types": FULL * 31}, "layer_types are 31, but layers 32"),
+        ({"word_embed_proj_dim": 512}, "word_embed_proj_dim is not hidden_size"),
         ({"hidden_size": 16, "num_attention_heads": 32}, "16 units do not make 32 heads"),
     ],
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan
 from envplan.enforce.apply import apply_plan
-from envplan.enforce.clocks import Clocks
+from envplan.enforce.clocks import given_clocks
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
@@ -23,14 +23,14 @@ from envplan.plan import Plan
 from envplan.profile import (
     ByParts,
     OptionTable,
-    Part,
+    Parts,
     Profile,
     ProfileMetadata,
+    changes_of,
     cost_curve,
     pieces,
 )
-from envplan.profile.options import option_table
-from envplan.profile.parts import by_parts, changes_of, one_clock
+from envplan.profile.parts import by_parts
 from envplan.simulation import simulate
 from envplan.solve import trace_frontier
 from envplan.verify import verify_plan
@@ -50,22 +50,28 @@ def late(within: float, waiting_uw: int, latency_ns: int, hold_ns: int = 0) -> B
 
 
 @st.composite
-def part_tables(draw: st.DrawFn, most_parts: int = 4, second_knob: bool = True) -> list[Part]:
+def made_of_parts(draw: st.DrawFn, most_parts: int = 4, second_knob: bool = True) -> Parts:
     """Parts with noisy rows at the same clocks, some of constant time, maybe in two configs."""
     knobs = second_knob and draw(st.booleans()) and draw(st.booleans())
     count = draw(st.integers(1, 3 if knobs else most_parts))
     clocks = CLOCKS[: draw(st.integers(1, len(CLOCKS)))]
-    parts = []
+    rows = {}
     for p in range(count):
         constant = p > 0 and draw(st.booleans()) and draw(st.booleans())
         configs = ("x y", "z") if knobs and not constant else ("",)
-        rows = [
-            (draw(st.integers(1, 40)), draw(st.integers(0, 60)), -mhz, config)
+        rows[f"p{p}"] = {
+            (mhz, config): (draw(st.integers(1, 40)), draw(st.integers(0, 60)))
             for mhz in ((0,) if constant else clocks)
             for config in configs
-        ]
-        parts.append(Part(f"p{p}", option_table(0, "forward", rows)))
-    return parts
+        }
+    return Parts.of("", rows)
+
+
+def rows_of(parts: Parts, p: int) -> list[tuple[int, int, int]]:
+    """MHz, ns and fJ of a part's rows; of one that is the same at every clock only one."""
+    columns = (parts.mhz, parts.time_ns[:, p], parts.energy_fj[:, p])
+    rows = list(zip(*(each.tolist() for each in columns), strict=True))
+    return rows if parts.asks[p] else [(0, *rows[0][1:])]
 
 
 def pareto(points: set[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -80,12 +86,12 @@ def best(table: OptionTable, waiting_uw: int = 0) -> list[tuple[int, int]]:
     return pareto({(t, e - waiting_uw * t) for _, _, t, e in table.rows()})
 
 
-def all_choices(parts: list[Part], latency: int, hold: int) -> set[tuple[int, int]]:
+def all_choices(parts: Parts, latency: int, hold: int) -> set[tuple[int, int]]:
     """Time and energy of every choice of a row for each part that the rules allow, one by one."""
     found = set()
-    for chosen in itertools.product(*(part.table.rows() for part in parts)):
+    for chosen in itertools.product(*(rows_of(parts, p) for p in range(len(parts.names)))):
         now, used, requests, clock = 0, 0, [0], 0
-        for mhz, _, time, energy in chosen:
+        for mhz, time, energy in chosen:
             if mhz and clock and mhz != clock:
                 requests.append(now - latency)
             clock = mhz or clock
@@ -97,24 +103,23 @@ def all_choices(parts: list[Part], latency: int, hold: int) -> set[tuple[int, in
     return found
 
 
-@given(part_tables(), st.just(0) | st.integers(0, 30), st.just(0) | st.integers(0, 60), WAITING)
+@given(made_of_parts(), st.just(0) | st.integers(0, 30), st.just(0) | st.integers(0, 60), WAITING)
 def test_options_are_what_trying_all_choices_finds(
-    parts: list[Part], latency: int, hold: int, waiting_uw: int
+    parts: Parts, latency: int, hold: int, waiting_uw: int
 ) -> None:
     how = late(0.0, waiting_uw, latency, hold)
-    table = by_parts(one_clock(0, "forward", parts), parts, how)
+    table = by_parts(0, "forward", parts, how)
     found = {(t, e - waiting_uw * t) for t, e in all_choices(parts, latency, hold)}
     assert best(table, waiting_uw) == pareto(found)
 
 
-@given(part_tables(), st.integers(0, 30), st.sampled_from([0.01, 0.1, 0.5]), WAITING)
+@given(made_of_parts(), st.integers(0, 30), st.sampled_from([0.01, 0.1, 0.5]), WAITING)
 def test_what_is_left_out_saves_little_and_the_hull_stays(
-    parts: list[Part], latency: int, within: float, waiting_uw: int
+    parts: Parts, latency: int, within: float, waiting_uw: int
 ) -> None:
-    whole = one_clock(0, "forward", parts)
-    every = by_parts(whole, parts, late(0.0, waiting_uw, latency))
-    some = by_parts(whole, parts, late(within, waiting_uw, latency))
-    slack = within * sum(int(part.table.energy_fj.min()) for part in parts)
+    every = by_parts(0, "forward", parts, late(0.0, waiting_uw, latency))
+    some = by_parts(0, "forward", parts, late(within, waiting_uw, latency))
+    slack = within * int(parts.energy_fj.min(axis=0).sum())
     for time, cost in best(every, waiting_uw):
         assert any(t <= time and c <= cost + slack for t, c in best(some, waiting_uw))
     for power in range(waiting_uw + 1):
@@ -124,21 +129,19 @@ def test_what_is_left_out_saves_little_and_the_hull_stays(
         assert one.base_cost_fj == other.base_cost_fj
 
 
-@given(part_tables(), st.integers(0, 50))
-def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(
-    parts: list[Part], latency: int
-) -> None:
-    table = by_parts(one_clock(0, "forward", parts), parts, late(0.0, 0, latency))
+@given(made_of_parts(), st.integers(0, 50))
+def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(parts: Parts, latency: int) -> None:
+    table = by_parts(0, "forward", parts, late(0.0, 0, latency))
     for row, (mhz, config, time, energy) in enumerate(table.rows()):
-        slices = table.slices.power_uw[table.slices.begin[row] : table.slices.begin[row + 1]]
-        assert len(slices) == len(parts)
+        slices = table.slices.of_option(row)
+        assert len(slices) == len(parts.names)
+        assert list(changes_of(config)) == (table.changes(row) if table.changes_clock[row] else [])
         if not changes_of(config):
             continue
-        each = pieces(table, config, latency)
-        assert [piece.part for piece in each] == [part.name for part in parts]
-        assert sum(piece.time_ns for piece in each) == time
-        assert sum(piece.energy_fj for piece in each) == energy
-        assert [-(-p.energy_fj // p.time_ns) for p in each] == slices.tolist()
+        each = pieces(table, row, latency)
+        assert tuple(piece.part for piece in each) == parts.names
+        assert [piece[2:] for piece in each] == slices
+        assert [sum(column) for column in zip(*slices, strict=True)] == [time, energy]
         assert each[-1].frequency_mhz == table.left_mhz[row]
         # Requests and arrivals, followed ns by ns.
         times = itertools.accumulate((piece.time_ns for piece in each), initial=0)
@@ -150,6 +153,18 @@ def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(
         for piece in each:
             clock = [c for at, c in comes if at <= starts[piece.part]][-1]
             assert piece.frequency_mhz == clock
+
+
+def test_what_a_late_clock_leaves_of_a_part_is_rounded_half_up() -> None:
+    rows = {
+        "a": {(900, ""): (5, 9), (1500, ""): (3, 9)},
+        "b": {(900, ""): (4, 1), (1500, ""): (2, 3)},
+    }
+    table = by_parts(0, "forward", Parts.of("", rows), EXACT)
+    row = list(table.config).index("@a=1500 @b=900")
+    # A ns of b at 1500 MHz, half of its 3 fJ; then half of what it does at 900 MHz, 0.5 fJ.
+    late = [piece[1:] for piece in pieces(table, row, 1)]
+    assert late == [(1500, 3, 9), (1500, 1, 2), (900, 2, 1)]
 
 
 def parts_profile(
@@ -190,27 +205,27 @@ def parts_profile(
 @given(st.data())
 def test_the_frontier_is_that_of_parts_as_operations_of_their_own(data: st.DataObject) -> None:
     tables = {
-        (stage, name): data.draw(part_tables(3, second_knob=False))
+        (stage, name): data.draw(made_of_parts(3, second_knob=False))
         for stage in (0, 1)
         for name in ("forward", "backward")
     }
     columns = ("stage", "instruction", "frequency", "time", "energy", "part")
     by_operation, by_part, operations = [], [], []
     for (stage, name), parts in tables.items():
-        for p, part in enumerate(parts):
-            for mhz, _, time, energy in part.table.rows():
+        for p, part in enumerate(parts.names):
+            for mhz, time, energy in rows_of(parts, p):
                 row = (mhz, time / 1e9, energy / 1e15)
-                by_operation.append((stage, name, *row, part.name))
+                by_operation.append((stage, name, *row, part))
                 by_part.append((stage, f"{name}{p}", *row))
                 by_part.append((1 - stage, f"{name}{p}", 1, 1.0, 1.0))
     order = {0: ("f0", "f1", "b0", "b1"), 1: ("f0", "b0", "f1", "b1")}
     for stage, place in [(s, o) for s in (0, 1) for o in order[s]]:
         name = "forward" if place[0] == "f" else "backward"
-        for p in range(len(tables[stage, name])):
+        for p in range(len(tables[stage, name].names)):
             operation = {"id": f"{stage}{place}.{p}", "stage": stage, "instruction": f"{name}{p}"}
             other = 1 - stage if (place[0] == "f") == (stage == 1) else None
             if p == 0 and other is not None:
-                operation["after"] = [f"{other}{place}.{len(tables[other, name]) - 1}"]
+                operation["after"] = [f"{other}{place}.{len(tables[other, name].names) - 1}"]
             operations.append(operation | {"microbatch": int(place[1])})
     by_part += [(stage, name, 0, 1.0, 1.0) for stage, name in tables]
     unique = list({row[:3]: row for row in reversed(by_part)}.values())
@@ -275,8 +290,9 @@ def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
             stage, begin = one.operation.stage, one.start_ns
             taken = [(s.finish_ns - s.start_ns, s.energy_fj) for s in one.slices]
             if not changes_of(one.config):
-                parts = profile.parts(stage, one.operation.instruction)
-                taken = [part.table.by_knob()[one.frequency_mhz, ""] for part in parts]
+                parts = profile.measured[stage, one.operation.instruction]
+                row = parts.knobs.index((one.frequency_mhz, ""))
+                taken = list(zip(parts.time_ns[row], parts.energy_fj[row], strict=True))
             for time, energy in taken:
                 spans.append((stage, begin, begin + time, energy / time / 1e6 - 70))
                 begin += time
@@ -312,11 +328,11 @@ def test_the_commands_work_on_a_profile_with_parts(tmp_path: Path) -> None:
 
 def test_a_backward_that_is_derived_has_the_parts_of_what_it_is_made_of() -> None:
     profile = parts_profile()
-    names = [part.name for part in profile.parts(0, "backward")]
+    names = profile.measured[0, "backward"].names
     split = profile.adjusted(backward_input_share=0.4, by_parts=EXACT)
     for half, share in (("backward_input", 0.4), ("backward_weight", 0.6)):
         table = split.table(0, half)
-        assert [part.name for part in table.parts] == names
+        assert table.parts.names == names
         assert table.changes_clock.any()
         whole = {row[:2]: row[2:] for row in profile.table(0, "backward").rows()}
         for mhz, config, time, energy in table.rows():
@@ -329,10 +345,11 @@ def test_a_backward_that_is_derived_has_the_parts_of_what_it_is_made_of() -> Non
     ).plan()
     assert any(changes_of(op.config) for op in plan.stages[0] if op.instruction != "forward")
     assert verify_plan(plan, profile)
-    # Recomputed forwards run somewhere between the parts of a backward.
-    recomputing = profile.adjusted(recompute=True, by_parts=EXACT)
-    assert not recomputing.table(0, "backward").parts
-    assert recomputing.table(0, "forward").changes_clock.any()
+    # Each part does its own forward again.
+    recomputing = profile.adjusted(recompute=True, by_parts=EXACT).table(0, "backward")
+    assert recomputing.changes_clock.any()
+    forward, backward = (profile.measured[0, name] for name in ("forward", "backward"))
+    assert (recomputing.parts.time_ns == forward.time_ns + backward.time_ns).all()
 
 
 def test_halves_of_a_backward_are_joined_part_by_part() -> None:
@@ -345,7 +362,7 @@ def test_halves_of_a_backward_are_joined_part_by_part() -> None:
     ]
     profile = Profile.from_rows(rows, columns=columns)
     table = profile.adjusted(join_backward=True, by_parts=EXACT).table(0, "backward")
-    assert [part.name for part in table.parts] == ["mlp", "attention"]
+    assert table.parts.names == ("mlp", "attention")
     assert table.changes_clock.any()
     assert table.time_ns[table.max_frequency_option] == 6_000_000
 
@@ -355,11 +372,11 @@ def test_parts_are_scaled_to_what_was_measured_of_the_operation() -> None:
     table = profile.table(0, "forward")
     plain = {row[:2]: row[2:] for row in table.rows()}
     again = profile.adjusted(by_parts=EXACT).table(0, "forward")
-    for mhz, config, time, energy in again.rows():
+    for k, (mhz, config, time, energy) in enumerate(again.rows()):
         if not config:
             assert plain[mhz, config] == (time, energy)
         else:
-            assert sum(piece.time_ns for piece in pieces(again, config, 0)) == time
+            assert sum(piece.time_ns for piece in pieces(again, k, 0)) == time
 
 
 def test_bad_parts_are_refused_with_where_and_why(tmp_path: Path) -> None:
@@ -407,7 +424,7 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
     with pytest.raises(InputError, match="Zeus's format has no place"):
         applied.to_zeus()
     with pytest.raises(InputError, match="the highest clock of the GPU is 1000 MHz"):
-        apply_plan(plan, profile, topology=topology, clocks=Clocks((1000,), "given", None))
+        apply_plan(plan, profile, topology=topology, clocks=given_clocks("1000"))
 
 
 def test_sweeps_plan_by_parts_as_solve_does(tmp_path: Path) -> None:
@@ -425,30 +442,58 @@ def test_sweeps_plan_by_parts_as_solve_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_hold": 0.05}])
-@pytest.mark.parametrize("has", [(1260, 1500, 1740), (1100, 1400, 1800)])
-def test_clocks_of_parts_that_a_gpu_lacks_are_raised(
-    has: tuple[int, ...], asked: dict[str, float]
-) -> None:
+@pytest.mark.parametrize("offered", ["1260,1500,1740", "1100,1400,1800"])
+def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[str, float]) -> None:
     profile = parts_profile()
     frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile.adjusted(by_parts=ByParts()))
     plan = frontier.plan(slowdown=0.05, **asked)
     wanted = {c.frequency_mhz for s in plan.stages for op in s for c in changes_of(op.config)}
-    assert wanted - set(has)
+    has = set(given_clocks(offered).supported_clocks_mhz)
+    assert wanted - has
     applied = apply_plan(
-        plan, profile, topology=Topology.for_job(plan.job), clocks=Clocks(has, "given", None)
+        plan,
+        profile,
+        topology=Topology.for_job(plan.job),
+        clocks=given_clocks(offered),
     )
     assert applied.iteration_time_s <= plan.target.deadline_s
     assert FrequencyPlan.from_document(json.loads(applied.to_json())) == applied
     for rank in applied.ranks:
         assert rank.configs is not None
         for before, now in zip(plan.stages[rank.stage], rank.configs, strict=True):
-            assert {c.frequency_mhz for c in changes_of(now)} <= set(has)
-            assert bool(changes_of(before.config)) == bool(changes_of(now))
-        assert set(rank.clocks_mhz) <= set(has)
+            assert {c.frequency_mhz for c in changes_of(now)} <= has
+            asked = {c.frequency_mhz for c in changes_of(before.config)}
+            assert bool(changes_of(now)) == bool(asked and asked <= has)
+        assert set(rank.clocks_mhz) <= has
     raised = {(one.planned_mhz, one.applied_mhz) for one in applied.raised}
     assert raised
     assert all(before < now and now in has for before, now in raised)
-    assert all(one.profiled == (has[0] == 1260) for one in applied.raised)
+    assert all(one.profiled == (1260 in has) for one in applied.raised)
+    raised_to = {mhz for _, mhz in raised}
+    assert raised_to <= {mhz for rank in applied.ranks for *_, mhz in rank.operations}
+
+
+def test_where_a_gpu_lacks_the_clock_of_a_part_the_operation_keeps_its_config() -> None:
+    rows = [
+        (0, name, mhz, seconds * dear, watts * seconds * dear, config, part)
+        for name in ("forward", "backward")
+        for mhz, watts in ((1500, 300), (900, 150))
+        for config, dear in (("a", 1.2), ("x", 1.0), ("z", 1.1))
+        for part, seconds in (("attention", 0.1), ("mlp", 150 / mhz))
+    ]
+    columns = ("stage", "instruction", "frequency", "time", "energy", "config", "part")
+    profile = Profile.from_rows(rows, columns=columns)
+    frontier = trace_frontier(Pipeline("1f1b", 1, 1), profile.adjusted(by_parts=EXACT))
+    plan = frontier.plan()
+    assert plan.stages[0][0].config == "@attention=900/x @mlp=1500/x"
+    applied = apply_plan(
+        plan,
+        profile,
+        topology=Topology.for_job(plan.job),
+        clocks=given_clocks("1200,1500"),
+    )
+    assert applied.ranks[0].configs == ["x", "x"]
+    assert [mhz for *_, mhz in applied.ranks[0].operations] == [1500, 1500]
 
 
 def test_operations_around_the_pipeline_run_at_the_clock_that_suits_them() -> None:

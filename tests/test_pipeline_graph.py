@@ -137,19 +137,19 @@ def test_array_types_are_those_of_the_kernel() -> None:
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        (0, "at least 1, not 0"),
-        (2.0, "a whole number, not 2.0"),
-        (True, "a whole number, not true"),
-        ("4", 'a whole number, not "4"'),
+        (0, "greater than or equal to 1, not 0"),
+        (2.0, "a valid integer, not 2.0"),
+        (True, "a valid integer, not true"),
+        ("4", 'a valid integer, not "4"'),
         (10**4000, "not a number beyond 1e18"),
-        (np.ones(2), "a whole number"),
+        (np.ones(2), "a valid integer"),
     ],
 )
 def test_bad_counts_are_named(field: str, value: object, complaint: str) -> None:
     arguments: dict[str, object] = {"num_stages": 2, "num_microbatches": 2, field: value}
     with pytest.raises(InputError, match=complaint) as error:
         Pipeline("interleaved", **arguments)  # type: ignore[arg-type]
-    assert field in error.value.message
+    assert field.removeprefix("num_") in error.value.message
     assert "\n" not in error.value.message
 
 
@@ -161,7 +161,7 @@ def test_bad_counts_are_named(field: str, value: object, complaint: str) -> None
     ],
 )
 def test_bad_latency_is_refused(latency: object) -> None:
-    with pytest.raises(InputError, match=r"p2p_latency(\[1\])? must"):
+    with pytest.raises(InputError, match="p2p_latency_s"):
         Pipeline("1f1b", 3, 2, p2p_latency=latency)  # type: ignore[arg-type]
 
 

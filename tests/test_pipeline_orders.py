@@ -38,8 +38,7 @@ def refusal(*ranks: str) -> str:
         (["0F0 0W0"], "backward_input of microbatch 0 on model stage 0 (rank 0)"),
         (
             ["0F0 0F1 0F2 0B0", "1F0"],
-            "backward of microbatch 0 on model stage 1 (rank 1), backward of microbatch 1 on model "
-            "stage 0 (rank 0), forward of microbatch 1 on model stage 1 (rank 1), and more",
+            "misses an operation: backward of microbatch 0 on model stage 1 (rank 1)",
         ),
         (["0F0 0F2000000000 0B0 0B2000000000"], "forward of microbatch 1 on model stage 0 (rank 0"),
         (["0F0 0B0 0B0"], "backward of microbatch 0 on model stage 0 (rank 0) is there twice"),

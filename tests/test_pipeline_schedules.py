@@ -1,6 +1,7 @@
 """Generated schedules: their orders as the papers draw them, and the shapes that they refuse.
 
-The orders of many more shapes are compared with PyTorch's in test_schedules_against_torch.py.
+Those that PyTorch has are compared with its own, in many shapes, in
+test_schedules_against_torch.py.
 """
 
 from __future__ import annotations
@@ -46,11 +47,6 @@ def drawn(pipeline: Pipeline) -> list[str]:
             ],
         ),
         (Pipeline("1f1b", 4, 2), [*["f0 f1 b0 b1"] * 3, "f0 b0 f1 b1"]),
-        (Pipeline("gpipe", 2, 3), ["f0 f1 f2 b0 b1 b2"] * 2),
-        (  # with one chunk it runs twice as far ahead as 1F1B
-            Pipeline("interleaved", 2, 5),
-            ["f0 f1 f2 b0 f3 b1 f4 b2 b3 b4", "f0 b0 f1 b1 f2 b2 f3 b3 f4 b4"],
-        ),
         (
             Pipeline("envpipe", 3, 5, forwards_ahead=[2, 1, 0]),
             [
@@ -72,40 +68,6 @@ def drawn(pipeline: Pipeline) -> list[str]:
             [
                 "f0a f1a f0b f1b f2a b0b f3a b1b f2b b0a f3b b1a b2b b3b b2a b3a",
                 "f0a f1a f0b b0b f1b b1b f2a b0a f3a b1a f2b b2b f3b b3b b2a b3a",
-            ],
-        ),
-        (  # groups grow where microbatches are no multiple of stages
-            Pipeline("interleaved", 2, 3, num_chunks=2),
-            [
-                "f0a f1a f2a f0b f1b f2b b0b b1b b2b b0a b1a b2a",
-                "f0a f1a f2a f0b b0b f1b b1b f2b b2b b0a b1a b2a",
-            ],
-        ),
-        (
-            Pipeline("looped-bfs", 2, 3, num_chunks=2),
-            ["f0a f1a f2a f0b f1b f2b b2b b1b b0b b2a b1a b0a"] * 2,
-        ),
-        (
-            Pipeline("interleaved-zb", 2, 2, num_chunks=2),
-            [
-                "f0a f1a f0b f1b i0b w0b i1b w1b i0a w0a i1a w1a",
-                "f0a f1a f0b i0b f1b i1b w0b i0a w1b i1a w0a w1a",
-            ],
-        ),
-        (
-            Pipeline("zb-v", 2, 4),
-            [
-                "f0a f1a f2a f0b i0b w0b f1b i1b w1b "
-                "f3a i0a w0a f2b i2b w2b i1a w1a f3b i3b w3b i2a w2a i3a w3a",
-                "f0a f0b f1a f1b i0b w0b "
-                "f2a i0a w0a f2b i1b w1b f3a i1a w1a f3b i2b w2b i2a i3b i3a w2a w3b w3a",
-            ],
-        ),
-        (
-            Pipeline("dualpipe-v", 2, 4),
-            [
-                "f0a f1a f2a f0b i0b w0b f1b f3a b1b f2b b0a b2b f3b b1a b3b i2a w2a i3a w3a",
-                "f0a f0b f1a f1b f2a b0b f2b b0a f3a b1b f3b b1a b2b b2a i3b i3a w3b w3a",
             ],
         ),
         (  # with operations beside them
@@ -186,12 +148,17 @@ def test_no_transfer_is_waited_for_where_a_v_turns_round(schedule: str) -> None:
         ("dag", {}, "from_dag_file"),
         ("zb-h1", {"num_chunks": 2}, "zb-h1 runs one model chunk.*interleaved"),
         ("zb-v", {"num_chunks": 3}, "zb-v runs two model chunks per stage, not 3"),
+        ("dualpipe-v", {"num_chunks": 1}, "dualpipe-v runs two model chunks per stage, not 1"),
         ("dualpipe-v", {"num_microbatches": 5}, "6 for 3 pipeline stages, not 5"),
         ("gpipe", {"forwards_ahead": [0, 0, 0]}, "goes with schedule envpipe, not gpipe"),
         ("envpipe", {"forwards_ahead": [1, 0]}, "list of 3 numbers"),
-        ("envpipe", {"forwards_ahead": 7}, "list of whole numbers"),
-        ("envpipe", {"forwards_ahead": [-1, 0, 0]}, r"ahead\[0\] must be at least 0"),
-        ("envpipe", {"forwards_ahead": [1.5, 0, 0]}, r"ahead\[0\] must be a whole number"),
+        ("envpipe", {"forwards_ahead": 7}, "forwards_ahead should be a valid list"),
+        (
+            "envpipe",
+            {"forwards_ahead": [-1, 0, 0]},
+            r"ahead\[0\] should be greater than or equal to 0",
+        ),
+        ("envpipe", {"forwards_ahead": [1.5, 0, 0]}, r"ahead\[0\] should be a valid integer"),
         ("envpipe", {"forwards_ahead": [6, 0, 0]}, r"ahead\[0\] must be at most 5, not 6"),
         ("envpipe", {"forwards_ahead": [1, 2, 0]}, r"ahead\[1\] must be at most 1, not 2"),
         ("envpipe", {"forwards_ahead": [1, 1, 1]}, r"ahead\[2\] must be at most 0"),
@@ -202,13 +169,13 @@ def test_no_transfer_is_waited_for_where_a_v_turns_round(schedule: str) -> None:
         ),
         ("1f1b", {"extras": {"coffee": [0]}}, "no extra operation; known: load, all_reduce, red"),
         ("1f1b", {"extras": {"load": []}}, "must list the stages"),
-        ("1f1b", {"extras": {"load": [3]}}, r"extras: load\[0\] must be at most 2, not 3"),
-        ("1f1b", {"extras": {"load": [-1]}}, "at least 0"),
-        ("1f1b", {"extras": ["load"]}, "must be an object"),
-        ("1f1b", {"in_turn": [2]}, r"in_turn\[0\] must be at most 1"),
-        ("1f1b", {"in_turn": "1"}, "in_turn must be a list"),
+        ("1f1b", {"extras": {"load": [3]}}, "load must list the stages that have it, of 0 to 2"),
+        ("1f1b", {"extras": {"load": [-1]}}, "greater than or equal to 0"),
+        ("1f1b", {"extras": ["load"]}, "extras should be an object"),
+        ("1f1b", {"in_turn": [2]}, "in_turn .*stages that have a next one"),
+        ("1f1b", {"in_turn": "1"}, "in_turn should be a valid list"),
         ("looped-bfs", {"num_chunks": 2, "in_turn": [0]}, "in_turn goes with one chunk"),
-        ("1f1b", {"num_stages": None}, "num_stages must be given"),
+        ("1f1b", {"num_stages": None}, "stages should be a valid integer, not null"),
         ("1f1b", {"num_stages": 2**20, "num_microbatches": 2**20}, "at most 1048576"),
     ],
 )

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from cli_helpers import envplan, small_profile
 from envplan._words import significant
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.planners import compare
-from envplan.plotting import animation, page
-from envplan.plotting.report import frontier_page, report_page, timeline_page
+from envplan.plotting import page
+from envplan.plotting.report import animation_page, frontier_page, report_page, timeline_page
 from envplan.simulation import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
 
@@ -78,9 +77,7 @@ def test_the_chart_has_every_plan_and_planner(report: str, frontier: Frontier) -
     assert chart["curve"][-1][0] == frontier.min_energy_time
 
 
-def test_timelines_hold_every_operation_and_the_histogram_its_time(
-    report: str, timeline: Timeline
-) -> None:
+def test_timelines_hold_every_operation(report: str, timeline: Timeline) -> None:
     chart = data_of(report)["timeline"]
     both = timeline.at_max_frequency(), timeline
     for drawn, shown in zip(chart["timelines"], both, strict=True):
@@ -90,9 +87,6 @@ def test_timelines_hold_every_operation_and_the_histogram_its_time(
         assert joules == pytest.approx(shown.computation_energy, rel=1e-5)
         assert sum(ops["critical"]) == len(shown.critical_path)
     assert chart["span"] == max(shown.sync_time for shown in both)
-    bars = data_of(report)["histogram"]
-    assert sum(sum(bar["share"]) for bar in bars["bins"]) == pytest.approx(100)
-    assert all(bars["low"] <= bar["from"] < bar["to"] <= bars["high"] for bar in bars["bins"])
 
 
 def test_a_hostile_name_stays_text() -> None:
@@ -116,8 +110,7 @@ def test_frontier_and_timeline_have_pages_of_their_own(
     frontier: Frontier, timeline: Timeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     along = frontier.sample_plans(5)
-    text = frontier_page(frontier, along)
-    data = data_of(text)
+    data = data_of(frontier_page(frontier, along))
     assert set(data) == {"frontier"}
     slower = [plan["time"] for plan in data["frontier"]["slower"]]
     assert slower == sorted(slower)
@@ -125,23 +118,15 @@ def test_frontier_and_timeline_have_pages_of_their_own(
     assert slower[-1] <= data["frontier"]["t_max"]
     timelines = timeline_page(timeline, timeline.at_max_frequency())
     assert len(data_of(timelines)["timeline"]["timelines"]) == 2
-    # Of larger jobs there are none, and the page says so.
-    assert "are left out" not in text
-    monkeypatch.setattr(page, "MOST_FOR_SLOWER", 10)
-    text = frontier_page(frontier, along)
-    assert data_of(text)["frontier"]["slower"] == []
-    assert "Plans beyond T_star, to wait for stragglers with, are left out" in text
+    # Of larger jobs there are none.
+    monkeypatch.setattr(page, "_MOST_FOR_SLOWER", 10)
+    assert data_of(frontier_page(frontier, along))["frontier"]["slower"] == []
 
 
-def test_an_animation_has_a_frame_a_plan_and_runs_back(frontier: Frontier, tmp_path: Path) -> None:
+def test_an_animation_has_a_frame_a_plan(frontier: Frontier) -> None:
     plans = frontier.sample_plans(4)
-    animation.animate_frontier(frontier, plans, tmp_path / "a.gif")
-    with Image.open(tmp_path / "a.gif") as image:
-        assert image.n_frames == 2 * len(plans) - 2
-        assert image.info["loop"] == 0
-    animation.animate_frontier(frontier, plans, tmp_path / "a.html")
-    frames = data_of((tmp_path / "a.html").read_text())["animation"]["frames"]
-    assert len(frames) == len(plans)
+    frames = data_of(animation_page(frontier, plans))["animation"]["frames"]
+    assert len({frame["title"] for frame in frames}) == len(plans)
 
 
 @pytest.fixture
@@ -154,9 +139,9 @@ def plan_folder(tmp_path: Path) -> Path:
 def test_the_commands_write_what_they_say(plan_folder: Path) -> None:
     for arguments, name in (
         (("report",), "report.html"),
-        (("frontier", JOB, "-m", "4", "--compare", "--plot", "g.html"), "g.html"),
+        (("frontier", JOB, "-m", "4", "--plot", "g.html"), "g.html"),
         (("timeline",), "timeline.png"),
-        (("timeline", "--colour", "power", "-o", "t.svg"), "t.svg"),
+        (("timeline", "-o", "t.svg"), "t.svg"),
         (("timeline", "--alone", "-o", "t.html"), "t.html"),
         (("simulate", "--plot", "s.html"), "s.html"),
         (("compare", JOB, "-m", "4", "--plot", "c.html"), "c.html"),
@@ -204,25 +189,7 @@ def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
     saved_j = (predicted["baseline"]["energy_j"] - predicted["energy_j"]) * 1e6
     assert f"<b>{significant(saved_j / 3.6e6 * 0.25)} EUR</b>" in text
     assert f"<b>{significant(saved_j / 3.6e6 * 0.38)} kg CO2</b>" in text
-    assert "Carbon: 380 g CO2 per kWh" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("report", "-o", "plan.html.txt"), "must end in .html"),
-        (("report", "nothing.json"), "cannot be read"),
-        (("frontier", JOB, "-m", "4", "--compare"), "--compare goes with"),
-        (("timeline", "--colour", "taste"), "--colour must be frequency or power, not taste"),
-    ],
-)
-def test_bad_input_is_one_line(plan_folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    before = sorted(plan_folder.iterdir())
-    ran = envplan(*arguments, cwd=plan_folder)
-    assert ran.code == 2
-    assert message in ran.err
-    assert ran.err.count("\n") == 1
-    assert sorted(plan_folder.iterdir()) == before
+    assert "at 380 g a kWh" in text
 
 
 def test_the_script_of_the_pages_parses() -> None:

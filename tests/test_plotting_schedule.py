@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_helpers import small_profile
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.plotting.figures import made
@@ -24,45 +22,26 @@ def test_without_a_profile_a_forward_takes_one_unit_and_a_backward_two() -> None
     assert layout.bubble_share == pytest.approx(1 - 12 / 18)
 
 
-def test_with_a_profile_times_are_those_of_the_highest_clocks() -> None:
-    profile = small_profile(2)
-    pipeline = Pipeline("1f1b", 2, 4, p2p_latency=0.001)
-    layout = schedule_layout(pipeline, profile)
-    tables = [profile.table(op.stage, op.instruction) for op in pipeline.operations]
-    times = np.array([table.time_ns[table.max_frequency_option] for table in tables])
-    assert layout.makespan == pytest.approx(pipeline.earliest_starts(times)[1] / 1e9)
-    assert layout.to_dict()["time_unit"] == "s"
-    assert "modelled" in schedule_figure(layout).axes[0].get_title(loc="left")
-    shown = [cell for rank in (0, 1) for cell in layout.cells(rank, layout.columns)]
-    assert sum(operation is not None for operation, _ in shown) == len(pipeline.operations)
-    with pytest.raises(InputError, match="stage"):
-        schedule_layout(Pipeline("1f1b", 3, 4), profile)
-
-
 @given(
     name=st.sampled_from(sorted(SCHEDULES)),
     ranks=st.integers(1, 5),
     microbatches=st.integers(1, 10),
     chunks=st.integers(1, 2),
-    columns=st.integers(1, 60),
 )
 @settings(max_examples=40, deadline=None)
-def test_rows_of_text_are_as_long_as_asked_and_in_order(
-    name: str, ranks: int, microbatches: int, chunks: int, columns: int
+def test_rows_of_text_are_equally_long_and_in_order(
+    name: str, ranks: int, microbatches: int, chunks: int
 ) -> None:
     try:
         layout = schedule_layout(Pipeline(name, ranks, microbatches, num_chunks=chunks))
     except InputError:
         return
     for rank in range(ranks):
-        cells = list(layout.cells(rank, columns))
-        assert sum(wide for _, wide in cells) == columns
-        shown = [operation for operation, _ in cells if operation]
+        cells = list(layout.cells(rank))
+        assert sum(units for _, units in cells) == layout.makespan
         order = [layout.pipeline.operations[i] for i in layout.of_rank(rank)]
-        assert [op for op in order if op in shown] == shown
-        full = list(layout.cells(rank, layout.columns))
-        assert [operation for operation, _ in full if operation] == order
-        busy = sum(wide for operation, wide in full if operation)
+        assert [operation for operation, _ in cells if operation] == order
+        busy = sum(wide for operation, wide in cells if operation)
         assert busy == sum(layout.time[i] for i in layout.of_rank(rank))
 
 
@@ -80,11 +59,3 @@ def test_every_forward_and_backward_is_labelled() -> None:
         for microbatch in range(16):
             assert len(re.findall(f">{letter}{microbatch}</text>", text)) == 8
     assert "8 ranks, 16 microbatches" in text
-
-
-def test_long_schedule_goes_on_in_further_bands() -> None:
-    assert len(schedule_figure(schedule_layout(Pipeline("1f1b", 4, 8))).axes) == 1
-    figure = schedule_figure(schedule_layout(Pipeline("1f1b", 4, 64)))
-    limits = [axes.get_xlim() for axes in figure.axes]
-    assert len(limits) == 3
-    assert [low for low, _ in limits[1:]] == [high for _, high in limits[:-1]]

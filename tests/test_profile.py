@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import itertools
 import json
@@ -18,12 +19,13 @@ from envplan.errors import InputError
 from envplan.profile import (
     CostCurve,
     OptionTable,
+    Parts,
     Profile,
     ProfileMetadata,
     builtin_paths,
     cost_curve,
 )
-from envplan.profile.options import option_table
+from envplan.profile.parts import by_parts
 from envplan.units import MAX_INTEGER
 
 HEADER = "stage,instruction,frequency,time,energy\n"
@@ -46,10 +48,8 @@ def refusal(folder: Path, text: str | bytes) -> InputError:
 
 
 def table(*options: tuple[int, int]) -> OptionTable:
-    rows = [
-        (time, energy, k, "") for k, (time, energy) in enumerate(sorted(options), -len(options))
-    ]
-    return option_table(0, "forward", rows)
+    rows = {(len(options) - k, ""): each for k, each in enumerate(sorted(options))}
+    return by_parts(0, "forward", Parts.of("", {"": rows}), None)
 
 
 # ---- reading
@@ -171,7 +171,7 @@ def test_bad_value_is_found_by_line_and_column(
     ("text", "line", "column", "words"),
     [
         (HEADER.strip() + ",time_std\n0,forward,1,1,1,-1\n", 2, "time_std", "is negative"),
-        (HEADER + STAGE_0 + "0,forward,1740,0.5,9\n", 4, None, "repeats line 2"),
+        (HEADER + STAGE_0 + "0,forward,1740,0.5,9\n", 4, "time", "repeats line 2"),
         (HEADER + STAGE_0 + STAGE_2, 4, "stage", "stage 1 has no rows"),
         (
             HEADER + STAGE_0 + "1,load,1,1,1\n1,forward,1,1,1\n",
@@ -303,14 +303,13 @@ def zeus_rows(times: dict[int, float], frequency: int = 1410) -> str:
 
 def test_rows_of_ranks_make_one_with_the_largest_time_and_the_mean_energy(tmp_path: Path) -> None:
     profile = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 1: 1.02, 2: 1.0, 3: 1.0}))
-    assert (profile.num_stages, profile.num_ranks) == (2, 4)
+    assert profile.num_stages == 2
     forward = profile.table(0, "forward")
     assert forward.time_ns.tolist() == [1_020_000_000]
     assert forward.energy_fj.tolist() == [10**15 // 2]
     spread = np.std([1.0, 1.02], ddof=1) / 1.02
     assert profile.time_spread(0, "forward", 1410) == pytest.approx(spread)
     assert profile.time_spread(1, "forward", 1410) == 0.0
-    assert profile.stragglers == ()
     assert profile.notes == [
         "largest times and mean energies per GPU of 4 ranks, whose times' spread is the noise"
     ]
@@ -319,20 +318,18 @@ def test_rows_of_ranks_make_one_with_the_largest_time_and_the_mean_energy(tmp_pa
 def test_a_straggler_among_ranks_is_named(tmp_path: Path) -> None:
     text = ZEUS + zeus_rows({0: 1, 1: 1, 2: 1, 3: 1.12}) + zeus_rows({2: 1.5, 3: 1.68}, 900)
     profile = read(tmp_path, text)
-    (straggler,) = profile.stragglers
-    assert (straggler.rank, straggler.stage) == (3, 1)
-    assert straggler.slowdown == pytest.approx(1.12)
-    assert profile.notes[1] == (
+    assert profile.notes[1:] == [
         "rank 3 straggles: it takes 1.12 times as long as other ranks of stage 1"
-    )
+    ]
     alone = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 2: 1.0}))
-    assert (alone.stragglers, alone.time_spread(0, "forward", 1410)) == ((), None)
+    assert len(alone.notes) == 1
+    assert alone.time_spread(0, "forward", 1410) is None
 
 
-def test_a_rank_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    error = refusal(tmp_path, ZEUS + zeus_rows({0: 1.0}) + zeus_rows({0: 1.0}))
+def test_a_rank_that_comes_twice_with_other_times_is_refused(tmp_path: Path) -> None:
+    error = refusal(tmp_path, ZEUS + zeus_rows({0: 1.0}) + zeus_rows({0: 2.0}))
     assert error.line == 4
-    assert "rank 0" in error.message
+    assert "repeats line 2 with quite another time" in error.message
 
 
 # ---- making, saving, finding
@@ -359,11 +356,46 @@ def test_rows_in_memory_are_checked_like_a_file_and_may_have_configs_and_spreads
     with pytest.raises(InputError, match="no rows"):
         Profile.from_rows([])
     rows = [(0, "forward", 9, 1.0, 1.0, "a"), (0, "backward", 9, 1.0, 1.0)]
-    with pytest.raises(InputError, match="repeats line 2"):
-        Profile.from_rows([rows[0], *rows])
+    with pytest.raises(InputError, match="repeats line 2 with quite another energy, 2 instead of"):
+        Profile.from_rows([rows[0], (0, "forward", 9, 1.0, 2.0, "a"), *rows])
     columns = ("stage", "instruction", "frequency", "time", "energy", "time_std")
     spread = [(0, "forward", 9, 1.0, 1.0, 0.1), (0, "backward", 9, 1.0, 1.0, 0.0)]
     assert Profile.from_rows(spread, columns=columns).num_stages == 1
+
+
+def test_rows_that_measure_an_option_again_are_put_together() -> None:
+    columns = ("stage", "instruction", "frequency", "time", "energy", "rank")
+    rows = [
+        *[(0, "forward", 900, time, 9 * time, 0) for time in (1.0, 1.02, 1.4)],
+        *[(0, "forward", 900, time, 9.0, 1) for time in (1.1, 1.1)],
+        (0, "backward", 900, 2.0, 20.0, 0),
+        (0, "backward", 900, 2.0, 22.0, 1),
+    ]
+    profile = Profile.from_rows(rows, columns=columns)
+    forward, backward = profile.tables()
+    assert forward.rows() == [(900, "", 1_100_000_000, 9_090_000_000_000_000)]
+    assert backward.energy_fj.tolist() == [21 * 10**15]
+    assert profile.notes[0] == "medians of up to 3 rows of the same"
+    assert profile.spreads[0, "forward", 900, ""] > 0.1
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_spreadsheets_delimiters_are_read(tmp_path: Path, delimiter: str) -> None:
+    text = (HEADER + STAGE_0).replace(",", delimiter)
+    assert [t.rows() for t in read(tmp_path, text).tables()] == [
+        t.rows() for t in read(tmp_path, HEADER + STAGE_0).tables()
+    ]
+
+
+def test_a_gzipped_table_is_read_and_half_a_one_refused(tmp_path: Path) -> None:
+    zipped = gzip.compress((HEADER + STAGE_0).encode())
+    (tmp_path / "profile.csv.gz").write_bytes(zipped)
+    made = Profile.read_csv(tmp_path / "profile.csv.gz")
+    assert made.sha256 == read(tmp_path, HEADER + STAGE_0).sha256
+    assert (made.name, made.sidecar) == ("profile", tmp_path / "profile.meta.json")
+    (tmp_path / "half.csv.gz").write_bytes(zipped[:-9])
+    with pytest.raises(InputError, match=r"half.csv.gz: cannot be read \(it is no whole gzip file"):
+        Profile.read_csv(tmp_path / "half.csv.gz")
 
 
 def test_a_path_wins_over_a_builtin_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_text_gives_the_number(quantity: Quantity, text: str, value: float) -> N
         (TIME, "1e999", "a time"),
         (TIME, "1_000", "a time"),
         (TIME, "1h30", "a time"),
-        (TIME, "-1", "a number from 0 up, not -1"),
+        (TIME, "-1", "at least 0, not -1"),
         (TIME.within(0, 10), "11s", "at most 10 s, not 11s"),
         (LONG_TIME, "14", "a time with a unit"),
         (COUNT, "0", "at least 1, not 0"),

@@ -21,11 +21,10 @@ pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 from envplan.runtime.torch import attach
 from torch_jobs import RANKS, run, start, stop  # they import torch
-from torch_worker import CHUNKED, FOLDED, PROFILED, duration
+from torch_worker import CHUNKED, FOLDED, PROFILED, STEPS, duration
 
 __all__ = ["fake_nvml"]
 
-STEPS = 3
 PIPELINES = {
     "gpipe": Pipeline("gpipe", num_stages=RANKS, num_microbatches=8),
     "1f1b": Pipeline("1f1b", num_stages=RANKS, num_microbatches=8),

@@ -140,15 +140,6 @@ def test_shapes_that_pytorch_refuses_are_refused(name: str) -> None:
     assert refused >= 15
 
 
-@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_v_schedules_have_two_chunks_here_as_in_pytorch(name: str, chunks: int) -> None:
-    with pytest.raises(ValueError, match="exactly 2 stages per rank"):
-        torch_orders(name, 2, chunks, 8)
-    with pytest.raises(InputError, match=f"{name} runs two model chunks per stage, not {chunks}"):
-        ours(name, 2, chunks, 8)
-
-
 @pytest.mark.parametrize(("name", "chunks"), SHAPES)
 def test_csv_and_live_objects_are_read_and_written_as_pytorch_does(
     name: str, chunks: int, tmp_path: Path
@@ -193,12 +184,6 @@ def test_changed_order_becomes_a_dag() -> None:
     row[-1] = "1BW0"
     with pytest.raises(InputError, match='rank 1, action 5: "1BW0" is no action'):
         Pipeline.from_torch(theirs)
-
-
-def test_reductions_of_gradients_can_be_kept() -> None:
-    orders = read_torch_schedule(live("interleaved", 2, 2, 4), keep=("all_reduce",)).orders
-    reduced = [op.profile_stage for row in orders for op in row if op.instruction == "all_reduce"]
-    assert sorted(reduced) == [0, 1, 2, 3]
 
 
 def test_object_that_is_no_such_schedule_is_refused() -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def as_user(user: int) -> dict[str, Any]:
     return {"user": user, "group": user, "extra_groups": [], "cwd": "/", "env": environment}
 
 
+@cache
 def python_for_all() -> str:
     """A Python like this one that other users can run."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -169,6 +171,7 @@ def test_service_wakes_a_stopped_guard_whose_owner_was_killed(fake_nvml: FakeNvm
 def test_service_says_what_it_cannot_give_back_and_tries_it_later(
     fake_nvml: FakeNvml, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("envplan.runtime.locks._LAST_TRIES", 5)
     kill_both(fake_nvml)
     fake_nvml.fail("reset")
     service = Service(lambda line: print(line, flush=True))
@@ -249,7 +252,8 @@ def test_folder_that_another_user_took_first_does_not_stop_a_guard(for_all: Fake
     os.chown(taken, OTHER, OTHER)
     script = """
 from envplan.devices import DeviceError
-from envplan.runtime import Guard
+from envplan.runtime import Guard, guard
+guard._HANDOVER_S = 0.1
 with Guard.start("nvml", 0):
     try:
         Guard.start("nvml", 0)

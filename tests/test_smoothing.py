@@ -18,7 +18,6 @@ from envplan.errors import InputError
 from envplan.profile import Profile
 from envplan.profile.smoothing import smooth_curve
 from envplan.profiling.smoothing import smooth_profile
-from envplan.profiling.sweep_file import COLUMNS, Row, SweepFile
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -201,26 +200,6 @@ def test_a_profile_without_curves_is_refused(tmp_path: Path) -> None:
         smooth_profile(path)
 
 
-def test_a_sweep_that_was_smoothed_continues_with_what_it_measured(tmp_path: Path) -> None:
-    path = tmp_path / "profile.csv"
-    metadata = Profile.builtin("a40-gpt3-1.3b-4stage").metadata
-    random = np.random.default_rng(2)
-    with SweepFile(path, {"step": 60}, metadata) as file:
-        for instruction, flops in (("forward", 1e13), ("backward", 2e13)):
-            for clock, time, energy in zip(*truth("a40", flops, 1e10), strict=True):
-                noisy = float(time * np.exp(0.02 * random.standard_normal()))
-                cells = (0, instruction, int(clock), noisy, float(energy), 0.001, 0.1, 3, 1, "")
-                file.append(Row(**dict(zip(COLUMNS, cells, strict=True))))
-        rows = file.rows
-    content = path.read_bytes()
-    smoothed = smooth_profile(path)
-    smoothed.save_csv(path)
-    assert path.read_bytes() != content
-    with SweepFile(path, {"step": 60}, metadata) as file:
-        assert len(file.rows) == len(rows)
-    assert path.read_bytes() == content
-
-
 def test_the_command_smooths_and_the_result_plans(tmp_path: Path) -> None:
     noisy_file(tmp_path / "profile.csv")
     ran = envplan("smooth", "--plot", cwd=tmp_path)
@@ -260,3 +239,48 @@ def test_bad_arguments_are_refused_in_one_line(
 ) -> None:
     assert_refused(envplan("smooth", *arguments, cwd=tmp_path), 2, *words)
     assert not list(tmp_path.iterdir())
+
+
+def noisy_sweep(noise: float, repeats: int = 1) -> list[tuple[object, ...]]:
+    """Rows of two stages that a power limit holds back at the top, with noise in every one."""
+    random = np.random.default_rng(7)
+    rows: list[tuple[object, ...]] = []
+    for stage in (0, 1):
+        for instruction, flops in (("forward", 1e13), ("backward", 2e13)):
+            clocks, times, energies = truth("a40", flops, 2e10, step=1)
+            for clock, *values in zip(clocks, times, energies, strict=True):
+                for _ in range(repeats):
+                    drawn = (value * np.exp(noise * random.standard_normal()) for value in values)
+                    rows.append((stage, instruction, int(clock), *drawn))
+    return rows
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.05, 0.1])
+def test_noise_of_several_percent_in_every_row_is_taken_out(noise: float, tmp_path: Path) -> None:
+    true = Profile.from_rows(noisy_sweep(0.0))
+    Profile.from_rows(noisy_sweep(noise)).save_csv(tmp_path / "profile.csv")
+    profile = Profile.read_csv(tmp_path / "profile.csv")
+    assert not true.noisy
+    assert profile.noisy
+    for table, exact in zip(profile.tables(), true.tables(), strict=True):
+        least = int(table.time_ns[0]) / int(exact.time_ns[0])
+        assert abs(least - 1) < noise / 2  # the fastest of so many rows is two deviations off
+
+
+def test_noise_is_taken_out_of_rows_that_others_are_derived_from(tmp_path: Path) -> None:
+    Profile.from_rows(noisy_sweep(0.02)).save_csv(tmp_path / "profile.csv")
+    for options in (["--schedule", "zb-h1"], ["--recompute"]):
+        ran = envplan("solve", "profile.csv", "-m", 4, *options, cwd=tmp_path)
+        assert (ran.code, ran.err) == (0, "")
+        assert "on the rows as measured its clocks take" in ran.out
+        assert envplan("check", "plan.json", cwd=tmp_path).code == 0
+
+
+def test_rows_that_measure_again_have_one_smooth_value(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    Profile.from_rows(noisy_sweep(0.02, repeats=3)).save_csv(path)
+    smoothed = smooth_profile(path)
+    smoothed.save_csv(tmp_path / "smooth.csv")
+    assert len(rows_of(tmp_path / "smooth.csv")) == len(rows_of(path))
+    table, *_ = smoothed.tables()
+    assert_shape(*np.array([(m, t, e) for m, _, t, e in table.rows()], dtype=float).T)

@@ -57,7 +57,7 @@ def test_rows_are_instances_of_the_model_and_other_columns_are_kept_as_text() ->
         ("name,price\na,1\n", 1, "count", "missing from the header"),
         ("name,count,count\na,1,1\n", 1, "count", "twice"),
         ("name,count,Prise\na,1,1\n", 1, "Prise", "is price meant"),
-        ("name;count\na;1\n", 1, "name", "missing from the header 'name;count'"),
+        ("name|count\na|1\n", 1, "name", "missing from the header 'name|count'"),
         ("", None, None, "is empty"),
         ("\ufeff", None, None, "is empty"),
         ("\n \n", None, None, "is empty"),

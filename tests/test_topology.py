@@ -48,18 +48,22 @@ def test_sizes_default_to_those_of_the_job(
 
 
 @pytest.mark.parametrize(
-    ("order", "stages"),
+    ("order", "stages", "pipelines"),
     [
-        ("tp-cp-ep-dp-pp", [0, 0, 0, 0, 1, 1, 1, 1]),
-        ("tp-cp-ep-pp-dp", [0, 0, 1, 1, 0, 0, 1, 1]),
-        ("pp-tp-dp", [0, 1, 0, 1, 0, 1, 0, 1]),
-        ("dp-tp-pp", [0, 0, 0, 0, 1, 1, 1, 1]),
-        ("dp-pp-tp", [0, 0, 1, 1, 0, 0, 1, 1]),
+        ("tp-cp-ep-dp-pp", [0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0, 1, 1]),
+        ("tp-cp-ep-pp-dp", [0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("pp-tp-dp", [0, 1, 0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("dp-tp-pp", [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 0, 1, 0, 1, 0, 1]),
+        ("dp-pp-tp", [0, 0, 1, 1, 0, 0, 1, 1], [0, 1, 0, 1, 0, 1, 0, 1]),
     ],
 )
-def test_rank_order_decides_which_rank_runs_which_stage(order: str, stages: list[int]) -> None:
+def test_rank_order_decides_which_rank_runs_which_stage_of_which_pipeline(
+    order: str, stages: list[int], pipelines: list[int]
+) -> None:
     topology = Topology.for_job(job(2, 2), rank_order=order)
     assert [topology.stage_of(rank) for rank in range(8)] == stages
+    assert topology.pipelines == pipelines
+    assert Topology.for_job(job(), rank_order="pp").pipelines == [0, 0]
 
 
 @given(
@@ -84,8 +88,8 @@ def test_any_order_gives_every_stage_the_same_number_of_ranks(
         ({"tp": 0}, ["--tp must be at least 1, not 0"]),
         ({"cp": 0}, ["--cp must be at least 1"]),
         ({"dp": -1}, ["--dp must be at least 1, not -1"]),
-        ({"tp": 8}, ["8 GPUs a stage", "for 4", "--tp 2 --cp 2", "--tp 8 --cp 1"]),
-        ({"tp": 3}, ["3 GPUs a stage", "--tp 4 --cp 1"]),
+        ({"tp": 8}, ["8 GPUs a stage", "for 4", "must be 4", "again with --tp 8 --cp 1"]),
+        ({"tp": 3}, ["3 GPUs a stage", "must be 4"]),
         ({"tp": 2, "cp": 1}, ["2 GPUs a stage", "for 4"]),
         ({"cp": 3}, ["3 GPUs a stage"]),
         ({"dp": 2}, ["--dp 2", "for --dp 3", "again with --dp 2"]),

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from envplan.devices.base import DeviceError
+from envplan.devices import DeviceError
 from envplan.profiling.waiting import Peers
 
 
-def test_one_process_waits_for_the_other_as_long_as_asked() -> None:
+def test_one_process_waits_for_the_other_as_long_as_asked_until_one_dies() -> None:
     with Peers(backend="gloo", device="cpu") as peers:
         for seconds in (0.2, 0.01):
             begin = time.monotonic()
@@ -21,17 +21,13 @@ def test_one_process_waits_for_the_other_as_long_as_asked() -> None:
             assert time.monotonic() - begin >= seconds
         assert "receive from another through gloo" in peers.description
         pids = [process.pid for process in peers._processes]
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-def test_a_process_that_dies_ends_the_wait_with_a_reason() -> None:
-    with Peers(backend="gloo", device="cpu") as peers:
         peers._processes[1].kill()
         peers._processes[1].join()
         with pytest.raises(DeviceError, match="cannot wait for each other"):
             peers.wait(0.01)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_a_backend_that_is_not_there_is_said_in_a_line() -> None:

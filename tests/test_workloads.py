@@ -188,8 +188,3 @@ def test_wide_resnet_has_one_and_a_half_billion_weights() -> None:
     one, two = (whole(WIDE_RESNET_101_8, microbatch_size=n).forward for n in (1, 2))
     assert (2 * one.traffic - two.traffic) / 2 == pytest.approx(1.5e9, rel=0.05)
     assert len(WIDE_RESNET_101_8.units(1, 1)) == 33
-
-
-def test_resnet_is_not_split_over_tensor_parallel_gpus() -> None:
-    with pytest.raises(InputError, match="leave --tp"):
-        RESNET_152.units(1, 2)

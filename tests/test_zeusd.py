@@ -21,8 +21,7 @@ import pynvml
 import pytest
 
 from cli_helpers import envplan
-from envplan.devices import DeviceError, PermissionDeniedError, opened
-from envplan.devices.base import Device
+from envplan.devices import Device, DeviceError, PermissionDeniedError, opened
 from envplan.runtime import Guard
 from envplan.runtime.locks import places
 from fake_nvml import NO_PERMISSION, FakeNvml
@@ -145,7 +144,7 @@ def zeusd(for_all: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
     monkeypatch.setenv("ZEUSD_SOCK_PATH", str(path))
     pynvml.nvmlInit()
     with StandIn(path) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
     pynvml.nvmlShutdown()
@@ -240,7 +239,7 @@ def test_whoever_else_answers_on_the_socket_is_one_line_of_error(
     path = for_all.path.parent / "other.sock"
     monkeypatch.setenv("ZEUSD_SOCK_PATH", str(path))
     with ThreadingUnixStreamServer(str(path), Other) as server, opened("zeusd") as source:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         assert "zeusd at" in str(source.devices()[0].can_lock())
         server.shutdown()
 

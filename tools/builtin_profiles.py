@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from envplan.errors import EnvplanError
 from envplan.profile import INCLUDES_RECOMPUTATION, Profile, builtin_profiles
 from envplan.profiling import models
 from envplan.profiling.modelled import modelled_profile
@@ -171,24 +170,15 @@ def _published(published: dict[str, Any] | None) -> str:
     return f"{savings:g} at {slowdown:g}"
 
 
-def main(arguments: list[str]) -> int:
-    """Write every modelled profile and its sidecar into the folder given; returns an exit code."""
-    if len(arguments) not in (1, 2):
-        print("usage: python -m tools.builtin_profiles OUTDIR [DOCUMENT]", file=sys.stderr)
-        return 2
-    folder = Path(arguments[0])
+def main(folder: str, *documents: str) -> None:
+    """Write every modelled profile and its sidecar into a folder, and its lists in documents."""
     profiles = [build(builtin) for builtin in BUILTINS]
-    try:
-        for profile in profiles:
-            profile.save_csv(folder / f"{profile.name}.csv")
-        for document in arguments[1:]:
-            update_block(Path(document), "measured", listing(measured()))
-            update_block(Path(document), "list", listing(profiles))
-    except EnvplanError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+    for profile in profiles:
+        profile.save_csv(Path(folder) / f"{profile.name}.csv")
+    for document in documents:
+        update_block(Path(document), "measured", listing(measured()))
+        update_block(Path(document), "list", listing(profiles))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -107,7 +107,7 @@ ENVIRONMENTS = (
                 "DeepSpeed",
                 "0.19.8",
                 {
-                    "import": "tests/test_imports_deepspeed.py",
+                    "import": "tests/test_schedules_against_deepspeed.py",
                     "follow": _megatron("'(follows or example) and deepspeed'"),
                     "record": _megatron("'follows and deepspeed'"),
                     "profile in job": _megatron("'profiles and deepspeed'"),

@@ -40,16 +40,14 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from envplan.devices.modelled import ModelledGpu, gpu
-from envplan.errors import EnvplanError, InputError
+from envplan.errors import InputError
 from tools.document import markdown_table, update_block
 
 __all__ = [
     "Curve",
     "Judgement",
-    "Parameters",
-    "committed",
     "fit_gpu",
-    "fitted_parameters",
+    "fitted_gpus",
     "judge",
     "main",
     "misfit",
@@ -98,17 +96,6 @@ class Curve:
     limit_w: FloatArray
     time_s: FloatArray
     energy_j: FloatArray
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """What the curves of a GPU share; the names are those of `ModelledGpu`."""
-
-    static_power_w: float
-    dynamic_power_w_per_mhz: float
-    knee_mhz: float
-    voltage_slope_per_mhz: float
-    gap_power_w: float
 
 
 @dataclass(frozen=True)
@@ -227,14 +214,12 @@ class _Batch:
 class _Power:
     """Power of a GPU and the clocks it settles at, on a grid of clocks."""
 
-    def __init__(self, device: ModelledGpu, parameters: Parameters) -> None:
-        self.static_w = parameters.static_power_w
-        self.gap_w = parameters.gap_power_w
+    def __init__(self, device: ModelledGpu) -> None:
+        self.static_w = device.static_power_w
+        self.gap_w = device.host_wait_power_w or 0.0
         self.clocks = np.linspace(device.clocks_mhz[-1], device.clocks_mhz[0], 400)
-        voltage = 1 + parameters.voltage_slope_per_mhz * np.maximum(
-            0, self.clocks - parameters.knee_mhz
-        )
-        self.dynamic = parameters.dynamic_power_w_per_mhz * self.clocks * voltage**2
+        voltage = 1 + device.voltage_slope_per_mhz * np.maximum(0, self.clocks - device.knee_mhz)
+        self.dynamic = device.dynamic_power_w_per_mhz * self.clocks * voltage**2
 
     def settle(self, limit_w: FloatArray, activity: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Clock (MHz) and power (W) under a limit."""
@@ -327,8 +312,10 @@ def _fit_curves(
 # --- the parameters of a GPU ---------------------------------------------------------------------
 
 
-def fit_gpu(device: ModelledGpu, curves: Sequence[Curve]) -> Parameters:
-    """The parameters with which the model meets the curves of a GPU best.
+def fit_gpu(device: ModelledGpu, curves: Sequence[Curve]) -> ModelledGpu:
+    """The GPU with the parameters with which the model meets its curves best.
+
+    They have more digits than the points can tell.
 
     Args:
         device: gives the range of clocks; its own parameters play no part.
@@ -337,15 +324,22 @@ def fit_gpu(device: ModelledGpu, curves: Sequence[Curve]) -> Parameters:
     batch = _Batch.of(curves)
     top = device.clocks_mhz[0]
 
-    def parameters(point: FloatArray) -> Parameters:
+    def fitted(point: FloatArray) -> ModelledGpu:
         static, knee, rise, gap = (float(value) for value in point)
-        voltage = 1 + rise
         # Activity 1 draws 1.1 times the highest limit at the highest clock: a scale for the scan.
-        dynamic = float((1.1 * batch.limit_w.max() - static) / (top * voltage**2))
-        return Parameters(static, dynamic, knee * top, rise / (top * (1 - knee)), gap * static)
+        return replace(
+            device,
+            static_power_w=static,
+            dynamic_power_w_per_mhz=float(
+                (1.1 * batch.limit_w.max() - static) / (top * (1 + rise) ** 2)
+            ),
+            knee_mhz=knee * top,
+            voltage_slope_per_mhz=rise / (top * (1 - knee)),
+            host_wait_power_w=gap * static,
+        )
 
     def loss(point: FloatArray) -> float:
-        _, _, left = _fit_curves(_Power(device, parameters(point)), batch, fine=False)
+        _, _, left = _fit_curves(_Power(fitted(point)), batch, fine=False)
         return float(left.sum())
 
     bounds = list(zip(_LOWEST, _HIGHEST, strict=True))
@@ -353,67 +347,37 @@ def fit_gpu(device: ModelledGpu, curves: Sequence[Curve]) -> Parameters:
         minimize(loss, start, method="Nelder-Mead", bounds=bounds, options=_TOLERANCES)
         for start in _STARTS
     ]
-    found = parameters(min(ends, key=lambda end: float(end.fun)).x)
-    activity, _, _ = _fit_curves(_Power(device, found), batch, fine=True)
+    found = fitted(min(ends, key=lambda end: float(end.fun)).x)
+    activity, _, _ = _fit_curves(_Power(found), batch, fine=True)
     typical = [
         value
         for value, curve in zip(activity, curves, strict=True)
         if curve.network.startswith(_TRANSFORMERS)
     ]
     scale = float(np.median(typical or activity))
-    return _rounded(replace(found, dynamic_power_w_per_mhz=found.dynamic_power_w_per_mhz * scale))
+    return replace(
+        found,
+        static_power_w=round(found.static_power_w, 1),
+        dynamic_power_w_per_mhz=round(found.dynamic_power_w_per_mhz * scale, 4),
+        knee_mhz=float(round(found.knee_mhz)),
+        voltage_slope_per_mhz=round(found.voltage_slope_per_mhz, 6),
+        host_wait_power_w=round(found.host_wait_power_w or 0.0, 1),
+    )
 
 
-def misfit(device: ModelledGpu, curves: Sequence[Curve], parameters: Parameters) -> float:
+def misfit(device: ModelledGpu, curves: Sequence[Curve]) -> float:
     """What `fit_gpu` minimizes: squared relative errors in time and energy, over all points."""
-    _, _, left = _fit_curves(_Power(device, parameters), _Batch.of(curves), fine=True)
+    _, _, left = _fit_curves(_Power(device), _Batch.of(curves), fine=True)
     return float(left.sum())
-
-
-def _rounded(parameters: Parameters) -> Parameters:
-    """As they are committed: more digits than the points can tell."""
-    return Parameters(
-        static_power_w=round(parameters.static_power_w, 1),
-        dynamic_power_w_per_mhz=round(parameters.dynamic_power_w_per_mhz, 4),
-        knee_mhz=float(round(parameters.knee_mhz)),
-        voltage_slope_per_mhz=round(parameters.voltage_slope_per_mhz, 6),
-        gap_power_w=round(parameters.gap_power_w, 1),
-    )
-
-
-def committed(device: ModelledGpu) -> Parameters:
-    """The parameters that `devices.modelled` holds.
-
-    Raises:
-        InputError: nothing was measured on that GPU.
-    """
-    if device.host_wait_power_w is None:
-        raise InputError(f"nothing was measured on the {device.name}")
-    return Parameters(
-        device.static_power_w,
-        device.dynamic_power_w_per_mhz,
-        device.knee_mhz,
-        device.voltage_slope_per_mhz,
-        device.host_wait_power_w,
-    )
 
 
 # --- judging -------------------------------------------------------------------------------------
 
 
-def judge(
-    device: ModelledGpu, curves: Sequence[Curve], parameters: Parameters | None = None
-) -> list[Judgement]:
-    """How the model meets each curve, with a, b, c and activity of its own for each.
-
-    Args:
-        device: the GPU.
-        curves: of that GPU.
-        parameters: instead of those committed for the GPU.
-    """
-    power = _Power(device, parameters or committed(device))
-    batch = _Batch.of(curves)
-    activity, found, _ = _fit_curves(power, batch, fine=True)
+def judge(device: ModelledGpu, curves: Sequence[Curve]) -> list[Judgement]:
+    """How a GPU's model meets each of its curves, with a, b, c and activity of its own for each."""
+    power = _Power(device)
+    activity, found, _ = _fit_curves(power, _Batch.of(curves), fine=True)
     return [
         _judgement(power, curve, float(activity[row]), found[row])
         for row, curve in enumerate(curves)
@@ -449,7 +413,7 @@ def _judgement(power: _Power, curve: Curve, activity: float, found: FloatArray) 
 # --- reporting -----------------------------------------------------------------------------------
 
 
-def fitted_parameters(curves: Sequence[Curve]) -> dict[str, Parameters]:
+def fitted_gpus(curves: Sequence[Curve]) -> dict[str, ModelledGpu]:
     """The fit of every GPU, to its summary file alone: what comes in windows is for judging."""
     return {
         name: fit_gpu(gpu(key), [c for c in curves if c.gpu == name and _in_summary(c)])
@@ -457,19 +421,19 @@ def fitted_parameters(curves: Sequence[Curve]) -> dict[str, Parameters]:
     }
 
 
-def report(curves: Sequence[Curve], fits: dict[str, Parameters]) -> str:
+def report(curves: Sequence[Curve], fits: dict[str, ModelledGpu]) -> str:
     """Parameters and residuals as Markdown: the block that docs/profiles.md shows.
 
     Args:
         curves: all measured points.
         fits: of every GPU.
     """
-    held = {name: committed(gpu(key)) for name, key in DEVICES.items()}
+    held = {name: gpu(key) for name, key in DEVICES.items()}
     judged = {
-        name: judge(gpu(key), [curve for curve in curves if curve.gpu == name])
-        for name, key in DEVICES.items()
+        name: judge(device, [curve for curve in curves if curve.gpu == name])
+        for name, device in held.items()
     }
-    refitted = judge(gpu("a40"), [curve for curve in curves if curve.gpu == "A40"], fits["A40"])
+    refitted = judge(fits["A40"], [curve for curve in curves if curve.gpu == "A40"])
     return "\n\n".join(
         [
             "Parameters (P_static and P_gap in W, k in W/MHz, knee in MHz, g per MHz):",
@@ -482,7 +446,7 @@ def report(curves: Sequence[Curve], fits: dict[str, Parameters]) -> str:
     )
 
 
-def _parameter_table(held: dict[str, Parameters], fits: dict[str, Parameters]) -> str:
+def _parameter_table(held: dict[str, ModelledGpu], fits: dict[str, ModelledGpu]) -> str:
     rows = [
         [name, *_shown(held[name]), "the fit" if name in FITTED else "a sweep of clocks; P_gap fit"]
         for name in DEVICES
@@ -492,13 +456,13 @@ def _parameter_table(held: dict[str, Parameters], fits: dict[str, Parameters]) -
     return markdown_table(headers, rows)
 
 
-def _shown(parameters: Parameters) -> list[str]:
+def _shown(device: ModelledGpu) -> list[str]:
     return [
-        f"{parameters.static_power_w:.1f}",
-        f"{parameters.dynamic_power_w_per_mhz:.4f}",
-        f"{parameters.knee_mhz:.0f}",
-        f"{parameters.voltage_slope_per_mhz:.6f}",
-        f"{parameters.gap_power_w:.1f}",
+        f"{device.static_power_w:.1f}",
+        f"{device.dynamic_power_w_per_mhz:.4f}",
+        f"{device.knee_mhz:.0f}",
+        f"{device.voltage_slope_per_mhz:.6f}",
+        f"{device.host_wait_power_w:.1f}",
     ]
 
 
@@ -586,22 +550,14 @@ def _in_summary(curve: Curve) -> bool:
     return curve.source.startswith("summary_")
 
 
-def main(arguments: list[str]) -> int:
-    """Fit, judge, print; write the block of a document where one is named; returns an exit code."""
-    if len(arguments) not in (1, 2):
-        print("usage: python -m tools.gpu_models MEASURED_DIR [DOCUMENT]", file=sys.stderr)
-        return 2
-    try:
-        curves = read_measured(arguments[0])
-        content = report(curves, fitted_parameters(curves))
-        print(content)
-        for document in arguments[1:]:
-            update_block(Path(document), "residuals", content)
-    except EnvplanError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+def main(measured: str, *documents: str) -> None:
+    """Fit, judge, print; write the block of documents where some are named."""
+    curves = read_measured(measured)
+    content = report(curves, fitted_gpus(curves))
+    print(content)
+    for document in documents:
+        update_block(Path(document), "residuals", content)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -13,6 +13,12 @@ from envplan.errors import InputError, shown
 
 MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 
+#: What to do with a document where another kind is asked for, by its schema.
+_INSTEAD: Final = {
+    "envplan/freqplan/v1": "; it is a frequency plan already, which training follows: give the "
+    "plan that it was made from"
+}
+
 T = TypeVar("T")
 
 
@@ -47,9 +53,10 @@ def parse_document(
     if not isinstance(document, dict):
         raise InputError(f"is not a {kind}: must hold one JSON object, {{...}}", path=path)
     if schema is not None and document.get("schema") != schema:
+        said = document.get("schema")
+        more = _INSTEAD.get(said, "") if isinstance(said, str) else ""
         raise InputError(
-            f"is not a {kind}: its schema is {shown(document.get('schema'))}, not {shown(schema)}",
-            path=path,
+            f"is not a {kind}: its schema is {shown(said)}, not {shown(schema)}{more}", path=path
         )
     try:
         return TypeAdapter(model).validate_python(document)

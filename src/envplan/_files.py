@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import fcntl
 import gzip
-import io
 import json
 import os
 import secrets
 import select
 import shutil
 import stat
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -46,13 +46,16 @@ def _writing(path: AnyPath) -> AbstractContextManager[None]:
 
 
 def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
-    """The content of a file of at most `max_bytes`.
+    """The content of a file of at most `max_bytes`, unzipped if it is gzipped.
 
     Raises:
         InputError: the file cannot be read or is too large.
     """
-    with _doing("read", path), opened(path) as file:
-        data = file.read(max_bytes + 1)
+    with _doing("read", path), unzipped(path) as file:
+        try:
+            data = file.read(max_bytes + 1)
+        except (EOFError, zlib.error):
+            raise OSError(None, "it is no whole gzip file") from None
     if len(data) > max_bytes:
         raise InputError(f"is larger than {max_bytes // 2**20} MiB", path=path)
     return data
@@ -68,18 +71,13 @@ def exists(path: AnyPath) -> bool:
     return os.path.exists(path)  # noqa: PTH110 (as above)
 
 
-def opened(path: AnyPath) -> io.BufferedReader:
-    """A file to be read; a pipe is given up if nobody writes to it for a minute.
+def unzipped(path: AnyPath) -> IO[bytes]:
+    """A file to be read, gzipped or not; a pipe is given up if nobody writes to it for a minute.
 
     Raises:
         OSError: it cannot be opened.
     """
-    return open(path, "rb", opener=_opener)
-
-
-def unzipped(path: AnyPath) -> IO[bytes]:
-    """A file to be read, gzipped or not; as opened."""
-    file = opened(path)
+    file = open(path, "rb", opener=_opener)  # noqa: SIM115  (the caller closes it)
     zipped = file.peek(2)[:2] == b"\x1f\x8b"
     return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
 
@@ -97,7 +95,7 @@ def _opener(path: str, flags: int) -> int:
     return descriptor
 
 
-def decoded(data: bytes, path: AnyPath) -> str:
+def decoded(data: bytes, path: AnyPath | None) -> str:
     """UTF-8 text of a file, without a byte order mark.
 
     Raises:

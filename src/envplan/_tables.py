@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from envplan._files import AnyPath, read_bounded, refuse_slip
+from envplan._files import AnyPath, decoded, read_bounded, refuse_slip
 from envplan.errors import InputError
 
 MAX_TABLE_BYTES: Final = 256 * 2**20
@@ -107,7 +107,8 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             row = int(first["loc"][0])
-            words = f"{_complaint(cells[row], first)}; expected {field.description}"
+            expected = f"; expected {field.description}" if field.description else ""
+            words = f"{_complaint(cells[row], first)}{expected}"
             problems.append((row, header.index(name), words, name))
     if problems:
         row, _, *complaint = min(problems)
@@ -116,10 +117,7 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
 
 
 def _text(content: bytes, path: Path | None, columns: str) -> str:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
+    text = decoded(content, path)
     problem = None
     if not text.strip():
         problem = "is empty"
@@ -142,10 +140,15 @@ def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
     skipped = text[: len(text) - len(text.lstrip())].replace("\r\n", "\n").replace("\r", "\n")
     line = first = skipped.count("\n") + 1
     text = text.lstrip()
-    if (names := re.split("[\r\n]", text[:_LONGEST_HEADER])[0].count(",")) >= _MOST_COLUMNS:
+    header = re.split("[\r\n]", text[:_LONGEST_HEADER])[0]
+    # Spreadsheets write these where the comma is in numbers.
+    delimiter = next((one for one in ",;\t" if one in header), ",")
+    if (names := header.count(delimiter)) >= _MOST_COLUMNS:
         raise InputError(f"has more than {names} columns", path=path, line=first)
     # A strict reader refuses a quote that is never closed.
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
+    )
     rows: list[list[str]] = []
     lines: list[int] = []
     try:

@@ -10,7 +10,8 @@ DoubtWarning                 a warning: a value is probably not meant
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class EnvplanError(Exception):
@@ -57,6 +58,19 @@ class NoAnswerError(EnvplanError):
 
 class DoubtWarning(UserWarning):
     """A value is probably not meant, such as a time in the wrong unit."""
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Errors from within name this file, unless they name another."""
+    try:
+        yield
+    except InputError as error:
+        if error.path is not None:
+            raise
+        raise InputError(error.message, path=path, line=error.line, column=error.column) from None
+    except EnvplanError as error:
+        raise InputError(str(error), path=path) from error
 
 
 def shown(value: object) -> str:

@@ -61,7 +61,7 @@ def _spread(profile: Profile, stage: int, instruction: str, row: int) -> float:
         derived = f", for it has derived rows ({'; '.join(profile.adjustments.in_words())})"
     raise InputError(
         f"profile {profile.name} does not say how much the time of {instruction} on stage {stage} "
-        f"at {mhz} MHz varies (column time_std){derived}; give the noise in percent (--noise)"
+        f"at {mhz} MHz varies (column time_std){derived}; say how much times vary with --noise PCT"
     )
 
 

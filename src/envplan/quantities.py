@@ -60,15 +60,11 @@ class Quantity:
         value = self._value(text.strip())
         if value is None or value in (math.inf, -math.inf):
             raise InputError(f"{name} must be {self.what}, not {text if len(text) < 60 else '...'}")
-        if value < self.least:
-            raise InputError(
-                f"{name} must be at least {self._shown(self.least)}, not {self._shown(value)}"
-                if self.whole
-                else f"{name} must be a number from {self._shown(self.least)} up, not {text}"
-            )
-        if value > self.most:
-            found = self._shown(value) if self.whole else text
-            raise InputError(f"{name} must be at most {self._shown(self.most)}, not {found}")
+        if not self.least <= value <= self.most:
+            bound = "least" if value < self.least else "most"
+            limit = self._shown(self.least if bound == "least" else self.most)
+            given = self._shown(value) if self.whole else text
+            raise InputError(f"{name} must be at {bound} {limit}, not {given}")
         return value
 
     def _value(self, text: str) -> float | None:

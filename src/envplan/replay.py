@@ -209,7 +209,8 @@ class Problem:
         each = [table.slices for table in self.tables]
         counts = np.concatenate([np.diff(one.begin) for one in each])
         begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        times, powers = (np.concatenate([one[k] for one in each]) for k in (1, 2))
+        columns = zip(*((one.time_ns, one.power_uw) for one in each), strict=True)
+        times, powers = map(np.concatenate, columns)
         return begin, times, powers
 
     @cached_property

@@ -6,7 +6,8 @@ be made again from its own file.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self, TypeVar
+from contextlib import suppress
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -196,10 +197,10 @@ class Request(Model):
                 slowdown=_float(slowdown),
             ),
             straggler_time_s=_float(straggler_time),
-            switch_latency_s=float(switch_latency),
+            switch_latency_s=_float(switch_latency),
             limits=tuple(limits),
             run=run,
-            effort=Effort.of(polish_s=float(polish), moves=float(moves), ladder=ladder),
+            effort=Effort.of(polish_s=_float(polish), moves=_float(moves), ladder=ladder),
         )
 
     def by(self, time_s: float, *, waits: bool = False) -> Self:
@@ -219,5 +220,8 @@ class Request(Model):
         return next((limit for limit in self.limits if isinstance(limit, kind)), None)
 
 
-def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)
+def _float(value: Any) -> Any:
+    """A number as a float; anything else as it is, for the value that holds it to refuse."""
+    with suppress(TypeError, ValueError):
+        return float(value)
+    return value

@@ -280,7 +280,7 @@ class Timeline:
         for i, op in enumerate(self.pipeline.operations):
             table, row = replay.problem.tables[replay.problem.table[i]], int(replay.rows[i])
             if len(slices[i]) == 1 and table.changes_clock[row] and replay.factors is None:
-                slices[i] = _by_part(table, table.config[row], replay, slices[i][0].start_ns)
+                slices[i] = _by_part(table, row, replay, slices[i][0].start_ns)
             found.append(
                 TimedOperation(
                     operation=op,
@@ -514,10 +514,10 @@ class Timeline:
         }
 
 
-def _by_part(table: OptionTable, config: str, replay: Replay, begin: int) -> list[Slice]:
+def _by_part(table: OptionTable, option: int, replay: Replay, begin: int) -> list[Slice]:
     """The slices of an operation that begins then and whose parts have clocks of their own."""
     found = []
-    for piece in pieces(table, config, replay.machine.latency_ns):
+    for piece in pieces(table, option, replay.machine.latency_ns):
         end = begin + piece.time_ns
         found.append(Slice(begin, end, piece.frequency_mhz, piece.energy_fj, piece.part))
         begin = end

@@ -48,7 +48,7 @@ def advise(job: JobOptions, best: int = 3) -> None:
     frontier = own.trace()
     with ui.Working("schedules") as work:
         rows = envplan.advise(
-            frontier, activation_slots=job.slots, best=best, progress=work.counted
+            frontier, activation_slots=job.activation_slots, best=best, progress=work.counted
         )
     ui.answer(
         lambda: {

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import envplan
+from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import Numbers, numbers, one_of, takes
-from envplan.cli.inputs import naming, will_write
 from envplan.cli.options import ParallelOptions, PlanOptions
-from envplan.errors import InputError
+from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.enforce.clocks import Clocks
+    from envplan.enforce.freqplan import StageClocks
 
 _DEFAULT_OUTPUT = {
     "envplan": "run.freqplan.json",
@@ -26,7 +25,7 @@ _DEFAULT_OUTPUT = {
 _MOST_DEVICES = 10**6
 
 
-@takes(
+@cmd.takes(
     """
     Job:
       --rank-order ORDER  Dimensions in which global ranks count up, innermost first; the default
@@ -46,16 +45,16 @@ _MOST_DEVICES = 10**6
       --dry-run  Print every stage's clocks in order; write nothing.
     """,
     gpus_per_node=COUNT.within(1, _MOST_DEVICES),
-    devices=numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
-    format=one_of(*_DEFAULT_OUTPUT),
-    backend=one_of("nvml"),
+    devices=cmd.numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
+    format=cmd.one_of(*_DEFAULT_OUTPUT),
+    backend=cmd.one_of("nvml"),
 )
 def apply(
     source: PlanOptions,
     parallel: ParallelOptions,
     rank_order: str = "tp-cp-ep-dp-pp",
     gpus_per_node: int = 8,
-    devices: Numbers | None = None,
+    devices: cmd.Numbers | None = None,
     gpu: str | None = None,
     clocks: str | None = None,
     backend: str | None = None,
@@ -87,11 +86,11 @@ def apply(
     from envplan.limits import MinHold
     from envplan.runtime.drift import replan
 
+    solved, profile = source.load()
     if dry_run:
         state.outputs.clear()
     elif output is None:
-        will_write(file)
-    solved, profile = source.load()
+        cmd.will_write(file)
     if ladder and solved.ladder is None:
         raise InputError("has no ladder; solve again with --ladder N", path=source.plan)
     topology = Topology.for_job(
@@ -152,7 +151,7 @@ def _sha256(plan: Path) -> str | None:
 
 def _clocks(
     profile: envplan.Profile, gpu: str | None, clocks: str | None, backend: str | None, force: bool
-) -> Clocks | list[Clocks] | None:
+) -> StageClocks | list[StageClocks] | None:
     """The clocks to check against, by whichever option says so; None: those of the profile.
 
     Raises:

@@ -16,6 +16,13 @@ _THEN: Final = {
     "profile": "frontier FILE",
     "DAG": "frontier PROFILE --dag FILE",
     "frontier": "solve PROFILE",
+    "schedule": "schedule import FILE --format torch-csv",
+    "clocks": "solve PROFILE --clocks FILE",
+    "sweep configuration": "sweep FILE",
+    "run log": "refine plan.json FILE",
+    "rates": "savings PROFILE --price FILE",
+    "stragglers": "simulate plan.json --straggler-trace FILE",
+    "requests": "serving compare --trace FILE",
     "serving profile": "serving solve FILE --load SS=20000,MM=8000",
     "serving plan": "serving apply FILE",
     "serving clocks": "serving hold FILE --node 0",
@@ -30,7 +37,8 @@ def check(
     """Prove that a file of envplan holds.
 
     Says what was proved, and exits with 2 if the file does not hold. A plan is replayed, priced
-    again from its profile, and its lower bound is proved anew.
+    again from its profile, and its lower bound is proved anew. Tables, traces and clocks are read
+    as the commands that take them read them.
 
     \b
     Example:
@@ -41,11 +49,11 @@ def check(
         checked = envplan.check_file(file, profile=profile, force=force, progress=work.walked)
     proved = [f"  {line}" for line in checked.proved]
     then = [
-        {"FILE": str(file), "PROFILE": profile or "PROFILE"}.get(word, word)
-        for word in _THEN[checked.kind].split()
+        {"FILE": str(file), "PROFILE": checked.profile or "PROFILE"}.get(word, word)
+        for word in _THEN.get(checked.kind, "").split()
     ]
     ui.answer(
         lambda: {"file": str(file), **checked._asdict()},
         lambda: ui.say(f"{file}: {checked.kind}, holds", *proved),
-        then=["envplan", *then],
+        then=["envplan", *then] if then else (),
     )

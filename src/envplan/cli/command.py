@@ -14,32 +14,43 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
-from itertools import chain, pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, TypeVar, dataclass_transform, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    TypeVar,
+    dataclass_transform,
+    get_type_hints,
+)
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo, ParameterInfo
 
+from envplan._files import check_writable, same_file
 from envplan.cli import state
-from envplan.cli.inputs import will_write
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quantity
+
+if TYPE_CHECKING:
+    from envplan.profile import Profile
+    from envplan.serving.profile import ServingProfile
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 _FIRST: Final = ("Arguments", "Most used", "Job", "Target", "Slow clocks", "Noise", "Money")
 _LAST: Final = "Output"
 _OPTIONAL_FILE: Final = "[FILE]"
-#: Types of pictures, and of what can be drawn as a page too.
-PICTURES: Final = (".png", ".svg", ".pdf")
-PLOT_TYPES: Final = (*PICTURES, ".html")
+#: What help says of a file that is written: its types, and what it is called without a name.
+_FILE_TYPES: Final = re.compile(r": ((?:\.\w+(?:, | or )?)+)")
+_WITHOUT_A_NAME: Final = re.compile(r"without a name: ([\w.-]+\w)")
 _DECLARED: Final = "declared"
 _SAYS_DEFAULT: Final = "efault: "
 #: What an option takes whose spec ends so.
-_QUANTITIES: Final = {
+_QUANTITIES: Final[dict[str, Any]] = {
     "TIME": TIME, "PCT": PERCENT, "W": POWER, "J": ENERGY, "N": COUNT, "M": COUNT
 }  # fmt: skip
 
@@ -86,6 +97,9 @@ def read_table(table: str, parsers: Mapping[str, Any]) -> Table:
         long = [name.split("/")[0] for name in names if name.startswith("--")]
         fields = [name.removeprefix("--").replace("-", "_") for name in long]
         usual = _QUANTITIES.get(spec.split()[-1])
+        if types := _FILE_TYPES.search(about):
+            bare = _WITHOUT_A_NAME.search(about)
+            usual = _file_of(re.findall(r"\.\w+", types[1]), bare[1] if bare else "")
         takes = next((parsers[field] for field in fields if field in parsers), usual)
         # The default is that of the field or parameter; Typer adds it where the help says none.
         option: Any = typer.Option(
@@ -132,17 +146,18 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
         @options(
             \"""
             Most used:
-              -o, --output FILE  Where the plan goes.
+              -o, --output FILE  Where the plan goes: .json.
               --slowdown PCT  Least energy at most PCT percent above T_min.
             \""",
-            output=file_of((".json",), "a plan is JSON"),
+            slowdown=PERCENT.within(0, 100),
         )
         class Options:
             output: Path = Path("plan.json")
             slowdown: float | None = None
 
     A panel ends with a colon; two spaces stand before the help, which goes on where a line is
-    indented further. TIME, PCT, W, J, N and M are quantities. A name in capitals is an argument.
+    indented further. TIME, PCT, W, J, N and M are quantities. A file is written where types of it
+    follow a colon. A name in capitals is an argument.
 
     Args:
         parsers: for each field what turns text and the option's name into its value, where it is
@@ -250,18 +265,18 @@ def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[st
     return listed
 
 
-def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[str, str], Path]:
+def _file_of(types: Sequence[str], default: str) -> Callable[[str, str], Path]:
     """What an option takes that names a file of one of these types, to be written.
 
     Args:
-        hint: what to do about a file of another type.
-        default: the file that an empty text names.
+        default: the file that an empty text names; "" where none does.
     """
 
     def named(text: str, name: str) -> Path:
         path = Path(text or default)
         if path.suffix.lower() not in types:
-            raise InputError(f"{name} {path} must end in {' or '.join(types)}; {hint}")
+            before = f"; other arguments go before {name}" if default else ""
+            raise InputError(f"{name} {path} must end in {' or '.join(types)}{before}")
         return path
 
     named.writes = True  # type: ignore[attr-defined]
@@ -360,39 +375,6 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-class Commands(Group):
-    """Commands in panels, each imported when it is asked for.
-
-    Attributes:
-        panels: for each panel of `--help` its commands, and what it says of each.
-        modules: where a command stands, if not in the module of its name.
-    """
-
-    panels: ClassVar[Mapping[str, Mapping[str, str]]]
-    modules: ClassVar[Mapping[str, str]]
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        none_yet: Any = dict.fromkeys(chain.from_iterable(self.panels.values()))
-        self.commands = none_yet
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in self.commands and self.commands[cmd_name] is None:
-            module = self.modules.get(cmd_name, cmd_name)
-            found = getattr(import_module(f"envplan.cli.{module}"), cmd_name)
-            if not isinstance(found, typer.Typer):
-                function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-                add(found, function)
-            self.commands[cmd_name] = typer.main.get_command(found)
-            self.commands[cmd_name].name = cmd_name
-        return self.commands.get(cmd_name)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for panel, commands in self.panels.items():
-            with formatter.section(panel):
-                formatter.write_dl(list(commands.items()))
-
-
 def add(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
     """Make a function a command of an app.
 
@@ -430,6 +412,14 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
     app.command(name, cls=Command)(command)
 
 
+def group(about: str, functions: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    """A command of commands, by their names; `about` is its help."""
+    made = typer.Typer(cls=Group, rich_markup_mode=None, add_completion=False, help=about)
+    for name, function in functions.items():
+        add(made, function, name)
+    return made
+
+
 def _parameter(name: str, kind: Any, declared: Any, default: Any) -> inspect.Parameter:
     """A keyword of a function as Typer reads it."""
     return inspect.Parameter(
@@ -456,3 +446,37 @@ def _note_files(keywords: Iterable[inspect.Parameter], given: Mapping[str, Any])
             elif isinstance(file, (str, Path)) and not getattr(declared, "in_place", False):
                 state.inputs.append((what, file))
     will_write(*outputs)
+
+
+def will_write(*outputs: Path) -> None:
+    """Refuse outputs that cannot or must not be written, before any work is done for them.
+
+    Those that options name are checked before a command begins. `answer` lists all.
+
+    Raises:
+        InputError: one cannot be written, is an input, or is named twice.
+    """
+    for output in outputs:
+        _refuse_replacing(state.inputs, output)
+        check_writable(output)
+        known = [path.resolve() for path in state.outputs]
+        if output.resolve() in known and not output.is_char_device():
+            raise InputError("is named for two outputs; choose another file", path=output)
+        state.outputs.append(output)
+
+
+def refuse_overwriting(profile: Profile | ServingProfile) -> None:
+    """Keep a slip of the hand from replacing the profile by what is made from it.
+
+    Raises:
+        InputError: an output is the profile's own file or its sidecar.
+    """
+    for output in state.outputs:
+        files = (("the profile", profile.path), ("the profile's sidecar", profile.sidecar))
+        _refuse_replacing(files, output)
+
+
+def _refuse_replacing(inputs: Iterable[tuple[str | None, str | Path | None]], output: Path) -> None:
+    for what, file in inputs:
+        if file is not None and same_file(file, output):
+            raise InputError(f"is {what} itself; choose another output file", path=output)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from envplan.cli import state
-from envplan.cli.command import Commands
+from envplan.cli.command import Group, add
 
 #: What `--help` lists: commands by panel, each in a word.
 PANELS: Final = {
@@ -47,13 +49,34 @@ MODULES: Final = {
 }  # fmt: skip
 
 
-class _Commands(Commands):
-    panels, modules = PANELS, MODULES
+class Commands(Group):
+    """Commands in panels, each imported when it is asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        none_yet: Any = dict.fromkeys(chain.from_iterable(PANELS.values()))
+        self.commands = none_yet
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands and self.commands[cmd_name] is None:
+            module = import_module(f"envplan.cli.{MODULES.get(cmd_name, cmd_name)}")
+            found = getattr(module, cmd_name)
+            if not isinstance(found, typer.Typer):
+                function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
+                add(found, function)
+            self.commands[cmd_name] = typer.main.get_command(found)
+            self.commands[cmd_name].name = cmd_name
+        return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for panel, commands in PANELS.items():
+            with formatter.section(panel):
+                formatter.write_dl(list(commands.items()))
 
 
 app = typer.Typer(
     name="envplan",
-    cls=_Commands,
+    cls=Commands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -115,7 +138,6 @@ def envplan(
       envplan solve --slowdown 1
       envplan check plan.json
     """
-    state.command = context.invoked_subcommand or ""
     state.color = context.color = _COLOURS[color]
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.advise import advice_document, better_schedule
-from envplan.cli.command import PLOT_TYPES, file_of, refuse_both, takes, typed
+from envplan.cli.command import refuse_both, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.options import CostOptions, JobOptions
-from envplan.cli.plan_notes import why_stopped
 
 if TYPE_CHECKING:
     from envplan.planners import Comparison, Entry, PartsRow
@@ -33,6 +32,11 @@ _PARTS: Final = """
     switch_latency_s deadline_s one_clock_energy_j=one_clock_j by_parts_energy_j=by_parts_j
     gained_percent
 """
+#: Why EnvPipe raised no further clock.
+_STOPPED: Final = {
+    "outer envelope": "the critical path is the outer envelope",
+    "highest clocks": "the critical path has only highest clocks left",
+}
 
 
 @takes(
@@ -45,7 +49,6 @@ _PARTS: Final = """
           then.
       --straggler-slowdown PCT  Instead: it takes PCT percent longer than maximum frequency.
     """,
-    plot=file_of(PLOT_TYPES, "a profile goes before --plot", "compare.png"),
 )
 def compare(
     job: JobOptions,
@@ -65,10 +68,9 @@ def compare(
       envplan compare a40-gpt3-1.3b-4stage --straggler-slowdown 10
       envplan compare a40-gpt3-1.3b-4stage --price 0.25 --iterations 100000
     """
-    slots = job.slots  # which go with EnvPipe's own schedule, unless the job has it already
-    if job.schedule == "envpipe":
-        slots = None
-    else:
+    # Slots go with EnvPipe's own schedule, unless the job has it already.
+    slots = None if job.schedule == "envpipe" else job.activation_slots
+    if slots is not None:
         job = replace(job, activation_slots=None)
     stragglers = {"--straggler-time": straggler_time, "--straggler-slowdown": straggler_slowdown}
     refuse_both(name for name, value in stragglers.items() if value is not None)
@@ -195,7 +197,9 @@ def _notes(comparison: Comparison) -> list[str]:
     ahead = comparison.envpipe_frontier.pipeline.forwards_ahead
     running = f", {', '.join(map(str, ahead))} forwards ahead of 1f1b by stage" if ahead else ""
     run, published = comparison.envpipe, comparison.published
-    notes = [f"envpipe stopped after {len(run.iterations)} iterations: {why_stopped(run)}{running}"]
+    notes = [
+        f"envpipe stopped after {len(run.iterations)} iterations: {_STOPPED[run.stopped]}{running}"
+    ]
     straggler = comparison.straggler_time
     if straggler is not None and straggler <= comparison.baseline.iteration_time_s:
         notes.append(

@@ -85,12 +85,11 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
 def replay_cost_notes(run: Run, spent_on: Sequence[Spent | None]) -> list[str]:
     """What an iteration costs and what the run does, in sentences."""
     notes = []
-    words = ("an iteration costs", f"{run.iterations:,} iterations cost")
-    for what, spent in zip(words, spent_on, strict=True):
+    for what, spent in zip(("an iteration costs", "{:,} iterations cost"), spent_on, strict=True):
         if spent is not None:
             amounts = _amounts(spent, run.currency).items()
             parts = [f"{ui.significant(x)} {name.split('(')[1][:-1]}" for name, x in amounts]
-            notes.append(f"{what} {', '.join(parts)} over all GPUs")
+            notes.append(f"{what.format(run.iterations)} {', '.join(parts)} over all GPUs")
     return notes
 
 

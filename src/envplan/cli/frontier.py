@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import envplan
+from envplan._files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
+from envplan.cli.command import takes, typed
 from envplan.cli.options import JobOptions
 from envplan.cli.sketch import sketch
-from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -27,19 +27,14 @@ _TABLE_PLANS = 9
       --plot [FILE]  Draw the frontier: .png, .svg, .pdf or .html; without a name: frontier.png.
       -o, --output FILE  Write the plans and the curve: .csv or .json.
     Output:
-      --compare  Put the other planners' plans into the picture.
-      --animate FILE  Show the pipeline walking along the frontier: .gif or .html.
+      --animate FILE  Show the pipeline walking along the frontier: .html.
       --plans N  Plans along the frontier in the output.
     """,
-    plot=file_of(PLOT_TYPES, "a profile goes before --plot", "frontier.png"),
-    animate=file_of((".gif", ".html"), "ffmpeg makes a film of a .gif"),
-    output=file_of((".csv", ".json"), "choose one of the two"),
     plans=COUNT.within(2),
 )
 def frontier(
     job: JobOptions,
     plot: Path | None = None,
-    compare: bool = False,
     animate: Path | None = None,
     output: Path | None = None,
     plans: int = 33,
@@ -53,8 +48,6 @@ def frontier(
       envplan frontier --plot
       envplan frontier a40-gpt3-1.3b-4stage --microbatches 32 --plot out.svg -o frontier.csv
     """
-    if compare and plot is None:
-        raise InputError("--compare goes with --plot; `envplan compare` prints the planners")
     traced = job.trace()
     from envplan.frontier_file import distinct
 
@@ -63,15 +56,12 @@ def frontier(
     document = envplan.FrontierFile.from_plans(traced, along)
     if output is not None:
         document.save(output)
-    if plot is not None:
-        from envplan import planners
-
-        draw_frontier(plot, traced, along, planners.compare(traced) if compare else None)
+    draw_frontier(plot, traced, along)
     if animate is not None:
-        from envplan.plotting.animation import animate_frontier
+        from envplan.plotting.report import animation_page
 
-        with ui.Working("drawing frames") as work:
-            animate_frontier(traced, along, animate, progress=work.walked)
+        with ui.Working("drawing frames"):
+            atomic_write(animate, animation_page(traced, along))
     if state.json:
         ui.say(document.to_json().rstrip())
         return
@@ -83,12 +73,12 @@ def frontier(
 
 
 def draw_frontier(
-    path: Path,
+    path: Path | None,
     traced: envplan.Frontier,
     plans: Sequence[envplan.Plan],
     comparison: Comparison | None = None,
 ) -> None:
-    """Write the picture or the page of a frontier.
+    """Write the picture or the page of a frontier; nothing without a file.
 
     Args:
         plans: along it.

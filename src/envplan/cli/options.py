@@ -11,18 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import envplan
+from envplan.cli import command as cmd
 from envplan.cli import output as ui
-from envplan.cli.command import (
-    Numbers,
-    argument,
-    given,
-    needs,
-    numbers,
-    options,
-    refuse,
-    refuse_both,
-)
-from envplan.cli.inputs import refuse_overwriting
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER
 
@@ -36,7 +26,7 @@ _MANY = COUNT.within(1, 10**18)
 _MANY_OPERATIONS = 2**17
 
 
-@options(
+@cmd.options(
     """
     Arguments:
       PLAN  A plan file.
@@ -60,11 +50,11 @@ class PlanOptions:
         plan, named = envplan.Plan.load(self.plan), self.profile
         profile = envplan.Profile.open(named) if named else find_profile(plan.profile, self.plan)
         profile = as_referenced(plan.profile, profile)
-        refuse_overwriting(profile)
+        cmd.refuse_overwriting(profile)
         return plan, profile
 
 
-@options()
+@cmd.options()
 class ParallelOptions:
     """How many GPUs run a stage, and how many replicas there are."""
 
@@ -83,7 +73,7 @@ def complete_profiles(incomplete: str) -> list[str]:
     return folders + files + [name for name in builtin_paths() if name.startswith(incomplete)]
 
 
-@options(
+@cmd.options(
     """
     Job:
       --schedule NAME  1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v
@@ -102,12 +92,12 @@ def complete_profiles(incomplete: str) -> list[str]:
       --blocking-power W  Power of a GPU that waits; default: the profile's blocking rows, else
           70.
     """,
-    activation_slots=numbers("8 or 8,7,6,5", least=0),
+    activation_slots=cmd.numbers("8 or 8,7,6,5", least=0),
 )
 class JobOptions(ParallelOptions):
     """The training job: a profile and how the pipeline runs it."""
 
-    profile: str = argument(
+    profile: str = cmd.argument(
         "PROFILE",
         "Profile CSV, or the name of a built-in profile (envplan profiles lists them).",
         DEFAULT_PROFILE,
@@ -120,7 +110,7 @@ class JobOptions(ParallelOptions):
     microbatch_group: int | None = None
     p2p_latency: float | None = None
     dag: Path | None = None
-    activation_slots: Numbers | None = None
+    activation_slots: cmd.Numbers | None = None
     raw: bool = False
     recompute: bool = False
     extra: str | None = None
@@ -152,15 +142,14 @@ class JobOptions(ParallelOptions):
         """A profile with the operations of a pipeline, made of parts as the options say.
 
         Raises:
-            InputError: it lacks some, or options contradict each other or the profile.
+            InputError: it lacks some, or options contradict the profile.
         """
-        by_parts = profile.by_parts(
-            one_clock=self.one_clock,
-            within_percent=self.parts_within,
-            blocking_power_w=self.blocking_power,
-        )
+        from envplan.profile import ByParts
+
+        parted = profile.has_parts and not self.one_clock
+        asked = ByParts.asked(self.parts_within, self.blocking_power) if parted else None
         needed = {op.instruction for op in pipeline.operations}
-        return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts)
+        return profile.fitted(needed, recompute=self.recompute, by_parts=asked)
 
     def trace(self, *, whole: bool = True) -> envplan.Frontier:
         """The frontier, with a sign of how far it is if it takes long.
@@ -183,7 +172,7 @@ class JobOptions(ParallelOptions):
         whole: bool = True,
     ) -> envplan.Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
-        refuse_overwriting(profile)
+        cmd.refuse_overwriting(profile)
         known = profile.metadata
         with ui.Working(f"Tracing the frontier of {profile.name}") as work:
             return envplan.trace_frontier(
@@ -196,12 +185,6 @@ class JobOptions(ParallelOptions):
                 whole=whole,
                 progress=work.walked,
             )
-
-    @property
-    def slots(self) -> int | list[int] | None:
-        """--activation-slots: one number for all stages, or one for each."""
-        slots = self.activation_slots
-        return slots[0] if slots is not None and len(slots) == 1 else slots
 
     def _warn_of_contradictions(self, profile: envplan.Profile) -> None:
         known = profile.metadata
@@ -220,7 +203,7 @@ class JobOptions(ParallelOptions):
 
     def _from_dag(self, file: Path) -> envplan.Pipeline:
         shape = "schedule microbatches pp vp microbatch_group p2p_latency activation_slots extra"
-        for name in given(self, shape):
+        for name in cmd.given(self, shape):
             raise InputError(f"--dag and {name} exclude each other; the DAG file says it all")
         return envplan.Pipeline.from_dag_file(file)
 
@@ -229,12 +212,12 @@ class JobOptions(ParallelOptions):
 
         schedule = self.schedule or profile.metadata.schedule or "1f1b"
         if schedule != "envpipe":
-            slots = given(self, "activation_slots")
-            refuse(slots, f"goes with schedule envpipe, not {schedule}")
+            slots = cmd.given(self, "activation_slots")
+            cmd.refuse(slots, f"goes with schedule envpipe, not {schedule}")
 
         def ahead(microbatches: int) -> tuple[int, ...]:
             timed = profile.fitted(("backward",), recompute=self.recompute)
-            return envplan.forwards_ahead(timed, microbatches, self.slots)
+            return envplan.forwards_ahead(timed, microbatches, self.activation_slots)
 
         return described_pipeline(
             profile,
@@ -249,7 +232,7 @@ class JobOptions(ParallelOptions):
         )
 
 
-@options(
+@cmd.options(
     """
     Money:
       --price P|FILE  Price of a kWh, or a CSV with hour,price or time,price if it changes with
@@ -282,7 +265,7 @@ class RateOptions:
 
     def __post_init__(self) -> None:
         """Raises: InputError: options contradict each other or lack one another."""
-        needs(self, embodied="carbon")
+        cmd.needs(self, embodied="carbon")
 
     def overheads(self) -> Overheads:
         """What is counted beside the energy of GPUs."""
@@ -299,7 +282,7 @@ class RateOptions:
         return {kind: read_rate(rate, kind, **how) for kind, rate in asked.items() if rate}
 
 
-@options(
+@cmd.options(
     """
     Money:
       --iterations N  Iterations of the training run, as in 100k.
@@ -326,7 +309,7 @@ class CostOptions(RateOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        needs(
+        cmd.needs(
             self,
             currency="price",
             gpu_hour="price",
@@ -336,13 +319,14 @@ class CostOptions(RateOptions):
             start="price carbon",
             repeat_rates="price carbon",
         )
-        refuse_both(given(self, "iterations tokens"))
+        cmd.refuse_both(cmd.given(self, "iterations tokens"))
 
-    def run(self, frontier: envplan.Frontier | None = None) -> Run | None:
+    def run(self, frontier: envplan.Frontier | None = None, **aim: Any) -> Run | None:
         """The run whose costs are wanted; None where no costs are.
 
         Args:
             frontier: what says how many tokens an iteration has; None: an option must.
+            aim: what further says which plan is best, as for Run.
 
         Raises:
             InputError: a rate cannot be read, or nothing says how many tokens an iteration has.
@@ -350,7 +334,7 @@ class CostOptions(RateOptions):
         from envplan.costs import Run
         from envplan.costs.spending import tokens_per_iteration
 
-        if not given(self, "price carbon iterations tokens"):
+        if not cmd.given(self, "price carbon iterations tokens"):
             return None
         iterations = self.iterations
         if self.tokens is not None:
@@ -366,9 +350,5 @@ class CostOptions(RateOptions):
             currency=self.currency,
             tokens=self.tokens,
             overheads=self.overheads(),
-            **self._aim(),
+            **aim,
         )
-
-    def _aim(self) -> dict[str, Any]:
-        """What further says which plan is best."""
-        return {}

@@ -1,19 +1,15 @@
-"""What a user should know about a plan and its planner, in sentences and a table."""
+"""What a user should know about a plan, in sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain, groupby
-from typing import TYPE_CHECKING
+from itertools import chain
 
 import envplan
 from envplan.cli import output as ui
 from envplan.errors import NoAnswerError
 from envplan.units import duration_text
-
-if TYPE_CHECKING:
-    from envplan.planners import EnvPipeRun
 
 #: A gap from which on a plan says how large it is and why.
 _LARGE_GAP = 0.02
@@ -158,41 +154,3 @@ def _costs(_: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
             f"least {costs.minimized} of the plans whose run is over within "
             f"{duration_text(costs.deadline_s)}"
         )
-
-
-def why_stopped(run: EnvPipeRun) -> str:
-    """Why EnvPipe raised no further clock."""
-    return {
-        "outer envelope": "the critical path is the outer envelope",
-        "highest clocks": "the critical path has only highest clocks left",
-    }[run.stopped]
-
-
-def print_run(run: EnvPipeRun, pipeline: envplan.Pipeline) -> None:
-    """EnvPipe's iterations as a table."""
-    if pipeline.forwards_ahead:
-        ahead = ", ".join(map(str, pipeline.forwards_ahead))
-        ui.say(f"EnvPipe runs {ahead} forwards ahead of 1F1B, by stage")
-    columns = {
-        "": range(1, len(run.iterations) + 1),
-        "then raised": [_raised(one.raised, pipeline) for one in run.iterations],
-        "time (s)": [one.iteration_time for one in run.iterations],
-        "energy (J)": [one.energy for one in run.iterations],
-        "critical path": [len(one.critical_path) for one in run.iterations],
-    }
-    ui.print_columns("EnvPipe's iterations", columns, words=2)
-    ui.say(f"EnvPipe stopped: {why_stopped(run)}")
-
-
-def _raised(raised: tuple[tuple[int, int, int], ...], pipeline: envplan.Pipeline) -> str:
-    """Such as "12 on stage 0, 3 on stage 1: 1005 to 1020 MHz"."""
-    if not raised:
-        return "nothing"
-    if len(raised) == 1:
-        i, before, after = raised[0]
-        op = pipeline.operations[i]
-        return f"{op.instruction} {op.microbatch} on stage {op.stage}: {before} to {after} MHz"
-    stages = sorted(pipeline.operations[i].stage for i, _, _ in raised)
-    counts = ", ".join(f"{len(list(same))} on stage {stage}" for stage, same in groupby(stages))
-    clocks = " and ".join(f"{low} to {high}" for low, high in sorted({r[1:] for r in raised}))
-    return f"{counts}: {clocks} MHz"

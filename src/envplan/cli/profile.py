@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import envplan
 from envplan._words import counted
+from envplan.cli import command as cmd
 from envplan.cli import output as ui
-from envplan.cli.command import (
-    PICTURES,
-    Numbers,
-    file_of,
-    given,
-    numbers,
-    one_of,
-    options,
-    refuse,
-    refuse_both,
-    takes,
-)
 from envplan.cli.options import DEFAULT_PROFILE
 from envplan.errors import InputError, unknown
 from envplan.quantities import PERCENT, TIME, WHOLE
@@ -33,7 +22,7 @@ _DEFAULT_GPU: Final = "a40"
 _MODEL_GPU: Final = "h100"
 _MICROBATCH_SIZES: Final = {"gpt": 4, "bert": 8, "t5": 4, "wide-resnet": 32}
 _SIZES: Final = "layers hidden_size heads vocabulary_size sequence_length width_factor image_size"
-_MEASURING: Final = "device error time_limit no_lock smooth"
+_MEASURING: Final = "device error time_limit no_lock"
 
 
 def _known_schedule(name: str, option_name: str) -> str:
@@ -44,7 +33,7 @@ def _known_schedule(name: str, option_name: str) -> str:
     return name
 
 
-@options(
+@cmd.options(
     """
     Most used:
       --workload NAME  gpt (the default), bert, t5 or wide-resnet.
@@ -81,7 +70,6 @@ def _known_schedule(name: str, option_name: str) -> str:
       --error PCT  Repeat until time and energy have this standard error; default: 1.
       --time-limit TIME  But at most so long for an operation; default: 20s.
       --no-lock  Touch no clock: measure at the current ones only.
-      --smooth  Take out noise; raw_time and raw_energy stay.
     Sizes of the workload:
       --layers N  Layers; t5: of either part; wide-resnet: 50, 101, 152.
       --hidden-size N  Width of a transformer.
@@ -94,8 +82,8 @@ def _known_schedule(name: str, option_name: str) -> str:
     **dict.fromkeys(_SIZES.split(), WHOLE),
     step=WHOLE,
     schedule=_known_schedule,
-    dtype=one_of("bfloat16", "float16", "float32"),
-    layers_per_stage=numbers("6,7,7,4"),
+    dtype=cmd.one_of("bfloat16", "float16", "float32"),
+    layers_per_stage=cmd.numbers("6,7,7,4"),
     device=WHOLE,
     error=PERCENT.within(1e-6),
     time_limit=TIME.within(1e-6),
@@ -111,7 +99,7 @@ class WorkOptions:
     gpu: str | None = None
     step: int = 0
     vp: int | None = None
-    layers_per_stage: Numbers | None = None
+    layers_per_stage: cmd.Numbers | None = None
     microbatch_group: int | None = None
     p2p_latency: float = 0.0
     no_overlap_p2p: bool = False
@@ -129,7 +117,6 @@ class WorkOptions:
     error: float | None = None
     time_limit: float | None = None
     no_lock: bool = False
-    smooth: bool = False
     layers: int | None = None
     hidden_size: int | None = None
     heads: int | None = None
@@ -140,7 +127,7 @@ class WorkOptions:
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says what runs, or the stages differ."""
-        refuse_both(given(self, "workload model entry"))
+        cmd.refuse_both(cmd.given(self, "workload model entry"))
         listed = self.layers_per_stage
         if listed and len(listed) != self.num_stages * self.chunks:
             raise InputError(
@@ -196,15 +183,13 @@ class WorkOptions:
         return model_of(self.workload or "gpt", **sizes)
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --plot [FILE]  Draw energy against clock: .png, .svg or .pdf; without a name: profile.png.
     Output:
-      -o, --output FILE  Where the profile goes.
+      -o, --output FILE  Where the profile goes: .csv.
     """,
-    plot=file_of(PICTURES, "choose one of them", "profile.png"),
-    output=file_of((".csv",), "a profile is a CSV file"),
 )
 def profile(
     work: WorkOptions,
@@ -221,7 +206,7 @@ def profile(
       envplan profile --backend modelled --gpu a40 --workload gpt --pp 4
       envplan profile --model llama3-70b --gpu h100 --pp 8 --tp 8
       envplan profile --model config.json --gpu b200 --pp 4
-      envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30 --smooth --plot
+      envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30 --plot
       envplan profile --entry mymodel.stages:build --no-lock
     """
     from envplan.devices import DEFAULT_BACKEND, backend_class
@@ -231,12 +216,12 @@ def profile(
     backend = work.backend or ("modelled" if work.model else DEFAULT_BACKEND)
     if backend_class(backend).real:
         why = f"goes with --backend modelled, not {backend}"
-        refuse(given(work, "gpu"), why)
-        refuse(given(work, "model"), f"{why}; measure your model's stages with --entry")
+        cmd.refuse(cmd.given(work, "gpu"), why)
+        cmd.refuse(cmd.given(work, "model"), f"{why}; measure your model's stages with --entry")
         made = _measure(backend, work, output)
     else:
-        unfit = given(work, f"entry {_MEASURING}")
-        refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
+        unfit = cmd.given(work, f"entry {_MEASURING}")
+        cmd.refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
         made = _model(work, output)
     ui.draw(plot, lambda: profile_figure(made))
     named = [] if output == Path(DEFAULT_PROFILE) else [str(output)]
@@ -273,13 +258,10 @@ def _measure(backend: str, work: WorkOptions, output: Path) -> envplan.Profile:
     from envplan.profiling.measuring import measure
     from envplan.profiling.sweep import Settings
 
-    if work.no_lock:
-        why = "and --no-lock exclude each other: one clock makes no curve to smooth"
-        refuse(given(work, "smooth"), why)
     why = "is not measured: measure stages with the part of the sequence that one GPU has"
-    refuse(given(work, "cp"), why)
-    refuse(
-        given(work, "no_overlap_p2p parts"),
+    cmd.refuse(cmd.given(work, "cp"), why)
+    cmd.refuse(
+        cmd.given(work, "no_overlap_p2p parts"),
         "goes with --backend modelled; a job that profiles itself, with envplan.runtime's "
         "Profiler(parts=), measures its own waits and parts",
     )
@@ -305,7 +287,6 @@ def _measure(backend: str, work: WorkOptions, output: Path) -> envplan.Profile:
             source=backend,
             device=work.device,
             metadata=_metadata(job),
-            smooth=work.smooth,
             progress=running.at,
         )
 
@@ -332,7 +313,7 @@ def _workload(work: WorkOptions, job: TrainingJob, device: str) -> Workload:
 
         beside = "workload stages layers_per_stage microbatch_size recompute"
         why = "and --entry exclude each other; the function says it all"
-        refuse(given(work, f"{beside} {_SIZES}"), why)
+        cmd.refuse(cmd.given(work, f"{beside} {_SIZES}"), why)
         return load_entry(work.entry, device)
     from envplan.profiling.torch_workloads import torch_workload
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import PICTURES, argument, file_of, takes
+from envplan.cli.command import argument, takes
 from envplan.cli.options import DEFAULT_PROFILE, complete_profiles
 
 #: The columns of the table, and what they show of the document.
@@ -63,12 +63,10 @@ def _describe(profile: envplan.Profile) -> dict[str, Any]:
 @takes(
     """
     Most used:
-      -o, --output FILE  Where the smooth profile goes.
+      -o, --output FILE  Where the smooth profile goes: .csv.
       --plot [FILE]  Draw the smooth energy against clock: .png, .svg or .pdf; without a name:
           smooth.png.
     """,
-    plot=file_of(PICTURES, "choose one of them", "smooth.png"),
-    output=file_of((".csv",), "a profile is a CSV file"),
 )
 def smooth(
     profile: str = argument(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import argument, file_of, takes
+from envplan.cli.command import argument, takes
 from envplan.cli.options import PlanOptions
 from envplan.errors import InputError
 
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 @takes(
     """
     Most used:
-      --profile-output FILE  Where the new profile goes.
+      --profile-output FILE  Where the new profile goes: .csv.
       -o, --output FILE  Where the new plan goes.
     """,
-    profile_output=file_of((".csv",), "a profile is a CSV file"),
 )
 def refine(
     plan: Path = argument("PLAN", "The plan.json that was followed."),

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import envplan
 from envplan._files import atomic_write
 from envplan.cli import output as ui
-from envplan.cli.command import PLOT_TYPES, file_of, one_of, takes
+from envplan.cli.command import takes
 from envplan.cli.options import CostOptions, PlanOptions
-
-if TYPE_CHECKING:
-    from envplan.plotting.timeline import Colour
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
@@ -25,7 +21,6 @@ _MOST_COMPARED = 8000
       -o, --output FILE  Where the page goes: .html.
       --compare/--no-compare  Set the other planners beside it; default: up to 8,000 operations.
     """,
-    output=file_of((".html",), "a report is a page"),
 )
 def report(
     source: PlanOptions,
@@ -86,17 +81,13 @@ def report(
 @takes(
     """
     Most used:
-      -o, --output FILE  One of .png, .svg, .pdf, .html.
-      --colour BY  Colour operations by frequency or by power.
+      -o, --output FILE  Where it goes: .png, .svg, .pdf or .html.
       --alone  Without maximum frequency above it.
     """,
-    output=file_of(PLOT_TYPES, "choose one of them"),
-    colour=one_of("frequency", "power"),
 )
 def timeline(
     source: PlanOptions,
     output: Path = Path("timeline.png"),
-    colour: Literal["frequency", "power"] = "frequency",
     alone: bool = False,
 ) -> None:
     """Draw what every stage does when, at maximum frequency above and under the plan below.
@@ -105,13 +96,13 @@ def timeline(
     Example:
       envplan solve a40-gpt3-1.3b-4stage --microbatches 8
       envplan timeline plan.json -o timeline.png
-      envplan timeline plan.json --colour power -o timeline.html
+      envplan timeline plan.json -o timeline.html
     """
     loaded, profile = source.load()
     with ui.Working("Drawing"):
         after = envplan.simulate(loaded, profile, force=source.force)
         before = None if alone else after.at_max_frequency()
-        draw_timeline(output, after, before, colour)
+        draw_timeline(output, after, before)
     ui.answer(
         lambda: {
             "written": str(output),
@@ -128,19 +119,17 @@ def draw_timeline(
     path: Path,
     timeline: envplan.Timeline,
     before: envplan.Timeline | None = None,
-    colour: Colour = "frequency",
 ) -> None:
     """Write the picture or the page of a timeline.
 
     Args:
         before: that of maximum frequency, to show above it.
-        colour: what colours stand for in a picture; on a page the reader chooses.
     """
     from envplan.plotting.report import timeline_page
     from envplan.plotting.timeline import timeline_figure
 
     ui.draw(
         path,
-        lambda: timeline_figure(timeline, before=before, colour=colour),
+        lambda: timeline_figure(timeline, before=before),
         lambda: timeline_page(timeline, before),
     )

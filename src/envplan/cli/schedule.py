@@ -4,72 +4,47 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from envplan.cli.command import (
-    PICTURES,
-    Group,
-    add,
-    argument,
-    dashed,
-    file_of,
-    given,
-    one_of,
-    options,
-    refuse,
-    takes,
-)
-from envplan.cli.inputs import refuse_overwriting, will_write
+from envplan.cli import command as cmd
+from envplan.cli import output as ui
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.pipeline import Pipeline
-    from envplan.pipeline.imports import ImportedSchedule, TimeCheck
+    from envplan.pipeline.imports import ImportedSchedule
     from envplan.plotting.schedule import ScheduleLayout
-    from envplan.profile import Profile
 
 _TORCH_CSV, _CHROME_TRACE, _MEGATRON, _DAG = "torch-csv", "chrome-trace", "megatron", "dag"
 _MAPPING: Final = "rank microbatch chunk placement category within"
 #: What can be imported, and the options that go with it.
 _IMPORTS: Final = {
-    _TORCH_CSV: "keep",
-    "deepspeed": "keep",
+    _TORCH_CSV: "",
     _MEGATRON: "microbatches",
-    _CHROME_TRACE: f"map {_MAPPING} check_profile",
+    _CHROME_TRACE: f"map {_MAPPING}",
 }
 _EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
-_STYLES: Final = {
-    "forward": "black on bright_blue",
-    "backward": "black on yellow",
-    "backward_input": "black on bright_yellow",
-    "backward_weight": "black on green",
-}
-_OTHER_STYLE: Final = "black on white"
-_MOST_COLUMNS: Final = 4000
-_UNBOUNDED: Final = 10**6
 _MOST_NAMED: Final = 6
 
 
-@options()
+@cmd.options()
 class ShapeOptions:
     """A schedule's name and size."""
 
-    name: str = argument("NAME|FILE", "A schedule (envplan schedule list), or a DAG file (.json).")
+    name: str = cmd.argument(
+        "NAME|FILE", "A schedule (envplan schedule list), or a DAG file (.json)."
+    )
     pp: int | None = None
     microbatches: int | None = None
     vp: int | None = None
     microbatch_group: int | None = None
 
 
-@options(
+@cmd.options(
     """
     Most used:
-      --keep NAME  Keep these as operations, timed by the profile's rows: all_reduce of torch-csv;
-          load, all_reduce, reduce_tied_grads, optimizer of deepspeed. May be given repeatedly.
       -m, --microbatches M  Of an iteration, where a megatron configuration does not say.
     Chrome trace:
       --map INSTRUCTION=REGEX  Which events are this instruction; groups named microbatch, chunk,
@@ -77,18 +52,15 @@ class ShapeOptions:
       --rank SOURCE  Where an event's rank stands, file, pid, tid or args.NAME; default: file if
           there are several, else pid if there are several, else tid.
       --microbatch args.NAME  Where the microbatch stands; default: the order of appearance.
-      --chunk args.NAME|order  Where the model chunk stands, or order where nothing says it;
-          default: there is one.
+      --chunk args.NAME  Where the model chunk stands; default: there is one.
       --placement HOW  How chunks lie on ranks, interleaved (the default) or v.
       --category REGEX  Only events of such a category.
       --within REGEX  Only what runs within an event of such a name: one iteration of several.
-      --check-profile PROFILE  Compare the recorded times with a profile's.
     """
 )
 class SourceOptions:
     """How to read a schedule from elsewhere; see _IMPORTS for what goes with which format."""
 
-    keep: list[str] | None = None
     microbatches: int | None = None
     map: list[str] | None = None
     rank: str | None = None
@@ -97,7 +69,6 @@ class SourceOptions:
     placement: str | None = None
     category: str | None = None
     within: str | None = None
-    check_profile: str | None = None
 
 
 def list_schedules() -> None:
@@ -107,69 +78,56 @@ def list_schedules() -> None:
     Example:
       envplan schedule list
     """
-    from envplan.cli.output import answer, print_table
     from envplan.pipeline import SCHEDULES
 
     rows = [  # the first paragraph of a docstring, on one line
         [name, " ".join((generate.__doc__ or "-").split("\n\n")[0].split())]
         for name, generate in SCHEDULES.items()
     ]
-    answer(
+    ui.answer(
         lambda: {"schedules": [{"name": name, "description": order} for name, order in rows]},
-        lambda: print_table("", ("name", "order"), rows, words=2, wrap=("order",)),
+        lambda: ui.print_table("", ("name", "order"), rows, words=2, wrap=("order",)),
         then="envplan schedule show 1f1b --pp 4 -m 8",
     )
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
-      --profile PROFILE  Lay it out with a profile's times at the highest clocks, instead of equal
-          ones; stages and microbatches are the profile's unless given.
       --plot [FILE]  Draw it: .png, .svg or .pdf; without a name: schedule.png.
     """,
-    plot=file_of(PICTURES, "a name goes before --plot", "schedule.png"),
 )
 def show(
     shape: ShapeOptions,
-    profile: str | None = None,
-    p2p_latency: float | None = None,
     plot: Path | None = None,
 ) -> None:
     """Print what each rank runs when.
 
     F is a forward, B a backward, I and W are its parts, and dots are waiting. The number is the
     microbatch; where ranks have several model stages, theirs comes first. A forward takes one unit
-    of time, a backward two and each of its parts one, unless --profile is given.
+    of time, a backward two and each of its parts one. `envplan timeline` draws a plan's own times.
 
     \b
     Example:
-      envplan schedule show zb-v --stages 4 --microbatches 8
-      envplan schedule show 1f1b --stages 4 -m 8 --profile a40-gpt3-1.3b-4stage --plot
+      envplan schedule show zb-v --pp 4 --microbatches 8
+      envplan schedule show 1f1b --pp 4 -m 8 --plot
     """
-    from envplan.cli.output import Working, answer
-    from envplan.plotting.figures import save_figure
     from envplan.plotting.schedule import schedule_figure, schedule_layout
 
-    if p2p_latency is not None and profile is None:
-        raise InputError("--p2p-latency goes with --profile: without one, transfers take no time")
-    timed_by = _timed_by(profile)
-    pipeline = _pipeline(shape, timed_by, p2p_latency)
-    _refuse_other_stages(pipeline, timed_by)
-    layout = schedule_layout(pipeline, timed_by)
-    if plot is not None:
-        with Working("Drawing"):
-            save_figure(schedule_figure(layout), plot)
-    answer(
+    pipeline = _pipeline(shape)
+    layout = schedule_layout(pipeline)
+    with ui.Working("Drawing"):
+        ui.draw(plot, lambda: schedule_figure(layout))
+    ui.answer(
         layout.to_dict,
-        lambda: _print_summary(layout, _print_grid(layout)),
-        then=_frontier_of(shape, pipeline, profile),
+        lambda: _print(layout),
+        then=_frontier_of(shape, pipeline),
     )
 
 
-def _frontier_of(shape: ShapeOptions, pipeline: Pipeline, profile: str | None) -> list[str]:
+def _frontier_of(shape: ShapeOptions, pipeline: Pipeline) -> list[str]:
     """The command that traces the frontier of a schedule."""
-    command = ["envplan", "frontier", profile or "PROFILE"]
+    command = ["envplan", "frontier", "PROFILE"]
     if pipeline.schedule == "dag":
         return [*command, "--dag", shape.name]
     named = ["--schedule", shape.name, "--pp", f"{pipeline.num_stages}"]
@@ -177,120 +135,68 @@ def _frontier_of(shape: ShapeOptions, pipeline: Pipeline, profile: str | None) -
     return [*command, *named, "-m", f"{pipeline.num_microbatches}", *vp]
 
 
-def _pipeline(
-    shape: ShapeOptions, profile: Profile | None = None, p2p_latency: float | None = None
-) -> Pipeline:
-    """The schedule of a name and shape, or the DAG in a file.
+def _pipeline(shape: ShapeOptions) -> Pipeline:
+    """The schedule of a name and shape, or the DAG in a file."""
+    from envplan.pipeline import SCHEDULES, Pipeline
 
-    Args:
-        profile: says stages and microbatches where options do not.
-    """
-    from envplan.pipeline import SCHEDULES, Pipeline, traits
-
-    name, needed = shape.name, {"--pp": shape.pp, "--microbatches": shape.microbatches}
+    name, stages, microbatches = shape.name, shape.pp, shape.microbatches
     if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
-        asked = given(shape, "pp microbatches vp microbatch_group")
-        latency = {} if p2p_latency is None else {"--p2p-latency": p2p_latency}
-        refuse([*asked, *latency], f"goes with a schedule; the DAG file {name} says it all")
+        asked = cmd.given(shape, "pp microbatches vp microbatch_group")
+        cmd.refuse(asked, f"goes with a schedule; the DAG file {name} says it all")
         return Pipeline.from_dag_file(name)
-    if profile is not None:
-        needed["--pp"] = shape.pp or profile.num_stages // (shape.vp or traits(name).chunks)
-        needed["--microbatches"] = shape.microbatches or profile.metadata.num_microbatches
-    if name in SCHEDULES and None in needed.values():
-        lacking = next(option for option, count in needed.items() if count is None)
-        raise InputError(f"schedule {name} needs {lacking}")
+    if name in SCHEDULES and (stages is None or microbatches is None):
+        raise InputError(f"schedule {name} needs {'--pp' if stages is None else '--microbatches'}")
     return Pipeline(
         name,
-        *needed.values(),
+        stages or 0,
+        microbatches or 0,
         num_chunks=shape.vp,
-        p2p_latency=p2p_latency or 0.0,
         microbatch_group=shape.microbatch_group,
     )
 
 
-def _timed_by(profile: str | None) -> Profile | None:
-    """The profile of a name, which is no file that is going to be written."""
-    if profile is None:
-        return None
-    from envplan.profile import Profile
-
-    opened = Profile.open(profile)
-    refuse_overwriting(opened)
-    return opened
-
-
-def _refuse_other_stages(pipeline: Pipeline, profile: Profile | None) -> None:
-    if profile is not None and pipeline.num_profile_stages != profile.num_stages:
-        raise InputError(
-            f"the schedule has {pipeline.num_profile_stages} model stages, but profile "
-            f"{profile.name} has {profile.num_stages}"
-        )
-
-
-def _print_grid(layout: ScheduleLayout) -> int:
-    """A line for each rank, cut into panels where the terminal is narrower.
-
-    Returns:
-        How many operations are too short for a column.
-    """
-    import sys
-
-    from rich.console import Console
-    from rich.text import Text
-
-    tty, operations = sys.stdout.isatty(), layout.pipeline.operations
-    console = Console(highlight=False, width=None if tty else _UNBOUNDED)
-    width = 1 + max(len(layout.label(op)) for op in operations)  # of a column
-    rows, hidden = [], len(operations)
+def _print(layout: ScheduleLayout) -> None:
+    """A line for each rank, cut into panels where the terminal is narrower; and a summary."""
+    operations = layout.pipeline.operations
+    width = 1 + max(len(layout.label(op)) for op in operations)  # of a unit of time
+    rows = []
     for rank in range(layout.pipeline.num_stages):
-        row = Text()
-        for operation, columns in layout.cells(rank, min(_MOST_COLUMNS, layout.columns)):
+        row = ""
+        for operation, units in layout.cells(rank):
             if operation is None:
-                row.append(f"{'.':<{width}}" * columns)
-                continue
-            hidden -= 1
-            label = layout.label(operation).ljust(width * columns - 1, "-" if columns > 1 else " ")
-            row.append(label, _STYLES.get(operation.instruction, _OTHER_STYLE)).append(" ")
+                row += f"{'.':<{width}}" * units
+            else:
+                fill = "-" if units > 1 else " "
+                row += layout.label(operation).ljust(width * units - 1, fill) + " "
         rows.append(row)
     digits, length = len(str(len(rows) - 1)), max(map(len, rows))
-    room = max(1, (console.width - digits - 7) // width) * width if tty else length
+    room = length
+    if ui.on_terminal():
+        room = max(1, (get_terminal_size().columns - digits - 7) // width) * width
     for begin in range(0, length, room):
-        if begin:
-            console.print()
+        ui.say(*[""] * (begin > 0))
         for rank, row in enumerate(rows):
-            line = row[begin : begin + room]
-            line.rstrip()
-            console.print(f"rank {rank:>{digits}}  ", line, sep="", soft_wrap=True)
-    return hidden
-
-
-def _print_summary(layout: ScheduleLayout, hidden: int) -> None:
-    from envplan.cli.output import describe_profile, say, significant
-
-    say("")
-    say(", ".join(f"{sign} {name}" for sign, name in layout.legend().items()))
-    if layout.profile is None:
-        took = f"{layout.makespan:g} units of time, a forward taking 1"
-    else:
-        words = [describe_profile(layout.profile), *layout.profile.adjustments.in_words()]
-        took = f"{significant(layout.makespan)} s at the highest clocks of {'; '.join(words)}"
-    say(f"{took}; ranks wait {100 * layout.bubble_share:.1f}% of it")
+            ui.say(f"rank {rank:>{digits}}  {row[begin : begin + room]}".rstrip())
     held = [layout.activations(rank) for rank in range(layout.pipeline.num_stages)]
-    say(f"activations held at most, by rank: {', '.join(map(str, held))}")
-    if hidden:
-        say(f"operations too short to be shown: {hidden}")
+    ui.say(
+        "",
+        ", ".join(f"{sign} {name}" for sign, name in layout.legend().items()),
+        f"{layout.makespan} units of time, a forward taking 1; ranks wait "
+        f"{100 * layout.bubble_share:.1f}% of it",
+        f"activations held at most, by rank: {', '.join(map(str, held))}",
+    )
 
 
-@takes(
+@cmd.takes(
     f"""
     Most used:
       --format FORMAT  {", ".join(_IMPORTS)}.
       -o, --output FILE  Where the DAG file goes.
     """,
-    format=one_of(*_IMPORTS),
+    format=cmd.one_of(*_IMPORTS),
 )
 def import_schedule(
-    files: list[Path] = argument(
+    files: list[Path] = cmd.argument(
         "FILE", "The schedule; of chrome-trace, also a file for each rank."
     ),
     *,
@@ -306,21 +212,17 @@ def import_schedule(
     \b
     Example:
       envplan schedule import zbv.csv --format torch-csv -o pipeline.dag.json
-      envplan schedule import train.json --format deepspeed --keep load --keep optimizer
       envplan schedule import run_config.yaml --format megatron --microbatches 16
       envplan schedule import trace.json.gz --format chrome-trace
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
-    from envplan.cli.output import Working, answer
     from envplan.pipeline import Pipeline
-    from envplan.pipeline.imports import check_times
 
     if format != _CHROME_TRACE and len(files) > 1:
         raise InputError(f"{format} is one file, not {len(files)}")
-    fitting = map(dashed, _IMPORTS[format].split())
-    refuse(given(source).keys() - set(fitting), f"does not go with --format {format}")
-    timed_by = _timed_by(source.check_profile)
-    with Working("Reading"):
+    fitting = map(cmd.dashed, _IMPORTS[format].split())
+    cmd.refuse(cmd.given(source).keys() - set(fitting), f"does not go with --format {format}")
+    with ui.Working("Reading"):
         imported = _read(format, files, source)
         try:
             pipeline = Pipeline.from_imported(imported, p2p_latency=p2p_latency or 0.0)
@@ -328,33 +230,19 @@ def import_schedule(
             left_out = f" (left out: {_counts(imported.skipped)})" if imported.skipped else ""
             path = files[0] if len(files) == 1 else None
             raise InputError(error.message + left_out, path=path) from None
-    _refuse_other_stages(pipeline, timed_by)
-    if timed_by is not None:
-        timed_by = timed_by.fitted({op.instruction for op in pipeline.operations})
-    times = None if timed_by is None else check_times(imported, timed_by)
     report: dict[str, Any] = {
-        "ranks": pipeline.num_stages,
-        "microbatches": pipeline.num_microbatches,
-        "chunks": pipeline.num_chunks,
+        **ui.picked(pipeline, "ranks=num_stages microbatches=num_microbatches chunks=num_chunks"),
         "profile_stages": pipeline.num_profile_stages,
         "operations": len(pipeline.operations),
-        "known_as": imported.known_as,
-        "microbatch_group": imported.microbatch_group,
+        **ui.picked(imported, "known_as microbatch_group"),
         "skipped": dict(imported.skipped),
         **imported.facts,
-        **({} if times is None else {"times": list(map(asdict, times))}),
     }
-
-    def say_it() -> None:
-        _print_report(report)
-        if times and timed_by:
-            _print_times(times, timed_by)
-
     pipeline.save_dag(output)
-    answer(
+    ui.answer(
         lambda: {**report, "written": str(output)},
-        say_it,
-        then=["envplan", "frontier", source.check_profile or "PROFILE", "--dag", str(output)],
+        lambda: _print_report(report),
+        then=["envplan", "frontier", "PROFILE", "--dag", str(output)],
     )
 
 
@@ -364,9 +252,8 @@ def _read(form: str, files: Sequence[Path], source: SourceOptions) -> ImportedSc
 
     if form == _MEGATRON:
         return imports.read_megatron_file(files[0], source.microbatches)
-    if form != _CHROME_TRACE:
-        read = imports.read_torch_csv if form == _TORCH_CSV else imports.read_deepspeed
-        return read(files[0], keep=source.keep or ())
+    if form == _TORCH_CSV:
+        return imports.read_torch_csv(files[0])
     told = {name: getattr(source, name) for name in _MAPPING.split()}
     given_here = {name: value for name, value in told.items() if value is not None}
     mapping = imports.TraceMapping.of(instructions=_instructions(source.map or ()), **given_here)
@@ -381,8 +268,8 @@ def _instructions(mapping: Sequence[str]) -> dict[str, str]:
         )
     instructions: dict[str, str] = {}
     for item in mapping:
-        instruction, equals, expression = item.partition("=")
-        if not equals or not expression:
+        instruction, _, expression = item.partition("=")
+        if not expression:
             raise InputError(f"--map must be INSTRUCTION=REGEX, not {item}")
         if instructions.setdefault(instruction, expression) != expression:
             raise InputError(f"--map {instruction} is given twice; join the expressions with |")
@@ -390,28 +277,26 @@ def _instructions(mapping: Sequence[str]) -> dict[str, str]:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    from envplan.cli.output import say
-
     chunks = f" x {report['chunks']} chunks" if report["chunks"] > 1 else ""
     known = f"; the order is that of schedule {report['known_as']}" if report["known_as"] else ""
     if report["microbatch_group"]:
         known += f" with --microbatch-group {report['microbatch_group']}"
-    say(
+    ui.say(
         f"{report['ranks']} ranks{chunks}, {report['microbatches']} microbatches, "
         f"{report['operations']} operations{known}"
     )
     if "rank_labels" in report:
-        say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
+        ui.say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
     if "layers_per_stage" in report:
         layers = ",".join(map(str, report["layers_per_stage"]))
         vp = f" --vp {report['chunks']}" if report["chunks"] > 1 else ""
         alone = "" if report["overlap_p2p"] else " --no-overlap-p2p"
-        say(
+        ui.say(
             f"a profile of its stages: envplan profile ... --pp {report['ranks']}{vp} "
             f"--layers-per-stage {layers} --p2p-latency TIME{alone}"
         )
     if report["skipped"]:
-        say(f"left out: {_counts(report['skipped'])}")
+        ui.say(f"left out: {_counts(report['skipped'])}")
 
 
 def _counts(skipped: Mapping[str, int]) -> str:
@@ -422,40 +307,13 @@ def _counts(skipped: Mapping[str, int]) -> str:
     return ", ".join([*named, f"and {others} others"] if others else named)
 
 
-def _print_times(times: Sequence[TimeCheck], profile: Profile) -> None:
-    from envplan.cli.output import describe_profile, print_table, say, significant
-
-    rows = [
-        [
-            check.instruction,
-            str(check.stage),
-            str(check.operations),
-            significant(check.recorded_s, 4),
-            f"{significant(check.profile_fastest_s, 4)} to "
-            f"{significant(check.profile_slowest_s, 4)}",
-            "yes" if check.fits else "NO",
-        ]
-        for check in times
-    ]
-    print_table(
-        f"Recorded times beside {describe_profile(profile)}",
-        ("instruction", "stage", "operations", "recorded (s)", "profile (s)", "fits"),
-        rows,
-    )
-    if off := sum(not check.fits for check in times):
-        say(
-            f"{off} of {len(times)} lie more than 10% outside the profile's times: is it of the "
-            "same model, microbatch size and GPU?"
-        )
-
-
-@takes(
+@cmd.takes(
     f"""
     Most used:
       --format FORMAT  {" or ".join(_EXPORTS)}.
       -o, --output FILE  Where it goes; default: {" or ".join(_EXPORTS.values())}.
     """,
-    format=one_of(*_EXPORTS),
+    format=cmd.one_of(*_EXPORTS),
 )
 def export_schedule(
     shape: ShapeOptions,
@@ -468,49 +326,39 @@ def export_schedule(
 
     \b
     Example:
-      envplan schedule export zb-v --stages 4 --microbatches 8 --format torch-csv -o zbv.csv
-      envplan schedule export 1f1b --stages 4 --microbatches 8 --format dag
+      envplan schedule export zb-v --pp 4 --microbatches 8 --format torch-csv -o zbv.csv
+      envplan schedule export 1f1b --pp 4 --microbatches 8 --format dag
     """
-    from envplan._files import atomic_write
-    from envplan.cli.output import answer, say
-
     target = output or Path(_EXPORTS[format])
     if output is None:
-        will_write(target)
+        cmd.will_write(target)
     pipeline = _pipeline(shape)
     if format == _DAG:
         pipeline.save_dag(target)
     else:
+        from envplan._files import atomic_write
         from envplan.pipeline.imports import as_torch_csv
 
         atomic_write(target, as_torch_csv(pipeline))
     count, ranks = len(pipeline.operations), pipeline.num_stages
-    answer(
+    ui.answer(
         lambda: {"written": str(target), "operations": count, "ranks": ranks},
-        lambda: say(f"{count} operations on {ranks} ranks"),
+        lambda: ui.say(f"{count} operations on {ranks} ranks"),
         then=["envplan", "frontier", "PROFILE", "--dag", str(target)]
         if format == _DAG
-        else _frontier_of(shape, pipeline, None),
+        else _frontier_of(shape, pipeline),
     )
 
 
-schedule = typer.Typer(
-    name="schedule",
-    cls=Group,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="""List, show, import and export schedules.
+schedule = cmd.group(
+    """List, show, import and export schedules.
 
     \b
     Example:
       envplan schedule list
-      envplan schedule show zb-v --stages 4 --microbatches 8
+      envplan schedule show zb-v --pp 4 --microbatches 8
       envplan schedule import schedule.csv --format torch-csv -o pipeline.dag.json
-      envplan schedule export interleaved --stages 4 --microbatches 8 --chunks 2
+      envplan schedule export interleaved --pp 4 --microbatches 8 --vp 2
     """,
+    {"list": list_schedules, "show": show, "import": import_schedule, "export": export_schedule},
 )
-
-add(schedule, list_schedules, "list")
-add(schedule, show)
-add(schedule, import_schedule, "import")
-add(schedule, export_schedule, "export")

@@ -12,22 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from envplan._files import atomic_write
+from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import (
-    PICTURES,
-    Group,
-    add,
-    argument,
-    file_of,
-    one_of,
-    options,
-    takes,
-)
-from envplan.cli.inputs import refuse_overwriting, will_write
 from envplan.cli.options import RateOptions
 from envplan.devices import DeviceError
 from envplan.errors import InputError
@@ -50,7 +38,6 @@ _LOOK_S = 0.5
 
 _LOAD = "CLASS=TOKENS/S, as in SS=2000,LL=500"
 _SECONDS = NUMBER.within(1e-9, 1e9)
-_TABLE = file_of((".csv",), "it is a CSV file")
 
 #: What JSON says of a result.
 _RESULT = """
@@ -62,11 +49,7 @@ _RESULT = """
 """
 
 
-def _picture(default: str, *more: str) -> Callable[[str, str], Path]:
-    return file_of((*PICTURES, *more), "those are the pictures there are", default)
-
-
-@options(
+@cmd.options(
     """
     Most used:
       PROFILE  Serving profile CSV; default: h100-llama2-70b.
@@ -98,7 +81,7 @@ class ServiceOptions:
                 raise InputError(f"{form}, not {name}={values}")
             slos[name] = Slo(*times)
         profile = ServingProfile.open(self.profile)
-        refuse_overwriting(profile)
+        cmd.refuse_overwriting(profile)
         if gaps := profile.gaps():
             named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
             more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
@@ -130,7 +113,7 @@ def _ready(text: str, name: str) -> str:
     return ",".join(words)
 
 
-@options(
+@cmd.options(
     """
     Most used:
       --trace TRACE  Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class
@@ -163,7 +146,6 @@ def _ready(text: str, name: str) -> str:
     Money:
       --start TIME  When the trace begins, for files of rates over time.
     """,
-    plot=_picture("serving-week.png", ".html"),
     load_factor=NUMBER.within(1e-6, 100),
     pools=COUNT.within(1, 9),
     epoch=TIME.plainly("min").within(1, 6e7),
@@ -247,18 +229,16 @@ class ReplayOptions(Settings, RateOptions):
         return ui.picked(result, _RESULT) | self.costs(result)
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --load TOKENS/S  The load to show energies at; default: 2000.
       --plot [FILE]  Draw energies over clocks: .png, .svg or .pdf; without a name:
           serving-profile.png.
     Output:
-      -o, --output FILE  Write the profile's CSV there.
+      -o, --output FILE  Write the profile there: .csv.
     """,
     load=NUMBER.within(1e-6, 1e9),
-    plot=_picture("serving-profile.png"),
-    output=_TABLE,
 )
 def profile(
     service: ServiceOptions,
@@ -325,7 +305,7 @@ def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None
     )
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --load CLASS=TOKENS/S[,...]  Tokens per second of each class, as in SS=2000,LL=500. May be
@@ -340,9 +320,8 @@ def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None
     Output:
       -o, --output FILE  Where the plan goes.
     """,
-    planner=one_of("exact", "hierarchical"),
+    planner=cmd.one_of("exact", "hierarchical"),
     time_limit=TIME.within(0.1),
-    plot=_picture("serving-plan.png"),
 )
 def solve(
     service: ServiceOptions,
@@ -414,14 +393,13 @@ def _print_plan(plan: ServingPlan) -> None:
         )
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --policy NAME  One of those that `serving compare` names.
     Output:
-      -o, --output FILE  Write what happens over time as CSV.
+      -o, --output FILE  Write what happens over time: .csv.
     """,
-    output=_TABLE,
 )
 def simulate(
     service: ServiceOptions,
@@ -460,7 +438,7 @@ def simulate(
     )  # fmt: skip
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       --policies NAME[,NAME...]  Only these, savings against the first; default: SinglePool,
@@ -476,7 +454,7 @@ def compare(service: ServiceOptions, replay: ReplayOptions, policies: str | None
     Example:
       envplan serving compare --trace azure-2023-code
       envplan serving compare --trace AzureLLMInferenceTrace_conv.csv.gz --gpus 256 --plot
-      envplan serving compare --trace coding-week --policies SinglePool,envplan --plot week.html
+      envplan serving compare --trace azure-2023-conversation --policies SinglePool,envplan --plot
     """
     from envplan.serving.policies import POLICIES
 
@@ -509,7 +487,7 @@ def compare(service: ServiceOptions, replay: ReplayOptions, policies: str | None
            then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"])  # fmt: skip
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       PLAN  The plan of `envplan serving solve`.
@@ -546,7 +524,7 @@ def apply(
 
     loaded = ServingPlan.load(plan)
     known = loaded.find_profile(profile)
-    refuse_overwriting(known)
+    cmd.refuse_overwriting(known)
     applied = apply_serving_plan(
         loaded, known, clocks=given_clocks(clocks) if clocks is not None else None,
         gpus_per_node=gpus_per_node, force=force, plan_sha256=sha256(plan.read_bytes()).hexdigest(),
@@ -574,15 +552,15 @@ def apply(
     )  # fmt: skip
 
 
-@takes(
+@cmd.takes(
     """
     Output:
       -o, --output FILE  Where the new fleet goes; default: AFTER.
     """
 )
 def reshard(
-    before: Path = argument("BEFORE", "What `envplan serving apply` wrote before."),
-    after: Path = argument("AFTER", "What it wrote for the new fleet.", in_place=True),
+    before: Path = cmd.argument("BEFORE", "What `envplan serving apply` wrote before."),
+    after: Path = cmd.argument("AFTER", "What it wrote for the new fleet.", in_place=True),
     output: Path | None = None,
 ) -> None:
     """Put a new fleet where an old one's weights are.
@@ -599,7 +577,7 @@ def reshard(
 
     target = output or after
     if output is None:
-        will_write(target)
+        cmd.will_write(target)
     moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
     moved.save(target)
     sent = [
@@ -628,7 +606,7 @@ def reshard(
     )  # fmt: skip
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       FILE  What `envplan serving apply` wrote.
@@ -696,12 +674,8 @@ def _watch(guards: Sequence[Guard], end: float) -> None:
         raise DeviceError(lasting)
 
 
-serving = typer.Typer(
-    name="serving",
-    cls=Group,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="""Plan clocks, parallelism and instance counts of inference fleets, within latency SLOs.
+serving = cmd.group(
+    """Plan clocks, parallelism and instance counts of inference fleets, within latency SLOs.
 
     \b
     Example:
@@ -710,7 +684,8 @@ serving = typer.Typer(
       envplan serving apply serving-plan.json
       envplan serving compare --trace azure-2023-code --plot
     """,
+    {
+        command.__name__: command
+        for command in (profile, solve, simulate, compare, apply, reshard, hold)
+    },
 )
-
-for _command in (profile, solve, simulate, compare, apply, reshard, hold):
-    add(serving, _command)

@@ -9,23 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import envplan
 from envplan._words import counted
+from envplan.cli import command as cmd
 from envplan.cli import output as ui
-from envplan.cli.command import (
-    PLOT_TYPES,
-    Numbers,
-    file_of,
-    given,
-    numbers,
-    options,
-    refuse_both,
-    takes,
-)
 from envplan.cli.costs import cost_columns, replay_cost_notes
-from envplan.cli.inputs import naming
 from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
 from envplan.cli.replicas import load_replicas, parse_replica, print_replicas
 from envplan.cli.report import draw_timeline
-from envplan.errors import InputError
+from envplan.errors import InputError, naming
 from envplan.quantities import WHOLE
 
 if TYPE_CHECKING:
@@ -51,7 +41,7 @@ def _straggler(text: str, name: str) -> tuple[int | None, float]:
         ) from None
 
 
-@options(
+@cmd.options(
     """
     Cluster:
       --straggler [REPLICA:]FACTOR  A replica takes FACTOR times the plan's time; may be given
@@ -61,7 +51,7 @@ def _straggler(text: str, name: str) -> tuple[int | None, float]:
       --strong-scaling R,R,...  The same global batch on so many replicas, with fewer microbatches
           each.
     """,
-    strong_scaling=numbers("32,64,128"),
+    strong_scaling=cmd.numbers("32,64,128"),
     straggler=_straggler,
 )
 class ClusterOptions(ParallelOptions):
@@ -69,11 +59,11 @@ class ClusterOptions(ParallelOptions):
 
     straggler: list[Any] | None = None
     straggler_trace: Path | None = None
-    strong_scaling: Numbers | None = None
+    strong_scaling: cmd.Numbers | None = None
 
     def __post_init__(self) -> None:
         """Raises: InputError: both options for stragglers are given, or a replica is twice."""
-        refuse_both(given(self, "straggler straggler_trace"))
+        cmd.refuse_both(cmd.given(self, "straggler straggler_trace"))
         named = [replica for replica, _ in self.straggler or () if replica is not None]
         for replica in named:
             if named.count(replica) > 1:
@@ -91,7 +81,7 @@ class ClusterOptions(ParallelOptions):
         self, plan: envplan.Plan, profile: envplan.Profile, conditions: Conditions, *, force: bool
     ) -> list[envplan.ClusterReport]:
         """The cluster, and then its further shapes; none where no option asks for it."""
-        if not given(self):
+        if not cmd.given(self):
             return []
         replicas = self.dp or plan.job.replicas
         how: dict[str, Any] = {
@@ -111,7 +101,7 @@ class ClusterOptions(ParallelOptions):
         return reports
 
 
-@takes(
+@cmd.takes(
     """
     Noise:
       --seed N  Noise of another seed is other noise.
@@ -119,7 +109,7 @@ class ClusterOptions(ParallelOptions):
     Cluster:
       --sync-time TIME  Everybody waits until so much time has passed, as in 16.5 (seconds).
     Most used:
-      --trace FILE  Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.
+      --trace FILE  Write a Chrome trace, for ui.perfetto.dev or chrome://tracing: .json.
       --plot [FILE]  Draw the timeline: .png, .svg, .pdf or .html; without a name: timeline.png.
     Job:
       --replica PLAN  Further replicas follow this plan, and all wait for the slowest. May be given
@@ -129,8 +119,6 @@ class ClusterOptions(ParallelOptions):
     """,
     seed=WHOLE.within(0, 2**63 - 1),
     replica_profile=parse_replica,
-    trace=file_of((".json",), "a plan goes before --trace"),
-    plot=file_of(PLOT_TYPES, "a plan goes before --plot", "timeline.png"),
 )
 def simulate(
     source: PlanOptions,

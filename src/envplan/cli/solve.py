@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import envplan
+from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import given, needs, one_of, options, refuse, refuse_both, takes
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
-from envplan.cli.inputs import naming, will_write
 from envplan.cli.options import CostOptions, JobOptions
-from envplan.cli.plan_notes import plan_notes, print_run
+from envplan.cli.plan_notes import plan_notes
 from envplan.cli.replicas import parse_replica, print_replicas
+from envplan.errors import naming
 from envplan.quantities import LONG_TIME, PERCENT, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.planners import EnvPipeRun, Planner
+    from envplan.planners import Planner
+
+#: What the library calls as options do.
+_ASKED: Final = """
+    target_time min_energy straggler_time energy_budget power_cap peak_power_cap polish ladder
+"""
 
 
-@options(
+@cmd.options(
     """
     Most used:
       --target-time TIME  Least energy with an iteration of at most TIME, as in 14.2 (seconds) or
@@ -43,7 +48,6 @@ if TYPE_CHECKING:
           brings its own schedule unless one is named.
       --clocks FILE  Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and
           Zeus, a frequency plan, or a CSV) and say what they cost and what is lost.
-      --explain  With planner envpipe: print each of its iterations.
     Noise:
       --robust PCT  Hold the target with a probability of PCT percent, though times vary.
     Money:
@@ -54,7 +58,7 @@ if TYPE_CHECKING:
     ladder=WHOLE,
     robust=PERCENT.within(0.001, 99.9),
     deadline=LONG_TIME,
-    minimize=one_of("money", "carbon", "energy"),
+    minimize=cmd.one_of("money", "carbon", "energy"),
 )
 class AskedOptions(CostOptions):
     """What is wanted of a plan, who makes it, and what it costs; without a target, no slowdown."""
@@ -71,7 +75,6 @@ class AskedOptions(CostOptions):
     planner: str = "frontier"
     clocks: Path | None = None
     reconfigure: str | None = None
-    explain: bool = False
     switch_latency: float | None = None
     min_dwell: float | None = None
     robust: float | None = None
@@ -81,11 +84,8 @@ class AskedOptions(CostOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_both(given(self, "target_time slowdown min_energy deadline"))
-        needs(self, minimize="deadline", deadline="iterations tokens")
-
-    def _aim(self) -> dict[str, Any]:
-        return {"deadline_s": self.deadline, "minimize": self.minimize}
+        cmd.refuse_both(cmd.given(self, "target_time slowdown min_energy deadline"))
+        cmd.needs(self, minimize="deadline", deadline="iterations tokens")
 
     def request(self, frontier: envplan.Frontier) -> envplan.Request:
         """What the options ask for.
@@ -93,25 +93,17 @@ class AskedOptions(CostOptions):
         Raises:
             InputError: two of them exclude each other, or a rate cannot be read.
         """
-        slowdown, robust, noise = (
-            None if percent is None else percent / 100
-            for percent in (self.slowdown, self.robust, self.noise)
-        )
+        percents: dict[str, Any] = {
+            "slowdown": self.slowdown,
+            "probability": self.robust,
+            "noise": self.noise,
+        }
         return envplan.Request.asking(
-            self.target_time,
-            slowdown=slowdown,
-            min_energy=self.min_energy,
-            straggler_time=self.straggler_time,
-            energy_budget=self.energy_budget,
-            power_cap=self.power_cap,
-            peak_power_cap=self.peak_power_cap,
-            probability=robust,
-            noise=noise,
+            **{name: getattr(self, name) for name in _ASKED.split()},
+            **{name: percent and percent / 100 for name, percent in percents.items()},
             switch_latency=self.switch_latency or 0.0,
             min_hold=self.min_dwell or 0.0,
-            run=self.run(frontier),
-            polish=self.polish,
-            ladder=self.ladder,
+            run=self.run(frontier, deadline_s=self.deadline, minimize=self.minimize),
         )
 
     def other_planner(self) -> Planner | None:
@@ -120,30 +112,30 @@ class AskedOptions(CostOptions):
         Raises:
             InputError: there is no such planner, or it cannot.
         """
-        if not given(self, "planner clocks reconfigure explain"):
+        if not cmd.given(self, "planner clocks reconfigure"):
             return None
         from envplan.planners import EnvPipe, planner_named
 
         planner = planner_named(self.planner)
         if self.planner != EnvPipe.name:
             why = f"goes with --planner envpipe, not {self.planner}"
-            refuse(given(self, "reconfigure explain"), why)
-        refuse_both(given(self, "clocks planner"))
+            cmd.refuse(cmd.given(self, "reconfigure"), why)
+        cmd.refuse_both(cmd.given(self, "clocks planner"))
         who, takes, limits = self.planner, "no target", "target_time slowdown "
         if self.clocks is not None:
             who = "--clocks"
         elif planner.takes_target:
             takes, limits = "--target-time or --slowdown", ""
         limits += "min_energy energy_budget power_cap peak_power_cap "
-        refuse(
-            given(self, f"{limits} switch_latency min_dwell robust deadline polish ladder"),
+        cmd.refuse(
+            cmd.given(self, f"{limits} switch_latency min_dwell robust deadline polish ladder"),
             f"goes with --planner frontier; {who} takes {takes} and knows no limits, so leave one "
             "of the two out",
         )
         return EnvPipe(self.reconfigure) if self.reconfigure is not None else planner
 
 
-@takes(
+@cmd.takes(
     """
     Most used:
       -o, --output FILE  Where the plan goes.
@@ -168,18 +160,18 @@ def solve(
     Example:
       envplan solve --target-time 14.2
       envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1 -o plan.json
-      envplan solve a40-gpt3-1.3b-4stage --planner envpipe --explain
+      envplan solve a40-gpt3-1.3b-4stage --planner envpipe
       envplan solve --clocks freqs_pipeline_00030.py
       envplan solve --price 0.25 --iterations 100000 --deadline 21d
-      envplan solve --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 16
+      envplan solve -m 8 --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 4
       envplan solve --slowdown 3 --robust 95 --noise 2 --peak-power-cap 2000
     """
     if asked.planner == "envpipe" and not job.dag and job.vp in (None, 1):
         job = replace(job, schedule=job.schedule or "envpipe")
     planner = asked.other_planner()
     if replica_profile:
-        refuse(
-            given(asked, "clocks"),
+        cmd.refuse(
+            cmd.given(asked, "clocks"),
             "says the clocks of one kind of replica: make a plan for each, and give them to "
             "envplan simulate PLAN --replica PLAN",
         )
@@ -187,7 +179,6 @@ def solve(
         return
     frontier = job.trace(whole=False)
     request = asked.request(frontier)
-    run: EnvPipeRun | None = None
     with ui.Working("Planning") as work:
         if asked.clocks is not None:
             from envplan.enforce.given_clocks import read_clocks
@@ -200,24 +191,19 @@ def solve(
         elif planner is None:
             plan = frontier.solve(request, progress=work.walked)
         else:
-            from envplan.planners import EnvPipe
-            from envplan.planners.base import answer as planned
+            from envplan.planners.base import answer
 
-            run = planner.run(frontier) if isinstance(planner, EnvPipe) else None
-            plan = planned(run or planner, frontier, request)
+            plan = answer(planner, frontier, request)
     plan.save(output)
-    explained = run if asked.explain else None
     ui.answer(
-        lambda: _document(frontier, plan, output, explained),
-        lambda: _print(frontier, plan, explained),
+        lambda: _document(frontier, plan, output),
+        lambda: _print(frontier, plan),
         last=year_of(plan, asked),
         then=["envplan", "report", str(output)],
     )
 
 
-def _print(frontier: envplan.Frontier, plan: envplan.Plan, run: EnvPipeRun | None) -> None:
-    if run is not None:
-        print_run(run, frontier.pipeline)
+def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
     ui.say(ui.describe_job(frontier))
     before, after = plan.predicted.baseline, plan.predicted
     rows = [
@@ -240,9 +226,7 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan, run: EnvPipeRun | Non
         ui.say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
 
 
-def _document(
-    frontier: envplan.Frontier, plan: envplan.Plan, output: Path, run: EnvPipeRun | None
-) -> dict[str, Any]:
+def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> dict[str, Any]:
     left_out: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
     head = plan.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
     if plan.costs is not None:
@@ -253,7 +237,6 @@ def _document(
         "t_star_s": frontier.min_energy_time,
         "notes": plan_notes(frontier, plan),
         **head,
-        **({} if run is None else {"envpipe": run.to_dict(frontier.pipeline)}),
     }
 
 
@@ -275,13 +258,11 @@ def _solve_replicas(
     """
     files = state.outputs
     for number in range(1, len(others) + 1):
-        will_write(files[0].with_suffix(f".replica{number}{files[0].suffix}"))
+        cmd.will_write(files[0].with_suffix(f".replica{number}{files[0].suffix}"))
     profile, pipeline = job.load()
     frontiers = [job.trace_with(profile, pipeline, full=True)]
     for name, count in others:
-        other = envplan.Profile.open(name)
-        fitting = job if other.has_parts else replace(job, parts_within=None)
-        other = fitting.fitted(other, pipeline)
+        other = job.fitted(envplan.Profile.open(name), pipeline)
         frontiers.append(job.trace_with(other, pipeline, count, full=True))
     with ui.Working("planning every kind of replica"):
         planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)

@@ -10,7 +10,7 @@ import typer
 
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import PICTURES, argument, file_of, refuse_both, takes
+from envplan.cli.command import argument, refuse_both, takes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,6 @@ _FAILURES = 5
       --ray ADDRESS  Run on the Ray cluster there, such as auto or 10.0.0.1:6379.
       --fresh  Compute what an earlier run has done once more.
     """,
-    plot=file_of(PICTURES, "the sweep's file goes before --plot", "sweep.png"),
 )
 def sweep(
     config: Path = argument("CONFIG", "The sweep's file, in TOML."),

@@ -1,40 +1,24 @@
-"""GPUs: how fast they compute, what they draw at each clock, and how to set their clocks."""
+"""GPUs: how fast they compute, what they draw at each clock, and how to set their clocks.
+
+NVML and a modelled GPU look alike to their users: a `Backend` is a source of `Device`s.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
-from envplan.devices.base import (
-    Backend,
-    Device,
-    DeviceError,
-    DeviceInfo,
-    PermissionDeniedError,
-    spaced_clocks,
-    within,
-)
-from envplan.errors import InputError, unknown
+from envplan.errors import EnvplanError, InputError, unknown
 
-__all__ = [
-    "BACKENDS",
-    "DEFAULT_BACKEND",
-    "Backend",
-    "Device",
-    "DeviceError",
-    "DeviceInfo",
-    "PermissionDeniedError",
-    "backend",
-    "backend_class",
-    "describe_gpus",
-    "opened",
-    "spaced_clocks",
-    "within",
-]
+T = TypeVar("T")
 
 #: Backends by name. A new one is one module and one line here.
 _CLASSES: Final = {
@@ -46,11 +30,161 @@ BACKENDS: Final = tuple(_CLASSES)
 #: As with Zeus, whoever names zeusd's socket has zeusd set clocks.
 DEFAULT_BACKEND: Final = "zeusd" if os.environ.get("ZEUSD_SOCK_PATH") else "nvml"
 
+_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+
 #: How long a driver may take to start or to stop, s.
 _PATIENCE_S: Final = 30.0
 _CLOSE_S: Final = 5.0
 #: How long one GPU may take to answer, s.
 _ANSWER_S: Final = 10.0
+
+
+class DeviceError(EnvplanError):
+    """A GPU or its driver refused or failed; says which, why and what to do."""
+
+
+class PermissionDeniedError(DeviceError):
+    """This user may not set clocks; says how to allow it. Trying again does not help."""
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What stays the same about a GPU.
+
+    Attributes:
+        index: as the driver counts, from 0.
+        name: such as "NVIDIA A40".
+        uuid: of this very card.
+        driver: version of its driver; "modelled" where there is none.
+        supported_clocks: SM clocks that may be asked for, MHz, ascending.
+        max_clock: the highest of them, MHz.
+        power_limit: W; 0 where the driver does not say.
+        source: "measured" or "modelled": what energies read from it are.
+        mig: whether it is split into instances (MIG), which share its clock.
+        energy_source: "counter", "integrated power" (sampled while the process runs) or
+            "modelled".
+    """
+
+    index: int
+    name: str
+    uuid: str
+    driver: str
+    supported_clocks: tuple[int, ...]
+    max_clock: int
+    power_limit: float
+    source: str
+    mig: bool = False
+    energy_source: str = "counter"
+
+
+class Device(Protocol):
+    """One GPU. All methods raise DeviceError when the driver refuses."""
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What stays the same about it."""
+
+    def lock_clock(self, mhz: int) -> None:
+        """Run at this SM clock, whoever asks for what, until reset_clock.
+
+        Raises:
+            PermissionDeniedError: this user may not.
+        """
+
+    def reset_clock(self) -> None:
+        """Give the clock back to the driver. Harmless when it was not locked."""
+
+    def can_lock(self, *, probe: bool = False) -> str | None:
+        """None if this user may lock clocks; else why not and what to do, in one line.
+
+        Args:
+            probe: ask the driver by writing a setting to what it is; without it nothing is written.
+        """
+
+    def clock(self) -> int:
+        """The SM clock now, MHz."""
+
+    def held_at(self) -> int:
+        """The clock that somebody seems to have locked it at, MHz; 0: none, or nobody can tell."""
+
+    def energy(self) -> int:
+        """Energy used since some moment long ago, mJ; only differences mean anything."""
+
+    def power(self) -> float:
+        """Power drawn now, W."""
+
+    def throttle_reasons(self) -> Sequence[str]:
+        """Why the clock is lower than asked for, now; empty if it is not."""
+
+
+def within(seconds: float, ask: Callable[[], T], who: str) -> T:
+    """What a driver answers, unless it hangs: then the thread that asks is left behind.
+
+    Args:
+        seconds: how long to wait for it.
+        ask: asks the driver.
+        who: is asked, for the error.
+
+    Raises:
+        DeviceError: there was no answer in time.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # it is raised where the answer is waited for
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="envplan-ask", daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        raise DeviceError(
+            f"{who}: no answer within {seconds:g} s; the driver hangs, see dmesg"
+        ) from None
+
+
+class Backend(Protocol):
+    """A source of devices. It may raise DeviceError when it is made: there is no driver.
+
+    Attributes:
+        name: as on the command line.
+        real: whether its GPUs are this machine's, which can be measured and which CUDA may hide.
+    """
+
+    name: ClassVar[str]
+    real: ClassVar[bool]
+
+    def devices(self) -> Sequence[Device]:
+        """All GPUs, by index.
+
+        Raises:
+            DeviceError: there is no GPU; says so and what to do.
+        """
+
+    @classmethod
+    def models(cls) -> Sequence[str]:
+        """What its option `gpu` may be, such as "a40"; empty where the GPUs are those there are."""
+        return ()
+
+    def close(self) -> None:
+        """Let go of the driver. Locked clocks stay locked: give them back first."""
+        return
+
+
+def spaced_clocks(clocks: Sequence[int], step: int) -> list[int]:
+    """Clocks from the highest down, neighbours at least `step` apart.
+
+    Args:
+        clocks: supported SM clocks, MHz, in any order.
+        step: MHz; 0 takes all of them.
+    """
+    taken: list[int] = []
+    for clock in sorted(clocks, reverse=True):
+        if not taken or taken[-1] - clock >= step:
+            taken.append(clock)
+    return taken
 
 
 def backend_class(name: str = DEFAULT_BACKEND) -> type[Backend]:
@@ -132,3 +266,78 @@ def _describe(device: Device) -> dict[str, Any]:
         *(list(now.get("reasons", ())), info.energy_source, info.mig, device.can_lock()),
     )
     return dict(zip(_FIELDS, facts, strict=True))
+
+
+class Counted(StrEnum):
+    """Who counts GPUs.
+
+    CUDA counts the GPUs that CUDA_VISIBLE_DEVICES names; the driver's indices stay what they are. A
+    clock set by the wrong count is that of somebody else's GPU. (CUDA's order is taken for the
+    driver's, as it is where all GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID.)
+    """
+
+    BY_DRIVER = "driver"
+    BY_PLAN = "plan"
+    BY_CUDA = "cuda"
+
+
+def choose(source: Backend, number: int, counted: Counted) -> Device:
+    """The GPU of a number, as the driver, a plan or CUDA count them.
+
+    Where this process has one GPU only, a plan and CUDA mean that one.
+
+    Raises:
+        DeviceError: there is none, or CUDA hides it from this process.
+    """
+    devices = source.devices()
+    index: int | None = number
+    count, where = len(devices), ""
+    if source.real and counted is not Counted.BY_DRIVER and _VARIABLE in os.environ:
+        visible = visible_gpus(devices)
+        shown = f"{_VARIABLE}={os.environ[_VARIABLE]}"
+        if len(visible) == 1:
+            index = visible[0]
+        elif counted is Counted.BY_CUDA:
+            count, where = len(visible), f", with {shown}"
+            index = visible[number] if number < count else None
+        elif number not in visible:
+            raise DeviceError(
+                f"GPU {number}, which the plan names, is hidden by {shown}; name this job's GPUs "
+                "with envplan apply --devices, or this rank's with device="
+            )
+    if index is not None and 0 <= index < len(devices):
+        return devices[index]
+    raise DeviceError(f"there is no GPU {number}; there are {count}, counted from 0{where}")
+
+
+def visible_gpus(devices: Sequence[Device]) -> list[int]:
+    """Driver indices of the GPUs that CUDA shows this process, as CUDA counts them.
+
+    Args:
+        devices: all GPUs, by driver index.
+    """
+    if _VARIABLE not in os.environ:
+        return list(range(len(devices)))
+    found: list[int] = []
+    for name in os.environ[_VARIABLE].split(","):
+        index = _index(devices, name.strip())
+        if index is None:  # CUDA, too, takes no notice of what follows
+            break
+        found.append(index)
+    return found
+
+
+def _index(devices: Sequence[Device], name: str) -> int | None:
+    """The GPU of a number, or of a UUID or its beginning."""
+    if name.isdecimal():
+        return int(name) if int(name) < len(devices) else None
+    fits = [k for k, device in enumerate(devices) if uuid_of(device).startswith(name)]
+    return fits[0] if name.startswith("GPU-") and len(fits) == 1 else None
+
+
+def uuid_of(device: Device) -> str:
+    """A GPU's UUID, or "" for one that does not tell it."""
+    try:
+        return device.info.uuid
+    except DeviceError:  # it is lost, so nobody uses it
+        return ""

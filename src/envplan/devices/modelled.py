@@ -33,7 +33,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from envplan.devices.base import Backend, Device, DeviceError, DeviceInfo
+from envplan.devices import Backend, Device, DeviceError, DeviceInfo
 from envplan.errors import InputError, meant
 
 __all__ = ["ALIASES", "GPUS", "ModelledBackend", "ModelledDevice", "ModelledGpu", "gpu"]

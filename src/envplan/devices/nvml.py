@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 import pynvml  # type: ignore[import-untyped]
 
-from envplan.devices.base import (
+from envplan.devices import (
     Backend,
     Device,
     DeviceError,
@@ -19,7 +19,9 @@ from envplan.devices.base import (
     PermissionDeniedError,
 )
 
-__all__ = ["NvmlBackend", "NvmlDevice"]
+__all__ = ["NvmlBackend", "NvmlDevice", "once"]
+
+T = TypeVar("T")
 
 _SAMPLE_S: Final = 0.02
 
@@ -39,6 +41,22 @@ _THROTTLE_REASONS: Final = {
     0x80: "power brake",
     0x100: "display clock",
 }
+
+
+def once(ask: Callable[[Any], T]) -> T:
+    """A property that is asked for when it is first needed, and again where that failed.
+
+    Not functools.cached_property, which until Python 3.12 has one lock for all objects: a GPU that
+    hangs would hold up the others.
+    """
+
+    def known(self: NvmlDevice) -> T:
+        if ask not in self._known:
+            self._known[ask] = ask(self)
+        found: T = self._known[ask]
+        return found
+
+    return cast(T, property(known))
 
 
 class NvmlBackend(Backend):
@@ -89,14 +107,7 @@ class NvmlDevice(Device):
         self._index = index
         self._name = f"GPU {index}"
         self._integral: _PowerIntegral | None = None
-        # Not functools.cached_property, which until Python 3.12 has one lock for all objects: a GPU
-        # that hangs would hold up the others.
-        self._known: dict[Callable[[], Any], Any] = {}
-
-    @property
-    def info(self) -> DeviceInfo:
-        found: DeviceInfo = self._once(self._describe)
-        return found
+        self._known: dict[object, Any] = {}
 
     def lock_clock(self, mhz: int) -> None:
         if self._mig:
@@ -163,31 +174,21 @@ class NvmlDevice(Device):
         if self._integral is not None:
             self._integral.stop()
 
-    @property
+    @once
     def _handle(self) -> Any:
         # When first needed: one GPU that is lost shall not take the others with it.
-        return self._once(self._find)
-
-    @property
-    def _mig(self) -> bool:
-        return bool(self._once(self._has_mig))
-
-    def _once(self, ask: Callable[[], Any]) -> Any:
-        if ask not in self._known:
-            self._known[ask] = ask()
-        return self._known[ask]
-
-    def _find(self) -> Any:
         with self._errors():
             return pynvml.nvmlDeviceGetHandleByIndex(self._index)
 
-    def _has_mig(self) -> bool:
+    @once
+    def _mig(self) -> bool:
         handle = self._handle
         with suppress(pynvml.NVMLError):  # too old a card or a driver to know of it
             return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
         return False
 
-    def _describe(self) -> DeviceInfo:
+    @once
+    def info(self) -> DeviceInfo:
         clocks = self._supported_clocks()
         with self._errors():
             driver = pynvml.nvmlSystemGetDriverVersion()

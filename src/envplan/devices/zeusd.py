@@ -17,8 +17,8 @@ from urllib.parse import urlencode
 
 import pynvml  # type: ignore[import-untyped]
 
-from envplan.devices.base import DeviceError, PermissionDeniedError
-from envplan.devices.nvml import NvmlBackend, NvmlDevice
+from envplan.devices import DeviceError, PermissionDeniedError
+from envplan.devices.nvml import NvmlBackend, NvmlDevice, once
 
 __all__ = ["ZeusdBackend", "ZeusdDevice"]
 
@@ -49,46 +49,52 @@ class ZeusdBackend(NvmlBackend):
     def __init__(self, path: str | None = None) -> None:
         super().__init__()
         known = os.environ.get("ZEUSD_SOCK_PATH") or next(filter(os.path.exists, _SOCKETS), None)
-        self._daemon = _Daemon(path or known or _SOCKETS[0])
+        self._socket = path or known or _SOCKETS[0]
 
     def _device(self, index: int) -> ZeusdDevice:
-        return ZeusdDevice(index, self._daemon)
+        return ZeusdDevice(index, self._socket)
 
 
 class ZeusdDevice(NvmlDevice):
-    """One NVIDIA GPU, its clock set by zeusd."""
+    """One NVIDIA GPU, its clock set by zeusd.
 
-    def __init__(self, index: int, daemon: _Daemon) -> None:
+    Args:
+        path: of the daemon's socket.
+    """
+
+    def __init__(self, index: int, path: str) -> None:
         super().__init__(index)
-        self._daemon = daemon
+        self._path = path
+        self._daemon = f"zeusd at {path}"
 
     def _set_clock(self, mhz: int) -> None:
         clocks = {"min_clock_mhz": mhz, "max_clock_mhz": mhz} if mhz else {}
-        asked = {"gpu_ids": self._once(self._find_id), **clocks, "block": "true"}
+        asked = {"gpu_ids": self._id, **clocks, "block": "true"}
         what = "set" if mhz else "reset"
-        self._daemon.ask("POST", f"/gpu/{what}_gpu_locked_clocks?{urlencode(asked)}", self._name)
+        self._ask_daemon("POST", f"/gpu/{what}_gpu_locked_clocks?{urlencode(asked)}")
 
     def _may_set(self, *, probe: bool) -> str | None:
-        found = self._daemon.ask("GET", "/discover", self._name)
+        found = self._ask_daemon("GET", "/discover")
         if "gpu-control" not in found.get("enabled_api_groups", ()):
             return (
                 f"{self._name}: {self._daemon} sets no clocks; start zeusd with the API group "
                 "gpu-control"
             )
         if found.get("auth_required"):
-            scopes = self._daemon.ask("GET", "/auth/whoami", self._name).get("scopes", ())
+            scopes = self._ask_daemon("GET", "/auth/whoami").get("scopes", ())
             if "gpu-control" not in scopes:
                 return f"{self._name}: the token in $ZEUSD_TOKEN does not allow gpu-control"
-        self._once(self._find_id)
+        _ = self._id  # raises where zeusd does not know this GPU
         return None
 
-    def _find_id(self) -> int:
+    @once
+    def _id(self) -> int:
         """The number that zeusd knows this GPU by: in a container NVML may count others.
 
         Raises:
             DeviceError: it does not know it, or does not tell enough to be sure.
         """
-        gpus = self._daemon.ask("GET", "/discover", self._name).get("gpus", ())
+        gpus = self._ask_daemon("GET", "/discover").get("gpus", ())
         bus = self._ask(pynvml.nvmlDeviceGetPciInfo)
         own = f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}"
         told = {str(gpu.get("pci_address", "")).rpartition(".")[0].lower(): gpu for gpu in gpus}
@@ -102,30 +108,14 @@ class ZeusdDevice(NvmlDevice):
             return self._index
         raise DeviceError(f"{self._name}: {self._daemon} does not name a GPU at {own}")
 
-
-class _Daemon:
-    """Asks zeusd, with a connection for each question.
-
-    Args:
-        path: of its socket.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __str__(self) -> str:
-        return f"zeusd at {self._path}"
-
-    def ask(self, method: str, path: str, who: str) -> dict[str, Any]:
-        """The object that it answers, empty if that is nothing.
-
-        Args:
-            who: what it is asked for, for errors.
+    def _ask_daemon(self, method: str, path: str) -> dict[str, Any]:
+        """The object that zeusd answers, empty if that is nothing; by a connection of its own.
 
         Raises:
             PermissionDeniedError: it does not let this user.
             DeviceError: it does not answer, or fails.
         """
+        who = f"{self._name}: {self._daemon}"
         token = os.environ.get("ZEUSD_TOKEN")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
@@ -135,13 +125,12 @@ class _Daemon:
                 status, text = answer.status, answer.read(_MOST_BYTES)
         except PermissionError as error:
             raise PermissionDeniedError(
-                f"{who}: this user may not talk to {self}; see its --socket-permissions"
+                f"{self._name}: this user may not talk to {self._daemon}; see its "
+                "--socket-permissions"
             ) from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise DeviceError(
-                f"{who}: {self} does not answer ({reason}); is it running?"
-            ) from error
+            raise DeviceError(f"{who} does not answer ({reason}); is it running?") from error
         said: dict[str, Any] = {}
         with suppress(ValueError):
             said = found if isinstance(found := json.loads(text), dict) else {}
@@ -152,7 +141,7 @@ class _Daemon:
             problem = "; ".join(map(str, problem.values()))
         remedy = _REMEDIES.get(status, "")
         kind = PermissionDeniedError if remedy else DeviceError
-        raise kind(f"{who}: {self} answers {status}: {problem}{remedy}")
+        raise kind(f"{who} answers {status}: {problem}{remedy}")
 
 
 class _UnixConnection(HTTPConnection):

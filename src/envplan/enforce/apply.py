@@ -14,16 +14,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain, pairwise, repeat
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from envplan.enforce.clocks import Clocks, stage_clocks
+from envplan.enforce.clocks import stage_clocks
 from envplan.enforce.freqplan import (
     FREQPLAN_SCHEMA,
     MAX_OPERATIONS,
     FrequencyPlan,
-    LadderRung,
     RaisedClock,
     RankPlan,
     StageClocks,
@@ -33,10 +32,10 @@ from envplan.enforce.freqplan import (
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.limits import HoldsWithProbability, Setting
-from envplan.pipeline import Operation, Pipeline
+from envplan.pipeline import Operation
 from envplan.plan import Plan, Rung, as_referenced, check_reference, rung_rows
 from envplan.plan.replayed import check_operations, machine_of, problem_of
-from envplan.profile import Profile, Raised, changes_of
+from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import j_from_fj, s_from_ns
 
@@ -53,7 +52,7 @@ def apply_plan(
     profile: Profile,
     *,
     topology: Topology,
-    clocks: Clocks | Sequence[Clocks] | None = None,
+    clocks: StageClocks | Sequence[StageClocks] | None = None,
     devices: Sequence[int] = tuple(range(8)),
     ladder: bool = True,
     force: bool = False,
@@ -80,61 +79,55 @@ def apply_plan(
     problem = problem_of(plan.job, profile)
     pipeline = problem.pipeline
     check_operations(plan, pipeline)
-    _refuse_too_large(topology, pipeline)
     gpus = stage_clocks(profile, pipeline, clocks)
     own = plan.as_rung()
-    profile, parts = _raise_parts(profile, pipeline, (own, *(plan.ladder or ())), gpus)
-    if parts:
-        problem = problem_of(plan.job, profile)
-    fitter = _Fitter(problem, machine_of(plan.job), gpus, parts)
+    num_gpus = _num_gpus(plan, topology, len(pipeline.operations))
+    fitter = _Fitter(problem, machine_of(plan.job), gpus)
     planned = fitter.planned("the plan", own)
-    applied = fitter.supported(planned)
-    replay = fitter.replay(applied)
-    num_gpus = _num_gpus(plan, topology)
+    fitted = fitter.fit(planned)
+    replay = fitter.replay(raised.knob for raised in fitted)
     setting = Setting(num_gpus, plan.target.deadline_ns, profile)
+    limits = plan.request.limits
     if not force:
-        _check_deadline(fitter.replay(planned), plan, "envplan check says more")
         # Where clocks come late, an operation that is over sooner may make a later one slower.
-        _check_deadline(replay, plan, "plan again, from a profile of this GPU")
-        for limit in plan.request.limits:
+        for replayed, advice in (
+            (fitter.replay(planned), "envplan check says more"),
+            (replay, "plan again, from a profile of this GPU"),
+        ):
+            if replayed.makespan_ns > plan.target.deadline_ns:
+                raise InputError(
+                    f"replayed, the plan takes {s_from_ns(replayed.makespan_ns)!r} s, more than "
+                    f"its deadline of {plan.target.deadline_s!r} s; {advice}"
+                )
+        for limit in limits:
             # Where operations end no later, the probability that a plan holds is no less.
             if not isinstance(limit, HoldsWithProbability) and limit.excess(replay, setting):
                 raise InputError(
                     f"with clocks raised to those the GPU has, {limit.broken(replay, setting)}; "
                     "plan again from a profile of clocks that the GPU has"
                 )
-    rungs = [fitter.rung(applied, replay, own, num_gpus)]
+    rungs = [fitter.rung(fitted, replay, own, num_gpus)]
     with_ladder = ladder and plan.ladder is not None
     last = replay
     for n, slower in enumerate(plan.ladder or () if with_ladder else ()):
-        choice = fitter.supported(fitter.planned(f"ladder[{n}]", slower))
-        replayed = fitter.replay(choice)
+        choice = fitter.fit(fitter.planned(f"ladder[{n}]", slower))
+        replayed = fitter.replay(raised.knob for raised in choice)
+        broken = any(limit.is_local and limit.excess(replayed, setting) for limit in limits)
         # It uses less until any time after both.
         saves = replayed.energy_until(0) < last.energy_until(0)
-        if (
-            replayed.makespan_ns > last.makespan_ns
-            and saves
-            and not any(
-                limit.is_local and limit.excess(replayed, setting) for limit in plan.request.limits
-            )
-        ):
+        if replayed.makespan_ns > last.makespan_ns and saves and not broken:
             last = replayed
             rungs.append(fitter.rung(choice, replayed, slower, num_gpus))
-    alike = len(set(gpus)) == 1
+    alike = all(gpu == gpus[0] for gpu in gpus)
     highest = problem.replay(problem.max_frequency_rows).stage_energies_fj
     return FrequencyPlan(
         schema=FREQPLAN_SCHEMA,
         plan_sha256=plan_sha256 or hashlib.sha256(plan.to_json().encode()).hexdigest(),
         profile_sha256=profile.sha256,
         gpu=gpus[0].gpu if alike else None,
-        clocks_source=gpus[0].source,
-        supported_clocks_mhz=sorted({mhz for gpu in gpus for mhz in gpu.mhz}),
-        stage_gpus=None
-        if alike
-        else [
-            StageClocks(gpu=g.gpu, clocks_source=g.source, supported_clocks_mhz=list(g.mhz))
-            for g in gpus
-        ],
+        clocks_source=gpus[0].clocks_source,
+        supported_clocks_mhz=sorted({mhz for gpu in gpus for mhz in gpu.supported_clocks_mhz}),
+        stage_gpus=None if alike else gpus,
         world_size=topology.world_size,
         layout=topology,
         deadline_s=plan.target.deadline_s,
@@ -144,17 +137,18 @@ def apply_plan(
             StageEnergy(planned_j=j_from_fj(planned_fj), baseline_j=j_from_fj(baseline_fj))
             for planned_fj, baseline_fj in zip(replay.stage_energies_fj, highest, strict=True)
         ],
-        raised=fitter.raised(planned),
+        raised=fitter.counted(fitted),
         ranks=_ranks(plan, topology, rungs, devices),
         ladder=rungs[1:] if with_ladder else None,
     )
 
 
-def _num_gpus(plan: Plan, topology: Topology) -> int:
+def _num_gpus(plan: Plan, topology: Topology, operations: int) -> int:
     """GPUs of one stage in all replicas: what an operation's energy is multiplied by.
 
     Raises:
-        InputError: the plan keeps to joules or watts of another number.
+        InputError: the plan keeps to joules or watts of another number, or they have too many
+            operations for a file.
     """
     count, target = topology.world_size // topology.stages, plan.target
     absolute = target.kind in ("energy-budget", "power-cap") or target.peak_power_w is not None
@@ -164,29 +158,16 @@ def _num_gpus(plan: Plan, topology: Topology) -> int:
             f"{plan.job.num_gpus}; solve again with --tp {topology.tp * topology.cp} "
             f"--dp {topology.dp}"
         )
+    if count * operations > MAX_OPERATIONS:
+        raise InputError(
+            f"{topology.world_size} ranks have {count * operations} operations together; a "
+            f"frequency plan holds at most {MAX_OPERATIONS}"
+        )
     return count
 
 
-def _refuse_too_large(topology: Topology, pipeline: Pipeline) -> None:
-    count = topology.world_size // topology.stages * len(pipeline.operations)
-    if count > MAX_OPERATIONS:
-        raise InputError(
-            f"{topology.world_size} ranks have {count} operations together; a frequency plan holds "
-            f"at most {MAX_OPERATIONS}"
-        )
-
-
-def _check_deadline(replay: Replay, plan: Plan, advice: str) -> None:
-    target = plan.target
-    if replay.makespan_ns > target.deadline_ns:
-        raise InputError(
-            f"replayed, the plan takes {s_from_ns(replay.makespan_ns)!r} s, more than its deadline "
-            f"of {target.deadline_s!r} s; {advice}"
-        )
-
-
 def _ranks(
-    plan: Plan, topology: Topology, rungs: Sequence[LadderRung], devices: Sequence[int]
+    plan: Plan, topology: Topology, rungs: Sequence[Rung], devices: Sequence[int]
 ) -> list[RankPlan]:
     """Every rank's part, of the plan itself, the first of the rungs."""
     clocks = [
@@ -210,27 +191,31 @@ def _ranks(
     ]
 
 
+class _Raised(NamedTuple):
+    """What becomes of an operation's clocks on a GPU.
+
+    Attributes:
+        knob: its MHz and config.
+        clocks: (MHz before, MHz now, whether the profile knows the latter) of those that differ.
+    """
+
+    knob: Knob
+    clocks: list[tuple[int, int, bool]]
+
+
 class _Fitter:
     """Fits clocks of one plan's operations to GPUs. A choice is a knob for every operation, (N,).
 
     Args:
         clocks: of each stage's GPU, (num_stages,).
-        parts: what _raise_parts found.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        machine: Machine,
-        clocks: Sequence[Clocks],
-        parts: dict[tuple[int, str, str], Raised],
-    ) -> None:
+    def __init__(self, problem: Problem, machine: Machine, clocks: Sequence[StageClocks]) -> None:
         self._problem = problem
         self._machine = machine
         self._clocks = clocks
-        self._parts = parts
         self._table = problem.table.tolist()
-        self._row_of_table = cache(self._find_row)
+        self._row = cache(self._find_row)
 
     def planned(self, name: str, rung: Rung) -> list[Knob]:
         """A plan's own choice.
@@ -245,43 +230,37 @@ class _Fitter:
         configs = chain(*rung.configs) if rung.configs else repeat("")
         return list(zip(chain(*rung.frequencies_mhz), configs, strict=False))
 
-    def replay(self, choice: Sequence[Knob]) -> Replay:
-        """What a choice comes to on the plan's machine: all that is said of it follows from it."""
-        rows = [self._row(op, knob) for op, knob in enumerate(choice)]
-        return self._problem.replay(np.array(rows, np.int32), self._machine)
-
-    def supported(self, planned: Sequence[Knob]) -> list[Knob]:
+    def fit(self, planned: Sequence[Knob]) -> list[_Raised]:
         """Every clock, or where the GPU lacks it the next one above that is not slower.
 
         Raises:
             InputError: there is none.
         """
-        return [self._raised(op, knob).knob for op, knob in enumerate(planned)]
+        return [self._raised(op, knob) for op, knob in enumerate(planned)]
 
-    def raised(self, planned: Sequence[Knob]) -> list[RaisedClock]:
+    def replay(self, choice: Iterable[Knob]) -> Replay:
+        """What a choice comes to on the plan's machine: all that is said of it follows from it."""
+        rows = map(self._row, self._table, choice)
+        return self._problem.replay(np.fromiter(rows, np.int32), self._machine)
+
+    def counted(self, fitted: Sequence[_Raised]) -> list[RaisedClock]:
         """The clocks that differ, with how many operations of a replica they are for."""
-        counts: Counter[tuple[int, str, int, int, bool]] = Counter()
-        for i, op in enumerate(self._problem.pipeline.operations):
-            pairs = self._raised(i, planned[i]).clocks
-            counts.update((op.stage, op.instruction, *pair) for pair in pairs)
+        operations = self._problem.pipeline.operations
+        counts = Counter(
+            (op.stage, op.instruction, *clocks)
+            for op, raised in zip(operations, fitted, strict=True)
+            for clocks in raised.clocks
+        )
+        names = ("stage", "instruction", "planned_mhz", "applied_mhz", "profiled")
         return [
-            RaisedClock(
-                stage=stage,
-                instruction=instruction,
-                planned_mhz=asked,
-                applied_mhz=mhz,
-                operations=count,
-                profiled=profiled,
-            )
-            for (stage, instruction, asked, mhz, profiled), count in sorted(counts.items())
+            RaisedClock.of(**dict(zip(names, found, strict=True)), operations=count)
+            for found, count in sorted(counts.items())
         ]
 
-    def rung(
-        self, choice: Sequence[Knob], replay: Replay, planned: Rung, num_gpus: int
-    ) -> LadderRung:
+    def rung(self, fitted: Sequence[_Raised], replay: Replay, planned: Rung, num_gpus: int) -> Rung:
         """What a rung of a plan has become."""
-        clocks, configs = zip(*choice, strict=True)
-        return LadderRung(
+        clocks, configs = zip(*(raised.knob for raised in fitted), strict=True)
+        return Rung(
             iteration_time_s=s_from_ns(replay.makespan_ns),
             energy_j=j_from_fj(replay.energy_fj * num_gpus),
             frequencies_mhz=self._by_stage(clocks),
@@ -292,71 +271,39 @@ class _Fitter:
         bounds = pairwise(self._problem.pipeline.stage_begin.tolist())
         return [list(values[first:last]) for first, last in bounds]
 
-    def _raised(self, op: int, knob: Knob) -> Raised:
-        """What becomes of an operation's planned clock.
+    def _raised(self, op: int, knob: Knob) -> _Raised:
+        """What becomes of an operation's planned clocks.
+
+        Where the GPU lacks the clock of a part, all parts get one.
 
         Raises:
             InputError: the GPU has none that is as fast.
         """
-        what, (planned, config) = self._problem.pipeline.operations[op], knob
-        if own := self._parts.get((what.profile_stage, what.instruction, config)):
-            return own
-        gpu, times = self._clocks[what.stage], self._problem.tables[self._table[op]].time_ns
-        if not planned or planned in gpu.mhz:
-            return Raised(knob, ())
-        for mhz in gpu.mhz:
-            new = mhz, config
-            if mhz > planned and times[self._row(op, new)] <= times[self._row(op, knob)]:
-                known = new in self._problem.rows_by_knob[self._table[op]]
-                return Raised(new, ((planned, mhz, known),))
-        raise _too_fast(what, gpu, planned)
+        what, number = self._problem.pipeline.operations[op], self._table[op]
+        gpu, table = self._clocks[what.stage], self._problem.tables[number]
+        row = self._row(number, knob)
+        lacking = sorted(asked_for([knob[0]], [knob[1]]).difference(gpu.supported_clocks_mhz))
+        if not lacking:
+            return _Raised(knob, [])
+        for mhz in gpu.supported_clocks_mhz:
+            new = mhz, table.first_config[row]
+            if mhz > lacking[-1] and table.time_ns[self._row(number, new)] <= table.time_ns[row]:
+                known = new in self._problem.rows_by_knob[number]
+                return _Raised(new, [(planned, mhz, known) for planned in lacking])
+        raise _too_fast(what, gpu, lacking[-1])
 
-    def _row(self, op: int, knob: Knob) -> int:
+    def _find_row(self, table: int, knob: Knob) -> int:
         """The row that stands for an operation: that of its clock, or of the highest below.
 
         Where the profile does not know a clock, the operation counts as no faster than it is known
         to be.
         """
-        return self._row_of_table(self._table[op], knob)
-
-    def _find_row(self, number: int, knob: Knob) -> int:
-        rows = self._problem.rows_by_knob[number]
-        mhz, config = knob
+        rows, (mhz, config) = self._problem.rows_by_knob[table], knob
         return rows[max(known for known in rows if known[0] <= mhz and known[1] == config)]
 
 
-def _raise_parts(
-    profile: Profile, pipeline: Pipeline, rungs: Iterable[Rung], clocks: Sequence[Clocks]
-) -> tuple[Profile, dict[tuple[int, str, str], Raised]]:
-    """Options for operations whose parts ask for clocks that their GPU lacks.
-
-    Args:
-        rungs: the plan and its ladder.
-        clocks: of each stage's GPU, (num_stages,).
-
-    Returns:
-        The profile with these options, and each by the profile's stage, the instruction and the
-        config it stands for.
-
-    Raises:
-        InputError: no clock of the GPU is as fast.
-    """
-    found: dict[tuple[int, str, str], Raised] = {}
-    for rung in rungs:
-        for op, config in zip(pipeline.operations, chain(*(rung.configs or ())), strict=False):
-            key, gpu = (op.profile_stage, op.instruction, config), clocks[op.stage]
-            lacking = {change.frequency_mhz for change in changes_of(config)}.difference(gpu.mhz)
-            if not lacking or key in found:
-                continue
-            made = profile.raised(*key, gpu.mhz)
-            if made is None:
-                raise _too_fast(op, gpu, max(lacking))
-            profile, found[key] = made
-    return profile, found
-
-
-def _too_fast(what: Operation, clocks: Clocks, mhz: int) -> InputError:
-    name, highest = clocks.gpu or "the GPU", clocks.mhz[-1]
+def _too_fast(what: Operation, clocks: StageClocks, mhz: int) -> InputError:
+    name, highest = clocks.gpu or "the GPU", clocks.supported_clocks_mhz[-1]
     reason = (
         f"the highest clock of {name} is {highest} MHz"
         if mhz > highest

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from envplan.devices.modelled import GPUS, ModelledGpu, gpu
-from envplan.enforce.freqplan import ClockSource
+from envplan.enforce.freqplan import ClockSource, StageClocks
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
@@ -18,22 +17,12 @@ _MAX_CLOCKS: Final = 10_000
 _MAX_MHZ: Final = 10**6
 
 
-@dataclass(frozen=True)
-class Clocks:
-    """The SM clocks that a GPU can be set to.
-
-    Attributes:
-        mhz: ascending.
-        source: where they come from.
-        gpu: the GPU's name; None if nobody said.
-    """
-
-    mhz: tuple[int, ...]
-    source: ClockSource
-    gpu: str | None
+def _clocks(mhz: Iterable[int], source: ClockSource, name: str | None) -> StageClocks:
+    clocks = sorted(set(mhz))
+    return StageClocks(gpu=name, clocks_source=source, supported_clocks_mhz=clocks)
 
 
-def modelled_clocks(name: str) -> Clocks:
+def modelled_clocks(name: str) -> StageClocks:
     """Those of a known GPU.
 
     Args:
@@ -43,10 +32,10 @@ def modelled_clocks(name: str) -> Clocks:
         InputError: it is not known; the message lists those that are.
     """
     model = gpu(name)
-    return Clocks(tuple(sorted(model.clocks_mhz)), "modelled", model.name)
+    return _clocks(model.clocks_mhz, "modelled", model.name)
 
 
-def refuse_other_gpus(profile: Profile, named: Sequence[Clocks]) -> None:
+def refuse_other_gpus(profile: Profile, named: Sequence[StageClocks]) -> None:
     """Raises: InputError: a profile names a known GPU, and another one is named for its plan."""
     for stage in range(profile.num_stages) if len(named) in (1, profile.num_stages) else ():
         measured = _known(profile.metadata.gpu_of(stage))
@@ -65,7 +54,7 @@ def _known(name: str | None) -> ModelledGpu | None:
     return next((m for m in GPUS.values() if wanted in (m.key, m.name.lower())), None)
 
 
-def profile_clocks(profile: Profile, stage: int | None = None) -> Clocks:
+def profile_clocks(profile: Profile, stage: int | None = None) -> StageClocks:
     """Those of the GPU that a profile names; if it is not a known one, those in the profile.
 
     Args:
@@ -76,16 +65,16 @@ def profile_clocks(profile: Profile, stage: int | None = None) -> Clocks:
     return named_clocks(name, clocks - {0})
 
 
-def named_clocks(name: str | None, measured: Iterable[int]) -> Clocks:
+def named_clocks(name: str | None, measured: Iterable[int]) -> StageClocks:
     """Those of a GPU by its name; if it is not a known one, those that a profile measured, MHz."""
     if name is not None and _known(name):
         return modelled_clocks(name)
-    return Clocks(tuple(sorted(set(measured))), "profile", name)
+    return _clocks(measured, "profile", name)
 
 
 def stage_clocks(
-    profile: Profile, pipeline: Pipeline, given: Clocks | Sequence[Clocks] | None = None
-) -> list[Clocks]:
+    profile: Profile, pipeline: Pipeline, given: StageClocks | Sequence[StageClocks] | None = None
+) -> list[StageClocks]:
     """For each stage of a pipeline the clocks of its GPU, (num_stages,).
 
     Args:
@@ -95,7 +84,7 @@ def stage_clocks(
         InputError: they are given for more or fewer stages than there are, or parts of the model
             that one stage runs were profiled on different GPUs.
     """
-    if isinstance(given, Clocks):
+    if isinstance(given, StageClocks):
         return [given] * pipeline.num_stages
     if given is not None:
         if len(given) != pipeline.num_stages:
@@ -119,7 +108,7 @@ def stage_clocks(
     return clocks
 
 
-def given_clocks(text: str, name: str | None = None) -> Clocks:
+def given_clocks(text: str, name: str | None = None) -> StageClocks:
     """Those that a text lists, as in "210,900,1410" or, in steps, "210-1410:15".
 
     Args:
@@ -138,10 +127,10 @@ def given_clocks(text: str, name: str | None = None) -> Clocks:
                 f"--clocks must list MHz, as in 210,900,1410 or 210-1410:15, not {part!r}"
             )
         clocks.update(span)
-    return Clocks(tuple(sorted(clocks)), "given", name)
+    return _clocks(clocks, "given", name)
 
 
-def live_clocks(profile: Profile, *, force: bool = False) -> Clocks:
+def live_clocks(profile: Profile, *, force: bool = False) -> StageClocks:
     """Those that every NVIDIA GPU of this machine has, as its driver says.
 
     Args:
@@ -177,4 +166,4 @@ def live_clocks(profile: Profile, *, force: bool = False) -> Clocks:
             f"the driver says of no clock that every {names[0]} here supports it; list them with "
             "--clocks"
         )
-    return Clocks(tuple(sorted(common)), "nvml", names[0])
+    return _clocks(common, "nvml", names[0])

@@ -9,8 +9,8 @@ a `scheds_pipeline_*.py` of the same number beside them, with the second knob of
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -18,15 +18,17 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field
 
 from envplan._files import AnyPath, decoded, parse_json, read_bounded
-from envplan._tables import parse_table
-from envplan.enforce.freqplan import MAX_ZEUS_BYTES, FrequencyPlan
-from envplan.errors import InputError, shown
+from envplan._tables import Table, parse_table
+from envplan.enforce.freqplan import FrequencyPlan
+from envplan.errors import InputError, naming, shown
 from envplan.pipeline import Operation, Pipeline
 
-__all__ = ["read_clocks"]
+__all__ = ["count_clocks", "read_clocks"]
 
+_MAX_BYTES: Final = 16 * 2**20
 _FREQS: Final = "freqs_pipeline_"
 _SCHEDS: Final = "scheds_pipeline_"
+_LISTS: Final = (".py", ".txt")
 
 _Stages = Sequence[Sequence[Operation]]
 
@@ -42,37 +44,40 @@ def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tu
     Raises:
         InputError: the file is none of the three kinds, or does not fit the pipeline.
     """
-    data, path = read_bounded(path, MAX_ZEUS_BYTES), Path(path)
+    data, path = read_bounded(path, _MAX_BYTES), Path(path)
     bounds = pairwise(pipeline.stage_begin.tolist())
     stages = [pipeline.operations[first:last] for first, last in bounds]
     start = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-    with _in_file(path):
+    with naming(path):
         if start == b"{":
             plan = FrequencyPlan.from_document(parse_json(data, path), path=path)
             _check_count(plan.stage_operations(), stages)
             return [[operation[3] for operation in stage] for stage in plan.stage_operations()]
-        if start not in (b"[", b"(", b"#") and path.suffix.lower() not in (".py", ".txt"):
-            # As `envplan apply --format csv` names it.
-            return _from_table(data.replace(b"frequency_mhz", b"frequency", 1), path, stages)
+        if start not in (b"[", b"(", b"#") and path.suffix.lower() not in _LISTS:
+            return _from_table(data, path, stages)
         clocks = _from_lists(_literal(data, path, stages), stages)
     knobs = path.with_name(path.name.replace(_FREQS, _SCHEDS, 1))
     if not path.name.startswith(_FREQS) or not knobs.exists():
         return clocks
-    with _in_file(knobs):
-        return _with_knobs(
-            clocks, _literal(read_bounded(knobs, MAX_ZEUS_BYTES), knobs, stages), stages
-        )
+    with naming(knobs):
+        return _with_knobs(clocks, _literal(read_bounded(knobs, _MAX_BYTES), knobs, stages), stages)
 
 
-@contextmanager
-def _in_file(path: Path) -> Iterator[None]:
-    """Have errors name a file."""
-    try:
-        yield
-    except InputError as error:
-        if error.path is not None:
-            raise
-        raise InputError(error.message, path=path, line=error.line, column=error.column) from None
+def count_clocks(path: AnyPath) -> list[int]:
+    """How many operations of each stage a list or table has clocks for, whatever their pipeline.
+
+    Raises:
+        InputError: the file is no list and no table of clocks.
+    """
+    data, path = read_bounded(path, _MAX_BYTES), Path(path)
+    with naming(path):
+        if path.suffix.lower() in _LISTS:
+            lists = _literal(data, path)
+            return list(map(len, _from_lists(lists, [[]] * len(lists))))
+        rows = _table(data, path).rows()
+        placed = {(row.stage, row.position, row.instruction, row.microbatch) for row in rows}
+    counts = Counter(stage for stage, *_ in placed)
+    return [counts[stage] for stage in range(max(counts) + 1)]
 
 
 def _check_count(found: Sequence[object], stages: _Stages) -> None:
@@ -113,8 +118,11 @@ def _config(entries: Sequence[Any], at: int, op: Operation) -> str:
     )
 
 
-def _literal(data: bytes, path: Path, stages: _Stages) -> list[list[Any]]:
+def _literal(data: bytes, path: Path, stages: _Stages | None = None) -> list[list[Any]]:
     """A list for each stage that Python would print, read without running anything.
+
+    Args:
+        stages: of the pipeline; None: there is none yet.
 
     Raises:
         InputError: it is something else, or of another number of stages.
@@ -131,7 +139,8 @@ def _literal(data: bytes, path: Path, stages: _Stages) -> list[list[Any]]:
         ) from None
     if not isinstance(value, list) or not all(isinstance(stage, list) for stage in value):
         raise InputError("must hold a list for each stage")
-    _check_count(value, stages)
+    if stages is not None:
+        _check_count(value, stages)
     return value
 
 
@@ -174,8 +183,14 @@ class _Row(BaseModel):
     chunk: Annotated[int | None, Field(ge=0, lt=2**31, description="a chunk from 0 up")] = None
 
 
+def _table(data: bytes, path: Path) -> Table[_Row]:
+    # As `envplan apply --format csv` names it.
+    data = data.replace(b"frequency_mhz", b"frequency", 1)
+    return parse_table(data, _Row, path=path, kind="a file of clocks")
+
+
 def _from_table(data: bytes, path: Path, stages: _Stages) -> list[list[int]]:
-    table = parse_table(data, _Row, path=path, kind="a file of clocks")
+    table = _table(data, path)
     places: dict[tuple[object, ...], int] = {}
     for stage, ops in enumerate(stages):
         for k, op in enumerate(ops):
@@ -191,5 +206,8 @@ def _from_table(data: bytes, path: Path, stages: _Stages) -> list[list[int]]:
         if place is None:
             raise table.error(number, f"stage {row.stage} has no such operation")
         if clocks[row.stage].setdefault(place, row.frequency) != row.frequency:
-            raise table.error(number, "says another clock of an operation than a row before it")
+            raise table.error(
+                number,
+                "says another clock of an operation than a row before it; is the file of one run?",
+            )
     return [[mhz for _, mhz in sorted(stage.items())] for stage in clocks]

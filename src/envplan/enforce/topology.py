@@ -18,7 +18,6 @@ __all__ = ["DEFAULT_RANK_ORDER", "Topology"]
 DEFAULT_RANK_ORDER: Final = "tp-cp-ep-dp-pp"
 
 _Size = Annotated[int, Field(ge=1, lt=2**31)]
-_MOST_NAMED: Final = 8
 
 
 class Topology(Model):
@@ -70,12 +69,10 @@ class Topology(Model):
         inner_tp = tp if tp is not None else max(1, each // (cp or 1))
         inner_cp = cp if cp is not None else max(1, each // inner_tp)
         if inner_tp * inner_cp != each and each > 1:
-            pairs = [f"--tp {k} --cp {each // k}" for k in range(each, 0, -1) if each % k == 0]
-            more = f" and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
             raise InputError(
                 f"--tp {inner_tp} and --cp {inner_cp} make {inner_tp * inner_cp} GPUs a stage, but "
-                f"the plan is for {each}; what fits it: {', '.join(pairs[:_MOST_NAMED])}{more}; or "
-                f"solve again with --tp {inner_tp} --cp {inner_cp}"
+                f"the plan is for {each}: tp times cp must be {each}; or solve again with "
+                f"--tp {inner_tp} --cp {inner_cp}"
             )
         if dp is not None and dp != job.replicas and job.replicas > 1:
             raise InputError(
@@ -93,6 +90,11 @@ class Topology(Model):
     def world_size(self) -> int:
         """Ranks of the whole job."""
         return self.stages * self.tp * self.cp * self.dp
+
+    @property
+    def pipelines(self) -> list[int]:
+        """For each global rank, which of the data-parallel pipelines it belongs to."""
+        return [self.place(rank).get("dp", 0) for rank in range(self.world_size)]
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -9,9 +9,8 @@ belongs to, stage which rank runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from envplan.errors import InputError
 from envplan.pipeline.schedules import (
@@ -26,22 +25,6 @@ from envplan.pipeline.schedules import (
 Edges: TypeAlias = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
 _Orders: TypeAlias = Sequence[Sequence[Operation]]
 _Key: TypeAlias = tuple[str, int, int]  # instruction, microbatch, model stage
-_MOST_NAMED: Final = 3
-
-
-class Place(NamedTuple):
-    """Where an operation stands: what messages call it, and its line and column, from 1, if any."""
-
-    label: str
-    line: int | None = None
-    column: int | None = None
-
-    def error(self, message: str) -> InputError:
-        return InputError(f"{self.label} {message}", line=self.line, column=self.column)
-
-    def __str__(self) -> str:
-        column = "" if self.column is None else f", column {self.column}"
-        return self.label + ("" if self.line is None else f" at line {self.line}{column}")
 
 
 def short_name(op: Operation) -> str:
@@ -74,29 +57,15 @@ def check_orders(orders: _Orders, num_microbatches: int | None = None) -> None:
                 raise InputError(f"{described(op)} has a negative number")
             if op.stage != rank:
                 raise InputError(f"{described(op)} stands in the order of rank {rank}")
-    rank_of = placement(orders, lambda rank, at: Place(described(orders[rank][at])))
+    rank_of = placement(orders)
     present = {_key(op) for order in orders for op in order if op.instruction in LETTERS}
     count = max((microbatch + 1 for _, microbatch, _ in present), default=0)
     if num_microbatches is not None and count > num_microbatches:
         raise InputError(
             f"microbatch {count - 1} is mentioned, but there are only {num_microbatches}, from 0 on"
         )
-    # Numbers may lie far beyond all operations there are: no more is looked for than is named.
-    missing = _missing(present, num_microbatches or count, rank_of)
-    named = [_described(key, rank_of[key[2]]) for key in islice(missing, _MOST_NAMED + 1)]
-    if named:
-        more = ", and more" if len(named) > _MOST_NAMED else ""
-        raise InputError(f"the order misses an operation: {', '.join(named[:_MOST_NAMED])}{more}")
-
-
-def _missing(present: set[_Key], count: int, rank_of: Sequence[int]) -> Iterator[_Key]:
-    """Forwards and backwards that are not there, by microbatch.
-
-    Raises:
-        InputError: a backward is whole and in parts.
-    """
     training = any(instruction != FORWARD for instruction, *_ in present)
-    for m in range(count):
+    for m in range(num_microbatches or count):
         for stage, rank in enumerate(rank_of):
             whole = BACKWARD, m, stage
             parts = (BACKWARD_INPUT, m, stage), (BACKWARD_WEIGHT, m, stage)
@@ -106,38 +75,31 @@ def _missing(present: set[_Key], count: int, rank_of: Sequence[int]) -> Iterator
             backwards = (parts if split else (whole,)) if training else ()
             for key in ((FORWARD, m, stage), *backwards):
                 if key not in present:
-                    yield key
+                    raise InputError(f"the order misses an operation: {_described(key, rank)}")
 
 
-def placement(
-    orders: _Orders, place_of: Callable[[int, int], Place], *, again: str = ""
-) -> list[int]:
+def placement(orders: _Orders) -> list[int]:
     """The rank of each model stage.
-
-    Args:
-        place_of: where the user finds a rank's operation of a number.
-        again: what to think of where an operation comes twice.
 
     Raises:
         InputError: a rank has no operations, a model stage is on two ranks or on none, or an
             operation is there twice.
     """
     rank_of: dict[int, int] = {}
-    first: dict[_Key, tuple[int, int]] = {}
+    seen: set[_Key] = set()
     for rank, order in enumerate(orders):
         if not order:
             raise InputError(f"rank {rank} has no operations")
-        for at, op in enumerate(order):
+        for op in order:
             stage = op.profile_stage
             if rank_of.setdefault(stage, rank) != rank:
-                raise place_of(rank, at).error(
-                    f"runs model stage {stage} on rank {rank}, but rank {rank_of[stage]} runs it, "
-                    "too"
+                raise InputError(
+                    f"{described(op)} runs model stage {stage} on rank {rank}, but rank "
+                    f"{rank_of[stage]} runs it, too"
                 )
-            if first.setdefault(_key(op), (rank, at)) != (rank, at):
-                before, place = place_of(*first[_key(op)]), place_of(rank, at)
-                both = f", before as {before}: both are {described(op)}" if before != place else ""
-                raise place.error(f"is there twice{both}{again}")
+            if _key(op) in seen:
+                raise InputError(f"{described(op)} is there twice")
+            seen.add(_key(op))
     if not rank_of:
         raise InputError("there are no operations")
     last = max(rank_of)

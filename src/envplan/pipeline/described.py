@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from envplan._words import counted
 from envplan.errors import InputError
 from envplan.pipeline.graph import ENVPIPE, Pipeline
 from envplan.pipeline.schedules import EXTRAS, traits
@@ -53,8 +54,10 @@ def described_pipeline(
     stages = num_stages or max(1, count // chunks)
     if stages * chunks != count:
         raise InputError(
-            f"schedule {name} with {chunks} chunks (--vp) on {stages} pipeline stages (--pp) has "
-            f"{stages * chunks} model stages, but profile {profile.name} has {count} stages"
+            f"schedule {name} with {counted(chunks, 'chunk')} (--vp) on "
+            f"{counted(stages, 'pipeline stage')} (--pp) has "
+            f"{counted(stages * chunks, 'model stage')}, but profile {profile.name} has "
+            f"{counted(count, 'stage')}"
         )
     microbatches = num_microbatches or metadata.num_microbatches
     if microbatches is None:

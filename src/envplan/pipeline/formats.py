@@ -12,21 +12,17 @@ Operations of one stage run in the order listed; `after` adds dependencies betwe
 latency is in seconds and defaults to 0; `microbatch` and `chunk` default to 0, `profile_stage` (the
 stage of the profile that times the operation) to `stage`.
 
-Here is also where numbers given by a user are checked; what leaves this module is trusted.
+Numbers given by a user are checked here, too; what leaves this module is trusted.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from envplan._documents import parse_document
-from envplan._files import AnyPath
 from envplan._model import Count, Index, Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Edges
@@ -36,11 +32,22 @@ from envplan.units import ns_from_s
 DAG_SCHEMA: Final = "envplan/dag/v1"
 #: The schedule name of a pipeline that comes from a DAG.
 DAG_SCHEDULE: Final = "dag"
-MAX_DAG_BYTES = 64 * 2**20
 MAX_OPERATIONS: Final = 2**20
 MAX_LATENCY_S: Final = 1e9
 
 Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]
+
+
+def _plain(value: object) -> object:
+    """Whole numbers of numpy and tuples as JSON has them."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+_Index = Annotated[Index, BeforeValidator(_plain)]
+_Count = Annotated[Count, BeforeValidator(_plain)]
+_Indices = Annotated[list[_Index], BeforeValidator(_plain)]
 
 
 def identifier(text: str) -> str:
@@ -85,22 +92,22 @@ class Job(Model):
     model_config = ConfigDict(extra="ignore")
 
     schedule: str
-    stages: Count
-    microbatches: Count
-    chunks: Count | None = None
-    p2p_latency_s: Latency | list[Latency] = 0.0
-    forwards_ahead: list[Index] | None = Field(
+    stages: _Count
+    microbatches: _Count
+    chunks: _Count | None = None
+    p2p_latency_s: Latency | Annotated[list[Latency], BeforeValidator(_plain)] = 0.0
+    forwards_ahead: _Indices | None = Field(
         None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
     )
-    microbatch_group: Count | None = Field(
+    microbatch_group: _Count | None = Field(
         None,
         description="schedule interleaved: microbatches that go through a chunk before the next",
     )
-    extras: dict[str, list[Index]] | None = Field(
+    extras: dict[str, _Indices] | None = Field(
         None,
         description="operations beside forwards and backwards, and which model stages have them",
     )
-    in_turn: list[Index] | None = Field(
+    in_turn: _Indices | None = Field(
         None, description="stages that take turns with the next one: transfers hold the sender"
     )
     dag: dict[str, Any] | None = None
@@ -120,64 +127,31 @@ class Dag(NamedTuple):
     after: Edges
 
 
-def whole_number(value: object, what: str, *, least: int, most: int = 2**31 - 1) -> int:
+def whole_number(value: object, what: str, *, least: int) -> int:
     """`value` as an int.
 
     Raises:
-        InputError: it is no whole number, or out of bounds.
+        InputError: it is no whole number, or too small.
     """
-    if value is None:
-        raise InputError(f"{what} must be given")
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{what} must be a whole number, not {shown(value)}")
-    number = int(value)
-    if not least <= number <= most:
-        bound = f"least {least}" if number < least else f"most {most}"
-        raise InputError(f"{what} must be at {bound}, not {shown(number)}")
-    return number
+    if value < least:
+        raise InputError(f"{what} must be at least {least}, not {shown(value)}")
+    return int(value)
 
 
-def whole_numbers(values: object, what: str, most: int = 2**31 - 1) -> list[int]:
-    """The same of all values of a list, from 0 up.
+def latency_ns(seconds: float) -> int:
+    """A latency in whole nanoseconds.
 
     Raises:
-        InputError: it is no list, or as for whole_number.
+        InputError: it is not finite, negative or above 1e9 s.
     """
-    if not isinstance(values, list | tuple):
-        raise InputError(f"{what} must be a list of whole numbers, not {shown(values)}")
-    return [
-        whole_number(value, f"{what}[{k}]", least=0, most=most) for k, value in enumerate(values)
-    ]
-
-
-def latency_ns(value: object, what: str) -> int:
-    """A latency given in seconds, in whole nanoseconds.
-
-    Raises:
-        InputError: it is no number, not finite, negative or above 1e9 s.
-    """
-    number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    if not 0 <= number <= MAX_LATENCY_S:
+    if not 0 <= seconds <= MAX_LATENCY_S:
         raise InputError(
-            f"{what} must be a number of seconds from 0 to {MAX_LATENCY_S:.0e}, not {shown(value)}"
+            f"p2p_latency must be a number of seconds from 0 to {MAX_LATENCY_S:.0e}, "
+            f"not {shown(seconds)}"
         )
-    return ns_from_s(float(number))
-
-
-def transfer_ns(value: object, what: str, num_stages: int) -> int | tuple[int, ...]:
-    """A latency in seconds, or one for each pair of neighbouring stages, in whole nanoseconds.
-
-    Raises:
-        InputError: as for latency_ns, or there are not num_stages - 1 of them.
-    """
-    if not isinstance(value, list | tuple):
-        return latency_ns(value, what)
-    if len(value) != num_stages - 1 or not value:
-        raise InputError(
-            f"{what} must be one number, or a list of {num_stages - 1}, one for each pair of "
-            "neighbouring stages"
-        )
-    return tuple(latency_ns(one, f"{what}[{k}]") for k, one in enumerate(value))
+    return ns_from_s(float(seconds))
 
 
 def parse_dag(document: object) -> Dag:
@@ -211,12 +185,3 @@ def parse_dag(document: object) -> Dag:
             edge = (index[item.id], index[entry.id])
             after[edge] = max(ns_from_s(item.latency), after.get(edge, 0))
     return Dag(tuple(index), tuple(entry.operation() for entry in by_stage), after)
-
-
-@contextmanager
-def naming(path: AnyPath) -> Iterator[None]:
-    """Errors of input from within say that they are about this file."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(error.message, path=path, line=error.line, column=error.column) from None

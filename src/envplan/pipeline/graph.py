@@ -18,19 +18,13 @@ from numpy.typing import NDArray
 
 from envplan._documents import parse_document, read_json
 from envplan._files import AnyPath, atomic_write
-from envplan.errors import InputError, shown, unknown
+from envplan.errors import InputError, naming, shown, unknown
 from envplan.pipeline import formats
 from envplan.pipeline.dependencies import check_orders, short_name, transfers
-from envplan.pipeline.formats import (
-    DAG_SCHEDULE,
-    Dag,
-    latency_ns,
-    transfer_ns,
-    whole_number,
-    whole_numbers,
-)
+from envplan.pipeline.formats import DAG_SCHEDULE, Dag, Job, latency_ns
 from envplan.pipeline.schedules import (
     EXTRAS,
+    LETTERS,
     SCHEDULES,
     Operation,
     fitting_ahead,
@@ -128,37 +122,53 @@ class Pipeline:
             raise InputError('schedule "dag" is that of a DAG file: use Pipeline.from_dag_file')
         if not isinstance(schedule, str) or schedule not in SCHEDULES:
             raise InputError(unknown("schedule", str(schedule), SCHEDULES))
+        job = Job.of(
+            schedule=schedule,
+            stages=num_stages,
+            microbatches=num_microbatches,
+            chunks=num_chunks,
+            p2p_latency_s=p2p_latency,
+            forwards_ahead=forwards_ahead,
+            microbatch_group=microbatch_group,
+            extras=extras,
+            in_turn=in_turn,
+        )
         self.schedule = schedule
         known = traits(schedule)
-        stages = whole_number(num_stages, "num_stages", least=1)
-        microbatches = whole_number(num_microbatches, "num_microbatches", least=1)
-        chunks = known.chunks if num_chunks is None else num_chunks
-        chunks = whole_number(chunks, "num_chunks", least=1)
+        stages, chunks = job.stages, job.chunks or known.chunks
         if chunks != known.chunks and not known.any_chunks:
             runs = "one model chunk" if known.chunks == 1 else "two model chunks"
             raise InputError(
                 f"schedule {schedule} runs {runs} per stage, not {chunks}; "
                 "schedules interleaved, looped-bfs and interleaved-zb run several"
             )
-        self.p2p_latency_ns = transfer_ns(p2p_latency, "p2p_latency", stages)
-        _refuse_too_large(known.passes * stages * chunks * microbatches)
-        given = {"forwards_ahead": forwards_ahead, "microbatch_group": microbatch_group}
-        options = {name: value for name, value in given.items() if value is not None}
+        if not isinstance(job.p2p_latency_s, list):
+            self.p2p_latency_ns = latency_ns(job.p2p_latency_s)
+        elif len(job.p2p_latency_s) == stages - 1 > 0:
+            self.p2p_latency_ns = tuple(map(latency_ns, job.p2p_latency_s))
+        else:
+            raise InputError(
+                f"p2p_latency_s must be one number, or a list of {stages - 1}, one for each pair "
+                "of neighbouring stages"
+            )
+        _refuse_too_large(known.passes * stages * chunks * job.microbatches)
+        options = job.model_dump(include={*_GOES_WITH}, exclude_none=True)
         for name in options:
             if schedule != _GOES_WITH[name]:
                 raise InputError(f"{name} goes with schedule {_GOES_WITH[name]}, not {schedule}")
+        self.microbatch_group = job.microbatch_group
         if schedule == ENVPIPE:
-            wanted = [0] * stages if forwards_ahead is None else forwards_ahead
-            ahead = _checked_ahead(wanted, stages, microbatches)
+            wanted = options.get("forwards_ahead", [0] * stages)
+            ahead = _checked_ahead(wanted, stages, job.microbatches)
             self.forwards_ahead = options["forwards_ahead"] = ahead
-        if microbatch_group is not None:
-            self.microbatch_group = whole_number(microbatch_group, "microbatch_group", least=1)
-        self.extras = _checked_extras(extras or {}, stages * chunks)
-        if in_turn and chunks > 1:
-            raise InputError("in_turn goes with one chunk per stage")
-        self.in_turn = tuple(sorted({*whole_numbers(in_turn, "in_turn", most=stages - 2)}))
-        orders = SCHEDULES[schedule](stages, microbatches, chunks, **options)
-        check_orders(orders, microbatches)
+        self.extras = _checked_extras(job.extras or {}, stages * chunks)
+        self.in_turn = tuple(sorted({*(job.in_turn or ())}))
+        if self.in_turn and (chunks > 1 or self.in_turn[-1] > stages - 2):
+            raise InputError(
+                "in_turn goes with one chunk per stage, and names stages that have a next one"
+            )
+        orders = SCHEDULES[schedule](stages, job.microbatches, chunks, **options)
+        check_orders(orders, job.microbatches)
         listed = with_extras(orders, self.extras)
         self._build(_connected(listed, self.p2p_latency_ns, self.in_turn))
 
@@ -186,8 +196,8 @@ class Pipeline:
             InputError: the file cannot be read or is not JSON (says line and column), or as for
                 from_dag.
         """
-        with formats.naming(path):
-            return cls.from_dag(read_json(path, formats.MAX_DAG_BYTES))
+        with naming(path):
+            return cls.from_dag(read_json(path))
 
     @classmethod
     def from_orders(
@@ -208,7 +218,7 @@ class Pipeline:
             InputError: the orders deadlock or miss an operation (says which; see check_orders),
                 or p2p_latency is out of range.
         """
-        lag = latency_ns(p2p_latency, "p2p_latency")
+        lag = latency_ns(p2p_latency)
         _refuse_too_large(sum(map(len, orders)))
         check_orders(orders)
         return cls._from_dag(_connected(orders, lag))
@@ -220,7 +230,7 @@ class Pipeline:
         Raises:
             InputError: a field is missing or wrong.
         """
-        read = parse_document(job, formats.Job, kind="job")
+        read = parse_document(job, Job, kind="job")
         if (read.schedule == DAG_SCHEDULE) != (read.dag is not None):
             raise InputError('job: schedule "dag" and the field dag go together; one is missing')
         given = read.model_dump(exclude_unset=True, exclude_none=True, exclude={"dag"})
@@ -248,7 +258,8 @@ class Pipeline:
             InputError: an operation is missing, or the ranks would wait for each other for ever.
         """
         name = schedule.known_as
-        if name is None or not schedule.computes_only:
+        others = {op.instruction for order in schedule.orders for op in order} - LETTERS.keys()
+        if name is None or others:
             return cls.from_orders(schedule.orders, p2p_latency=p2p_latency)
         return cls(
             name,
@@ -307,8 +318,7 @@ class Pipeline:
             raise InputError("a custom DAG has its own microbatches; they cannot be changed")
         job = self.to_job() | {"microbatches": num_microbatches}
         if self.forwards_ahead:
-            count = whole_number(num_microbatches, "num_microbatches", least=1)
-            job["forwards_ahead"] = fitting_ahead(self.forwards_ahead, count)
+            job["forwards_ahead"] = fitting_ahead(self.forwards_ahead, num_microbatches)
         return Pipeline.from_job(job)
 
     def to_job(self) -> dict[str, Any]:
@@ -429,9 +439,8 @@ class Pipeline:
         self.order = _frozen(order, np.int32)
 
 
-def _checked_ahead(wanted: object, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
+def _checked_ahead(ahead: Sequence[int], num_stages: int, num_microbatches: int) -> tuple[int, ...]:
     """Forwards ahead of each stage, as `envpipe` can run them."""
-    ahead = whole_numbers(wanted, "forwards_ahead")
     if len(ahead) != num_stages:
         raise InputError(f"forwards_ahead must be a list of {num_stages} numbers, one a stage")
     for stage, most in enumerate(fitting_ahead(ahead, num_microbatches)):
@@ -443,25 +452,21 @@ def _checked_ahead(wanted: object, num_stages: int, num_microbatches: int) -> tu
     return tuple(ahead)
 
 
-def _checked_extras(extras: object, num_profile_stages: int) -> dict[str, tuple[int, ...]]:
+def _checked_extras(
+    extras: Mapping[str, Sequence[int]], num_profile_stages: int
+) -> dict[str, tuple[int, ...]]:
     """For each extra instruction the model stages that have it, ascending; in the order of EXTRAS.
 
-    Args:
-        extras: such as {"load": [0], "optimizer": [0, 1]}.
-
     Raises:
-        InputError: it is something else, or names what is no extra or no stage.
+        InputError: one is no extra, or names no stage.
     """
-    if not isinstance(extras, Mapping):
-        raise InputError(f"extras must be an object, not {shown(extras)}")
-    checked = {}
     for name, stages in extras.items():
         if name not in EXTRAS:
             raise InputError(f"{shown(name)} is no extra operation; known: {', '.join(EXTRAS)}")
-        checked[name] = {*whole_numbers(stages, f"extras: {name}", most=num_profile_stages - 1)}
-        if not checked[name]:
-            raise InputError(f"extras: {name} must list the stages that have it")
-    return {name: tuple(sorted(checked[name])) for name in EXTRAS if name in checked}
+        if not stages or max(stages) >= num_profile_stages:
+            last = num_profile_stages - 1
+            raise InputError(f"extras: {name} must list the stages that have it, of 0 to {last}")
+    return {name: tuple(sorted({*extras[name]})) for name in EXTRAS if name in extras}
 
 
 def predecessors(pipeline: Pipeline) -> list[list[tuple[int, int]]]:

@@ -201,6 +201,10 @@ class Rung(Model):
     frequencies_mhz: list[list[Index]]
     configs: list[list[str]] | None = None
 
+    def configs_of(self, stage: int) -> list[str] | None:
+        """Those of one stage."""
+        return None if self.configs is None else self.configs[stage]
+
 
 class Plan(Document):
     """A frequency for every operation of a pipeline, checked and priced.

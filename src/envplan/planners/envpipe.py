@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -74,7 +74,8 @@ def _slots_by_stage(
 ) -> list[int]:
     if activation_slots is None:
         return [microbatches] * stages
-    listed = [activation_slots] * stages if isinstance(activation_slots, int) else activation_slots
+    listed = [activation_slots] if isinstance(activation_slots, int) else activation_slots
+    listed = [*listed] * (stages if len(listed) == 1 else 1)
     if len(listed) != stages:
         raise InputError(
             f"activation slots: {len(listed)} numbers for {stages} stages; give one for all or "
@@ -87,7 +88,7 @@ def _slots_by_stage(
                 f"activation slots: stage {stage} has {slots}, but 1F1B alone keeps {needed} "
                 "microbatches there"
             )
-    return list(listed)
+    return listed
 
 
 def _valley(work: Sequence[tuple[ClockRows, int]]) -> int:
@@ -135,29 +136,6 @@ class EnvPipeRun(Planner):
     iterations: tuple[Iteration, ...]
     stopped: Stop
     replay: Replay
-
-    def to_dict(self, pipeline: Pipeline) -> dict[str, Any]:
-        """Its iterations in JSON types; pipeline is the one that was planned."""
-
-        operations = [asdict(op) for op in pipeline.operations]
-        for op in operations:
-            del op["profile_stage"]
-        return {
-            "forwards_ahead": list(pipeline.forwards_ahead),
-            "stopped": self.stopped,
-            "iterations": [
-                {
-                    "iteration_time_s": one.iteration_time,
-                    "energy_j": one.energy,
-                    "critical_path": len(one.critical_path),
-                    "raised": [
-                        {**operations[i], "from_mhz": before, "to_mhz": after}
-                        for i, before, after in one.raised
-                    ],
-                }
-                for one in self.iterations
-            ],
-        }
 
     def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
         """The last replay."""

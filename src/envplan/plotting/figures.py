@@ -115,27 +115,16 @@ def ink(fill: Any) -> str:
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else "white"
 
 
-def energy_unit(joules: float) -> tuple[float, str]:
-    """What to divide joules by, and what they are then called."""
-    factors = {1e9: "GJ", 1e6: "MJ", 1e3: "kJ"}
-    return next(((f, unit) for f, unit in factors.items() if joules >= 10 * f), (1.0, "J"))
+def unit_of(value: float, unit: str) -> tuple[float, str]:
+    """What to divide joules or watts by, and what they are then called, such as "kJ"."""
+    factors = {1e9: "G", 1e6: "M", 1e3: "k"}
+    return next(((f, sign + unit) for f, sign in factors.items() if value >= 10 * f), (1.0, unit))
 
 
-def in_joules(joules: float) -> str:
-    """An energy to four digits, with its unit."""
-    scale, unit = energy_unit(joules)
-    return f"{significant(joules / scale)} {unit}"
-
-
-def power_unit(watts: float) -> tuple[float, str]:
-    """What to divide watts by, and what they are then called."""
-    return (1e3, "kW") if watts >= 1e4 else (1.0, "W")
-
-
-def in_watts(watts: float) -> str:
-    """A power to four digits, with its unit."""
-    scale, unit = power_unit(watts)
-    return f"{watts / scale:.4g} {unit}"
+def in_unit(value: float, unit: str) -> str:
+    """Joules or watts to four digits, with their unit."""
+    scale, name = unit_of(value, unit)
+    return f"{significant(value / scale)} {name}"
 
 
 def savings_words(saved: float, slower: float) -> str:

@@ -14,11 +14,11 @@ from envplan.plotting.figures import (
     GREEN,
     ORANGE,
     RED,
-    energy_unit,
     figure,
     label_axes,
     savings_words,
     title,
+    unit_of,
 )
 
 if TYPE_CHECKING:
@@ -55,11 +55,6 @@ _OFFSET: Final[dict[str, Any]] = {"textcoords": "offset points"}
 _FULL_SEARCH: Final = 2000
 
 
-def brief_share(frontier: Frontier) -> float:
-    """The share of the usual search that plans for a picture of so large a job get."""
-    return min(1.0, _FULL_SEARCH / len(frontier.pipeline.operations))
-
-
 def plans_along(
     frontier: Frontier, most: int, *, beyond: bool = False, progress: Progress | None = None
 ) -> list[Plan]:
@@ -68,7 +63,7 @@ def plans_along(
     Args:
         beyond, progress: as for sample_plans.
     """
-    share = brief_share(frontier)
+    share = min(1.0, _FULL_SEARCH / len(frontier.pipeline.operations))
     count = max(3, round(most * min(1.0, 3 * share)))
     return frontier.sample_plans(count, beyond=beyond, progress=progress, moves=share)
 
@@ -85,7 +80,7 @@ def frontier_figure(
     place: dict[str, Any] = {"loc": "outside right upper"}
     with figure(*((7.6, 5.2) if comparison is None else (10.4, 5.0))) as drawn:
         axes = drawn.add_subplot()
-        scale = draw_frontier(axes, frontier, plans)
+        scale = _draw_plans(axes, frontier, plans)
         if comparison is None:
             _keep_limits(axes)
             _draw_savings(axes, plans, scale)
@@ -99,21 +94,18 @@ def frontier_figure(
     return drawn
 
 
-def draw_frontier(axes: Axes, frontier: Frontier, plans: Sequence[Plan], dot: float = 5.5) -> float:
+def _draw_plans(axes: Axes, frontier: Frontier, plans: Sequence[Plan]) -> float:
     """The curve, a dot at every plan, and a cross at maximum frequency.
-
-    Args:
-        dot: size of the dots.
 
     Returns:
         What the energies on the axis are divided by.
     """
     before = plans[0].predicted.baseline
-    scale, unit = energy_unit(before.energy_j)
+    scale, unit = unit_of(before.energy_j, "J")
     axes.plot(frontier.times, frontier.energies / scale, color=BLUE, linewidth=2.2, label=_BOUND)
     dots = ([p.iteration_time for p in plans], [p.energy / scale for p in plans])
     edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
-    axes.plot(*dots, "o", color=ORANGE, markersize=dot, label=_PLANS, **edge)
+    axes.plot(*dots, "o", color=ORANGE, markersize=5.5, label=_PLANS, **edge)
     _mark(axes, BASELINE, before.iteration_time_s, before.energy_j / scale, BASELINE.name)
     off = "axis does not start at 0"
     label_axes(axes, f"Iteration time (s), {off}", f"Energy per iteration ({unit}),\n{off}")

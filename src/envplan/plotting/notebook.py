@@ -7,7 +7,7 @@ import html
 from typing import TYPE_CHECKING
 
 from envplan._words import column
-from envplan.plotting.figures import energy_unit, made
+from envplan.plotting.figures import made, unit_of
 from envplan.plotting.frontier import frontier_figure, plans_along
 from envplan.plotting.page import table
 from envplan.units import s_from_ns
@@ -33,7 +33,7 @@ def frontier_html(frontier: Frontier) -> str:
 def plan_html(plan: Plan) -> str:
     """What a plan saves, as a table."""
     before, after = plan.predicted.baseline, plan.predicted
-    scale, unit = energy_unit(before.energy_j)
+    scale, unit = unit_of(before.energy_j, "J")
     rows = [
         ("saved (%)", "", f"{after.savings_percent:.2f}"),
         ("slower (%)", "", f"{after.slowdown_percent:.2f}"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan.plotting.figures import ENDS, in_joules, job_line, source_words, workload_title
+from envplan.plotting.figures import ENDS, in_unit, job_line, source_words, workload_title
 from envplan.plotting.frontier import LOOKS, plans_along
 from envplan.units import UW_PER_W, s_from_ns
 
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 #: Plans beyond T_star, for the straggler that one can move along the chart.
 _SLOWER: Final = 12
 #: Jobs of more operations have none: they take a further trace.
-MOST_FOR_SLOWER: Final = 8000
+_MOST_FOR_SLOWER: Final = 8000
 _ASSETS: Final = Path(__file__).parent / "assets"
 _MOST_CURVE_POINTS: Final = 1500
-_BIN_MHZ: Final = 30
 
 
 def document(title: str, body: str, data: Mapping[str, Any]) -> str:
@@ -93,7 +92,7 @@ def chart(kind: str, key: str) -> str:
     """HTML of the place where a chart goes.
 
     Args:
-        kind: one that page.js knows: frontier, timeline, histogram, series or animation.
+        kind: one that page.js knows: frontier, timeline, series or animation.
         key: names its data in the page's document.
     """
     return _each('<div data-chart="{}" data-key="{}"></div>', [(kind, key)])
@@ -174,7 +173,7 @@ def frontier_data(
     if own is not None:
         points.append(_point(own, f"this plan ({own.planner})") | {"planner": "this_plan"})
     slower = []
-    if beyond and len(frontier.pipeline.operations) <= MOST_FOR_SLOWER:
+    if beyond and len(frontier.pipeline.operations) <= _MOST_FOR_SLOWER:
         slower = plans_along(frontier, _SLOWER, beyond=True)
     return {
         "curve": _curve(frontier),
@@ -255,7 +254,7 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
     times, watts = timeline.power
     return {
         "name": name,
-        "title": f"{name}: {timeline.iteration_time:#.4g} s, {in_joules(timeline.energy)}",
+        "title": f"{name}: {timeline.iteration_time:#.4g} s, {in_unit(timeline.energy, 'J')}",
         "chunks": timeline.pipeline.num_chunks,
         "stages": len(timeline.stages),
         "kinds": kinds,
@@ -306,25 +305,4 @@ def timelines_data(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
     return {
         "timelines": [timeline_data(each, name) for name, each in timelines.items()],
         "span": max(each.sync_time for each in timelines.values()),
-    }
-
-
-def histogram_data(plan: Plan) -> dict[str, Any] | None:
-    """Percent of the busy time that operations spend at which clock, by instruction; None where
-    nothing has a clock."""
-    ran = plan.to_dataframe().query("frequency_mhz > 0")
-    if ran.empty:
-        return None
-    bins = ran["frequency_mhz"] // _BIN_MHZ
-    percent = 100 * ran["time_s"] / ran["time_s"].sum()
-    shares = percent.groupby([bins, ran["instruction"]]).sum().unstack(fill_value=0.0)
-    shares = shares[sorted(shares, key=lambda kind: (kind != "forward", kind))]
-    return {
-        "kinds": list(shares),
-        "low": (int(shares.index[0]) - 1) * _BIN_MHZ,
-        "high": (int(shares.index[-1]) + 2) * _BIN_MHZ,
-        "bins": [
-            {"from": number * _BIN_MHZ, "to": (number + 1) * _BIN_MHZ, "share": share}
-            for number, share in zip(shares.index.tolist(), shares.values.tolist(), strict=True)
-        ],
     }

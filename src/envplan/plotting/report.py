@@ -12,8 +12,8 @@ from envplan import __version__
 from envplan._words import counted, signed_percent, significant
 from envplan.costs.savings import Site
 from envplan.plotting import page
-from envplan.plotting.figures import in_joules, in_watts
-from envplan.plotting.frontier import brief_share
+from envplan.plotting.figures import in_unit
+from envplan.simulation import simulate
 from envplan.units import j_from_fj
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from envplan.solve import Frontier
 
 _CURRENCY: Final = "USD"
+_FRONTIER: Final = page.section("Energy against time", page.chart("frontier", "frontier"))
 _TIMELINE: Final = page.section("What runs when", page.chart("timeline", "timeline"))
 
 
@@ -36,7 +37,7 @@ def frontier_page(
         comparison: planners to show beside it.
     """
     data = {"frontier": page.frontier_data(frontier, along, comparison)}
-    return page.job_page("Frontier of {}", frontier, [_frontier_section(frontier)], data)
+    return page.job_page("Frontier of {}", frontier, [_FRONTIER], data)
 
 
 def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
@@ -45,6 +46,22 @@ def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
     data = {"timeline": page.timelines_data(shown | {"plan": timeline})}
     by = f"; planner {timeline.plan.planner}"
     return page.job_page("Timeline of {}", timeline, [_TIMELINE], data, by)
+
+
+def animation_page(frontier: Frontier, plans: Sequence[Plan]) -> str:
+    """A page on which the pipeline reshapes while its time walks along the frontier.
+
+    Args:
+        plans: at least one, by ascending time: a frame each.
+    """
+    timelines = [simulate(plan, frontier.profile) for plan in plans]
+    data = {
+        "frames": [page.timeline_data(timeline, "plan") for timeline in timelines],
+        "span": max(timeline.sync_time for timeline in timelines),
+        "frontier": page.frontier_data(frontier, plans, beyond=False),
+    }
+    body = [page.section("Along the frontier", page.chart("animation", "animation"))]
+    return page.job_page("From T_min to T_star: {}", frontier, body, {"animation": data})
 
 
 def report_page(
@@ -72,14 +89,10 @@ def report_page(
     }
     body = [
         page.cards([*_money_cards(plan), *_plan_cards(plan)]),
-        _frontier_section(frontier),
+        _FRONTIER,
         _TIMELINE,
         page.section("Stage by stage", _stage_table(before, timeline)),
     ]
-    histogram = page.histogram_data(plan)
-    if histogram is not None:
-        data["histogram"] = histogram
-        body.append(page.section("Clocks in use", page.chart("histogram", "histogram")))
     if comparison is not None:
         body.append(page.section("Planners side by side", _planner_table(comparison)))
     # What to type to prove, apply and replay it.
@@ -93,28 +106,18 @@ def report_page(
     return page.job_page("Energy plan of {}", frontier, body, data)
 
 
-def _frontier_section(frontier: Frontier) -> str:
-    inner = page.chart("frontier", "frontier")
-    if len(frontier.pipeline.operations) > page.MOST_FOR_SLOWER:
-        inner += (
-            f"<p class='about'>Plans beyond T_star, to wait for stragglers with, are left out of "
-            f"jobs of more than {page.MOST_FOR_SLOWER:,} operations.</p>"
-        )
-    return page.section("Energy against time", inner)
-
-
 def _plan_cards(plan: Plan) -> list[tuple[str, str, str]]:
     before, after, until = plan.predicted.baseline, plan.predicted, plan.predicted.until_straggler
     modelled = " (modelled)" if plan.profile.source == "modelled" else ""
     was = before.iteration_time_s
-    power = f"average over all GPUs, was {in_watts(before.average_power_w)}"
+    power = f"average over all GPUs, was {in_unit(before.average_power_w, 'W')}"
     changed = f"{signed_percent(after.slowdown_percent)}%"
     cards = [
         (f"{after.savings_percent:.1f}%", f"energy saved{modelled}", "good"),
         (changed, "iteration time against maximum frequency", ""),
-        (in_joules(after.energy_j), f"an iteration, was {in_joules(before.energy_j)}", ""),
+        (in_unit(after.energy_j, "J"), f"an iteration, was {in_unit(before.energy_j, 'J')}", ""),
         (f"{significant(after.iteration_time_s)} s", f"an iteration, was {significant(was)} s", ""),
-        (in_watts(after.average_power_w), power, ""),
+        (in_unit(after.average_power_w, "W"), power, ""),
     ]
     if until is None:
         what = "certified gap: no plan saves more than this beyond it"
@@ -172,8 +175,8 @@ def _stage_table(before: Timeline, after: Timeline) -> str:
             {
                 "": f"stage {now.stage}",
                 "saved (%)": f"{100 * (1 - has / had):.1f}" if had else "–",
-                "energy before": in_joules(had),
-                "energy now": in_joules(has),
+                "energy before": in_unit(had, "J"),
+                "energy now": in_unit(has, "J"),
                 "waited before (%)": f"{100 * was.blocked_ns / max(1, before.sync_time_ns):.1f}",
                 "waits now (%)": f"{100 * now.blocked_ns / max(1, after.sync_time_ns):.1f}",
                 "mean clock (MHz)": (
@@ -194,7 +197,7 @@ def _planner_table(comparison: Comparison) -> str:
                 "saved (%)": f"{entry.savings_percent:.2f}",
                 "slower (%)": signed_percent(entry.slowdown_percent),
                 "time (s)": significant(entry.plan.iteration_time),
-                "energy": in_joules(entry.plan.energy),
+                "energy": in_unit(entry.plan.energy, "J"),
                 "gap (%)": f"{100 * entry.plan.gap:.3f}",
                 "schedule": entry.plan.job.schedule,
             }
@@ -228,7 +231,6 @@ def _assumptions(plan: Plan, frontier: Frontier) -> str:
     items = [
         _SOURCES[frontier.profile.metadata.energies_are],
         f"Profile {reference.name}, SHA-256 {reference.sha256}.",
-        *_rate_notes(plan),
         *(f"Derived from it: {words}." for words in frontier.profile.adjustments.in_words()),
         f"A GPU that waits draws {_span(job.blocking_power_w)} W "
         f"({_WAITING[job.blocking_power_source]}); waiting counts until the iteration ends.",
@@ -239,10 +241,6 @@ def _assumptions(plan: Plan, frontier: Frontier) -> str:
         f"from {curve} at its own deadline.",
         *_conditions(plan),
     ]
-    if brief_share(frontier) < 1:
-        items.append(
-            "The job is large: plans along the curve are searched for more briefly than this one."
-        )
     return page.notes(items)
 
 
@@ -266,20 +264,6 @@ def _conditions(plan: Plan) -> list[str]:
             f"{proof}"
         )
     return [clocks, times]
-
-
-def _rate_notes(plan: Plan) -> list[str]:
-    """Which rates money and carbon were reckoned with."""
-    if plan.costs is None:
-        return []
-    unit = plan.costs.currency or _CURRENCY
-    rates = (("Price", plan.costs.price, unit), ("Carbon", plan.costs.carbon, "g CO2"))
-    return [
-        f"{what}: {_span(rate.per_kwh)} {per} per kWh"
-        + ("." if rate.is_fixed else ", changing with time.")
-        for what, rate, per in rates
-        if rate is not None
-    ]
 
 
 def _span(values: Iterable[float]) -> str:

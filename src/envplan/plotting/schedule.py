@@ -1,12 +1,11 @@
 """A schedule laid out in time, as text and as a figure: which rank runs what, when.
 
-Without a profile every forward takes one unit of time, a backward two, each of its parts one, and
-so does anything else; transfers take none.
+Every forward takes one unit of time, a backward two, each of its parts one, and so does anything
+else; transfers take none.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -18,14 +17,11 @@ from numpy.typing import NDArray
 
 from envplan.pipeline.schedules import LETTERS
 from envplan.plotting.figures import bar_corners, figure, rows_in_time
-from envplan.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from envplan.pipeline import Operation, Pipeline
-    from envplan.profile import Profile
 
 __all__ = ["ScheduleLayout", "schedule_figure", "schedule_layout"]
 
@@ -37,9 +33,7 @@ _COLOURS: Final = {
     "backward_weight": "#5DBB9A",
 }
 _OTHER_COLOUR: Final = "#C9C9C9"
-_UNITS_PER_BAND: Final = 80
-_MOST_INCHES: Final = 60.0
-_BAND_INCHES: Final = 16.0
+_MOST_INCHES: Final = 100.0
 _ROW_INCHES: Final = 0.27
 _BAR: Final = 0.86
 _POINTS_PER_INCH: Final = 72
@@ -54,37 +48,21 @@ class ScheduleLayout:
     """When every operation of a pipeline runs.
 
     Attributes:
-        start, time: (N), in units or seconds.
-        profile: whose times these are, at its highest clocks; None: units.
+        start, time: int64 (N,), in units.
     """
 
     pipeline: Pipeline
-    start: NDArray[np.float64]
-    time: NDArray[np.float64]
-    profile: Profile | None
+    start: NDArray[np.int64]
+    time: NDArray[np.int64]
 
     @property
-    def makespan(self) -> float:
-        return float(np.max(self.start + self.time))
+    def makespan(self) -> int:
+        return int(np.max(self.start + self.time))
 
     @property
     def bubble_share(self) -> float:
         """The share of all ranks' time in which they wait."""
-        whole = self.makespan * self.pipeline.num_stages
-        return 1 - float(np.sum(self.time)) / whole if whole else 0.0
-
-    @property
-    def unit(self) -> float:
-        """The time of the shortest forward or backward."""
-        computing = [op.instruction in LETTERS for op in self.pipeline.operations]
-        times = self.time[np.array(computing) & (self.time > 0)].tolist()
-        return float(min(times, default=self.makespan or 1.0))
-
-    @property
-    def columns(self) -> int:
-        """How many columns of text show every forward and backward: one for each unit of time."""
-        units = self.makespan / self.unit
-        return round(units) if self.profile is None else math.floor(units) + 1
+        return 1 - float(np.sum(self.time)) / (self.makespan * self.pipeline.num_stages)
 
     def of_rank(self, rank: int) -> range:
         """The indices of a rank's operations, in execution order."""
@@ -108,23 +86,17 @@ class ScheduleLayout:
         known = [name for name in LETTERS if name in names]
         return {_letter(name): name for name in [*known, *sorted(names - set(known))]}
 
-    def cells(self, rank: int, columns: int) -> Iterator[tuple[Operation | None, int]]:
-        """A rank's row of text, which takes up `columns` columns: operations and how many each has.
-
-        None is a gap. An operation that is too short for a column is left out.
-        """
-        scale = columns / self.makespan if self.makespan else 0.0
+    def cells(self, rank: int) -> Iterator[tuple[Operation | None, int]]:
+        """A rank's operations, and None for each gap, with how many units each takes."""
         at = 0
         for i in self.of_rank(rank):
-            begin = math.floor(self.start[i] * scale + 0.5)
-            end = math.floor((self.start[i] + self.time[i]) * scale + 0.5)
+            begin, time = int(self.start[i]), int(self.time[i])
             if begin > at:
                 yield None, begin - at
-            if end > begin:
-                yield self.pipeline.operations[i], end - begin
-            at = max(at, end)
-        if at < columns:
-            yield None, columns - at
+            yield self.pipeline.operations[i], time
+            at = begin + time
+        if at < self.makespan:
+            yield None, self.makespan - at
 
     def to_dict(self) -> dict[str, Any]:
         """The layout in JSON types."""
@@ -133,10 +105,8 @@ class ScheduleLayout:
             "stages": self.pipeline.num_stages,
             "microbatches": self.pipeline.num_microbatches,
             "chunks": self.pipeline.num_chunks,
-            "time_unit": "unit" if self.profile is None else "s",
-            "profile": None if self.profile is None else self.profile.name,
-            "profile_source": None if self.profile is None else self.profile.metadata.source,
-            "makespan": self.makespan,
+            "time_unit": "unit",
+            "makespan": float(self.makespan),
             "bubble_share": self.bubble_share,
             "ranks": [
                 {
@@ -163,76 +133,49 @@ def _short_label(operation: Operation) -> str:
     return f"{_letter(operation.instruction)}{operation.microbatch}"
 
 
-def schedule_layout(pipeline: Pipeline, profile: Profile | None = None) -> ScheduleLayout:
-    """When every operation runs if all take equal times, or those of a profile's highest clocks.
-
-    Raises:
-        InputError: the profile has no rows for an operation.
-    """
-    operations = pipeline.operations
-    if profile is None:
-        units = np.array([1 + (op.instruction == "backward") for op in operations], np.int64)
-        starts, _ = pipeline.earliest_starts(units, lags=False)
-        return ScheduleLayout(pipeline, starts.astype(float), units.astype(float), None)
-    fitted = profile.fitted({op.instruction for op in operations})
-    tables = (fitted.table(op.profile_stage, op.instruction) for op in operations)
-    times = np.array([table.time_ns[table.max_frequency_option] for table in tables], np.int64)
-    starts, _ = pipeline.earliest_starts(times)
-    return ScheduleLayout(pipeline, starts / NS_PER_S, times / NS_PER_S, fitted)
+def schedule_layout(pipeline: Pipeline) -> ScheduleLayout:
+    """When every operation runs if each takes its units."""
+    units = np.array([1 + (op.instruction == "backward") for op in pipeline.operations], np.int64)
+    starts, _ = pipeline.earliest_starts(units, lags=False)
+    return ScheduleLayout(pipeline, starts, units)
 
 
 def schedule_figure(layout: ScheduleLayout) -> Figure:
-    """The figure: a row for each rank; a long schedule goes on in further bands below."""
+    """The figure: a row for each rank, as long as its labels need."""
+    from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
-    pipeline, units = layout.pipeline, layout.makespan / layout.unit
-    band_inches = _ROW_INCHES * pipeline.num_stages + 0.45
-    most_bands = max(1, math.floor(_MOST_INCHES / band_inches))
-    bands = min(most_bands, max(1, math.ceil(units / _UNITS_PER_BAND)))
-    width = min(_BAND_INCHES, max(7.0, 1.4 + 0.2 * units / bands))
-    span = math.ceil(units / bands) * layout.unit
+    pipeline, units = layout.pipeline, layout.makespan
+    operations = pipeline.operations
+    width = min(_MOST_INCHES, max(7.0, 1.4 + 0.2 * units))
     # Such that the longest label fits into one unit; none where nobody could read it.
-    longest = max(len(_short_label(op)) for op in pipeline.operations)
-    size = (width - 1.4) * layout.unit / span * _POINTS_PER_INCH / (_CHARACTER * longest)
-    size = min(_LARGEST_FONT, size) if size >= _LEAST_FONT else 0.0
-    with figure(width, bands * band_inches + 0.9, 10) as drawn:
-        all_axes = drawn.subplots(bands, 1, squeeze=False)[:, 0]
-        for band, axes in enumerate(all_axes):
-            _draw_band(axes, layout, band * span, (band + 1) * span, size)
-        all_axes[-1].set_xlabel(f"Time ({'units' if layout.profile is None else 's'})")
-        all_axes[0].set_title(_title(layout), loc="left")
+    longest = max(len(_short_label(op)) for op in operations)
+    size = (width - 1.4) / units * _POINTS_PER_INCH / (_CHARACTER * longest)
+    look: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
+    look["fontsize"] = min(_LARGEST_FONT, size)
+    with figure(width, _ROW_INCHES * pipeline.num_stages + 1.4, 10) as drawn:
+        axes = drawn.add_subplot()
+        stages = np.array([op.stage for op in operations])
+        end = layout.start + layout.time
+        boxes: Any = bar_corners(layout.start, end, stages - _BAR / 2, _BAR)
+        colours = [_colour(op.instruction, op.chunk, pipeline.num_chunks) for op in operations]
+        bars = PolyCollection(boxes, facecolor=colours, edgecolor="white", linewidth=0.6)
+        axes.add_collection(bars)
+        for op, middle in zip(operations, (layout.start + end) / 2, strict=True):
+            if size >= _LEAST_FONT and op.instruction in LETTERS:
+                axes.text(middle, op.stage, _short_label(op), **look)
+        ranks = [f"rank {rank}" for rank in range(pipeline.num_stages)]
+        rows_in_time(axes, ranks, (0.0, layout.makespan))
+        axes.spines["left"].set_visible(False)
+        axes.set_facecolor("0.955")
+        axes.set_xlabel("Time (units)")
+        axes.set_title(_title(pipeline), loc="left")
         handles = [
             Patch(color=_colour(name, 0, 1), label=f"{sign} {name}")
             for sign, name in layout.legend().items()
         ]
         drawn.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=9)
     return drawn
-
-
-def _draw_band(
-    axes: Axes, layout: ScheduleLayout, begin: float, end: float, font_size: float
-) -> None:
-    """The bars between two times; one that a band's end cuts has its label in its longer part."""
-    from matplotlib.collections import PolyCollection
-
-    pipeline = layout.pipeline
-    left = np.maximum(layout.start, begin)
-    width = np.minimum(layout.start + layout.time, end) - left
-    seen = np.flatnonzero(width > 0)
-    shown = [pipeline.operations[i] for i in seen]
-    low = np.array([op.stage for op in shown]) - _BAR / 2
-    boxes: Any = bar_corners(left[seen], (left + width)[seen], low, _BAR)
-    colours = [_colour(op.instruction, op.chunk, pipeline.num_chunks) for op in shown]
-    axes.add_collection(PolyCollection(boxes, facecolor=colours, edgecolor="white", linewidth=0.6))
-    look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": font_size}
-    for i, op in zip(seen, shown, strict=True):
-        elsewhere = layout.time[i] - width[i]
-        longer = (width[i], left[i] == layout.start[i]) > (elsewhere, False)
-        if font_size and longer and op.instruction in LETTERS:
-            axes.text(left[i] + width[i] / 2, op.stage, _short_label(op), **look)
-    rows_in_time(axes, [f"rank {rank}" for rank in range(pipeline.num_stages)], (begin, end))
-    axes.spines["left"].set_visible(False)
-    axes.set_facecolor("0.955")
 
 
 @cache
@@ -245,16 +188,10 @@ def _colour(instruction: str, chunk: int, num_chunks: int) -> tuple[float, float
     return red + pale * (1 - red), green + pale * (1 - green), blue + pale * (1 - blue)
 
 
-def _title(layout: ScheduleLayout) -> str:
-    pipeline = layout.pipeline
+def _title(pipeline: Pipeline) -> str:
     count = pipeline.num_chunks
     chunks = f" x {count} chunks (later ones paler)" if count > 1 else ""
-    if layout.profile is None:
-        times = "forward 1, backward 2, its parts 1"
-    else:
-        modelled = ", modelled" if layout.profile.metadata.source == "modelled" else ""
-        times = f"times of {layout.profile.name} at its highest clocks{modelled}"
     return (
         f"{pipeline.schedule}, {pipeline.num_stages} ranks{chunks}, {pipeline.num_microbatches} "
-        f"microbatches ({times})"
+        "microbatches (forward 1, backward 2, its parts 1)"
     )

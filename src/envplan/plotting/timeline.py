@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from envplan.plotting.figures import (
     bar_corners,
     figure,
-    in_joules,
-    in_watts,
+    in_unit,
     ink,
-    power_unit,
     rows_in_time,
     savings_words,
     title,
+    unit_of,
 )
-from envplan.units import NS_PER_S, UW_PER_W
+from envplan.units import NS_PER_S
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,12 +27,9 @@ if TYPE_CHECKING:
 
     from envplan.simulation import Timeline
 
-#: What the colour of an operation stands for: its clock, or what one GPU draws meanwhile.
-Colour = Literal["frequency", "power"]
 Window = tuple[float, float]
 
 _COLOURS: Final = "cividis"  # in order of lightness, so it survives colour blindness and printing
-_COLOUR_LABELS: Final = {"frequency": "SM clock (MHz)", "power": "One GPU (W)"}
 _USABLE: Final[dict[str, Any]] = {"facecolor": "#D9F0E3", "edgecolor": "#4DA97A", "hatch": "///"}
 _UNUSABLE: Final[dict[str, Any]] = {"facecolor": "0.93"}
 _CRITICAL: Final = "#D55E00"
@@ -59,9 +55,7 @@ _LARGEST_NUMBER: Final = 10.0
 _SUBSCRIPTS: Final = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
-def timeline_figure(
-    timeline: Timeline, *, before: Timeline | None = None, colour: Colour = "frequency"
-) -> Figure:
+def timeline_figure(timeline: Timeline, *, before: Timeline | None = None) -> Figure:
     """The figure: a row of operations and bubbles for each stage, and the power of all GPUs.
 
     Of a timeline with very many operations it shows the first and the last ones, and says so.
@@ -69,26 +63,25 @@ def timeline_figure(
     Args:
         before: another timeline, drawn above on the same time axis, such as that of maximum
             frequency.
-        colour: what the colour of an operation stands for.
     """
     shown = [timeline] if before is None else [before, timeline]
     rows = [_height(len(each.stages)) for each in shown]
-    spans = windows(shown)
+    spans = _windows(shown)
     per_s = _AXES_SHARE * _WIDTH_IN / sum(end - begin for begin, end in spans)
     with figure(_WIDTH_IN, 2.9 + sum(rows) + 0.5 * len(rows), _FONT) as drawn:
         shape: Any = {"squeeze": False, "sharex": "col", "sharey": "row"}
         heights = [*rows, 1.3]
         grid = drawn.subplots(len(heights), len(spans), height_ratios=heights, **shape)
-        all_drawn = [Drawn(each, colour) for each in shown]
-        scale = colour_scale(drawn, grid[:-1].ravel().tolist(), all_drawn, colour)
+        all_drawn = [_Drawn(each) for each in shown]
+        scale = _colour_scale(drawn, grid[:-1].ravel().tolist(), all_drawn)
         for axes_row, one in zip(grid, all_drawn, strict=False):
             for axes, span in zip(axes_row, spans, strict=True):
                 one.draw(axes, scale, span, per_s)
             axes_row[0].set_title(_title(one.timeline, before), loc="left")
         about = title(timeline).replace("\n", ": ")
-        draw_legend(drawn, shown, about + _left_out(timeline, spans))
+        _draw_legend(drawn, shown, about + _left_out(timeline, spans))
         peak = max(each.peak_power for each in shown)
-        watts, unit = power_unit(peak)
+        watts, unit = unit_of(peak, "W")
         for axes, span in zip(grid[-1], spans, strict=True):
             _draw_power(axes, shown, watts, span)
             axes.set_xlabel("Time (s)")
@@ -99,7 +92,7 @@ def timeline_figure(
     return drawn
 
 
-def windows(shown: Sequence[Timeline]) -> list[Window]:
+def _windows(shown: Sequence[Timeline]) -> list[Window]:
     """Which parts of timelines a figure shows, s: all, or where there are too many operations as
     long a part at the start and at the end."""
     span = max(each.sync_time for each in shown)
@@ -126,48 +119,42 @@ def _height(stages: int) -> float:
     return max(3 * _ROW_IN, stages * (_LOW_ROW_IN if stages > _MANY_STAGES else _ROW_IN))
 
 
-def colour_scale(
-    drawn: Figure, charts: Sequence[Axes], shown: Sequence[Drawn], colour: Colour
-) -> ScalarMappable:
-    """One scale for all timelines drawn, and a bar that shows it beside the charts; a single clock
-    is a highest one."""
+def _colour_scale(drawn: Figure, charts: Sequence[Axes], shown: Sequence[_Drawn]) -> ScalarMappable:
+    """One scale of clocks for all timelines drawn, and a bar that shows it beside the charts; a
+    single clock is a highest one."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    values = np.unique(np.concatenate([one.values[one.clocked] for one in shown]))
-    low, high = (values[0], values[-1]) if len(values) else (0.0, 0.0)
+    clocks = np.unique(np.concatenate([one.mhz[one.mhz > 0] for one in shown]))
+    low, high = (clocks[0], clocks[-1]) if len(clocks) else (0.0, 0.0)
     scale = ScalarMappable(Normalize(low if low < high else high - 1, high), colormaps[_COLOURS])
-    look: Any = {"label": _COLOUR_LABELS[colour], "pad": 0.01, "fraction": 0.03}
-    single = values.tolist() if len(values) == 1 else None
+    look: Any = {"label": "SM clock (MHz)", "pad": 0.01, "fraction": 0.03}
+    single = clocks.tolist() if len(clocks) == 1 else None
     drawn.colorbar(scale, ax=charts, ticks=single, **look)
     return scale
 
 
-class Drawn:
-    """A timeline as arrays, for its bars.
+class _Drawn:
+    """A timeline as arrays of what operations do at one clock each, parts with clocks of their own
+    included.
 
     Attributes:
-        values: what each part of an operation is coloured by, (parts,).
-        clocked: which of them have a clock, (parts,).
+        mhz: each one's clock; 0 where it has none, (parts,).
     """
 
-    def __init__(self, timeline: Timeline, colour: Colour) -> None:
+    def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        # What operations do at one clock each, parts with clocks of their own included.
         rows = [
-            (i, one.frequency_mhz, one.start_ns, one.finish_ns, one.energy_fj)
+            (i, one.frequency_mhz, one.start_ns, one.finish_ns)
             for i, timed in enumerate(timeline.operations)
             for one in timed.slices
         ]
-        self.operation, mhz, begin_ns, end_ns, energy_fj = np.array(rows, np.int64).T
+        self.operation, self.mhz, begin_ns, end_ns = np.array(rows, np.int64).T
         operations = timeline.pipeline.operations
         self.kinds = np.array([op.instruction for op in operations])[self.operation]
         self.stages = np.array([op.stage for op in operations])[self.operation]
         self.begin, self.end = begin_ns / NS_PER_S, end_ns / NS_PER_S
-        self.clocked = mhz > 0
-        watts = energy_fj / (np.maximum(1, end_ns - begin_ns) * UW_PER_W)
-        self.values: NDArray[Any] = mhz if colour == "frequency" else watts
 
     def draw(self, axes: Axes, scale: ScalarMappable, window: Window, inches_per_s: float) -> None:
         """A row of bars and bubbles for each stage, the first on top, between two times.
@@ -175,7 +162,7 @@ class Drawn:
         Bars on the critical path are outlined, and microbatches numbered where they fit.
 
         Args:
-            scale: gives colours, see colour_scale.
+            scale: gives colours, see _colour_scale.
             inches_per_s: how wide a second is drawn.
         """
         from matplotlib.collections import PolyCollection
@@ -184,8 +171,8 @@ class Drawn:
         seen = np.flatnonzero((self.begin < window[1]) & (self.end > window[0]))
         edged = len(seen) <= _MOST_EDGES
         edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5} if edged else {}
-        fills = scale.to_rgba(self.values)
-        fills[~self.clocked] = (*(float(_CONSTANT),) * 3, 1.0)
+        fills = scale.to_rgba(self.mhz)
+        fills[self.mhz == 0] = (*(float(_CONSTANT),) * 3, 1.0)
         for kind in dict.fromkeys(self.kinds.tolist()):
             of_kind = seen[self.kinds[seen] == kind]
             boxes = self._boxes(of_kind)
@@ -243,7 +230,7 @@ class Drawn:
                 axes.add_collection(PolyCollection(boxes, linewidth=0, zorder=1, **look))
 
 
-def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:
+def _draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:
     """What heights, hatches and outlines stand for, in a line above the charts."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -271,7 +258,7 @@ def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None
         title_fontsize="large",
         alignment="left",
         loc="outside upper left",
-        ncols=len(handles) if drawn.get_figwidth() >= _WIDTH_IN else 3,
+        ncols=len(handles),
         columnspacing=1.4,
     )
 
@@ -285,7 +272,7 @@ def _draw_power(axes: Axes, shown: Sequence[Timeline], scale: float, window: Win
         seconds = times / NS_PER_S
         first = max(0, int(np.searchsorted(seconds, window[0], side="right")) - 1)
         last = int(np.searchsorted(seconds, window[1]))
-        label = f"{name}average {in_watts(each.average_power)}"
+        label = f"{name}average {in_unit(each.average_power, 'W')}"
         axes.stairs(watts[first:last] / scale, seconds[first : last + 1], label=label, **look)
 
 
@@ -297,7 +284,7 @@ def _title(timeline: Timeline, before: Timeline | None) -> str:
     """
     planner = timeline.plan.planner.replace("_", " ")
     name = "Maximum frequency" if planner == "max frequency" else f"Plan ({planner})"
-    parts = [f"{timeline.iteration_time:#.4g} s", in_joules(timeline.energy)]
+    parts = [f"{timeline.iteration_time:#.4g} s", in_unit(timeline.energy, "J")]
     if timeline.sync_time_ns > timeline.iteration_time_ns:
         parts.insert(1, f"all wait until {timeline.sync_time:#.4g} s")
     if before is not None and before is not timeline and before.energy_fj:

@@ -21,10 +21,12 @@ from envplan.profile.options import (
     DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
     INSTRUCTIONS,
+    Change,
     OptionTable,
-    Part,
+    Parts,
+    changes_of,
 )
-from envplan.profile.parts import ByParts, Change, Raised, changes_of, pieces
+from envplan.profile.parts import ByParts, pieces
 from envplan.profile.reading import RAW_COLUMNS, profile_table
 from envplan.profile.sidecar import Job, ProfileMetadata
 
@@ -40,10 +42,9 @@ __all__ = [
     "CostCurve",
     "Job",
     "OptionTable",
-    "Part",
+    "Parts",
     "Profile",
     "ProfileMetadata",
-    "Raised",
     "builtin_paths",
     "builtin_profiles",
     "changes_of",

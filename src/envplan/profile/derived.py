@@ -7,23 +7,21 @@ output, recorded in plan.json, and derived again by whoever checks the plan.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Final
 
+import numpy as np
 from pydantic import Field
 
 from envplan._model import Model
 from envplan.errors import InputError
-from envplan.profile.options import OptionTable, Part, option_table
-from envplan.profile.parts import ByParts, by_parts, one_clock
-from envplan.profile.smoothing import smoothed_tables
+from envplan.profile.options import BACKWARDS, Key, Measured, OptionTable, Parts
+from envplan.profile.parts import ByParts, by_parts
+from envplan.profile.smoothing import smoothed
 
 #: The backward of a linear layer is two matrix products of equal size, one for its input's gradient
 #: and one for its weights' (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024).
 DEFAULT_BACKWARD_INPUT_SHARE: Final = 0.5
-
-Tables = Mapping[tuple[int, str], OptionTable]
-_Tables = dict[tuple[int, str], OptionTable]
-_Parts = dict[tuple[int, str], tuple[Part, ...]]
 
 #: Sums must stay where single rows may lie: 9e3 J in fJ and 1e9 s in ns.
 _MAX_FJ: Final = 9 * 10**18
@@ -50,8 +48,8 @@ class Adjustments(Model):
     smoothed: bool = Field(False, description="the noise was taken out of the measured rows")
     by_parts: ByParts | None = Field(
         None,
-        description="operations that the file splits into parts, unless they recompute, run these "
-        "at clocks of their own; absent: every operation has one clock",
+        description="operations that the file splits into parts run these at clocks of their own; "
+        "absent: every operation has one clock",
     )
 
     def __bool__(self) -> bool:
@@ -76,100 +74,64 @@ class Adjustments(Model):
         return [words for words, applies in known.items() if applies] + of_parts
 
 
-def adjusted_tables(
-    tables: Tables, adjustments: Adjustments, parts: Mapping[tuple[int, str], tuple[Part, ...]]
-) -> dict[tuple[int, str], OptionTable]:
-    """The option tables that adjustments make of those of a profile.
-
-    Args:
-        tables: by (stage, instruction); they stay as they are.
-        parts: of those that have some.
+def adjusted_tables(measured: Measured, adjustments: Adjustments) -> dict[Key, OptionTable]:
+    """The option tables that adjustments make of what was measured.
 
     Raises:
-        InputError: two tables to be added have no frequency and config in common, or a sum is
+        InputError: two operations to be added have no frequency and config in common, or a sum is
             too large for a profile; names the stage.
     """
-    adjusted = smoothed_tables(tables) if adjustments.smoothed else dict(tables)
-    parts = dict(parts)
-    for stage in sorted({stage for stage, _ in tables}):
-        if adjustments.joined_backward:
-            _join_backward(adjusted, parts, stage)
-        if adjustments.backward_input_share is not None:
-            _split_backward(adjusted, parts, stage, adjustments.backward_input_share)
+    adjusted = smoothed(measured) if adjustments.smoothed else dict(measured)
+    for stage in sorted({stage for stage, _ in measured}):
+        whole, *halves = ((stage, name) for name in BACKWARDS)
+        if adjustments.joined_backward and whole not in adjusted and adjusted.keys() >= {*halves}:
+            adjusted[whole] = _sum(adjusted, *halves)
+        if (share := adjustments.backward_input_share) is not None and whole in adjusted:
+            made = zip(halves, _halves(adjusted[whole], share), strict=True)
+            adjusted |= {key: half for key, half in made if key not in adjusted}
         if adjustments.recompute:
-            _add_recomputation(adjusted, parts, stage)
-    for key, some in parts.items():
-        adjusted[key] = by_parts(adjusted[key], some, adjustments.by_parts)
-    return adjusted
+            again = (stage, "recompute" if (stage, "recompute") in adjusted else "forward")
+            for key in (whole, halves[0]):
+                if key in adjusted:
+                    adjusted[key] = _sum(adjusted, key, again)
+    return {key: by_parts(*key, parts, adjustments.by_parts) for key, parts in adjusted.items()}
 
 
-def _join_backward(tables: _Tables, parts: _Parts, stage: int) -> None:
-    key = stage, "backward"
-    one, other = (stage, "backward_input"), (stage, "backward_weight")
-    if key in tables or one not in tables or other not in tables:
-        return
-    tables[key] = _sum(tables[one], tables[other], "backward")
-    # A whole backward goes through the modules once, both halves in each.
-    halves = parts.get(one, ()), parts.get(other, ())
-    names = [[(p.name, p.table.frequency_mhz.any()) for p in half] for half in halves]
-    if halves[0] and names[0] == names[1]:
-        parts[key] = tuple(
-            Part(a.name, _sum(a.table, b.table, "backward")) for a, b in zip(*halves, strict=True)
-        )
-        tables[key] = one_clock(*key, parts[key])
+def _halves(whole: Parts, input_share: float) -> tuple[Parts, Parts]:
+    """What backward_input and backward_weight take of a backward; they add up to it, but for times
+    of a nanosecond, which cannot be shared."""
+    total = np.array([whole.time_ns, whole.energy_fj])
+    of_inputs = np.rint(total * input_share).astype(np.int64)
+    inputs, weights = (
+        replace(whole, time_ns=np.maximum(1, times), energy_fj=energies)
+        for times, energies in (of_inputs, total - of_inputs)
+    )
+    return inputs, weights
 
 
-def _split_backward(tables: _Tables, parts: _Parts, stage: int, input_share: float) -> None:
-    whole = tables.get((stage, "backward"))
-    if whole is None:
-        return
+def _sum(known: Mapping[Key, Parts], first: Key, second: Key) -> Parts:
+    """One operation and another, at the frequencies and configs that both have.
 
-    def half(table: OptionTable, instruction: str) -> OptionTable:
-        """Halves add up to the whole, but for times of a nanosecond, which cannot be shared."""
-
-        def share(total: int) -> int:
-            of_input = round(total * input_share)
-            return of_input if instruction == "backward_input" else total - of_input
-
-        rows = [
-            (max(1, share(time)), share(energy), -mhz, config)
-            for mhz, config, time, energy in table.rows()
-        ]
-        return option_table(stage, instruction, rows)
-
-    for instruction in ("backward_input", "backward_weight"):
-        key = stage, instruction
-        if key not in tables:
-            tables[key] = half(whole, instruction)
-            if some := parts.get((stage, "backward")):
-                parts[key] = tuple(Part(p.name, half(p.table, instruction)) for p in some)
-                tables[key] = one_clock(*key, parts[key])
-
-
-def _add_recomputation(tables: _Tables, parts: _Parts, stage: int) -> None:
-    extra = tables.get((stage, "recompute")) or tables[stage, "forward"]
-    for instruction in ("backward", "backward_input"):
-        backward = tables.get((stage, instruction))
-        if backward is not None:
-            tables[stage, instruction] = _sum(backward, extra, instruction)
-            # Nothing says between which parts what is recomputed.
-            parts.pop((stage, instruction), None)
-
-
-def _sum(one: OptionTable, other: OptionTable, instruction: str) -> OptionTable:
-    """Both tables one after the other, at the frequencies and configs that both have."""
-    second = other.by_knob()
-    rows = [
-        (time + second[mhz, config][0], energy + second[mhz, config][1], -mhz, config)
-        for mhz, config, time, energy in one.rows()
-        if (mhz, config) in second
-    ]
-    both = f"stage {one.stage}: {one.instruction} and {other.instruction}"
-    if not rows:
+    Where both have the same parts, each part does both; otherwise all is one part.
+    """
+    one, other = known[first], known[second]
+    if sorted(one.names) != sorted(other.names):
+        one, other = one.whole, other.whole
+    knobs = tuple(knob for knob in one.knobs if knob in other.knobs)
+    both = f"stage {first[0]}: {first[1]} and {second[1]}"
+    if not knobs:
         raise InputError(
-            f"{both} have no frequency and config in common, so {instruction} cannot be made of "
-            "both; profile them at the same clocks"
+            f"{both} have no frequency and config in common, so they cannot be added; profile "
+            "them at the same clocks"
         )
-    if max(row[0] for row in rows) > _MAX_NS or max(row[1] for row in rows) > _MAX_FJ:
+    columns = [other.names.index(name) for name in one.names]
+    first_rows, second_rows = ([of.knobs.index(knob) for knob in knobs] for of in (one, other))
+    times, energies = (
+        ours[first_rows] + theirs[second_rows][:, columns]
+        for ours, theirs in ((one.time_ns, other.time_ns), (one.energy_fj, other.energy_fj))
+    )
+    used = energies.sum(axis=1, dtype=float)
+    # Two that lie within the range of a profile wrap around to below 0 where they leave it.
+    if times.sum(axis=1).max() > _MAX_NS or used.max() > _MAX_FJ or energies.min() < 0:
         raise InputError(f"{both} together take more than 1e9 s or 9000 J; check the units")
-    return option_table(one.stage, instruction, rows)
+    return Parts(one.names, one.asks | other.asks[columns], knobs, times, energies)

@@ -8,7 +8,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -24,9 +24,8 @@ from envplan.profile.options import (
     DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
     OptionTable,
-    Part,
 )
-from envplan.profile.parts import WITHIN, ByParts, Raised, raised, retimed
+from envplan.profile.parts import ByParts, retimed
 from envplan.profile.reading import (
     COLUMNS,
     SPLIT_BACKWARD,
@@ -82,25 +81,24 @@ class Profile(Contents):
                 column="gpu",
             )
         waiting = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,) * self.num_stages
-        self.noisy = noise_is_clear(self.measured.values(), dict(enumerate(waiting)))
+        self.noisy = noise_is_clear(self.measured, dict(enumerate(waiting)))
         # Parts of operations add up to the rows as they are.
-        self.adjustments = Adjustments(smoothed=self.noisy and not raw and not self.parts_of)
+        self.adjustments = Adjustments(smoothed=self.noisy and not raw and not self.has_parts)
         self._content = content
 
     @cached_property
     def _tables(self) -> dict[tuple[int, str], OptionTable]:
-        return adjusted_tables(self.measured, self.adjustments, self.parts_of)
+        return adjusted_tables(self.measured, self.adjustments)
 
     @property
     def jumps(self) -> dict[str, int]:
         """Instructions that are, as measured, faster up to a clock, MHz, than right above it."""
-        return jump_clocks(self.measured.values())
+        return jump_clocks(self.measured)
 
     @property
     def clocks_mhz(self) -> list[int]:
         """Every clock that some operation has a row at, MHz, ascending."""
-        tables = self.measured.values()
-        return sorted({mhz for one in tables for mhz in one.frequency_mhz.tolist()} - {0})
+        return sorted({mhz for one in self.measured.values() for mhz, _ in one.knobs} - {0})
 
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
@@ -120,22 +118,6 @@ class Profile(Contents):
 
         return described_pipeline(self)
 
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of figures should know of the rows, a phrase each."""
-        notes = []
-        if self.num_ranks:
-            notes.append(
-                f"largest times and mean energies per GPU of {self.num_ranks} ranks, whose times' "
-                "spread is the noise"
-            )
-        notes += [
-            f"rank {one.rank} straggles: it takes {one.slowdown:.2f} times as long as other ranks "
-            f"of stage {one.stage}"
-            for one in self.stragglers
-        ]
-        return notes
-
     def has(self, stage: int, instruction: str) -> bool:
         """Whether the profile times this instruction on this stage."""
         return (stage, instruction) in self._tables
@@ -151,41 +133,10 @@ class Profile(Contents):
             return None
         return self.spreads.get((stage, instruction, frequency, config))
 
-    def parts(self, stage: int, instruction: str) -> tuple[Part, ...]:
-        """The parts that the file splits an operation into, in order of execution; maybe none."""
-        return self.parts_of.get((stage, instruction), ())
-
     @property
     def has_parts(self) -> bool:
         """Whether it splits any operation into parts."""
-        return bool(self.parts_of)
-
-    def by_parts(
-        self,
-        *,
-        one_clock: bool = False,
-        within_percent: float | None = None,
-        blocking_power_w: float | None = None,
-    ) -> ByParts | None:
-        """How to make operations of their parts as commands do; None: every one has one clock.
-
-        Args:
-            one_clock: though there are parts.
-            within_percent: what options left out may save, of an operation's energy; None: WITHIN.
-            blocking_power_w: W of a GPU that waits; None: as the profile says.
-
-        Raises:
-            InputError: options may be left out, but there are none.
-        """
-        if one_clock or not self.parts_of:
-            if within_percent is not None:
-                raise InputError(
-                    "--parts-within goes with a profile whose operations have parts, and not with "
-                    "--one-clock"
-                )
-            return None
-        within = WITHIN if within_percent is None else within_percent / 100
-        return ByParts.of(blocking_power_w=blocking_power_w, within=within)
+        return any(parts.split for parts in self.measured.values())
 
     def retimed(self, configs: Container[str], latency_ns: int) -> Profile:
         """This profile as it is where clocks come at another latency than it was made for.
@@ -194,34 +145,11 @@ class Profile(Contents):
             configs: the options with clocks by part that are kept.
             latency_ns: from a request until the clock changes, ns.
         """
-        return self._with(
-            {
-                key: retimed(table, configs, latency_ns)
-                for key, table in self._tables.items()
-                if table.parts
-            }
-        )
-
-    def _with(self, tables: Mapping[tuple[int, str], OptionTable]) -> Profile:
-        """This profile with other tables for some operations."""
         other = copy.copy(self)
-        other._tables = {**self._tables, **tables}
+        other._tables = {
+            key: retimed(table, configs, latency_ns) for key, table in self._tables.items()
+        }
         return other
-
-    def raised(
-        self, stage: int, instruction: str, config: str, gpu_mhz: Sequence[int]
-    ) -> tuple[Profile, Raised] | None:
-        """This profile with an option more: that of clocks by part that a GPU has, and no part
-        slower; and that option. None where no clock is as fast.
-
-        Args:
-            config: of the option whose clocks are raised.
-            gpu_mhz: the clocks of the GPU, ascending.
-        """
-        assert self.adjustments.by_parts is not None
-        key = stage, instruction
-        found = raised(self._tables[key], config, gpu_mhz, self.adjustments.by_parts)
-        return None if found is None else (self._with({key: found[0]}), found[1])
 
     def table(self, stage: int, instruction: str) -> OptionTable:
         """The options of an instruction on a stage.
@@ -280,8 +208,8 @@ class Profile(Contents):
                 make it of `backward`: this share of its time and energy at each frequency is
                 backward_input, the rest backward_weight. None: do not.
             join_backward: where the profile lacks `backward`, make it the sum of both.
-            by_parts: how operations are made of their parts, as far as they have some and are not
-                derived from others; None: each has one clock.
+            by_parts: how operations are made of their parts, as far as they have some; None: each
+                has one clock.
             raw: whether the rows keep their noise; None: as they do now.
 
         Raises:
@@ -310,7 +238,7 @@ class Profile(Contents):
                 "--recompute out",
                 path=self.path,
             )
-        if how := adjustments.by_parts if self.parts_of else None:
+        if how := adjustments.by_parts if self.has_parts else None:
             # Options are set against the power of waiting.
             known = max(self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,))
             power = known if how.blocking_power_w is None else how.blocking_power_w
@@ -373,9 +301,9 @@ class Profile(Contents):
             InputError: naming file, line, column and what to do.
         """
         file = Path(path)
-        content = read_bounded(file, MAX_TABLE_BYTES)
-        metadata = ProfileMetadata.read_json(sidecar_path(file))
-        return cls(content, name=file.stem, path=file, metadata=metadata, raw=raw)
+        content, sidecar = read_bounded(file, MAX_TABLE_BYTES), sidecar_path(file)
+        metadata, name = ProfileMetadata.read_json(sidecar), sidecar.name.removesuffix(".meta.json")
+        return cls(content, name=name, path=file, metadata=metadata, raw=raw)
 
     @classmethod
     def builtin(cls, name: str, *, raw: bool = False) -> Profile:

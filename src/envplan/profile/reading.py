@@ -16,25 +16,21 @@ from pydantic import AfterValidator, BaseModel, Field
 from envplan._files import AnyPath
 from envplan._tables import Table, parse_table, read_table
 from envplan.errors import InputError
-from envplan.profile.options import (
-    BLOCKING,
-    INSTRUCTIONS,
-    Knob,
-    OptionTable,
-    Part,
-    option_table,
-)
-from envplan.profile.parts import NAME, one_clock, scaled
+from envplan.profile.options import BACKWARDS, BLOCKING, INSTRUCTIONS, NAME, Key, Knob, Parts
+from envplan.profile.parts import scaled
 from envplan.units import fj_from_j, ns_from_s
 
 #: What was measured, in a profile whose times and energies were smoothed.
 RAW_COLUMNS: Final = ("raw_time", "raw_energy")
 
 #: A rank that takes so many times as long as the others of its stage is said to straggle.
-STRAGGLES: Final = 1.05
+_STRAGGLES: Final = 1.05
+
+#: Times, and energies, of rows that measure one thing again lie no further apart than that.
+_APART: Final = 1.5
 
 #: The halves of a backward.
-SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
+SPLIT_BACKWARD: Final = frozenset(BACKWARDS[1:])
 #: Standard deviation of a measured time or energy where the file does not say, as a fraction.
 _USUAL_NOISE: Final = 0.01
 _KIND: Final = "a profile"
@@ -99,21 +95,6 @@ _KNOB: Final = re.compile(r"(recompute_)?(attention|mlp)_configs|(fwd|bwd)_[a-z_
 COLUMNS: Final = tuple(name for name, f in ProfileRow.model_fields.items() if f.is_required())
 
 
-@dataclass(frozen=True)
-class Straggler:
-    """A rank that is slower than the others of its stage.
-
-    Attributes:
-        rank: global rank.
-        stage: that it ran.
-        slowdown: its time over that of the others, the median over operations and clocks.
-    """
-
-    rank: int
-    stage: int
-    slowdown: float
-
-
 Option = tuple[int, str, int, str]  # stage, instruction, MHz, config
 #: Rows by option and part, and by rank.
 Groups = dict[tuple[int, str, int, str, str], dict[int | None, int]]
@@ -126,25 +107,21 @@ class Contents:
     Attributes:
         num_stages: S; the profile's stages are 0 .. S - 1.
         instructions: names of its operations, known ones first; `blocking` is not one of them.
-        measured: options by stage and instruction, one clock each.
-        parts_of: of those operations that the file splits into parts, in order of execution.
+        measured: what operations take, by stage and instruction.
         spreads: relative standard deviation of a row's time, where the file tells.
         blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
             a stage without such rows takes the mean of those that have some. None where the
             file has no such rows at all.
-        num_ranks: how many ranks' rows were put together, each option's largest time and mean
-            energy; 0 for a file without a column `rank`.
-        stragglers: ranks that are slower than the others of their stage.
+        notes: what a reader of figures should know of the rows, a phrase each: that some were put
+            together, of the same or of several ranks, and which of these are slower than others.
     """
 
     num_stages: int
     instructions: tuple[str, ...]
-    measured: dict[tuple[int, str], OptionTable]
-    parts_of: dict[tuple[int, str], tuple[Part, ...]]
+    measured: dict[Key, Parts]
     spreads: dict[Option, float]
     blocking_power_w: tuple[float, ...] | None
-    num_ranks: int
-    stragglers: tuple[Straggler, ...]
+    notes: list[str]
 
 
 def profile_table(path: AnyPath) -> Table[ProfileRow]:
@@ -160,7 +137,8 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     """What a profile's CSV says.
 
     Rows of several ranks make one: the largest time, which is when the stage is done, the mean
-    energy, which is per GPU, and the spread of times over the ranks beside the rows' own.
+    energy, which is per GPU, and the spread of times over the ranks beside the rows' own. Before
+    that, rows that measure one option of one rank again make one: the medians, and their spread.
 
     Raises:
         InputError: naming file, line, column and what to do.
@@ -170,9 +148,12 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     if knobs and "config" not in table.texts:
         table.columns["config"] = [" ".join(filter(None, row)) for row in zip(*knobs, strict=True)]
     num_stages = _check_stages(table)
-    groups, order = _groups(table)
+    groups, repeated = _groups(table)
+    for first, rows_again in repeated.items():
+        _put_together(table, first, rows_again)
     times, energies = table.columns["time"], table.columns["energy"]
-    rows: defaultdict[tuple[int, str, str], list[tuple[int, int, int, str]]] = defaultdict(list)
+    # Of each operation its parts, in the order of first appearance.
+    rows: defaultdict[Key, dict[str, dict[Knob, tuple[int, int]]]] = defaultdict(dict)
     powers: defaultdict[int, list[float]] = defaultdict(list)
     spreads: dict[Option, float] = {}
     for (stage, instruction, mhz, config, part), ranked in groups.items():
@@ -183,33 +164,49 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
             spreads[stage, instruction, mhz, config] = spread / time
         if instruction == BLOCKING:
             powers[stage] += [energies[row] / times[row] for row in members]
-        rows[stage, instruction, part].append((ns_from_s(time), fj_from_j(energy), -mhz, config))
-    tables, parts = {}, {}
-    for stage, instruction in sorted({key[:2] for key in rows}):
-        key = stage, instruction
-        if key in order:
-            found = tuple(Part(name, option_table(*key, rows[*key, name])) for name in order[key])
-            if own := rows.get((*key, "")):
-                tables[key] = option_table(*key, own)
-                found = scaled(tables[key], found, _noise(table, groups, tables[key], order[key]))
-            else:
-                tables[key] = one_clock(*key, found)
-            parts[key] = found
-        else:
-            tables[key] = option_table(*key, rows[*key, ""])
+        own = rows[stage, instruction].setdefault(part, {})
+        own[mhz, config] = ns_from_s(time), fj_from_j(energy)
+    measured = {}
+    for key, by_name in sorted(rows.items()):
+        where = f"stage {key[0]} {key[1]}"
+        whole = by_name.pop("", None) if len(by_name) > 1 else None
+        measured[key] = Parts.of(where, by_name)
+        if whole:
+            noise = _noise(table, groups, key, whole, measured[key].names)
+            measured[key] = scaled(measured[key], whole, noise, where)
     for stage in range(num_stages):
-        _check_instructions((name for of, name in tables if of == stage), stage, path)
-    ranks = {rank for rank in table.columns["rank"] if rank is not None}
+        _check_instructions((name for of, name in measured if of == stage), stage, path)
     return Contents(
         num_stages=num_stages,
-        instructions=known_first(name for _, name in tables),
-        measured=tables,
-        parts_of=parts,
+        instructions=known_first(name for _, name in measured),
+        measured=measured,
         spreads=spreads,
         blocking_power_w=_blocking_power(powers, num_stages),
-        num_ranks=len(ranks),
-        stragglers=_stragglers(table, groups) if len(ranks) > 1 else (),
+        notes=_notes(table, groups, 1 + max(map(len, repeated.values()), default=0)),
     )
+
+
+def _put_together(table: Table[ProfileRow], first: int, again: Sequence[int]) -> None:
+    """Let the first of several rows that measure one thing say what all of them say.
+
+    Raises:
+        InputError: they cannot be measurements of one thing; names the line.
+    """
+    for name in ("time", "energy"):
+        column: list[Any] = table.columns[name]  # type: ignore[assignment]
+        values = [column[row] for row in (first, *again)]
+        for row in again:
+            if max(column[first], column[row]) > _APART * min(column[first], column[row]):
+                raise table.error(
+                    row,
+                    f"repeats line {table.lines[first]} with quite another {name}, "
+                    f"{column[row]:g} instead of {column[first]:g}; keep one of the two, or tell "
+                    "them apart in a config column",
+                    name,
+                )
+        stds: list[Any] = table.columns[f"{name}_std"]  # type: ignore[assignment]
+        stds[first] = statistics.stdev(values)
+        column[first] = statistics.median(values)
 
 
 def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
@@ -222,28 +219,29 @@ def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
     return math.sqrt(statistics.fmean(own or [0.0]) + between)
 
 
-def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], list[str]]]:
-    """Rows by option; and for each operation that has parts their names, by first appearance.
+def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[int, list[int]]]:
+    """Rows by option; and rows that measure again what a row before them does.
 
     Raises:
-        InputError: an option has several rows, which are not of different ranks, or parts come in
+        InputError: a part has several rows, which are not of different ranks, or parts come in
             another order at some clock; names the line.
     """
     names = ("stage", "instruction", "frequency", "config", "part", "rank")
     groups: Groups = {}
     orders: defaultdict[tuple[int, str], dict[str, int]] = defaultdict(dict)
     last: dict[tuple[Any, ...], str] = {}
+    repeated: defaultdict[int, list[int]] = defaultdict(list)
     for row, key in enumerate(zip(*(table.columns[name] for name in names), strict=True)):
         stage, instruction, mhz, config, part, rank = key
         first = groups.setdefault(key[:5], {}).setdefault(rank, row)
-        if first != row:
-            more = zip(names[3:], key[3:], strict=True)
-            label = "".join(f" {name} {value}" for name, value in more if value not in ("", None))
+        if first != row and part:
             raise table.error(
                 row,
-                f"repeats line {table.lines[first]}: stage {stage} {instruction} at {mhz} MHz"
-                f"{label}; keep one of the two, or tell them apart in a config column",
+                f"repeats line {table.lines[first]}: part {part} of stage {stage} {instruction} at "
+                f"{mhz} MHz; keep one of the two, or tell them apart in a config column",
             )
+        if first != row:
+            repeated[first].append(row)
         if not part:
             continue
         if instruction == BLOCKING:
@@ -259,11 +257,11 @@ def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], lis
                 "part",
             )
         last[stage, instruction, mhz, config, rank] = part
-    return groups, {key: list(order) for key, order in orders.items()}
+    return groups, repeated
 
 
 def _noise(
-    table: Table[ProfileRow], groups: Groups, whole: OptionTable, parts: Sequence[str]
+    table: Table[ProfileRow], groups: Groups, key: Key, knobs: Iterable[Knob], parts: Sequence[str]
 ) -> dict[Knob, tuple[float, float]]:
     """By clock and config, how far sums of parts may lie from the operation, in time and energy.
 
@@ -276,15 +274,20 @@ def _noise(
         return 3 * math.hypot(*known) / values[rows[0]] if values[rows[0]] else 0.0
 
     found = {}
-    for mhz, config in whole.by_knob():
-        each = (groups.get((whole.stage, whole.instruction, mhz, config, p)) for p in ("", *parts))
+    for knob in knobs:
+        each = (groups.get((*key, *knob, part)) for part in ("", *parts))
         rows = [next(iter(ranked.values())) for ranked in each if ranked]
-        found[mhz, config] = noise("time", rows), noise("energy", rows)
+        found[knob] = noise("time", rows), noise("energy", rows)
     return found
 
 
-def _stragglers(table: Table[ProfileRow], groups: Groups) -> tuple[Straggler, ...]:
-    """Ranks that take longer than the others, which the lower median of their stage stands for."""
+def _notes(table: Table[ProfileRow], groups: Groups, repeats: int) -> list[str]:
+    """That rows or ranks were put together, and which ranks take longer than the others, which the
+    lower median of their stage stands for."""
+    medians = [f"medians of up to {repeats} rows of the same"] if repeats > 1 else []
+    ranks = {rank for rank in table.columns["rank"] if rank is not None}
+    if not ranks:
+        return medians
     times = table.columns["time"]
     ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for (stage, instruction, *_), ranked in groups.items():
@@ -292,8 +295,18 @@ def _stragglers(table: Table[ProfileRow], groups: Groups) -> tuple[Straggler, ..
             usual = statistics.median_low(times[row] for row in ranked.values())
             for rank, row in ranked.items():
                 ratios[stage, rank or 0].append(times[row] / usual)
-    found = ((rank, stage, statistics.median(r)) for (stage, rank), r in sorted(ratios.items()))
-    return tuple(Straggler(*one) for one in found if one[2] > STRAGGLES)
+    slower = ((*key, statistics.median(found)) for key, found in sorted(ratios.items()))
+    return [
+        *medians,
+        f"largest times and mean energies per GPU of {len(ranks)} ranks, whose times' spread is "
+        "the noise",
+        *(
+            f"rank {rank} straggles: it takes {times_as_long:.2f} times as long as other ranks of "
+            f"stage {stage}"
+            for stage, rank, times_as_long in slower
+            if times_as_long > _STRAGGLES
+        ),
+    ]
 
 
 def _check_stages(table: Table[ProfileRow]) -> int:

@@ -176,5 +176,5 @@ _DECISIVE: Final = (
 
 
 def sidecar_path(path: Path) -> Path:
-    """Where the sidecar of a profile lies."""
-    return path.with_name(path.stem + ".meta.json")
+    """Where the sidecar of a profile lies; the profile may be gzipped."""
+    return path.with_name(Path(path.name.removesuffix(".gz")).stem + ".meta.json")

@@ -29,18 +29,19 @@ where the faster state lasts is measured in docs/results.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from envplan.profile.options import OptionTable, option_table
+from envplan.profile.options import Key, Measured, Parts
 from envplan.units import fj_from_j, ns_from_s
 
 FloatArray = npt.NDArray[np.float64]
-Tables = Mapping[tuple[int, str], OptionTable]
+Sweep = tuple[FloatArray, FloatArray, FloatArray]
 
 #: A step against the shape by less than this part may come from rounding.
 _WRONG: Final = 2e-4
@@ -48,8 +49,9 @@ _WRONG: Final = 2e-4
 _FEWEST_WRONG: Final = 2
 #: A sweep: a table of fewer clocks tells too little.
 _SWEEP: Final = 8
-#: How far log time and log clock must fall together for a table to be a sweep of an operation.
-_FALLS: Final = -0.9
+#: Correlation of log time with log clock up to which a table tells of noise. Noise of several
+#: percent in every row leaves -0.7 where a sweep without it has -0.95.
+_FALLS: Final = -0.5
 #: Rows below and above a jump that have to agree on it, and those that tell how large it is.
 _BELOW, _ABOVE, _LEVEL = 3, 5, 8
 #: Rows within a jump: they belong to neither side.
@@ -82,43 +84,40 @@ def wrong_steps(
     return int((slower | away).sum())
 
 
-def noise_is_clear(tables: Iterable[OptionTable], waiting_w: Mapping[int, float]) -> bool:
+def noise_is_clear(measured: Measured, waiting_w: Mapping[int, float]) -> bool:
     """Whether half of the tables that are sweeps of an operation have steps against physics.
 
     Args:
         waiting_w: of each stage, W.
     """
     noisy = [
-        wrong_steps(*arrays, waiting_w[table.stage]) >= _FEWEST_WRONG
-        for table in tables
-        if (arrays := _sweep(table)) is not None
+        wrong_steps(*arrays, waiting_w[stage]) >= _FEWEST_WRONG
+        for (stage, _), arrays in _sweeps(measured, _FALLS)
     ]
     return bool(noisy) and 2 * sum(noisy) >= len(noisy)
 
 
-def jump_clocks(tables: Iterable[OptionTable]) -> dict[str, int]:
+def jump_clocks(measured: Measured) -> dict[str, int]:
     """The highest clock below a jump, MHz, of each instruction that has one on some stage."""
     found: dict[str, int] = {}
-    for table in tables:
-        if (arrays := _sweep(table)) is not None and (below := jumps(arrays[1])):
-            highest = int(arrays[0][below[-1]])
-            found[table.instruction] = max(highest, found.get(table.instruction, 0))
+    for (_, instruction), (clocks, times, _) in _sweeps(measured):
+        if below := jumps(times):
+            found[instruction] = max(int(clocks[below[-1]]), found.get(instruction, 0))
     return found
 
 
-def smoothed_tables(tables: Tables) -> dict[tuple[int, str], OptionTable]:
-    """The tables with the noise taken out of each that is a sweep of an operation."""
-    smoothed = dict(tables)
-    for key, table in tables.items():
-        if (arrays := _sweep(table)) is not None:
+def smoothed(measured: Measured) -> dict[Key, Parts]:
+    """The same with the noise taken out of each operation without parts that is a sweep."""
+    found = dict(measured)
+    for key, arrays in _sweeps(measured):
+        if not measured[key].split:
             times, energies = _smoothed(*(tuple(one.tolist()) for one in arrays))
-            rows = zip(times.tolist(), energies.tolist(), arrays[0].tolist(), strict=True)
-            options = [
-                (ns_from_s(time), fj_from_j(energy), -int(mhz), table.config[0])
-                for time, energy, mhz in rows
-            ]
-            smoothed[key] = option_table(*key, options)
-    return smoothed
+            found[key] = replace(
+                measured[key],
+                time_ns=np.array([[ns_from_s(time)] for time in times.tolist()]),
+                energy_fj=np.array([[fj_from_j(energy)] for energy in energies.tolist()]),
+            )
+    return found
 
 
 @lru_cache(maxsize=256)  # stages of one model are often measured once
@@ -127,20 +126,21 @@ def _smoothed(*columns: tuple[float, ...]) -> tuple[FloatArray, FloatArray]:
     return smooth_curve(*map(np.array, columns))
 
 
-def _sweep(table: OptionTable) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Clocks (MHz), ascending, times (s) and energies (J) of a table that sweeps the clock."""
-    clocks = table.frequency_mhz
-    if len(table) < _SWEEP or not clocks.all() or len(np.unique(clocks)) < len(table):
-        return None
-    rising = np.argsort(clocks)
-    mhz, times, energies = (
-        one[rising].astype(np.float64) for one in (clocks, table.time_ns, table.energy_fj)
-    )
-    if not energies.all() or not np.ptp(times):
-        return None
-    if np.corrcoef(np.log(mhz), np.log(times))[0, 1] > _FALLS:
-        return None
-    return mhz, times * 1e-9, energies * 1e-15
+def _sweeps(measured: Measured, most: float = 0.0) -> Iterator[tuple[Key, Sweep]]:
+    """Clocks (MHz), ascending, times (s) and energies (J) of operations whose clock was swept.
+
+    Args:
+        most: the correlation that log time and log clock may have.
+    """
+    for key, parts in measured.items():
+        mhz, whole = parts.mhz, parts.whole
+        if len(mhz) < _SWEEP or not mhz[0] or not np.diff(mhz).all():
+            continue
+        columns = np.hstack([mhz[:, None] * 1.0, whole.time_ns * 1e-9, whole.energy_fj * 1e-15])
+        clocks, times, energies = columns.T
+        sweeps = energies.all() and np.ptp(times)
+        if sweeps and np.corrcoef(np.log(clocks), np.log(times))[0, 1] <= most:
+            yield key, (clocks, times, energies)
 
 
 def jumps(times: FloatArray) -> list[int]:

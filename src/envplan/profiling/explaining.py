@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 from envplan.errors import EnvplanError, InputError
 
@@ -29,23 +27,3 @@ def explained(failed: str, too_large: str = "") -> Iterator[None]:
             raise InputError(too_large) from None
         said = f": {error}" if str(error) else ""
         raise InputError(f"{failed}: {type(error).__name__}{said}") from error
-
-
-class Explained:
-    """A workload whose failures are said in a line."""
-
-    def __init__(self, workload: Any) -> None:
-        self._workload = workload
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._workload, name)
-        return partial(_call, name, found) if callable(found) else found
-
-
-def _call(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
-    where = f"{name}({', '.join(map(str, arguments))}) of the workload"
-    with explained(
-        f"{where} fails",
-        f"{where} does not fit in the GPU's memory; choose more stages or a smaller microbatch",
-    ):
-        return method(*arguments)

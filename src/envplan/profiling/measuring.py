@@ -10,10 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from envplan.devices import Device, DeviceError, backend
-from envplan.devices.visible import Counted, choose, visible_gpus
+from envplan.devices import Counted, Device, DeviceError, backend, choose, visible_gpus
 from envplan.profile import Profile, ProfileMetadata
-from envplan.profiling.smoothing import smooth_profile
 from envplan.profiling.sweep import Settings, Workload, sweep
 from envplan.profiling.waiting import Peers
 from envplan.runtime.guard import Guard
@@ -29,7 +27,6 @@ def measure(
     source: str,
     device: int | None = None,
     metadata: ProfileMetadata,
-    smooth: bool = False,
     progress: Callable[[float, str], None],
 ) -> Profile:
     """Measure a workload's stages, and go on with a sweep that was cut off.
@@ -40,7 +37,6 @@ def measure(
         source: the backend whose GPUs are measured.
         device: which, as nvidia-smi counts; None: CUDA's first.
         metadata: what the sidecar says of the job.
-        smooth: take noise out at the end.
         progress: see sweep.
 
     Raises:
@@ -67,13 +63,9 @@ def measure(
                 yield
 
         stack.enter_context(_stoppable())
-        measured = sweep(
+        return sweep(
             made, chosen, output, settings, metadata=metadata, progress=progress, hold=held
         )
-    if smooth:
-        measured = smooth_profile(output)
-        measured.save_csv(output)
-    return measured
 
 
 def wait_with(workload: Any, chosen: Device, others: Sequence[Device], stack: ExitStack) -> None:

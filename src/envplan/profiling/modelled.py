@@ -9,7 +9,6 @@ from envplan.devices import spaced_clocks
 from envplan.devices.modelled import ModelledGpu, gpu
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
-from envplan.profiling.models import PRESETS
 from envplan.profiling.workloads import (
     ConvolutionalModel,
     StageWork,
@@ -73,8 +72,7 @@ def modelled_profile(
     clocks = [clock for clock in spaced_clocks(device.clocks_mhz, step) if clock >= lowest]
     parameters = None
     if isinstance(model, TransformerModel):
-        counted = model.gated or model in PRESETS.values()
-        parameters = model.parameters if counted else None
+        parameters = model.parameters if model.fused_attention else None
     elif parts:
         raise InputError(f"the parts of {model.name} are not modelled; leave --parts out")
     layers = [stage.num_layers for stage in stages]

@@ -90,7 +90,11 @@ PRESETS: Final = {
         *("DeepSeek-V3", 61, 7168, 128, 129280, 4096),
         feed_forward_size=18432,
         experts=Experts(
-            count=256, per_token=8, feed_forward_size=2048, shared_size=2048, dense_layers=3
+            count=256,
+            per_token=8,
+            feed_forward_size=2048,
+            shared_size=2048,
+            dense_layers=(0, 1, 2),
         ),
         latent=LatentAttention(
             query_rank=1536, rank=512, key_size=128, rotary_size=64, value_size=128
@@ -180,13 +184,15 @@ def named_model(name: str, **sizes: int) -> TransformerModel:
     """A preset, or the model that a Hugging Face config.json describes.
 
     Args:
-        name: in PRESETS, or a path.
+        name: in PRESETS, also as the hub writes it, or a path.
         sizes: layers, sequence_length and vocabulary_size may be others.
 
     Raises:
         InputError: there is neither, the file is wrong, or another size is given.
     """
     known = PRESETS.get(name)
+    if known is None and not exists(name):  # the hub's names, such as Qwen/Qwen3-32B
+        known = PRESETS.get(name.lower().rpartition("/")[2])
     if known is None:
         if not exists(name):
             raise InputError(

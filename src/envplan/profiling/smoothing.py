@@ -59,15 +59,21 @@ def smooth_profile(
     largest: dict[str, float] = {}
     moved = set[int]()
     for done, (key, rows) in enumerate(groups.items(), 1):
-        clocks, times, energies = (
+        frequencies, times, energies = (
             cells[name][rows].astype(float) for name in ("frequency", "time", "energy")
         )
+        clocks, of = np.unique(frequencies, return_inverse=True)
         # An operation whose clock was varied, and that has energies.
-        if key[1] != BLOCKING and len(rows) >= _FEWEST_CLOCKS and (clocks * energies).all():
-            smooth_times, smooth_energies = smooth_curve(clocks, times, energies)
+        if key[1] != BLOCKING and len(clocks) >= _FEWEST_CLOCKS and (frequencies * energies).all():
+            # Rows that measure it again have one smooth value: that of their median.
+            middle = [
+                np.array([np.median(values[of == k]) for k in range(len(clocks))])
+                for values in (times, energies)
+            ]
+            smooth = smooth_curve(clocks, *middle)
             for name, before, after in (
-                ("time", times, smooth_times),
-                ("energy", energies, smooth_energies),
+                ("time", times, smooth[0][of]),
+                ("energy", energies, smooth[1][of]),
             ):
                 changes = np.abs(after / before - 1)
                 largest[name] = max(largest.get(name, 0.0), float(changes.max()))

@@ -29,7 +29,7 @@ import numpy as np
 from envplan.devices import Device, DeviceError, PermissionDeniedError, spaced_clocks
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
-from envplan.profiling.explaining import Explained
+from envplan.profiling.explaining import explained
 from envplan.profiling.sweep_file import Measurement, Row, SweepFile
 
 __all__ = [
@@ -291,13 +291,13 @@ def sweep(
         gpu=info.name, driver=info.driver, source=info.source, workload=workload.description
     )
     timer: Timer = getattr(workload, "timer", None) or Timer(now)
-    stages: Any = Explained(workload)
     with SweepFile(path, shared, known) as file:
         for stage in sorted(set(range(workload.num_stages)) - {row.stage for row in file.rows}):
             for instruction in settings.instructions:
-                getattr(stages, instruction)(stage)
-            stages.synchronize()
-        running = _Sweep(stages, device, file, settings, progress, now, timer)
+                with _tried(instruction, stage):
+                    getattr(workload, instruction)(stage)
+                    workload.synchronize()
+        running = _Sweep(workload, device, file, settings, progress, now, timer)
         with hold():
             try:
                 running.run()
@@ -316,6 +316,15 @@ def sweep(
             }
         )
     return Profile.read_csv(path)
+
+
+def _tried(instruction: str, stage: int) -> AbstractContextManager[None]:
+    """Whatever the workload's own code raises in an operation is said in a line."""
+    where = f"{instruction}({stage}) of the workload"
+    return explained(
+        f"{where} fails",
+        f"{where} does not fit in the GPU's memory; choose more stages or a smaller microbatch",
+    )
 
 
 def _check_device(device: Device, settings: Settings) -> None:
@@ -442,7 +451,8 @@ class _Sweep:
                     if (row := known.get((stage, name, clock))) is None:
                         at = "current clocks" if clock is None else f"{clock} MHz"
                         self.progress(done / total, f"stage {stage} of {stages}, {at}")
-                        row = self._measure(stage, name, clock)
+                        with _tried(name, stage):
+                            row = self._measure(stage, name, clock)
                         self.file.append(row)
                     rows.append(row)
                     done += 1

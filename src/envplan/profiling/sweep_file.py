@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from envplan._files import append_whole, atomic_write, check_writable
 from envplan.errors import InputError
-from envplan.profile import RAW_COLUMNS, ProfileMetadata
+from envplan.profile import ProfileMetadata
 from envplan.profile.sidecar import sidecar_path
 from envplan.profiling.smoothing import nine_digits
 
@@ -90,7 +90,7 @@ class SweepFile:
 
     A row is flushed to the disk before `append` returns; half a row that a killed process left is
     cut off. A sweep that fails before its first row leaves no files. Only one process may have the
-    file open. A file that has been smoothed becomes again what was measured.
+    file open.
     """
 
     def __init__(
@@ -113,7 +113,6 @@ class SweepFile:
         check_writable(self.path)
         if self.path.is_file() and self.path.stat().st_size:
             _check_same(self.path, ProfileMetadata.read_json(self._sidecar), self._parameters)
-            _restore_raw(self.path)
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,7 +163,7 @@ class SweepFile:
         if not whole:
             self._add(COLUMNS)
             return []
-        header, *lines = _lines(whole)
+        header, *lines = csv.reader(whole.decode("utf-8", errors="replace").splitlines())
         if header != list(COLUMNS):
             raise InputError(
                 "is not the file of a sweep: its header differs; choose another file",
@@ -184,8 +183,9 @@ class SweepFile:
         return rows
 
     def _add(self, values: Sequence[object]) -> None:
+        line = ",".join(map(str, values)) + "\n"  # no cell of ours has a comma or a quote
         try:
-            append_whole(self._descriptor, _line(values).encode("utf-8"))
+            append_whole(self._descriptor, line.encode("utf-8"))
         except OSError as error:
             raise InputError(
                 f"cannot be written ({error.strerror}); run the same command again to continue "
@@ -213,19 +213,3 @@ def _check_same(path: Path, metadata: ProfileMetadata, parameters: dict[str, Any
                 "delete this one to start anew",
                 path=path,
             )
-
-
-def _restore_raw(path: Path) -> None:
-    """Undo the smoothing of a sweep, if it has been smoothed."""
-    header, *rows = _lines(path.read_bytes()) or [[]]
-    if header == [*COLUMNS, *RAW_COLUMNS]:
-        lines = [COLUMNS, *([*row[:3], *row[-2:], *row[5:-2]] for row in rows)]
-        atomic_write(path, "".join(map(_line, lines)))
-
-
-def _lines(content: bytes) -> list[list[str]]:
-    return list(csv.reader(content.decode("utf-8", errors="replace").splitlines()))
-
-
-def _line(values: Sequence[object]) -> str:
-    return ",".join(map(str, values)) + "\n"  # no cell of ours has a comma or a quote

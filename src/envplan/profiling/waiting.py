@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from envplan.devices.base import DeviceError
+from envplan.devices import DeviceError
 
 __all__ = ["Peers"]
 

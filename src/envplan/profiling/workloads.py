@@ -180,14 +180,14 @@ class Experts:
         per_token: that a token takes.
         feed_forward_size: width of an expert.
         shared_size: width of what all tokens take besides; 0 for none.
-        dense_layers: layers, the first ones, that have one feed-forward part instead.
+        dense_layers: which layers, from 0, have one feed-forward part instead.
     """
 
     count: int
     per_token: int
     feed_forward_size: int
     shared_size: int = 0
-    dense_layers: int = 0
+    dense_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +237,7 @@ class TransformerModel:
         feed_forward_size: None: 4 h.
         gated: the feed-forward part has a third product, whose result gates (SwiGLU).
         window: tokens that a token attends to at most; None: all of its sample.
+        full_layers: which layers, from 0, have no window.
         experts: instead of one feed-forward part; None: there are none.
         latent: instead of usual attention; None: it is usual.
         causal: a token attends to those before it only; in a decoder behind an encoder it always
@@ -259,6 +260,7 @@ class TransformerModel:
     feed_forward_size: int | None = None
     gated: bool = False
     window: int | None = None
+    full_layers: tuple[int, ...] = ()
     experts: Experts | None = None
     latent: LatentAttention | None = None
     causal: bool = True
@@ -296,7 +298,7 @@ class TransformerModel:
         ends = (1 if self.tied else 2) * self.vocabulary_size * self.hidden_size
         return ends + sum(
             attentions * self._attention().weights + self._feed_forward(sparse)[1]
-            for sparse, attentions in self._layers
+            for sparse, attentions, _ in self._layers
         )
 
     @property
@@ -323,14 +325,19 @@ class TransformerModel:
             parts.append(f"{gated}feed-forward {self.feed_forward_width}")
         if (experts := self.experts) is not None:
             shared = f" and {experts.shared_size} shared" if experts.shared_size else ""
-            after = f" after {experts.dense_layers} layers" if experts.dense_layers else ""
+            dense = len(experts.dense_layers)
+            first = experts.dense_layers == tuple(range(dense))
+            where = f"after {dense}" if first else f"in {self.num_layers - dense}"
+            after = f" {where} layers" if dense else ""
             parts.append(
                 f"{experts.per_token} of {experts.count} experts of "
                 f"{experts.feed_forward_size}{shared}{after}, all on the GPUs of their stage"
             )
         parts.append(self.sample)
         if self.window is not None and self.window < self.sequence_length:
-            parts.append(f"attention to {self.window}")
+            near = self.num_layers - len(self.full_layers)
+            some = f" in {near} layers" if self.full_layers else ""
+            parts.append(f"attention to {self.window}{some}")
         parts.append(
             f"{self.vocabulary_size} words; embedding on the first stage, final norm and "
             "vocabulary head on the last"
@@ -351,12 +358,15 @@ class TransformerModel:
         return f"{both}{self.sequence_length} tokens"
 
     @property
-    def _layers(self) -> list[tuple[bool, int]]:
-        """Of each layer, whether it has experts, and how many attentions."""
-        dense = self.num_layers if self.experts is None else self.experts.dense_layers
+    def _layers(self) -> list[tuple[bool, int, bool]]:
+        """Of each layer, whether it has experts, how many attentions, whether it has a window."""
+        dense = range(self.num_layers) if self.experts is None else self.experts.dense_layers
         attentions = 2 if self.encoder_layers else 1
-        decoder = [(number >= dense, attentions) for number in range(self.num_layers)]
-        return [(False, 1)] * self.encoder_layers + decoder
+        decoder = [
+            (number not in dense, attentions, number not in self.full_layers)
+            for number in range(self.num_layers)
+        ]
+        return [(False, 1, True)] * self.encoder_layers + decoder
 
     def _attention(self, gpus: int = 1) -> _Attention:
         """Of an attention on so many GPUs together: each has a head of keys and values at least."""
@@ -381,7 +391,7 @@ class TransformerModel:
         weights = products * (experts.count * size + shared) + self.hidden_size * experts.count
         return experts.per_token * size + shared, weights
 
-    def _layer(self, tokens: int, gpus: int, sparse: bool, attentions: int) -> Unit:
+    def _layer(self, tokens: int, gpus: int, sparse: bool, attentions: int, windowed: bool) -> Unit:
         """A layer: attentions, then a feed-forward part, with norms.
 
         Args:
@@ -394,7 +404,8 @@ class TransformerModel:
         if self.num_heads % gpus:
             raise InputError(f"--tp {gpus} does not divide the {self.num_heads} heads of the model")
         widths = self._attention(gpus)
-        length = min(self.sequence_length, self.window or self.sequence_length)
+        window = self.window if windowed else None
+        length = min(self.sequence_length, window or self.sequence_length)
         inputs = tokens * self.hidden_size
         pairs = tokens * length
         projections = attentions * 2 * tokens * widths.weights / gpus

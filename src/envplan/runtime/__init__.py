@@ -12,14 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Guard", "Profiler", "Shim"]
 
-_HOME = {
-    "Guard": "envplan.runtime.guard",
-    "Profiler": "envplan.runtime.profiler",
-    "Shim": "envplan.runtime.shim",
-}
-
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"{__name__}.{name.lower()}"), name)

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from envplan.devices.visible import Counted
+from envplan.devices import Counted
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.dependencies import Place
 from envplan.pipeline.imports.steps import Step, scheduled
 from envplan.runtime.listener import Listener
 from envplan.runtime.parts import hook_parts
@@ -152,7 +151,7 @@ def uses(
         """
         one = job(runs)
         with Shim(plan, **_with_known(one.device, options)) as shim, one.attach(shim) as hooks:
-            if stragglers and shim.has_ladder and len(set(shim.pipelines)) > 1:
+            if stragglers and shim.has_ladder and shim.plan.layout.dp > 1:
                 hooks.after_step = StragglerWatch(shim).step
             with hook_parts(shim, model or one.model):
                 yield shim
@@ -219,7 +218,6 @@ class Recorder(Listener):
         self._done = False
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """As Listener.begin."""
         if not self._done:
             self._order.append((instruction, microbatch, chunk))
 
@@ -247,11 +245,7 @@ class Recorder(Listener):
     def _write(self, everybody: list[list[tuple[str, int, int]]]) -> None:
         # Ranks that share stages, as tensor- and data-parallel ones do, run the same.
         orders = {min(stage for *_, stage in order): order for order in everybody if order}
-
-        def step(name: str, m: int, stage: int) -> tuple[Place, Step]:
-            return Place(f"{name} {m} of stage {stage}"), Step(name, m, stage)
-
-        ranks = [[step(*each) for each in order] for _, order in sorted(orders.items())]
+        ranks = ((Step(*each) for each in order) for _, order in sorted(orders.items()))
         self.pipeline = Pipeline.from_imported(scheduled(ranks))
         self.pipeline.save_dag(self._path)
         _logger.warning("%s: %r", self._path, self.pipeline)
@@ -284,7 +278,7 @@ class StragglerWatch:
     def __init__(self, shim: Shim) -> None:
         self._detector = StragglerDetector()
         self._shim = shim
-        self._pipelines = shim.pipelines
+        self._pipelines = shim.plan.layout.pipelines
         self._group = dist.new_group(backend="gloo")
         self._flying: deque[tuple[Any, list[torch.Tensor]]] = deque()
 

@@ -44,8 +44,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
 
-from envplan.devices import Device, DeviceError, DeviceInfo, backend
-from envplan.devices.visible import Counted, choose
+from envplan.devices import Counted, Device, DeviceError, DeviceInfo, backend, choose
 from envplan.errors import EnvplanError
 from envplan.runtime.locks import RETRY_S, LockFile, Mark, give_back, insist, recover
 
@@ -68,19 +67,13 @@ _IN_TIME_S: Final = 1.0
 #: What the kernel keeps for the guard to read, requests and what it needs around them, bytes.
 _WAITING_BYTES: Final = 2**20
 
-_STOPPING: Final = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGXCPU,
-)
+_STOPPING: Final = [signal.Signals[f"SIG{name}"] for name in ["TERM", "INT", "HUP", "QUIT", "XCPU"]]
 #: What the process itself has done, and its children's end. All others are for the training, such
 #: as those that batch systems send to every process of a job to warn it, and are ignored.
-_LEFT_ALONE: Final = {
-    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD, signal.SIGABRT),
-    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
-}
+_LEFT_ALONE: Final = [
+    signal.Signals[f"SIG{name}"]
+    for name in ["KILL", "STOP", "CONT", "CHLD", "ABRT", "SEGV", "BUS", "ILL", "FPE", "TRAP", "SYS"]
+]
 
 _logger = logging.getLogger("envplan.runtime")
 
@@ -583,7 +576,7 @@ def _stop_signals() -> int:
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     for number in _STOPPING:
         signal.signal(number, lambda *_: None)
-    for number in signal.valid_signals() - _LEFT_ALONE - set(_STOPPING):
+    for number in signal.valid_signals().difference(_LEFT_ALONE, _STOPPING):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the owner had blocked
     return readable

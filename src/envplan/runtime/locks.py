@@ -256,19 +256,14 @@ def places(user: int) -> list[Path]:
     Args:
         user: its number.
     """
-    found = []
-    for base, name in _names(user):
-        found += [base / name, *sorted(base.glob(f"{name}-*"))]
     own = []
-    for folder in found:
-        with suppress(OSError):
-            status = folder.lstat()
-            if (
-                stat.S_ISDIR(status.st_mode)
-                and status.st_uid == user
-                and not status.st_mode & 0o022
-            ):
-                own.append(folder)
+    for base, name in _names(user):
+        for folder in (base / name, *sorted(base.glob(f"{name}-*"))):
+            with suppress(OSError):
+                status = folder.lstat()
+                safe = status.st_uid == user and not status.st_mode & 0o022
+                if safe and stat.S_ISDIR(status.st_mode):
+                    own.append(folder)
     return own
 
 

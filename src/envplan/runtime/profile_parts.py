@@ -2,79 +2,56 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Final, Self
+from typing import ClassVar, Final
 
-from envplan._documents import parse_document, read_json
-from envplan._files import atomic_write
+from pydantic import Field
+
+from envplan._model import Document
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling.sweep_file import COLUMNS
-from envplan.runtime.metering import METHOD
-from envplan.runtime.windows import PartRow
+from envplan.runtime.metering import METHOD, PartRow
 
-__all__ = ["Part", "merge_parts", "part_path", "unfinished_parts"]
+__all__ = ["Part", "merge_parts", "part_path"]
 
 #: A power while waiting that is less sure than this, relative to it, is not written.
 _SURE: Final = 0.2
 #: One that is less sure than this says next to nothing.
 _TELLING: Final = 0.5
 
-PART_SCHEMA: Final = "envplan/profile-part/v1"
 
-
-@dataclass
-class Part:
-    """What one rank measured: a file beside the profile, written anew after every clock.
+class Part(Document, frozen=False, strict=False):
+    """What one rank measured: a file beside the profile, once there is nothing more to come.
 
     Attributes:
         rank: which; world_size: of how many.
         num_stages: model stages of the job.
-        complete: whether there is nothing more to come.
         problem: why there is not more.
         num_microbatches: of an iteration; None before it was measured.
         energy_source: as in DeviceInfo.
         metadata: for the profile's sidecar.
-        rows: what was measured so far.
+        rows: what was measured.
     """
 
+    kind: ClassVar[str] = "part of a profile"
+    schema_name: ClassVar[str] = "envplan/profile-part/v1"
+
+    schema_id: str = Field("envplan/profile-part/v1", alias="schema")
     rank: int
     world_size: int
     num_stages: int
-    schema: str = PART_SCHEMA
-    complete: bool = False
     problem: str | None = None
     num_microbatches: int | None = None
     energy_source: str = ""
-    metadata: ProfileMetadata = field(default_factory=ProfileMetadata)
-    rows: list[PartRow] = field(default_factory=list)
-
-    def save(self, profile: Path) -> None:
-        """Write it beside the profile.
-
-        Raises:
-            InputError: it cannot be written there.
-        """
-        atomic_write(part_path(profile, self.rank), json.dumps(asdict(self)) + "\n")
-
-    @classmethod
-    def load(cls, profile: Path, rank: int) -> Self:
-        """That of a rank, beside the profile.
-
-        Raises:
-            InputError: it cannot be read, is damaged or of another version.
-        """
-        path = part_path(profile, rank)
-        return parse_document(
-            read_json(path), cls, kind="part of a profile", schema=PART_SCHEMA, path=path
-        )
+    metadata: ProfileMetadata = ProfileMetadata()
+    rows: list[PartRow] = Field(default_factory=list)
 
 
 def merge_parts(path: str | os.PathLike[str]) -> Profile:
@@ -87,16 +64,11 @@ def merge_parts(path: str | os.PathLike[str]) -> Profile:
         path: of the profile.
 
     Raises:
-        InputError: parts are missing, not complete or damaged, or make no profile.
+        InputError: parts are missing or damaged, or make no profile.
     """
     path = Path(path)
-    first = Part.load(path, 0)
-    parts = [first, *(Part.load(path, rank) for rank in range(1, first.world_size))]
-    for rank, part in enumerate(parts):
-        if not part.complete:
-            raise InputError(
-                f"rank {rank} has not finished it; let the job go on", path=part_path(path, rank)
-            )
+    first = Part.load(part_path(path, 0))
+    parts = [first, *(Part.load(part_path(path, rank)) for rank in range(1, first.world_size))]
     rows = [row for part in parts for row in part.rows]
     if len({row.stage for row in rows}) < first.num_stages:
         rank = next((rank for rank, part in enumerate(parts) if not part.rows), 0)
@@ -161,18 +133,6 @@ def _averaged(rows: Iterable[PartRow]) -> Iterator[PartRow]:
             clock=round(median(row.clock for row in same)),
             throttle="+".join(sorted(reasons)),
         )
-
-
-def unfinished_parts(path: Path, world_size: int) -> list[int]:
-    """Ranks whose parts are not there yet, or not complete."""
-
-    def is_complete(rank: int) -> bool:
-        try:
-            return Part.load(path, rank).complete
-        except InputError:
-            return False
-
-    return [rank for rank in range(world_size) if not is_complete(rank)]
 
 
 def part_path(path: Path, rank: int) -> Path:

@@ -17,8 +17,8 @@ neighbours is measured along with them: these are real waits in transfers.
 Clocks are set by the guard. Nothing here waits for the GPU in the training thread, and nothing that
 goes wrong ends training: it is logged, and there is no profile.
 
-Each rank keeps its rows in a file of its own beside the profile. Rank 0 merges them when all are
-done; they must lie in a folder that all ranks see. `merge_parts` does the same by hand.
+Each rank that is done writes its rows to a file of its own beside the profile. Rank 0 merges them
+when all are there, in a folder that all ranks see. `merge_parts` does the same by hand.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+from envplan._files import check_writable
 from envplan.devices import (
     DEFAULT_BACKEND,
     Backend,
+    Counted,
     Device,
     DeviceError,
     DeviceInfo,
+    choose,
     opened,
     spaced_clocks,
     within,
 )
-from envplan.devices.visible import Counted, choose
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.sweep import Valley
-from envplan.runtime.clocks import Clocks
 from envplan.runtime.guard import Guard
-from envplan.runtime.listener import Listener, Marker, Moment, environment_number
-from envplan.runtime.metering import EnergyLog
-from envplan.runtime.profile_parts import Part, merge_parts, part_path, unfinished_parts
-from envplan.runtime.windows import Span, measure, on_host
+from envplan.runtime.listener import Clocks, Listener, Marker, Moment, environment_number
+from envplan.runtime.metering import EnergyLog, Span, measure, on_host
+from envplan.runtime.profile_parts import Part, merge_parts, part_path
 
 __all__ = ["Profiler", "merge_parts"]
 
@@ -147,8 +147,10 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             raise InputError("iterations_per_frequency must be at least 1, warm_up at least 0")
         self._iterations, self._skip = iterations_per_frequency, warm_up
         self.path = Path(path)
-        self._part = Part(self.rank, world, num_stages)
-        self._part.save(self.path)  # one that an earlier job left is no more
+        self._part = Part(rank=self.rank, world_size=world, num_stages=num_stages)
+        self._part_path = part_path(self.path, self.rank)
+        check_writable(self._part_path)
+        self._part_path.unlink(missing_ok=True)  # one that an earlier job left
 
         self._spans: list[Span[Moment]] = []
         self._begun: Moment | None = None
@@ -166,7 +168,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         self._windows = SimpleQueue()
         self._valley = Valley(_RISES)
         self._enough = False
-        self._drained = threading.Event()
         self._deadline = math.inf
         self._thread: threading.Thread | None = None
         if device is None:
@@ -189,10 +190,9 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             self._thread.start()
         except DeviceError as error:
             _logger.warning("rank %d: nothing is profiled: %s", self.rank, error)
-            self._part.complete, self._part.problem = True, str(error)
-            self._part.save(self.path)
+            self._part.problem = str(error)
+            self._part.save(self._part_path)
         except InputError:
-            part_path(self.path, self.rank).unlink(missing_ok=True)
             self._driver.close()
             raise
         self.done = self._thread is None
@@ -207,7 +207,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         return 0 if self.done else self._clocks.asked
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """An operation begins."""
         if self.done:
             return
         self._begun = begun = self._clocks.mark()
@@ -217,7 +216,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             self._clocks.ask(frequency, begun)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """The operation that began last has ended."""
         if self.done or self._begun is None:
             return
         begins = tuple(self._begins)
@@ -225,12 +223,10 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         self._begun = None
 
     def part(self, name: str, *, backward: bool) -> None:
-        """As Listener.part."""
         if self._begun is not None and backward == self._is_backward:
             self._begins.append((name, self._clocks.mark()))
 
     def step(self) -> None:
-        """An iteration is over."""
         spans, self._spans = self._spans, []
         if self.done or not spans:
             return
@@ -269,10 +265,10 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         self._closed = True
         patience = _DRAIN_S if self.done else _CLOSE_S
         self._finish()
+        self._deadline = time.monotonic() + wait
         if self._thread is not None:
-            self._drained.wait(patience)
-            self._give_back()
-            self._deadline = time.monotonic() + wait
+            self._thread.join(patience)
+            self._give_back()  # though the device may hang
             self._thread.join(wait + _WRITE_S)
         self._driver.close()
 
@@ -323,12 +319,10 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             self._part.problem = str(error)
             _logger.warning("rank %d: profiling is given up: %s", self.rank, error)
             self._enough = True
-        self._drained.set()
         energy.close()
         self._give_back()
-        self._part.complete = True
         try:
-            self._part.save(self.path)
+            self._part.save(self._part_path)
             if self.rank == 0:
                 self._merge()
         except EnvplanError as error:
@@ -357,7 +351,6 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             )
         self._part.num_microbatches = measured.microbatches
         self._part.rows += measured.rows
-        self._part.save(self.path)
         self._enough = self._valley.passed(measured.energy, measured.energy_error)
         _logger.info(
             "rank %d: profiled at %d MHz: %.4g J and %.4g s of work an iteration",
@@ -366,12 +359,12 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
 
     def _merge(self) -> None:
         """Merge once all parts are there; after the job has ended, wait only so long for them."""
-        while missing := unfinished_parts(self.path, self._part.world_size):
+        ranks = range(self._part.world_size)
+        while missing := [rank for rank in ranks if not part_path(self.path, rank).exists()]:
             if time.monotonic() > self._deadline:
                 raise InputError(
-                    f"the parts of ranks {', '.join(map(str, missing))} are not there or not "
-                    "complete; once they are, call envplan.runtime.profiler.merge_parts"
-                    f"({str(self.path)!r})"
+                    f"the parts of ranks {', '.join(map(str, missing))} are not there; once they "
+                    f"are, call envplan.runtime.profiler.merge_parts({str(self.path)!r})"
                 )
             time.sleep(_MERGE_PAUSE_S)
         profile = merge_parts(self.path)

@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import Full, Queue
 from typing import Annotated, Any, Final
 
-from pydantic import Field, Strict, ValidationError
+from pydantic import Field, Strict
 
 from envplan._files import append_line, read_bounded
 from envplan._model import Index, Model
@@ -39,7 +39,14 @@ _logger = logging.getLogger("envplan.runtime")
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
-class _StepLine(Model, extra="ignore"):
+class _Line(Model, extra="ignore"):
+    """What is read of every line."""
+
+    event: str
+    rank: int
+
+
+class _StepLine(_Line):
     """What is read of a `step` line."""
 
     stage: Index
@@ -140,8 +147,7 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[dict[str, 
     A last line that was cut short, as a killed job leaves it, is passed over.
 
     Raises:
-        InputError: a file cannot be read, a line is not an object with `event` and `rank`, or a
-            step is not as RunLog writes it; says the line.
+        InputError: a file cannot be read, or a line is not as RunLog writes it; says the line.
     """
     for path in paths:
         data = read_bounded(path, MAX_LOG_BYTES)
@@ -149,20 +155,12 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[dict[str, 
         for number, text in enumerate(whole.splitlines(), 1):
             try:
                 line = json.loads(text)
-                event, rank = line["event"], line["rank"]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                event = rank = None
-            if not isinstance(event, str) or not isinstance(rank, int):
-                raise InputError("is not a line of a run log", path=path, line=number)
-            if event == "step":
-                try:
-                    _StepLine.model_validate(line)
-                except ValidationError:
-                    raise InputError(
-                        "a step line of the run log is not as the shim writes them",
-                        path=path,
-                        line=number,
-                    ) from None
+                is_step = isinstance(line, dict) and line.get("event") == "step"
+                (_StepLine if is_step else _Line).model_validate(line)
+            except (ValueError, RecursionError):
+                raise InputError(
+                    "is not a line of a run log as the shim writes them", path=path, line=number
+                ) from None
             yield line
 
 

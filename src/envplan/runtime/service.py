@@ -14,17 +14,17 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
-from envplan.devices import BACKENDS, DeviceError, backend_class, opened, within
-from envplan.devices.visible import uuid_of
+from envplan.devices import BACKENDS, DeviceError, backend_class, opened, uuid_of, within
 from envplan.runtime.locks import MARK_BYTES, LockFile, Mark, places
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
@@ -32,7 +32,6 @@ __all__ = ["Service", "give_back_left_behind", "unit_file"]
 _PATIENCE_S: Final = 10.0
 #: How long a clock is left alone that could not be given back, s.
 _PAUSE_S: Final = 60.0
-_FOLDER: Final = re.compile(r"envplan-(\d+)(-.*)?")
 
 _UNIT: Final = """\
 # /etc/systemd/system/envplan-guard.service, printed by: envplan guard --unit
@@ -107,60 +106,48 @@ class Service:
         for name in BACKENDS:  # now, as those that it becomes may not be able to read these files
             backend_class(name)
         self._say = say
-        self._at_work: dict[int, int] = {}
+        self._at_work: dict[int, BaseProcess] = {}
         self._tried: dict[tuple[Path, int], float] = {}
-        self._failed = False
 
     def look(self) -> None:
         """See to the users that have clocks to give back, without waiting for it."""
-        self._reap()
         now = time.monotonic()
         self._tried = {mark: at for mark, at in self._tried.items() if now < at + _PAUSE_S}
         for user in _users():
-            if user not in self._at_work:
-                left = [mark for mark in _left_behind(user) if mark not in self._tried]
-                self._tried.update(dict.fromkeys(left, now))
-                if left:
-                    self._at_work[user] = self._start(user, [file for file, _ in left])
+            if user in self._at_work and self._at_work[user].is_alive():
+                continue
+            left = [mark for mark in _left_behind(user) if mark not in self._tried]
+            self._tried.update(dict.fromkeys(left, now))
+            if left:
+                files = [file for file, _ in left]
+                process = get_context("fork").Process(target=self._serve, args=(user, files))
+                process.start()
+                self._at_work[user] = process
 
     def finish(self, seconds: float) -> bool:
         """Wait until all has been given back; whether it has."""
         deadline = time.monotonic() + seconds
-        while self._at_work and time.monotonic() < deadline:
-            time.sleep(0.01)
-            self._reap()
-        return not self._at_work and not self._failed
+        for process in self._at_work.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+        return all(process.exitcode == 0 for process in self._at_work.values())
 
-    def _start(self, user: int, files: Sequence[Path]) -> int:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if child := os.fork():
-            return child
-        done = False
+    def _serve(self, user: int, files: Sequence[Path]) -> None:
         try:
             _become(user)
             done = give_back_left_behind(files, self._say)
-        except Exception as error:  # it must not come back from here
+        except OSError as error:
             self._say(f"the clocks of user {user} cannot be given back: {error}")
-        finally:
-            os._exit(not done)
-
-    def _reap(self) -> None:
-        for user, child in list(self._at_work.items()):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                del self._at_work[user]
-                self._failed |= status != 0
+            done = False
+        sys.exit(not done)
 
 
-def _users() -> Iterator[int]:
-    """This user, and for root all others that have a folder for locks."""
-    own = os.geteuid()
-    yield own
-    if own == 0:
-        with os.scandir("/tmp") as entries:
-            matches = [match for entry in entries if (match := _FOLDER.fullmatch(entry.name))]
-        yield from sorted({int(match[1]) for match in matches} - {own})
+def _users() -> set[int]:
+    """This user, and for root all others that may have a folder for locks."""
+    users = {os.geteuid()}
+    for folder in Path("/tmp").glob("envplan-*") if 0 in users else ():
+        with suppress(OSError):
+            users.add(folder.lstat().st_uid)
+    return users
 
 
 def _left_behind(user: int) -> Iterator[tuple[Path, int]]:

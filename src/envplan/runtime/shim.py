@@ -27,14 +27,12 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
-from envplan.devices import DEFAULT_BACKEND, DeviceError
-from envplan.devices.visible import Counted
+from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError
 from envplan.enforce.freqplan import FrequencyPlan, RankPlan
 from envplan.profile import Change, changes_of
-from envplan.runtime.clocks import Clocks
 from envplan.runtime.guard import Guard
 from envplan.runtime.joules import Joules
-from envplan.runtime.listener import Listener, Marker, Moment, environment_number, seconds
+from envplan.runtime.listener import Clocks, Listener, Marker, Moment, environment_number, seconds
 from envplan.runtime.runlog import RUN_SCHEMA, RunLog
 from envplan.runtime.stragglers import before_reduction
 
@@ -137,8 +135,7 @@ class Shim(Listener, AbstractContextManager["Shim"]):
             self.plan.check_world(environment_number("WORLD_SIZE", world_size))
         mine = self.plan.rank_plan(self.rank)
         self.stage = mine.stage
-        self.steps = 0
-        self.mismatches = 0
+        self.steps = self.mismatches = self.clock_errors = 0
         self.last_iteration: tuple[float, float] | None = None
 
         # One key more, that nothing equals: an operation too many is then a mismatch like any.
@@ -156,18 +153,12 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         self._rung = self._next_rung = self._rungs[0]
         self.planned_time = self._rung.iteration_s
         self.has_ladder = len(self._rungs) > 1
-        self._at = 0
         self._begun: Moment | None = None
         self._spans: list[tuple[Moment, Moment, int]] = []
-        self._began_ns = 0
-        self._requests = 0
+        self._at = self._began_ns = self._requests = self._lost_in_a_row = self._silent = 0
         self._unlogged: deque[_Step] = deque()
-        self._lost = False
-        self._lost_in_a_row = self._silent = 0
-
-        self.clock_errors = 0
+        self._lost = self._closed = False
         self._first_error = ""
-        self._closed = False
         self._max_clock = mine.clocks_mhz[-1] if mine.clocks_mhz else 0
         guard = refusal = None
         if device is None:
@@ -292,17 +283,6 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         limit = seconds if seconds is not None and seconds > 0 else 0.0  # not a number: no time
         place = bisect_right(rungs, limit, key=lambda rung: rung.iteration_s)
         self._next_rung = rungs[max(0, place - 1)]
-
-    @property
-    def current_time(self) -> float:
-        """Iteration time of the plan that this step follows, s."""
-        return self._rung.iteration_s
-
-    @property
-    def pipelines(self) -> list[int]:
-        """For each global rank, which of the data-parallel pipelines it belongs to."""
-        layout = self.plan.layout
-        return [layout.place(rank).get("dp", 0) for rank in range(self.plan.world_size)]
 
     def close(self) -> None:
         """Give the clock back, finish the log and say in one line what went wrong, if anything."""

@@ -10,27 +10,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Final
+
+#: Others must take so many times as long as we do, _PATIENCE steps in a row; then they are late
+#: until they take less than _LEAVE times as long.
+_ENTER: Final = 1.05
+_LEAVE: Final = 1.02
+_PATIENCE: Final = 3
+#: Relative change of a straggler's time that is not worth another plan.
+BAND: Final = 0.02
 
 
-@dataclass
 class StragglerDetector:
     """Hysteresis: slow to believe that there is a straggler, quick to believe that it has gone.
 
     Attributes:
-        enter: others must take this many times as long as we do, `patience` steps in a row.
-        leave: below this they are not late.
-        patience: steps.
-        band: relative change of a straggler's time that is not worth another plan.
         slowdown: what is believed now: the straggler's time over ours; 1 without one.
     """
 
-    enter: float = 1.05
-    leave: float = 1.02
-    patience: int = 3
-    band: float = 0.02
-    slowdown: float = 1.0
-    _seen: deque[float] = field(default_factory=deque)
+    def __init__(self) -> None:
+        self.slowdown = 1.0
+        self._seen: deque[float] = deque(maxlen=_PATIENCE)
 
     def observe(self, ours: float, slowest: float) -> float:
         """Take note of one step, and say what to believe.
@@ -44,14 +44,12 @@ class StragglerDetector:
         """
         late = slowest / ours
         self._seen.append(late)
-        if len(self._seen) > self.patience:
-            self._seen.popleft()
-        if late < self.slowdown * (1 - self.band):
+        if late < self.slowdown * (1 - BAND):
             # Running slower than the slowest costs everybody time: mend it at once.
-            self.slowdown = late if late >= self.leave else 1.0
-        elif len(self._seen) == self.patience:
+            self.slowdown = late if late >= _LEAVE else 1.0
+        elif len(self._seen) == _PATIENCE:
             surely = min(self._seen)
-            if surely >= max(self.enter, self.slowdown * (1 + self.band)):
+            if surely >= max(_ENTER, self.slowdown * (1 + BAND)):
                 self.slowdown = surely
         return self.slowdown
 

@@ -16,7 +16,8 @@ from pydantic import Field, model_validator
 
 from envplan._model import Count, Document, Index, Model
 from envplan.devices import DeviceError
-from envplan.enforce.clocks import Clocks, named_clocks
+from envplan.enforce.clocks import named_clocks
+from envplan.enforce.freqplan import StageClocks
 from envplan.errors import InputError
 from envplan.runtime.guard import Guard
 from envplan.serving.plan import ServingPlan
@@ -106,7 +107,7 @@ def apply_serving_plan(
     plan: ServingPlan,
     profile: ServingProfile,
     *,
-    clocks: Clocks | None = None,
+    clocks: StageClocks | None = None,
     gpus_per_node: int = 8,
     force: bool = False,
     plan_sha256: str | None = None,
@@ -167,20 +168,21 @@ def apply_serving_plan(
         plan_sha256=plan_sha256 or hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
         profile_sha256=plan.profile.sha256,
         gpu=known.gpu,
-        clocks_source=known.source,
+        clocks_source=known.clocks_source,
         gpus_per_node=gpus_per_node,
         nodes=len(free),
         instances=instances,
     )
 
 
-def _supported(mhz: int, known: Clocks) -> int:
-    if above := [clock for clock in known.mhz if clock >= mhz]:
+def _supported(mhz: int, known: StageClocks) -> int:
+    clocks = known.supported_clocks_mhz
+    if above := [clock for clock in clocks if clock >= mhz]:
         return above[0]
-    if known.mhz[-1] >= mhz * (1 - _NOMINAL):
-        return known.mhz[-1]
+    if clocks[-1] >= mhz * (1 - _NOMINAL):
+        return clocks[-1]
     raise InputError(
-        f"the plan wants {mhz} MHz, but {known.gpu or 'the GPU'} reaches {known.mhz[-1]} only; "
+        f"the plan wants {mhz} MHz, but {known.gpu or 'the GPU'} reaches {clocks[-1]} only; "
         "plan with a profile of that GPU"
     )
 

@@ -9,29 +9,28 @@ import numpy as np
 
 from envplan.errors import DoubtWarning
 from envplan.limits import AveragePower, PeakPower
-from envplan.units import duration_text, s_from_ns, w_from_uw
+from envplan.units import UW_PER_W, duration_text, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
+    from envplan.profile import Profile
     from envplan.request import Request
 
-__all__ = ["doubt_job", "doubt_request"]
+__all__ = ["doubt_job", "doubt_profile", "doubt_request"]
 
 #: A GPU that runs or waits draws more than that, W; an iteration takes less than that, s.
 _LEAST_W: Final = 10.0
 _LONGEST_S: Final = 3600.0
+#: No GPU draws that much, W.
+_MOST_W: Final = 2000.0
+#: The highest clock takes so many times as long as a lower one by more than noise as usual.
+_SLOW_TOP: Final = 1.03
 
 
 def doubt_job(frontier: Relaxation) -> None:
     """Warn of times and powers of a job that no training has."""
     problem, pipeline = frontier.problem, frontier.pipeline
-    clocked = problem.frequency_mhz > 0
-    computing = problem.power_uw[clocked]
-    if len(computing) and w_from_uw(int(computing.max())) < _LEAST_W:
-        _warn(
-            f"no operation of profile {frontier.profile.name} draws {_LEAST_W:g} W on a GPU; are "
-            "its energies in joules and its times in seconds?"
-        )
+    doubt_profile(frontier.profile)
     waiting = frontier.blocking_power_w
     if 0 < max(waiting) < _LEAST_W:
         _warn(f"a waiting GPU draws {max(waiting):g} W; GPUs draw {_LEAST_W:g} W at the very least")
@@ -47,6 +46,53 @@ def doubt_job(frontier: Relaxation) -> None:
         _warn(
             f"a transfer between stages takes {latency:g} s, longer than any operation at its "
             f"fastest ({longest:g} s); --p2p-latency takes units, as in 2ms"
+        )
+
+
+def doubt_profile(profile: Profile) -> None:
+    """Warn of powers that no GPU draws while it computes, and of slow rows of the highest clock."""
+    clocked = {key: one.whole for key, one in profile.measured.items() if one.mhz.any()}
+    if not clocked:
+        return
+    power = {
+        key: np.where(one.mhz > 0, (one.energy_fj / one.time_ns)[:, 0] / UW_PER_W, np.nan)
+        for key, one in clocked.items()
+    }
+    most = max(float(np.nanmax(one)) for one in power.values())
+    least, (stage, instruction) = min((float(np.nanmin(one)), key) for key, one in power.items())
+    mhz = clocked[stage, instruction].mhz[int(np.nanargmin(power[stage, instruction]))]
+    of = f"profile {profile.name}"
+    if most < _LEAST_W:
+        _warn(
+            f"no operation of {of} draws {_LEAST_W:g} W on a GPU; are its energies in joules and "
+            "its times in seconds?"
+        )
+    elif most > _MOST_W:
+        _warn(
+            f"an operation of {of} draws {most:,.0f} W; are its energies in joules, and of one GPU "
+            "each?"
+        )
+    elif least < _LEAST_W:
+        _warn(
+            f"stage {stage} {instruction} at {mhz} MHz draws {least:g} W in {of}; was "
+            "its energy measured?"
+        )
+    _doubt_highest_clocks(profile)
+
+
+def _doubt_highest_clocks(profile: Profile) -> None:
+    worst = 1.0
+    for table in profile.tables():
+        time, mhz, top = table.time_ns, table.frequency_mhz, table.max_frequency_option
+        slower = int(time[top]) / int(time[0])
+        if 0 < mhz[0] < mhz[top] and len(set(table.config)) == 1 and slower > worst:
+            worst, slow, fast = slower, (table, top), int(mhz[0])
+    if worst > _SLOW_TOP:
+        table, top = slow
+        _warn(
+            f"stage {table.stage} {table.instruction} takes {100 * (worst - 1):.1f}% longer at its "
+            f"highest clock, {table.frequency_mhz[top]} MHz, than at {fast} MHz in profile "
+            f"{profile.name}; is that noise? Savings are against the highest clocks"
         )
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from envplan._files import atomic_write
+from envplan._files import atomic_write, read_bounded
 from envplan._model import Model
+from envplan._tables import MAX_TABLE_BYTES, parse_table
 from envplan.errors import InputError
 from envplan.sweep.config import TargetKind
 
-__all__ = ["COLUMNS", "TABLE_TYPES", "Row", "check_table", "write_table"]
+__all__ = ["COLUMNS", "TABLE_TYPES", "Row", "check_table", "read_rows", "write_table"]
 
 TABLE_TYPES: Final = (".csv", ".parquet")
 
@@ -129,6 +130,26 @@ def write_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
         atomic_write(path, text.getvalue())
     else:
         atomic_write(path, _parquet(cells))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a table that write_table wrote.
+
+    Raises:
+        InputError: it is no such table; says line and column.
+    """
+    check_table(path)
+    content = read_bounded(path, MAX_TABLE_BYTES)
+    if path.suffix.lower() == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            read = pq.read_table(io.BytesIO(content))
+        except pa.ArrowException as error:
+            raise InputError(f"is no table in Parquet's format: {error}", path=path) from None
+        content = read.to_pandas().to_csv(index=False).encode()
+    return list(parse_table(content, Row, path=path, kind="a sweep's table").rows())
 
 
 def _parquet(cells: list[dict[str, object]]) -> bytes:

@@ -15,7 +15,7 @@ from envplan.pipeline.described import described_pipeline, parse_extras
 from envplan.plan import Plan
 from envplan.planners import PLANNERS, forwards_ahead
 from envplan.planners.base import answer
-from envplan.profile import Profile
+from envplan.profile import ByParts, Profile
 from envplan.request import Request
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
@@ -123,13 +123,10 @@ def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
         extras=parse_extras(point.extra, profile),
         forwards_ahead=ahead,
     )
-    by_parts = profile.by_parts(
-        one_clock=point.one_clock,
-        within_percent=point.parts_within,
-        blocking_power_w=point.blocking_power,
-    )
+    parted = profile.has_parts and not point.one_clock
+    asked = ByParts.asked(point.parts_within, point.blocking_power) if parted else None
     needed = {op.instruction for op in pipeline.operations}
-    fitted = profile.fitted(needed, recompute=point.recompute, by_parts=by_parts)
+    fitted = profile.fitted(needed, recompute=point.recompute, by_parts=asked)
     frontier = trace_frontier(
         pipeline,
         fitted,

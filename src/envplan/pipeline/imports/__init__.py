@@ -1,5 +1,4 @@
-"""Schedules from elsewhere: PyTorch's CSV and objects, DeepSpeed's instructions, Megatron's
-configurations, recorded traces.
+"""Schedules from elsewhere: PyTorch's CSV and objects, Megatron's configurations, recorded traces.
 
 Each reader finds out which operations every rank runs in which order; Pipeline.from_orders then
 gives them the data dependencies of a generated schedule, and refuses what could not run.
@@ -7,27 +6,17 @@ gives them the data dependencies of a generated schedule, and refuses what could
 
 from __future__ import annotations
 
-from envplan.pipeline.imports.chrome import (
-    TimeCheck,
-    TraceMapping,
-    check_times,
-    read_chrome_traces,
-)
-from envplan.pipeline.imports.deepspeed import from_deepspeed, read_deepspeed
+from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
 from envplan.pipeline.imports.megatron import layers_per_stage, read_megatron, read_megatron_file
 from envplan.pipeline.imports.steps import ImportedSchedule
 from envplan.pipeline.imports.torch_csv import as_torch_csv, read_torch_csv, read_torch_schedule
 
 __all__ = [
     "ImportedSchedule",
-    "TimeCheck",
     "TraceMapping",
     "as_torch_csv",
-    "check_times",
-    "from_deepspeed",
     "layers_per_stage",
     "read_chrome_traces",
-    "read_deepspeed",
     "read_megatron",
     "read_megatron_file",
     "read_torch_csv",

@@ -17,29 +17,23 @@ from __future__ import annotations
 import json
 import os
 import re
-import statistics
-import zlib
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from envplan._files import unzipped
+from envplan._files import read_bounded
 from envplan._model import Model
-from envplan.errors import InputError, shown
-from envplan.pipeline.dependencies import Place
-from envplan.pipeline.formats import identifier, naming
+from envplan.errors import InputError, naming, shown
+from envplan.pipeline.formats import identifier
 from envplan.pipeline.imports.steps import ImportedSchedule, Step, scheduled
-from envplan.pipeline.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LETTERS
+from envplan.pipeline.schedules import BACKWARD, LETTERS
 
-if TYPE_CHECKING:
-    from envplan.profile import Profile
-
-__all__ = ["TimeCheck", "TraceMapping", "check_times", "read_chrome_traces"]
+__all__ = ["TraceMapping", "read_chrome_traces"]
 
 MAX_TRACE_BYTES: Final = 256 * 2**20
 
@@ -47,8 +41,6 @@ MAX_TRACE_BYTES: Final = 256 * 2**20
 _GROUPS: Final = ("chunk", "microbatch", "rank", "stage")
 _ARGS: Final = "args."
 _NS_PER_US: Final = 1000
-_NS_PER_S: Final = 10**9
-_TOLERANCE: Final = 1.1
 _LARGEST_US: Final = 10**16
 
 
@@ -75,9 +67,8 @@ class TraceMapping(Model):
             have several, else `tid`. Ranks are numbered by the order of what stands there.
         microbatch: `args.NAME`; None: the group, else by order of appearance, for each rank, chunk
             and instruction.
-        chunk: `args.NAME`; `order`: a microbatch goes through a rank's chunks one after the other
-            and comes back the other way, weights in the order of inputs; None: the group, 0 in a
-            name without it; where no name has it, every rank has one model stage.
+        chunk: `args.NAME`; None: the group, 0 in a name without it; where no name has it, every
+            rank has one model stage.
         placement: which model stage a chunk is where no group `stage` says so: `interleaved`
             (chunk c of rank r is stage c * ranks + r) or `v` (chunk 1 comes back, so that it is
             stage 2 * ranks - 1 - r).
@@ -89,53 +80,10 @@ class TraceMapping(Model):
     instructions: dict[Annotated[str, AfterValidator(identifier)], _Expression]
     rank: Annotated[str, Field(pattern=r"^(file|pid|tid|args\..+)$")] | None = None
     microbatch: Annotated[str, Field(pattern=r"^args\..+$")] | None = None
-    chunk: Annotated[str, Field(pattern=r"^(order|args\..+)$")] | None = None
+    chunk: Annotated[str, Field(pattern=r"^args\..+$")] | None = None
     placement: Literal["interleaved", "v"] = "interleaved"
     category: _Expression | None = None
     within: _Expression | None = None
-
-
-@dataclass(frozen=True)
-class TimeCheck:
-    """What a profile says of the operations of one kind, beside what was recorded.
-
-    Attributes:
-        stage: of the profile.
-        operations: how many were recorded.
-        recorded_s: their median.
-        profile_fastest_s, profile_slowest_s: of the profile's options.
-        fits: whether the recorded time lies within the profile's, or 10% beyond them.
-    """
-
-    stage: int
-    instruction: str
-    operations: int
-    recorded_s: float
-    profile_fastest_s: float
-    profile_slowest_s: float
-    fits: bool
-
-
-def check_times(recorded: ImportedSchedule, profile: Profile) -> list[TimeCheck]:
-    """Compare how long recorded operations took with how long a profile says they take.
-
-    Raises:
-        InputError: the profile has no rows for an operation.
-    """
-    times: dict[tuple[int, str], list[int]] = defaultdict(list)
-    operations, durations = chain(*recorded.orders), chain(*recorded.durations_ns)
-    for op, duration in zip(operations, durations, strict=True):
-        if duration:
-            times[op.profile_stage, op.instruction].append(duration)
-    fitted = profile.fitted({instruction for _, instruction in times})
-    checks = []
-    for (stage, instruction), each in sorted(times.items()):
-        options = fitted.table(stage, instruction).time_ns
-        middle = statistics.median(each) / _NS_PER_S
-        fastest, slowest = int(options.min()) / _NS_PER_S, int(options.max()) / _NS_PER_S
-        fits = fastest / _TOLERANCE <= middle <= slowest * _TOLERANCE
-        checks.append(TimeCheck(stage, instruction, len(each), middle, fastest, slowest, fits))
-    return checks
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +94,6 @@ class _Event:
         said: what it says of itself: `file`, `pid`, `tid`, its category as `cat`, its arguments as
             `args.NAME`, and the groups in its name.
         instruction: if it is an operation.
-        shared: whether it is one of several operations that are one event in the trace: its own
-            times are not known.
     """
 
     name: str
@@ -155,7 +101,6 @@ class _Event:
     end: int
     said: Mapping[str, Any]
     instruction: str = ""
-    shared: bool = False
 
     def __str__(self) -> str:
         begin, end = (f"{at // _NS_PER_US}.{at % _NS_PER_US:03d}" for at in (self.begin, self.end))
@@ -175,7 +120,7 @@ def read_chrome_traces(
     follows from the instructions.
 
     Returns:
-        The schedule with its times; its fact `rank_labels` says what the trace calls each rank.
+        The schedule; its fact `rank_labels` says what the trace calls each rank.
 
     Raises:
         InputError: a file cannot be read or is larger than 256 MiB unpacked, an expression or event
@@ -186,12 +131,18 @@ def read_chrome_traces(
     for number, path in enumerate(paths):
         with naming(path):
             found += _operations(_spans(_events(path), number), mapping, skipped)
-    if not any(operation.instruction.startswith("backward") for operation in found):
+    if not any(one.instruction.startswith(BACKWARD) for one in found):
         most = ", ".join(f"{shown(name)} ({count})" for name, count in skipped.most_common(5))
         raise InputError(
             "no event is a backward: say which are backward, or backward_input and "
             f"backward_weight; {sum(skipped.values())} events match nothing, most often: {most}"
         )
+    for name, categories in _categories(found).items():
+        if len(categories) > 1:
+            raise InputError(
+                f"events named {shown(name)} are of the categories {' and '.join(categories)}: "
+                "they are one operation seen twice, on CPU and GPU; take one (--category)"
+            )
     labels, rank_of = _numbered(_told_ranks(found, mapping.rank, len(paths)))
     ranks: list[list[_Event]] = [[] for _ in labels]
     for operation in sorted(found, key=lambda one: (one.begin, one.end)):
@@ -205,26 +156,18 @@ def read_chrome_traces(
                     "a forward and a backward is read where its name has both, as DualPipeV's "
                     "OVERLAP_F_B)"
                 )
-    steps = _steps(mapping, ranks)
-    schedule = scheduled(
-        ([(Place(str(operation)), steps[operation]) for operation in rank] for rank in ranks),
-        again="; is this a trace of several iterations? Then name an event around one of them "
-        "(--within); or of several model chunks on a rank (--chunk)?",
-    )
-    durations = (tuple(0 if one.shared else one.end - one.begin for one in rank) for rank in ranks)
-    facts = {"rank_labels": list(map(str, labels))}
-    return replace(schedule, skipped=skipped, facts=facts, durations_ns=tuple(durations))
+    try:
+        schedule = scheduled(_steps(mapping, ranks))
+    except InputError as error:
+        raise InputError(
+            f"{error.message}; is this a trace of several iterations? Then name an event around "
+            "one of them (--within); or of several model chunks on a rank (--chunk)?"
+        ) from None
+    return replace(schedule, skipped=skipped, facts={"rank_labels": list(map(str, labels))})
 
 
 def _events(path: str | os.PathLike[str]) -> list[Any]:
-    try:
-        with unzipped(path) as file:
-            data = file.read(MAX_TRACE_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot be read: {reason}") from None
-    if len(data) > MAX_TRACE_BYTES:
-        raise InputError(f"is larger than {MAX_TRACE_BYTES // 2**20} MiB; cut it to one iteration")
+    data = read_bounded(path, MAX_TRACE_BYTES)
     try:  # traces break rules that our own files keep, and their times want all their digits
         document = json.loads(data.decode("utf-8-sig", errors="replace"), parse_float=Decimal)
     except (RecursionError, ValueError) as error:
@@ -299,15 +242,19 @@ def _operations(
             skipped[event.name] += 1
     if within is None:
         return found
-    inside = [one for one in found if any(_holds(frame, one) for frame in frames)]
+    inside = [
+        one
+        for one in found
+        if any(
+            frame.begin <= one.begin
+            and one.end <= frame.end
+            and str(frame.said["pid"]) == str(one.said["pid"])
+            for frame in frames
+        )
+    ]
     if others := len(found) - len(inside):
         skipped["operations of other iterations"] += others
     return inside
-
-
-def _holds(frame: _Event, one: _Event) -> bool:
-    within = frame.begin <= one.begin and one.end <= frame.end
-    return within and str(frame.said["pid"]) == str(one.said["pid"])
 
 
 def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_Event]:
@@ -328,8 +275,16 @@ def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_
             event.begin + (event.end - event.begin) * at // len(found) for at in (k, k + 1)
         )
         said = {**event.said, **groups}
-        operations.append(_Event(event.name, begin, end, said, instruction, len(found) > 1))
+        operations.append(_Event(event.name, begin, end, said, instruction))
     return operations
+
+
+def _categories(found: Iterable[_Event]) -> dict[str, list[str]]:
+    """The categories of the events of each name."""
+    categories: defaultdict[str, set[str]] = defaultdict(set)
+    for one in found:
+        categories[one.name].add(one.said["cat"])
+    return {name: sorted(filter(None, each)) for name, each in categories.items()}
 
 
 def _told_ranks(found: Sequence[_Event], source: str | None, num_files: int) -> _Told:
@@ -384,8 +339,8 @@ def _numbered(told: _Told) -> tuple[list[Any], dict[_Event, int]]:
     return labels, {one: place[label] for one, label in told.items()}
 
 
-def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> dict[_Event, Step]:
-    """Each event's microbatch and model stage.
+def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> list[list[Step]]:
+    """Each rank's microbatches and model stages.
 
     What one name or argument tells, those of all computation must tell; of a data loader's or an
     optimizer's events they need not: these are counted, and belong to their rank's first chunk.
@@ -393,15 +348,12 @@ def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> dict[_Ev
     everything = list(chain(*ranks))
     _, microbatches = _numbered(_told(everything, mapping.microbatch, "microbatch"))
     named = _told(everything, None, "stage")
-    chunks: Mapping[_Event, int] = {}
-    if not named and mapping.chunk == "order":
-        chunks = _in_order(ranks, microbatches)
-    elif not named:
-        _, chunks = _numbered(_told(everything, mapping.chunk, "chunk"))
+    _, chunks = _numbered({} if named else _told(everything, mapping.chunk, "chunk"))
     seen: Counter[tuple[str, int]] = Counter()
-    steps: dict[_Event, Step] = {}
+    steps: list[list[Step]] = []
     for rank, operations in enumerate(ranks):
         first = min((named[one] for one in operations if one in named), default=rank)
+        steps.append([])
         for one in operations:
             chunk = chunks.get(one, 0)
             back = mapping.placement == "v" and chunk % 2
@@ -409,43 +361,5 @@ def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> dict[_Ev
             stage = named.get(one, first) if named else placed
             counted = seen[one.instruction, stage]
             seen[one.instruction, stage] += one not in microbatches
-            steps[one] = Step(one.instruction, microbatches.get(one, counted), stage)
+            steps[-1].append(Step(one.instruction, microbatches.get(one, counted), stage))
     return steps
-
-
-def _in_order(
-    ranks: Sequence[Sequence[_Event]], microbatches: Mapping[_Event, int]
-) -> dict[_Event, int]:
-    """The chunk of each operation whose microbatch is known, in the order that ranks run them.
-
-    Data go through the chunks forwards and gradients backwards, so the n-th of `count` is certain.
-    Weights are nobody's data: they are taken to come in the order of their inputs' gradients.
-    """
-    if not microbatches:
-        raise InputError(
-            "chunks go by the order of a microbatch's operations, so say where the microbatch "
-            "stands: in a group microbatch, or in args.NAME"
-        )
-    listed = [
-        (one, (rank, microbatches[one]))
-        for rank, operations in enumerate(ranks)
-        for one in operations
-        if one in microbatches
-    ]
-    passes = Counter(key for one, key in listed if one.instruction == FORWARD)
-    count = max(passes.values(), default=1)
-    chunks: dict[_Event, int] = {}
-    coming: dict[tuple[str, tuple[int, int]], deque[int]] = {}  # the chunks still to come
-    for one, key in listed:
-        kind = one.instruction.removesuffix("_input")
-        usual = {BACKWARD: range(count)[::-1], BACKWARD_WEIGHT: ()}.get(kind, range(count))
-        left = coming.setdefault((kind, key), deque(usual))
-        if not left:
-            raise InputError(
-                f"{one}: there are more of microbatch {key[1]} than its rank has chunks, {count}, "
-                "or it comes before its backward_input; is this a trace of several iterations?"
-            )
-        chunks[one] = left.popleft()
-        if one.instruction == BACKWARD_INPUT:
-            coming.setdefault((BACKWARD_WEIGHT, key), deque()).append(chunks[one])
-    return chunks

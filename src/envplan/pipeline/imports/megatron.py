@@ -1,8 +1,9 @@
 """Megatron's pipeline schedules, as a configuration of Megatron or of NeMo's Megatron-Bridge asks.
 
 Such a configuration is an object in memory (megatron.core's TransformerConfig, and what derives
-from it) or a file in YAML or JSON whose names are the same, under `model` or not. Megatron is not
-needed.
+from it), a file in YAML or JSON whose names are the same, under `model` or not, a script that gives
+Megatron-LM its arguments, or the log in which it prints them. GPT-NeoX's files have names of their
+own for the same. Megatron is not needed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,8 +28,37 @@ _GROUP: Final = re.compile(r"\(([^)]+)\)\*(\d{1,5})")
 _LETTER: Final = re.compile(r"(.)\*(\d{1,5})")
 _LONGEST: Final = 100_000
 
+#: An argument of Megatron-LM in a script, or in a YAML file of its tests, and its value if any.
+_ARGUMENT: Final = re.compile(
+    r"""--([a-z][a-z0-9_-]*)(?:(?:[ \t=]|:[ \t])[ \t]*("[^"\n]*"|'[^'\n]*'|(?!-)[^\s\\#]+))?"""
+)
+#: As Megatron-LM prints them all when it starts.
+_PRINTED: Final = re.compile(r"(?:^|[\s:])(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"(^|\s)#.*")
+_ASSIGNED: Final = re.compile(r"(?:^|\s)(\w+)=[\"']?(\w+)[\"']?\s*$", re.MULTILINE)
+_VARIABLE: Final = re.compile(r"\$\{?(\w+)(?::-(\w+)\})?\}?")
+_WORDS: Final = {"none": None, "null": None, "true": True, "false": False}
+#: Arguments of Megatron-LM, torchrun and GPT-NeoX that say what a configuration says otherwise.
+_OTHER_NAMES: Final = {
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "nnodes": "num_nodes",
+    "nproc_per_node": "devices",
+    "pipe_parallel_size": "pipeline_model_parallel_size",
+    "model_parallel_size": "tensor_model_parallel_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+}
+
 #: Where a file says what the job is; Bridge's `dataset`, say, has a data_parallel_size of its own.
 _PARTS: Final = ("model", "train", "trainer", "comm_overlap")
+_LAYERS_OF_CHUNK: Final = "num_layers_per_virtual_pipeline_stage"
+#: What may count as a layer each.
+_COUNTED: Final = (
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
 #: What runs operations at the same time.
 _OVERLAP: Final = "overlap_moe_expert_parallel_comm"
 
@@ -50,14 +81,7 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
             f"{_OVERLAP} runs a forward and a backward together, which a plan cannot follow"
         )
     microbatches = num_microbatches or _microbatches(config, stages)
-    chunks = _number(config, "virtual_pipeline_model_parallel_size")
-    if chunks is None and _value(config, "pipeline_model_parallel_layout"):
-        listed = len(layers_per_stage(config))
-        if listed % stages:
-            raise InputError(
-                f"pipeline_model_parallel_layout has {listed} stages for {stages} ranks"
-            )
-        chunks = listed // stages if listed > stages else None
+    chunks = _chunks(config, stages)
     if chunks is None or stages == 1:
         orders = one_forward_one_backward(stages, microbatches, 1)
     else:
@@ -79,9 +103,11 @@ def read_megatron_file(
     """
 
     def parse(text: str) -> ImportedSchedule:
-        document = _document(text, path)
+        document = _arguments(text) or _document(text, path)
         if not isinstance(document, dict):
             raise InputError("must hold a configuration's names and values")
+        named = {str(name).replace("-", "_"): value for name, value in document.items()}
+        document = {_OTHER_NAMES.get(name, name): value for name, value in named.items()}
         schedule = read_megatron(document, num_microbatches)
         # Megatron's 1F1B has no such transfers.
         overlap = schedule.num_chunks > 1 and bool(_value(document, "overlap_p2p_comm"))
@@ -93,9 +119,46 @@ def read_megatron_file(
     return from_file(path, parse)
 
 
+def _arguments(text: str) -> dict[str, Any]:
+    """Megatron-LM's arguments in a script, in a log, or in a file of its tests; empty: none there.
+
+    Raises:
+        InputError: one is given twice, with different values.
+    """
+    printed = _PRINTED.findall(text)
+    if "pipeline_model_parallel_size" not in dict(printed):
+        printed = []
+        if "--pipeline-model-parallel-" not in text:
+            return {}
+    script = _COMMENT.sub("", text)
+    known = dict(_ASSIGNED.findall(script))
+    said: dict[str, Any] = {} if printed else {"overlap_p2p_comm": True}
+    for name, written in printed or _ARGUMENT.findall(script):
+        value = _VARIABLE.sub(lambda found: known.get(found[1]) or found[2] or found[0], written)
+        value = value.strip("\"'")
+        value = value if "(" in value else value.rstrip(")")
+        means: Any = int(value) if value.isdecimal() else _WORDS.get(value.lower(), value or True)
+        own = name.replace("-", "_")
+        if "$" in value and "pipeline" not in own:
+            continue
+        if own == "no_overlap_p2p_communication":
+            own, means = "overlap_p2p_comm", False
+        elif own in said and said[own] != means and "pipeline" in own:
+            raise InputError(f"says two things under --{name}: {shown(said[own])} and {value}")
+        said[own] = means
+    return said
+
+
 def _document(text: str, path: str | os.PathLike[str]) -> Any:
     if text.lstrip().startswith("{"):
-        return parse_json(text.encode(), path)
+        try:
+            return parse_json(text.encode(), path)
+        except InputError:
+            with suppress(Exception):  # with comments in it, as those of GPT-NeoX, it is YAML
+                import yaml  # type: ignore[import-untyped, unused-ignore]
+
+                return yaml.safe_load(text)
+            raise
     try:
         import yaml  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
@@ -106,6 +169,28 @@ def _document(text: str, path: str | os.PathLike[str]) -> Any:
         mark = getattr(error, "problem_mark", None)
         reason = getattr(error, "problem", None) or "cannot be parsed"
         raise InputError(f"is not YAML: {reason}", line=mark and mark.line + 1) from None
+
+
+def _chunks(config: Any, stages: int) -> int | None:
+    """Model chunks of each rank; None where there is one.
+
+    Raises:
+        InputError: layers or a layout do not make as many on each rank.
+    """
+    chunks = _number(config, "virtual_pipeline_model_parallel_size")
+    listed = 0 if chunks else len(_listed(config))
+    if listed:
+        if listed % stages:
+            raise InputError(f"lists layers of {listed} model stages for {stages} ranks")
+    elif chunks is None and (each := _number(config, _LAYERS_OF_CHUNK)):
+        layers = _number(config, "num_layers")
+        if layers is None:
+            raise InputError(f"says {_LAYERS_OF_CHUNK}, but no num_layers")
+        layers += sum(bool(_value(config, name)) for name in _COUNTED)
+        listed, over = divmod(layers, each)
+        if over or listed % stages:
+            raise InputError(f"{layers} layers do not make chunks of {each} on {stages} ranks")
+    return listed // stages if listed > stages else chunks
 
 
 def layers_per_stage(config: Any) -> list[int]:
@@ -120,17 +205,16 @@ def layers_per_stage(config: Any) -> list[int]:
         InputError: the layers cannot be shared out so.
     """
     stages = _number(config, "pipeline_model_parallel_size") or 1
-    chunks = _number(config, "virtual_pipeline_model_parallel_size") or 1
-    if layout := _value(config, "pipeline_model_parallel_layout"):
-        return _laid_out(getattr(layout, "input_data", layout))
+    if listed := _listed(config):
+        return listed
     layers = _number(config, "num_layers")
     if layers is None:
         return []
+    chunks = _chunks(config, stages) or 1
     ranks = [0] * stages
     for rank, end in ((0, "first"), (-1, "last")):
         ranks[rank] = _number(config, f"num_layers_in_{end}_pipeline_stage") or ranks[rank]
-    embedding = bool(_value(config, "account_for_embedding_in_pipeline_split"))
-    loss = bool(_value(config, "account_for_loss_in_pipeline_split"))
+    embedding, loss = (bool(_value(config, name)) for name in _COUNTED)
     each, over = divmod(layers + embedding + loss - sum(ranks), ranks.count(0) or 1)
     ranks = [own or each for own in ranks]
     if over or each < 0 or sum(ranks) != layers + embedding + loss:
@@ -141,6 +225,19 @@ def layers_per_stage(config: Any) -> list[int]:
     shared[0] -= embedding
     shared[-1] -= loss
     return shared
+
+
+def _listed(config: Any) -> list[int]:
+    """Layers of each model stage where a configuration lists them; none where it does not.
+
+    Raises:
+        InputError: it lists them in no way that Megatron knows.
+    """
+    if layout := _value(config, "pipeline_model_parallel_layout"):
+        return _laid_out(getattr(layout, "input_data", layout))
+    # Layers of several kinds, a character each, without those that predict further tokens.
+    pattern, *_ = str(_value(config, "hybrid_layer_pattern") or "").split("/")
+    return [len(part) for part in pattern.split("|")] if "|" in pattern else []
 
 
 def _laid_out(layout: Any) -> list[int]:
@@ -164,6 +261,8 @@ def _laid_out(layout: Any) -> list[int]:
 
 def _microbatches(config: Any, stages: int) -> int:
     """How many the batch sizes make, where they and the number of replicas are said."""
+    if steps := _number(config, "gradient_accumulation_steps"):  # of GPT-NeoX, which is DeepSpeed's
+        return steps
     batch, size, replicas, nodes, devices, tensor, context = (
         _number(config, name)
         for name in (

@@ -1,7 +1,7 @@
 """What every import has in common: what each rank runs, made into operations.
 
 A reader finds, in order, the steps of model stages that each rank runs, and the names of what else
-there is and is left out. Of each it says where it stands (a Place).
+there is and is left out.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from envplan._files import decoded, read_bounded
-from envplan.errors import InputError
-from envplan.pipeline.dependencies import Place, placement
-from envplan.pipeline.formats import naming
+from envplan.errors import InputError, naming
+from envplan.pipeline.dependencies import placement
 from envplan.pipeline.schedules import FORWARD, LETTERS, SCHEDULES, Operation
 
 MAX_FILE_BYTES: Final = 64 * 2**20
@@ -37,10 +36,6 @@ class Step(NamedTuple):
     model_stage: int
 
 
-#: A step, or the name of what is left out, and where it stands.
-Found: TypeAlias = tuple[Place, Step | str]
-
-
 @dataclass(frozen=True)
 class ImportedSchedule:
     """A schedule from elsewhere: the operations of each rank in execution order.
@@ -49,19 +44,11 @@ class ImportedSchedule:
         orders: for each rank, its operations.
         skipped: what the source has beside operations, and how often, by the source's names.
         facts: what else the source says of the pipeline, in JSON types.
-        durations_ns: where they were recorded, for each rank the time of each of its operations; 0
-            where it is not known.
     """
 
     orders: tuple[tuple[Operation, ...], ...]
     skipped: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
-    durations_ns: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def computes_only(self) -> bool:
-        """Whether it has nothing but forwards and backwards."""
-        return all(op.instruction in LETTERS for order in self.orders for op in order)
 
     @property
     def known_as(self) -> str | None:
@@ -98,46 +85,30 @@ class ImportedSchedule:
         return max(op.microbatch for order in self.orders for op in order) + 1
 
 
-def scheduled(ranks: Iterable[Iterable[Found]], *, again: str = "") -> ImportedSchedule:
+def scheduled(ranks: Iterable[Iterable[Step | str]]) -> ImportedSchedule:
     """The schedule of what all ranks run. A rank's model stages are its chunks, in model order.
 
     Args:
-        ranks: for each rank, what was found, in execution order.
-        again: what to think of where an operation comes twice.
+        ranks: for each rank, in execution order, its steps, and names of what is left out.
 
     Raises:
         InputError: names a rank without steps, a step that comes twice, or a model stage that is
             on two ranks or on none.
     """
     orders: list[tuple[Operation, ...]] = []
-    places: list[list[Place]] = []
     skipped: Counter[str] = Counter()
     for rank, found in enumerate(ranks):
-        places.append([])
         steps: list[Step] = []
-        for place, one in found:
+        for one in found:
             if isinstance(one, str):
                 skipped[one] += 1
             else:
-                places[-1].append(place)
                 steps.append(one)
         stages = sorted({step.model_stage for step in steps})
         chunks = {stage: chunk for chunk, stage in enumerate(stages)}
         orders.append(tuple(Operation(rank, i, m, chunks[stage], stage) for i, m, stage in steps))
-    placement(orders, lambda rank, at: places[rank][at], again=again)
+    placement(orders)
     return ImportedSchedule(tuple(orders), skipped)
-
-
-def kept(names: Iterable[str], known: Iterable[str]) -> frozenset[str]:
-    """What else a user wants to keep as operations.
-
-    Raises:
-        InputError: one is none of those that can be kept.
-    """
-    names = frozenset(names)
-    if others := sorted(names.difference(known)):
-        raise InputError(f"{others[0]} cannot be kept; these can be kept: {', '.join(known)}")
-    return names
 
 
 def from_file(

@@ -11,7 +11,7 @@ A schedule with communication also has actions such as 0SEND_F3, 1RECV_F3 and, s
 0WAIT_SEND_F3, and, with sharded parameters, 0UNSHARD, 0RESHARD, 0REDUCE_GRAD and 0WAIT_REDUCE_GRAD.
 What sends and receives say is in the data dependencies already, and parameters are gathered beside
 the computation, so all these are left out and counted, as is any other action whose name is not
-one letter: those are the computations. REDUCE_GRAD may be kept as an operation (see `keep`).
+one letter: those are the computations.
 
 Schedule objects in memory are read as the same cells; torch is not needed.
 """
@@ -22,43 +22,33 @@ import csv
 import io
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from envplan.errors import InputError, shown
-from envplan.pipeline.dependencies import Place, short_name
+from envplan.pipeline.dependencies import short_name
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
-    Found,
     ImportedSchedule,
     Step,
     from_file,
-    kept,
     scheduled,
 )
-from envplan.pipeline.schedules import BACKWARD_INPUT, BACKWARD_WEIGHT, LETTERS, SCHEDULES
+from envplan.pipeline.schedules import LETTERS, SCHEDULES
 
 if TYPE_CHECKING:
     from envplan.pipeline.graph import Pipeline
 
 __all__ = ["as_torch_csv", "parse_rows", "read_torch_csv", "read_torch_schedule"]
 
-_ALL_REDUCE: Final = "all_reduce"
-_REDUCTION: Final = "REDUCE_GRAD"
-
 _INSTRUCTIONS: Final = {letter: instruction for instruction, letter in LETTERS.items()}
 _NUMBER: Final = rf"([0-9]{{1,{MOST_DIGITS}}})"
 _COMPUTE: Final = re.compile(rf"{_NUMBER}([FBIW]){_NUMBER}")
 _OVERLAP: Final = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-_OLD: Final = re.compile(rf"{_NUMBER}BW{_NUMBER}")
-# Whatever is no computation: its names have several letters.
-_BESIDE: Final = re.compile(rf"{_NUMBER}([A-Z][A-Z_]*[A-Z])(?:{_NUMBER})?")
-_OLDER_VERSION: Final = (
-    "in files of older versions of PyTorch B meant only the backward for the input, and BW the "
-    "whole one: write I for B and B for BW"
-)
+# Whatever is no computation: its names are words. (BW was a backward in older versions.)
+_BESIDE: Final = re.compile(rf"{_NUMBER}([A-Z][A-Z_]+[A-Z])(?:{_NUMBER})?")
 
 # The schedules of one stage per rank run a loop of their own, which keeps no list of actions that
 # could be relied on; their order is known.
@@ -66,15 +56,12 @@ _SINGLE: Final = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
 _LOOP: Final = "_step_microbatches"
 
 
-def read_torch_csv(path: str | os.PathLike[str], *, keep: Collection[str] = ()) -> ImportedSchedule:
+def read_torch_csv(path: str | os.PathLike[str]) -> ImportedSchedule:
     """Read a schedule, with or without communication.
 
-    Args:
-        keep: `all_reduce` makes each REDUCE_GRAD an operation of that name, timed by the profile.
-
     Raises:
-        InputError: the file cannot be read; or names the row, the column and the cell that is no
-            action, comes twice or contradicts another one.
+        InputError: the file cannot be read; a cell is no action (names row and column), or an
+            action comes twice or contradicts another one.
     """
 
     def parse(text: str) -> ImportedSchedule:
@@ -85,65 +72,57 @@ def read_torch_csv(path: str | os.PathLike[str], *, keep: Collection[str] = ()) 
             raise InputError(f"is not CSV: {error}", line=reader.line_num) from None
         while rows and not rows[-1]:
             rows.pop()
-        return parse_rows(rows, keep=keep)
+        return parse_rows(rows)
 
     return from_file(path, parse)
 
 
-def parse_rows(rows: Sequence[Sequence[str]], *, keep: Collection[str] = ()) -> ImportedSchedule:
+def parse_rows(rows: Sequence[Sequence[str]]) -> ImportedSchedule:
     """Read a schedule from its cells.
 
     Args:
         rows: for each rank, its cells.
-        keep: see read_torch_csv.
 
     Raises:
         InputError: as for read_torch_csv; line and column count from 1.
     """
-    keep = kept(keep, [_ALL_REDUCE])
-    ranks = [list(_row(line, row, keep)) for line, row in enumerate(rows, 1)]
-    # Old files have no backward for the input but in B.
-    parts = {
-        step.instruction: place for row in ranks for place, step in row if isinstance(step, Step)
-    }
-    if BACKWARD_WEIGHT in parts and BACKWARD_INPUT not in parts:
-        raise parts[BACKWARD_WEIGHT].error(f"lacks the other half of a backward ({_OLDER_VERSION})")
-    return scheduled(ranks)
+    return scheduled(_row(line, row) for line, row in enumerate(rows, 1))
 
 
-def _row(line: int, row: Sequence[str], keep: Collection[str]) -> Iterator[Found]:
+def _row(line: int, row: Sequence[str]) -> Iterator[Step | str]:
     for column, cell in enumerate(map(str.strip, row), 1):
-        place = Place(shown(cell), line, column)
-        for one in _meaning(cell, place, keep) if cell else ():
-            yield place, one
+        if not cell:
+            continue
+        found = _meaning(cell)
+        if not found:
+            raise InputError(
+                f"{shown(cell)} is no action that is known (such as 0F3, 0B3, 0I3, 0W3); is it of "
+                "another version of PyTorch?",
+                line=line,
+                column=column,
+            )
+        yield from found
 
 
-def _meaning(cell: str, place: Place, keep: Collection[str]) -> list[Step] | list[str]:
-    """The steps of a cell, or the name of what is left out."""
+def _meaning(cell: str) -> list[Step] | list[str]:
+    """The steps of a cell, or the name of what is left out; none of one that is not known."""
     if (overlap := _OVERLAP.fullmatch(cell)) or _COMPUTE.fullmatch(cell):
         parts = overlap[1].split(";") if overlap else [cell]
         found = [match for part in parts if (match := _COMPUTE.fullmatch(part.strip()))]
         if len(found) == len(parts):
             return [Step(_INSTRUCTIONS[m[2]], int(m[3]), int(m[1])) for m in found]
-    elif (match := _BESIDE.fullmatch(cell)) and not _OLD.fullmatch(cell):
-        if match[2] == _REDUCTION and keep:
-            return [Step(_ALL_REDUCE, 0, int(match[1]))]
+    elif match := _BESIDE.fullmatch(cell):
         return [match[2]]
-    raise place.error(
-        "is no action that is known (such as 0F3, 0B3, 0I3, 0W3); "
-        + (_OLDER_VERSION if _OLD.fullmatch(cell) else "is it of another version of PyTorch?")
-    )
+    return []
 
 
-def read_torch_schedule(schedule: Any, *, keep: Collection[str] = ()) -> ImportedSchedule:
+def read_torch_schedule(schedule: Any) -> ImportedSchedule:
     """The order in which a schedule object of torch.distributed.pipelining runs all its ranks.
 
     Every rank's object knows all ranks, so the one of any rank will do.
 
     Args:
         schedule: a ScheduleGPipe, Schedule1F1B or any schedule of several stages per rank.
-        keep: `all_reduce` keeps the reductions of gradients, where the schedule has them, as
-            operations of that name.
 
     Raises:
         InputError: the object is no such schedule, or has an action that is not known.
@@ -152,7 +131,7 @@ def read_torch_schedule(schedule: Any, *, keep: Collection[str] = ()) -> Importe
     if loop in _SINGLE:
         orders = SCHEDULES[_SINGLE[loop]](schedule._num_stages, schedule._n_microbatches, 1)
         return ImportedSchedule(tuple(map(tuple, orders)))
-    order = getattr(schedule, "pipeline_order_with_comms" if keep else "pipeline_order", None)
+    order = getattr(schedule, "pipeline_order", None)
     if loop is None or not isinstance(order, Mapping) or not order:
         raise InputError(
             f"a {type(schedule).__name__} is no schedule of torch.distributed.pipelining with an "
@@ -160,11 +139,11 @@ def read_torch_schedule(schedule: Any, *, keep: Collection[str] = ()) -> Importe
         )
     rows = [[str(action or "") for action in order[rank]] for rank in sorted(order)]
     try:
-        return parse_rows(rows, keep=keep)
+        return parse_rows(rows)
     except InputError as error:
         if error.line is None:
             raise
-        place = f"rank {error.line - 1}" + (f", action {error.column}" if error.column else "")
+        place = f"rank {error.line - 1}, action {error.column}"
         raise InputError(f"{place}: {error.message}") from None
 
 

@@ -30,15 +30,16 @@ function shown(value, digits) {
   if (!Number.isFinite(value)) return "–";
   if (Number.isInteger(value) && Math.abs(value) >= 100) return String(value);
   const size = value === 0 ? 0 : Math.floor(Math.log10(Math.abs(value)));
-  return value.toFixed(Math.max(0, Math.min(9, digits - 1 - size)));
+  const decimals = Math.max(0, Math.min(9, digits - 1 - size));
+  return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 }
-function energyUnit(joules) {
-  for (const [factor, unit] of [[1e9, "GJ"], [1e6, "MJ"], [1e3, "kJ"]])
-    if (joules >= 10 * factor) return [factor, unit];
-  return [1, "J"];
+function unitOf(value, unit) {
+  for (const [factor, sign] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
+    if (value >= 10 * factor) return [factor, sign + unit];
+  return [1, unit];
 }
 function joules(value) {
-  const [factor, unit] = energyUnit(value);
+  const [factor, unit] = unitOf(value, "J");
   return `${shown(value / factor, 4)} ${unit}`;
 }
 
@@ -219,7 +220,7 @@ function drawFrontier(host, data, state, last, moveTo) {
   host.textContent = "";
   const width = Math.max(320, host.clientWidth), height = Math.min(460, Math.max(320, width * 0.5));
   const svg = make(host, "svg", { width, height, role: "img", "aria-label": "Energy per iteration against iteration time" });
-  const [factor, unit] = energyUnit(data.baseline.energy);
+  const [factor, unit] = unitOf(data.baseline.energy, "J");
   const slower = data.slower.filter((p) => p.time <= last);
   const times = [...data.curve.map((p) => p[0]), ...data.points.map((p) => p.time), state.straggler];
   const shapes = Object.values(data.curves).flat().filter((p) => p[0] <= last);
@@ -661,7 +662,7 @@ function operationAt(chart, event) {
 
 function powerUnit(timelines) {
   const peak = timelines.reduce((most, t) => t.power.watts.reduce((a, b) => Math.max(a, b), most), 0);
-  return peak >= 1e4 ? [peak, 1e3, "kW"] : [peak, 1, "W"];
+  return [peak, ...unitOf(peak, "W")];
 }
 const isPlan = (k, timelines) => k === timelines.length - 1;
 
@@ -696,37 +697,6 @@ function drawPower(host, { timelines, view }) {
     make(svg, "path", plan ? { d, fill: "var(--power)", "fill-opacity": 0.6 } : { d, fill: "none", stroke: "var(--muted)" });
   });
 }
-
-// ---- histogram: how long operations run at which clock
-
-function histogramChart(host, data) {
-  const canvas = html(host, "div", "scroll");
-  const legend = html(host, "div", "legend");
-  data.kinds.forEach((kind, k) => swatch(legend, "", kindColour(k), kind));
-  redraws.push(() => {
-    canvas.textContent = "";
-    const width = Math.max(320, canvas.clientWidth), height = 260;
-    const svg = make(canvas, "svg", { width, height, role: "img", "aria-label": "Busy time by SM clock" });
-    const area = plotArea(width, height, 66);
-    const most = Math.max(...data.bins.map((bin) => bin.share.reduce((a, b) => a + b, 0)));
-    const x = scale(data.low, data.high, area.left, area.right), y = scale(0, most * 1.1, area.bottom, area.top);
-    axes(svg, area, x, y, "SM clock (MHz)", "Busy time (%)");
-    for (const bin of data.bins) {
-      let base = 0;
-      bin.share.forEach((share, k) => {
-        if (!share) return;
-        const bar = make(svg, "rect", {
-          x: x.at(bin.from) + 0.5, width: Math.max(1, x.at(bin.to) - x.at(bin.from) - 1),
-          y: y.at(base + share), height: y.at(base) - y.at(base + share), fill: kindColour(k),
-        });
-        bar.addEventListener("pointermove", (event) => showTip(event, `${data.kinds[k]}, ${bin.from} to ${bin.to - 1} MHz\n${share.toFixed(2)}% of the busy time`));
-        bar.addEventListener("pointerleave", (event) => showTip(event, ""));
-        base += share;
-      });
-    }
-  });
-}
-const kindColour = (k) => ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8a939e"][k % 6];
 
 // ---- series: lines over time in panels one above the other, read off together
 
@@ -819,7 +789,7 @@ for (const button of document.querySelectorAll("button.copy"))
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 
-const CHARTS = { frontier: frontierChart, timeline: timelineChart, histogram: histogramChart, series: seriesChart, animation: animationChart };
+const CHARTS = { frontier: frontierChart, timeline: timelineChart, series: seriesChart, animation: animationChart };
 for (const host of document.querySelectorAll("[data-chart]")) CHARTS[host.dataset.chart](host, DATA[host.dataset.key]);
 
 function redraw() { for (const draw of redraws) draw(); }
