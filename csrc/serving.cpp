@@ -311,7 +311,8 @@ bool Replay::pull(Instance& i, Waiting& prompt) {
     ++squashed_;
     done(request, false, false);
   }
-  const bool late = i.waiting.empty();
+  const bool begun = i.late_begin < i.late.size() && i.late[i.late_begin].done > 0;
+  bool late = i.waiting.empty();
   if (late && i.late_begin == i.late.size()) return false;
   prompt = late ? i.late[i.late_begin] : i.waiting.front();
   if (prompt.done == 0) {  // it needs a place in memory
@@ -320,8 +321,13 @@ bool Replay::pull(Instance& i, Waiting& prompt) {
     const Size& size = sizes_[i.size];
     const bool fits = i.kv + kv <= size.kv_tokens && inside + 1 < tables(i).step_s.size() &&
                       inside < size.most_batch[requests_.known[prompt.request]];
-    if (!fits && i.kv > 0) return false;
-    i.kv += kv;
+    if (!fits && i.kv > 0) {
+      if (!begun) return false;
+      late = true;  // it holds the memory that is lacking
+      prompt = i.late[i.late_begin];
+    } else {
+      i.kv += kv;
+    }
   }
   if (late) {
     if (++i.late_begin == i.late.size()) i.late.clear(), i.late_begin = 0;

@@ -159,7 +159,7 @@ simulate four.json --trace four.json | is PLAN itself
 simulate four.json --trace no/where.json | cannot be written
 apply --tp 0 | --tp/--gpus-per-stage must be at least 1, not 0
 apply --dp 4 | --dp 4 | --dp 2 | again with --dp 4
-apply --tp 4 | 4 GPUs a stage | for 2 | --tp 2 --cp 1
+apply --tp 4 | 4 GPUs a stage | for 2 | tp times cp must be 2
 apply --rank-order tp-pp-xp | 'xp' | permutation
 apply --gpus-per-node 0 | --gpus-per-node must be at least 1
 apply --devices 0,a | --devices must be numbers separated by commas

@@ -195,7 +195,7 @@ def test_only_clocks_that_all_gpus_here_have_are_used(folder: Path, fake_nvml: F
     ("change", "words"),
     [
         (lambda d: d.update(schema="envplan/freqplan/v1"), ["is not a plan"]),
-        (lambda d: d["stages"].pop(), ["stages has 1 entries"]),
+        (lambda d: d["stages"].pop(), ["stages is a list of 1 values"]),
         (lambda d: d["stages"][0].reverse(), ["stages[0][0]"]),
         (lambda d: d["ladder"][0]["frequencies_mhz"].pop(), ["ladder[0]"]),
         (lambda d: d["ladder"][0]["frequencies_mhz"][0].__setitem__(0, 9), ["ladder[0]", "9 MHz"]),

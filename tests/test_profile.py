@@ -275,7 +275,7 @@ def test_the_job_of_a_sidecar_makes_its_pipeline(tmp_path: Path) -> None:
     ("sidecar", "words"),
     [
         ({}, "how many microbatches has an iteration"),
-        ({"job": {"microbatches": 2, "chunks": 2}}, "2 model stages, but profile p has 1 stages"),
+        ({"job": {"microbatches": 2, "chunks": 2}}, "2 model stages, but profile p has 1 stage"),
         ({"job": {"microbatches": 2, "stages": 2}}, "2 pipeline stages .* has 1"),
     ],
 )

@@ -116,6 +116,12 @@ def test_a_long_prompt_that_is_late_makes_way_though_it_has_begun() -> None:
     assert outcome(made)[1] == [2, 1, 2, 1]
 
 
+def test_a_late_prompt_that_holds_memory_goes_on_where_others_do_not_fit() -> None:
+    # The first is late at 0.5 s, half through. The second comes then, and the memory is full.
+    made = replay([(0.0, 10000, 1), (0.7, 1000, 1)], ttft=(0.5,), kv=10500)
+    assert outcome(made)[1] == [2, 1, 2, 1]
+
+
 def test_what_waits_has_its_place_in_memory_too() -> None:
     # While a long prompt runs, three with long outputs come: the third does not fit beside them.
     requests = [(0.0, 10000, 1), *[(0.1, 100, 2000)] * 3]

@@ -151,7 +151,6 @@ class Repeated:
 
     def cut(self, optimum: Optimum) -> Cut:
         """The cut in the middle over which the least differs from a round later."""
-        count = len(self._kind)
         network, arcs = self._network, len(self._later)
         tail_ns, head_ns = optimum.times[network.tail[:arcs]], optimum.times[network.head[:arcs]]
         flow, later_flow = optimum.flow[:arcs], optimum.flow[self._later]
@@ -170,14 +169,14 @@ class Repeated:
             found = (int(over.sum() - alike.sum()), at_ns, period)
             if best is None or found < best:
                 best = found
-        first = np.full((len(self._kind_numbers), 2), self._middle * self._length)
-        if best is None:
-            return Cut(first, self.period_ns(optimum), count)
-        if not self.in_phases:
-            first[:] = 0
-            before = np.flatnonzero(optimum.times[: 2 * count] < best[1])
-            event = self._kind[before // 2], before % 2
-            np.maximum.at(first, event, self._microbatch[before // 2] + 1)
+        if best is None or self.in_phases or (self._length > 1 and best[0] > 0):
+            # By microbatches, in no one place in time.
+            first = np.full((len(self._kind_numbers), 2), self._middle * self._length)
+            return Cut(first, self.period_ns(optimum), len(self._kind))
+        first = np.zeros((len(self._kind_numbers), 2), np.int64)
+        before = np.flatnonzero(optimum.times[: 2 * len(self._kind)] < best[1])
+        event = self._kind[before // 2], before % 2
+        np.maximum.at(first, event, self._microbatch[before // 2] + 1)
         return Cut(first, best[2], best[0])
 
     def pairs(self, cut: Cut) -> NDArray[np.int32]:
@@ -192,21 +191,21 @@ class Repeated:
             return _NO_PAIRS
         return np.stack([arcs, later, tail[arcs], tail[later], head[arcs]], 1).astype(np.int32)
 
-    def proved(self, trace: Trace) -> Iterator[Part]:
-        """Walk a trace of this pipeline to T_min; the parts that repeat, the latest first."""
+    def proved(self, trace: Trace, until_ns: int) -> Iterator[Part]:
+        """Walk a trace of this pipeline to a time; the parts that repeat, the latest first."""
         part = int((trace.time - trace.min_time) * _UNPROVED_PART) + 1
-        while (now := int(trace.breakpoints()[0][-1])) > trace.min_time:
+        while (now := int(trace.breakpoints()[0][-1])) > until_ns:
             cut, first = self.cut(Optimum.of(trace, now)), len(trace.periods()) - 1
             trace.watch(self.pairs(cut) if cut.differing == 0 else _NO_PAIRS)
             if trace.periods()[-1] >= 0:
-                trace.go_on()
+                trace.go_on(until_ns)
                 periods = trace.periods()[first:]
                 periods = periods[: len(periods) - (periods[-1] < 0)]
                 if len(periods) > 1:
                     yield Part(cut, first, periods)
             else:
                 trace.watch(_NO_PAIRS)
-                trace.go_on(now - part)
+                trace.go_on(max(now - part, until_ns))
                 part *= 2
 
     def rounds_more(self, microbatches: int) -> int:

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan.cores import side_by_side
 from envplan.frontier.network import Network, build_network
-from envplan.frontier.repeat import Cut, Lifted, Optimum, Repeated, short_pipeline
+from envplan.frontier.repeat import Cut, Lifted, Optimum, Part, Repeated, short_pipeline
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 
@@ -41,6 +42,7 @@ _CLOSE: Final = 5e-4
 # this of its breakpoints.
 _MUCH_LONGER: Final = 3
 _LEAST_PART: Final = 0.05
+_HALF_THE_WORK: Final = 0.3  # from T_min: work lies denser there
 _FARTHER: Final = 1.1  # than what is too early says, so that one jump is enough
 
 
@@ -128,15 +130,30 @@ class Start:
         if self.num_operations < _MUCH_LONGER * coarser.num_operations:
             return []
         repeated = coarser._repeated
-        trace = coarser.at_flow(self.waiting_uw)
-        trace.run(self.waiting_uw, until=trace.max_time)
-        parts = list(repeated.proved(trace))
-        worth = _LEAST_PART * len(trace.periods())
+        latest = coarser.at_flow(self.waiting_uw)
+        latest.run(self.waiting_uw, until=latest.max_time)
+        least, star = latest.min_time, int(latest.breakpoints()[0][-1])
+        # Always in the same two halves, so that nothing depends on the number of cores.
+        middle = least + int((star - least) * _HALF_THE_WORK)
+        walks = [(latest, middle), (coarser.at_time(middle), least)]
+
+        def one(walk: tuple[Trace | None, int]) -> list[Part]:
+            trace, until_ns = walk
+            if trace is None:
+                return []
+            if trace is not latest:
+                trace.run(until=trace.max_time)
+            return list(repeated.proved(trace, until_ns))
+
+        found = side_by_side(one, walks)
+        known = sum(len(trace.periods()) for trace, _ in walks if trace is not None)
         more = repeated.rounds_more(self._pipeline.num_microbatches)
         return [
             Lifted(trace, part, more, self._repeating)
+            for (trace, _), parts in zip(walks, found, strict=True)
             for part in parts
-            if len(part.periods_ns) > worth
+            if trace is not None
+            and len(part.periods_ns) > _LEAST_PART * known
             and repeated.fits(part.cut, self._pipeline, self.network)
         ]
 

@@ -170,7 +170,7 @@ class Walk:
                 parts = [part for part in self._parts() if part.time <= main.first_ns]
                 ends = [*([part.time for part in parts] or self._times_between()), least]
                 begun = [main] + [
-                    None if part.last_ns == end else _Stretch.begun(part.next(), self._start)
+                    None if part.last_ns <= end else _Stretch.begun(part.next(), self._start)
                     for part, end in zip(parts, ends[1:], strict=False)
                 ]
 
