@@ -40,7 +40,7 @@ _FEWEST_LEVELS: Final = 5
 _CLOSE: Final = 5e-4
 # A pipeline so many times as long takes its frontier from the short one's, in parts of at least
 # this of its breakpoints.
-_MUCH_LONGER: Final = 3
+_MUCH_LONGER: Final = 4
 _LEAST_PART: Final = 0.05
 _HALF_THE_WORK: Final = 0.3  # from T_min: work lies denser there
 _FARTHER: Final = 1.1  # than what is too early says, so that one jump is enough
