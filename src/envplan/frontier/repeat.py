@@ -124,6 +124,7 @@ class Repeated:
         self._network = network
         self._kind_numbers: dict[object, int] = {}
         self._kind, self._microbatch = self._kinds(pipeline)
+        self._long: tuple[Pipeline, tuple[NDArray[np.int64], NDArray[np.int64]]] | None = None
         self._length = _round_length(pipeline)
         self.in_phases = pipeline.schedule in _IN_PHASES
         self._before, self._after = _edges(pipeline, network)
@@ -151,22 +152,28 @@ class Repeated:
 
     def cut(self, optimum: Optimum) -> Cut:
         """The cut in the middle over which the least differs from a round later."""
-        network, arcs = self._network, len(self._later)
-        tail_ns, head_ns = optimum.times[network.tail[:arcs]], optimum.times[network.head[:arcs]]
-        flow, later_flow = optimum.flow[:arcs], optimum.flow[self._later]
-        begins_later = optimum.times[network.tail[self._later]]
-        slowest = network.duration[network.curve_begin[network.curve[:arcs]]]
-        same = (self._later >= 0) & (flow == later_flow)
+        network, times = self._network, optimum.times
+        moments = np.unique(times[2 * self._around])
+        # Only these can be over a cut at one of these moments.
+        tail, head = (ends[: len(self._later)] for ends in (network.tail, network.head))
+        arcs = np.flatnonzero((times[tail] < moments[-1]) & (moments[0] <= times[head]))
+        later = self._later[arcs]
+        tail_ns, head_ns = times[tail[arcs]], times[head[arcs]]
+        apart = times[network.tail[later]] - tail_ns
+        flow = optimum.flow[arcs]
+        same = (later >= 0) & (flow == optimum.flow[later])
+        spare = head_ns - tail_ns - network.duration[network.curve_begin[network.curve[arcs]]]
         best: tuple[int, int, int] | None = None
-        for at_ns in np.unique(optimum.times[2 * self._around]).tolist():
-            over = (tail_ns < at_ns) & (at_ns <= head_ns)
-            periods = (begins_later - tail_ns)[over & same & (flow > 0)]
-            if len(periods) == 0:
+        for at_ns in moments.tolist():
+            over = np.flatnonzero((tail_ns < at_ns) & (at_ns <= head_ns))
+            paced = over[same[over] & (flow[over] > 0)]
+            if len(paced) == 0:
                 continue
-            period = int(np.median(periods))
-            slack = (flow == 0) & (head_ns + period - begins_later >= slowest)
-            alike = over & same & ((begins_later - tail_ns == period) | slack)
-            found = (int(over.sum() - alike.sum()), at_ns, period)
+            period = int(np.partition(apart[paced], len(paced) // 2)[len(paced) // 2])
+            late = apart[over] - period
+            slack = (flow[over] == 0) & (late <= spare[over])
+            alike = same[over] & ((late == 0) | slack)
+            found = (len(over) - int(alike.sum()), at_ns, period)
             if best is None or found < best:
                 best = found
         if best is None or self.in_phases or (self._length > 1 and best[0] > 0):
@@ -174,7 +181,7 @@ class Repeated:
             first = np.full((len(self._kind_numbers), 2), self._middle * self._length)
             return Cut(first, self.period_ns(optimum), len(self._kind))
         first = np.zeros((len(self._kind_numbers), 2), np.int64)
-        before = np.flatnonzero(optimum.times[: 2 * len(self._kind)] < best[1])
+        before = np.flatnonzero(times[: 2 * len(self._kind)] < best[1])
         event = self._kind[before // 2], before % 2
         np.maximum.at(first, event, self._microbatch[before // 2] + 1)
         return Cut(first, best[2], best[0])
@@ -264,7 +271,7 @@ class Repeated:
         and the operation before it here, (E,). -1 is what a short one lacks: DualPipeV splits
         backwards at its ends only."""
         more = self.rounds_more(long.num_microbatches)
-        kind, microbatch = self._kinds(long)
+        kind, microbatch = self._kinds_of(long)
         later = np.clip((microbatch[:, None] - cut.first[kind]) // self._length, 0, more)
         own = microbatch[:, None] - later * self._length
         here = self._operations.find(self._operation_key(kind[:, None], own))
@@ -272,6 +279,12 @@ class Repeated:
         edge = self._edges.find(self._edge_key(here[after, 0], kind[before]))
         then = microbatch[before] - later[after, 0] * self._length
         return later, here, edge, self._operations.find(self._operation_key(kind[before], then))
+
+    def _kinds_of(self, long: Pipeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As _kinds, of the longer pipeline that was asked for last at once."""
+        if self._long is None or self._long[0] is not long:
+            self._long = long, self._kinds(long)
+        return self._long[1]
 
     def _kinds(self, pipeline: Pipeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of each operation a number for all but its microbatch, and its microbatch, (N,)."""

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.cores import side_by_side
 from envplan.frontier.network import Network, build_network
-from envplan.frontier.repeat import Cut, Lifted, Optimum, Part, Repeated, short_pipeline
+from envplan.frontier.repeat import Cut, Lifted, Optimum, Repeated, short_pipeline
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 
@@ -34,15 +33,18 @@ if TYPE_CHECKING:
 
 _FEWEST_OPERATIONS: Final = 256  # for which curves are made coarse
 # Every so many-th level is kept where curves are made coarse, as long as so many are left.
-_COARSER: Final = 4
+_EVERY: Final = 4
 _FEWEST_LEVELS: Final = 5
-# A coarser optimum is near enough to a deadline at so large a part of it.
+# A trace is near enough to a deadline at so large a part of it, and what is coarser at so many
+# times as much.
 _CLOSE: Final = 5e-4
+_COARSER: Final = 2
 # A pipeline so many times as long takes its frontier from the short one's, in parts of at least
 # this of its breakpoints.
 _MUCH_LONGER: Final = 4
 _LEAST_PART: Final = 0.05
-_HALF_THE_WORK: Final = 0.3  # from T_min: work lies denser there
+HALVES: Final = 2
+_HALF_THE_WORK: Final = 0.18  # from T_min: work lies denser there
 _FARTHER: Final = 1.1  # than what is too early says, so that one jump is enough
 
 
@@ -72,20 +74,19 @@ class Start:
         if self._short is not None:
             coarse = build_network(self._short, profile, blocking_power_uw)
         elif len(pipeline.operations) > _FEWEST_OPERATIONS:
-            coarse = network.coarse(_COARSER, _FEWEST_LEVELS)
+            coarse = network.coarse(_EVERY, _FEWEST_LEVELS)
         if coarse is not None:
             self.coarser = Start(self._short or pipeline, profile, blocking_power_uw, coarse)
 
     def at_flow(self, flow_uw: int) -> Trace:
         """A trace that stands where a ns is worth so much."""
-        if self.coarser is not None:
-            return self._from(Optimum.of(self.coarser.at_flow(flow_uw)), flow_uw)
-        trace = self.network.trace()
-        chains = _chain_flow(self._pipeline, self._powers, self.network)
-        trace.start(chains, None, value=self.waiting_uw, rough=True)
-        if flow_uw != self.waiting_uw:
-            trace.start(*Optimum.of(trace), value=flow_uw)
-        return trace
+        if self.coarser is None:
+            trace = self.network.trace()
+            trace.start(*self._at_star, value=flow_uw)
+            return trace
+        star = flow_uw == self.waiting_uw
+        coarse = self.coarser._at_star if star else Optimum.of(self.coarser.at_flow(flow_uw))
+        return self._from(coarse, value=flow_uw)
 
     @property
     def num_operations(self) -> int:
@@ -97,73 +98,72 @@ class Start:
         is coarser, as in small pipelines."""
         if self.coarser is None:
             return None
-        near = self.coarser._optimum_near(time_ns, self._pipeline.num_microbatches)
-        trace = self._from(near, self.coarser._value(near))
-        if not 0 <= trace.time - time_ns <= _CLOSE * time_ns:
+        close_ns = int(_CLOSE * time_ns)
+        trace = self._like(time_ns, self._pipeline.num_microbatches, close_ns)
+        if not 0 <= trace.time - time_ns <= close_ns:
             trace.start(*Optimum.of(trace), at=time_ns)
         return trace
 
-    def _from(self, coarse: Optimum, flow_uw: int) -> Trace:
-        """A trace that jumps to a flow value from an optimum of what is coarser."""
-        if self._short is None:
-            trace = self.network.trace()
-            trace.start(*coarse, value=flow_uw)
-            return trace
-        return self._repeating(coarse, None, value=flow_uw)
+    def _like(self, asked_ns: int, microbatches: int, close_ns: int) -> Trace:
+        """A trace that jumps to a time from what is coarser, where so many microbatches would take
+        about as long as asked."""
+        assert self.coarser is not None
+        near = self.coarser._optimum_near(asked_ns, microbatches, close_ns)
+        at = self.coarser._repeated.taking_ns(near, self._pipeline.num_microbatches)
+        return self._from(near, at=at)
 
-    def _repeating(
-        self, short: Optimum, cut: Cut | None, *, value: int = -1, at: int = -1
+    def _from(
+        self, coarse: Optimum, cut: Cut | None = None, *, value: int = -1, at: int = -1
     ) -> Trace:
-        """A trace from an optimum of the short pipeline, at a flow value or at a time."""
+        """A trace that jumps from an optimum of what is coarser to a flow value, or to a time."""
         assert self.coarser is not None
         repeated, trace = self.coarser._repeated, self.network.trace()
-        flow, times = repeated.image(short, self._pipeline, self.network, cut)
-        trace.start(flow, None if repeated.in_phases else times, value=value, at=at)
+        flow, times = coarse
+        if self._short is not None:
+            flow, times = repeated.image(coarse, self._pipeline, self.network, cut)
+            if repeated.in_phases:  # the image's times are of no use, so it stays near its flow
+                trace.start(flow, None, value=self._value(flow) if at >= 0 else value)
+                return trace
+        trace.start(flow, times, value=value, at=at)
         return trace
 
-    def proved_parts(self) -> list[Lifted]:
-        """The parts of the frontier below T_star that the walk of a much shorter pipeline proves,
-        the latest first."""
+    def proved(self, half: int) -> list[Lifted]:
+        """The parts of one of HALVES of the frontier below T_star, the latest first, that the walk
+        of a much shorter pipeline proves."""
         coarser = self.coarser
         if self._short is None or coarser is None or coarser._repeated.in_phases:
             return []
         if self.num_operations < _MUCH_LONGER * coarser.num_operations:
             return []
-        repeated = coarser._repeated
-        latest = coarser.at_flow(self.waiting_uw)
-        latest.run(self.waiting_uw, until=latest.max_time)
-        least, star = latest.min_time, int(latest.breakpoints()[0][-1])
-        # Always in the same two halves, so that nothing depends on the number of cores.
-        middle = least + int((star - least) * _HALF_THE_WORK)
-        walks = [(latest, middle), (coarser.at_time(middle), least)]
-
-        def one(walk: tuple[Trace | None, int]) -> list[Part]:
-            trace, until_ns = walk
-            if trace is None:
+        trace = coarser.at_flow(self.waiting_uw)
+        trace.run(self.waiting_uw, until=trace.max_time)
+        least, star = trace.min_time, int(trace.breakpoints()[0][-1])
+        # The halves are always the same, so that nothing depends on the number of cores.
+        middle = until_ns = least + int((star - least) * _HALF_THE_WORK)
+        if half > 0:
+            begun, until_ns = coarser.at_time(middle), least
+            if begun is None:
                 return []
-            if trace is not latest:
-                trace.run(until=trace.max_time)
-            return list(repeated.proved(trace, until_ns))
-
-        found = side_by_side(one, walks)
-        known = sum(len(trace.periods()) for trace, _ in walks if trace is not None)
+            trace = begun
+            trace.run(until=trace.max_time)
+        repeated = coarser._repeated
+        parts = list(repeated.proved(trace, until_ns))
+        fewest = _LEAST_PART * len(trace.periods())
         more = repeated.rounds_more(self._pipeline.num_microbatches)
         return [
-            Lifted(trace, part, more, self._repeating)
-            for (trace, _), parts in zip(walks, found, strict=True)
+            Lifted(trace, part, more, self._from)
             for part in parts
-            if trace is not None
-            and len(part.periods_ns) > _LEAST_PART * known
+            if len(part.periods_ns) > fewest
             and repeated.fits(part.cut, self._pipeline, self.network)
         ]
 
-    def _optimum_near(self, asked_ns: int, microbatches: int) -> Optimum:
-        """The optimum where this pipeline, with so many microbatches, would take about so long."""
+    def _optimum_near(self, asked_ns: int, microbatches: int, close_ns: int) -> Optimum:
+        """The optimum where this pipeline, with so many microbatches, would take so long, or about:
+        within close_ns."""
         if self.coarser is None:
             trace = self.at_flow(self.waiting_uw)
         else:
-            near = self.coarser._optimum_near(asked_ns, microbatches)
-            trace = self._from(near, self.coarser._value(near))
+            trace = self._like(asked_ns, microbatches, _COARSER * close_ns)
 
         def at(time_ns: int | None = None) -> tuple[Optimum, int]:
             """Where the trace stands, or stood at a time, and how much too late that is, ns."""
@@ -171,28 +171,36 @@ class Start:
             return there, self._repeated.taking_ns(there, microbatches) - asked_ns
 
         optimum, late = at()
-        close = int(_CLOSE * asked_ns)
         growth = microbatches / self._pipeline.num_microbatches  # of what is late, with the time
-        while late < -close and trace.time < trace.max_time:
+        while late < -close_ns and trace.time < trace.max_time:
             trace.start(*optimum, at=trace.time + 1 - int(_FARTHER * late / growth))
             optimum, late = at()
         low, high = trace.min_time - 1, trace.time
         trace.run(until=high)
-        while abs(late) > close and high > low + 1:
+        while abs(late) > close_ns and high > low + 1:
             middle = min(max(high - int(late / growth), low + 1), high - 1)
             trace.go_on(middle)
             lower, left = at(middle)
             growth = max(1.0, (late - left) / (high - middle))
-            if left >= -close:
+            if left >= -close_ns:
                 high, late, optimum = middle, left, lower
             else:
                 low = middle
         return optimum
 
-    def _value(self, optimum: Optimum) -> int:
+    def _value(self, flow: NDArray[np.int64]) -> int:
         """The value of a flow, or a little less: at the upper end of a straight piece."""
         out_of_source = self.network.tail == self.network.num_nodes - 2
-        return max(0, int(optimum.flow[out_of_source].sum()) - 1)
+        return max(0, int(flow[out_of_source].sum()) - 1)
+
+    @cached_property
+    def _at_star(self) -> Optimum:
+        if self.coarser is not None:
+            return Optimum.of(self.at_flow(self.waiting_uw))
+        trace = self.network.trace()
+        chains = _chain_flow(self._pipeline, self._powers, self.network)
+        trace.start(chains, None, value=self.waiting_uw, rough=True)
+        return Optimum.of(trace)
 
     @cached_property
     def _repeated(self) -> Repeated:

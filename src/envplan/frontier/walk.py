@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from envplan.cores import side_by_side
 from envplan.errors import InputError
 from envplan.frontier.repeat import Lifted
-from envplan.frontier.start import Start
+from envplan.frontier.start import HALVES, Start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,12 +95,21 @@ class _Stretch:
     def reach(self, time_ns: int, progress: Progress | None = None) -> None:
         """Walk down to a time, or to T_min."""
         trace = self._traces[-1]
-        if not isinstance(trace, Lifted) and self.first_ns > max(time_ns, trace.min_time):
+        if isinstance(trace, Lifted):
+            if self.first_ns <= time_ns:
+                return
+            trace = trace.next()
+            trace.run(until=trace.max_time)
+            self._traces.append(trace)
+        if self.first_ns > max(time_ns, trace.min_time):
             trace.go_on(time_ns, progress)
             del self.record
 
     def go_on_with(self, earlier: _Stretch, progress: Progress | None = None) -> None:
-        """Take another stretch for what is before its start, and walk down to there."""
+        """Take another stretch for what is before its start, and walk down to there. One that
+        starts later than the last that was taken is left out."""
+        if earlier.last_ns > self._traces[-1].time:
+            return
         self.reach(earlier.last_ns, progress)
         self._traces += earlier._traces
         self.__dict__.pop("record", None)
@@ -165,29 +174,38 @@ class Walk:
             progress: called with (time now, T_min), ns.
         """
         main, least = self._main, self.min_time_ns
+
+        def proved(half: int) -> _Stretch | None:
+            """What a shorter pipeline proves of the half, and what is between."""
+            stretch = None if half > 0 else main
+            for part in self._start.proved(half):
+                earlier = _Stretch(part, self._start)
+                if stretch is None:
+                    stretch = earlier
+                else:
+                    stretch.go_on_with(earlier)
+            if stretch is not None and half == HALVES - 1:
+                stretch.reach(least, progress)
+            return stretch
+
+        def walked(k: int) -> _Stretch | None:
+            stretch = self._started(ends[k - 1]) if k > 0 else main
+            if stretch is not None:
+                # All are about as much work, so the last one tells how far they are.
+                stretch.reach(ends[k], progress if ends[k] == least else None)
+            return stretch
+
+        def join(pieces: list[_Stretch | None]) -> None:
+            for earlier in pieces:
+                if earlier is not None and earlier is not main:
+                    main.go_on_with(earlier)
+
         if main.first_ns > least:
             with naming_units(self._path):
-                parts = [part for part in self._parts() if part.time <= main.first_ns]
-                ends = [*([part.time for part in parts] or self._times_between()), least]
-                begun = [main] + [
-                    None if part.last_ns <= end else _Stretch.begun(part.next(), self._start)
-                    for part, end in zip(parts, ends[1:], strict=False)
-                ]
-
-                def one(k: int) -> _Stretch | None:
-                    stretch = begun[k] if k < len(begun) else self._started(ends[k - 1])
-                    if stretch is not None:
-                        # All are about as much work, so the last one tells how far they are.
-                        stretch.reach(ends[k], progress if ends[k] == least else None)
-                    return stretch
-
-                begins_ns = self.max_time_ns
-                for k, earlier in enumerate(side_by_side(one, range(len(ends)))):
-                    if 0 < k <= len(parts):
-                        main.go_on_with(_Stretch(parts[k - 1], self._start))
-                    if k > 0 and earlier is not None and earlier.last_ns < begins_ns:
-                        begins_ns = earlier.last_ns
-                        main.go_on_with(earlier)
+                if self._from_flow == self._start.waiting_uw:
+                    join(side_by_side(proved, range(HALVES)))
+                ends = [*(t for t in self._times_between() if t < main.first_ns), least]
+                join(side_by_side(walked, range(len(ends))))
                 main.reach(least, progress)
         return main.record
 
@@ -226,9 +244,6 @@ class Walk:
     def state_at(self, time_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Event times (nodes,), ns, and flows (arcs,), uW, of the optimum at a time."""
         return self.near(time_ns).state_at(time_ns)
-
-    def _parts(self) -> list[Lifted]:
-        return self._start.proved_parts() if self._from_flow == self._start.waiting_uw else []
 
     def _times_between(self) -> list[int]:
         """The times, ns, descending, that part the walk into pieces of about the same work."""

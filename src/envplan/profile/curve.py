@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from envplan.errors import InputError
 from envplan.profile.options import IntArray, OptionTable, frozen
@@ -36,6 +37,7 @@ class CostCurve:
     base_cost_fj: int
 
 
+@lru_cache(maxsize=1024)  # short pipelines that stand for long ones have the same
 def cost_curve(
     table: OptionTable, blocking_power_uw: int, power_limit_uw: int | None = None
 ) -> CostCurve:
