@@ -44,7 +44,7 @@ _COARSER: Final = 2
 _MUCH_LONGER: Final = 4
 _LEAST_PART: Final = 0.05
 HALVES: Final = 2
-_HALF_THE_WORK: Final = 0.18  # from T_min: work lies denser there
+_HALF_THE_WORK: Final = 0.15  # from T_min: work lies denser there
 _FARTHER: Final = 1.1  # than what is too early says, so that one jump is enough
 
 
