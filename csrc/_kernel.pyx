@@ -122,7 +122,6 @@ cdef extern from "parts.hpp" namespace "envplan" nogil:
         const uint8_t* asks
         int64_t latency, hold, waiting, slack
     cdef struct Composed:
-        int64_t time, energy
         vector[int32_t] options
     vector[Composed] cpp_compose "envplan::compose"(const PartsProblem&, int64_t) except +
 
@@ -144,7 +143,7 @@ cdef extern from "annealing.hpp" namespace "envplan" nogil:
         void best(int32_t*)
     cdef cppclass ConstantClocks:
         ConstantClocks(const CppProblem&, const Limits&) except +
-        cbool improve(int32_t, cbool) except +
+        cbool improve(int32_t) except +
         void best(int32_t*)
 
 cdef extern from "maxflow.hpp" namespace "envplan::maxflow" nogil:
@@ -693,24 +692,23 @@ cdef class Search:
         annealing.get().best(&best[0])
         return out
 
-    def constant(self, cbool by_table, int passes):
-        """The best rows found with one clock a stage, or one row a stage and table."""
+    def constant(self, int passes):
+        """The best rows found with one clock a stage."""
         out = np.empty(self._problem.num_operations, np.int32)
         cdef int32_t[::1] best = out
         cdef unique_ptr[ConstantClocks] clocks
         cdef cbool better
-        cdef int32_t stage, tables
+        cdef int32_t stage
         with nogil:
             clocks.reset(new ConstantClocks(self._problem._problem[0], self._limits))
-        for tables in range(1 + by_table):
-            for _ in range(passes):
-                better = False
-                for stage in range(self._problem.num_stages):
-                    with nogil:
-                        better = clocks.get().improve(stage, tables == 1) or better
-                    _handle_signals()
-                if not better:
-                    break
+        for _ in range(passes):
+            better = False
+            for stage in range(self._problem.num_stages):
+                with nogil:
+                    better = clocks.get().improve(stage) or better
+                _handle_signals()
+            if not better:
+                break
         clocks.get().best(&best[0])
         return out
 
@@ -776,7 +774,7 @@ def compose(
         most: choices that may be kept at a time.
 
     Returns:
-        (times, energies, options): int64 (n,), int64 (n,), int32 (n, parts).
+        The option of each part: int32 (n, parts).
 
     Raises:
         OverflowError: there are more choices than that.
@@ -801,17 +799,12 @@ def compose(
     cdef vector[Composed] found
     with nogil:
         found = cpp_compose(problem, most)
-    times = np.empty(found.size(), np.int64)
-    energies = np.empty(found.size(), np.int64)
     options = np.empty((found.size(), parts), np.int32)
-    cdef int64_t[::1] t = times
-    cdef int64_t[::1] e = energies
     cdef int32_t[:, ::1] o = options
     for k in range(<Py_ssize_t>found.size()):
-        t[k], e[k] = found[k].time, found[k].energy
         for p in range(parts):
             o[k, p] = found[k].options[p]
-    return times, energies, options
+    return options
 
 
 cdef extern from "Python.h":

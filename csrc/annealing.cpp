@@ -194,31 +194,10 @@ ConstantClocks::ConstantClocks(const Problem& problem, const Limits& limits)
 
 void ConstantClocks::best(Index* rows) const { replay_.chosen(rows); }
 
-bool ConstantClocks::improve(Index stage, bool by_table) {
+bool ConstantClocks::improve(Index stage) {
   bool any = false;
-  if (by_table) {
-    for (Index t = 0; t < problem_.num_tables; ++t) any |= improve_table(stage, t);
-    return any;
-  }
   for (Index k = 0; k < problem_.num_clocks; ++k) {
     set_clock(stage, k);
-    any |= keep_if_better();
-  }
-  back_to_best();
-  return any;
-}
-
-bool ConstantClocks::improve_table(Index stage, Index table) {
-  std::vector<Index> alike;
-  for (Index m = problem_.stage_begin[stage]; m < problem_.stage_begin[stage + 1]; ++m) {
-    const Index i = problem_.member[m];
-    if (problem_.operations[i].table == table) alike.push_back(i);
-  }
-  if (alike.empty()) return false;
-  bool any = false;
-  for (Index row = problem_.table_begin[table]; row < problem_.table_begin[table + 1]; ++row) {
-    if (!problem_.steady(row)) continue;
-    for (const Index i : alike) replay_.set_row(i, row);
     any |= keep_if_better();
   }
   back_to_best();

@@ -84,22 +84,20 @@ class Annealing {
   double heat_, temperature_, cooling_, pricing_ = 1, dearer_;
 };
 
-// Looks for one clock for each stage, or one row for each stage and table, by descent. The problem
-// must outlive this.
+// Looks for one clock for each stage by descent. The problem must outlive this.
 class ConstantClocks {
  public:
   // Begins with all stages in step: of all paces the best, every stage at the slowest clock that
   // keeps up.
   ConstantClocks(const Problem& problem, const Limits& limits);
 
-  // Tries every clock, or for each table every row, on one stage; whether that got better.
-  bool improve(Index stage, bool by_table);
+  // Tries every clock on one stage; whether that got better.
+  bool improve(Index stage);
 
   void best(Index* rows) const;
 
  private:
   void set_clock(Index stage, Index clock);
-  bool improve_table(Index stage, Index table);
   bool keep_if_better();
   void back_to_best();
 

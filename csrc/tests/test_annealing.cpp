@@ -35,12 +35,10 @@ void test_one_clock_for_a_stage_is_the_slowest_in_time() {
     limits.latency = 30;
     limits.deadline = deadline;
     ConstantClocks clocks(problem, limits);
-    for (const bool by_table : {false, true}) {
-      clocks.improve(0, by_table);
-      Rows rows(3, -1);
-      clocks.best(rows.data());
-      CHECK((rows == Rows{row, row, row}));
-    }
+    clocks.improve(0);
+    Rows rows(3, -1);
+    clocks.best(rows.data());
+    CHECK((rows == Rows{row, row, row}));
   }
 }
 

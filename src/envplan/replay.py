@@ -515,4 +515,4 @@ class Search:
 
     def constant(self) -> Rows:
         """The best rows found with one clock a stage, int32 (N,)."""
-        return self._kernel.constant(False, _CONSTANT_PASSES)
+        return self._kernel.constant(_CONSTANT_PASSES)

@@ -165,7 +165,7 @@ def _composed(where: str, parts: Parts, how: ByParts) -> NDArray[np.int32]:
     ends = np.flatnonzero(np.diff(parts.mhz, append=-1)) + 1
     first = len(parts.knobs) * np.arange(len(parts.names))
     try:
-        *_, found = _kernel.compose(
+        found = _kernel.compose(
             (first[:, None] + ends).astype(np.int32),
             parts.time_ns.T.ravel(),
             parts.energy_fj.T.ravel(),
