@@ -123,8 +123,8 @@ class Repeated:
         self._pipeline = pipeline
         self._network = network
         self._kind_numbers: dict[object, int] = {}
+        self._numbered: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._kind, self._microbatch = self._kinds(pipeline)
-        self._long: tuple[Pipeline, tuple[NDArray[np.int64], NDArray[np.int64]]] | None = None
         self._length = _round_length(pipeline)
         self.in_phases = pipeline.schedule in _IN_PHASES
         self._before, self._after = _edges(pipeline, network)
@@ -271,7 +271,7 @@ class Repeated:
         and the operation before it here, (E,). -1 is what a short one lacks: DualPipeV splits
         backwards at its ends only."""
         more = self.rounds_more(long.num_microbatches)
-        kind, microbatch = self._kinds_of(long)
+        kind, microbatch = self._kinds(long)
         later = np.clip((microbatch[:, None] - cut.first[kind]) // self._length, 0, more)
         own = microbatch[:, None] - later * self._length
         here = self._operations.find(self._operation_key(kind[:, None], own))
@@ -280,21 +280,18 @@ class Repeated:
         then = microbatch[before] - later[after, 0] * self._length
         return later, here, edge, self._operations.find(self._operation_key(kind[before], then))
 
-    def _kinds_of(self, long: Pipeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As _kinds, of the longer pipeline that was asked for last at once."""
-        if self._long is None or self._long[0] is not long:
-            self._long = long, self._kinds(long)
-        return self._long[1]
-
     def _kinds(self, pipeline: Pipeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of each operation a number for all but its microbatch, and its microbatch, (N,)."""
-        known = self._kind_numbers
-        both = [
-            (known.setdefault((op.stage, op.instruction, op.chunk), len(known)), op.microbatch)
-            for op in pipeline.operations
-        ]
-        kind, microbatch = np.array(both, np.int64).T
-        return kind, microbatch
+        # How many microbatches there are says all that is different about another pipeline.
+        if (found := self._numbered.get(pipeline.num_microbatches)) is None:
+            known = self._kind_numbers
+            both = [
+                (known.setdefault((op.stage, op.instruction, op.chunk), len(known)), op.microbatch)
+                for op in pipeline.operations
+            ]
+            kind, microbatch = np.array(both, np.int64).T
+            found = self._numbered[pipeline.num_microbatches] = kind, microbatch
+        return found
 
     def _operation_key(
         self, kind: NDArray[np.int64], microbatch: NDArray[np.int64]
