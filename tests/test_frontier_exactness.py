@@ -223,7 +223,8 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
         pieces.append(Relaxation(pipeline, profile, blocking_power=POWER).walk())
     use_cores(None)
     one, two = pieces
-    assert len(one._walk._main._traces) == 3
+    # No walk starts in the middle where all of one kind comes first.
+    assert len(one._walk._main._traces) == (1 if schedule == "gpipe" else 3)
     for found in pieces:
         assert np.array_equal(found.times_ns, frontier.times_ns)
         assert found.slopes_uw[1:] == frontier.slopes_uw[1:]

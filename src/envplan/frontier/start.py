@@ -94,9 +94,9 @@ class Start:
         return len(self._pipeline.operations)
 
     def at_time(self, time_ns: int) -> Trace | None:
-        """A trace that stands at a time from T_min to T_star or a little later; None where nothing
-        is coarser, as in small pipelines."""
-        if self.coarser is None:
+        """A trace that stands at a time from T_min to T_star or a little later; None where walking
+        there is quicker: nothing is coarser, or the short pipeline does not say when events are."""
+        if self.coarser is None or (self._short is not None and self.coarser._repeated.in_phases):
             return None
         close_ns = int(_CLOSE * time_ns)
         trace = self._like(time_ns, self._pipeline.num_microbatches, close_ns)
@@ -117,14 +117,13 @@ class Start:
     ) -> Trace:
         """A trace that jumps from an optimum of what is coarser to a flow value, or to a time."""
         assert self.coarser is not None
-        repeated, trace = self.coarser._repeated, self.network.trace()
-        flow, times = coarse
-        if self._short is not None:
+        trace = self.network.trace()
+        if self._short is None:
+            trace.start(*coarse, value=value, at=at)
+        else:
+            repeated = self.coarser._repeated
             flow, times = repeated.image(coarse, self._pipeline, self.network, cut)
-            if repeated.in_phases:  # the image's times are of no use, so it stays near its flow
-                trace.start(flow, None, value=self._value(flow) if at >= 0 else value)
-                return trace
-        trace.start(flow, times, value=value, at=at)
+            trace.start(flow, None if repeated.in_phases else times, value=value, at=at)
         return trace
 
     def proved(self, half: int) -> list[Lifted]:
@@ -187,11 +186,6 @@ class Start:
             else:
                 low = middle
         return optimum
-
-    def _value(self, flow: NDArray[np.int64]) -> int:
-        """The value of a flow, or a little less: at the upper end of a straight piece."""
-        out_of_source = self.network.tail == self.network.num_nodes - 2
-        return max(0, int(flow[out_of_source].sum()) - 1)
 
     @cached_property
     def _at_star(self) -> Optimum:
