@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
@@ -156,11 +157,13 @@ def main() -> None:
     end = time.monotonic() + 60 * options.minutes
     found: dict[str, list[str]] = {}
     missing = []
-    for environment in ENVIRONMENTS:
-        if environment.name not in (options.only or _NAMES):
-            continue
+    wanted = [one for one in ENVIRONMENTS if one.name in (options.only or _NAMES)]
+    # The next one is built while tests run in this one.
+    builder = ThreadPoolExecutor(1)
+    built = [builder.submit(_python, one, end) for one in wanted]
+    for environment, building in zip(wanted, built, strict=True):
         try:
-            python = _python(environment, end)
+            python = building.result()
         except (subprocess.SubprocessError, OSError, ValueError) as error:
             missing.append(f"environment {environment.name} cannot be built: {error}")
             continue
