@@ -121,7 +121,7 @@ def _saved(before: float, after: float) -> str:
 def costs_document(plan: envplan.Plan) -> dict[str, Any]:
     """The costs as JSON, with files instead of their rows."""
     assert plan.costs is not None
-    document = plan.costs.model_dump(exclude_none=True)
+    document = plan.costs.model_dump(by_alias=True, exclude_none=True)
     for rate in {"price", "carbon"} & document.keys():
         known = document[rate]
         document[rate] = (

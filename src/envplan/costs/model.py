@@ -94,17 +94,13 @@ class Run(Model):
     @property
     def minimized(self) -> Minimized:
         """What the cheapest plan has least of."""
-        if self.minimize is not None:
-            return self.minimize
-        if self.price is not None:
-            return "money"
-        return "energy" if self.carbon is None else "carbon"
+        usual: Minimized = "energy" if self.carbon is None else "carbon"
+        return self.minimize or (usual if self.price is None else "money")
 
     @property
     def minimized_rate(self) -> Rate:
         """What is to be least, per kWh."""
-        known = {"money": self.price, "carbon": self.carbon, "energy": Rate.fixed(1.0)}
-        rate = known[self.minimized]
+        rate = {"money": self.price, "carbon": self.carbon}.get(self.minimized, Rate.fixed(1.0))
         assert rate is not None
         return rate
 
@@ -139,23 +135,15 @@ class Pair(Model):
     plan: Spent
 
 
-class Costs(Model):
+class Costs(Run):
     """What a plan was found to cost, with all that is needed to find it again."""
 
-    currency: str | None = None
-    price: Rate | None = Field(None, description="currency units per kWh")
-    carbon: Rate | None = Field(None, description="gCO2 per kWh")
-    iterations: Iterations | None = None
-    tokens: Annotated[int, Field(ge=1)] | None = None
-    deadline_s: Amount | None = Field(None, description="the run is over by then")
-    minimized: Minimized | None = Field(None, description="what the plan was chosen for")
-    overheads: Overheads | None = Field(None, description="absent: the energy of GPUs alone")
+    minimize: Minimized | None = Field(
+        None, alias="minimized", description="what the plan was chosen for"
+    )
     iteration: Pair
     run: Pair | None = None
 
     def of_run(self) -> Run:
         """The run that was priced."""
-        return Run(
-            **{name: getattr(self, name) for name in Run.model_fields if hasattr(self, name)}
-            | {"minimize": self.minimized, "overheads": self.overheads or Overheads()}
-        )
+        return Run(**{name: getattr(self, name) for name in Run.model_fields})
