@@ -24,7 +24,7 @@ from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
 from envplan.simulation import simulate
 from envplan.sweep import Row, read_config, run_sweep, work
-from envplan.sweep.journal import Journal
+from envplan.sweep.journal import open_journal
 from envplan.sweep.running import SweepResult, journal_of
 from envplan.units import s_from_ns
 
@@ -283,10 +283,10 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
 def test_a_journal_torn_in_its_header_begins_anew(tmp_path: Path, cut: int) -> None:
     header, path = b'{"schema": "envplan/sweep-journal/v1"}\n', tmp_path / "journal"
     path.write_bytes(header[:cut])
-    with Journal(path) as book:
+    with open_journal(path) as book:
         assert book.rows == {}
-        with pytest.raises(InputError, match="another sweep is writing to it"):
-            Journal(path)
+        with pytest.raises(InputError, match="another sweep is writing to it"), open_journal(path):
+            pass
     assert path.read_bytes() == header
 
 
@@ -297,8 +297,11 @@ def test_a_file_that_is_no_journal_is_left_alone(
 ) -> None:
     path = tmp_path / "journal"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"journal:1: is not a line of a sweep's journal"):
-        Journal(path, fresh=fresh)
+    with (
+        pytest.raises(InputError, match=r"journal:1: is not a line of a sweep's journal"),
+        open_journal(path, fresh=fresh),
+    ):
+        pass
     assert path.read_bytes() == content
 
 
@@ -307,10 +310,13 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     lines = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
     lines[1] = b'{"key": "x", "row": 3}\n'
     (tmp_path / "journal").write_bytes(b"".join(lines))
-    with pytest.raises(InputError, match=r"journal:2: "):
-        Journal(tmp_path / "journal")
-    with pytest.raises(InputError, match="cannot be written"):
-        Journal(tmp_path / "nothere" / "journal")
+    with pytest.raises(InputError, match=r"journal:2: "), open_journal(tmp_path / "journal"):
+        pass
+    with (
+        pytest.raises(InputError, match="cannot be written"),
+        open_journal(tmp_path / "nothere" / "j"),
+    ):
+        pass
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
     def seconds(when: Any) -> float:
         """Of a cell, since the first of a file with times, or since the run's start."""
         try:
-            return (when - zero).total_seconds() if clock == "time" else when * _HOUR_S
+            return float((when - zero).total_seconds() if clock == "time" else when * _HOUR_S)
         except TypeError:
             raise InputError(
                 "some times have a time zone, and others (or --start) none", path=path
@@ -181,7 +181,7 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
     def text(seconds: float) -> str:
         """A time as it would stand in the file."""
         if clock == "time":
-            return (zero + timedelta(seconds=seconds)).isoformat()
+            return str((zero + timedelta(seconds=seconds)).isoformat())
         return f"hour {seconds / _HOUR_S:g}"
 
     begins = list(map(seconds, table.columns[clock]))
