@@ -81,7 +81,7 @@ class Row(Model):
     @property
     def asked(self) -> str:
         """What the point asks for: "+2%", "14 s", "T_star"."""
-        words = [_TARGETS[self.target].format(self.target_value), *self.conditions]
+        words = [_TARGETS[self.target].format(self.target_value or 0.0), *self.conditions]
         return ", ".join(words) + ("" if self.noise_percent is None else f", seed {self.seed}")
 
 
