@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from envplan._model import Model
@@ -14,6 +16,8 @@ MAX_ITERATIONS: Final = 10**12
 Minimized = Literal["energy", "money", "carbon"]
 Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(ge=0, le=1e9)]
+#: One number or many.
+Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 Iterations = Annotated[int, Field(ge=1, le=MAX_ITERATIONS)]
 
 
@@ -37,11 +41,11 @@ class Overheads(Model):
     embodied: Positive = 0.0
     lifetime: Annotated[float, Field(gt=0, le=1000)] = 5.0
 
-    def joules(self, time_s: float, energy_j: float, gpus: int) -> float:
+    def joules(self, time_s: Numbers, energy_j: Numbers, gpus: int) -> Numbers:
         """What the site draws while GPUs use so much, J."""
         return self.pue * (energy_j + self.host_power * gpus * time_s)
 
-    def hours_cost(self, time_s: float, gpus: int) -> float:
+    def hours_cost(self, time_s: Numbers, gpus: int) -> Numbers:
         """What so long on GPUs costs besides energy, in currency units."""
         return self.gpu_hour * gpus * time_s / 3600
 
