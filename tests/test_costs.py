@@ -134,7 +134,7 @@ TIMES = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n"
         # Columns and rows
         ("hour,cost\n0,1\n", [":1, column price", "'hour,cost'", "needs hour,price"]),
         ("when,price\n0,1\n", [":1, column hour", "with times or with hours"]),
-        ("hour,price\n0,1\n", ["one row", "column end"]),
+        ("hour,price\n0,1\n", ["a single row needs a column end"]),
     ],
 )
 def test_a_bad_file_of_rates_is_refused(tmp_path: Path, text: str, words: list[str]) -> None:

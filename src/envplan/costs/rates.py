@@ -185,18 +185,15 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
         return f"hour {seconds / _HOUR_S:g}"
 
     begins = list(map(seconds, table.columns[clock]))
-    if len(begins) == 1 and table.columns["end"][0] is None:
-        message = "one row does not say how long it holds; add a column end, or more rows"
-        raise InputError(message, path=path)
-    over = begins[0]
+    over, usual = begins[0], begins[1] - begins[0] if len(begins) > 1 else 0.0
     for row, (begin, given) in enumerate(zip(begins, table.columns["end"], strict=True)):
-        end = begin + begins[1] - begins[0] if given is None else seconds(given)
+        end = begin + usual if given is None else seconds(given)
         if abs(begin - over) > _ROUNDING_S or end <= begin:
             raise table.error(
                 row,
                 f"holds from {text(begin)} to {text(end)}, and all before it until {text(over)}: "
-                "rows must ascend in time and leave nothing out; rows that differ in length need a "
-                "column end",
+                "rows must ascend in time and leave nothing out; a single row needs a column end, "
+                "and so do rows that differ in length",
             )
         over = end
     begin = 0.0

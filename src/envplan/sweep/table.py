@@ -75,8 +75,10 @@ class Row(Model):
     @property
     def conditions(self) -> list[str]:
         """A phrase for each thing that the plan was made to bear, or has beside its schedule."""
-        known = ((words, getattr(self, name)) for name, words in _CONDITIONS.items())
-        return [words.format(value) for words, value in known if value not in (None, False)]
+        known = ((text, getattr(self, name)) for name, text in _CONDITIONS.items())
+        return [
+            text.format(value) for text, value in known if not (value is None or value is False)
+        ]
 
     @property
     def asked(self) -> str:
