@@ -124,7 +124,8 @@ def _print(result: SweepResult, output: Path) -> None:
         ui.print_columns(title, columns, words=len(words) + 1)
     if shares := by_what_varies(planned):
         headers = ("what varies", "value", "points", "slower (%)", "saved (%)", "most saved (%)")
-        ui.print_table("On average of the points that share a value", headers, shares, words=2)
+        cells = [list(share.values()) for share in shares]
+        ui.print_table("On average of the points that share a value", headers, cells, words=2)
     resumed = f", {result.resumed} of them by an earlier run" if result.resumed else ""
     ui.say(
         f"{len(result.rows)} points: {len(planned)} planned, {len(failures)} failed{resumed}; "
@@ -155,6 +156,6 @@ def _document(
         "failed": len(result.failures),
         **ui.picked(result, "computed resumed wall_s"),
         "best": shown(best_rows(result.rows, _BEST)),
-        "by_what_varies": [share._asdict() for share in by_what_varies(result.rows)],
+        "by_what_varies": by_what_varies(result.rows),
         "failures": shown(result.failures),
     }

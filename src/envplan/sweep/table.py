@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 from envplan._files import atomic_write, read_bounded
 from envplan._model import Model
@@ -180,24 +180,6 @@ def _parquet(cells: list[dict[str, object]]) -> bytes:
     return buffer.getvalue()
 
 
-class Share(NamedTuple):
-    """The points that have one value of what varies.
-
-    Attributes:
-        name, value: such as "schedule" and "1f1b".
-        points: how many.
-        slowdown_percent, savings_percent: on average.
-        most_percent: the most that a point saves.
-    """
-
-    name: str
-    value: str
-    points: int
-    slowdown_percent: float
-    savings_percent: float
-    most_percent: float
-
-
 def varying(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """What is not the same in all points: by its name its value in each."""
     asked = {name: [getattr(row, name) for row in rows] for name in _ASKED}
@@ -211,15 +193,18 @@ def best_rows(rows: Sequence[Row], count: int) -> list[Row]:
     return sorted(planned, key=lambda row: -(row.savings_percent or 0.0))[:count]
 
 
-def by_what_varies(rows: Sequence[Row]) -> list[Share]:
-    """For each thing that varies and each of its values, what the points with it save."""
+def by_what_varies(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """For each thing that varies and each of its values, how many points have it and what they
+    save: on average, at what slowdown, and at most, in percent."""
     planned = [row for row in rows if row.savings_percent is not None]
     shares = []
     for name, values in varying(planned).items():
         for value in dict.fromkeys(values):
             alike = [row for row, its in zip(planned, values, strict=True) if its == value]
             saved = [row.savings_percent or 0.0 for row in alike]
-            slower = fmean(row.slowdown_percent or 0.0 for row in alike)
-            text = "-" if value is None else f"{value:g}" if isinstance(value, float) else value
-            shares.append(Share(name, str(text), len(alike), slower, fmean(saved), max(saved)))
+            share: dict[str, Any] = {"name": name, "value": str(value), "points": len(alike)}
+            if value is None or isinstance(value, float):
+                share["value"] = "-" if value is None else f"{value:g}"
+            share["slowdown_percent"] = fmean(row.slowdown_percent or 0.0 for row in alike)
+            shares.append(share | {"savings_percent": fmean(saved), "most_percent": max(saved)})
     return shares
