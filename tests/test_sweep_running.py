@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -73,15 +74,39 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_row_says_what_the_frontier_says(tmp_path: Path) -> None:
-    result = swept(
-        tmp_path,
-        grid(profiles=["profile.csv"], microbatches=[6], slowdowns=[0, 3], min_energy=True),
-    )
-    frontier = trace_frontier(Pipeline("1f1b", 2, 6), Profile.read_csv(tmp_path / "profile.csv"))
-    plans = [frontier.plan(), frontier.plan(slowdown=0.03), frontier.plan(min_energy=True)]
-    assert len(result.rows) == 3
-    for row, plan in zip(result.rows, plans, strict=True):
+#: What a point says, how its frontier is traced, and what is asked of it.
+POINTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("", {}, {}),
+    ("slowdown = 3", {}, {"slowdown": 0.03}),
+    ("min_energy = true", {}, {"min_energy": True}),
+    ("power_cap = 460", {}, {"power_cap": 460}),
+    ("peak_power_cap = 560", {}, {"peak_power_cap": 560}),
+    ("energy_budget = 790", {}, {"energy_budget": 790}),
+    (
+        "slowdown = 5\nswitch_latency = 4\nmin_dwell = 20",
+        {},
+        {"slowdown": 0.05, "switch_latency": 0.004, "min_hold": 0.02},
+    ),
+    (
+        "slowdown = 5\nrobust = 90\nnoise = 1",
+        {},
+        {"slowdown": 0.05, "probability": 0.9, "noise": 0.01},
+    ),
+    ("tp = 2\ndp = 5", {"gpus_per_stage": 2, "replicas": 5}, {}),
+    ("p2p_latency = 0.01", {"p2p_latency": 0.01}, {}),
+    ("recompute = true", {"recompute": True}, {}),
+]
+
+
+def test_rows_say_what_the_library_says(tmp_path: Path) -> None:
+    point = "[[points]]\nprofile = 'profile.csv'\nmicrobatches = 6\n"
+    rows = swept(tmp_path, "".join(f"{point}{more}\n" for more, *_ in POINTS)).rows
+    profile = Profile.read_csv(tmp_path / "profile.csv")
+    for row, (_, job, asked) in zip(rows, POINTS, strict=True):
+        pipeline = Pipeline("1f1b", 2, 6, p2p_latency=job.pop("p2p_latency", 0.0))
+        fitted = profile.fitted({"forward", "backward"}, recompute=job.pop("recompute", False))
+        frontier = trace_frontier(pipeline, fitted, **job)
+        plan = frontier.plan(**asked)
         assert row.error is None
         assert (row.t_min_s, row.t_star_s) == (frontier.min_time, frontier.min_energy_time)
         assert (row.iteration_time_s, row.energy_j) == (plan.iteration_time, plan.energy)
@@ -90,6 +115,10 @@ def test_a_row_says_what_the_frontier_says(tmp_path: Path) -> None:
         assert row.slowdown_percent == plan.predicted.slowdown_percent
         assert (row.stages, row.microbatches, row.schedule) == (2, 6, "1f1b")
         assert row.source == "modelled"
+    kinds = ["slowdown"] * 2 + ["min-energy", "power-cap", "peak-power-cap", "energy-budget"]
+    assert [row.target for row in rows[:6]] == kinds
+    assert (rows[6].switch_latency_ms, rows[6].min_dwell_ms, rows[7].robust_percent) == (4, 20, 90)
+    assert "recomputation" in (rows[-1].assumed or "")
 
 
 def test_every_schedule_gets_the_chunks_it_needs(tmp_path: Path) -> None:
@@ -99,35 +128,6 @@ def test_every_schedule_gets_the_chunks_it_needs(tmp_path: Path) -> None:
     shapes = {row.schedule: (row.stages, row.chunks) for row in result.rows}
     assert shapes["zb-v"] == (1, 2)
     assert {shape for name, shape in shapes.items() if name != "zb-v"} == {(2, 1)}
-
-
-def test_slow_clocks_noise_and_caps_reach_the_plan(tmp_path: Path) -> None:
-    asked = {
-        "slowdown = 5\nswitch_latency = 4\nmin_dwell = 20": {
-            "slowdown": 0.05,
-            "switch_latency": 0.004,
-            "min_hold": 0.02,
-        },
-        "slowdown = 5\nrobust = 90\nnoise = 1": {
-            "slowdown": 0.05,
-            "probability": 0.9,
-            "noise": 0.01,
-        },
-        "power_cap = 460": {"power_cap": 460},
-        "peak_power_cap = 560": {"peak_power_cap": 560},
-        "energy_budget = 790": {"energy_budget": 790},
-    }
-    shared = "[[points]]\nprofile = 'profile.csv'\nmicrobatches = 6\n"
-    result = swept(tmp_path, "".join(f"{shared}{line}\n" for line in asked))
-    frontier = trace_frontier(Pipeline("1f1b", 2, 6), Profile.read_csv(tmp_path / "profile.csv"))
-    for row, how in zip(result.rows, asked.values(), strict=True):
-        plan = frontier.plan(**how)
-        assert row.error is None
-        assert (row.iteration_time_s, row.energy_j) == (plan.iteration_time, plan.energy)
-    first = result.rows[0]
-    assert (first.switch_latency_ms, first.min_dwell_ms, first.robust_percent) == (4, 20, None)
-    kinds = ["power-cap", "peak-power-cap", "energy-budget"]
-    assert [row.target for row in result.rows[2:]] == kinds
 
 
 def test_extra_operations_reach_the_pipeline(tmp_path: Path) -> None:
@@ -165,18 +165,6 @@ def test_every_planner_has_its_plans(tmp_path: Path) -> None:
     best = {row.target: row.energy_j for row in result.rows if row.planner == "frontier"}
     for row in result.rows:
         assert (row.energy_j or 0.0) >= 0.999 * (best.get(row.target) or 0.0)
-
-
-def test_gpus_replicas_and_recomputation_reach_the_plan(tmp_path: Path) -> None:
-    text = "".join(
-        f"[[points]]\nprofile = 'profile.csv'\n{more}\n"
-        for more in ("", "gpus_per_stage = 2\nreplicas = 5\np2p_latency = 0.01", "recompute = true")
-    )
-    plain, many, again = swept(tmp_path, text).rows
-    assert (many.t_min_s or 0.0) > (plain.t_min_s or 0.0)
-    assert many.energy_j == pytest.approx(10 * (plain.energy_j or 0.0), rel=0.05)
-    assert (again.t_min_s or 0.0) > 1.2 * (plain.t_min_s or 0.0)
-    assert "recomputation" in (again.assumed or "")
 
 
 def test_seeds_replay_one_plan_with_other_noise(tmp_path: Path) -> None:
