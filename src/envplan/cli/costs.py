@@ -46,12 +46,18 @@ def print_costs(plan: envplan.Plan) -> None:
     costs = plan.costs
     if costs is None or costs.run is None:
         return
-    from envplan.costs.model import Pair
+    old, new = costs.run.max_frequency.time_s, costs.run.plan.time_s
+    lost = "-" if old == new else ("-" if new > old else "") + duration_text(abs(old - new))
+    rows = [["time", duration_text(old), duration_text(new), lost, _saved(old, new)]]
+    for name, old, new in cost_rows(costs.run, costs.currency, "kg"):
+        rows.append([name, *map(ui.significant, (old, new, old - new)), _saved(old, new)])
+    headers = ("", "max frequency", "plan", "saved", "saved (%)")
+    ui.print_table(ui.titled(_title(costs), plan.profile.source), headers, rows)
 
-    before = Pair(max_frequency=costs.run.max_frequency, plan=costs.run.max_frequency)
-    title, columns = cost_columns(costs, [(costs.iteration, each) for each in (before, costs.run)])
-    shown = {"": ["max frequency", "plan"], **columns}
-    ui.print_columns(ui.titled(title, plan.profile.source), shown)
+
+def _title(run: Run) -> str:
+    what = f"The run: {run.iterations:,} iterations" if run.iterations else "One iteration"
+    return what + (f" ({run.tokens:g} tokens)" if run.tokens else "") + ", all GPUs"
 
 
 def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
@@ -105,9 +111,7 @@ def cost_columns(
         columns[name] = [ui.significant(after) for *_, after in rows]
         less = "avoided (%)" if name.startswith("carbon") else "saved (%)"
         columns[less] = [_saved(before, after) for *_, after in rows]
-    what = f"The run: {run.iterations:,} iterations" if run.iterations else "One iteration"
-    of = f" ({run.tokens:g} tokens)" if run.tokens else ""
-    return f"{what}{of}, all GPUs", columns
+    return _title(run), columns
 
 
 def _saved(before: float, after: float) -> str:
