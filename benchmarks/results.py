@@ -1,17 +1,19 @@
-"""What was published beside what we get, on the measured profiles: writes docs/results.md.
+"""What was published beside what we get, on the measured profiles: the tables of docs/results.md.
 
-`python -m benchmarks.results docs/results.md` (or `make results`). What is written is the same on
-every machine, but for gaps after polishing; how long it took goes to the terminal.
+`python -m benchmarks.results docs/results.md` (or `make results`) makes them anew, and leaves the
+text around them as it is. They are the same on every machine, but for gaps after polishing; how
+long it took goes to the terminal.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -45,7 +47,7 @@ SLOWDOWNS: Final = (0.0, 0.01, 0.02, 0.05, 0.1)
 STRAGGLERS: Final = (1.05, 1.1, 1.2, 1.3, 1.4, 1.5)
 STRAGGLER: Final = 0.2
 GLOBAL_BATCH: Final = 1536  # microbatches over all pipelines, as in Perseus's emulation
-GAP_AIM, POLISHED_AIM, POLISH_S = 0.35, 0.2, 60.0
+POLISHED_AIM, POLISH_S = 0.2, 60.0
 
 #: The artifact's names of the stage profiles' frontiers.
 FRONTIERS: Final = {
@@ -73,168 +75,29 @@ TABLE_4: Final = {
     "a40-wide-resnet101_8-8stage": 26.3,
 }
 
-HEAD: Final = """# Results
-
-What the authors of Perseus (SOSP 2024, arXiv 2312.06902) published, and what envplan gets on the
-same ground: profiles made from their measurements on real A40 and A100 clusters ([what
-ships](profiles.md), [how well they predict real runs](validation.md)). `make results` writes this
-page anew. *Published* are figures of the paper, *measured* is computed from the real runs in the
-artifact, *predicted* is replayed by envplan on a measured profile. Nothing was tuned to a published
-figure. Nobody has yet run envplan's plans on these clusters.
-
-The paper's tables could be had only in part: Table 6, two rows of Table 3, and the best column of
-Table 4. The rest of Table 3 follows from the runs, and is *measured* here; of Table 4, what
-Perseus's runs save until each straggler ends. Figures 7 and 8 show curves, whose values the
-artifact does not hold. We looked for these numbers in what public indexes keep of the paper (its
-first pages), of Zeus's documentation, of its authors' blog, and of public repositories: none has
-them.
-
-What inference fleets save is on [a page of its own](results-serving.md)."""
-
-NO_STRAGGLER: Final = """## Table 3: no straggler
-
-Percent of the energy of the baseline saved, and in brackets percent of its time lost. The baseline
-is what training uses under the highest power limit (the first rows in `zeus/`). *Perseus* is its
-fastest plan, *EnvPipe* EnvPipe's, both in real runs. *Ours at its time* is that measured saving
-and what our plan uses less, on the same profile and within the same replayed time as those very
-clocks. *Ours at T_min* is our fastest plan against the highest clock everywhere, predicted."""
-
-NO_STRAGGLER_WHY: Final = """Why they differ: Perseus plans in steps of time and fits curves to
-what it measured; ours chooses among the rows themselves and comes within a fraction of a percent
-of the exact bound. Where ours saves hardly more, Perseus's plan is nearly the best there is. Every
-fourth run was not given to us: where the fastest is missing, the next one stands here, and is
-slower than the paper's. In T5 on A40, the network is slower while all others wait at their highest
-clock, so Perseus's plan is faster than the baseline; our profile does not know that state, and the
-predicted column of that row is too low ([why](validation.md))."""
-
-ZEUS: Final = """### Zeus's baselines and EnvPipe, each at its own time
-
-*Zeus*: the power limit of `zeus/` that uses least energy, one for all GPUs (global) or one for each
-stage (per stage), measured against the baseline above. *Ours by then*: our plan if it may be slower
-by as much, against the highest clock, predicted. *EnvPipe, ours* is our planner of EnvPipe's
-algorithm, with its own order of operations, and *frontier as EnvPipe* our plan on that order in the
-same time, both against the highest clock, predicted."""
-
-STRAGGLED: Final = """## Table 4: with a straggler
-
-One pipeline takes T' instead of T, the time at the highest clock, and everybody waits for it.
-Percent of energy saved until T', against the highest clock waiting for the same straggler:
-predicted for our plans, and measured for Perseus's (its best run in time, waiting power added).
-Published is the best over all T'."""
-
-STRAGGLED_WHY: Final = """Why they differ: the published best is over the paper's own choice of
-stragglers and its baseline, and it is measured; ours is predicted, from profiles whose energies
-are known to about 2% for an operation. T5 on A40 is
-predicted against a baseline that is too short."""
-
-LARGE: Final = """## Table 6: 175 billion parameters, no slowdown
-
-Percent of energy saved at no slowdown over all GPUs at the highest clock, 8 stages, tensor
-parallel 8, by microbatches. *Ours, raw rows* plans on the rows as they were measured, as Perseus
-does; *ours* is the default, with the noise taken out (see below) and its own baseline. *EnvPipe*
-is the artifact's plan, then what our planner of EnvPipe's algorithm finds under 1F1B, then our
-plan in the artifact's time, all on the raw rows. The last columns have a straggler of 20%."""
-
-LARGE_WHY: Final = """Why they differ: Perseus's fastest plan waits until the baseline ends, ours
-uses that time. Ours on smooth rows is against another baseline than on raw ones, so it can be
-above or below. EnvPipe's artifact has other times than our planner of it finds, which raises
-clocks by another step."""
-
-ALONG: Final = """### Along the frontier
-
-Percent of energy that our plans use less than Perseus's (`frontier/`, 12 and 48 microbatches; we
-were not given those for 24 and 96), by time above the fastest plan on the raw rows: times in the
-artifact are sums of rounded ones, up to 0.7% below what the same clocks take. *Raw*: our plans on
-the raw rows, as Perseus's are. *Default*: our default plans, made on smooth rows, their clocks then
-replayed on the raw rows and set beside Perseus's plan of that time. Where it is clearly negative,
-on A40, the default does not count on rows that Perseus's plans use (next section)."""
-
-NOISE: Final = """## Noise
-
-Raw rows of these four profiles are noisy: time rises with the clock in up to half of the steps, and
-the fastest row is 1% too fast by chance. Plans on these rows hang on them, and gaps say so.
-Profiles are read with the noise taken out (`--raw` keeps it). Percent; *late* and *dearer*: what
-the smooth plan's clocks take on the raw rows above what it says."""
-
-NOISE_WHY: Final = """No plan is late by more than the noise of its rows (0.2 to 2%). A negative
-*dearer* means that the raw rows are cheaper than the plan promises. Perseus's frontiers are on raw
-rows, so the comparisons with them are on raw rows, too."""
-
-JUMPS: Final = """### Jumps on A40
-
-More than noise: on A40, an instruction is faster at one clock than at all clocks next above it.
-Fitted to the rows up to that clock, time is b + a / clock within *off* percent, the cleanest rows
-of these files. All rows above are slower than this curve by what the table says, at the next clock,
-200 MHz higher and at the top. Power steps by *power* percent only, so an operation takes more
-energy, too. Stages 0 to 6 have the same rows, so this was measured once, not seven times."""
-
-JUMPS_WHY: Final = f"""We do not know the cause. It is no chance of single rows: the rows below
-follow physics, and the slowness above begins within a clock or two and lasts to the top. It is not
-the power limit: the power there is 190 to 205 W of 300. It is not the card alone: at the same
-clocks the other instruction has no such step, and Bloom's begins at another clock than GPT-3's. A
-state of the machine that ended during the sweep, or kernels that differ, would look like this.
-
-What to do by default was decided by what each choice risks:
-
-- *The default scales the rows below the jump* to go on from those above. It never promises what
-  only the faster state could keep. If the fast rows are right, its plans are on time and use up to
-  3.4% more than Perseus's do on these rows (the lines *default* above).
-- *`--raw`* counts on the fast rows. Its plans then use up to 3.4% less than Perseus's. If a job
-  does not see them, operations there take 6 to 9% longer than planned, and the iteration is late.
-
-Keeping both levels, with each side of the jump smoothed for itself, was tried, too. Its gaps are at
-most 0.41% from a slowdown of 5% on, but 0.3 to 2.3% below 5%, where the aim is {GAP_AIM}%. Part of
-that is no fault of the search: between the two levels no clock is worth having, and operations of
-one clock each cannot mix the levels freely. (On GPT-3's raw rows at 96 microbatches and 1% slowdown
-the rounds of the plan are 1.8% above the bound and the best that CP-SAT found 0.9%; for sequences
-of four rounds, with six options an operation, it proved that none is below 0.37%.) An operation
-that changes its clock midway can: [clocks by part](parts.md) bring the gap on the raw rows to
-0.05%.
-
-`envplan solve` names the jump and says what the plan's clocks take on the rows as measured. Whoever
-knows the job to be in the fast state uses `--raw`; one measurement of that instruction just below
-and just above the jump tells."""
-
-GAPS: Final = f"""## Certified gaps
-
-How far plans are from the exact lower bound, percent, at most over slowdowns of 0, 1, 2, 5 and 10%,
-by microbatches, on every measured profile as it is read by default. The aim is {GAP_AIM} without
-polishing. With `--polish {POLISH_S:g}s` it is {POLISHED_AIM}: polishing never makes a plan worse,
-so only plans above that were polished; the last columns say how many these were, and the largest
-gap that is left. Polishing stops by the clock, so its figures differ from run to run; these were
-made on two busy cores."""
-
-SCALING: Final = f"""## Figures 7 and 8: 1,024 to 8,192 GPUs
-
-Strong scaling as Perseus emulates it: a global batch of {GLOBAL_BATCH:,} microbatches on 16 to 128
-pipelines of 64 GPUs, predicted on raw rows, as Perseus's. Percent of energy saved, without a
-straggler and with one pipeline slower than the plan by 5 to 50%. The figures have no printed
-values to stand beside; without a straggler they are Table 6."""
-
-V100: Final = """## EnvPipe's own workloads
-
-On *modelled* profiles of the V100 ([how they are made](profiles.md)): percent saved at no slowdown,
-beside what EnvPipe (USENIX ATC 2023) measured on real V100s, which is an upper figure over its
-workloads. These show no more than that the planners behave alike."""
-
 
 def main(path: str) -> None:
-    """Write the page; its parts are made side by side."""
+    """Put new tables into the page, in its order; they are made side by side."""
     parts = (_jobs, _large, _noise, _gaps, _scaling, _v100)
     with ProcessPoolExecutor(len(parts)) as pool:
         made = [future.result() for future in [pool.submit(part) for part in parts]]
-    sections = [HEAD, *(section for part in made for section in part)]
-    atomic_write(path, "\n\n".join(section.strip() for section in sections) + "\n")
+    text = Path(path).read_text(encoding="utf-8")
+    atomic_write(path, with_tables(text, [one for part in made for one in part]))
+
+
+def with_tables(text: str, tables: Sequence[str]) -> str:
+    """A page in Markdown with its tables replaced by others, in their order."""
+    blocks = text.strip().split("\n\n")
+    places = [k for k, block in enumerate(blocks) if block.startswith("|")]
+    for k, one in zip(places, tables, strict=True):
+        blocks[k] = one
+    return "\n\n".join(blocks) + "\n"
 
 
 def _jobs() -> list[str]:
     """The real jobs, beside Tables 3 and 4."""
     jobs = [Job.of(workload) for workload in WORKLOADS.values()]
-    return [
-        *(NO_STRAGGLER, _no_straggler(jobs), NO_STRAGGLER_WHY),
-        *(ZEUS, _zeus(jobs)),
-        *(STRAGGLED, _straggled(jobs), STRAGGLED_WHY),
-    ]
+    return [_no_straggler(jobs), _zeus(jobs), _straggled(jobs)]
 
 
 @dataclass(frozen=True)
@@ -474,7 +337,7 @@ def _large() -> list[str]:
     )
     heads = [f"+{100 * one:g}%" for one in SLOWDOWNS]
     frontiers = table(["profile", "microbatches", "plans", *heads], along)
-    return [LARGE, sizes, LARGE_WHY, ALONG, frontiers]
+    return [sizes, frontiers]
 
 
 def _along(
@@ -530,7 +393,7 @@ def _noise() -> list[str]:
                 )
         _say(f"{name}: noise")
     heads = ["profile", "microbatches", "slowdown", "gap, raw", "gap, smooth", "late", "dearer"]
-    return [NOISE, table(heads, rows), NOISE_WHY, JUMPS, _jumps(), JUMPS_WHY]
+    return [table(heads, rows), _jumps()]
 
 
 def _jumps() -> str:
@@ -583,7 +446,7 @@ def _gaps() -> list[str]:
         )
         _say(f"{profile.name}: gaps")
     heads = [*map(str, GAP_MICROBATCHES), f"plans above {POLISHED_AIM}", "largest, polished"]
-    return [GAPS, table(["profile", *heads], rows)]
+    return [table(["profile", *heads], rows)]
 
 
 def _scaling() -> list[str]:
@@ -604,7 +467,7 @@ def _scaling() -> list[str]:
             rows.append([f"`{name}`", *size, *(f"{one:.1f}" for one in saved)])
         _say(f"{name}: scaling")
     heads = [f"T' = {factor:g} T" for factor in STRAGGLERS]
-    return [SCALING, table(["profile", "GPUs", "microbatches", "no straggler", *heads], rows)]
+    return [table(["profile", "GPUs", "microbatches", "no straggler", *heads], rows)]
 
 
 def _v100() -> list[str]:
@@ -625,7 +488,7 @@ def _v100() -> list[str]:
             ]
         )
     heads = ["profile", "EnvPipe, ours", "frontier as EnvPipe", "ours", "published"]
-    return [V100, table(heads, rows)]
+    return [table(heads, rows)]
 
 
 def _saved(percent: float, slowdown: float) -> str:

@@ -18,10 +18,9 @@ import numpy as np
 
 from benchmarks.report import table
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan
 from envplan.profile import BLOCKING, Profile
 from envplan.profiling.smoothing import smooth_profile
-from envplan.solve import Frontier, trace_frontier
+from envplan.solve import Frontier, plan_from_clocks, trace_frontier
 
 SLOWDOWN = 0.02
 
@@ -103,29 +102,14 @@ def _outcome(profile: Profile, truth: Profile, best: Frontier) -> Outcome:
     frontier = trace_frontier(best.pipeline, profile)
     plan = frontier.plan(slowdown=SLOWDOWN)
     asked = frontier.min_time * (1 + SLOWDOWN)
-    time, energy = _replayed(plan, truth, best)
+    true = plan_from_clocks(best.pipeline, truth, plan.frequencies, frontier=best)
+    time, energy = true.iteration_time, true.energy
     return Outcome(
         late=time / asked - 1,
         waste=energy / best.energy_at(max(time, best.min_time)) - 1,
         promise=energy / plan.energy - 1,
         rows=_error(profile, truth),
     )
-
-
-def _replayed(plan: Plan, truth: Profile, best: Frontier) -> tuple[float, float]:
-    """Iteration time (s) and energy (J) of a plan's clocks by the true profile."""
-    pipeline = best.pipeline
-    clocks = [clock for stage in plan.frequencies for clock in stage]
-    times = np.empty(len(clocks), dtype=np.int64)
-    joules = 0.0
-    for k, (operation, clock) in enumerate(zip(pipeline.operations, clocks, strict=True)):
-        found = truth.table(operation.profile_stage, operation.instruction)
-        option = found.frequency_mhz.tolist().index(clock)
-        times[k] = found.time_ns[option]
-        power = best.blocking_power_w[operation.stage]
-        joules += found.energy_fj[option] / 1e15 - power * found.time_ns[option] / 1e9
-    seconds = pipeline.earliest_starts(times)[1] / 1e9
-    return seconds, joules + sum(best.blocking_power_w) * seconds
 
 
 def _error(profile: Profile, truth: Profile) -> float:

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from envplan.cli import app
 from envplan.profile import Profile, ProfileMetadata
+from envplan.sweep.work import Done, Group, Task, compute
 
 COMMAND = Path(sys.executable).with_name("envplan")
 
@@ -95,6 +97,12 @@ def installed(*arguments: object, cwd: Path, timeout: float = 300) -> Ran:
         check=False,
     )
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def in_this_process(groups: list[Group], jobs: int) -> Iterator[tuple[Task, Done]]:
+    """As a sweep's run_on_processes: quicker by the start of one."""
+    for group in groups:
+        yield from zip(group.tasks, compute(group), strict=True)
 
 
 def assert_refused(ran: Ran, code: int, *words: str) -> None:

@@ -7,6 +7,7 @@ finds to fail is kept as an @example.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,12 +37,20 @@ _TIMED |= {"test_runtime_torch.py", "test_shim.py", "test_sweep_running.py", "te
 _TIMED |= {"test_service.py", "test_zeusd.py"}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests share its fixtures, so they run on one worker."""
-    for item in items:
-        group = "timed" if item.path.name in _TIMED else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests share its fixtures, so they run on one worker.
+
+    Marks of xdist 3.8 for that have no effect with pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = Path(nodeid.partition("::")[0]).name
+            return "timed" if file in _TIMED else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture

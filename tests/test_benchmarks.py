@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from benchmarks.against_flow import compare
 from benchmarks.against_lowtime import duel
 from benchmarks.flow_peer import FlowPoint
 from benchmarks.report import ratio, seconds, table
+from benchmarks.results import with_tables
 from benchmarks.schedules import SCHEDULES, shape_of, split_profile
 from benchmarks.tables import noisy_profile
 
@@ -82,6 +84,16 @@ def test_figures_have_three_digits_and_tables_are_markdown() -> None:
     assert shown == ["2.21 ms", "0.119 s", "415 s", "12.3 s"]
     assert ratio(9841.0) == "9,840x"
     assert table(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+def test_tables_of_the_page_of_results_are_replaced_in_their_order() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
+    tables = re.findall(r"(?:^\|.*\n)+", page, re.M)
+    assert with_tables(page, [one.strip() for one in tables]) == page
+    new = [f"| {k} |" for k in range(len(tables))]
+    assert re.findall(r"^\|.*", with_tables(page, new), re.M) == new
+    with pytest.raises(ValueError, match="shorter"):
+        with_tables(page, new[1:])
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

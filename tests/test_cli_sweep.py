@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import Ran, assert_refused, done, envplan, says, small_profile
+from cli_helpers import Ran, assert_refused, done, envplan, in_this_process, says, small_profile
 from envplan.errors import InputError
 from envplan.plotting.sweep import sweep_figure
 from envplan.sweep.table import COLUMNS, Row
@@ -30,11 +30,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small_profile().save_csv(tmp_path / "profile.csv")
     (tmp_path / "sweep.toml").write_text(SWEEP)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("envplan.sweep.running.run_on_processes", in_this_process)
     return tmp_path
 
 
 def sweep(*arguments: str) -> Ran:
-    return envplan("sweep", "--jobs", 1, *arguments)
+    return envplan("sweep", *arguments)
 
 
 def table(path: Path) -> list[dict[str, str]]:

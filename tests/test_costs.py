@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,14 +55,9 @@ def test_durations_are_shown_in_two_units(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
-def test_a_number_is_a_fixed_rate() -> None:
+def test_numbers_are_fixed_rates_and_only_prices_may_be_negative() -> None:
     rate = read_rate("0.25", "price")
-    assert rate.is_fixed
-    assert rate.lasts_s == math.inf
-    assert rate.integral(7200) == 0.25 * 7200
-
-
-def test_a_price_may_be_negative_but_carbon_may_not_and_both_are_numbers() -> None:
+    assert (rate.is_fixed, rate.lasts_s, rate.integral(7200)) == (True, math.inf, 0.25 * 7200)
     assert read_rate("-0.01", "price").per_kwh == [-0.01]
     with pytest.raises(InputError, match="carbon must not be negative"):
         read_rate("-1", "carbon")
@@ -69,41 +66,36 @@ def test_a_price_may_be_negative_but_carbon_may_not_and_both_are_numbers() -> No
             read_rate(text, "price")
 
 
-def test_rows_hold_until_the_next_and_the_last_as_long_as_the_others(tmp_path: Path) -> None:
-    rate = read_rate(hourly(tmp_path, [1.0, 2.0, 4.0]), "price")
-    assert rate.lasts_s == 3 * HOUR
-    assert rate.integral(HOUR) == 1 * HOUR
-    assert rate.integral(1.5 * HOUR) == 2 * HOUR
-    assert rate.integral(3 * HOUR) == 7 * HOUR
+DATED = "\ufeffTime,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n2026-12-01T02:00,3\n"
+ZONED = "time,price\n2026-12-01T00:00Z,1\n2026-12-01T02:00+01:00,2\n"
 
 
-def test_one_file_may_hold_both_rates_and_a_byte_order_mark(tmp_path: Path) -> None:
-    both = csv_file(tmp_path, "\ufeffHour, Price ,carbon,note\n0,1,300,a\n\n1,2,400,b\n")
-    assert read_rate(both, "price").per_kwh == [1, 2]
-    assert read_rate(both, "carbon").per_kwh == [300, 400]
-
-
-def test_timestamps_start_with_the_file_or_when_told(tmp_path: Path) -> None:
-    text = "\ufeffTime,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n2026-12-01T02:00,3\n"
-    path = csv_file(tmp_path, text)
-    assert read_rate(path, "price").start_s == 0
-    later = read_rate(path, "price", start="2026-12-01T01:30")
-    assert later.lasts_s == 1.5 * HOUR
-    assert later.integral(HOUR) == 0.5 * HOUR * 2 + 0.5 * HOUR * 3
-
-
-def test_time_zones_are_understood(tmp_path: Path) -> None:
-    text = "time,price\n2026-12-01T00:00Z,1\n2026-12-01T02:00+01:00,2\n"
-    path = csv_file(tmp_path, text)
-    rate = read_rate(path, "price", start="2026-12-01T03:00+02:00")
-    assert rate.start_s == HOUR
-
-
-def test_rows_of_several_lengths_say_until_when(tmp_path: Path) -> None:
-    rate = read_rate(csv_file(tmp_path, "hour,end,price\n0,6,1\n6,22,3\n22,24,1\n"), "price")
-    assert rate.integral(24 * HOUR) == (6 + 16 * 3 + 2) * HOUR
-    thirds = csv_file(tmp_path, "hour,price\n0,1\n0.333,1\n0.667,1\n1,1\n")  # rounded
-    assert read_rate(thirds, "price").lasts_s == pytest.approx(4 / 3 * HOUR, rel=0.01)
+@pytest.mark.parametrize(
+    ("text", "start", "lasts", "sums"),
+    [
+        # Rows hold until the next, the last as long as the others.
+        ("hour,price\n0,1\n1,2\n2,4\n", None, 3, {1: 1, 1.5: 2, 3: 7}),
+        # A byte order mark, capitals, blanks and other columns.
+        ("\ufeffHour, Price ,carbon,note\n0,1,300,a\n\n1,2,400,b\n", None, 2, {1: 1, 2: 3}),
+        # Times begin with the file, or when told; zones are understood.
+        (DATED, None, 3, {1: 1}),
+        (DATED, "2026-12-01T01:30", 1.5, {1: 0.5 * 2 + 0.5 * 3}),
+        (ZONED, "2026-12-01T03:00+02:00", 1, {1: 2}),
+        # Rows of several lengths say until when.
+        ("hour,end,price\n0,6,1\n6,22,3\n22,24,1\n", None, 24, {24: 6 + 16 * 3 + 2}),
+        # Thirds of an hour may be rounded.
+        ("hour,price\n0,1\n0.333,1\n0.667,1\n1,1\n", None, 1.333, {1: 1}),
+    ],
+)
+def test_a_file_of_rates(
+    tmp_path: Path, text: str, start: str | None, lasts: float, sums: dict[float, float]
+) -> None:
+    rate = read_rate(csv_file(tmp_path, text), "price", start=start)
+    assert rate.lasts_s == pytest.approx(lasts * HOUR)
+    for hours, total in sums.items():
+        assert rate.integral(hours * HOUR) == pytest.approx(total * HOUR)
+    if "carbon" in text:
+        assert read_rate(rate.file or "", "carbon").per_kwh == [300, 400]
 
 
 TIMES = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n"
@@ -113,25 +105,28 @@ TIMES = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n"
     ("text", "words"),
     [
         # Gaps
-        ("hour,price\n0,1\n1,1\n4,1\n", [":4:", "hour 2 to hour 4"]),
+        (
+            "hour,price\n0,1\n1,1\n4,1\n",
+            [":4:", "from hour 4 to hour 5, and all before it until hour 2"],
+        ),
         (
             TIMES + "2026-12-01T03:00,3\n",
-            [":4:", "from 2026-12-01T02:00:00 to 2026-12-01T03:00:00"],
+            [":4:", "from 2026-12-01T03:00:00", "before it until 2026-12-01T02:00:00"],
         ),
         ("hour,price\n2,1\n3,1\n", ["from hour 2 to hour 4", "starts at hour 0"]),
         # Disorder and overlaps
-        ("hour,price\n0,1\n2,1\n1,1\n", [":4:", "does not come after hour 2"]),
+        ("hour,price\n0,1\n2,1\n1,1\n", [":4:", "rows must ascend"]),
         ("hour,price\n0,1\n1,1\n1.5,1\n", [":4:", "column end"]),
-        ("hour,end,price\n0,2,1\n1,3,1\n", [":3:", "line 2"]),
-        ("hour,end,price\n0,0,1\n", [":2", "ends before it begins"]),
+        ("hour,end,price\n0,2,1\n1,3,1\n", [":3:", "from hour 1", "until hour 2"]),
+        ("hour,end,price\n0,0,1\n", [":2", "from hour 0 to hour 0"]),
         # Cells
         ("time,price\nyesterday,1\n", [":2", "'yesterday' is no time", "2026-12-01T00:00"]),
-        (TIMES.replace(":00,2", ":00Z,2"), [":3:", "time zone"]),
+        (TIMES.replace(":00,2", ":00Z,2"), ["time zone"]),
         ("hour,carbon\n0,-5\n1,1\n", [":2, column carbon", "'-5' is negative"]),
         # Columns and rows
         ("hour,cost\n0,1\n", [":1, column price", "'hour,cost'", "needs hour,price"]),
         ("when,price\n0,1\n", [":1, column hour", "with times or with hours"]),
-        ("hour,price\n0,1\n", ["one row", "column end"]),
+        ("hour,price\n0,1\n", ["a single row needs a column end"]),
     ],
 )
 def test_a_bad_file_of_rates_is_refused(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -146,7 +141,7 @@ def test_a_bad_file_of_rates_is_refused(tmp_path: Path, text: str, words: list[s
     [
         ("2026-12-05T00:00", "to 2026-12-01T02:00:00, and the run starts at 2026-12-05"),
         ("2026-11-30T23:00", "starts at 2026-11-30T23:00:00"),
-        ("2026-12-01T00:00Z", "give both or neither"),
+        ("2026-12-01T00:00Z", "some times have a time zone"),
         ("tomorrow", "--start must be as in"),
     ],
 )
@@ -320,26 +315,23 @@ def test_costs_survive_the_file_and_are_proved_from_it(frontier: Frontier, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("field", "words"),
+    ("keys", "words"),
     [
-        ("money", "costs.run.plan.money"),
-        ("time_s", "costs.run.plan.time_s"),
-        ("energy_kwh", "costs.run.plan.energy_kwh"),
+        (("run", "plan", "money"), r"costs\.run\.plan\.money"),
+        (("run", "plan", "time_s"), r"costs\.run\.plan\.time_s"),
+        (("iteration", "max_frequency", "energy_kwh"), r"costs\.iteration\.max_frequency\.energy"),
+        (("deadline_s",), r"more than the deadline of 1\.0 s"),
     ],
 )
-def test_a_cost_that_does_not_follow_is_refused(frontier: Frontier, field: str, words: str) -> None:
-    plan = priced(frontier.plan(), Run(iterations=1000, price=Rate.fixed(0.3)))
-    document = plan.model_dump(by_alias=True, exclude_none=True)
-    document["costs"]["run"]["plan"][field] *= 1.001
-    with pytest.raises(InputError, match=words):
-        check_costs(Plan.from_document(document))
-
-
-def test_a_deadline_that_is_missed_is_refused(frontier: Frontier) -> None:
-    run = Run(iterations=1000, deadline_s=1e6)
+def test_costs_that_do_not_follow_are_refused(
+    frontier: Frontier, keys: tuple[str, ...], words: str
+) -> None:
+    run = Run(iterations=1000, price=Rate.fixed(0.3), deadline_s=1e6)
     document = priced(frontier.plan(), run).model_dump(by_alias=True, exclude_none=True)
-    document["costs"]["deadline_s"] = 1.0
-    with pytest.raises(InputError, match=r"more than the deadline of 1\.0 s"):
+    *path, last = keys
+    place = functools.reduce(operator.getitem, path, document["costs"])
+    place[last] *= 1.001 if path else 1e-6
+    with pytest.raises(InputError, match=words):
         check_costs(Plan.from_document(document))
 
 

@@ -126,7 +126,7 @@ def test_waiting_that_costs_nothing_makes_slow_best_and_dear_waiting_makes_fast_
 def test_polish_keeps_the_deadline_and_never_makes_it_worse(microbatches: int) -> None:
     profile = noisy(Profile.builtin("a40-gpt3-1.3b-4stage"))
     frontier = trace_frontier(Pipeline("1f1b", 4, microbatches), profile)
-    plain, polished = frontier.plan(slowdown=0.01), frontier.plan(slowdown=0.01, polish=3)
+    plain, polished = frontier.plan(slowdown=0.01), frontier.plan(slowdown=0.01, polish=1.5)
     assert polished.energy <= plain.energy
     assert polished.energy_lower_bound >= plain.energy_lower_bound
     assert polished.gap <= plain.gap

@@ -38,7 +38,7 @@ from envplan.serving.plan import ServingPlan
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace
 from envplan.sweep import read_config
-from envplan.sweep.journal import Journal
+from envplan.sweep.journal import open_journal
 from test_imports_chrome import PYTORCH, traced
 
 EXAMPLES = 30
@@ -88,7 +88,7 @@ def read_overlaps(path: Path) -> Any:
 
 
 def read_journal(path: Path) -> Any:
-    with Journal(path) as journal:
+    with open_journal(path) as journal:
         return journal.rows
 
 

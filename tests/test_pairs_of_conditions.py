@@ -56,8 +56,8 @@ EXCLUDED = [{"slowdown", "min energy"}, {"slowdown", "run"}, {"min energy", "run
 
 @pytest.fixture(autouse=True)
 def few_noisy_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probability, "RUNS", 2000)
-    monkeypatch.setattr(probability, "SEARCH_RUNS", 500)
+    monkeypatch.setattr(probability, "RUNS", 1000)
+    monkeypatch.setattr(probability, "SEARCH_RUNS", 200)
 
 
 @pytest.mark.parametrize("pair", list(combinations(CONDITIONS, 2)), ids=" and ".join)

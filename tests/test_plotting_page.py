@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import envplan, small_profile
+from cli_helpers import done, small_profile, told
 from envplan._words import significant
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -17,8 +17,6 @@ from envplan.plotting import page
 from envplan.plotting.report import animation_page, frontier_page, report_page, timeline_page
 from envplan.simulation import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
-
-JOB = "a40-gpt3-1.3b-4stage"
 
 
 @pytest.fixture(scope="module")
@@ -129,62 +127,58 @@ def test_an_animation_has_a_frame_a_plan(frontier: Frontier) -> None:
     assert len({frame["title"] for frame in frames}) == len(plans)
 
 
-@pytest.fixture
-def plan_folder(tmp_path: Path) -> Path:
-    ran = envplan("solve", JOB, "-m", "4", "--slowdown", "1", cwd=tmp_path)
-    assert ran.code == 0
-    return tmp_path
+def reported() -> str:
+    """The page about the plan in the current folder."""
+    done("report --no-compare")
+    return Path("report.html").read_text()
 
 
-def test_the_commands_write_what_they_say(plan_folder: Path) -> None:
-    for arguments, name in (
-        (("report",), "report.html"),
-        (("frontier", JOB, "-m", "4", "--plot", "g.html"), "g.html"),
-        (("timeline",), "timeline.png"),
-        (("timeline", "-o", "t.svg"), "t.svg"),
-        (("timeline", "--alone", "-o", "t.html"), "t.html"),
-        (("simulate", "--plot", "s.html"), "s.html"),
-        (("compare", JOB, "-m", "4", "--plot", "c.html"), "c.html"),
+def test_the_commands_write_what_they_say(folder: Path) -> None:
+    done("solve --slowdown 1")
+    for line, name in (
+        ("report", "report.html"),
+        ("frontier --plot g.html", "g.html"),
+        ("timeline", "timeline.png"),
+        ("timeline -o t.svg", "t.svg"),
+        ("timeline --alone -o t.html", "t.html"),
+        ("simulate --plot s.html", "s.html"),
+        ("compare --plot c.html", "c.html"),
     ):
-        ran = envplan(*arguments, cwd=plan_folder)
-        assert ran.code == 0, ran.err
-        assert f"wrote {name}" in ran.out
-        assert (plan_folder / name).stat().st_size > 1000
+        assert f"wrote {name}" in done(line)
+        assert (folder / name).stat().st_size > 1000
 
 
-def test_a_report_of_a_plan_for_a_straggler_counts_the_waiting(plan_folder: Path) -> None:
-    solve = ("solve", JOB, "-m", "4", "--straggler-time", "9")
-    assert envplan(*solve, cwd=plan_folder).code == 0
-    assert envplan("report", "--no-compare", cwd=plan_folder).code == 0
-    until = json.loads((plan_folder / "plan.json").read_text())["predicted"]["until_straggler"]
+def test_a_report_of_a_plan_for_a_straggler_counts_the_waiting(folder: Path) -> None:
+    done("solve --straggler-time 9")
+    until = json.loads((folder / "plan.json").read_text())["predicted"]["until_straggler"]
     saved = 100 * (1 - until["energy_j"] / until["baseline_energy_j"])
-    text = (plan_folder / "report.html").read_text()
+    text = reported()
     assert f"<b>{saved:.1f}%</b><span>energy saved until the straggler has finished" in text
     assert f"<b>{100 * until['gap']:.3f}%</b><span>certified gap, waiting included" in text
     assert data_of(text)["frontier"]["straggler"] == 9
 
 
-def test_a_report_says_what_it_takes_for_granted(plan_folder: Path) -> None:
-    job = ("solve", JOB, "-m", "4", "--slowdown", "3")
-    for options, words in (
-        ((), "Clocks change at once"),
-        (("--switch-latency", "10"), "Every clock comes 10 ms after it is asked for"),
-        (("--robust", "90", "--noise", "1"), "of 10000 noisy replays did"),
-    ):
-        assert envplan(*job, *options, cwd=plan_folder).code == 0
-        assert envplan("report", "--no-compare", cwd=plan_folder).code == 0
-        text = (plan_folder / "report.html").read_text()
-        assert words in text
-        assert "`" not in text.partition("<script")[0]
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "Clocks change at once"),
+        ("--switch-latency 10", "Every clock comes 10 ms after it is asked for"),
+        ("--robust 90 --noise 1", "of 10000 replays end by"),
+    ],
+)
+def test_a_report_says_what_it_takes_for_granted(folder: Path, options: str, words: str) -> None:
+    done(f"solve --slowdown 3 {options}")
+    text = reported()
+    assert words in text
+    assert "`" not in text.partition("<script")[0]
 
 
-def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
-    priced = ("--price", "0.25", "--currency", "EUR", "--carbon", "380", "--iterations", "1000000")
-    ran = envplan("report", "--json", "--no-compare", *priced, cwd=plan_folder)
-    assert ran.code == 0, ran.err
-    text = (plan_folder / "report.html").read_text()
-    predicted = json.loads((plan_folder / "plan.json").read_text())["predicted"]
-    document = json.loads(ran.out)
+def test_a_report_tells_money_and_carbon_of_the_run(folder: Path) -> None:
+    done("solve --slowdown 1")
+    priced = "--price 0.25 --currency EUR --carbon 380 --iterations 1000000"
+    document = told(f"report --no-compare {priced}")
+    text = Path("report.html").read_text()
+    predicted = json.loads((folder / "plan.json").read_text())["predicted"]
     assert (document["energy_j"], document["source"]) == (predicted["energy_j"], "modelled")
     saved_j = (predicted["baseline"]["energy_j"] - predicted["energy_j"]) * 1e6
     assert f"<b>{significant(saved_j / 3.6e6 * 0.25)} EUR</b>" in text
@@ -196,7 +190,7 @@ def test_the_script_of_the_pages_parses() -> None:
     """Where node is there: a slip in the script would else only show in a browser."""
     script = Path(page.__file__).parent / "assets" / "page.js"
     try:
-        done = subprocess.run(["node", "--check", script], capture_output=True, text=True)
+        ran = subprocess.run(["node", "--check", script], capture_output=True, text=True)
     except FileNotFoundError:
         pytest.skip("node is not installed")
-    assert done.returncode == 0, done.stderr
+    assert ran.returncode == 0, ran.stderr

@@ -66,7 +66,7 @@ def test_repeated_rounds_keep_the_deadline_between_joints(frontier: Frontier) ->
         np.argsort(np.abs(c.time_ns - relaxed))[:ROUND_OPTIONS].tolist()
         for c, relaxed in zip(curves, rounding.relaxed_ns.tolist(), strict=True)
     ]
-    pattern = steady.best_until(rounding.choice, curves, likely, time.monotonic() + 4)
+    pattern = steady.best_until(rounding.choice, curves, likely, time.monotonic() + 2)
     assert pattern is not None
     *_, last = steady.put(rounding.choice, pattern)  # the widest joints
     rounding.choice[:] = last
@@ -76,6 +76,6 @@ def test_repeated_rounds_keep_the_deadline_between_joints(frontier: Frontier) ->
 
 
 def test_polished_long_plan_costs_no_more_and_is_proved(frontier: Frontier) -> None:
-    plain, polished = frontier.plan(), frontier.plan(polish=4)
+    plain, polished = frontier.plan(), frontier.plan(polish=2)
     assert polished.energy <= plain.energy
     verify_plan(polished, frontier.profile)

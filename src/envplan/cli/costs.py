@@ -20,21 +20,19 @@ CURRENCY: Final = "USD"
 _GRAMS: Final = {"g": 1.0, "kg": 1000.0}
 
 
-def _amounts(spent: Spent, currency: str | None, unit: str = "kg") -> dict[str, float]:
-    """What is known of what was spent, by what it is and its unit; `unit` is that of carbon."""
-    known = {
-        "energy (kWh)": spent.energy_kwh,
-        f"cost ({currency or CURRENCY})": spent.money,
-        f"carbon ({unit} CO2)": spent.carbon_g and spent.carbon_g / _GRAMS[unit],
-    }
-    return {name: amount for name, amount in known.items() if amount is not None}
-
-
 def cost_rows(pair: Pair, currency: str | None, unit: str) -> list[tuple[str, float, float]]:
     """Name, before and after of what is known; `unit` is that of carbon, "g" or "kg"."""
-    before = _amounts(pair.max_frequency, currency, unit)
-    after = _amounts(pair.plan, currency, unit)
-    return [(name, amount, after[name]) for name, amount in before.items()]
+    named = {
+        "energy_kwh": ("energy (kWh)", 1.0),
+        "money": (f"cost ({currency or CURRENCY})", 1.0),
+        "carbon_g": (f"carbon ({unit} CO2)", _GRAMS[unit]),
+    }
+    before, after = dict(pair.max_frequency), dict(pair.plan)
+    return [
+        (name, before[field] / scale, after[field] / scale)
+        for field, (name, scale) in named.items()
+        if after[field] is not None
+    ]
 
 
 def year_amounts(amounts: Amounts, currency: str | None) -> dict[str, float]:
@@ -53,12 +51,13 @@ def print_costs(plan: envplan.Plan) -> None:
     rows = [["time", duration_text(old), duration_text(new), lost, _saved(old, new)]]
     for name, old, new in cost_rows(costs.run, costs.currency, "kg"):
         rows.append([name, *map(ui.significant, (old, new, old - new)), _saved(old, new)])
-    of = f" ({costs.tokens:g} tokens)" if costs.tokens is not None else ""
-    ui.print_table(
-        ui.titled(f"The run: {costs.iterations:,} iterations{of}, all GPUs", plan.profile.source),
-        ("", "max frequency", "plan", "saved", "saved (%)"),
-        rows,
-    )
+    headers = ("", "max frequency", "plan", "saved", "saved (%)")
+    ui.print_table(ui.titled(_title(costs), plan.profile.source), headers, rows)
+
+
+def _title(run: Run) -> str:
+    what = f"The run: {run.iterations:,} iterations" if run.iterations else "One iteration"
+    return what + (f" ({run.tokens:g} tokens)" if run.tokens else "") + ", all GPUs"
 
 
 def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
@@ -84,11 +83,13 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
 
 def replay_cost_notes(run: Run, spent_on: Sequence[Spent | None]) -> list[str]:
     """What an iteration costs and what the run does, in sentences."""
+    from envplan.costs.model import Pair
+
     notes = []
     for what, spent in zip(("an iteration costs", "{:,} iterations cost"), spent_on, strict=True):
         if spent is not None:
-            amounts = _amounts(spent, run.currency).items()
-            parts = [f"{ui.significant(x)} {name.split('(')[1][:-1]}" for name, x in amounts]
+            rows = cost_rows(Pair(max_frequency=spent, plan=spent), run.currency, "kg")
+            parts = [f"{ui.significant(x)} {name.split('(')[1][:-1]}" for name, x, _ in rows]
             notes.append(f"{what.format(run.iterations)} {', '.join(parts)} over all GPUs")
     return notes
 
@@ -110,8 +111,7 @@ def cost_columns(
         columns[name] = [ui.significant(after) for *_, after in rows]
         less = "avoided (%)" if name.startswith("carbon") else "saved (%)"
         columns[less] = [_saved(before, after) for *_, after in rows]
-    what = f"The run: {run.iterations:,} iterations" if run.iterations else "One iteration"
-    return f"{what}, all GPUs", columns
+    return _title(run), columns
 
 
 def _saved(before: float, after: float) -> str:
@@ -121,7 +121,7 @@ def _saved(before: float, after: float) -> str:
 def costs_document(plan: envplan.Plan) -> dict[str, Any]:
     """The costs as JSON, with files instead of their rows."""
     assert plan.costs is not None
-    document = plan.costs.model_dump(exclude_none=True)
+    document = plan.costs.model_dump(by_alias=True, exclude_none=True)
     for rate in {"price", "carbon"} & document.keys():
         known = document[rate]
         document[rate] = (

@@ -9,6 +9,7 @@ from envplan._files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli.command import takes
 from envplan.cli.options import CostOptions, PlanOptions
+from envplan.cli.plan_notes import plan_notes
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
@@ -58,8 +59,10 @@ def report(
     if operations <= _MOST_COMPARED if compare is None else compare:
         with ui.Working("Comparing planners"):
             comparison = run_planners(frontier)
-    page = report_page(loaded, source.plan, frontier, along, after, comparison)
-    atomic_write(output, page)
+    notes = plan_notes(frontier, loaded)
+    atomic_write(
+        output, report_page(loaded, source.plan, frontier, along, after, comparison, notes)
+    )
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
     words = (
         f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "

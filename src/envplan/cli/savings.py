@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import envplan
@@ -129,9 +128,9 @@ def _document(
         "currency": site.currency or CURRENCY,
         "price_is_assumed": site.price is None,
         "site": where.model_dump(),
-        "max_frequency_year": asdict(rows[0].spent),
+        "max_frequency_year": rows[0].spent._asdict(),
         "savings": [
-            {**ui.picked(row, _ROW), "month": asdict(row.month), "year": asdict(row.year)}
+            {**ui.picked(row, _ROW), "month": row.month._asdict(), "year": row.year._asdict()}
             for row in rows
         ],
     }

@@ -54,13 +54,11 @@ def sweep(
     if jobs is not None and ray is not None:
         refuse_both(["--jobs", "--ray"])
     from envplan.plotting.sweep import sweep_figure
-    from envplan.sweep import read_config, run_sweep, write_table
+    from envplan.sweep import read_config, run_sweep, table
     from envplan.sweep.running import journal_of
-    from envplan.sweep.table import check_table
 
-    check_table(output)
-    read = read_config(config)
-    journal = journal_of(output)
+    table.check_table(output)
+    read, journal = read_config(config), journal_of(output)
     try:
         with ui.Working("points") as work:
             result = run_sweep(
@@ -69,7 +67,7 @@ def sweep(
     except KeyboardInterrupt:
         print(f"what is done is kept in {journal}; the same command does the rest", file=sys.stderr)
         raise
-    write_table(result.rows, output)
+    table.write_table(result.rows, output)
     all_failed = len(result.failures) == len(result.rows)
     if plot is not None and all_failed:
         state.outputs.remove(plot)
@@ -78,17 +76,14 @@ def sweep(
     ui.answer(
         lambda: _document(result, output, journal, plot),
         lambda: _print(result, output),
-        then=_then(config, result),
+        then=_then(config, table.best_rows(result.rows, 1)),
     )
     if all_failed:
         raise typer.Exit(1)
 
 
-def _then(config: Path, result: SweepResult) -> list[str]:
-    """The command that makes the plan that saves most."""
-    from envplan.sweep.table import best_rows
-
-    best = best_rows(result.rows, 1)
+def _then(config: Path, best: Sequence[Row]) -> list[str]:
+    """The command that makes the plan that saves most; none where there is no plan."""
     if not best:
         return []
     row, target = best[0], list[str]()
@@ -105,7 +100,7 @@ def _then(config: Path, result: SweepResult) -> list[str]:
 
 
 def _print(result: SweepResult, output: Path) -> None:
-    from envplan.sweep.table import best_rows, by_what_varies
+    from envplan.sweep.table import best_rows, by_what_varies, varying
 
     planned, failures = [row for row in result.rows if row.error is None], result.failures
     if planned:
@@ -113,51 +108,44 @@ def _print(result: SweepResult, output: Path) -> None:
         if len(planned) > _TABLE_ROWS:
             shown = best_rows(planned, _BEST)
             title += f": the {len(shown)} of {len(planned)} points that save most"
-        _print_rows(title, planned, shown)
+        varied = varying(planned)
+        words = [name for name in ("profile", "schedule", "planner") if name in varied]
+        counts = [name for name in ("microbatches", "chunks", "replicas") if name in varied]
+        said = {name: [getattr(row, name) for row in shown] for name in (*words, *counts)}
+        columns: dict[str, Any] = {
+            **{name: said[name] for name in words},
+            "target": [row.asked for row in shown],
+            **{name: said[name] for name in counts},
+            "time (s)": [row.iteration_time_s for row in shown],
+            "slower (%)": [row.slowdown_percent for row in shown],
+            "energy (J)": [row.energy_j for row in shown],
+            "saved (%)": [row.savings_percent for row in shown],
+        }
+        ui.print_columns(title, columns, words=len(words) + 1)
     if shares := by_what_varies(planned):
         headers = ("what varies", "value", "points", "slower (%)", "saved (%)", "most saved (%)")
-        ui.print_table("On average of the points that share a value", headers, shares, words=2)
+        cells = [list(share.values()) for share in shares]
+        ui.print_table("On average of the points that share a value", headers, cells, words=2)
     resumed = f", {result.resumed} of them by an earlier run" if result.resumed else ""
     ui.say(
         f"{len(result.rows)} points: {len(planned)} planned, {len(failures)} failed{resumed}; "
         f"took {result.wall_s:.1f} s",
-        *(f"failed: {_name(row)}: {row.error}" for row in failures[:_FAILURES]),
     )
+    for row in failures[:_FAILURES]:
+        count = row.microbatches and f"{row.microbatches} microbatches"
+        parts = (row.profile, row.schedule, row.planner, row.asked, count)
+        ui.say(f"failed: {', '.join(part for part in parts if part)}: {row.error}")
     if len(failures) > _FAILURES:
         ui.say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
-
-
-def _print_rows(title: str, planned: Sequence[Row], shown: Sequence[Row]) -> None:
-    """A table of some points, with what varies between all."""
-    from envplan.sweep.table import target_in_words, varying
-
-    varied = varying(planned)
-    words = [name for name in ("profile", "schedule", "planner") if name in varied]
-    counts = [name for name in ("microbatches", "chunks", "replicas") if name in varied]
-    columns: dict[str, Any] = {
-        **{name: [getattr(row, name) or "" for row in shown] for name in words},
-        "target": [target_in_words(row) for row in shown],
-        **{name: [getattr(row, name) for row in shown] for name in counts},
-        "time (s)": [row.iteration_time_s for row in shown],
-        "slower (%)": [row.slowdown_percent for row in shown],
-        "energy (J)": [row.energy_j for row in shown],
-        "saved (%)": [row.savings_percent for row in shown],
-    }
-    ui.print_columns(title, columns, words=len(words) + 1)
-
-
-def _name(row: Row) -> str:
-    from envplan.sweep.table import target_in_words
-
-    count = row.microbatches and f"{row.microbatches} microbatches"
-    parts = (row.profile, row.schedule, row.planner, target_in_words(row), count)
-    return ", ".join(part for part in parts if part)
 
 
 def _document(
     result: SweepResult, output: Path, journal: Path, plot: Path | None
 ) -> dict[str, Any]:
     from envplan.sweep.table import best_rows, by_what_varies
+
+    def shown(rows: Sequence[Row]) -> list[dict[str, Any]]:
+        return [row.model_dump(exclude_none=True) for row in rows]
 
     return {
         "output": str(output),
@@ -167,7 +155,7 @@ def _document(
         "planned": len(result.rows) - len(result.failures),
         "failed": len(result.failures),
         **ui.picked(result, "computed resumed wall_s"),
-        "best": [row.model_dump(exclude_none=True) for row in best_rows(result.rows, _BEST)],
-        "by_what_varies": [share._asdict() for share in by_what_varies(result.rows)],
-        "failures": [row.model_dump(exclude_none=True) for row in result.failures],
+        "best": shown(best_rows(result.rows, _BEST)),
+        "by_what_varies": by_what_varies(result.rows),
+        "failures": shown(result.failures),
     }

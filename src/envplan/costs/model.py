@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from envplan._model import Model
@@ -14,6 +16,8 @@ MAX_ITERATIONS: Final = 10**12
 Minimized = Literal["energy", "money", "carbon"]
 Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(ge=0, le=1e9)]
+#: One number or many.
+Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 Iterations = Annotated[int, Field(ge=1, le=MAX_ITERATIONS)]
 
 
@@ -37,11 +41,11 @@ class Overheads(Model):
     embodied: Positive = 0.0
     lifetime: Annotated[float, Field(gt=0, le=1000)] = 5.0
 
-    def joules(self, time_s: float, energy_j: float, gpus: int) -> float:
+    def joules(self, time_s: Numbers, energy_j: Numbers, gpus: int) -> Numbers:
         """What the site draws while GPUs use so much, J."""
         return self.pue * (energy_j + self.host_power * gpus * time_s)
 
-    def hours_cost(self, time_s: float, gpus: int) -> float:
+    def hours_cost(self, time_s: Numbers, gpus: int) -> Numbers:
         """What so long on GPUs costs besides energy, in currency units."""
         return self.gpu_hour * gpus * time_s / 3600
 
@@ -94,17 +98,13 @@ class Run(Model):
     @property
     def minimized(self) -> Minimized:
         """What the cheapest plan has least of."""
-        if self.minimize is not None:
-            return self.minimize
-        if self.price is not None:
-            return "money"
-        return "energy" if self.carbon is None else "carbon"
+        usual: Minimized = "energy" if self.carbon is None else "carbon"
+        return self.minimize or (usual if self.price is None else "money")
 
     @property
     def minimized_rate(self) -> Rate:
         """What is to be least, per kWh."""
-        known = {"money": self.price, "carbon": self.carbon, "energy": Rate.fixed(1.0)}
-        rate = known[self.minimized]
+        rate = {"money": self.price, "carbon": self.carbon}.get(self.minimized, Rate.fixed(1.0))
         assert rate is not None
         return rate
 
@@ -139,23 +139,15 @@ class Pair(Model):
     plan: Spent
 
 
-class Costs(Model):
+class Costs(Run):
     """What a plan was found to cost, with all that is needed to find it again."""
 
-    currency: str | None = None
-    price: Rate | None = Field(None, description="currency units per kWh")
-    carbon: Rate | None = Field(None, description="gCO2 per kWh")
-    iterations: Iterations | None = None
-    tokens: Annotated[int, Field(ge=1)] | None = None
-    deadline_s: Amount | None = Field(None, description="the run is over by then")
-    minimized: Minimized | None = Field(None, description="what the plan was chosen for")
-    overheads: Overheads | None = Field(None, description="absent: the energy of GPUs alone")
+    minimize: Minimized | None = Field(
+        None, alias="minimized", description="what the plan was chosen for"
+    )
     iteration: Pair
     run: Pair | None = None
 
     def of_run(self) -> Run:
         """The run that was priced."""
-        return Run(
-            **{name: getattr(self, name) for name in Run.model_fields if hasattr(self, name)}
-            | {"minimize": self.minimized, "overheads": self.overheads or Overheads()}
-        )
+        return Run(**{name: getattr(self, name) for name in Run.model_fields})

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, create_model, model_vali
 
 from envplan._files import read_bounded
 from envplan._model import Model
-from envplan._tables import Table, parse_table
+from envplan._tables import parse_table
 from envplan.errors import InputError
 
 __all__ = ["Kind", "Rate", "read_rate"]
@@ -167,28 +167,48 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
     clock = "time" if "time" in names else "hour"
     words = "a table of rates, with times or with hours,"
     table = parse_table(header + newline + rows, _row_model(clock, kind), path=path, kind=words)
-    zero = table.columns[clock][0] if clock == "time" else None
-    begins, ends = _spans(table, clock, zero)
-    begin = 0.0
-    if zero is not None and start is not None:
+    zero = table.columns[clock][0]
+
+    def seconds(when: Any) -> float:
+        """Of a cell, since the first of a file with times, or since the run's start."""
         try:
-            begin = (_moment(start) - zero).total_seconds()
-        except ValueError:
-            raise InputError(f"--start must be as in 2026-12-01T00:00, not {start}") from None
+            return float((when - zero).total_seconds() if clock == "time" else when * _HOUR_S)
         except TypeError:
             raise InputError(
-                f"--start {start} or the file's times have a time zone; give both or neither"
+                "some times have a time zone, and others (or --start) none", path=path
             ) from None
-    if not begins[0] <= begin < ends[-1]:
-        raise InputError(
-            f"reaches from {_text(begins[0], zero)} to {_text(ends[-1], zero)}, and the run starts "
-            f"at {_text(begin, zero)}",
-            path=path,
-        )
+
+    def text(seconds: float) -> str:
+        """A time as it would stand in the file."""
+        if clock == "time":
+            return str((zero + timedelta(seconds=seconds)).isoformat())
+        return f"hour {seconds / _HOUR_S:g}"
+
+    begins = list(map(seconds, table.columns[clock]))
+    over, usual = begins[0], begins[1] - begins[0] if len(begins) > 1 else 0.0
+    for row, (begin, given) in enumerate(zip(begins, table.columns["end"], strict=True)):
+        end = begin + usual if given is None else seconds(given)
+        if abs(begin - over) > _ROUNDING_S or end <= begin:
+            raise table.error(
+                row,
+                f"holds from {text(begin)} to {text(end)}, and all before it until {text(over)}: "
+                "rows must ascend in time and leave nothing out; a single row needs a column end, "
+                "and so do rows that differ in length",
+            )
+        over = end
+    begin = 0.0
+    if clock == "time" and start is not None:
+        try:
+            begin = seconds(datetime.fromisoformat(start))
+        except ValueError:
+            raise InputError(f"--start must be as in 2026-12-01T00:00, not {start}") from None
+    if not begins[0] <= begin < over:
+        reach = f"{text(begins[0])} to {text(over)}, and the run starts at {text(begin)}"
+        raise InputError(f"reaches from {reach}", path=path)
     return Rate.of(
         begins_s=begins,
         per_kwh=list(table.columns[kind]),
-        end_s=ends[-1],
+        end_s=over,
         start_s=begin,
         repeats=repeats,
         file=path.as_posix(),
@@ -215,62 +235,3 @@ def _row_model(clock: str, kind: Kind) -> type[BaseModel]:
         kind: (float, value),
     }
     return create_model("RateRow", **fields)
-
-
-def _text(seconds: float, zero: datetime | None) -> str:
-    """A time as it would stand in the file: an hour, or a timestamp that is so long after zero."""
-    if zero is None:
-        return f"hour {seconds / _HOUR_S:g}"
-    return (zero + timedelta(seconds=seconds)).isoformat()
-
-
-def _spans(
-    table: Table[BaseModel], clock: str, zero: datetime | None
-) -> tuple[list[float], list[float]]:
-    """From when until when rows hold, s; half-open intervals that leave nothing out.
-
-    Raises:
-        InputError: they overlap, are in disorder, or leave something out; names line and times.
-    """
-
-    def seconds(row: int, when: Any) -> Any:
-        if when is None or zero is None:
-            return None if when is None else when * _HOUR_S
-        try:
-            return (when - zero).total_seconds()
-        except TypeError:
-            raise table.error(row, "some times have a time zone and others none") from None
-
-    begins, given = (
-        [seconds(row, when) for row, when in enumerate(table.columns[name])]
-        for name in (clock, "end")
-    )
-    if len(begins) == 1 and given[0] is None:
-        message = "one row does not say how long it holds; add a column end, or more rows"
-        raise InputError(message, path=table.path)
-    usual = begins[1] - begins[0] if len(begins) > 1 else 0.0
-    ends = [begin + usual if end is None else end for begin, end in zip(begins, given, strict=True)]
-    before, over = -math.inf, begins[0]
-    for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        problem = ""
-        if begin <= before:
-            problem = (
-                f"{_text(begin, zero)} does not come after {_text(before, zero)} in the row "
-                "before: rows must ascend in time"
-            )
-        elif end <= begin and given[row] is not None:
-            problem = "ends before it begins"
-        elif begin > over + _ROUNDING_S:
-            problem = (
-                f"nothing is said of the time from {_text(over, zero)} to {_text(begin, zero)}; "
-                "add what is missing"
-            )
-        elif begin < over - _ROUNDING_S:
-            problem = (
-                f"begins at {_text(begin, zero)}, before the row on line {table.lines[row - 1]} is "
-                f"over at {_text(over, zero)}; rows that differ in length need a column end"
-            )
-        if problem:
-            raise table.error(row, problem)
-        before, over = begin, end
-    return begins, ends

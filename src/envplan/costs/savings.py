@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field
@@ -27,8 +27,7 @@ DEFAULT_PRICE: Final = 0.12
 Point = Literal["no slowdown", "best money", "T_star"]
 
 
-@dataclass(frozen=True)
-class Amounts:
+class Amounts(NamedTuple):
     """Energy, kWh; money, in units of the price; CO2, t, None where no intensity is known."""
 
     kwh: float
@@ -79,16 +78,6 @@ class Site(Overheads):
             carbon = (self.carbon * kwh + self.made_g(time_s, gpus)) / 1e6
         return Amounts(kwh, self.price * kwh + self.hours_cost(time_s, gpus), carbon)
 
-    def cheapest_time(self, frontier: Frontier) -> float:
-        """The time between T_min and T_star at which the relaxed frontier costs least, s.
-
-        Energy falls along straight lines and hours rise along one, so it is a breakpoint.
-        """
-        gpus = frontier.num_gpus * frontier.pipeline.num_stages
-        times, joules = frontier.times.tolist(), frontier.energies.tolist()
-        costs = [self.spent(*point, gpus).money for point in zip(times, joules, strict=True)]
-        return float(times[np.argmin(costs)])
-
 
 @dataclass(frozen=True)
 class Saving:
@@ -109,9 +98,7 @@ class Saving:
     @property
     def month(self) -> Amounts:
         """What the plan saves in a month, on average."""
-        year = self.year
-        carbon = None if year.carbon_t is None else year.carbon_t / MONTHS
-        return Amounts(year.kwh / MONTHS, year.money / MONTHS, carbon)
+        return Amounts._make(amount and amount / MONTHS for amount in self.year)
 
 
 def savings(
@@ -137,7 +124,11 @@ def savings(
 
     none = saving("no slowdown", frontier.plan())
     star = saving("T_star", frontier.plan(min_energy=True))
-    between = saving("best money", frontier.plan(where.cheapest_time(frontier)))
+    # Energy falls along straight lines and hours rise along one: least is one of the breakpoints.
+    times, own = frontier.times, frontier.num_gpus * frontier.pipeline.num_stages
+    costs = where.price * where.joules(times, frontier.energies, own) / J_PER_KWH
+    least = np.argmin(costs + where.hours_cost(times, own))
+    between = saving("best money", frontier.plan(float(times[least])))
     # Rounding may turn around what lies close together on the relaxed frontier.
     best = max((between, none, star), key=lambda row: row.year.money)
     return none, replace(best, point="best money"), star

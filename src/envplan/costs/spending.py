@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from envplan._model import check_stated
-from envplan.costs.model import Costs, Overheads, Pair, Run, Spent
+from envplan.costs.model import Costs, Pair, Run, Spent
 from envplan.costs.rates import Rate
 from envplan.errors import InputError
 from envplan.units import J_PER_KWH, duration_text, j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
@@ -33,8 +33,7 @@ def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
         InputError: a rate ends before the run does.
     """
     iteration, whole = pairs(*before_and_after(plan, straggler_s), run, plan.job.all_gpus)
-    asked = {name: getattr(run, name) for name in Run.model_fields if name in Costs.model_fields}
-    asked["overheads"] = None if run.overheads == Overheads() else run.overheads
+    asked = run.model_dump(exclude={"minimize"})
     minimized = run.minimized if run.deadline_s is not None else None
     costs = Costs(**asked, minimized=minimized, iteration=iteration, run=whole)
     return plan.model_copy(update={"costs": costs})
@@ -160,8 +159,6 @@ def check_costs(plan: Plan) -> list[str]:
     if costs is None:
         return []
     iteration, run = pairs(*before_and_after(plan), costs.of_run(), plan.job.all_gpus)
-    if (costs.run is None) != (run is None):
-        raise InputError("costs.run goes with costs.iterations: both or neither")
     check_stated("costs.iteration", costs.iteration, iteration, _TOLERANCE)
     check_stated("costs.run", costs.run, run, _TOLERANCE)
     proved = ["costs follow from the plan's time and energy and the rates in the file"]

@@ -71,6 +71,7 @@ def report_page(
     along: Sequence[Plan],
     timeline: Timeline,
     comparison: Comparison | None = None,
+    notes: Iterable[str] = (),
 ) -> str:
     """The report as one self-contained HTML page. Money and carbon are those of `plan.costs`.
 
@@ -81,6 +82,7 @@ def report_page(
         along: plans along the frontier, at least one, by ascending time.
         timeline: of the plan.
         comparison: other planners' plans; None where nobody asked.
+        notes: what else to know about the plan, in sentences.
     """
     before = timeline.at_max_frequency()
     data: dict[str, Any] = {
@@ -100,7 +102,7 @@ def report_page(
     commands = [f"envplan {verb} {shlex.quote(file.as_posix())}" for verb in verbs]
     body += [
         page.section("Use this plan", page.commands(commands)),
-        page.section("Method and assumptions", _assumptions(plan, frontier)),
+        page.section("Method and assumptions", _assumptions(plan, frontier, notes)),
         f"<footer>envplan {html.escape(__version__)}</footer>",
     ]
     return page.job_page("Energy plan of {}", frontier, body, data)
@@ -112,21 +114,20 @@ def _plan_cards(plan: Plan) -> list[tuple[str, str, str]]:
     was = before.iteration_time_s
     power = f"average over all GPUs, was {in_unit(before.average_power_w, 'W')}"
     changed = f"{signed_percent(after.slowdown_percent)}%"
-    cards = [
+    saved, gap, what = 0.0, plan.gap, "certified gap: no plan saves more than this beyond it"
+    if until is not None:  # what counts is all energy until the straggler has finished
+        saved = 100 * (1 - until.energy_j / until.baseline_energy_j)
+        gap, what = until.gap, "certified gap, waiting included"
+    with_waiting = "energy saved until the straggler has finished, waiting included"
+    return [
         (f"{after.savings_percent:.1f}%", f"energy saved{modelled}", "good"),
         (changed, "iteration time against maximum frequency", ""),
         (in_unit(after.energy_j, "J"), f"an iteration, was {in_unit(before.energy_j, 'J')}", ""),
         (f"{significant(after.iteration_time_s)} s", f"an iteration, was {significant(was)} s", ""),
         (in_unit(after.average_power_w, "W"), power, ""),
+        *([] if until is None else [(f"{saved:.1f}%", with_waiting, "good")]),
+        (f"{100 * gap:.3f}%", what, ""),
     ]
-    if until is None:
-        what = "certified gap: no plan saves more than this beyond it"
-        return [*cards, (f"{100 * plan.gap:.3f}%", what, "")]
-    # With a straggler, what counts is all energy until it has finished.
-    saved = 100 * (1 - until.energy_j / until.baseline_energy_j)
-    what = "energy saved until the straggler has finished, waiting included"
-    gap = f"{100 * until.gap:.3f}%"
-    return [*cards, (f"{saved:.1f}%", what, "good"), (gap, "certified gap, waiting included", "")]
 
 
 def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
@@ -135,16 +136,13 @@ def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
     unit = (costs.currency if costs else None) or _CURRENCY
     saved: list[tuple[float | None, str, str]] = []
     if costs is not None and costs.run is not None:
-        before, after = costs.run.max_frequency, costs.run.plan
-        for was, now, of, scale in (
-            (before.money, after.money, unit, 1),
-            (before.carbon_g, after.carbon_g, "kg CO2", 1000),
-            (before.energy_kwh, after.energy_kwh, "kWh", 1),
-        ):
-            if was is not None and now is not None:
-                over = f"saved over the run of {costs.iterations:,} iterations, of"
+        over = f"saved over the run of {costs.iterations:,} iterations, of"
+        units = {"money": (unit, 1.0), "carbon_g": ("kg CO2", 1e3), "energy_kwh": ("kWh", 1.0)}
+        for name, (of, scale) in units.items():
+            was, now = (getattr(one, name) for one in (costs.run.max_frequency, costs.run.plan))
+            if was is not None:
                 saved.append(((was - now) / scale, of, f"{over} {significant(was / scale)}"))
-    site = Site() if costs is None else Site.of_run(costs.of_run())
+    site = Site() if costs is None else Site.of_run(costs)
     _, year = site.year(plan)
     gpus = counted(plan.job.num_gpus * plan.job.stages, "GPU")
     assumed = " (assumed; say `--price`)" if costs is None or costs.price is None else ""
@@ -225,7 +223,7 @@ _WAITING: Final = {
 }
 
 
-def _assumptions(plan: Plan, frontier: Frontier) -> str:
+def _assumptions(plan: Plan, frontier: Frontier, notes: Iterable[str]) -> str:
     job, reference = plan.job, plan.profile
     curve = "it" if plan.predicted.bound == "relaxation" else "a bound that CP-SAT proved"
     items = [
@@ -239,31 +237,15 @@ def _assumptions(plan: Plan, frontier: Frontier) -> str:
         "The curve is the exact optimum of the relaxed problem, in which an operation may mix "
         "neighbouring clocks: no plan lies below it. The certified gap is this plan's distance "
         f"from {curve} at its own deadline.",
-        *_conditions(plan),
+        *(f"{note[:1].upper()}{note[1:]}." for note in notes),
     ]
+    if not job.switch_latency_s:
+        items.append("Clocks change at once; `envplan solve --switch-latency` plans for slow ones.")
+    if plan.predicted.robustness is None:
+        items.append(
+            "Times repeat exactly; `envplan simulate --noise` replays the plan where they vary."
+        )
     return page.notes(items)
-
-
-def _conditions(plan: Plan) -> list[str]:
-    """What a plan takes for granted of times and clocks."""
-    latency, robust = plan.job.switch_latency_s, plan.predicted.robustness
-    clocks = "Clocks change at once; `envplan solve --switch-latency` plans for slow ones."
-    if latency:
-        clocks = (
-            f"Every clock comes {1000 * latency:g} ms after it is asked for; time and energy are "
-            "those of the replay with that."
-        )
-    times = "Times repeat exactly; `envplan simulate --noise` replays the plan where they vary."
-    if robust is not None:
-        what, proof = "iteration", f"{robust.held_runs} of {robust.runs} noisy replays did."
-        if robust.iterations is not None:
-            what = f"run of {robust.iterations} iterations"
-            proof = f"{robust.runs} noisy replays show it."
-        times = (
-            f"The {what} ends in time with a probability of at least {robust.percent_at_least}: "
-            f"{proof}"
-        )
-    return [clocks, times]
 
 
 def _span(values: Iterable[float]) -> str:

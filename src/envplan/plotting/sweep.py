@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import cycle, product
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan._words import counted
 from envplan.errors import InputError
 from envplan.plotting.figures import OKABE_ITO, figure, label_axes, shortened
 from envplan.plotting.frontier import LOOKS
+from envplan.sweep.table import varying
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -49,14 +48,18 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     rows = [row for row in rows if row.error is None]
     if not rows:
         raise InputError("there is nothing to draw: no point of the sweep has a plan")
-    varies = [name for name in _TOLD_BY if len({getattr(row, name) for row in rows}) > 1]
-    facet, *rest = varies or ["profile"]
-    panels = sorted({getattr(row, facet) for row in rows}, key=str)
-    kinds = sorted({_kind(row, rest) for row in rows}, key=_naturally)
-    looks = cycle(
-        {"color": colour, "linestyle": line} for line, colour in product(_LINES, OKABE_ITO)
-    )
-    styles = dict(zip(kinds, looks, strict=False))
+    varied = [name for name in _TOLD_BY if name in varying(rows)]
+    facet, *rest = varied or ["profile"]
+
+    def kind(row: Row) -> str:
+        """What tells a job apart from others in its panel."""
+        parts = [_words(name, getattr(row, name)) for name in rest]
+        return ", ".join([*parts, *(["recomputation"] if row.recompute else []), *row.conditions])
+
+    panels = list(dict.fromkeys(getattr(row, facet) for row in rows))
+    kinds = list(dict.fromkeys(map(kind, rows)))
+    looks = ({"color": colour, "linestyle": line} for line in _LINES for colour in OKABE_ITO)
+    styles = dict(zip(kinds, cycle(looks), strict=False))
     shown = panels[:_MOST_PANELS]
     columns = min(_COLUMNS, len(shown))
     lines = -(-len(shown) // columns)
@@ -64,9 +67,16 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     with figure(width, 1.6 + _PANEL_IN[1] * lines, 10) as drawn:
         grid = drawn.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
         for axes, value in zip(grid, shown, strict=False):
-            own = [row for row in rows if getattr(row, facet) == value]
-            _draw(axes, own, rest, styles)
-            label_axes(axes, "", "", shortened(_words(facet, value)) if varies else "")
+            points: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+            for row in rows:
+                if getattr(row, facet) == value:
+                    at = row.slowdown_percent or 0.0, row.savings_percent or 0.0
+                    points[kind(row), row.planner].append(at)
+            axes.axhline(0, color="0.6", linewidth=0.8)
+            for (each, planner), line in points.items():
+                look = {"markersize": 5, "linewidth": 1.2, **styles[each]}
+                axes.plot(*zip(*sorted(line), strict=True), marker=LOOKS[planner].marker, **look)
+            label_axes(axes, "", "", shortened(_words(facet, value)) if varied else "")
         for axes in grid[len(shown) :]:
             axes.set_visible(False)
         for axes in grid[max(0, len(shown) - columns) : len(shown)]:
@@ -75,25 +85,14 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
         drawn.supylabel("Energy saved against maximum frequency (%)", fontsize=11)
         modelled = sum(row.source == "modelled" for row in rows)
         told = f" ({'' if modelled == len(rows) else f'{modelled} '}modelled)" if modelled else ""
-        of = "" if "profile" in varies else f" of {shortened(rows[0].profile)}"
+        of = "" if "profile" in varied else f" of {shortened(rows[0].profile)}"
         left_out = f"; {len(shown)} of {len(panels)} shown" if len(shown) < len(panels) else ""
         drawn.suptitle(f"{len(rows)} plans{of}{told}{left_out}", fontsize=11)
-        handles = _handles(styles, sorted({row.planner for row in rows}))
+        handles = _handles(styles, list(dict.fromkeys(row.planner for row in rows)))
         longest = max(len(str(handle.get_label())) for handle in handles) + 7
         beside = min(max(1, int(width * _CHARACTERS_PER_IN) // longest), len(handles))
         drawn.legend(handles=handles, loc="outside lower left", ncols=beside)
     return drawn
-
-
-def _draw(axes: Axes, rows: Sequence[Row], rest: Sequence[str], styles: dict[str, Any]) -> None:
-    axes.axhline(0, color="0.6", linewidth=0.8)
-    lines: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        point = row.slowdown_percent or 0.0, row.savings_percent or 0.0
-        lines[_kind(row, rest), row.planner].append(point)
-    for (kind, planner), points in sorted(lines.items()):
-        look = {"markersize": 5, "linewidth": 1.2, **styles[kind]}
-        axes.plot(*zip(*sorted(points), strict=True), marker=LOOKS[planner].marker, **look)
 
 
 def _handles(styles: dict[str, Any], planners: Sequence[str]) -> list[Line2D]:
@@ -113,17 +112,6 @@ def _handles(styles: dict[str, Any], planners: Sequence[str]) -> list[Line2D]:
             mark: dict[str, Any] = {"marker": look.marker, "linestyle": "none", "color": "0.3"}
             handles.append(Line2D([], [], label=look.name, **mark))
     return handles
-
-
-def _kind(row: Row, told_by: Sequence[str]) -> str:
-    """What tells a job apart from others in its panel."""
-    parts = [_words(name, getattr(row, name)) for name in told_by]
-    return ", ".join([*parts, *(["recomputation"] if row.recompute else []), *row.conditions])
-
-
-def _naturally(text: str) -> list[str | int]:
-    """A key that sorts 8 before 16."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
 def _words(name: str, value: Any) -> str:

@@ -10,18 +10,11 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
-from envplan._documents import first_problem
 from envplan._files import AnyPath, decoded, read_bounded
 from envplan._model import Count, GpuCount, Joules, Model, Seconds
-from envplan.errors import InputError
+from envplan.errors import InputError, naming
 from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
 
@@ -133,7 +126,7 @@ class Point(Model):
 
     @model_validator(mode="after")
     def _has_one_target(self) -> Self:
-        targets = list(self._targets())
+        targets = self._targets()
         conditions = [name for name in _CONDITIONS if getattr(self, name)]
         ours = [name for name in (*targets, *conditions) if name not in _TIMELY]
         if len(targets) > 1:
@@ -152,16 +145,14 @@ class Point(Model):
 
         Without a target ours is T_min, and "own" what another planner does by itself.
         """
-        for name, value in self._targets().items():
-            return TARGETS[name], None if value is True else value
+        for name in self._targets():
+            return TARGETS[name], None if name == "min_energy" else getattr(self, name)
         return ("slowdown", 0.0) if self.planner == "frontier" else ("own", None)
 
-    def _targets(self) -> dict[str, Any]:
-        """The targets that it has, by their fields."""
+    def _targets(self) -> list[str]:
+        """The fields of the targets that it has."""
         known = {name: getattr(self, name) for name in TARGETS}
-        return {
-            name: value for name, value in known.items() if value is not None and value is not False
-        }
+        return [name for name, value in known.items() if not (value is None or value is False)]
 
     @property
     def frontier_key(self) -> tuple[object, ...]:
@@ -208,12 +199,14 @@ def _points(axes: list[list[dict[str, Any]]]) -> Iterator[Point]:
         if planner is not None and not planner.takes_target:
             fields = {name: value for name, value in fields.items() if name not in TARGETS}
         try:
-            yield Point(**fields)
-        except ValidationError as error:
-            raise InputError(f"a point of grid: {first_problem(error, 'sweep')}") from None
+            yield Point.of(**fields)
+        except InputError as error:
+            raise InputError(f"a point of grid: {error}") from None
 
 
-class _File(Model):
+class Sweep(Model):
+    """The file itself."""
+
     grid: dict[str, Any] = Field({})
     points: list[Point] = Field([])
 
@@ -239,8 +232,11 @@ def read_config(path: AnyPath) -> SweepConfig:
             or wrong (names it), or there are no points, or more than a million.
     """
     text = decoded(read_bounded(path, MAX_CONFIG_BYTES), path)
-    try:
-        file = _File.model_validate(tomllib.loads(text))
+    with naming(path):
+        try:
+            file = Sweep.of(**tomllib.loads(text))
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise InputError(f"is not valid TOML: {error}") from None
         axes = _axes(file.grid) if file.grid else [[]]
         size = len(file.points) + math.prod(map(len, axes))
         if not 1 <= size <= MAX_POINTS:
@@ -249,10 +245,4 @@ def read_config(path: AnyPath) -> SweepConfig:
                 "tables [[points]]"
             )
         points = dict.fromkeys([*_points(axes), *file.points])
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"is not valid TOML: {error}", path=path) from None
-    except ValidationError as error:
-        raise InputError(first_problem(error, "sweep"), path=path) from None
-    except InputError as error:
-        raise InputError(error.message, path=path) from None
     return SweepConfig(tuple(points), Path(path).parent)

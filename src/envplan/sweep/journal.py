@@ -8,19 +8,20 @@ killed leaves at most a torn last line, which is cut off when the journal is ope
 from __future__ import annotations
 
 import fcntl
-import json
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple
 
-from envplan._files import append_whole
+from envplan._files import AnyPath, append_whole, check_writable
 from envplan._model import Model
 from envplan.errors import InputError
 from envplan.sweep.table import Row
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "open_journal"]
 
-_HEADER: Final = b'{"schema": "envplan/sweep-journal/v1"}'
+_HEADER: Final = b'{"schema": "envplan/sweep-journal/v1"}\n'
 
 
 class _Entry(Model):
@@ -35,81 +36,64 @@ class _Entry(Model):
     row: Row
 
 
-class Journal:
+class Journal(NamedTuple):
     """An open journal, which no other process can write to at the same time.
-
-    Args:
-        path: the file; it is created where there is none.
-        fresh: forget what an earlier sweep has done.
 
     Attributes:
         rows: by key, of all points that need not be done again.
+    """
+
+    file: FileIO
+    rows: dict[str, Row]
+
+    def append(self, key: str, row: Row, *, final: bool) -> None:
+        """Put a finished point on the disk; when this returns, it is there."""
+        entry = _Entry(key=key, final=final, row=row)
+        self.write(entry.model_dump_json(exclude_none=True).encode() + b"\n")
+
+    def write(self, line: bytes) -> None:
+        """Put a line on the disk."""
+        try:
+            append_whole(self.file.fileno(), line)
+        except OSError as error:
+            reason = f"cannot be written ({error.strerror})"
+            raise InputError(reason, path=self.file.name) from error
+
+
+@contextmanager
+def open_journal(path: AnyPath, *, fresh: bool = False) -> Iterator[Journal]:
+    """The journal at a path, which is created where there is none.
+
+    Args:
+        fresh: forget what an earlier sweep has done.
 
     Raises:
         InputError: the file cannot be written, another sweep has it open, or it is no journal
             (names the line).
     """
-
-    def __init__(self, path: str | os.PathLike[str], *, fresh: bool = False) -> None:
-        self.path = Path(path)
-        self.rows: dict[str, Row] = {}
+    check_writable(path)
+    with Path(path).open("a+b", buffering=0) as file:
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise InputError(f"cannot be written ({reason})", path=path) from None
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._read(fresh)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._descriptor)
-            raise InputError(
-                "another sweep is writing to it; wait for it, or choose another output", path=path
-            ) from None
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        os.close(self._descriptor)
-
-    def append(self, key: str, row: Row, *, final: bool) -> None:
-        """Put a finished point on the disk; when this returns, it is there."""
-        document = _Entry(key=key, final=final, row=row).model_dump(exclude_none=True)
-        self._write(json.dumps(document, allow_nan=False).encode())
-
-    def _read(self, fresh: bool) -> None:
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        header, *lines = data[:whole].splitlines() or [data]
-        number = 1
+            words = "another sweep is writing to it; wait for it, or choose another output"
+            raise InputError(words, path=path) from None
+        file.seek(0)
+        header, *lines = file.readall().splitlines(keepends=True) or [b""]
+        read: list[_Entry] = []
         try:
-            if header not in (_HEADER, _HEADER[: len(data)]):
+            if not _HEADER.startswith(header):
                 raise ValueError
             for line in lines:
-                number += 1
-                entry = _Entry.model_validate_json(line)
-                if entry.final:
-                    self.rows[entry.key] = entry.row
+                if line.endswith(b"\n"):
+                    read.append(_Entry.model_validate_json(line))
         except ValueError:
-            raise InputError(
-                "is not a line of a sweep's journal; choose another output, or delete this file to "
-                "start anew",
-                path=self.path,
-                line=number,
-            ) from None
-        if fresh:
-            self.rows.clear()
-            whole = 0
-        os.ftruncate(self._descriptor, whole)
-        if whole == 0:
-            self._write(_HEADER)
-
-    def _write(self, line: bytes) -> None:
-        try:
-            append_whole(self._descriptor, line + b"\n")
-        except OSError as error:
-            raise InputError(f"cannot be written ({error.strerror})", path=self.path) from error
+            words = "is not a line of a sweep's journal; choose another output, or delete this file"
+            number = len(read) + 2 if _HEADER.startswith(header) else 1
+            raise InputError(f"{words} to start anew", path=path, line=number) from None
+        whole = [] if fresh else [one for one in (header, *lines) if one.endswith(b"\n")]
+        file.truncate(sum(map(len, whole)))
+        journal = Journal(file, {} if fresh else {one.key: one.row for one in read if one.final})
+        if not whole:
+            journal.write(_HEADER)
+        yield journal

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envplan._files import is_file
+from envplan import __version__
+from envplan._files import AnyPath, is_file
 from envplan.cores import cores
 from envplan.errors import EnvplanError
 from envplan.pipeline import traits
 from envplan.profile import Profile
-from envplan.sweep.journal import Journal
+from envplan.sweep.journal import open_journal
 from envplan.sweep.work import Group, Task, failed_row
 from envplan.sweep.workers import run_on_processes, run_on_ray
 
@@ -53,14 +53,14 @@ class SweepResult:
         return [row for row in self.rows if row.error is not None]
 
 
-def journal_of(output: str | os.PathLike[str]) -> Path:
+def journal_of(output: AnyPath) -> Path:
     """Where the journal of a sweep with this output lies: beside it."""
     return Path(f"{os.fspath(output)}.journal")
 
 
 def run_sweep(
     config: SweepConfig,
-    journal: str | os.PathLike[str],
+    journal: AnyPath,
     *,
     jobs: int | None = None,
     ray: str | None = None,
@@ -93,25 +93,24 @@ def run_sweep(
         except EnvplanError as error:
             return error
 
-    tasks: list[Task] = []
     rows: dict[int, Row] = {}
-    for place, point in enumerate(config.points):
-        profile = opened(point.profile)
-        if isinstance(profile, EnvplanError):
-            rows[place] = failed_row(point, None, str(profile))
-        else:
+    groups: dict[tuple[object, ...], Group] = {}
+    count, resumed = len(config.points), 0
+    with open_journal(journal, fresh=fresh) as book:
+        for place, point in enumerate(config.points):
+            profile = opened(point.profile)
+            if isinstance(profile, EnvplanError):
+                rows[place] = failed_row(point, None, str(profile))
+                continue
             filled = _filled(point, profile)
-            tasks.append(Task(place, _key(filled, profile), filled))
-    count = len(tasks) + len(rows)
-    with Journal(journal, fresh=fresh) as book:
-        rows |= {task.place: book.rows[task.key] for task in tasks if task.key in book.rows}
-        missing = [task for task in tasks if task.place not in rows]
-        groups: dict[tuple[object, ...], Group] = {}
-        for task in missing:
-            profile = opened(task.point.profile)
-            assert isinstance(profile, Profile)
-            new = Group(profile, deque())
-            groups.setdefault(task.point.frontier_key, new).tasks.append(task)
+            task = Task(place, _key(filled, profile), filled)
+            if task.key in book.rows:
+                rows[place] = book.rows[task.key]
+                resumed += 1
+            else:
+                new = Group(profile, deque())
+                groups.setdefault(filled.frontier_key, new).tasks.append(task)
+        computed = count - len(rows)
         outcomes = run_on_processes([*groups.values()], jobs or cores())
         if groups and ray is not None:
             outcomes = run_on_ray([*groups.values()], ray)
@@ -123,12 +122,8 @@ def run_sweep(
                 rows[task.place] = done.row
                 failed += done.row.error is not None
                 tell(len(rows), count, failed)
-    return SweepResult(
-        tuple(rows[index] for index in range(count)),
-        len(missing),
-        len(tasks) - len(missing),
-        time.monotonic() - begin,
-    )
+    ordered = tuple(rows[place] for place in range(count))
+    return SweepResult(ordered, computed, resumed, time.monotonic() - begin)
 
 
 def _filled(point: Point, profile: Profile) -> Point:
@@ -151,10 +146,5 @@ def _filled(point: Point, profile: Profile) -> Point:
 
 def _key(point: Point, profile: Profile) -> str:
     """What decides a point's outcome: what it says, its profile and the version of envplan."""
-    document = [_version(), profile.sha256, point.model_dump(exclude_defaults=True)]
+    document = [__version__, profile.sha256, point.model_dump(exclude_defaults=True)]
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-@cache
-def _version() -> str:
-    return version("envplan")

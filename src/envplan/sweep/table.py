@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 from envplan._files import atomic_write, read_bounded
 from envplan._model import Model
@@ -17,9 +17,7 @@ from envplan._tables import MAX_TABLE_BYTES, parse_table
 from envplan.errors import InputError
 from envplan.sweep.config import TargetKind
 
-__all__ = ["COLUMNS", "TABLE_TYPES", "Row", "check_table", "read_rows", "write_table"]
-
-TABLE_TYPES: Final = (".csv", ".parquet")
+__all__ = ["COLUMNS", "Row", "check_table", "read_rows", "write_table"]
 
 
 class Row(Model):
@@ -77,14 +75,27 @@ class Row(Model):
     @property
     def conditions(self) -> list[str]:
         """A phrase for each thing that the plan was made to bear, or has beside its schedule."""
-        known = {words: getattr(self, name) for name, words in _CONDITIONS.items()}
+        known = ((text, getattr(self, name)) for name, text in _CONDITIONS.items())
         return [
-            words.format(value)
-            for words, value in known.items()
-            if value is not None and value is not False
+            text.format(value) for text, value in known if not (value is None or value is False)
         ]
 
+    @property
+    def asked(self) -> str:
+        """What the point asks for: "+2%", "14 s", "T_star"."""
+        words = [_TARGETS[self.target].format(self.target_value or 0.0), *self.conditions]
+        return ", ".join(words) + ("" if self.noise_percent is None else f", seed {self.seed}")
 
+
+_TARGETS: Final[dict[TargetKind, str]] = {
+    "time": "{:g} s",
+    "slowdown": "+{:g}%",
+    "min-energy": "T_star",
+    "energy-budget": "{:g} J",
+    "power-cap": "{:g} W",
+    "peak-power-cap": "{:g} W at the peak",
+    "own": "its own",
+}
 _CONDITIONS: Final = {
     "extra": "with {}",
     "one_clock": "one clock an operation",
@@ -95,6 +106,12 @@ _CONDITIONS: Final = {
 }
 
 COLUMNS: Final = tuple(Row.model_fields)
+#: What a sweep may vary.
+_ASKED: Final = [
+    name
+    for name in COLUMNS[: COLUMNS.index("assumed")]
+    if name not in ("source", "stages", "target_value")
+]
 
 
 def check_table(path: Path) -> None:
@@ -103,15 +120,12 @@ def check_table(path: Path) -> None:
     Raises:
         InputError: the name ends in neither .csv nor .parquet, or pyarrow is missing.
     """
-    if path.suffix.lower() not in TABLE_TYPES:
-        raise InputError(
-            f"must end in {' or '.join(TABLE_TYPES)}; choose one of the two", path=path
-        )
-    if path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-        raise InputError(
-            "needs pyarrow: pip install 'envplan[parquet]', or choose a name that ends in .csv",
-            path=path,
-        )
+    parquet = path.suffix.lower() == ".parquet"
+    if not parquet and path.suffix.lower() != ".csv":
+        raise InputError("must end in .csv or .parquet; choose one of the two", path=path)
+    if parquet and find_spec("pyarrow") is None:
+        reason = "needs pyarrow: pip install 'envplan[parquet]', or a name that ends in .csv"
+        raise InputError(reason, path=path)
 
 
 def write_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
@@ -166,56 +180,11 @@ def _parquet(cells: list[dict[str, object]]) -> bytes:
     return buffer.getvalue()
 
 
-#: What a sweep may vary, as rows have it.
-_VARIED: Final = (
-    *("profile", "schedule", "planner", "target", "microbatches", "chunks", "gpus_per_stage"),
-    *("replicas", "p2p_latency_s", "blocking_power_w", "recompute", "extra"),
-    *("one_clock", "parts_within_percent"),
-    *("switch_latency_ms", "min_dwell_ms", "robust_percent", "noise_percent", "seed"),
-)
-
-
-class Share(NamedTuple):
-    """The points that have one value of what varies.
-
-    Attributes:
-        name, value: such as "schedule" and "1f1b".
-        points: how many.
-        slowdown_percent, savings_percent: on average.
-        most_percent: the most that a point saves.
-    """
-
-    name: str
-    value: str
-    points: int
-    slowdown_percent: float
-    savings_percent: float
-    most_percent: float
-
-
-def target_in_words(row: Row) -> str:
-    """What a point asks for: "+2%", "14 s", "T_star"."""
-    seed = f", seed {row.seed}" if row.noise_percent is not None else ""
-    value = row.target_value or 0.0
-    words = {
-        "time": f"{value:g} s",
-        "slowdown": f"+{value:g}%",
-        "min-energy": "T_star",
-        "energy-budget": f"{value:g} J",
-        "power-cap": f"{value:g} W",
-        "peak-power-cap": f"{value:g} W at the peak",
-        "own": "its own",
-    }
-    return ", ".join([words[row.target], *row.conditions]) + seed
-
-
-def _value(row: Row, name: str) -> Any:
-    return target_in_words(row) if name == "target" else getattr(row, name)
-
-
-def varying(rows: Sequence[Row]) -> list[str]:
-    """Names of what is not the same in all points."""
-    return [name for name in _VARIED if len({_value(row, name) for row in rows}) > 1]
+def varying(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """What is not the same in all points: by its name its value in each."""
+    asked = {name: [getattr(row, name) for row in rows] for name in _ASKED}
+    asked["target"] = [row.asked for row in rows]
+    return {name: values for name, values in asked.items() if len(set(values)) > 1}
 
 
 def best_rows(rows: Sequence[Row], count: int) -> list[Row]:
@@ -224,15 +193,18 @@ def best_rows(rows: Sequence[Row], count: int) -> list[Row]:
     return sorted(planned, key=lambda row: -(row.savings_percent or 0.0))[:count]
 
 
-def by_what_varies(rows: Sequence[Row]) -> list[Share]:
-    """For each thing that varies and each of its values, what the points with it save."""
+def by_what_varies(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """For each thing that varies and each of its values, how many points have it and what they
+    save: on average, at what slowdown, and at most, in percent."""
     planned = [row for row in rows if row.savings_percent is not None]
     shares = []
-    for name in varying(planned):
-        for value in dict.fromkeys(_value(row, name) for row in planned):
-            alike = [row for row in planned if _value(row, name) == value]
+    for name, values in varying(planned).items():
+        for value in dict.fromkeys(values):
+            alike = [row for row, its in zip(planned, values, strict=True) if its == value]
             saved = [row.savings_percent or 0.0 for row in alike]
-            slower = fmean(row.slowdown_percent or 0.0 for row in alike)
-            text = "-" if value is None else f"{value:g}" if isinstance(value, float) else value
-            shares.append(Share(name, str(text), len(alike), slower, fmean(saved), max(saved)))
+            share: dict[str, Any] = {"name": name, "value": str(value), "points": len(alike)}
+            if value is None or isinstance(value, float):
+                share["value"] = "-" if value is None else f"{value:g}"
+            share["slowdown_percent"] = fmean(row.slowdown_percent or 0.0 for row in alike)
+            shares.append(share | {"savings_percent": fmean(saved), "most_percent": max(saved)})
     return shares

@@ -144,12 +144,19 @@ def run_on_ray(groups: Sequence[Group], address: str) -> Outcomes:
     """
     if find_spec("ray") is None:
         raise InputError("--ray needs ray: pip install 'envplan[ray]'")
-    _check_address(address)
+    if "://" in address:
+        raise InputError(
+            f"--ray {address}: Ray clients cannot run sweeps; run it on a node of the cluster with "
+            "--ray auto, or give the address of its head, as in 10.0.0.1:6379"
+        )
     import ray
 
+    host, colon, port = address.rpartition(":")
     try:
+        if colon:  # fail at once where Ray would go on trying for minutes
+            socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"--ray {address}: no Ray cluster can be reached there ({reason})"
@@ -158,24 +165,6 @@ def run_on_ray(groups: Sequence[Group], address: str) -> Outcomes:
         yield from _outcomes(ray, groups)
     finally:
         ray.shutdown()
-
-
-def _check_address(address: str) -> None:
-    """Fail at once where Ray would go on trying for minutes."""
-    if "://" in address:
-        raise InputError(
-            f"--ray {address}: Ray clients cannot run sweeps; run it on a node of the cluster with "
-            "--ray auto, or give the address of its head, as in 10.0.0.1:6379"
-        )
-    host, colon, port = address.rpartition(":")
-    if not colon:
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"--ray {address}: no Ray cluster can be reached there ({error})"
-        ) from None
 
 
 def _compute(group: Group) -> Iterator[Done]:
