@@ -21,7 +21,6 @@ from pydantic import Field
 
 from envplan._files import AnyPath, atomic_write
 from envplan._model import Document, Index, Model, check_stated
-from envplan._tables import read_table
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Job, Plan, Rung, as_referenced, check_reference, find_profile, rung_rows
 from envplan.plan.build import gap_over, plan_of, target_of
@@ -203,15 +202,6 @@ def distinct(plans: Sequence[Plan]) -> list[Plan]:
         if not kept or plan.energy < kept[-1].energy:
             kept.append(plan)
     return kept
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a frontier CSV.
-
-    Raises:
-        InputError: it cannot be read or is not one; says line and column.
-    """
-    return list(read_table(path, Row, kind="a frontier").rows())
 
 
 def check_rows(rows: Sequence[Row]) -> list[str]:

@@ -378,20 +378,19 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
         default = keyword.empty if default is dataclasses.MISSING else default
         keywords.append(keyword.replace(default=default, annotation=annotation))
 
-    for name, parameter in inspect.signature(function).parameters.items():
-        default = parameter.default
-        kind: Any = hints[name]
-        if dataclasses.is_dataclass(kind):
-            groups[name] = kind
+    for own, parameter in inspect.signature(function).parameters.items():
+        default, kind = parameter.default, hints[own]
+        if hasattr(kind, _DECLARED):
+            groups[own] = kind
             held = get_type_hints(kind)
             for field in dataclasses.fields(kind):
                 take(field.name, held[field.name], field.default, kind.declared)
         elif isinstance(default, dataclasses.Field):
-            take(name, kind, default.default, {name: default.metadata[_DECLARED]})
+            take(own, kind, default.default, {own: default.metadata[_DECLARED]})
         else:
-            take(name, kind, default, table)
-    for name in ("json", "quiet"):
-        take(name, bool, False, SHARED)
+            take(own, kind, default, table)
+    take("json", bool, False, SHARED)
+    take("quiet", bool, False, SHARED)
 
     def command(**given: Any) -> None:
         _note_files(keywords, given)
