@@ -8,7 +8,6 @@ import gzip
 import json
 import os
 import secrets
-import select
 import shutil
 import stat
 import zlib
@@ -20,8 +19,6 @@ from typing import IO, Any, cast
 
 from envplan.errors import InputError
 
-#: How long a named pipe may stay without anything to read, s.
-PIPE_LIMIT_S = 60.0
 #: No line that append_line writes is longer.
 _LONGEST_LINE = 2**24
 
@@ -72,27 +69,14 @@ def exists(path: AnyPath) -> bool:
 
 
 def unzipped(path: AnyPath) -> IO[bytes]:
-    """A file to be read, gzipped or not; a pipe is given up if nobody writes to it for a minute.
+    """A file to be read, gzipped or not.
 
     Raises:
         OSError: it cannot be opened.
     """
-    file = open(path, "rb", opener=_opener)  # noqa: SIM115  (the caller closes it)
+    file = open(path, "rb")  # noqa: SIM115, PTH123  (the caller closes it)
     zipped = file.peek(2)[:2] == b"\x1f\x8b"
     return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
-
-
-def _opener(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    try:
-        pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-        if pipe and not select.select([descriptor], [], [], PIPE_LIMIT_S)[0]:
-            raise OSError(None, f"nobody wrote to this pipe for {PIPE_LIMIT_S:g} s")
-        os.set_blocking(descriptor, True)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def decoded(data: bytes, path: AnyPath | None) -> str:

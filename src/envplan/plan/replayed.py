@@ -61,7 +61,7 @@ def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
         Time and energy, as fractions of what the plan says.
     """
     said, stated = replay_plan(plan, profile), plan.profile.adjustments or Adjustments()
-    measured = profile.derived(stated.model_copy(update={"smoothed": False}))
+    measured = profile.derived(stated, smoothed=False)
     problem = problem_of(plan.job, measured)
     taken = problem.replay(rung_rows("stages", plan.as_rung(), problem), machine_of(plan.job))
     return taken.makespan_ns / said.makespan_ns - 1, taken.energy_fj / said.energy_fj - 1

@@ -217,21 +217,25 @@ class Profile(Contents):
                 config in common (names the stage), or the file says that recomputation is in it
                 already.
         """
-        adjustments = Adjustments.of(
+        return self.derived(
             recompute=recompute,
             backward_input_share=backward_input_share,
             joined_backward=join_backward,
             smoothed=self.adjustments.smoothed if raw is None else not raw,
             by_parts=by_parts,
         )
-        return self.derived(adjustments)
 
-    def derived(self, adjustments: Adjustments) -> Profile:
-        """This profile with these adjustments instead of those that it has; see adjusted.
+    def derived(self, adjustments: Adjustments | None = None, **changed: Any) -> Profile:
+        """This profile with other adjustments; see adjusted.
+
+        Args:
+            adjustments: those it shall have; None: as it has.
+            changed: fields of them that are to be changed.
 
         Raises:
             InputError: as for adjusted.
         """
+        adjustments = Adjustments.of(**(dict(adjustments or self.adjustments) | changed))
         if adjustments.recompute and self.metadata.extra.get(INCLUDES_RECOMPUTATION):
             raise InputError(
                 f"profile {self.name} says that its backward includes recomputation already; leave "
@@ -248,17 +252,6 @@ class Profile(Contents):
         other.__dict__.pop("_tables", None)
         other.instructions = known_first((*self.instructions, *(name for _, name in other._tables)))
         return other
-
-    def with_parts(self, by_parts: ByParts | None) -> Profile:
-        """This profile, adjusted as it is, with clocks by part where operations have parts.
-
-        Args:
-            by_parts: how; None: one clock an operation.
-
-        Raises:
-            InputError: as for adjusted.
-        """
-        return self.derived(self.adjustments.model_copy(update={"by_parts": by_parts}))
 
     def fitted(
         self,
@@ -325,17 +318,15 @@ class Profile(Contents):
         Raises:
             InputError: it is neither, or the file is not a valid profile.
         """
-        if exists(path_or_name):
-            return cls.read_csv(path_or_name, raw=raw)
-        paths = builtin_paths()
-        name = os.fspath(path_or_name)
-        if name in paths:
-            return cls.read_csv(paths[name], raw=raw)
-        raise InputError(
-            f"no such file, and no built-in profile of that name{meant(name, paths)} (`envplan "
-            "profiles` lists them)",
-            path=path_or_name,
-        )
+        paths, name = builtin_paths(), os.fspath(path_or_name)
+        file = path_or_name if exists(path_or_name) else paths.get(name)
+        if file is None:
+            raise InputError(
+                f"no such file, and no built-in profile of that name{meant(name, paths)} (`envplan "
+                "profiles` lists them)",
+                path=path_or_name,
+            )
+        return cls.read_csv(file, raw=raw)
 
     @classmethod
     def from_rows(
