@@ -112,7 +112,7 @@ GOOD = "0,forward,1740,0.1,10\n0,backward,1740,0.2,20"
     [
         ("", ["is empty"]),
         ("\x00\x01\x02", ["not UTF-8 text"]),
-        ('{"a": 1}', ["JSON, not CSV"]),
+        ('{"a": 1}', ["missing from the header"]),
         ("stage,instruction,frequency,time\n0,forward,1740,0.1", ["column energy", "missing"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,nan,10", ["profile.csv:4", "column time"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1740,0.3,10", [":4", "repeats line 2"]),

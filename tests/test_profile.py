@@ -153,7 +153,7 @@ def test_blocking_power_is_the_mean_over_a_stages_rows(tmp_path: Path) -> None:
         ("0,forward,-15,1,1", "frequency", "negative"),
         ("0,forward,1740000000,1,1", "frequency", "MHz"),
         (f"0,forward,{10**400},1,1", "frequency", "above 1e+06"),
-        ("0.5,forward,1,1,1", "stage", "not a whole number"),
+        ("0.5,forward,1,1,1", "stage", "a valid integer"),
         (f"{10**30},forward,1,1,1", "stage", "above 1e+06"),
         ("0,for ward,1,1,1", "instruction", "not a name"),
     ],
@@ -170,7 +170,7 @@ def test_bad_value_is_found_by_line_and_column(
 @pytest.mark.parametrize(
     ("text", "line", "column", "words"),
     [
-        (HEADER.strip() + ",time_std\n0,forward,1,1,1,-1\n", 2, "time_std", "is negative"),
+        (HEADER.strip() + ",time_std\n0,forward,1,1,1,-1\n", 2, "time_std", "or equal to 0"),
         (HEADER + STAGE_0 + "0,forward,1740,0.5,9\n", 4, "time", "repeats line 2"),
         (HEADER + STAGE_0 + STAGE_2, 4, "stage", "stage 1 has no rows"),
         (

@@ -189,8 +189,8 @@ GOOD = "SS,2,1000,0,,100,0.1,0.01"
     [
         (["XS,2,1000,0,,100,0.1,0.01"], ":2, column class", "no class 'XS'"),
         (["SS,3,1000,0,,100,0.1,0.01"], ":2, column tp", "1, 2, 4 or 8 GPUs"),
-        (["SS,2,fast,0,,100,0.1,0.01"], ":2, column frequency", "'fast' is not a whole number"),
-        (["SS,2,1000,-5,,100,0.1,0.01"], ":2, column load", "is negative"),
+        (["SS,2,fast,0,,100,0.1,0.01"], ":2, column frequency", "'fast' should be a valid integer"),
+        (["SS,2,1000,-5,,100,0.1,0.01"], ":2, column load", "or equal to 0"),
         (["SS,2,1000,nan,,100,0.1,0.01"], ":2, column load", "nan"),
         (["SS,2,1000,0,,100,,0.01"], ":2, column ttft_s", "is empty"),
         (["SS,2,1000,0,,100,0.1,0"], ":2, column tbt_s", "above 0"),

@@ -86,10 +86,14 @@ def decoded(data: bytes, path: AnyPath | None) -> str:
         InputError: it is something else; says the line.
     """
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
+        bad = text.find("\0")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError("is not UTF-8 text", path=path, line=line) from None
+        bad = error.start
+    if bad < 0:
+        return text
+    line = data.count(b"\n", 0, bad) + 1
+    raise InputError("is not UTF-8 text", path=path, line=line)
 
 
 def parse_json(data: bytes, path: AnyPath) -> Any:
