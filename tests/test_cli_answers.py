@@ -25,10 +25,10 @@ solve a40-gpt3-1.3b-4stage --planner zeus | zeus_global or zeus_per_stage?
 profile --model lama3-8b | did you mean llama3-8b?
 profile --model llama3-8b --gpu H10O | h100
 profile --backend modeled | did you mean modelled?
-solve --price day.csv -o day.csv | day.csv: is --price itself
-solve --dag d.json -o d.json | d.json: is --dag itself
-solve -o profile.meta.json | is the profile's sidecar itself
-refine plan.json day.csv -o day.csv | day.csv: is LOG... itself
+solve --price day.csv -o day.csv | day.csv: is an input itself
+solve --dag d.json -o d.json | d.json: is an input itself
+solve -o profile.meta.json | is an input itself
+refine plan.json day.csv -o day.csv | day.csv: is an input itself
 refine plan.json day.csv -o x.csv --profile-output x.csv | x.csv: is named for two outputs
 sweep sweep.toml -o gone/s.csv | gone/s.csv: cannot be written (No such file
 smooth --plot gone/s.png | gone/s.png: cannot be written (No such file
@@ -155,7 +155,7 @@ simulate none.json | none.json: cannot be read
 simulate profile.csv | profile.csv | JSON
 simulate four.json --trace out.txt | --trace out.txt must end in .json
 simulate four.json --plot out.txt | --plot out.txt must end in .png
-simulate four.json --trace four.json | is PLAN itself
+simulate four.json --trace four.json | is an input itself
 simulate four.json --trace no/where.json | cannot be written
 apply --tp 0 | --tp/--gpus-per-stage must be at least 1, not 0
 apply --dp 4 | --dp 4 | --dp 2 | again with --dp 4
@@ -177,8 +177,8 @@ apply none.json | none.json | No such file
 apply profile.csv | profile.csv | not valid JSON
 apply freq.json | freq.json: is not a plan | a frequency plan already | give the plan that
 apply run.freqplan.json | run.freqplan.json: is not a plan | give the plan that
-apply -o plan.json | plan.json | is PLAN itself
-apply -o profile.csv | is the profile itself
+apply -o plan.json | plan.json | is an input itself
+apply -o profile.csv | is an input itself
 apply -o missing/run.json | missing/run.json | cannot be written
 apply --profile none.csv | none.csv
 profile --backend rocm | rocm | nvml, zeusd, modelled

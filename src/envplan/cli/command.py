@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Final,
@@ -35,10 +34,6 @@ from envplan._files import check_writable, same_file
 from envplan.cli import state
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quantity
-
-if TYPE_CHECKING:
-    from envplan.profile import Profile
-    from envplan.serving.profile import ServingProfile
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 _FIRST: Final = ("Arguments", "Most used", "Job", "Target", "Slow clocks", "Noise", "Money")
@@ -424,12 +419,11 @@ def _note_files(keywords: Iterable[inspect.Parameter], given: Mapping[str, Any])
     for keyword in keywords:
         (declared,) = keyword.annotation.__metadata__
         value = given[keyword.name]
-        what = declared.metavar if isinstance(declared, ArgumentInfo) else dashed(keyword.name)
         for file in value if isinstance(value, list) else [value]:
             if getattr(declared, "writes", False) and file is not None:
                 outputs.append(file)
             elif isinstance(file, (str, Path)) and not getattr(declared, "in_place", False):
-                state.inputs.append((what, file))
+                state.inputs.append(file)
     will_write(*outputs)
 
 
@@ -442,26 +436,20 @@ def will_write(*outputs: Path) -> None:
         InputError: one cannot be written, is an input, or is named twice.
     """
     for output in outputs:
-        _refuse_replacing(state.inputs, output)
         check_writable(output)
         known = [path.resolve() for path in state.outputs]
         if output.resolve() in known and not output.is_char_device():
             raise InputError("is named for two outputs; choose another file", path=output)
         state.outputs.append(output)
+    refuse_overwriting(*state.inputs)
 
 
-def refuse_overwriting(profile: Profile | ServingProfile) -> None:
-    """Keep a slip of the hand from replacing the profile by what is made from it.
+def refuse_overwriting(*inputs: str | Path | None) -> None:
+    """Keep a slip of the hand from replacing a file by what is made from it.
 
     Raises:
-        InputError: an output is the profile's own file or its sidecar.
+        InputError: an output is one of these.
     """
     for output in state.outputs:
-        files = (("the profile", profile.path), ("the profile's sidecar", profile.sidecar))
-        _refuse_replacing(files, output)
-
-
-def _refuse_replacing(inputs: Iterable[tuple[str | None, str | Path | None]], output: Path) -> None:
-    for what, file in inputs:
-        if file is not None and same_file(file, output):
-            raise InputError(f"is {what} itself; choose another output file", path=output)
+        if any(file is not None and same_file(file, output) for file in inputs):
+            raise InputError("is an input itself; choose another output file", path=output)

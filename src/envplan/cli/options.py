@@ -50,7 +50,7 @@ class PlanOptions:
         plan, named = envplan.Plan.load(self.plan), self.profile
         profile = envplan.Profile.open(named) if named else find_profile(plan.profile, self.plan)
         profile = as_referenced(plan.profile, profile)
-        cmd.refuse_overwriting(profile)
+        cmd.refuse_overwriting(profile.path, profile.sidecar)
         return plan, profile
 
 
@@ -172,7 +172,7 @@ class JobOptions(ParallelOptions):
         whole: bool = True,
     ) -> envplan.Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
-        cmd.refuse_overwriting(profile)
+        cmd.refuse_overwriting(profile.path, profile.sidecar)
         known = profile.metadata
         with ui.Working(f"Tracing the frontier of {profile.name}") as work:
             return envplan.trace_frontier(

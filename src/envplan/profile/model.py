@@ -166,14 +166,10 @@ class Profile(Contents):
                 path=self.path,
             )
         present = [name for name in self.instructions if self.has(stage, name)]
-        remedy = "profile that instruction too or choose another schedule"
-        if instruction in SPLIT_BACKWARD and "backward" in present:
-            remedy += ", or derive it: Profile.adjusted(backward_input_share=0.5)"
-        elif instruction == "backward" and set(present) >= SPLIT_BACKWARD:
-            remedy += ", or add them up: Profile.adjusted(join_backward=True)"
         raise InputError(
             f"profile {self.name} has no rows for {instruction} on stage {stage}, only for "
-            f"{', '.join(present)}; {remedy}",
+            f"{', '.join(present)}; profile it too, choose another schedule, or derive a backward "
+            "from its halves or these from it (Profile.fitted)",
             path=self.path,
         )
 
