@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import small_profile
-from envplan import _documents
+from envplan._model import json_schema
 from envplan.costs import Run, priced
 from envplan.costs.rates import Rate
 from envplan.errors import InputError
@@ -110,13 +110,13 @@ def test_plan_of_a_dag_carries_the_dag(profile: Profile, tmp_path: Path) -> None
 
 
 def test_schema_file_is_the_one_the_models_give() -> None:
-    schema = _documents.json_schema(Plan)
+    schema = json_schema(Plan)
     assert Plan.schema_file().read_text() == schema, "run python -m envplan.plan"
 
 
 def test_schema_names_every_field_of_a_saved_plan(plan: Plan) -> None:
     full = priced(plan.with_ladder([plan]), Run(price=Rate.fixed(0.3)))
-    schema, document = json.loads(_documents.json_schema(Plan)), json.loads(full.to_json())
+    schema, document = json.loads(json_schema(Plan)), json.loads(full.to_json())
     assert set(document) == set(schema["properties"])
     operation = schema["$defs"]["PlannedOperation"]
     assert set(document["stages"][0][0]) == set(operation["required"])

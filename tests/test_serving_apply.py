@@ -170,6 +170,6 @@ def test_a_gpu_that_is_not_there_leaves_no_clock_set(fake_nvml: FakeNvml) -> Non
 
 @pytest.mark.parametrize("model", [ServingApplied, ServingPlan])
 def test_schemas_are_up_to_date(model: type[ServingPlan]) -> None:
-    from envplan._documents import json_schema
+    from envplan._model import json_schema
 
     assert model.schema_file().read_text() == json_schema(model)

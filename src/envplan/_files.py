@@ -13,7 +13,7 @@ import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -21,6 +21,8 @@ from envplan.errors import InputError
 
 #: No line that append_line writes is longer.
 _LONGEST_LINE = 2**24
+
+_ELSEWHERE = "; choose a path in a folder you can write to"
 
 #: A path as users give it.
 AnyPath = str | os.PathLike[str]
@@ -36,10 +38,6 @@ def _doing(what: str, path: AnyPath, remedy: str = "") -> Iterator[None]:
         raise InputError(reason, path=path) from error
     except ValueError as error:
         raise InputError(f"is not a usable file name ({error})", path=path) from error
-
-
-def _writing(path: AnyPath) -> AbstractContextManager[None]:
-    return _doing("written", path, "; choose a path in a folder you can write to")
 
 
 def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
@@ -161,7 +159,7 @@ def check_writable(path: AnyPath) -> None:
     Raises:
         InputError: the folder is missing or not writable, or the path is a folder or no path.
     """
-    with _writing(path):
+    with _doing("written", path, _ELSEWHERE):
         target, replaced = _target(path)
         place = target.parent if replaced else target
         place.stat()
@@ -185,7 +183,7 @@ def atomic_write(path: AnyPath, content: bytes | str) -> None:
             full; nothing is left behind.
     """
     data = content.encode() if isinstance(content, str) else content
-    with _writing(path):
+    with _doing("written", path, _ELSEWHERE):
         target, replaced = _target(path)
         if replaced:
             _replace(target, data)
@@ -208,19 +206,16 @@ def _target(path: AnyPath) -> tuple[Path, bool]:
     return Path(path).resolve(), True
 
 
-def append_whole(descriptor: int, data: bytes) -> None:
-    """Write all of `data` and return once it is on the disk.
+def append_whole(descriptor: int, data: bytes, *, flush: bool = True) -> None:
+    """Write all of `data`; with `flush`, return once it is on the disk.
 
     Raises:
         OSError: the disk is full or fails.
     """
-    _write_all(descriptor, data)
-    os.fsync(descriptor)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
+    if flush:
+        os.fsync(descriptor)
 
 
 def append_line(descriptor: int, line: bytes) -> None:
@@ -245,7 +240,7 @@ def append_line(descriptor: int, line: bytes) -> None:
             end = begin + os.pread(descriptor, _LONGEST_LINE, begin).rfind(b"\n") + 1
             os.ftruncate(descriptor, end)
         try:
-            _write_all(descriptor, line)
+            append_whole(descriptor, line, flush=False)
         except OSError:
             os.ftruncate(descriptor, end)
             raise

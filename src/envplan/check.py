@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import FiniteFloat, create_model
 
-from envplan._documents import MAX_DOCUMENT_BYTES
 from envplan._files import is_file, parse_json, read_bounded
+from envplan._model import MAX_DOCUMENT_BYTES
 from envplan._tables import read_table
 from envplan._words import describe_profile, significant
 from envplan.cluster import read_slowdowns
@@ -22,7 +22,7 @@ from envplan.frontier_file import FrontierFile, Row, check_curve, check_rows
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports import TraceMapping, read_chrome_traces, read_torch_csv
 from envplan.pipeline.schedules import EXTRAS, LETTERS
-from envplan.plan import Plan, as_referenced, check_reference, find_profile
+from envplan.plan import Plan, check_reference, find_profile
 from envplan.profile import Profile
 from envplan.runtime.runlog import read_run_log
 from envplan.solve import trace_job
@@ -67,12 +67,6 @@ class _Given(NamedTuple):
     profile: str | None
     force: bool
     progress: Callable[[int, int], None] | None
-
-    def source(self, reference: Any) -> Any:
-        """The profile that the file was made from."""
-        if self.profile is not None:
-            return Profile.open(self.profile)
-        return find_profile(reference, self.file)
 
 
 def check_file(
@@ -148,7 +142,7 @@ def _sidecar(given: _Given) -> list[str]:
 @_told_by("plan", "envplan/plan/v1")
 def _plan(given: _Given) -> list[str]:
     plan = Plan.from_document(given.document, path=given.file)
-    source = given.source(plan.profile)
+    source = find_profile(plan.profile, given.file, given.profile)
     return verify_plan(plan, source, force=given.force, progress=given.progress)
 
 
@@ -160,9 +154,9 @@ def _frequency_plan(given: _Given) -> list[str]:
 @_told_by("frontier", "envplan/frontier/v1")
 def _frontier(given: _Given) -> list[str]:
     frontier = FrontierFile.from_document(given.document, path=given.file)
-    source = given.source(frontier.profile)
+    source = find_profile(frontier.profile, given.file, given.profile)
     proved = [check_reference(frontier.profile, source, given.force)]
-    traced = trace_job(frontier.job, as_referenced(frontier.profile, source), given.progress)
+    traced = trace_job(frontier.job, source, given.progress)
     proved += check_rows(frontier.plans)
     return proved + check_curve(frontier, traced)
 

@@ -25,9 +25,9 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Job, Plan, Rung, as_referenced, check_reference, find_profile, rung_rows
 from envplan.plan.build import gap_over, plan_of, target_of
 from envplan.plan.model import Baseline, ProfileReference
-from envplan.plan.replayed import problem_of
+from envplan.plan.replayed import check_cost, problem_of
 from envplan.request import Request
-from envplan.units import fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
+from envplan.units import fj_from_j, ns_from_s_floor
 
 if TYPE_CHECKING:
     from envplan.profile import Profile
@@ -248,10 +248,7 @@ def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
             proved = []
         else:
             replay = row.replayed(name, frontier.problem)
-            energy_j = j_from_fj(replay.energy_fj * frontier.num_gpus)
-            check_stated(f"{name}: energy_j", row.energy_j, energy_j)
-            time_s = s_from_ns(replay.makespan_ns)
-            check_stated(f"{name}: iteration_time_s", row.iteration_time_s, time_s)
+            check_cost(f"{name}: ", row, replay, frontier.num_gpus)
         if row.iteration_time_s < frontier.min_time:
             raise InputError(f"{name}: faster than T_min")
         if row.lower_bound_j > frontier.energy_at(row.iteration_time_s) * (1 + _TOLERANCE):

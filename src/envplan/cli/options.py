@@ -45,11 +45,10 @@ class PlanOptions:
         Raises:
             InputError: one of the two cannot be read, or the profile would be replaced.
         """
-        from envplan.plan import as_referenced, find_profile
+        from envplan.plan import find_profile
 
-        plan, named = envplan.Plan.load(self.plan), self.profile
-        profile = envplan.Profile.open(named) if named else find_profile(plan.profile, self.plan)
-        profile = as_referenced(plan.profile, profile)
+        plan = envplan.Plan.load(self.plan)
+        profile = find_profile(plan.profile, self.plan, self.profile)
         cmd.refuse_overwriting(profile.path, profile.sidecar)
         return plan, profile
 

@@ -32,9 +32,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from envplan._documents import parse_document, read_json
 from envplan._files import atomic_write, exists, read_bounded, refuse_slip
-from envplan._model import Model
+from envplan._model import Model, parse_document, read_json
 from envplan._tables import MAX_TABLE_BYTES, Table, parse_table
 from envplan.errors import InputError
 from envplan.profile import builtin_paths

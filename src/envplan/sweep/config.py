@@ -18,9 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from envplan._documents import first_problem
 from envplan._files import AnyPath, decoded, read_bounded
-from envplan._model import Count, GpuCount, Joules, Model, Seconds
+from envplan._model import Count, GpuCount, Joules, Model, Seconds, first_problem
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
