@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,6 @@ from envplan.plan.model import Job, Plan, PlannedOperation, ProfileReference, Ru
 from envplan.profile import Adjustments, Profile, builtin_paths
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import j_from_fj, ns_from_s, s_from_ns, uw_from_w
-
-
-class Priced(Protocol):
-    """What says a time and an energy."""
-
-    @property
-    def iteration_time_s(self) -> float: ...
-    @property
-    def energy_j(self) -> float: ...
 
 
 def replay_plan(
@@ -181,11 +172,12 @@ def check_operations(plan: Plan, pipeline: Pipeline) -> str:
     )
 
 
-def check_cost(name: str, stated: Priced, replay: Replay, gpus: int) -> None:
+def check_cost(name: str, stated: Any, replay: Replay, gpus: int) -> None:
     """That a plan takes and uses what it states, to the last ns and fJ.
 
     Args:
-        name: what to call it in an error; "" for a plan's own fields.
+        name: what stands before its fields' names in an error.
+        stated: what has iteration_time_s and energy_j.
         gpus: that each operation stands for.
 
     Raises:

@@ -147,7 +147,12 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     knobs = [texts for name, texts in table.texts.items() if _KNOB.fullmatch(name)]
     if knobs and "config" not in table.texts:
         table.columns["config"] = [" ".join(filter(None, row)) for row in zip(*knobs, strict=True)]
-    num_stages = _check_stages(table)
+    stages = table.columns["stage"]
+    num_stages = 1 + max(stages)
+    if gaps := set(range(num_stages)).difference(stages):
+        after = min(stage for stage in stages if stage > min(gaps))
+        problem = f"stage {min(gaps)} has no rows but stage {after} has; number them without gaps"
+        raise table.error(stages.index(after), problem, "stage")
     groups, repeated = _groups(table)
     for first, rows_again in repeated.items():
         _put_together(table, first, rows_again)
@@ -175,13 +180,24 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
             noise = _noise(table, groups, key, whole, measured[key].names)
             measured[key] = scaled(measured[key], whole, noise, where)
     for stage in range(num_stages):
-        _check_instructions((name for of, name in measured if of == stage), stage, path)
+        present = known_first(name for of, name in measured if of == stage)
+        if "forward" not in present or not ("backward" in present or {*present} >= SPLIT_BACKWARD):
+            raise InputError(
+                f"stage {stage} has rows for {', '.join(present)} only; every stage needs forward, "
+                "and backward or both backward_input and backward_weight",
+                path=path,
+                column="instruction",
+            )
+    means = {stage: math.fsum(watts) / len(watts) for stage, watts in powers.items()}
+    elsewhere = math.fsum(means.values()) / max(1, len(means))
     return Contents(
         num_stages=num_stages,
         instructions=known_first(name for _, name in measured),
         measured=measured,
         spreads=spreads,
-        blocking_power_w=_blocking_power(powers, num_stages),
+        blocking_power_w=tuple(means.get(stage, elsewhere) for stage in range(num_stages))
+        if means
+        else None,
         notes=_notes(table, groups, 1 + max(map(len, repeated.values()), default=0)),
     )
 
@@ -309,42 +325,8 @@ def _notes(table: Table[ProfileRow], groups: Groups, repeats: int) -> list[str]:
     ]
 
 
-def _check_stages(table: Table[ProfileRow]) -> int:
-    stages = table.columns["stage"]
-    present = sorted(set(stages))
-    for expected, stage in enumerate(present):
-        if stage != expected:
-            problem = (
-                f"stage {expected} has no rows but stage {stage} has; stages must be numbered 0, "
-                "1, 2, ... without gaps"
-            )
-            raise table.error(stages.index(stage), problem, "stage")
-    return len(present)
-
-
-def _check_instructions(names: Iterable[str], stage: int, path: Path | None) -> None:
-    """That a stage has what every schedule needs."""
-    present = dict.fromkeys(names)
-    whole = "backward" in present or present.keys() >= SPLIT_BACKWARD
-    if "forward" not in present or not whole:
-        raise InputError(
-            f"stage {stage} has rows for {', '.join(known_first(present))} only; every stage needs "
-            "forward, and backward or both backward_input and backward_weight",
-            path=path,
-            column="instruction",
-        )
-
-
 def known_first(names: Iterable[str]) -> tuple[str, ...]:
     """Names of operations, those that schedules know first, in their order; no others twice."""
     listed = dict.fromkeys(names)
     known = [name for name in INSTRUCTIONS if name in listed]
     return (*known, *(name for name in listed if name not in (*INSTRUCTIONS, BLOCKING)))
-
-
-def _blocking_power(powers: dict[int, list[float]], num_stages: int) -> tuple[float, ...] | None:
-    if not powers:
-        return None
-    means = {stage: math.fsum(watts) / len(watts) for stage, watts in powers.items()}
-    elsewhere = math.fsum(means.values()) / len(means)
-    return tuple(means.get(stage, elsewhere) for stage in range(num_stages))
