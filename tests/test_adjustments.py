@@ -132,7 +132,7 @@ def test_measured_parts_are_joined_for_a_schedule_with_whole_backwards() -> None
 
 
 def test_python_says_how_to_derive_a_split_backward() -> None:
-    with pytest.raises(InputError, match=r"Profile\.adjusted\(backward_input_share=0\.5\)"):
+    with pytest.raises(InputError, match=r"Profile\.fitted"):
         trace_frontier(split_dag(), small_profile())
 
 

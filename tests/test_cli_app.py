@@ -73,6 +73,19 @@ def test_every_command_takes_json_and_quiet_and_says_in_a_line_what_it_does() ->
             assert not command.get_short_help_str(66).endswith("..."), path
 
 
+@pytest.mark.parametrize("text", ["nan", "-1", "1e999"])
+def test_every_option_that_takes_a_number_refuses_what_is_none(text: str) -> None:
+    checked = 0
+    for path, command in leaves("envplan", typer.main.get_command(every_command)):
+        for param in command.params:
+            if param.metavar in {"TIME", "PCT", "W", "J", "N", "M"} and param.opts != ["--start"]:
+                ran = envplan(*path.split()[1:], param.opts[-1], text)
+                assert (ran.code, ran.err.count("\n")) == (2, 1), (path, param.opts)
+                assert re.search(rf"{param.opts[-1]}\b.* must be ", ran.err), ran.err
+                checked += 1
+    assert checked > 100
+
+
 def leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
     """The commands that do something themselves."""
     if not hasattr(command, "list_commands"):

@@ -122,21 +122,6 @@ def test_schema_names_every_field_of_a_saved_plan(plan: Plan) -> None:
     assert set(document["stages"][0][0]) == set(operation["required"])
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("3", "is not a plan"),
-        ('{"schema": "envplan/plan/v9"}', "envplan/plan/v9"),
-        ('{"schema": "envplan/plan/v1"}', "planner is missing"),
-    ],
-)
-def test_file_that_is_no_plan_says_why(tmp_path: Path, text: str, complaint: str) -> None:
-    (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(InputError, match=complaint) as caught:
-        Plan.load(tmp_path / "plan.json")
-    assert "\n" not in str(caught.value)
-
-
 Path_ = tuple[str | int, ...]
 
 

@@ -44,6 +44,21 @@ def test_rows_are_instances_of_the_model_and_other_columns_are_kept_as_text() ->
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffname,count\r\na,1\r\n",
+        "\ufeffname,count\ra,1\r",
+        'count,"name"\n1,"a"\n\n',
+        "name;count\na;1",
+        " name\tcount\t\na\t 1\t\n",
+    ],
+    ids=["Windows", "old Mac", "other order, quoted", "semicolons", "tabs"],
+)
+def test_a_table_may_be_written_in_many_ways(text: str) -> None:
+    assert [(row.name, row.count) for row in parsed(text).rows()] == [("a", 1)]
+
+
+@pytest.mark.parametrize(
     ("text", "line", "column", "words"),
     [
         (
