@@ -14,7 +14,7 @@ import io
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -26,13 +26,11 @@ from envplan.plan import Job, Plan, Rung, as_referenced, check_reference, find_p
 from envplan.plan.build import gap_over, plan_of, target_of
 from envplan.plan.model import Baseline, ProfileReference
 from envplan.plan.replayed import check_cost, problem_of
+from envplan.profile import Profile
+from envplan.replay import Problem, Replay
 from envplan.request import Request
+from envplan.solve import Frontier
 from envplan.units import fj_from_j, ns_from_s_floor
-
-if TYPE_CHECKING:
-    from envplan.profile import Profile
-    from envplan.replay import Problem, Replay
-    from envplan.solve import Frontier
 
 FRONTIER_SCHEMA: Final = "envplan/frontier/v1"
 _TOLERANCE: Final = 1e-9

@@ -129,7 +129,12 @@ class JobOptions(ParallelOptions):
         use_cores(self.jobs)
         profile = envplan.Profile.open(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
-        pipeline = self._from_schedule(profile) if self.dag is None else self._from_dag(self.dag)
+        if self.dag is None:
+            pipeline = self._from_schedule(profile)
+        else:
+            shape = "schedule microbatches pp vp microbatch_group p2p_latency activation_slots"
+            cmd.refuse_both(["--dag", *cmd.given(self, f"{shape} extra")])
+            pipeline = envplan.Pipeline.from_dag_file(self.dag)
         if (count := len(pipeline.operations)) > _MANY_OPERATIONS:
             ui.warn(
                 f"{count} operations: planning may take hours and gigabytes; plans of long "
@@ -199,12 +204,6 @@ class JobOptions(ParallelOptions):
                 made_so = f"{profile.path or profile.name} was made with {name} {made}, not {asked}"
                 ui.warn(f"{made_so}: {so} {name} {made}")
                 return
-
-    def _from_dag(self, file: Path) -> envplan.Pipeline:
-        shape = "schedule microbatches pp vp microbatch_group p2p_latency activation_slots extra"
-        for name in cmd.given(self, shape):
-            raise InputError(f"--dag and {name} exclude each other; the DAG file says it all")
-        return envplan.Pipeline.from_dag_file(file)
 
     def _from_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
         from envplan.pipeline.described import described_pipeline, parse_extras

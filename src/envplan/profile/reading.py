@@ -156,7 +156,7 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     groups, repeated = _groups(table)
     for first, rows_again in repeated.items():
         _put_together(table, first, rows_again)
-    times, energies = table.columns["time"], table.columns["energy"]
+    times, energies, stds = (table.columns[name] for name in ("time", "energy", "time_std"))
     # Of each operation its parts, in the order of first appearance.
     rows: defaultdict[Key, dict[str, dict[Knob, tuple[int, int]]]] = defaultdict(dict)
     powers: defaultdict[int, list[float]] = defaultdict(list)
@@ -165,7 +165,11 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
         members = list(ranked.values())
         time = max(times[row] for row in members)
         energy = math.fsum(energies[row] for row in members) / len(members)
-        if not part and (spread := _spread(table, members)) is not None:
+        # Over runs and over ranks.
+        known = [stds[row] ** 2 for row in members if stds[row] is not None]
+        if not part and (known or len(members) > 1):
+            over_ranks = statistics.variance(times[r] for r in members) if members[1:] else 0.0
+            spread = math.sqrt(statistics.fmean(known or [0.0]) + over_ranks)
             spreads[stage, instruction, mhz, config] = spread / time
         if instruction == BLOCKING:
             powers[stage] += [energies[row] / times[row] for row in members]
@@ -223,16 +227,6 @@ def _put_together(table: Table[ProfileRow], first: int, again: Sequence[int]) ->
         stds: list[Any] = table.columns[f"{name}_std"]  # type: ignore[assignment]
         stds[first] = statistics.stdev(values)
         column[first] = statistics.median(values)
-
-
-def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
-    """Standard deviation of an option's time, over runs and ranks, s; None where nothing says."""
-    times, stds = table.columns["time"], table.columns["time_std"]
-    own = [stds[row] ** 2 for row in members if stds[row] is not None]
-    if not own and len(members) < 2:
-        return None
-    between = statistics.variance(times[row] for row in members) if len(members) > 1 else 0.0
-    return math.sqrt(statistics.fmean(own or [0.0]) + between)
 
 
 def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[int, list[int]]]:
@@ -300,10 +294,12 @@ def _noise(
 def _notes(table: Table[ProfileRow], groups: Groups, repeats: int) -> list[str]:
     """That rows or ranks were put together, and which ranks take longer than the others, which the
     lower median of their stage stands for."""
-    medians = [f"medians of up to {repeats} rows of the same"] if repeats > 1 else []
-    ranks = {rank for rank in table.columns["rank"] if rank is not None}
-    if not ranks:
-        return medians
+    notes = [f"medians of up to {repeats} rows of the same"] if repeats > 1 else []
+    if ranks := {*table.columns["rank"]} - {None}:
+        notes.append(
+            f"largest times and mean energies per GPU of {len(ranks)} ranks, whose times' spread "
+            "is the noise"
+        )
     times = table.columns["time"]
     ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for (stage, instruction, *_), ranked in groups.items():
@@ -311,17 +307,11 @@ def _notes(table: Table[ProfileRow], groups: Groups, repeats: int) -> list[str]:
             usual = statistics.median_low(times[row] for row in ranked.values())
             for rank, row in ranked.items():
                 ratios[stage, rank or 0].append(times[row] / usual)
-    slower = ((*key, statistics.median(found)) for key, found in sorted(ratios.items()))
-    return [
-        *medians,
-        f"largest times and mean energies per GPU of {len(ranks)} ranks, whose times' spread is "
-        "the noise",
-        *(
-            f"rank {rank} straggles: it takes {times_as_long:.2f} times as long as other ranks of "
-            f"stage {stage}"
-            for stage, rank, times_as_long in slower
-            if times_as_long > _STRAGGLES
-        ),
+    return notes + [
+        f"rank {rank} straggles: it takes {slower:.2f} times as long as other ranks of stage "
+        f"{stage}"
+        for (stage, rank), found in sorted(ratios.items())
+        if (slower := statistics.median(found)) > _STRAGGLES
     ]
 
 
