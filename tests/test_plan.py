@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import small_profile
-from envplan._model import json_schema
+from envplan._model import Document
 from envplan.costs import Run, priced
 from envplan.costs.rates import Rate
 from envplan.errors import InputError
@@ -18,6 +19,10 @@ from envplan.plan import Plan, find_profile
 from envplan.profile import Profile, builtin_profiles
 from envplan.solve import trace_frontier
 from envplan.verify import verify_plan
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.schemas import DOCUMENTS, json_schema
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +114,9 @@ def test_plan_of_a_dag_carries_the_dag(profile: Profile, tmp_path: Path) -> None
     assert verify_plan(loaded, profile)
 
 
-def test_schema_file_is_the_one_the_models_give() -> None:
-    schema = json_schema(Plan)
-    assert Plan.schema_file().read_text() == schema, "run python -m envplan.plan"
+@pytest.mark.parametrize("model", DOCUMENTS)
+def test_schema_file_is_the_one_the_models_give(model: type[Document]) -> None:
+    assert model.schema_file().read_text() == json_schema(model), "run python -m tools.schemas"
 
 
 def test_schema_names_every_field_of_a_saved_plan(plan: Plan) -> None:

@@ -101,12 +101,6 @@ def _readable(value: object, depth: int = 0) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def json_schema(model: type[BaseModel]) -> str:
-    """The text of a model's JSON Schema file."""
-    draft = "https://json-schema.org/draft/2020-12/schema"
-    return json.dumps({"$schema": draft, **model.model_json_schema()}, indent=2) + "\n"
-
-
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 GpuCount = Annotated[int, Field(ge=1, le=10**6)]
@@ -185,11 +179,6 @@ class Document(Model):
         """Where the JSON Schema of the format is."""
         name, version = cls.schema_name.split("/")[1:]
         return Path(__file__).parent / "schemas" / f"{name}.{version}.schema.json"
-
-    @classmethod
-    def write_schema(cls) -> None:
-        """Write the JSON Schema of the format, generated from the model."""
-        atomic_write(cls.schema_file(), json_schema(cls))
 
 
 def check_stated(where: str, stated: Any, true: Any, tolerance: float = 0.0) -> None:
