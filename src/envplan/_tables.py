@@ -19,12 +19,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from envplan._files import AnyPath, decoded, read_bounded, refuse_slip
-from envplan.errors import InputError
+from envplan.errors import InputError, shown
 
 MAX_TABLE_BYTES: Final = 256 * 2**20
 _MOST_COLUMNS: Final = 1000
 _LONGEST_HEADER: Final = 100_000
-_LONGEST_QUOTE: Final = 40
 
 Row = TypeVar("Row", bound=BaseModel)
 
@@ -165,7 +164,7 @@ def _check_header(
         if header.count(name) > 1:
             problem = "the header names this column twice; remove one"
         elif name not in header and field.is_required():
-            problem = f"the column is missing from the header {_quoted(','.join(header))}; {needs}"
+            problem = f"the column is missing from the header {shown(','.join(header))}; {needs}"
         else:
             continue
         raise InputError(problem, path=path, line=line, column=name)
@@ -205,8 +204,4 @@ def _complaint(text: str, error: Any) -> str:
     if not text:
         return "is empty"
     words = error["ctx"]["error"] if error["type"] == "value_error" else error["msg"]
-    return f"{_quoted(text)} {str(words).replace('Input should', 'should', 1)}"
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "...")
+    return f"{shown(text)} {str(words).replace('Input should', 'should', 1)}"

@@ -20,7 +20,6 @@ from envplan.profile.options import (
     BLOCKING,
     DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
-    INSTRUCTIONS,
     Change,
     OptionTable,
     Parts,
@@ -28,19 +27,17 @@ from envplan.profile.options import (
 )
 from envplan.profile.parts import ByParts, pieces
 from envplan.profile.reading import RAW_COLUMNS, profile_table
-from envplan.profile.sidecar import Job, ProfileMetadata
+from envplan.profile.sidecar import ProfileMetadata
 
 __all__ = [
     "BLOCKING",
     "DEFAULT_BLOCKING_POWER_W",
     "INCLUDES_RECOMPUTATION",
-    "INSTRUCTIONS",
     "RAW_COLUMNS",
     "Adjustments",
     "ByParts",
     "Change",
     "CostCurve",
-    "Job",
     "OptionTable",
     "Parts",
     "Profile",
