@@ -231,7 +231,9 @@ class Profile(Contents):
         Raises:
             InputError: as for adjusted.
         """
-        adjustments = Adjustments.of(**(dict(adjustments or self.adjustments) | changed))
+        # Adjustments that derive nothing are false.
+        known = self.adjustments if adjustments is None else adjustments
+        adjustments = Adjustments.of(**(dict(known) | changed))
         if adjustments.recompute and self.metadata.extra.get(INCLUDES_RECOMPUTATION):
             raise InputError(
                 f"profile {self.name} says that its backward includes recomputation already; leave "
