@@ -231,9 +231,8 @@ class Profile(Contents):
         Raises:
             InputError: as for adjusted.
         """
-        # Adjustments that derive nothing are false.
-        known = self.adjustments if adjustments is None else adjustments
-        adjustments = Adjustments.of(**(dict(known) | changed))
+        had = self.adjustments if adjustments is None else adjustments
+        adjustments = Adjustments.of(**(dict(had) | changed))
         if adjustments.recompute and self.metadata.extra.get(INCLUDES_RECOMPUTATION):
             raise InputError(
                 f"profile {self.name} says that its backward includes recomputation already; leave "
