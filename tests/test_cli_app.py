@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from cli_helpers import COMMAND, done, envplan, installed, says, small_profile
+from cli_helpers import COMMAND, assert_refused, done, envplan, installed, says, small_profile
 from envplan.cli import app, output
 from envplan.cli.commands import app as every_command
 
@@ -84,6 +84,17 @@ def test_every_option_that_takes_a_number_refuses_what_is_none(text: str) -> Non
                 assert re.search(rf"{param.opts[-1]}\b.* must be ", ran.err), ran.err
                 checked += 1
     assert checked > 100
+
+
+def test_every_option_that_names_an_output_refuses_other_types_of_file() -> None:
+    checked = 0
+    for path, command in leaves("envplan", typer.main.get_command(every_command)):
+        for param in command.params:
+            if "FILE" in str(param.metavar) and re.search(r": \.\w+", param.help or ""):
+                ran = envplan(*path.split()[1:], param.opts[-1], "x.zzz")
+                assert_refused(ran, 2, f"{param.opts[-1]} x.zzz must end in .")
+                checked += 1
+    assert checked > 20
 
 
 def leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
