@@ -12,12 +12,12 @@ import shutil
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from envplan.errors import InputError
+from envplan.errors import InputError, meant
 
 #: No line that append_line writes is longer.
 _LONGEST_LINE = 2**24
@@ -64,6 +64,26 @@ def is_file(path: AnyPath) -> bool:
 def exists(path: AnyPath) -> bool:
     """Whether a path leads to something; a name that no file can have leads nowhere."""
     return os.path.exists(path)  # noqa: PTH110 (as above)
+
+
+def named_file(path_or_name: AnyPath, known: Mapping[str, Path], what: str, more: str = "") -> Path:
+    """The file at a path or, where no such path exists, the built-in one of that name.
+
+    Args:
+        known: the built-in ones.
+        what: they are, in words.
+        more: to be said where there is none.
+
+    Raises:
+        InputError: it is neither.
+    """
+    name = os.fspath(path_or_name)
+    if exists(name):
+        return Path(name)
+    if name not in known:
+        problem = f"no such file, and no built-in {what} of that name{meant(name, known)}{more}"
+        raise InputError(problem, path=name)
+    return known[name]
 
 
 def unzipped(path: AnyPath) -> IO[bytes]:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envplan._files import atomic_write, exists, read_bounded
+from envplan._files import atomic_write, named_file, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
-from envplan.errors import InputError, meant, unknown
+from envplan.errors import InputError, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
 from envplan.profile.options import (
     DEFAULT_BLOCKING_POWER_W,
@@ -315,15 +315,8 @@ class Profile(Contents):
         Raises:
             InputError: it is neither, or the file is not a valid profile.
         """
-        paths, name = builtin_paths(), os.fspath(path_or_name)
-        file = path_or_name if exists(path_or_name) else paths.get(name)
-        if file is None:
-            raise InputError(
-                f"no such file, and no built-in profile of that name{meant(name, paths)} (`envplan "
-                "profiles` lists them)",
-                path=path_or_name,
-            )
-        return cls.read_csv(file, raw=raw)
+        listed = " (`envplan profiles` lists them)"
+        return cls.read_csv(named_file(path_or_name, builtin_paths(), "profile", listed), raw=raw)
 
     @classmethod
     def from_rows(
