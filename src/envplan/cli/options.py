@@ -155,27 +155,26 @@ class JobOptions(ParallelOptions):
         needed = {op.instruction for op in pipeline.operations}
         return profile.fitted(needed, recompute=self.recompute, by_parts=asked)
 
-    def trace(self, *, whole: bool = True) -> envplan.Frontier:
-        """The frontier, with a sign of how far it is if it takes long.
-
-        Args:
-            whole: now, not only what is asked for later.
-
-        Raises:
-            InputError: as for load, the profile does not fit the pipeline, or it would be replaced.
-        """
-        return self.trace_with(*self.load(), whole=whole)
-
-    def trace_with(
+    def trace(
         self,
-        profile: envplan.Profile,
-        pipeline: envplan.Pipeline,
+        loaded: tuple[envplan.Profile, envplan.Pipeline] | None = None,
         replicas: int | None = None,
         *,
         full: bool = False,
         whole: bool = True,
     ) -> envplan.Frontier:
-        """The frontier of a pipeline with a profile, for so many replicas. As trace."""
+        """The frontier, with a sign of how far it is if it takes long.
+
+        Args:
+            loaded: what it is of; None: as load says.
+            replicas: None: as the options or the sidecar say.
+            full: as for trace_frontier.
+            whole: now, not only what is asked for later.
+
+        Raises:
+            InputError: as for load, the profile does not fit the pipeline, or it would be replaced.
+        """
+        profile, pipeline = loaded or self.load()
         cmd.refuse_overwriting(profile.path, profile.sidecar)
         known = profile.metadata
         with ui.Working(f"Tracing the frontier of {profile.name}") as work:
