@@ -26,7 +26,7 @@ from envplan.profile.options import (
     changes_of,
 )
 from envplan.profile.parts import ByParts, pieces
-from envplan.profile.reading import RAW_COLUMNS, profile_table
+from envplan.profile.reading import RAW_COLUMNS, ProfileRow
 from envplan.profile.sidecar import ProfileMetadata
 
 __all__ = [
@@ -42,10 +42,10 @@ __all__ = [
     "Parts",
     "Profile",
     "ProfileMetadata",
+    "ProfileRow",
     "builtin_paths",
     "builtin_profiles",
     "changes_of",
     "cost_curve",
     "pieces",
-    "profile_table",
 ]

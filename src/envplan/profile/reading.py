@@ -13,8 +13,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from envplan._files import AnyPath
-from envplan._tables import Table, parse_table, read_table
+from envplan._tables import Table, parse_table
 from envplan.errors import InputError
 from envplan.profile.options import BACKWARDS, BLOCKING, INSTRUCTIONS, NAME, Key, Knob, Parts
 from envplan.profile.parts import scaled
@@ -33,7 +32,6 @@ _APART: Final = 1.5
 SPLIT_BACKWARD: Final = frozenset(BACKWARDS[1:])
 #: Standard deviation of a measured time or energy where the file does not say, as a fraction.
 _USUAL_NOISE: Final = 0.01
-_KIND: Final = "a profile"
 
 
 def _name(text: str) -> str:
@@ -124,15 +122,6 @@ class Contents:
     notes: list[str]
 
 
-def profile_table(path: AnyPath) -> Table[ProfileRow]:
-    """The rows of a profile as they stand in its file.
-
-    Raises:
-        InputError: it is no such table.
-    """
-    return read_table(path, ProfileRow, kind=_KIND)
-
-
 def parse_contents(content: bytes, path: Path | None) -> Contents:
     """What a profile's CSV says.
 
@@ -143,7 +132,7 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     Raises:
         InputError: naming file, line, column and what to do.
     """
-    table = parse_table(content, ProfileRow, path=path, kind=_KIND)
+    table = parse_table(content, ProfileRow, path=path, kind="a profile")
     knobs = [texts for name, texts in table.texts.items() if _KNOB.fullmatch(name)]
     if knobs and "config" not in table.texts:
         table.columns["config"] = [" ".join(filter(None, row)) for row in zip(*knobs, strict=True)]

@@ -123,8 +123,7 @@ def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
         extras=parse_extras(point.extra, profile),
         forwards_ahead=ahead,
     )
-    parted = profile.has_parts and not point.one_clock
-    asked = ByParts.asked(point.parts_within, point.blocking_power) if parted else None
+    asked = None if point.one_clock else ByParts.asked(point.parts_within, point.blocking_power)
     needed = {op.instruction for op in pipeline.operations}
     fitted = profile.fitted(needed, recompute=point.recompute, by_parts=asked)
     frontier = trace_frontier(
