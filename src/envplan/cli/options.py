@@ -150,7 +150,8 @@ class JobOptions(ParallelOptions):
         """
         from envplan.profile import ByParts
 
-        asked = None if self.one_clock else ByParts.asked(self.parts_within, self.blocking_power)
+        parted = profile.has_parts and not self.one_clock
+        asked = ByParts.asked(self.parts_within, self.blocking_power) if parted else None
         needed = {op.instruction for op in pipeline.operations}
         return profile.fitted(needed, recompute=self.recompute, by_parts=asked)
 

@@ -123,7 +123,8 @@ def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
         extras=parse_extras(point.extra, profile),
         forwards_ahead=ahead,
     )
-    asked = None if point.one_clock else ByParts.asked(point.parts_within, point.blocking_power)
+    parted = profile.has_parts and not point.one_clock
+    asked = ByParts.asked(point.parts_within, point.blocking_power) if parted else None
     needed = {op.instruction for op in pipeline.operations}
     fitted = profile.fitted(needed, recompute=point.recompute, by_parts=asked)
     frontier = trace_frontier(
