@@ -82,9 +82,7 @@ bench: $(VENV)/.installed-bench
 # Makes the modelled built-in profiles and the JSON Schemas anew; tests check that they are current.
 profiles: $(VENV)/.installed
 	$(BIN)/python -m tools.builtin_profiles profiles docs/profiles.md
-	$(BIN)/python -m envplan.plan
-	$(BIN)/python -m envplan.enforce.freqplan
-	$(BIN)/python -m envplan.serving
+	$(BIN)/python -m tools.schemas
 
 # Both pages of results.
 results: results-training results-serving

@@ -123,7 +123,7 @@ def test_the_parts_of_a_split_backward_add_up_to_it(profile: Profile, share: flo
 
 def test_measured_parts_are_joined_for_a_schedule_with_whole_backwards() -> None:
     profile = two_clocks("forward", "backward_input", "backward_weight")
-    with pytest.raises(InputError, match=r"Profile\.adjusted\(join_backward=True\)"):
+    with pytest.raises(InputError, match=r"Profile\.fitted"):
         trace_frontier(Pipeline("1f1b", 1, 2), profile)
     joined = profile.fitted(["forward", "backward"])
     assert joined.adjustments == Adjustments(joined_backward=True)
@@ -132,7 +132,7 @@ def test_measured_parts_are_joined_for_a_schedule_with_whole_backwards() -> None
 
 
 def test_python_says_how_to_derive_a_split_backward() -> None:
-    with pytest.raises(InputError, match=r"Profile\.adjusted\(backward_input_share=0\.5\)"):
+    with pytest.raises(InputError, match=r"Profile\.fitted"):
         trace_frontier(split_dag(), small_profile())
 
 

@@ -16,7 +16,7 @@ import envplan
 LAYERS = [
     ["errors"],
     ["units", "cores", "_files", "_words", "quantities", "_notebook"],
-    ["_documents", "_tables", "_model"],
+    ["_tables", "_model"],
     ["pipeline", "costs", "devices"],
     ["profile"],
     ["replay"],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from cli_helpers import COMMAND, done, envplan, installed, says, small_profile
+from cli_helpers import COMMAND, assert_refused, done, envplan, installed, says, small_profile
 from envplan.cli import app, output
 from envplan.cli.commands import app as every_command
 
@@ -71,6 +71,30 @@ def test_every_command_takes_json_and_quiet_and_says_in_a_line_what_it_does() ->
         says(done("", *path.split()[1:], "--help"), "Example:\n    envplan ", f"  {path}")
         if path.count(" ") == 2:  # a list of commands shows its first sentence
             assert not command.get_short_help_str(66).endswith("..."), path
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "1e999"])
+def test_every_option_that_takes_a_number_refuses_what_is_none(text: str) -> None:
+    checked = 0
+    for path, command in leaves("envplan", typer.main.get_command(every_command)):
+        for param in command.params:
+            if param.metavar in {"TIME", "PCT", "W", "J", "N", "M"} and param.opts != ["--start"]:
+                ran = envplan(*path.split()[1:], param.opts[-1], text)
+                assert (ran.code, ran.err.count("\n")) == (2, 1), (path, param.opts)
+                assert re.search(rf"{param.opts[-1]}\b.* must be ", ran.err), ran.err
+                checked += 1
+    assert checked > 100
+
+
+def test_every_option_that_names_an_output_refuses_other_types_of_file() -> None:
+    checked = 0
+    for path, command in leaves("envplan", typer.main.get_command(every_command)):
+        for param in command.params:
+            if "FILE" in str(param.metavar) and re.search(r": \.\w+", param.help or ""):
+                ran = envplan(*path.split()[1:], param.opts[-1], "x.zzz")
+                assert_refused(ran, 2, f"{param.opts[-1]} x.zzz must end in .")
+                checked += 1
+    assert checked > 20
 
 
 def leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:

@@ -95,22 +95,6 @@ def test_a_sweep_with_a_plan_below_its_bound_does_not_hold(folder: Path) -> None
     refused("check sweep.csv", "sweep.csv: point 1: energy_lower_bound_j lies above energy_j")
 
 
-def test_plan_is_found_from_another_folder(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    done("check ../plan.json")
-
-
-@pytest.mark.parametrize("name", ["f.csv", "f.json"])
-def test_frontier_file_holds(folder: Path, name: str) -> None:
-    done("frontier --quiet -o", name)
-    out = done("check", name)
-    says(out, f"{name}: frontier, holds", "largest gap")
-    assert ("traced again" in out) == (name == "f.json")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -175,19 +159,6 @@ def test_moved_profile_can_be_named(folder: Path) -> None:
     Path("profile.csv").rename("moved.csv")
     refused("check plan.json", "profile.csv is not found", "--profile")
     done("check plan.json --profile moved.csv")
-
-
-def test_truncated_plan_is_refused_with_line_and_column(folder: Path) -> None:
-    text = Path("plan.json").read_text()
-    Path("plan.json").write_text(text[: len(text) // 2])
-    refused("check plan.json", "plan.json:", "column")
-
-
-@pytest.mark.parametrize("number", ["1e999", "9" * 5000])
-def test_huge_numbers_in_a_plan_are_refused(folder: Path, number: str) -> None:
-    text = Path("plan.json").read_text()
-    Path("plan.json").write_text(text.replace('"replicas": 1', f'"replicas": {number}'))
-    refused("check plan.json", "plan.json")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import done, envplan, refused, says, small_profile, told
+from cli_helpers import done, envplan, says, small_profile, told
 from envplan.cli.output import print_table
 from envplan.cli.sketch import sketch
 from envplan.frontier_file import distinct
@@ -99,62 +99,6 @@ def test_distinct_leaves_out_plans_that_another_beats() -> None:
     kept: list[Plan] = distinct([*plans, worse, plans[0]])
     assert worse not in kept
     assert len({(p.iteration_time, p.energy) for p in kept}) == len(kept)
-
-
-# Bad input: each through the installed command
-
-HEADER = "stage,instruction,frequency,time,energy"
-GOOD = "0,forward,1740,0.1,10\n0,backward,1740,0.2,20"
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", ["is empty"]),
-        ("\x00\x01\x02", ["not UTF-8 text"]),
-        ('{"a": 1}', ["JSON, not CSV"]),
-        ("stage,instruction,frequency,time\n0,forward,1740,0.1", ["column energy", "missing"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,nan,10", ["profile.csv:4", "column time"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1740,0.3,10", [":4", "repeats line 2"]),
-        (f"{HEADER}\n0,forward,1740,0.1,10", ["stage 0", "backward"]),
-        (f"{HEADER}\n{GOOD}\n2,forward,1740,0.1,10", ["stage 1", "gaps"]),
-    ],
-)
-def test_bad_profile_is_refused_in_one_line(folder: Path, content: str, words: list[str]) -> None:
-    (folder / "profile.csv").write_text(content)
-    refused("frontier -m 2 --plot -o f.csv", *words)
-
-
-def test_microbatches_that_nothing_says_must_be_given(folder: Path) -> None:
-    small_profile(microbatches=None).save_csv(folder / "profile.csv")
-    refused("frontier", "--microbatches M")
-
-
-@pytest.mark.parametrize(
-    ("operations", "words"),
-    [
-        (
-            [
-                {"id": "a", "stage": 0, "instruction": "forward", "after": ["b"]},
-                {"id": "b", "stage": 1, "instruction": "forward", "after": ["a"]},
-            ],
-            ["waiting for each other", '"a"'],
-        ),
-        (
-            [
-                {"id": "a", "stage": 0, "instruction": "forward"},
-                {"id": "b", "stage": 1, "instruction": "optimizer", "after": ["a"]},
-            ],
-            ["optimizer", "stage 1"],
-        ),
-    ],
-)
-def test_bad_dag_is_refused_in_one_line(
-    folder: Path, operations: list[dict[str, object]], words: list[str]
-) -> None:
-    document = {"schema": "envplan/dag/v1", "operations": operations}
-    (folder / "dag.json").write_text(json.dumps(document))
-    refused("frontier --dag dag.json", *words)
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])

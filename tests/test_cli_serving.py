@@ -211,7 +211,7 @@ def test_simulate_writes_what_happens_over_time(tmp_path: Path) -> None:
     assert 0.99 < document["slo_attainment"] <= 1
     assert "<svg" in (tmp_path / "out.svg").read_text()
     over = inside("simulate", "--trace", "trace.csv", "-o", "trace.csv")
-    assert_refused(over, 2, "trace.csv", "--trace itself")
+    assert_refused(over, 2, "trace.csv", "is an input itself")
     table = inside("simulate", "--trace", "trace.csv", "--load-factor", "0.5")
     assert "energy (kWh)" in table.out
 
@@ -356,7 +356,7 @@ def test_apply_and_hold_refuse_what_they_cannot_use(tmp_path: Path) -> None:
     slow = inside("apply", "--clocks", "600,700")
     assert_refused(slow, 2, "reaches 700")
     over = inside("apply", "-o", "serving-plan.json")
-    assert_refused(over, 2, "PLAN itself")
+    assert_refused(over, 2, "is an input itself")
     (tmp_path / "my.csv").write_text(
         (tmp_path / "my.csv").read_text().replace("prefill,1024", "prefill,1025")
     )
@@ -371,5 +371,5 @@ def test_the_profile_of_a_plan_is_not_replaced_by_its_clocks() -> None:
     done("serving profile -o my.csv -q")
     done("serving solve my.csv --load LL=900 --planner hierarchical -q")
     before = Path("my.csv").read_bytes()
-    assert_refused(inside("apply", "-o", "my.csv"), 2, "my.csv: is the profile itself")
+    assert_refused(inside("apply", "-o", "my.csv"), 2, "my.csv: is an input itself")
     assert Path("my.csv").read_bytes() == before

@@ -241,9 +241,9 @@ def test_trace_lists_the_stragglers_of_each_iteration(tmp_path: Path) -> None:
         ("", "is empty; expected a CSV file with the header iteration,replica,slowdown"),
         (HEADER + "0,0,1.1\n2,0,1.1\n", "has a gap: no row for iteration 1, but one for 2"),
         (HEADER + "1,0,1.1\n", "has a gap: no row for iteration 0"),
-        (HEADER + "0,0,-1.1\n", ":2, column slowdown: '-1.1' is not above 0"),
+        (HEADER + "0,0,-1.1\n", ':2, column slowdown: "-1.1" should be greater than 0'),
         (HEADER + "0,4,1.1\n", ":2, column replica: 4 is unknown; .* replicas 0 to 3"),
-        (HEADER + "0,-1,1.1\n", "column replica: '-1' is negative"),
+        (HEADER + "0,-1,1.1\n", 'column replica: "-1" should be greater than or equal to 0'),
         (HEADER + "0,0,1.1\n0,0,1.2\n", ":3: repeats replica 0 of iteration 0"),
     ],
 )

@@ -120,11 +120,14 @@ TIMES = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n"
         ("hour,end,price\n0,2,1\n1,3,1\n", [":3:", "from hour 1", "until hour 2"]),
         ("hour,end,price\n0,0,1\n", [":2", "from hour 0 to hour 0"]),
         # Cells
-        ("time,price\nyesterday,1\n", [":2", "'yesterday' is no time", "2026-12-01T00:00"]),
+        ("time,price\nyesterday,1\n", [":2", '"yesterday" is no time', "2026-12-01T00:00"]),
         (TIMES.replace(":00,2", ":00Z,2"), ["time zone"]),
-        ("hour,carbon\n0,-5\n1,1\n", [":2, column carbon", "'-5' is negative"]),
+        (
+            "hour,carbon\n0,-5\n1,1\n",
+            [":2, column carbon", "should be greater than or equal to 0"],
+        ),
         # Columns and rows
-        ("hour,cost\n0,1\n", [":1, column price", "'hour,cost'", "needs hour,price"]),
+        ("hour,cost\n0,1\n", [":1, column price", '"hour,cost"', "needs hour,price"]),
         ("when,price\n0,1\n", [":1, column hour", "with times or with hours"]),
         ("hour,price\n0,1\n", ["a single row needs a column end"]),
     ],

@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[Rows, str]] = {
     "a higher clock": ([("forward", 1e6 + 1, 1, 1), ONE[1]], "profile.csv:2, column frequency"),
     "waiting for too long": (
         [("forward", 1000, 1e9, 9e3), ("backward", 1000, 1e9, 9e3)],
-        "stage 0 forward: waiting as long as its slowest option takes costs too much",
+        "stage 0 forward: costs or their slopes are too large",
     ),
     "too long together": (
         [("forward", 1000, 1e8, 9e3), ("forward", 900, 2e8, 8e3), ONE[1]],

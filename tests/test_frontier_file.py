@@ -8,8 +8,9 @@ import pytest
 
 from cli_helpers import envplan, small_profile
 from envplan import Frontier, FrontierFile, NoAnswerError, Pipeline, Profile, trace_frontier
+from envplan._tables import read_table
 from envplan.errors import InputError
-from envplan.frontier_file import distinct, read_rows
+from envplan.frontier_file import Row, distinct
 from envplan.verify import verify_plan
 
 
@@ -70,7 +71,7 @@ def test_another_profile_and_a_file_without_clocks_are_refused(
 
 def test_table_holds_the_same_plans(file: FrontierFile, tmp_path: Path) -> None:
     file.save(tmp_path / "frontier.csv")
-    rows = read_rows(tmp_path / "frontier.csv")
+    rows = list(read_table(tmp_path / "frontier.csv", Row, kind="a frontier").rows())
     assert [row.model_dump() for row in rows] == [
         plan.model_dump(exclude={"frequencies_mhz", "configs"}) for plan in file.plans
     ]

@@ -18,13 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envplan._tables import read_table
 from envplan.check import check_file
 from envplan.cluster import read_slowdowns
 from envplan.costs.rates import read_rate
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.given_clocks import read_clocks
 from envplan.errors import EnvplanError
-from envplan.frontier_file import FrontierFile, read_rows
+from envplan.frontier_file import FrontierFile, Row
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports import as_torch_csv, read_torch_csv
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
@@ -99,7 +100,11 @@ READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
     "plan": (released("plan.json"), ".json", Plan.load),
     "frequency plan": (released("run.freqplan.json"), ".json", FrequencyPlan.load),
     "frontier": (released("frontier.json"), ".json", FrontierFile.load),
-    "frontier table": (released("frontier.csv"), ".csv", read_rows),
+    "frontier table": (
+        released("frontier.csv"),
+        ".csv",
+        lambda file: read_table(file, Row, kind="a frontier"),
+    ),
     "dag": (released("job.dag.json"), ".json", Pipeline.from_dag_file),
     "run log": (released("run.jsonl"), ".jsonl", lambda path: list(read_run_log([path]))),
     "sweep": (released("sweep.toml"), ".toml", read_config),

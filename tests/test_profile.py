@@ -70,24 +70,6 @@ def test_zeus_file_is_read_into_integer_units(tmp_path: Path) -> None:
     assert forward.frequency_mhz.tolist() == [980, 990, 950, 900]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        " stage , instruction,frequency,time ,energy,note,\n\n 0, forward ,1740.0, 0.1,30,x,\n"
-        "0,backward,1740,0.2,60,,\n  \n",
-        ("\ufeff" + HEADER + STAGE_0).replace("\n", "\r\n"),
-        ("\ufeff" + HEADER + STAGE_0).replace("\n", "\r"),
-        'energy,time,"stage",frequency,instruction\n30,0.1,0,1740,"forward"\n'
-        "60,0.2,0,1740,backward\n",
-    ],
-    ids=["blanks and further columns", "Windows", "old Mac", "other order, quoted"],
-)
-def test_a_table_may_be_written_in_many_ways(tmp_path: Path, text: str) -> None:
-    profile = read(tmp_path, text)
-    assert profile.table(0, "forward").rows() == [(1740, "", 10**8, 30 * 10**15)]
-    assert profile.table(0, "backward").rows() == [(1740, "", 2 * 10**8, 60 * 10**15)]
-
-
 def test_a_constant_time_and_a_time_that_grows_with_the_clock_have_no_slope(tmp_path: Path) -> None:
     rows = "0,load,0,0.01,1\n0,forward,1000,0.05,10\n"
     profile = read(tmp_path, HEADER + STAGE_0 + rows)
@@ -143,18 +125,13 @@ def test_blocking_power_is_the_mean_over_a_stages_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "column", "words"),
     [
-        ("0,forward,1,1e400,1", "time", "not finite"),
-        ("0,forward,1,-2,1", "time", "below 1e-09"),
-        (f"0,forward,1,{10**30},1", "time", "above 1e+09"),
-        ("0,forward,1,1,9001", "energy", "above 9000"),
-        ("0,forward,1,1,-1", "energy", "negative"),
-        ("0,forward,1,1", "energy", "empty"),
-        ("0,forward,1_000,1,1", "frequency", "not a number"),
-        ("0,forward,-15,1,1", "frequency", "negative"),
+        ("0,forward,1,1e400,1", "time", "a finite number"),
+        ("0,forward,1,-2,1", "time", "or equal to 0.000000001"),
+        ("0,forward,1,1,9001", "energy", "or equal to 9000"),
+        ("0,forward,-15,1,1", "frequency", "or equal to 0;"),
         ("0,forward,1740000000,1,1", "frequency", "MHz"),
-        (f"0,forward,{10**400},1,1", "frequency", "above 1e+06"),
-        ("0.5,forward,1,1,1", "stage", "not a whole number"),
-        (f"{10**30},forward,1,1,1", "stage", "above 1e+06"),
+        (f"0,forward,{10**400},1,1", "frequency", "or equal to 1000000;"),
+        ("0.5,forward,1,1,1", "stage", "a valid integer"),
         ("0,for ward,1,1,1", "instruction", "not a name"),
     ],
 )
@@ -170,7 +147,7 @@ def test_bad_value_is_found_by_line_and_column(
 @pytest.mark.parametrize(
     ("text", "line", "column", "words"),
     [
-        (HEADER.strip() + ",time_std\n0,forward,1,1,1,-1\n", 2, "time_std", "is negative"),
+        (HEADER.strip() + ",time_std\n0,forward,1,1,1,-1\n", 2, "time_std", "or equal to 0"),
         (HEADER + STAGE_0 + "0,forward,1740,0.5,9\n", 4, "time", "repeats line 2"),
         (HEADER + STAGE_0 + STAGE_2, 4, "stage", "stage 1 has no rows"),
         (
@@ -379,14 +356,6 @@ def test_rows_that_measure_an_option_again_are_put_together() -> None:
     assert profile.spreads[0, "forward", 900, ""] > 0.1
 
 
-@pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_a_spreadsheets_delimiters_are_read(tmp_path: Path, delimiter: str) -> None:
-    text = (HEADER + STAGE_0).replace(",", delimiter)
-    assert [t.rows() for t in read(tmp_path, text).tables()] == [
-        t.rows() for t in read(tmp_path, HEADER + STAGE_0).tables()
-    ]
-
-
 def test_a_gzipped_table_is_read_and_half_a_one_refused(tmp_path: Path) -> None:
     zipped = gzip.compress((HEADER + STAGE_0).encode())
     (tmp_path / "profile.csv.gz").write_bytes(zipped)
@@ -430,35 +399,6 @@ def test_effective_cost_counts_what_waiting_would_draw() -> None:
     assert curve.hull_time_ns.tolist() == [30, 20, 10]
     assert curve.hull_slope_uw.tolist() == [3, 4]
     assert curve.base_cost_fj == -1
-
-
-@pytest.mark.parametrize(
-    ("options", "option", "times", "slopes", "base"),
-    [
-        pytest.param(
-            [(10, 100), (20, 95), (30, 10)], [0, 1, 2], [30, 10], [4], 10, id="above the hull"
-        ),
-        pytest.param(
-            [(10, 100), (20, 10), (30, 9)], [0, 1, 2], [20, 10], [9], 9, id="slope rounded to 0"
-        ),
-        pytest.param(
-            [(10, 57), (20, 31), (30, 6)], [0, 1, 2], [30, 10], [2], 6, id="slopes rounded alike"
-        ),
-        pytest.param([(10, 5), (10, 5)], [0], [10], [], 5, id="equals: the higher frequency"),
-    ],
-)
-def test_hulls_of_few_options(
-    options: list[tuple[int, int]],
-    option: list[int],
-    times: list[int],
-    slopes: list[int],
-    base: int,
-) -> None:
-    curve = cost_curve(table(*options), blocking_power_uw=0)
-    assert curve.option.tolist() == option
-    assert curve.hull_time_ns.tolist() == times
-    assert curve.hull_slope_uw.tolist() == slopes
-    assert curve.base_cost_fj == base
 
 
 def test_costs_beyond_the_integer_range_are_refused() -> None:

@@ -166,10 +166,3 @@ def test_a_gpu_that_is_not_there_leaves_no_clock_set(fake_nvml: FakeNvml) -> Non
     assert fake_nvml.locked(0) is None
     with pytest.raises(InputError, match="no node 7"), hold_clocks(applied, 7):
         pass
-
-
-@pytest.mark.parametrize("model", [ServingApplied, ServingPlan])
-def test_schemas_are_up_to_date(model: type[ServingPlan]) -> None:
-    from envplan._documents import json_schema
-
-    assert model.schema_file().read_text() == json_schema(model)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_helpers import assert_refused, envplan
+from cli_helpers import envplan
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
 from envplan.profile import Profile
@@ -224,21 +224,6 @@ def test_plans_from_the_smoothed_profile_waste_less(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 2 |")]
     measured, smooth = ([float(cell) for cell in line.split("|")[3:-1]] for line in lines)
     assert all(0 < better < worse for better, worse in zip(smooth, measured, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("absent.csv",), ("absent.csv", "no such file")),
-        (("a40-gpt3-1.3b-4stage", "-o", "smooth.json"), (".csv",)),
-        (("a40-gpt3-1.3b-4stage", "--plot", "smooth.txt"), (".png",)),
-    ],
-)
-def test_bad_arguments_are_refused_in_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    assert_refused(envplan("smooth", *arguments, cwd=tmp_path), 2, *words)
-    assert not list(tmp_path.iterdir())
 
 
 def noisy_sweep(noise: float, repeats: int = 1) -> list[tuple[object, ...]]:

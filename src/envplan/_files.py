@@ -8,22 +8,21 @@ import gzip
 import json
 import os
 import secrets
-import select
 import shutil
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from envplan.errors import InputError
+from envplan.errors import InputError, meant
 
-#: How long a named pipe may stay without anything to read, s.
-PIPE_LIMIT_S = 60.0
 #: No line that append_line writes is longer.
 _LONGEST_LINE = 2**24
+
+_ELSEWHERE = "; choose a path in a folder you can write to"
 
 #: A path as users give it.
 AnyPath = str | os.PathLike[str]
@@ -39,10 +38,6 @@ def _doing(what: str, path: AnyPath, remedy: str = "") -> Iterator[None]:
         raise InputError(reason, path=path) from error
     except ValueError as error:
         raise InputError(f"is not a usable file name ({error})", path=path) from error
-
-
-def _writing(path: AnyPath) -> AbstractContextManager[None]:
-    return _doing("written", path, "; choose a path in a folder you can write to")
 
 
 def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
@@ -71,28 +66,35 @@ def exists(path: AnyPath) -> bool:
     return os.path.exists(path)  # noqa: PTH110 (as above)
 
 
+def named_file(path_or_name: AnyPath, known: Mapping[str, Path], what: str, more: str = "") -> Path:
+    """The file at a path or, where no such path exists, the built-in one of that name.
+
+    Args:
+        known: the built-in ones.
+        what: they are, in words.
+        more: to be said where there is none.
+
+    Raises:
+        InputError: it is neither.
+    """
+    name = os.fspath(path_or_name)
+    if exists(name):
+        return Path(name)
+    if name not in known:
+        problem = f"no such file, and no built-in {what} of that name{meant(name, known)}{more}"
+        raise InputError(problem, path=name)
+    return known[name]
+
+
 def unzipped(path: AnyPath) -> IO[bytes]:
-    """A file to be read, gzipped or not; a pipe is given up if nobody writes to it for a minute.
+    """A file to be read, gzipped or not.
 
     Raises:
         OSError: it cannot be opened.
     """
-    file = open(path, "rb", opener=_opener)  # noqa: SIM115  (the caller closes it)
+    file = open(path, "rb")  # noqa: SIM115, PTH123  (the caller closes it)
     zipped = file.peek(2)[:2] == b"\x1f\x8b"
     return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
-
-
-def _opener(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    try:
-        pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-        if pipe and not select.select([descriptor], [], [], PIPE_LIMIT_S)[0]:
-            raise OSError(None, f"nobody wrote to this pipe for {PIPE_LIMIT_S:g} s")
-        os.set_blocking(descriptor, True)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def decoded(data: bytes, path: AnyPath | None) -> str:
@@ -102,10 +104,14 @@ def decoded(data: bytes, path: AnyPath | None) -> str:
         InputError: it is something else; says the line.
     """
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
+        bad = text.find("\0")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError("is not UTF-8 text", path=path, line=line) from None
+        bad = error.start
+    if bad < 0:
+        return text
+    line = data.count(b"\n", 0, bad) + 1
+    raise InputError("is not UTF-8 text", path=path, line=line)
 
 
 def parse_json(data: bytes, path: AnyPath) -> Any:
@@ -173,7 +179,7 @@ def check_writable(path: AnyPath) -> None:
     Raises:
         InputError: the folder is missing or not writable, or the path is a folder or no path.
     """
-    with _writing(path):
+    with _doing("written", path, _ELSEWHERE):
         target, replaced = _target(path)
         place = target.parent if replaced else target
         place.stat()
@@ -197,7 +203,7 @@ def atomic_write(path: AnyPath, content: bytes | str) -> None:
             full; nothing is left behind.
     """
     data = content.encode() if isinstance(content, str) else content
-    with _writing(path):
+    with _doing("written", path, _ELSEWHERE):
         target, replaced = _target(path)
         if replaced:
             _replace(target, data)
@@ -220,19 +226,16 @@ def _target(path: AnyPath) -> tuple[Path, bool]:
     return Path(path).resolve(), True
 
 
-def append_whole(descriptor: int, data: bytes) -> None:
-    """Write all of `data` and return once it is on the disk.
+def append_whole(descriptor: int, data: bytes, *, flush: bool = True) -> None:
+    """Write all of `data`; with `flush`, return once it is on the disk.
 
     Raises:
         OSError: the disk is full or fails.
     """
-    _write_all(descriptor, data)
-    os.fsync(descriptor)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
+    if flush:
+        os.fsync(descriptor)
 
 
 def append_line(descriptor: int, line: bytes) -> None:
@@ -257,7 +260,7 @@ def append_line(descriptor: int, line: bytes) -> None:
             end = begin + os.pread(descriptor, _LONGEST_LINE, begin).rfind(b"\n") + 1
             os.ftruncate(descriptor, end)
         try:
-            _write_all(descriptor, line)
+            append_whole(descriptor, line, flush=False)
         except OSError:
             os.ftruncate(descriptor, end)
             raise

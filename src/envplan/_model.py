@@ -1,22 +1,105 @@
-"""The base of values that are checked when they are made, and kept in files."""
+"""JSON documents: the one reader and writer, and the base of values that are checked when made."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from envplan._documents import (
-    first_problem,
-    json_schema,
-    parse_document,
-    read_json,
-    readable_json,
-)
-from envplan._files import AnyPath, atomic_write
-from envplan.errors import InputError
+from envplan._files import AnyPath, atomic_write, parse_json, read_bounded
+from envplan.errors import InputError, shown
+
+MAX_DOCUMENT_BYTES: Final = 256 * 2**20
+
+#: What to do with a document where another kind is asked for, by its schema.
+_INSTEAD: Final = {
+    "envplan/freqplan/v1": "; it is a frequency plan already, which training follows: give the "
+    "plan that it was made from"
+}
+
+T = TypeVar("T")
+
+
+def read_json(path: AnyPath, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+    """The JSON value in a file of at most `max_bytes`.
+
+    Raises:
+        InputError: the file cannot be read, is too large or is not JSON; says line and column.
+    """
+    return parse_json(read_bounded(path, max_bytes), path)
+
+
+def parse_document(
+    document: object,
+    model: type[T],
+    *,
+    kind: str,
+    schema: str | None = None,
+    path: AnyPath | None = None,
+) -> T:
+    """A JSON value as an instance of a model.
+
+    Args:
+        model: a pydantic model, or anything that pydantic makes a validator of.
+        kind: what it is, for people: "plan".
+        schema: what its field `schema` must say; None where it has none.
+        path: for errors.
+
+    Raises:
+        InputError: it is something else; says the first problem.
+    """
+    if not isinstance(document, dict):
+        raise InputError(f"is not a {kind}: must hold one JSON object, {{...}}", path=path)
+    if schema is not None and document.get("schema") != schema:
+        said = document.get("schema")
+        more = _INSTEAD.get(said, "") if isinstance(said, str) else ""
+        raise InputError(
+            f"is not a {kind}: its schema is {shown(said)}, not {shown(schema)}{more}", path=path
+        )
+    try:
+        return TypeAdapter(model).validate_python(document)
+    except ValidationError as error:
+        raise InputError(first_problem(error, kind), path=path) from None
+
+
+def first_problem(error: ValidationError, kind: str) -> str:
+    """Field and complaint of the first error of a document of some kind, in one line."""
+    first = error.errors(include_url=False)[0]
+    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+    field = where.removeprefix(".")
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    match first["type"]:
+        case "missing":
+            return f"{field} is missing{more}"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return f"{field} is not a field of a {kind}{more}"
+        case "value_error" if not field or isinstance(first["input"], dict):
+            return f"{field} {first['ctx']['error']}{more}".strip()
+        case "value_error":
+            complaint = str(first["ctx"]["error"])
+        case _:
+            complaint = first["msg"].replace("Input should", "should", 1)
+            complaint = re.sub("a valid dictionary.*", "an object", complaint)
+    return f"{field} {complaint}, not {shown(first['input'])}{more}"
+
+
+def _readable(value: object, depth: int = 0) -> str:
+    """JSON text with a field a line and, in lists, an object a line; floats read back the same."""
+    inner, outer = "  " * (depth + 1), "  " * depth
+    if isinstance(value, dict) and value:
+        fields = [f"{inner}{json.dumps(k)}: {_readable(v, depth + 1)}" for k, v in value.items()]
+        return "{\n" + ",\n".join(fields) + f"\n{outer}}}"
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[\n" + ",\n".join(inner + _readable(v, depth + 1) for v in value) + f"\n{outer}]"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        lines = (inner + json.dumps(v, allow_nan=False) for v in value)
+        return "[\n" + ",\n".join(lines) + f"\n{outer}]"
+    return json.dumps(value, allow_nan=False)
+
 
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -59,7 +142,7 @@ class Document(Model):
 
     def to_json(self) -> str:
         """The text of the file: readable, with an object of a list in a line."""
-        return readable_json(self.model_dump(by_alias=True, exclude_none=not self.writes_null))
+        return _readable(self.model_dump(by_alias=True, exclude_none=not self.writes_null)) + "\n"
 
     def save(self, path: AnyPath) -> None:
         """Write the file, whole or not at all.
@@ -96,11 +179,6 @@ class Document(Model):
         """Where the JSON Schema of the format is."""
         name, version = cls.schema_name.split("/")[1:]
         return Path(__file__).parent / "schemas" / f"{name}.{version}.schema.json"
-
-    @classmethod
-    def write_schema(cls) -> None:
-        """Write the JSON Schema of the format, generated from the model."""
-        atomic_write(cls.schema_file(), json_schema(cls))
 
 
 def check_stated(where: str, stated: Any, true: Any, tolerance: float = 0.0) -> None:

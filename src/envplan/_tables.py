@@ -19,12 +19,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from envplan._files import AnyPath, decoded, read_bounded, refuse_slip
-from envplan.errors import InputError
+from envplan.errors import InputError, shown
 
 MAX_TABLE_BYTES: Final = 256 * 2**20
 _MOST_COLUMNS: Final = 1000
 _LONGEST_HEADER: Final = 100_000
-_LONGEST_QUOTE: Final = 40
 
 Row = TypeVar("Row", bound=BaseModel)
 
@@ -90,9 +89,9 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
     """
     path = None if path is None else Path(path)
     needed = ",".join(name for name, field in model.model_fields.items() if field.is_required())
-    texts, lines = _cells(_text(content, path, needed), path)
+    texts, lines = _cells(decoded(content, path), path)
     if not lines:
-        raise InputError(f"has commas only; expected the header {needed}", path=path)
+        raise InputError(f"is empty; expected a CSV file with the header {needed}", path=path)
     line, *lines = lines
     header = [column.pop(0) for column in texts]
     _check_header(header, model.model_fields, f"{kind} needs {needed}", path, line)
@@ -114,21 +113,6 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
         row, _, *complaint = min(problems)
         raise table.error(row, *complaint)
     return table
-
-
-def _text(content: bytes, path: Path | None, columns: str) -> str:
-    text = decoded(content, path)
-    problem = None
-    if not text.strip():
-        problem = "is empty"
-    elif "\0" in text:
-        problem = "is not UTF-8 text"
-    elif text.lstrip().startswith(("{", "[")):
-        problem = "is JSON, not CSV"
-    if problem:
-        expected = f"expected a CSV file with the header {columns}"
-        raise InputError(f"{problem}; {expected}", path=path)
-    return text
 
 
 def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
@@ -180,7 +164,7 @@ def _check_header(
         if header.count(name) > 1:
             problem = "the header names this column twice; remove one"
         elif name not in header and field.is_required():
-            problem = f"the column is missing from the header {_quoted(','.join(header))}; {needs}"
+            problem = f"the column is missing from the header {shown(','.join(header))}; {needs}"
         else:
             continue
         raise InputError(problem, path=path, line=line, column=name)
@@ -215,34 +199,9 @@ def _validated(column: Sequence[str], field: FieldInfo) -> Sequence[Any]:
     return _adapter(field.annotation, tuple(field.metadata)).validate_python(given)  # type: ignore[arg-type]
 
 
-_COMPLAINTS: Final = {
-    "float_parsing": "is not a number",
-    "finite_number": "is not finite",
-    "int_parsing": "is not a whole number",
-    "int_from_float": "is not a whole number",
-    "int_parsing_size": "is not a whole number",
-    "greater_than": "is not above {gt:g}",
-    "greater_than_equal": "is below {ge:g}",
-    "less_than": "is not below {lt:g}",
-    "less_than_equal": "is above {le:g}",
-    "value_error": "{error}",
-}
-
-
 def _complaint(text: str, error: Any) -> str:
     """What pydantic has against a cell."""
-    limits = error.get("ctx", {})
     if not text:
         return "is empty"
-    if error["input"] == "_":
-        return f"{_quoted(text)} is not a number"
-    words = str(error["msg"]).replace("Input should", "should", 1)
-    if limits == {"ge": 0}:
-        words = "is negative"
-    elif error["type"] in _COMPLAINTS:
-        words = _COMPLAINTS[error["type"]].format(**limits)
-    return f"{_quoted(text)} {words}"
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "...")
+    words = error["ctx"]["error"] if error["type"] == "value_error" else error["msg"]
+    return f"{shown(text)} {str(words).replace('Input should', 'should', 1)}"

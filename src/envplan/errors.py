@@ -100,28 +100,20 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 def meant(name: str, known: Iterable[str]) -> str:
     """What follows an unknown name: all that are known, if they are few, and what was meant."""
-    names = list(known)
-    few = f"; known: {', '.join(names)}" if len(names) <= _FEW else ""
-    near = _nearest(name, names)
-    return few + (f"; did you mean {' or '.join(near)}?" if near else "")
+    from difflib import get_close_matches
+
+    names = {_plain(one): one for one in known}
+    few = f"; known: {', '.join(names.values())}" if len(names) <= _FEW else ""
+    if not (typed := _plain(name)):
+        return few
+    near = [text for text in names if text.startswith(typed)]
+    near = near or [text for text in names if typed in text] or get_close_matches(typed, names)
+    near = [typed] if typed in names else near[:3]
+    return few + (f"; did you mean {' or '.join(names[text] for text in near)}?" if near else "")
 
 
 #: Names that may all be listed in a line.
 _FEW = 24
-
-
-def _nearest(name: str, names: list[str]) -> list[str]:
-    """At most three names that someone who typed `name` may have meant."""
-    plain = {known: _plain(known) for known in names}
-    if not (typed := _plain(name)):
-        return []
-    for fits in (typed.__eq__, lambda text: text.startswith(typed), lambda text: typed in text):
-        if found := [known for known, text in plain.items() if fits(text)]:
-            return found[:3]
-    from difflib import get_close_matches
-
-    near = get_close_matches(typed, plain.values(), n=3, cutoff=0.6)
-    return [known for known, text in plain.items() if text in near][:3]
 
 
 def _plain(name: str) -> str:

@@ -14,26 +14,23 @@ import io
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 import numpy as np
 from pydantic import Field
 
 from envplan._files import AnyPath, atomic_write
 from envplan._model import Document, Index, Model, check_stated
-from envplan._tables import read_table
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Job, Plan, Rung, as_referenced, check_reference, find_profile, rung_rows
 from envplan.plan.build import gap_over, plan_of, target_of
 from envplan.plan.model import Baseline, ProfileReference
-from envplan.plan.replayed import problem_of
+from envplan.plan.replayed import check_cost, problem_of
+from envplan.profile import Profile
+from envplan.replay import Problem, Replay
 from envplan.request import Request
-from envplan.units import fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
-
-if TYPE_CHECKING:
-    from envplan.profile import Profile
-    from envplan.replay import Problem, Replay
-    from envplan.solve import Frontier
+from envplan.solve import Frontier
+from envplan.units import fj_from_j, ns_from_s_floor
 
 FRONTIER_SCHEMA: Final = "envplan/frontier/v1"
 _TOLERANCE: Final = 1e-9
@@ -205,15 +202,6 @@ def distinct(plans: Sequence[Plan]) -> list[Plan]:
     return kept
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a frontier CSV.
-
-    Raises:
-        InputError: it cannot be read or is not one; says line and column.
-    """
-    return list(read_table(path, Row, kind="a frontier").rows())
-
-
 def check_rows(rows: Sequence[Row]) -> list[str]:
     """That the rows are a frontier and agree with themselves.
 
@@ -258,10 +246,7 @@ def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
             proved = []
         else:
             replay = row.replayed(name, frontier.problem)
-            energy_j = j_from_fj(replay.energy_fj * frontier.num_gpus)
-            check_stated(f"{name}: energy_j", row.energy_j, energy_j)
-            time_s = s_from_ns(replay.makespan_ns)
-            check_stated(f"{name}: iteration_time_s", row.iteration_time_s, time_s)
+            check_cost(f"{name}: ", row, replay, frontier.num_gpus)
         if row.iteration_time_s < frontier.min_time:
             raise InputError(f"{name}: faster than T_min")
         if row.lower_bound_j > frontier.energy_at(row.iteration_time_s) * (1 + _TOLERANCE):

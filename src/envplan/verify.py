@@ -10,10 +10,10 @@ from envplan.costs.spending import check_costs
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import Progress, Relaxation
 from envplan.limits import PeakPower, Setting
-from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
+from envplan.plan import Plan, as_referenced, check_reference, replay_plan, rung_rows
 from envplan.plan.build import baseline, predict, until_straggler
-from envplan.plan.model import Predicted, told_request
-from envplan.plan.replayed import check_operations
+from envplan.plan.model import told_request
+from envplan.plan.replayed import check_cost, check_operations
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.solve import trace_job
@@ -81,7 +81,7 @@ def verify_plan(
 def _of_replay(plan: Plan, replay: Replay) -> Iterator[str]:
     """Iteration time and energy against the exact replay, and what follows from them."""
     stated, gpus = plan.predicted, plan.job.num_gpus
-    _check_cost("predicted", stated, replay, gpus)
+    check_cost("predicted.", stated, replay, gpus)
     least = stated.energy_lower_bound_j
     if least > stated.energy_j:
         raise InputError(
@@ -105,13 +105,6 @@ def _of_replay(plan: Plan, replay: Replay) -> Iterator[str]:
     )
 
 
-def _check_cost(name: str, stated: Predicted | Rung, replay: Replay, gpus: int) -> None:
-    """Iteration time and energy of a plan or a rung, exactly."""
-    time_s, energy_j = s_from_ns(replay.makespan_ns), j_from_fj(replay.energy_fj * gpus)
-    check_stated(f"{name}.iteration_time_s", stated.iteration_time_s, time_s)
-    check_stated(f"{name}.energy_j", stated.energy_j, energy_j)
-
-
 def _of_ladder(plan: Plan, replay: Replay, profile: Profile) -> Iterator[str]:
     """Every rung's frequencies, iteration time, energy and local limits, by replay."""
     if plan.ladder is None:
@@ -120,7 +113,7 @@ def _of_ladder(plan: Plan, replay: Replay, profile: Profile) -> Iterator[str]:
     for n, rung in enumerate(plan.ladder):
         name = f"ladder[{n}]"
         slower = problem.replay(rung_rows(name, rung, problem), replay.machine)
-        _check_cost(name, rung, slower, gpus)
+        check_cost(f"{name}.", rung, slower, gpus)
         if slower.makespan_ns <= before.makespan_ns:
             raise InputError(f"{name} is not slower than the plan before it")
         # What each uses above waiting for as long; files have rounded numbers.

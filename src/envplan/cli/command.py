@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Final,
@@ -29,16 +28,12 @@ from typing import (
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.models import ArgumentInfo, ParameterInfo
+from typer.models import ArgumentInfo
 
 from envplan._files import check_writable, same_file
 from envplan.cli import state
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quantity
-
-if TYPE_CHECKING:
-    from envplan.profile import Profile
-    from envplan.serving.profile import ServingProfile
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 _FIRST: Final = ("Arguments", "Most used", "Job", "Target", "Slow clocks", "Noise", "Money")
@@ -77,8 +72,8 @@ def argument(
     """
     said = _SAYS_DEFAULT in about
     declared: Any = typer.Argument(metavar=name, help=about, show_default=not said, **more)
-    declared.initial, declared.in_place = default, in_place
-    return declared
+    declared.in_place = in_place
+    return dataclasses.field(default=default, metadata={_DECLARED: declared})
 
 
 def read_table(table: str, parsers: Mapping[str, Any]) -> Table:
@@ -92,7 +87,7 @@ def read_table(table: str, parsers: Mapping[str, Any]) -> Table:
         spec, _, about = line.strip().partition("  ")
         names = [word.rstrip(",") for word in spec.split() if word.startswith("-")]
         if not names:
-            declared[spec.lower()] = argument(spec, about)
+            declared[spec.lower()] = argument(spec, about).metadata[_DECLARED]
             continue
         long = [name.split("/")[0] for name in names if name.startswith("--")]
         fields = [name.removeprefix("--").replace("-", "_") for name in long]
@@ -132,13 +127,6 @@ def _check_used(declared: Table, names: Iterable[str], where: str) -> None:
     assert not lost, f"{where} has no place for {', '.join(lost)}"
 
 
-def _declared(name: str, value: Any, table: Table) -> tuple[Any, Any]:
-    """What a field or parameter is declared as, and its default."""
-    if isinstance(value, ParameterInfo):
-        return value, value.initial  # type: ignore[attr-defined]
-    return table.get(name), value
-
-
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
     """Make a class a frozen dataclass of options, which a table declares as `--help` shows them.
@@ -166,18 +154,11 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
     own = read_table(table, parsers)
 
     def made(kind: Kind) -> Kind:
-        names = inspect.get_annotations(kind)
-        for field in getattr(kind, "__dataclass_fields__", {}).values():
-            if field.name in own and field.name not in names:  # of a class that is none of options
-                names[field.name] = field.type
-                setattr(kind, field.name, field.default)
-        kind.__annotations__ = names
-        _check_used(own, names, kind.__name__)
-        for name in names:
-            value = vars(kind).get(name, dataclasses.MISSING)
-            info, default = _declared(name, value, SHARED | own)
-            setattr(kind, name, dataclasses.field(default=default, metadata={_DECLARED: info}))
         frozen: Any = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+        fields = {field.name: field for field in dataclasses.fields(frozen)}
+        _check_used(own, fields, kind.__name__)
+        given = {name: f.metadata[_DECLARED] for name, f in fields.items() if f.metadata}
+        frozen.declared = SHARED | getattr(kind, _DECLARED, {}) | own | given
         return frozen  # type: ignore[no-any-return]
 
     return made
@@ -330,7 +311,7 @@ def typed(group: Any) -> list[str]:
     for field in dataclasses.fields(group):
         for name, value in given(group, field.name).items():
             text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
-            is_argument = isinstance(field.metadata[_DECLARED], ArgumentInfo)
+            is_argument = isinstance(type(group).declared[field.name], ArgumentInfo)
             words += [*([] if is_argument else [name]), *([] if value is True else [text])]
     return words
 
@@ -382,20 +363,29 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
     and parameters keep their types and defaults; no name may come twice.
     """
     hints = get_type_hints(function)
+    table = SHARED | getattr(function, _DECLARED, {})
     groups: dict[str, type[Any]] = {}
     keywords: list[inspect.Parameter] = []
-    table = SHARED | getattr(function, "declared", {})
-    for parameter in inspect.signature(function).parameters.values():
-        kind = hints[parameter.name]
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            groups[parameter.name] = kind
+
+    def take(name: str, kind: Any, default: Any, declared: Table) -> None:
+        keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+        annotation = Annotated[kind, declared[name]]
+        default = keyword.empty if default is dataclasses.MISSING else default
+        keywords.append(keyword.replace(default=default, annotation=annotation))
+
+    for own, parameter in inspect.signature(function).parameters.items():
+        default, kind = parameter.default, hints[own]
+        if hasattr(kind, _DECLARED):
+            groups[own] = kind
             held = get_type_hints(kind)
-            for f in dataclasses.fields(kind):
-                keywords.append(_parameter(f.name, held[f.name], f.metadata[_DECLARED], f.default))
+            for field in dataclasses.fields(kind):
+                take(field.name, held[field.name], field.default, kind.declared)
+        elif isinstance(default, dataclasses.Field):
+            take(own, kind, default.default, {own: default.metadata[_DECLARED]})
         else:
-            own = _declared(parameter.name, parameter.default, table)
-            keywords.append(_parameter(parameter.name, kind, *own))
-    keywords += [_parameter(name, bool, SHARED[name], False) for name in ("json", "quiet")]
+            take(own, kind, default, table)
+    take("json", bool, False, SHARED)
+    take("quiet", bool, False, SHARED)
 
     def command(**given: Any) -> None:
         _note_files(keywords, given)
@@ -420,16 +410,6 @@ def group(about: str, functions: Mapping[str, Callable[..., None]]) -> typer.Typ
     return made
 
 
-def _parameter(name: str, kind: Any, declared: Any, default: Any) -> inspect.Parameter:
-    """A keyword of a function as Typer reads it."""
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
-        annotation=Annotated[kind, declared],
-    )
-
-
 def _note_files(keywords: Iterable[inspect.Parameter], given: Mapping[str, Any]) -> None:
     """Keep in mind what a command may read and write, by the values of its options.
 
@@ -439,12 +419,11 @@ def _note_files(keywords: Iterable[inspect.Parameter], given: Mapping[str, Any])
     for keyword in keywords:
         (declared,) = keyword.annotation.__metadata__
         value = given[keyword.name]
-        what = declared.metavar if isinstance(declared, ArgumentInfo) else dashed(keyword.name)
         for file in value if isinstance(value, list) else [value]:
             if getattr(declared, "writes", False) and file is not None:
                 outputs.append(file)
             elif isinstance(file, (str, Path)) and not getattr(declared, "in_place", False):
-                state.inputs.append((what, file))
+                state.inputs.append(file)
     will_write(*outputs)
 
 
@@ -457,26 +436,20 @@ def will_write(*outputs: Path) -> None:
         InputError: one cannot be written, is an input, or is named twice.
     """
     for output in outputs:
-        _refuse_replacing(state.inputs, output)
         check_writable(output)
         known = [path.resolve() for path in state.outputs]
         if output.resolve() in known and not output.is_char_device():
             raise InputError("is named for two outputs; choose another file", path=output)
         state.outputs.append(output)
+    refuse_overwriting(*state.inputs)
 
 
-def refuse_overwriting(profile: Profile | ServingProfile) -> None:
-    """Keep a slip of the hand from replacing the profile by what is made from it.
+def refuse_overwriting(*inputs: str | Path | None) -> None:
+    """Keep a slip of the hand from replacing a file by what is made from it.
 
     Raises:
-        InputError: an output is the profile's own file or its sidecar.
+        InputError: an output is one of these.
     """
     for output in state.outputs:
-        files = (("the profile", profile.path), ("the profile's sidecar", profile.sidecar))
-        _refuse_replacing(files, output)
-
-
-def _refuse_replacing(inputs: Iterable[tuple[str | None, str | Path | None]], output: Path) -> None:
-    for what, file in inputs:
-        if file is not None and same_file(file, output):
-            raise InputError(f"is {what} itself; choose another output file", path=output)
+        if any(file is not None and same_file(file, output) for file in inputs):
+            raise InputError("is an input itself; choose another output file", path=output)

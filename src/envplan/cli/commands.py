@@ -85,30 +85,24 @@ _COLOURS = {"always": True, "never": False, "auto": None}
 
 
 def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(_build_details())
-        raise typer.Exit
-
-
-def _build_details() -> str:
-    """The version, and what else a report of a fault should name."""
+    """Print the version, and what else a report of a fault should name."""
+    if not wanted:
+        return
     import json
     import platform
     from importlib.metadata import version
     from importlib.util import find_spec
-
-    from envplan import __version__
 
     kernel = find_spec("envplan._kernel")
     assert kernel is not None
     assert kernel.origin is not None
     build = json.loads(Path(kernel.origin).with_name("_build.json").read_text(encoding="utf-8"))
     tools = ", ".join(f"{name} {version(name)}" for name in ("numpy", "ortools"))
-    return (
-        f"envplan {__version__}\n"
-        f"kernel: {build['compiler']}, {build['build_type']}\n"
-        f"Python {platform.python_version()}, {tools}, {platform.system()} {platform.machine()}"
-    )
+    typer.echo(f"envplan {version('envplan')}")
+    typer.echo(f"kernel: {build['compiler']}, {build['build_type']}")
+    machine = f"{platform.system()} {platform.machine()}"
+    typer.echo(f"Python {platform.python_version()}, {tools}, {machine}")
+    raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)

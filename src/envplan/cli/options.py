@@ -45,12 +45,11 @@ class PlanOptions:
         Raises:
             InputError: one of the two cannot be read, or the profile would be replaced.
         """
-        from envplan.plan import as_referenced, find_profile
+        from envplan.plan import find_profile
 
-        plan, named = envplan.Plan.load(self.plan), self.profile
-        profile = envplan.Profile.open(named) if named else find_profile(plan.profile, self.plan)
-        profile = as_referenced(plan.profile, profile)
-        cmd.refuse_overwriting(profile)
+        plan = envplan.Plan.load(self.plan)
+        profile = find_profile(plan.profile, self.plan, self.profile)
+        cmd.refuse_overwriting(profile.path, profile.sidecar)
         return plan, profile
 
 
@@ -130,7 +129,12 @@ class JobOptions(ParallelOptions):
         use_cores(self.jobs)
         profile = envplan.Profile.open(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
-        pipeline = self._from_schedule(profile) if self.dag is None else self._from_dag(self.dag)
+        if self.dag is None:
+            pipeline = self._from_schedule(profile)
+        else:
+            shape = "schedule microbatches pp vp microbatch_group p2p_latency activation_slots"
+            cmd.refuse_both(["--dag", *cmd.given(self, f"{shape} extra")])
+            pipeline = envplan.Pipeline.from_dag_file(self.dag)
         if (count := len(pipeline.operations)) > _MANY_OPERATIONS:
             ui.warn(
                 f"{count} operations: planning may take hours and gigabytes; plans of long "
@@ -151,28 +155,27 @@ class JobOptions(ParallelOptions):
         needed = {op.instruction for op in pipeline.operations}
         return profile.fitted(needed, recompute=self.recompute, by_parts=asked)
 
-    def trace(self, *, whole: bool = True) -> envplan.Frontier:
-        """The frontier, with a sign of how far it is if it takes long.
-
-        Args:
-            whole: now, not only what is asked for later.
-
-        Raises:
-            InputError: as for load, the profile does not fit the pipeline, or it would be replaced.
-        """
-        return self.trace_with(*self.load(), whole=whole)
-
-    def trace_with(
+    def trace(
         self,
-        profile: envplan.Profile,
-        pipeline: envplan.Pipeline,
+        loaded: tuple[envplan.Profile, envplan.Pipeline] | None = None,
         replicas: int | None = None,
         *,
         full: bool = False,
         whole: bool = True,
     ) -> envplan.Frontier:
-        """The frontier of a pipeline with a profile, for so many replicas. As trace."""
-        cmd.refuse_overwriting(profile)
+        """The frontier, with a sign of how far it is if it takes long.
+
+        Args:
+            loaded: what it is of; None: as load says.
+            replicas: None: as the options or the sidecar say.
+            full: as for trace_frontier.
+            whole: now, not only what is asked for later.
+
+        Raises:
+            InputError: as for load, the profile does not fit the pipeline, or it would be replaced.
+        """
+        profile, pipeline = loaded or self.load()
+        cmd.refuse_overwriting(profile.path, profile.sidecar)
         known = profile.metadata
         with ui.Working(f"Tracing the frontier of {profile.name}") as work:
             return envplan.trace_frontier(
@@ -200,12 +203,6 @@ class JobOptions(ParallelOptions):
                 made_so = f"{profile.path or profile.name} was made with {name} {made}, not {asked}"
                 ui.warn(f"{made_so}: {so} {name} {made}")
                 return
-
-    def _from_dag(self, file: Path) -> envplan.Pipeline:
-        shape = "schedule microbatches pp vp microbatch_group p2p_latency activation_slots extra"
-        for name in cmd.given(self, shape):
-            raise InputError(f"--dag and {name} exclude each other; the DAG file says it all")
-        return envplan.Pipeline.from_dag_file(file)
 
     def _from_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
         from envplan.pipeline.described import described_pipeline, parse_extras

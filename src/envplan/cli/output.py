@@ -99,56 +99,48 @@ def print_columns(
     """
     # A table cut to the width of a terminal is useless in a file.
     room = get_terminal_size().columns if on_terminal() else 10_000
-    shown = [
-        _Column(header, _texts(header, list(values)), k < words, header in wrap)
-        for k, (header, values) in enumerate(columns.items())
-    ]
+    cells = {name: _texts(name, list(values)) for name, values in columns.items()}
+    texts = list(columns)[:words]
+    widths: dict[str, int] = {}
+    for name, values in cells.items():
+        longest = max((len(part) for text in values for part in text.split()), default=0)
+        least = min(longest, _FOLDED) if name in wrap else longest
+        least = least if name in texts else max(map(len, values), default=0)
+        widths[name] = max(1, least, *map(len, name.split()))
+
+    def spare() -> int:
+        return room + _BETWEEN - sum(width + _BETWEEN for width in widths.values())
+
+    def show(row: Sequence[str], step: int = 1) -> None:
+        """A row, on as many lines as its tallest cell takes; `step` -1: they stand at its foot."""
+        folded = [
+            textwrap.wrap(cell, width, break_on_hyphens=False)[::step]
+            for cell, width in zip(row, widths.values(), strict=True)
+        ]
+        for parts in [*zip_longest(*folded, fillvalue="")][::step] or [tuple(row)]:
+            aligned = (
+                part.ljust(width) if name in texts else part.rjust(width)
+                for part, (name, width) in zip(parts, widths.items(), strict=True)
+            )
+            line = (" " * _BETWEEN).join(aligned).rstrip()
+            say(_bold(line) if step < 0 else line)
+
     left_out = []
-    while len(shown) > 1 and _width(shown) > room:
-        known = {each.header: each for each in shown}
-        least = next((known[name] for name in drop if name in known), shown[-1])
-        shown.remove(least)
-        left_out.append(least.header)
-    for each in shown:
-        each.width += max(0, min(room - _width(shown), each.natural - each.width))
+    for name in (*drop, *reversed(list(columns))):
+        if spare() < 0 and name in widths and len(widths) > 1:
+            del widths[name]
+            left_out.append(name)
+    for name, width in widths.items():
+        whole = max(map(len, (name, *cells[name])))
+        widths[name] += max(0, min(spare(), whole - width))
     if title:
         say("\n".join(map(_bold, textwrap.wrap(title, room))))
-    _print_cells(shown, [each.header for each in shown], heading=True)
-    say("─" * _width(shown))
-    for row in zip(*(each.cells for each in shown), strict=True):
-        _print_cells(shown, row)
+    show(list(widths), -1)
+    say("─" * (room - spare()))
+    for row in zip(*(cells[name] for name in widths), strict=True):
+        show(row)
     if left_out:
         say(f"left out for want of room: {', '.join(left_out)}; --json has them")
-
-
-class _Column:
-    """A column of a table; it begins as narrow as it can be."""
-
-    def __init__(self, header: str, cells: list[str], text: bool, wraps: bool) -> None:
-        self.header, self.cells = header, cells
-        self.align = str.ljust if text else str.rjust
-        whole = max(map(len, cells), default=0)
-        parts = max((len(part) for cell in cells for part in cell.split()), default=0)
-        least = min(parts, _FOLDED) if wraps else parts if text else whole
-        self.width = max(1, least, *map(len, header.split()))
-        self.natural = max(whole, len(header))
-
-
-def _width(columns: Sequence[_Column]) -> int:
-    return sum(each.width + _BETWEEN for each in columns) - _BETWEEN
-
-
-def _print_cells(columns: Sequence[_Column], cells: Sequence[str], heading: bool = False) -> None:
-    """A row of a table, on as many lines as its tallest cell takes; headings stand at the foot."""
-    step = -1 if heading else 1
-    folded = [
-        textwrap.wrap(cell, each.width, break_on_hyphens=False)[::step]
-        for each, cell in zip(columns, cells, strict=True)
-    ]
-    for parts in [*zip_longest(*folded, fillvalue="")][::step] or [tuple(cells)]:
-        aligned = (each.align(part, each.width) for each, part in zip(columns, parts, strict=True))
-        line = (" " * _BETWEEN).join(aligned).rstrip()
-        say(_bold(line) if heading else line)
 
 
 def _bold(text: str) -> str:

@@ -81,7 +81,7 @@ class ServiceOptions:
                 raise InputError(f"{form}, not {name}={values}")
             slos[name] = Slo(*times)
         profile = ServingProfile.open(self.profile)
-        cmd.refuse_overwriting(profile)
+        cmd.refuse_overwriting(profile.path, profile.sidecar)
         if gaps := profile.gaps():
             named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
             more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
@@ -524,7 +524,7 @@ def apply(
 
     loaded = ServingPlan.load(plan)
     known = loaded.find_profile(profile)
-    cmd.refuse_overwriting(known)
+    cmd.refuse_overwriting(known.path, known.sidecar)
     applied = apply_serving_plan(
         loaded, known, clocks=given_clocks(clocks) if clocks is not None else None,
         gpus_per_node=gpus_per_node, force=force, plan_sha256=sha256(plan.read_bytes()).hexdigest(),

@@ -260,10 +260,10 @@ def _solve_replicas(
     for number in range(1, len(others) + 1):
         cmd.will_write(files[0].with_suffix(f".replica{number}{files[0].suffix}"))
     profile, pipeline = job.load()
-    frontiers = [job.trace_with(profile, pipeline, full=True)]
+    frontiers = [job.trace((profile, pipeline), full=True)]
     for name, count in others:
         other = job.fitted(envplan.Profile.open(name), pipeline)
-        frontiers.append(job.trace_with(other, pipeline, count, full=True))
+        frontiers.append(job.trace((other, pipeline), count, full=True))
     with ui.Working("planning every kind of replica"):
         planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)
     for plan, file in zip(planned.plans, files, strict=True):

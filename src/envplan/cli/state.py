@@ -12,7 +12,7 @@ json = quiet = False
 color: bool | None = None
 #: What was warned of, in order.
 doubts: dict[str, None] = {}
-#: What the command may read, as far as options and arguments name files: (in words, file).
-inputs: list[tuple[str | None, str | Path]] = []
+#: What the command may read, as far as options and arguments name files.
+inputs: list[str | Path] = []
 #: What it writes.
 outputs: list[Path] = []

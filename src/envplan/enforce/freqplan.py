@@ -4,7 +4,7 @@ A frequency plan is a file, run.freqplan.json ("envplan/freqplan/v1"), that `env
 from a plan and that the runtime shim reads; its models are below. Two other formats hold less: a
 CSV, and the text file that the server of Zeus's pipeline frequency optimizer reads.
 
-`python -m envplan.enforce.freqplan` writes the JSON Schema of the format anew.
+`python -m tools.schemas` writes the JSON Schema of the format anew.
 """
 
 from __future__ import annotations
@@ -367,7 +367,3 @@ def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:
             "a stage has no operation with a clock, and Zeus's format cannot leave one out"
         )
     return [(operation[0], clock := operation[3] or clock) for operation in operations]
-
-
-if __name__ == "__main__":
-    FrequencyPlan.write_schema()

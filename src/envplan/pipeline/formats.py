@@ -22,8 +22,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from envplan._documents import parse_document
-from envplan._model import Count, Index, Model
+from envplan._model import Count, Index, Model, parse_document
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Edges
 from envplan.pipeline.schedules import Operation

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan._documents import parse_document, read_json
 from envplan._files import AnyPath, atomic_write
+from envplan._model import parse_document, read_json
 from envplan.errors import InputError, naming, shown, unknown
 from envplan.pipeline import formats
 from envplan.pipeline.dependencies import check_orders, short_name, transfers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,21 +12,20 @@ from envplan.limits import AveragePower, EnergyBudget, MinHold, PeakPower
 from envplan.plan.model import (
     PLAN_SCHEMA,
     Baseline,
+    Bound,
     Job,
     Plan,
     PlannedOperation,
     Predicted,
     ProfileReference,
     Target,
+    TargetKind,
     UntilStraggler,
 )
 from envplan.profile import Profile, builtin_paths
+from envplan.replay import Problem, Replay
 from envplan.request import Request
 from envplan.units import UW_PER_W, j_from_fj, ns_from_s_floor, s_from_ns
-
-if TYPE_CHECKING:
-    from envplan.plan.model import Bound, TargetKind
-    from envplan.replay import Problem, Replay
 
 
 def build_plan(
@@ -262,19 +261,15 @@ def planned_operations(replay: Replay) -> list[list[PlannedOperation]]:
 
 
 def _reference(profile: Profile) -> ProfileReference:
-    is_builtin = profile.path is not None and builtin_paths().get(profile.name) == profile.path
-    path = None if profile.path is None or is_builtin else profile.path.as_posix()
-    return ProfileReference.model_validate(
-        {
-            "name": _utf8(profile.name),
-            "path": None if path is None else _utf8(path),
-            "sha256": profile.sha256,
-            "source": profile.metadata.source,
-            "adjustments": profile.adjustments or None,
-        }
+    def text(name: str) -> str:  # file names on Linux are bytes, and need not be text
+        return name.encode("utf-8", "replace").decode("utf-8")
+
+    path = profile.path
+    is_named = path is None or builtin_paths().get(profile.name) == path
+    return ProfileReference(
+        name=text(profile.name),
+        path=None if path is None or is_named else text(path.as_posix()),
+        sha256=profile.sha256,
+        source=profile.metadata.source,
+        adjustments=profile.adjustments or None,
     )
-
-
-def _utf8(name: str) -> str:
-    # File names on Linux are bytes, and need not be text.
-    return name.encode("utf-8", "replace").decode("utf-8")

@@ -4,7 +4,7 @@ A plan is a file, plan.json ("envplan/plan/v1"), whose models are below. Times i
 energies joules, powers watts; each is the exact integer that envplan counts in (ns, fJ, uW),
 correctly rounded to a float and written so that it reads back the same.
 
-`python -m envplan.plan` writes the JSON Schema of the format anew.
+`python -m tools.schemas` writes the JSON Schema of the format anew.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from envplan.plan.build import planned_operations
 from envplan.plan.model import Job, Plan, PlannedOperation, ProfileReference, Rung
 from envplan.profile import Adjustments, Profile, builtin_paths
 from envplan.replay import Machine, Problem, Replay
-from envplan.units import ns_from_s, uw_from_w
+from envplan.units import j_from_fj, ns_from_s, s_from_ns, uw_from_w
 
 
 def replay_plan(
@@ -61,7 +62,7 @@ def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
         Time and energy, as fractions of what the plan says.
     """
     said, stated = replay_plan(plan, profile), plan.profile.adjustments or Adjustments()
-    measured = profile.derived(stated.model_copy(update={"smoothed": False}))
+    measured = profile.derived(stated, smoothed=False)
     problem = problem_of(plan.job, measured)
     taken = problem.replay(rung_rows("stages", plan.as_rung(), problem), machine_of(plan.job))
     return taken.makespan_ns / said.makespan_ns - 1, taken.energy_fj / said.energy_fj - 1
@@ -87,7 +88,9 @@ def machine_of(job: Job) -> Machine:
 
 
 def find_profile(
-    reference: ProfileReference, file: str | os.PathLike[str] | None = None
+    reference: ProfileReference,
+    file: str | os.PathLike[str] | None = None,
+    given: str | None = None,
 ) -> Profile:
     """The profile that a file refers to, changed since or not.
 
@@ -97,16 +100,17 @@ def find_profile(
     Args:
         reference: such as a plan's `profile`.
         file: where the reference stands.
+        given: instead, its path or name, as it has moved.
 
     Raises:
         InputError: it is in none of these places, or not a valid profile.
     """
-    if reference.path is not None:
-        for folder in (Path(file).parent if file else Path(), Path()):
-            if is_file(folder / reference.path):
-                return as_referenced(reference, Profile.read_csv(folder / reference.path))
-    if reference.name in builtin_paths():
-        return as_referenced(reference, Profile.builtin(reference.name))
+    if given is not None:
+        return as_referenced(reference, Profile.open(given))
+    folders = (Path(file).parent if file else Path(), Path())
+    near = [folder / reference.path for folder in folders] if reference.path is not None else []
+    if found := next(filter(is_file, near), builtin_paths().get(reference.name)):
+        return as_referenced(reference, Profile.read_csv(found))
     raise InputError(
         f"its profile {reference.path or reference.name} is not found, neither from its folder nor "
         "from here nor built in; say where it is with --profile",
@@ -155,19 +159,33 @@ def check_operations(plan: Plan, pipeline: Pipeline) -> str:
     Raises:
         InputError: the first that differs.
     """
+
+    def in_words(stage: Iterable[Operation | PlannedOperation]) -> list[str]:
+        return [f"{o.instruction} of microbatch {o.microbatch}, chunk {o.chunk}" for o in stage]
+
     bounds = pairwise(pipeline.stage_begin.tolist())
-    due = [_in_words(pipeline.operations[first:last]) for first, last in bounds]
-    check_stated("stages", [_in_words(stage) for stage in plan.stages], due)
+    due = [in_words(pipeline.operations[first:last]) for first, last in bounds]
+    check_stated("stages", [in_words(stage) for stage in plan.stages], due)
     return (
         f"{len(pipeline.operations)} operations on {pipeline.num_stages} stages, in the order of "
         f"schedule {pipeline.schedule}"
     )
 
 
-def _in_words(operations: Iterable[Operation | PlannedOperation]) -> list[str]:
-    return [
-        f"{op.instruction} of microbatch {op.microbatch}, chunk {op.chunk}" for op in operations
-    ]
+def check_cost(name: str, stated: Any, replay: Replay, gpus: int) -> None:
+    """That a plan takes and uses what it states, to the last ns and fJ.
+
+    Args:
+        name: what stands before its fields' names in an error.
+        stated: what has iteration_time_s and energy_j.
+        gpus: that each operation stands for.
+
+    Raises:
+        InputError: it does not.
+    """
+    time_s, energy_j = s_from_ns(replay.makespan_ns), j_from_fj(replay.energy_fj * gpus)
+    check_stated(f"{name}energy_j", stated.energy_j, energy_j)
+    check_stated(f"{name}iteration_time_s", stated.iteration_time_s, time_s)
 
 
 def rung_rows(name: str, rung: Rung, problem: Problem) -> NDArray[np.int32]:

@@ -61,7 +61,7 @@ def beside_one_clock(
     profile = frontier.profile
     if profile.adjustments.by_parts is None:
         return []
-    alone = frontier.retraced(frontier.pipeline, profile.with_parts(None))
+    alone = frontier.retraced(frontier.pipeline, profile.derived(by_parts=None))
     fastest = alone.max_frequency_plan()
     deadline = fastest.iteration_time * (1 + slowdown)
 

@@ -20,35 +20,32 @@ from envplan.profile.options import (
     BLOCKING,
     DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
-    INSTRUCTIONS,
     Change,
     OptionTable,
     Parts,
     changes_of,
 )
 from envplan.profile.parts import ByParts, pieces
-from envplan.profile.reading import RAW_COLUMNS, profile_table
-from envplan.profile.sidecar import Job, ProfileMetadata
+from envplan.profile.reading import RAW_COLUMNS, ProfileRow
+from envplan.profile.sidecar import ProfileMetadata
 
 __all__ = [
     "BLOCKING",
     "DEFAULT_BLOCKING_POWER_W",
     "INCLUDES_RECOMPUTATION",
-    "INSTRUCTIONS",
     "RAW_COLUMNS",
     "Adjustments",
     "ByParts",
     "Change",
     "CostCurve",
-    "Job",
     "OptionTable",
     "Parts",
     "Profile",
     "ProfileMetadata",
+    "ProfileRow",
     "builtin_paths",
     "builtin_profiles",
     "changes_of",
     "cost_curve",
     "pieces",
-    "profile_table",
 ]

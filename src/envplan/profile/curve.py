@@ -63,7 +63,7 @@ def cost_curve(
         for energy, time in zip(table.energy_fj.tolist(), times, strict=True)
     ]
     if min(costs) < -MAX_INTEGER:
-        raise _out_of_range(table, "waiting as long as its slowest option takes costs too much")
+        raise _out_of_range(table)
 
     peaks: list[int] = table.peak_uw.tolist()
     pareto: list[int] = []
@@ -91,7 +91,7 @@ def cost_curve(
             slopes.append(slope)
             vertices.append(fast_time)
     if slopes and slopes[-1] > MAX_INTEGER:
-        raise _out_of_range(table, "two options of nearly the same time differ too much in energy")
+        raise _out_of_range(table)
 
     return CostCurve(
         option=frozen(pareto),
@@ -116,8 +116,9 @@ def _lower_hull(points: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return hull
 
 
-def _out_of_range(table: OptionTable, reason: str) -> InputError:
+def _out_of_range(table: OptionTable) -> InputError:
     return InputError(
-        f"stage {table.stage} {table.instruction}: {reason} for exact 64-bit arithmetic; check "
-        "that times are in seconds, energies in joules and the blocking power in watts"
+        f"stage {table.stage} {table.instruction}: costs or their slopes are too large for exact "
+        "64-bit arithmetic; check that times are in seconds, energies in joules and the blocking "
+        "power in watts"
     )

@@ -87,26 +87,19 @@ def adjusted_tables(measured: Measured, adjustments: Adjustments) -> dict[Key, O
         if adjustments.joined_backward and whole not in adjusted and adjusted.keys() >= {*halves}:
             adjusted[whole] = _sum(adjusted, *halves)
         if (share := adjustments.backward_input_share) is not None and whole in adjusted:
-            made = zip(halves, _halves(adjusted[whole], share), strict=True)
-            adjusted |= {key: half for key, half in made if key not in adjusted}
+            # Both add up to it, but for times of a nanosecond, which cannot be shared.
+            total = np.array([adjusted[whole].time_ns, adjusted[whole].energy_fj])
+            of_inputs = np.rint(total * share).astype(np.int64)
+            for key, (times, energies) in zip(halves, (of_inputs, total - of_inputs), strict=True):
+                if key not in adjusted:
+                    taken = {"time_ns": np.maximum(1, times), "energy_fj": energies}
+                    adjusted[key] = replace(adjusted[whole], **taken)
         if adjustments.recompute:
             again = (stage, "recompute" if (stage, "recompute") in adjusted else "forward")
             for key in (whole, halves[0]):
                 if key in adjusted:
                     adjusted[key] = _sum(adjusted, key, again)
     return {key: by_parts(*key, parts, adjustments.by_parts) for key, parts in adjusted.items()}
-
-
-def _halves(whole: Parts, input_share: float) -> tuple[Parts, Parts]:
-    """What backward_input and backward_weight take of a backward; they add up to it, but for times
-    of a nanosecond, which cannot be shared."""
-    total = np.array([whole.time_ns, whole.energy_fj])
-    of_inputs = np.rint(total * input_share).astype(np.int64)
-    inputs, weights = (
-        replace(whole, time_ns=np.maximum(1, times), energy_fj=energies)
-        for times, energies in (of_inputs, total - of_inputs)
-    )
-    return inputs, weights
 
 
 def _sum(known: Mapping[Key, Parts], first: Key, second: Key) -> Parts:

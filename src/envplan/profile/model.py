@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envplan._files import atomic_write, exists, read_bounded
+from envplan._files import atomic_write, named_file, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
-from envplan.errors import InputError, meant, unknown
+from envplan.errors import InputError, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
 from envplan.profile.options import (
     DEFAULT_BLOCKING_POWER_W,
@@ -166,14 +166,10 @@ class Profile(Contents):
                 path=self.path,
             )
         present = [name for name in self.instructions if self.has(stage, name)]
-        remedy = "profile that instruction too or choose another schedule"
-        if instruction in SPLIT_BACKWARD and "backward" in present:
-            remedy += ", or derive it: Profile.adjusted(backward_input_share=0.5)"
-        elif instruction == "backward" and set(present) >= SPLIT_BACKWARD:
-            remedy += ", or add them up: Profile.adjusted(join_backward=True)"
         raise InputError(
             f"profile {self.name} has no rows for {instruction} on stage {stage}, only for "
-            f"{', '.join(present)}; {remedy}",
+            f"{', '.join(present)}; profile it too, choose another schedule, or derive a backward "
+            "from its halves or these from it (Profile.fitted)",
             path=self.path,
         )
 
@@ -217,21 +213,26 @@ class Profile(Contents):
                 config in common (names the stage), or the file says that recomputation is in it
                 already.
         """
-        adjustments = Adjustments.of(
+        return self.derived(
             recompute=recompute,
             backward_input_share=backward_input_share,
             joined_backward=join_backward,
             smoothed=self.adjustments.smoothed if raw is None else not raw,
             by_parts=by_parts,
         )
-        return self.derived(adjustments)
 
-    def derived(self, adjustments: Adjustments) -> Profile:
-        """This profile with these adjustments instead of those that it has; see adjusted.
+    def derived(self, adjustments: Adjustments | None = None, **changed: Any) -> Profile:
+        """This profile with other adjustments; see adjusted.
+
+        Args:
+            adjustments: those it shall have; None: as it has.
+            changed: fields of them that are to be changed.
 
         Raises:
             InputError: as for adjusted.
         """
+        had = self.adjustments if adjustments is None else adjustments
+        adjustments = Adjustments.of(**(dict(had) | changed))
         if adjustments.recompute and self.metadata.extra.get(INCLUDES_RECOMPUTATION):
             raise InputError(
                 f"profile {self.name} says that its backward includes recomputation already; leave "
@@ -248,17 +249,6 @@ class Profile(Contents):
         other.__dict__.pop("_tables", None)
         other.instructions = known_first((*self.instructions, *(name for _, name in other._tables)))
         return other
-
-    def with_parts(self, by_parts: ByParts | None) -> Profile:
-        """This profile, adjusted as it is, with clocks by part where operations have parts.
-
-        Args:
-            by_parts: how; None: one clock an operation.
-
-        Raises:
-            InputError: as for adjusted.
-        """
-        return self.derived(self.adjustments.model_copy(update={"by_parts": by_parts}))
 
     def fitted(
         self,
@@ -325,17 +315,8 @@ class Profile(Contents):
         Raises:
             InputError: it is neither, or the file is not a valid profile.
         """
-        if exists(path_or_name):
-            return cls.read_csv(path_or_name, raw=raw)
-        paths = builtin_paths()
-        name = os.fspath(path_or_name)
-        if name in paths:
-            return cls.read_csv(paths[name], raw=raw)
-        raise InputError(
-            f"no such file, and no built-in profile of that name{meant(name, paths)} (`envplan "
-            "profiles` lists them)",
-            path=path_or_name,
-        )
+        listed = " (`envplan profiles` lists them)"
+        return cls.read_csv(named_file(path_or_name, builtin_paths(), "profile", listed), raw=raw)
 
     @classmethod
     def from_rows(

@@ -272,11 +272,14 @@ class OptionTable:
     def config(self) -> Sequence[str]:
         """What tells options of one frequency apart, n of them: the second knob, or for clocks by
         part what these are; the latter are made when they are asked for."""
-        return _Labels(self._label, len(self)) if self.changes_clock.any() else self.first_config
+        mixed, first = self.changes_clock, self.first_config
+        if not mixed.any():
+            return first
 
-    def _label(self, k: int) -> str:
-        changes = self.changes_clock[k]
-        return " ".join(map(str, self.changes(k))) if changes else self.first_config[k]
+        def label(k: int) -> str:
+            return " ".join(map(str, self.changes(k))) if mixed[k] else first[k]
+
+        return _Labels(label, len(self))
 
     def changes(self, k: int) -> list[Change]:
         """What an option asks for when, so that each part begins with its own clock."""

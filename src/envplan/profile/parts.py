@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Annotated, Final, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from envplan import _kernel
@@ -146,16 +145,7 @@ def by_parts(stage: int, instruction: str, parts: Parts, how: ByParts | None) ->
     knob: IntArray = np.repeat(np.arange(count), each).reshape(count, each)
     if how is None or parts.asks.sum() < 2:
         return OptionTable.of(stage, instruction, parts, knob)
-    more = _composed(f"stage {stage} {instruction}", parts, how)
-    asking = more[:, parts.asks]
-    more = more[(asking != asking[:, :1]).any(axis=1)]
-    latency_ns = ns_from_s(how.switch_latency_s)
-    return OptionTable.of(stage, instruction, parts, np.concatenate([knob, more]), latency_ns)
-
-
-def _composed(where: str, parts: Parts, how: ByParts) -> NDArray[np.int32]:
-    """The knob of each part in all options worth having, (options, parts)."""
-    waiting_uw = uw_from_w(how.blocking_power_w or 0.0)
+    where, waiting_uw = f"stage {stage} {instruction}", uw_from_w(how.blocking_power_w or 0.0)
     most_fj = float(parts.energy_fj.max(axis=0).sum(dtype=float))
     if max(most_fj, waiting_uw * int(parts.time_ns.max(axis=0).sum())) > MAX_INTEGER:
         raise InputError(
@@ -163,14 +153,15 @@ def _composed(where: str, parts: Parts, how: ByParts) -> NDArray[np.int32]:
             "arithmetic; check that times are in seconds and energies in joules"
         )
     ends = np.flatnonzero(np.diff(parts.mhz, append=-1)) + 1
-    first = len(parts.knobs) * np.arange(len(parts.names))
+    first = count * np.arange(each)
+    latency_ns = ns_from_s(how.switch_latency_s)
     try:
         found = _kernel.compose(
             (first[:, None] + ends).astype(np.int32),
             parts.time_ns.T.ravel(),
             parts.energy_fj.T.ravel(),
             parts.asks.astype(np.uint8),
-            ns_from_s(how.switch_latency_s),
+            latency_ns,
             ns_from_s(how.min_hold_s),
             waiting_uw,
             int(how.within * int(parts.energy_fj.min(axis=0).sum())),
@@ -181,7 +172,10 @@ def _composed(where: str, parts: Parts, how: ByParts) -> NDArray[np.int32]:
             f"{where}: {error}; allow more than {100 * how.within:g}% of energy with "
             "--parts-within, or profile at fewer clocks"
         ) from None
-    return found - first
+    more = found - first
+    asking = more[:, parts.asks]
+    more = more[(asking != asking[:, :1]).any(axis=1)]
+    return OptionTable.of(stage, instruction, parts, np.concatenate([knob, more]), latency_ns)
 
 
 def pieces(table: OptionTable, option: int, latency_ns: int) -> list[Piece]:

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from envplan._files import AnyPath
-from envplan._tables import Table, parse_table, read_table
+from envplan._tables import Table, parse_table
 from envplan.errors import InputError
 from envplan.profile.options import BACKWARDS, BLOCKING, INSTRUCTIONS, NAME, Key, Knob, Parts
 from envplan.profile.parts import scaled
@@ -33,7 +32,6 @@ _APART: Final = 1.5
 SPLIT_BACKWARD: Final = frozenset(BACKWARDS[1:])
 #: Standard deviation of a measured time or energy where the file does not say, as a fraction.
 _USUAL_NOISE: Final = 0.01
-_KIND: Final = "a profile"
 
 
 def _name(text: str) -> str:
@@ -124,15 +122,6 @@ class Contents:
     notes: list[str]
 
 
-def profile_table(path: AnyPath) -> Table[ProfileRow]:
-    """The rows of a profile as they stand in its file.
-
-    Raises:
-        InputError: it is no such table.
-    """
-    return read_table(path, ProfileRow, kind=_KIND)
-
-
 def parse_contents(content: bytes, path: Path | None) -> Contents:
     """What a profile's CSV says.
 
@@ -143,15 +132,20 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     Raises:
         InputError: naming file, line, column and what to do.
     """
-    table = parse_table(content, ProfileRow, path=path, kind=_KIND)
+    table = parse_table(content, ProfileRow, path=path, kind="a profile")
     knobs = [texts for name, texts in table.texts.items() if _KNOB.fullmatch(name)]
     if knobs and "config" not in table.texts:
         table.columns["config"] = [" ".join(filter(None, row)) for row in zip(*knobs, strict=True)]
-    num_stages = _check_stages(table)
+    stages = table.columns["stage"]
+    num_stages = 1 + max(stages)
+    if gaps := set(range(num_stages)).difference(stages):
+        after = min(stage for stage in stages if stage > min(gaps))
+        problem = f"stage {min(gaps)} has no rows but stage {after} has; number them without gaps"
+        raise table.error(stages.index(after), problem, "stage")
     groups, repeated = _groups(table)
     for first, rows_again in repeated.items():
         _put_together(table, first, rows_again)
-    times, energies = table.columns["time"], table.columns["energy"]
+    times, energies, stds = (table.columns[name] for name in ("time", "energy", "time_std"))
     # Of each operation its parts, in the order of first appearance.
     rows: defaultdict[Key, dict[str, dict[Knob, tuple[int, int]]]] = defaultdict(dict)
     powers: defaultdict[int, list[float]] = defaultdict(list)
@@ -160,7 +154,11 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
         members = list(ranked.values())
         time = max(times[row] for row in members)
         energy = math.fsum(energies[row] for row in members) / len(members)
-        if not part and (spread := _spread(table, members)) is not None:
+        # Over runs and over ranks.
+        known = [stds[row] ** 2 for row in members if stds[row] is not None]
+        if not part and (known or len(members) > 1):
+            over_ranks = statistics.variance(times[r] for r in members) if members[1:] else 0.0
+            spread = math.sqrt(statistics.fmean(known or [0.0]) + over_ranks)
             spreads[stage, instruction, mhz, config] = spread / time
         if instruction == BLOCKING:
             powers[stage] += [energies[row] / times[row] for row in members]
@@ -175,13 +173,24 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
             noise = _noise(table, groups, key, whole, measured[key].names)
             measured[key] = scaled(measured[key], whole, noise, where)
     for stage in range(num_stages):
-        _check_instructions((name for of, name in measured if of == stage), stage, path)
+        present = known_first(name for of, name in measured if of == stage)
+        if "forward" not in present or not ("backward" in present or {*present} >= SPLIT_BACKWARD):
+            raise InputError(
+                f"stage {stage} has rows for {', '.join(present)} only; every stage needs forward, "
+                "and backward or both backward_input and backward_weight",
+                path=path,
+                column="instruction",
+            )
+    means = {stage: math.fsum(watts) / len(watts) for stage, watts in powers.items()}
+    elsewhere = math.fsum(means.values()) / max(1, len(means))
     return Contents(
         num_stages=num_stages,
         instructions=known_first(name for _, name in measured),
         measured=measured,
         spreads=spreads,
-        blocking_power_w=_blocking_power(powers, num_stages),
+        blocking_power_w=tuple(means.get(stage, elsewhere) for stage in range(num_stages))
+        if means
+        else None,
         notes=_notes(table, groups, 1 + max(map(len, repeated.values()), default=0)),
     )
 
@@ -207,16 +216,6 @@ def _put_together(table: Table[ProfileRow], first: int, again: Sequence[int]) ->
         stds: list[Any] = table.columns[f"{name}_std"]  # type: ignore[assignment]
         stds[first] = statistics.stdev(values)
         column[first] = statistics.median(values)
-
-
-def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
-    """Standard deviation of an option's time, over runs and ranks, s; None where nothing says."""
-    times, stds = table.columns["time"], table.columns["time_std"]
-    own = [stds[row] ** 2 for row in members if stds[row] is not None]
-    if not own and len(members) < 2:
-        return None
-    between = statistics.variance(times[row] for row in members) if len(members) > 1 else 0.0
-    return math.sqrt(statistics.fmean(own or [0.0]) + between)
 
 
 def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[int, list[int]]]:
@@ -284,10 +283,12 @@ def _noise(
 def _notes(table: Table[ProfileRow], groups: Groups, repeats: int) -> list[str]:
     """That rows or ranks were put together, and which ranks take longer than the others, which the
     lower median of their stage stands for."""
-    medians = [f"medians of up to {repeats} rows of the same"] if repeats > 1 else []
-    ranks = {rank for rank in table.columns["rank"] if rank is not None}
-    if not ranks:
-        return medians
+    notes = [f"medians of up to {repeats} rows of the same"] if repeats > 1 else []
+    if ranks := {*table.columns["rank"]} - {None}:
+        notes.append(
+            f"largest times and mean energies per GPU of {len(ranks)} ranks, whose times' spread "
+            "is the noise"
+        )
     times = table.columns["time"]
     ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for (stage, instruction, *_), ranked in groups.items():
@@ -295,44 +296,12 @@ def _notes(table: Table[ProfileRow], groups: Groups, repeats: int) -> list[str]:
             usual = statistics.median_low(times[row] for row in ranked.values())
             for rank, row in ranked.items():
                 ratios[stage, rank or 0].append(times[row] / usual)
-    slower = ((*key, statistics.median(found)) for key, found in sorted(ratios.items()))
-    return [
-        *medians,
-        f"largest times and mean energies per GPU of {len(ranks)} ranks, whose times' spread is "
-        "the noise",
-        *(
-            f"rank {rank} straggles: it takes {times_as_long:.2f} times as long as other ranks of "
-            f"stage {stage}"
-            for stage, rank, times_as_long in slower
-            if times_as_long > _STRAGGLES
-        ),
+    return notes + [
+        f"rank {rank} straggles: it takes {slower:.2f} times as long as other ranks of stage "
+        f"{stage}"
+        for (stage, rank), found in sorted(ratios.items())
+        if (slower := statistics.median(found)) > _STRAGGLES
     ]
-
-
-def _check_stages(table: Table[ProfileRow]) -> int:
-    stages = table.columns["stage"]
-    present = sorted(set(stages))
-    for expected, stage in enumerate(present):
-        if stage != expected:
-            problem = (
-                f"stage {expected} has no rows but stage {stage} has; stages must be numbered 0, "
-                "1, 2, ... without gaps"
-            )
-            raise table.error(stages.index(stage), problem, "stage")
-    return len(present)
-
-
-def _check_instructions(names: Iterable[str], stage: int, path: Path | None) -> None:
-    """That a stage has what every schedule needs."""
-    present = dict.fromkeys(names)
-    whole = "backward" in present or present.keys() >= SPLIT_BACKWARD
-    if "forward" not in present or not whole:
-        raise InputError(
-            f"stage {stage} has rows for {', '.join(known_first(present))} only; every stage needs "
-            "forward, and backward or both backward_input and backward_weight",
-            path=path,
-            column="instruction",
-        )
 
 
 def known_first(names: Iterable[str]) -> tuple[str, ...]:
@@ -340,11 +309,3 @@ def known_first(names: Iterable[str]) -> tuple[str, ...]:
     listed = dict.fromkeys(names)
     known = [name for name in INSTRUCTIONS if name in listed]
     return (*known, *(name for name in listed if name not in (*INSTRUCTIONS, BLOCKING)))
-
-
-def _blocking_power(powers: dict[int, list[float]], num_stages: int) -> tuple[float, ...] | None:
-    if not powers:
-        return None
-    means = {stage: math.fsum(watts) / len(watts) for stage, watts in powers.items()}
-    elsewhere = math.fsum(means.values()) / len(means)
-    return tuple(means.get(stage, elsewhere) for stage in range(num_stages))

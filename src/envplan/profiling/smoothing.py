@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from envplan._tables import read_table
 from envplan.errors import InputError
-from envplan.profile import BLOCKING, RAW_COLUMNS, Profile, profile_table
+from envplan.profile import BLOCKING, RAW_COLUMNS, Profile, ProfileRow
 from envplan.profile.smoothing import smooth_curve
 
 __all__ = ["nine_digits", "smooth_profile"]
@@ -46,7 +47,7 @@ def smooth_profile(
         InputError: it cannot be read, or no operation has rows for three clocks.
     """
     source = Profile.read_csv(path, raw=True)
-    table = profile_table(path)
+    table = read_table(path, ProfileRow, kind="a profile")
     cells = {name: np.array(texts, dtype=object) for name, texts in table.texts.items()}
     for name, raw in zip(("time", "energy"), RAW_COLUMNS, strict=True):
         known = cells.pop(raw, "")

@@ -32,9 +32,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from envplan._documents import parse_document, read_json
-from envplan._files import atomic_write, exists, read_bounded, refuse_slip
-from envplan._model import Model
+from envplan._files import atomic_write, named_file, read_bounded, refuse_slip
+from envplan._model import Model, parse_document, read_json
 from envplan._tables import MAX_TABLE_BYTES, Table, parse_table
 from envplan.errors import InputError
 from envplan.profile import builtin_paths
@@ -315,23 +314,6 @@ def builtin_profiles() -> dict[str, Path]:
     sidecars = sorted(builtin_folder().glob("*.meta.json"))
     names = [path.name.removesuffix(".meta.json") for path in sidecars]
     return {name: builtin_folder() / f"{name}.csv" for name in names}
-
-
-def named_file(path_or_name: str, known: Mapping[str, Path], what: str) -> Path:
-    """The file at a path or, where no such path exists, the built-in one of that name.
-
-    Raises:
-        InputError: it is neither.
-    """
-    if exists(path_or_name):
-        return Path(path_or_name)
-    if path_or_name not in known:
-        raise InputError(
-            f"no such file, and no built-in {what} of that name; give the path of a CSV or one "
-            f"of: {', '.join(known)}",
-            path=path_or_name,
-        )
-    return known[path_or_name]
 
 
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]

@@ -22,11 +22,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from envplan._files import refuse_slip, unzipped
+from envplan._files import named_file, refuse_slip, unzipped
 from envplan.errors import InputError, shown
 from envplan.serving.classes import CLASSES, classify_all
 from envplan.serving.phases import FloatArray
-from envplan.serving.profile import ServingProfile, builtin_folder, named_file
+from envplan.serving.profile import ServingProfile, builtin_folder
 
 IntArray = npt.NDArray[np.int32]
 

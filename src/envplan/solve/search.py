@@ -95,7 +95,7 @@ def with_late_parts(frontier: Relaxation, request: Request) -> Relaxation:
         return frontier
     known = frontier.asked_once
     if asked not in known:
-        profile = frontier.profile.with_parts(asked)
+        profile = frontier.profile.derived(by_parts=asked)
         known[asked] = frontier.retraced(frontier.pipeline, profile)
     found: Relaxation = known[asked]
     return found
