@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -30,8 +29,8 @@ from envplan.plan import Plan, build_plan
 from envplan.plan.build import note_straggler, target_of
 from envplan.replay import Machine, Replay, Rows
 from envplan.request import Request
-from envplan.solve.candidates import Candidates, Known
-from envplan.solve.local_search import NoPlanInTimeError
+from envplan.solve.candidates import Candidates, Known, NoPlanInTimeError
+from envplan.solve.local_search import LocalSearch
 from envplan.solve.power_limits import least_average_rows, least_average_uw
 from envplan.units import (
     J_PER_KWH,
@@ -310,7 +309,8 @@ class _Search(Deadlines[_Found]):
         self._local = [one for one in request.limits if one.is_local]
         self._global = [one for one in request.limits if not one.is_local]
         machine, moves = Machine(request.latency_ns), request.effort.moves
-        self._candidates = Candidates.of(frontier, machine, self._local, moves)
+        kind = LocalSearch if request.latency_ns or self._local else Candidates
+        self._candidates = kind.of(frontier, machine, self._local, moves)
         # What was found under the same conditions before, for later deadlines.
         key = (machine, tuple(request.limits), moves)
         self._remembered: list[Known] = frontier.asked_once.setdefault(("found", *key), [])
@@ -378,7 +378,7 @@ class _Search(Deadlines[_Found]):
         middle, steps = frontier.min_energy_time_ns, _STEPS
         earliest = max((one.earliest_ns(frontier) for one in limits), default=frontier.min_time_ns)
         if not self._candidates.is_plain:
-            middle, steps = max(middle, self._candidates.fastest().makespan_ns), _FEW_STEPS
+            middle, steps = max(middle, self._candidates.fastest.makespan_ns), _FEW_STEPS
         found = self.soonest(min(earliest, frontier.slowest_time_ns), middle, steps)
         if found is not None:
             return found
@@ -545,25 +545,13 @@ class _Search(Deadlines[_Found]):
 
     def _searched(self, setting: Setting, waits: bool) -> _Found:
         """What the search finds by a deadline; conditions on the whole plan may be broken."""
-        deadline_ns, seconds = setting.deadline_ns, self.request.effort.polish_s
         if self._probability is not None:
             return self._sure(self._probability, setting, waits)
-        replay = self._candidates.best_by(deadline_ns, waits=waits)
-        if not seconds:
-            return _Found(replay, deadline_ns)
-        frontier = self.frontier
-        if self._candidates.is_plain:
-            from envplan.solve.polish import polished  # ortools takes a while to import
-
-            slowest = frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
-            start = self._candidates.rounded(min(deadline_ns, slowest))
-            replay, bound_fj = polished(frontier, replay, start, waits, seconds)
-            return _Found(replay, deadline_ns, bound_fj=bound_fj)
-        rows, end, rounds = replay.rows, time.monotonic() + seconds, 0
-        while time.monotonic() < end:
-            rounds += 2
-            rows = self._candidates.polished(rows, deadline_ns, rounds)
-        return _Found(self._replayed(rows), deadline_ns)
+        deadline_ns, seconds = setting.deadline_ns, self.request.effort.polish_s
+        replay, bound_fj = self._candidates.best_by(deadline_ns, waits=waits), None
+        if seconds:
+            replay, bound_fj = self._candidates.polished(replay, deadline_ns, waits, seconds)
+        return _Found(replay, deadline_ns, bound_fj=bound_fj)
 
     def _sure(self, limit: HoldsWithProbability, setting: Setting, waits: bool) -> _Found:
         """The choice of least energy found that holds its deadline with a probability.
@@ -613,7 +601,7 @@ class _Search(Deadlines[_Found]):
         try:
             replay = candidates.at(time_ns)
         except NoPlanInTimeError:
-            replay = candidates.fastest()
+            replay = candidates.fastest
         if place <= 1:
             return replay
         # Rows of a table stand by time, the fastest first.
