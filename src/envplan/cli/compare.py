@@ -198,7 +198,7 @@ def _notes(comparison: Comparison) -> list[str]:
     running = f", {', '.join(map(str, ahead))} forwards ahead of 1f1b by stage" if ahead else ""
     run, published = comparison.envpipe, comparison.published
     notes = [
-        f"envpipe stopped after {len(run.iterations)} iterations: {_STOPPED[run.stopped]}{running}"
+        f"envpipe stopped after {len(run.choices)} iterations: {_STOPPED[run.stopped]}{running}"
     ]
     straggler = comparison.straggler_time
     if straggler is not None and straggler <= comparison.baseline.iteration_time_s:
@@ -235,7 +235,7 @@ def _document(
         ],
         "envpipe": {
             "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
-            "iterations": len(comparison.envpipe.iterations),
+            "iterations": len(comparison.envpipe.choices),
             "stopped": comparison.envpipe.stopped,
         },
         "by_parts": [ui.picked(row, _PARTS) for row in parts],

@@ -9,6 +9,7 @@ from envplan.errors import InputError
 from envplan.plan import build_plan, replay_plan
 from envplan.plan.build import note_straggler
 from envplan.plan.model import Target
+from envplan.request import Effort
 from envplan.units import ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
@@ -62,19 +63,28 @@ class Planner:
 
 
 def answer(planner: Planner, frontier: Frontier, request: Request) -> Plan:
-    """A planner's plan for what a request says of times and costs; the rest it knows nothing of.
+    """A planner's plan for what a request says of times and costs.
 
     A straggler leaves those planners that take a target until it has finished.
 
     Raises:
         NoAnswerError: the planner has no plan that fast; says its fastest.
-        InputError: a target is asked for and the planner takes none, or a rate ends before the run
-            does.
+        InputError: more is asked for than the planner knows, a target where it takes none, or a
+            rate ends before the run does.
     """
+    if planner.name == "frontier":
+        return frontier.solve(request)
     straggler_s, deadline = request.straggler_time_s, request.deadline
+    beyond = request.limits or request.switch_latency_s or request.objective != "energy"
+    if beyond or request.effort != Effort():
+        raise InputError(
+            f"planner {planner.name} knows times only: no limits, late clocks, cheapest runs, "
+            "polishing or ladders; planner frontier does"
+        )
     target_ns = None
-    if deadline.time_s is not None or deadline.slowdown is not None:
-        target_ns = deadline.asked_ns(frontier.min_time_ns)
+    if deadline.kind != "no-slowdown":
+        asked_ns = deadline.asked_ns(frontier.min_time_ns)
+        target_ns = frontier.min_energy_time_ns if asked_ns is None else asked_ns
     plan = planner.plan(frontier, target_ns)
     if straggler_s is not None:
         if planner.takes_target:

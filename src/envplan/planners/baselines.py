@@ -1,4 +1,5 @@
-"""What there is without planning operation by operation: one clock for all, or one a stage."""
+"""What there is without planning operation by operation, one clock for all or one a stage; and our
+plans, as a planner."""
 
 from __future__ import annotations
 
@@ -80,3 +81,14 @@ class ZeusPerStage(_SingleClocks):
 
     name = "zeus_per_stage"
     choices = StageClocks.balanced
+
+
+class FrontierPlanner(Planner):
+    """The exact relaxation, rounded: Frontier.plan as a planner."""
+
+    name = "frontier"
+    takes_target = True
+
+    def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
+        """Raises: NoAnswerError: the target is below T_min."""
+        return frontier.plan(None if target_time_ns is None else s_from_ns(target_time_ns))

@@ -10,18 +10,16 @@ from time import perf_counter
 from typing import Final, Literal
 
 from envplan._model import Model
-from envplan.errors import InputError
+from envplan.errors import InputError, naming
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.pipeline.graph import ENVPIPE
 from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
 from envplan.plan.model import Baseline
 from envplan.planners.advice import Advice, advise, beside
-from envplan.planners.baselines import ZeusGlobal, ZeusPerStage
+from envplan.planners.baselines import FrontierPlanner, ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.registry import FrontierPlanner
-from envplan.profile import Profile
-from envplan.request import MAX_SECONDS
+from envplan.request import Request
 from envplan.solve import Frontier
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
@@ -124,12 +122,12 @@ class Comparison:
         assert job.at_equal_time is not None
         if self.envpipe_frontier is not self.frontier:
             rows.insert(0, beside(job.at_equal_time, self.frontier, self.envpipe_frontier))
-        return tuple(row for row in rows if _is_better(row, job))
 
+        def gains(row: Advice) -> float:
+            saves = (row.saved_percent or -math.inf) - (job.saved_percent or 0.0)
+            return max(saves, row.faster_percent or -math.inf)
 
-def _is_better(row: Advice, job: Advice) -> bool:
-    saves = (row.saved_percent or -math.inf) - (job.saved_percent or 0.0)
-    return max(saves, row.faster_percent or -math.inf) >= _NOTABLE_PERCENT
+        return tuple(row for row in rows if gains(row) >= _NOTABLE_PERCENT)
 
 
 def compare(
@@ -153,7 +151,8 @@ def compare(
     Raises:
         InputError: an argument is out of range, or the sidecar's `published` is malformed.
     """
-    published = _published(frontier.profile)
+    with naming(f"metadata of {frontier.profile.name}"):
+        published = _Sidecar.of(**frontier.profile.metadata.extra).published
     envpipe, rescheduled = EnvPipe(reconfigure), _rescheduled(frontier, activation_slots)
     made: list[tuple[Frontier, Point | None, Plan, float]] = []
 
@@ -168,10 +167,8 @@ def compare(
     zeus = (ZeusGlobal(), ZeusPerStage())
     for planner in zeus:
         add(frontier, None, partial(planner.plan, frontier))
-    begin = perf_counter()
-    run = envpipe.run(rescheduled)
-    add(rescheduled, None, partial(run.plan, rescheduled), perf_counter() - begin)
-    ours = OurPlans([(own, plan) for own, _, plan, _ in made])
+    add(rescheduled, None, partial(envpipe.plan, rescheduled))
+    ours = _OurPlans([(own, plan) for own, _, plan, _ in made])
     points = [(frontier, *point) for point in _points(frontier, sync)]
     if rescheduled is not frontier:
         points.append((rescheduled, rescheduled.min_time_ns, "T_min"))
@@ -216,7 +213,7 @@ def compare(
             ]
             for planner in zeus
         },
-        envpipe=run,
+        envpipe=envpipe.run(rescheduled),
         straggler_time=sync,
         published=published,
     )
@@ -259,11 +256,7 @@ def _sync_time(
         raise InputError("give straggler_time or straggler_slowdown, not both")
     if straggler_slowdown is not None:
         straggler_time = baseline.iteration_time * (1 + straggler_slowdown)
-    if straggler_time is not None and not 0 <= straggler_time <= MAX_SECONDS:
-        raise InputError(
-            f"a straggler's time must lie between 0 and {MAX_SECONDS:.0e} s, not {straggler_time:g}"
-        )
-    return straggler_time
+    return Request.asking(straggler_time=straggler_time).straggler_time_s
 
 
 def _until(plan: Plan, sync_time: float) -> float:
@@ -271,8 +264,11 @@ def _until(plan: Plan, sync_time: float) -> float:
     return plan.energy + plan.waiting_energy(sync_time)
 
 
-class OurPlans:
+class _OurPlans:
     """Our plans for any time, each made once and beside all other planners' plans.
+
+    Rounding is a heuristic: once in a while another planner's choice for the same pipeline happens
+    to lie closer to the bound than what it finds; then that is our plan.
 
     Args:
         rivals: the plans of other planners, with the frontier that they are on.
@@ -283,11 +279,7 @@ class OurPlans:
         self._known: dict[tuple[Frontier, int, bool], Plan] = {}
 
     def by(self, frontier: Frontier, time_ns: int, waits: bool = False) -> Plan:
-        """Our plan that ends by a time; one that `waits` saves most until that time.
-
-        Rounding is a heuristic: once in a while another planner's choice for the same pipeline
-        happens to lie closer to the bound than what it finds; then that is our plan.
-        """
+        """Our plan that ends by a time; one that `waits` saves most until that time."""
         key, time_s = (frontier, time_ns, waits), s_from_ns(time_ns)
         if key not in self._known:
             best = frontier.plan(sync_time=time_s) if waits else frontier.plan(time_s)
@@ -324,15 +316,3 @@ def _points(frontier: Frontier, sync_time: float | None) -> list[tuple[int, Poin
         (latest, "straggler"),
     ]
     return [(least, "T_min"), *sorted(point for point in later if point[0] > least)]
-
-
-def _published(profile: Profile) -> Published | None:
-    """The published figure that a profile's sidecar names.
-
-    Raises:
-        InputError: it has a wrong form.
-    """
-    try:
-        return _Sidecar.of(**profile.metadata.extra).published
-    except InputError as error:
-        raise InputError(f"metadata of {profile.name}: {error}") from None

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from envplan.errors import NoAnswerError
 from envplan.plan.build import percent
 from envplan.solve import Frontier
 
-__all__ = ["LATENCIES_S", "PartsRow", "beside_one_clock"]
-
 #: Switch latencies that are tried, s.
 LATENCIES_S: Final = (0.0, 0.001, 0.005, 0.01, 0.02)
 #: How much slower than maximum frequency both may be, so that clocks that come late find a plan.
-SLOWDOWN: Final = 0.02
+_SLOWDOWN: Final = 0.02
 
 
-@dataclass(frozen=True)
-class PartsRow:
+class PartsRow(NamedTuple):
     """Both ways of planning at one switch latency, by the same time; all GPUs.
 
     Attributes:
@@ -44,35 +39,26 @@ class PartsRow:
     @property
     def gained_percent(self) -> float:
         """What clocks by part save on top, of the energy at maximum frequency."""
-        if self.one_clock_j is None or self.by_parts_j is None:
-            return 0.0
-        return percent(self.one_clock_j - self.by_parts_j, self.baseline_j)
+        one, parts = self.one_clock_j, self.by_parts_j
+        return 0.0 if one is None or parts is None else percent(one - parts, self.baseline_j)
 
 
-def beside_one_clock(
-    frontier: Frontier, latencies_s: Sequence[float] = LATENCIES_S, slowdown: float = SLOWDOWN
-) -> list[PartsRow]:
-    """Plans with clocks by part and with one clock an operation, for each switch latency.
-
-    Args:
-        frontier: of a profile whose operations have parts; none otherwise.
-        slowdown: how much later than maximum frequency both may end, as a fraction.
-    """
-    profile = frontier.profile
+def beside_one_clock(frontier: Frontier) -> list[PartsRow]:
+    """Plans with clocks by part and with one clock an operation, for each switch latency; none
+    where the profile's operations have no parts."""
+    profile, rows = frontier.profile, list[PartsRow]()
     if profile.adjustments.by_parts is None:
-        return []
+        return rows
     alone = frontier.retraced(frontier.pipeline, profile.with_parts(None))
     fastest = alone.max_frequency_plan()
-    deadline = fastest.iteration_time * (1 + slowdown)
-
-    def least_j(own: Frontier, latency: float) -> float | None:
-        with suppress(NoAnswerError):
-            return own.plan(deadline, switch_latency=latency).energy
-        return None
-
-    rows = []
-    for latency in latencies_s:
-        one, parts = least_j(alone, latency), least_j(frontier, latency)
-        found = [energy for energy in (one, parts) if energy is not None]
-        rows.append(PartsRow(latency, deadline, fastest.energy, one, min(found, default=None)))
+    deadline = fastest.iteration_time * (1 + _SLOWDOWN)
+    for latency in LATENCIES_S:
+        found: list[float | None] = []
+        for own in (alone, frontier):
+            least = min((one for one in found if one is not None), default=None)
+            with suppress(NoAnswerError):
+                energy = own.plan(deadline, switch_latency=latency).energy
+                least = energy if least is None else min(least, energy)
+            found.append(least)
+        rows.append(PartsRow(latency, deadline, fastest.energy, *found))
     return rows
