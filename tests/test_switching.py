@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
@@ -23,8 +24,11 @@ from envplan.profile import Profile
 from envplan.replay import Machine
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
+from envplan.solve.local_search import _LATENCIES
+from envplan.units import j_from_fj, ns_from_s
 from envplan.verify import verify_plan
-from plan_checks import bound_until, until
+from plan_checks import bound_until, rows_of, until
+from strategies import falling_profiles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -189,6 +193,45 @@ def test_no_worse_than_one_clock_or_the_usual_plan_made_for_an_earlier_deadline(
     assert ways.constant is not None
     assert 0 <= ways.ours <= min(ways.earlier, ways.constant)
     assert ways.late_s > 0
+
+
+@given(
+    st.integers(1, 3).flatmap(falling_profiles),
+    st.sampled_from([1e-6, 1e-4, 5e-4, 0.002, 0.01]),
+    st.sampled_from([0.0, 0.01, 0.03, 0.1]),
+)
+@settings(max_examples=20)
+def test_clocks_that_come_sooner_never_save_less_than_a_later_plan_that_is_in_time(
+    profile: Profile, latency: float, slowdown: float
+) -> None:
+    job = trace_frontier(Pipeline("1f1b", profile.num_stages, 3), profile)
+    deadline_ns = int(job.min_time_ns * (1 + slowdown))
+    asked = {"target_time": deadline_ns / 1e9, "moves": 0.05}
+    machine = Machine(ns_from_s(latency))
+    for later in (own / 1e9 for own in _LATENCIES if own > machine.latency_ns):
+        with suppress(NoAnswerError):
+            plan = job.plan(switch_latency=later, **asked)
+            sooner = job.problem.replay(np.array(rows_of(job, plan), np.int32), machine)
+            if sooner.makespan_ns <= deadline_ns:
+                least = job.plan(switch_latency=latency, **asked).energy
+                assert least <= j_from_fj(sooner.energy_fj)
+
+
+def test_clocks_that_come_sooner_may_save_less_than_any_later_ones() -> None:
+    # An operation whose clock comes late does a part of its work at the clock before, and so takes
+    # a time that none of its rows has. No search can do without: all choices are tried.
+    rows = [(0, name, mhz, time, energy) for name in ("forward", "backward")
+            for mhz, time, energy in ((1000, 2.0, 10.0), (2000, 1.0, 30.0))]  # fmt: skip
+    frontier = trace_frontier(Pipeline("1f1b", 1, 1), Profile.from_rows(rows), blocking_power=0)
+    least = {}
+    for latency in (0.0, 0.5, 1.0, 1.5, 2.0):
+        machine = Machine(ns_from_s(latency))
+        choices = (np.array(rows, np.int32) for rows in product(range(2), repeat=2))
+        replays = [frontier.problem.replay(rows, machine) for rows in choices]
+        in_time = [one.energy_fj for one in replays if one.makespan_ns <= 2.5e9]
+        least[latency] = j_from_fj(min(in_time))
+        assert frontier.plan(2.5, switch_latency=latency).energy == least[latency]
+    assert least == {0.0: 60.0, 0.5: 60.0, 1.0: 50.0, 1.5: 50.0, 2.0: 60.0}
 
 
 def _nanoseconds(options: dict[str, list[tuple[int, float]]], blocking: float) -> Frontier:

@@ -37,7 +37,7 @@ _MOST_WORK: Final = 6 * 10**8  # moves x operations: a move may replay them all
 _MOST_WORK_UNDER_PEAK: Final = 10**7  # there, a move looks at the power over all time
 _LATE_PRICE: Final = 1.1  # of what a ns saves at the deadline
 _HURRY: Final = 20.0  # the same where nothing but time counts, or little time is to be had
-#: Latencies, ns, whose choices the search for a lower one starts from as well.
+#: Latencies, ns, whose choices the search for lower ones starts from as well.
 _LATENCIES: Final = (10**6, 2 * 10**7)
 #: Earlier deadlines that choices are made for, as parts of the way from T_min to T_star.
 _FIXED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -130,19 +130,25 @@ class LocalSearch(Candidates):
         return Candidates.of(self._frontier).near(time_ns)
 
     def _later(self, time_ns: int) -> list[Rows]:
-        """Rows for a deadline at the next of the fixed latencies above this one, ns."""
-        latency_ns = next((own for own in _LATENCIES if own > self._machine.latency_ns), 0)
-        if 0 < self._machine.latency_ns < latency_ns:
-            later = LocalSearch.of(self._frontier, Machine(latency_ns), self._limits, self._moves)
-            with suppress(NoPlanInTimeError):
-                return [later.at(time_ns).rows]
-        return []
+        """Rows for a deadline, ns, at each of the fixed latencies above this one, the next first.
+
+        Where they are in time with this latency, what is found uses no more than they do.
+        """
+        found: list[Rows] = []
+        for latency_ns in _LATENCIES:
+            if 0 < self._machine.latency_ns < latency_ns:
+                machine = Machine(latency_ns)
+                later = LocalSearch.of(self._frontier, machine, self._limits, self._moves)
+                with suppress(NoPlanInTimeError):
+                    found.append(later.at(time_ns).rows)
+        return found
 
     def _found(self, search: Search, rounded: Replay, deadline_ns: int) -> list[Rows]:
         starts = [(rounded.rows, heat) for heat in _ROUNDED_HEATS]
         starts.append((search.constant(), _CONSTANT_HEAT))
         # Starts that are nearly there; one that is there twice is annealed by two seeds.
-        prepared = 2 * self._later(deadline_ns)
+        later = self._later(deadline_ns)
+        prepared = [*later[:1], *later]
         late_ns = self._replay(rounded.rows).makespan_ns - deadline_ns
         if late_ns > 0:
             prepared.append(rounded.rows)
