@@ -208,12 +208,11 @@ class LocalSearch(Candidates):
     @property
     def _why(self) -> str:
         """What makes it hard, in words."""
-        reasons = []
-        if self._machine.latency_ns:
-            late_ms = self._machine.latency_ns / 1e6
-            reasons.append(f"clocks come {late_ms:g} ms after they are asked for")
-        reasons += [
-            {"hold_ns": "they may not change so soon", "peak_uw": "power is capped"}[name]
-            for name in self._prices
-        ]
-        return "where " + " and ".join(reasons)
+        late_ms = self._machine.latency_ns / 1e6
+        reasons = {
+            "latency": f"clocks come {late_ms:g} ms after they are asked for",
+            "hold_ns": "they may not change so soon",
+            "peak_uw": "power is capped",
+        }
+        present = [*(["latency"] if late_ms else []), *self._prices]
+        return "where " + " and ".join(reasons[name] for name in present)
