@@ -6,8 +6,7 @@ from typing import Final
 
 from envplan.errors import InputError, unknown
 from envplan.planners.advice import Advice, advise
-from envplan.planners.base import Planner
-from envplan.planners.baselines import FrontierPlanner, MaxFrequency, ZeusGlobal, ZeusPerStage
+from envplan.planners.base import FrontierPlanner, MaxFrequency, Planner, ZeusGlobal, ZeusPerStage
 from envplan.planners.comparison import Comparison, Entry, compare
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
 from envplan.planners.parts import PartsRow, beside_one_clock

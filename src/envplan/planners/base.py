@@ -1,22 +1,20 @@
-"""What a planner is."""
+"""What a planner is; and those that choose one clock for all, or one a stage, and our own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 from envplan.costs import priced
-from envplan.errors import InputError
-from envplan.plan import build_plan, replay_plan
+from envplan.errors import InputError, NoAnswerError
+from envplan.plan import Plan, build_plan, replay_plan
 from envplan.plan.build import note_straggler
 from envplan.plan.model import Target
-from envplan.request import Effort
+from envplan.replay import Replay, Rows
+from envplan.request import Effort, Request
+from envplan.solve import Frontier
+from envplan.solve.single_clocks import StageClocks
 from envplan.units import ns_from_s_floor, s_from_ns
-
-if TYPE_CHECKING:
-    from envplan.plan import Plan
-    from envplan.replay import Replay
-    from envplan.request import Request
-    from envplan.solve import Frontier
 
 
 class Planner:
@@ -60,6 +58,85 @@ class Planner:
     def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
         """The replay of what it chooses; the arguments are those of plan."""
         raise NotImplementedError
+
+
+class MaxFrequency(Planner):
+    """Every operation at its highest frequency: what happens without any planning."""
+
+    name = "max_frequency"
+
+    def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
+        """Raises: InputError: a target was given."""
+        self.check_target(target_time_ns)
+        return frontier.max_frequency_plan()
+
+
+class _SingleClocks(Planner):
+    """Plans of one clock a stage.
+
+    Attributes:
+        choices: rows to choose from.
+    """
+
+    takes_target = True
+    choices: ClassVar[Callable[[StageClocks], Iterator[Rows]]]
+
+    def candidates(self, frontier: Frontier) -> list[Replay]:
+        """This planner's frontier, those that no other one beats: ascending time, descending
+        energy."""
+        problem, kept = frontier.problem, list[Replay]()
+        replays = (problem.replay(rows) for rows in type(self).choices(StageClocks(problem)))
+        for replay in sorted(replays, key=lambda one: (one.makespan_ns, one.energy_fj)):
+            if not kept or replay.energy_fj < kept[-1].energy_fj:
+                kept.append(replay)
+        return kept
+
+    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
+        """The slowest in time, which is the cheapest; without a target, the fastest."""
+        fastest, *slower = self.candidates(frontier)
+        deadline_ns = fastest.makespan_ns if target_time_ns is None else target_time_ns
+        if fastest.makespan_ns > deadline_ns:
+            raise NoAnswerError(
+                f"planner {self.name} has no plan that finishes in {s_from_ns(deadline_ns):.9f} "
+                f"s; its fastest takes {s_from_ns(fastest.makespan_ns):.9f} s"
+            )
+        return [fastest, *(one for one in slower if one.makespan_ns <= deadline_ns)][-1]
+
+
+class ZeusGlobal(_SingleClocks):
+    """One frequency for all stages: the ZeusGlobal baseline of Perseus (SOSP 2024).
+
+    Perseus scans power limits, we scan clocks: each clock of the profile is one point of this
+    planner's own frontier.
+    """
+
+    name = "zeus_global"
+    choices = StageClocks.one_for_all
+
+
+class ZeusPerStage(_SingleClocks):
+    """A frequency for each stage that balances forward times: the ZeusPerStage baseline of Perseus
+    (SOSP 2024).
+
+    The stage whose fastest forward is the slowest sets the pace: each of its clocks is one point.
+    All other stages take their lowest clock at which a forward takes no longer than there.
+    Backwards run at their stage's clock; they need not balance, which is why this planner can be
+    slower than maximum frequency everywhere.
+    """
+
+    name = "zeus_per_stage"
+    choices = StageClocks.balanced
+
+
+class FrontierPlanner(Planner):
+    """The exact relaxation, rounded: Frontier.plan as a planner."""
+
+    name = "frontier"
+    takes_target = True
+
+    def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
+        """Raises: NoAnswerError: the target is below T_min."""
+        return frontier.plan(None if target_time_ns is None else s_from_ns(target_time_ns))
 
 
 def answer(planner: Planner, frontier: Frontier, request: Request) -> Plan:

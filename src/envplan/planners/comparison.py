@@ -17,7 +17,7 @@ from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
 from envplan.plan.model import Baseline
 from envplan.planners.advice import Advice, advise, beside
-from envplan.planners.baselines import FrontierPlanner, ZeusGlobal, ZeusPerStage
+from envplan.planners.base import FrontierPlanner, ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
 from envplan.request import Request
 from envplan.solve import Frontier
