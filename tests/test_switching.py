@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cli_helpers import assert_refused, envplan, small_profile
-from envplan.cli import app
+from cli_helpers import done, refused, says, small_profile, told
 from envplan.cluster import simulate_cluster
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.freqplan import FrequencyPlan
@@ -69,23 +68,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def solved(folder: Path, *options: object) -> Plan:
-    assert app._run(["solve", "--quiet", *map(str, options)]) == 0
+    done("solve --quiet", *options)
     return Plan.load(folder / "plan.json")
-
-
-def test_solve_writes_what_check_proves_and_simulate_replays(folder: Path) -> None:
-    plan = solved(folder, "--slowdown", 5, "--switch-latency", 20, "--min-dwell", 150)
-    assert (plan.job.switch_latency_s, plan.job.min_dwell_s) == (0.02, 0.15)
-    ran = envplan("solve", "--slowdown", 5, "--switch-latency", 20, "--min-dwell", 150, cwd=folder)
-    assert "every clock comes 20 ms after it is asked for" in ran.out
-    checked = envplan("check", "plan.json", cwd=folder)
-    assert checked.code == 0, checked.err
-    assert "0.02 s after it is asked for" in checked.out
-    assert "no stage asks for another clock within 0.15 s" in checked.out
-    replayed = envplan("simulate", cwd=folder)
-    assert "time and energy are exactly what the plan states" in replayed.out
-    other = envplan("simulate", "--switch-latency", 0, cwd=folder)
-    assert "the plan states" not in other.out
 
 
 def test_apply_writes_clocks_that_meet_the_deadline_with_the_latency(a40: Frontier) -> None:
@@ -105,7 +89,7 @@ def test_a_tampered_plan_does_not_pass_as_one_for_slow_clocks(folder: Path) -> N
         job = plan.job.model_copy(update=stated)
         changed = {"job": job, "stated_request": None}
         plan.model_copy(update=changed).save(folder / "plan.json")
-        assert_refused(envplan("check", "plan.json", cwd=folder), 2, *words)
+        refused("check plan.json", *words)
 
 
 def test_slower_than_t_star_is_worth_it_with_slow_clocks_too(a40: Frontier) -> None:
@@ -125,24 +109,45 @@ def test_at_t_min_clocks_off_the_critical_path_are_lower_than_the_highest() -> N
     assert plan.energy < 0.9 * frontier.max_frequency_plan().energy
 
 
-def test_ladder_goes_from_solve_to_the_frequency_plan(folder: Path) -> None:
-    plan = solved(folder, "--ladder", 6, "--switch-latency", 20, "--min-dwell", 150)
+@pytest.mark.parametrize(
+    ("options", "said", "proved"),
+    [
+        (
+            "--slowdown 5 --switch-latency 20 --min-dwell 150",
+            "every clock comes 20 ms after it is asked for",
+            "0.02 s after it is asked for | no stage asks for another clock within 0.15 s",
+        ),
+        (
+            "--peak-power-cap 350",
+            "of 350 W allowed",
+            "at the peak of the replay <= 350.0 W | none of them ever draws more than 350.0 W",
+        ),
+    ],
+)
+def test_limits_go_from_solve_to_the_frequency_plan(
+    folder: Path, options: str, said: str, proved: str
+) -> None:
+    says(done(f"solve --ladder 5 {options}"), said)
+    plan = Plan.load(folder / "plan.json")
     assert plan.ladder
-    checked = envplan("check", "plan.json", cwd=folder)
-    assert checked.code == 0, checked.err
-    assert f"the ladder's {len(plan.ladder)} slower plans" in checked.out
-    assert app._run(["apply", "-q"]) == 0
+    checked = done("check plan.json")
+    says(checked, proved)
+    says(checked, f"the ladder's {len(plan.ladder)} slower plans")
+    says(done("simulate"), "time and energy are exactly what the plan states")
+    assert told("simulate")["peak_power_w"] <= (plan.target.peak_power_w or 1e9)
+    done("simulate -q --replicas 4 --straggler 1.2")
+    done("apply -q")
     applied = FrequencyPlan.load(folder / "run.freqplan.json")
-    assert applied.ladder is not None
-    assert [(r.iteration_time_s, r.energy_j) for r in applied.ladder] == [
+    assert [(r.iteration_time_s, r.energy_j) for r in applied.ladder or ()] == [
         (r.iteration_time_s, r.energy_j) for r in plan.ladder
     ]
-    # Replayed at once, a rung is faster or slower than it states.
-    hasty = plan.job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None})
-    profile = Profile.read_csv(folder / "profile.csv")
-    with pytest.raises(InputError, match="recomputed it is"):
-        verify_plan(plan.model_copy(update={"job": hasty}), profile)
-    assert app._run(["simulate", "-q", "--replicas", "4", "--straggler", "1.2"]) == 0
+    if plan.job.switch_latency_s is not None:
+        assert (plan.job.switch_latency_s, plan.job.min_dwell_s) == (0.02, 0.15)
+        assert "the plan states" not in done("simulate --switch-latency 0")
+        # Replayed at once, a rung is faster or slower than it states.
+        hasty = plan.job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None})
+        with pytest.raises(InputError, match="recomputed it is"):
+            verify_plan(plan.model_copy(update={"job": hasty}), Profile.read_csv("profile.csv"))
 
 
 def test_rung_whose_clocks_change_too_soon_is_refused(a40: Frontier) -> None:
@@ -172,7 +177,7 @@ def test_straggler_that_such_clocks_cannot_be_in_time_for_leaves_the_plan(folder
     plan = solved(folder, *slow, "--straggler-time", straggler)
     assert plan.iteration_time == least.iteration_time > straggler
     assert plan.predicted.until_straggler is None
-    assert app._run(["check", "-q", "plan.json"]) == 0
+    done("check -q plan.json")
 
 
 def test_replicas_that_wait_look_up_plans_for_the_same_clocks(a40: Frontier) -> None:
