@@ -17,10 +17,11 @@ from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
 from envplan.plan.model import Baseline
 from envplan.planners.advice import Advice, advise, beside
-from envplan.planners.base import FrontierPlanner, ZeusGlobal, ZeusPerStage
+from envplan.planners.base import ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
 from envplan.request import Request
 from envplan.solve import Frontier
+from envplan.solve.search import remember
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 Point = Literal["T_min", "T_star", "straggler"]
@@ -168,17 +169,25 @@ def compare(
     for planner in zeus:
         add(frontier, None, partial(planner.plan, frontier))
     add(rescheduled, None, partial(envpipe.plan, rescheduled))
-    ours = _OurPlans([(own, plan) for own, _, plan, _ in made])
-    points = [(frontier, *point) for point in _points(frontier, sync)]
+    # Rounding is a heuristic: once in a while EnvPipe's choice is closer to the bound than what it
+    # finds; then that is our plan. One clock for each stage is a candidate anyway.
+    remember(rescheduled, envpipe.run(rescheduled).replay)
+    least, star = frontier.min_time_ns, frontier.min_energy_time_ns
+    latest = ns_from_s_floor(sync or 0.0)
+    later: list[tuple[int, Point]] = [(star, "T_star"), (latest, "straggler")]
+    for at_ns, where in [(least, "T_min"), *sorted(one for one in later if one[0] > least)]:
+        make = partial(_ours, frontier, s_from_ns(at_ns), where == "straggler")
+        add(frontier, where, make, frontier.trace_seconds)
     if rescheduled is not frontier:
-        points.append((rescheduled, rescheduled.min_time_ns, "T_min"))
-    for own, at_ns, where in points:
-        add(own, where, partial(ours.by, own, at_ns, where == "straggler"), own.trace_seconds)
+        make = partial(_ours, rescheduled, rescheduled.min_time)
+        add(rescheduled, "T_min", make, rescheduled.trace_seconds)
     baseline = fastest.predicted.baseline
     entries = []
-    for own, point, plan, seconds in made:
+    ours = [
+        (own, plan if point else _ours(own, plan.iteration_time)) for own, point, plan, _ in made
+    ]
+    for (own, point, plan, seconds), (_, mine) in zip(made, ours, strict=True):
         time, energy = plan.iteration_time, plan.energy
-        mine = plan if point else ours.by(own, ns_from_s(time))
         entry = Entry(
             planner=plan.planner,
             point=point,
@@ -191,11 +200,14 @@ def compare(
         if sync is not None:
             # A plan that is slower than the straggler is one itself.
             end, without = max(sync, time), _until(fastest, sync)
+            known = [*ours, (own, _ours(own, end, waits=True))]
+            in_time = (one for of, one in known if of is own and one.iteration_time <= end)
+            best = min(_until(one, end) for one in in_time)
             bound_fj = max(0, own.waiting_bound_fj(ns_from_s(end)))
             waited = until_straggler(plan, end, j_from_fj(bound_fj * frontier.num_gpus))
             entry = replace(
                 entry,
-                extrinsic_j=_until(mine, end) - ours.least_until(own, end),
+                extrinsic_j=_until(mine, end) - best,
                 straggler_energy=waited.energy_j,
                 straggler_savings_percent=percent(without - waited.energy_j, without),
                 straggler_gap=waited.gap,
@@ -264,55 +276,6 @@ def _until(plan: Plan, sync_time: float) -> float:
     return plan.energy + plan.waiting_energy(sync_time)
 
 
-class _OurPlans:
-    """Our plans for any time, each made once and beside all other planners' plans.
-
-    Rounding is a heuristic: once in a while another planner's choice for the same pipeline happens
-    to lie closer to the bound than what it finds; then that is our plan.
-
-    Args:
-        rivals: the plans of other planners, with the frontier that they are on.
-    """
-
-    def __init__(self, rivals: Sequence[tuple[Frontier, Plan]]) -> None:
-        self._rivals = rivals
-        self._known: dict[tuple[Frontier, int, bool], Plan] = {}
-
-    def by(self, frontier: Frontier, time_ns: int, waits: bool = False) -> Plan:
-        """Our plan that ends by a time; one that `waits` saves most until that time."""
-        key, time_s = (frontier, time_ns, waits), s_from_ns(time_ns)
-        if key not in self._known:
-            best = frontier.plan(sync_time=time_s) if waits else frontier.plan(time_s)
-            for own, rival in self._rivals:
-                less = rival.energy < best.energy
-                if waits:
-                    less = rival.uses_less_until_any_time_after(best)
-                if own is frontier and less and rival.iteration_time <= time_s:
-                    best = rival.model_copy(update={"planner": FrontierPlanner.name})
-            self._known[key] = best
-        return self._known[key]
-
-    def least_until(self, frontier: Frontier, sync_time: float) -> float:
-        """J until then of the best plan that we know to be in time."""
-        for own, plan in self._rivals:
-            if own is frontier:
-                self.by(own, ns_from_s(plan.iteration_time))
-        latest = ns_from_s_floor(sync_time)
-        if latest >= frontier.min_time_ns:
-            self.by(frontier, latest, waits=True)
-        return min(
-            _until(plan, sync_time)
-            for (own, *_), plan in self._known.items()
-            if own is frontier and plan.iteration_time <= sync_time
-        )
-
-
-def _points(frontier: Frontier, sync_time: float | None) -> list[tuple[int, Point]]:
-    """Times of our plans, ns, ascending: T_min, T_star, and that of a straggler that leaves more
-    time than T_min."""
-    least, latest = frontier.min_time_ns, ns_from_s_floor(sync_time or 0.0)
-    later: list[tuple[int, Point]] = [
-        (frontier.min_energy_time_ns, "T_star"),
-        (latest, "straggler"),
-    ]
-    return [(least, "T_min"), *sorted(point for point in later if point[0] > least)]
+def _ours(frontier: Frontier, time: float, waits: bool = False) -> Plan:
+    """Our plan that ends by a time; one that `waits` saves most until that time."""
+    return frontier.plan(sync_time=time) if waits else frontier.plan(time)
