@@ -13,7 +13,7 @@ planned anew, until nothing is over the cap. The search in local_search.py goes 
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +32,6 @@ _BEST: Final = 2  # of the levels' plans, to go on from
 _HEATS: Final = (0.5, 0.1)
 
 Limits = NDArray[np.int64]
-
-
-class _Limited(NamedTuple):
-    """Rows chosen with the options that power limits leave, and what a ns less for each operation
-    is worth, fJ / ns, (N,)."""
-
-    rows: Rows
-    price_uw: NDArray[np.int64]
 
 
 class PowerLimited:
@@ -88,18 +80,22 @@ class PowerLimited:
         """The rows of a level once its limits are repaired; None where there are none in time."""
         limits = self._least + (level * (self._most - self._least)).astype(np.int64)
         for _ in range(_ROUNDS):
-            limited = self._planned(limits, deadline_ns)
-            if limited is None:
+            planned = self._planned(limits, deadline_ns)
+            if planned is None:
                 return None
-            replay = self._frontier.problem.replay(limited.rows)
+            rows, price_uw = planned
+            replay = self._frontier.problem.replay(rows)
             if replay.peak_uw <= self._cap_uw:
-                return limited.rows
-            if not self._tighten(limits, limited, replay):
+                return rows
+            if not self._tighten(limits, replay, price_uw):
                 return None
         return None
 
-    def _planned(self, limits: Limits, deadline_ns: int | None) -> _Limited | None:
-        """The rows for a deadline with what the limits leave; None if that is too slow."""
+    def _planned(
+        self, limits: Limits, deadline_ns: int | None
+    ) -> tuple[Rows, NDArray[np.int64]] | None:
+        """The rows for a deadline with what the limits leave, and what a ns less for each operation
+        is worth, fJ / ns, (N,); None if that is too slow."""
         frontier = self._frontier
         pipeline, profile = frontier.pipeline, frontier.profile
         powers = frontier.blocking_power_uw
@@ -115,25 +111,25 @@ class PowerLimited:
         events, flows = trace.state_at(time_ns)
         rounding = Rounding(pipeline, network, events, time_ns)
         rounding.anneal(_HEATS)
-        return _Limited(rounding.rows, flows[: len(limits)])
+        return rounding.rows, flows[: len(limits)]
 
-    def _tighten(self, limits: Limits, limited: _Limited, replay: Replay) -> bool:
+    def _tighten(self, limits: Limits, replay: Replay, price_uw: NDArray[np.int64]) -> bool:
         """Lower the limits of operations where power is over the cap; whether any could be."""
-        power = self._frontier.problem.power_uw
-        steps, chosen, tightened = replay.power_steps, limited.rows.copy(), False
+        problem, steps = self._frontier.problem, replay.power_steps
+        chosen, tightened = replay.rows.copy(), False
         over = np.flatnonzero(steps.power_uw > self._cap_uw)
         for k in over[np.argsort(-steps.power_uw[over], kind="stable")].tolist():
             at = steps.times_ns[k]
             running = np.flatnonzero((replay.starts_ns <= at) & (at < replay.finishes_ns))
-            first = self._frontier.problem.first_row[running]
-            was, now = power[first + limited.rows[running]], power[first + chosen[running]]
+            first = problem.first_row[running]
+            was, now = (problem.power_uw[first + one[running]] for one in (replay.rows, chosen))
             excess = int(steps.power_uw[k]) - self._cap_uw - int((was - now).sum())
             while excess > 0:
-                step = self._cheapest_step(running, chosen, limited.price_uw, excess)
+                step = self._cheapest_step(running, chosen, price_uw, excess)
                 if step is None:
                     break
                 i, row = step
-                powers = self._powers[self._frontier.problem.table[i]]
+                powers = self._powers[problem.table[i]]
                 excess -= int(powers[chosen[i]] - powers[row])
                 chosen[i], limits[i] = row, int(powers[row])
                 tightened = True

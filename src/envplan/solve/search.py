@@ -11,7 +11,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Rate, Run
+from envplan.costs import Run
 from envplan.costs.spending import check_span, priced, spent
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
@@ -661,8 +661,12 @@ def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, in
     def integral(time_ns: int) -> float:
         return rate.integral(s_from_ns(time_ns) * iterations)
 
+    first_ns = frontier.min_time_ns
+    changes = rate.changes(s_from_ns(least_ns), s_from_ns(latest_ns) * iterations)
+    bends = {*frontier.times_ns.tolist(), *(ns_from_s(one / iterations) for one in changes)}
+    inner = (time_ns for time_ns in bends if first_ns < time_ns < latest_ns)
     points: list[int] = []
-    for begin, end in pairwise(_bends(frontier, rate, iterations, latest_ns)):
+    for begin, end in pairwise(sorted({first_ns, latest_ns, *inner})):
         # (a + b T)(c + d T) / T + k T is least at sqrt(ac / (bd + k)), where that lies inside.
         t0, t1 = s_from_ns(begin), s_from_ns(end)
         b = (energy(end) - energy(begin)) / (t1 - t0)
@@ -680,12 +684,3 @@ def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, in
     around = zip(points, [math.inf, *costs], costs, [*costs[1:], math.inf], strict=False)
     minima = [(here, point) for point, before, here, after in around if before > here <= after]
     return sorted(minima)[:_MAX_MINIMA]
-
-
-def _bends(frontier: Curve, rate: Rate, iterations: int, latest_ns: int) -> list[int]:
-    """T_min, latest, and where in between the frontier or the rate bends, ns, ascending."""
-    first_ns = frontier.min_time_ns
-    bends = {first_ns, latest_ns, *(t for t in frontier.times_ns.tolist() if t < latest_ns)}
-    span = (s_from_ns(first_ns) * iterations, s_from_ns(latest_ns) * iterations)
-    changes = {ns_from_s(change / iterations) for change in rate.changes(*span)}
-    return sorted(bends | {t for t in changes if first_ns < t < latest_ns})
