@@ -24,18 +24,31 @@ _ENERGIES = st.one_of(
 )
 
 
+def _rows(profile: Profile) -> list[tuple[int, str, int, float, float]]:
+    """Stage, instruction, MHz, s and J of a profile's forwards and backwards."""
+    return [
+        (table.stage, table.instruction, mhz, s_from_ns(time), j_from_fj(energy))
+        for stage in range(profile.num_stages)
+        for table in (profile.table(stage, name) for name in ("forward", "backward"))
+        for mhz, _, time, energy in table.rows()
+    ]
+
+
 def noisy(modelled: Profile, noise: float = 0.002) -> Profile:
     """A profile as a measurement would see it: seeded relative noise on times and energies."""
     rng = np.random.default_rng(1)
-    rows = []
-    for stage in range(modelled.num_stages):
-        for instruction in ("forward", "backward"):
-            table = modelled.table(stage, instruction)
-            for option in range(len(table)):
-                time = s_from_ns(table.time_ns[option]) * rng.normal(1, noise)
-                energy = j_from_fj(table.energy_fj[option]) * rng.normal(1, noise)
-                rows.append((stage, instruction, table.frequency_mhz[option], time, energy))
-    return Profile.from_rows(rows)
+    return Profile.from_rows(
+        [
+            (*of, time * rng.normal(1, noise), energy * rng.normal(1, noise))
+            for *of, time, energy in _rows(modelled)
+        ]
+    )
+
+
+def slower(profile: Profile, factor: float) -> Profile:
+    """The same work on GPUs that take so many times as long, at the same energy."""
+    rows = [(*of, time * factor, energy) for *of, time, energy in _rows(profile)]
+    return Profile.from_rows(rows, name="slower")
 
 
 @st.composite
@@ -79,18 +92,8 @@ def falling_profiles(
 @st.composite
 def equal_profiles(draw: Any, num_stages: int) -> Profile:
     """The same falling tables on every stage, as of layers split evenly: ties everywhere."""
-    one = draw(falling_profiles(1))
-    rows = []
-    for name in ("forward", "backward"):
-        table = one.table(0, name)
-        mhz, times, energies = table.frequency_mhz, table.time_ns, table.energy_fj
-        options = zip(mhz.tolist(), times.tolist(), energies.tolist(), strict=True)
-        rows += [
-            (stage, name, clock, s_from_ns(time), j_from_fj(energy))
-            for clock, time, energy in options
-            for stage in range(num_stages)
-        ]
-    return Profile.from_rows(rows)
+    one = _rows(draw(falling_profiles(1)))
+    return Profile.from_rows([(stage, *row) for stage in range(num_stages) for _, *row in one])
 
 
 @st.composite

@@ -23,15 +23,9 @@ def frontier() -> Frontier:
     return trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
 
 
-def test_target_below_t_min_says_t_min(frontier: Frontier) -> None:
-    with pytest.raises(NoAnswerError, match=f"T_min is {frontier.min_time:.9f} s"):
-        frontier.plan(frontier.min_time - 1e-9)
-
-
 def test_target_beyond_t_star_gives_the_t_star_plan(frontier: Frontier) -> None:
     late, star = frontier.plan(10 * frontier.min_energy_time), frontier.plan(min_energy=True)
-    assert late.energy == star.energy
-    assert late.frequencies == star.frequencies
+    assert (late.energy, late.frequencies) == (star.energy, star.frequencies)
 
 
 def test_energy_budget_gives_the_fastest_plan_that_keeps_it(frontier: Frontier) -> None:

@@ -23,7 +23,7 @@ from envplan.replicas import plan_replicas, replay_replicas
 from envplan.request import Request
 from envplan.units import fj_from_j, ns_from_s
 from envplan.verify import verify_plan
-from strategies import falling_profiles
+from strategies import falling_profiles, slower
 
 A40, A100 = "NVIDIA A40", "NVIDIA A100-SXM4-80GB"
 A40_CLOCKS, A100_CLOCKS = (1740, 1500, 1260, 1020, 780), (1410, 1200, 990, 780)
@@ -142,17 +142,6 @@ def test_the_whole_way_with_two_kinds_of_stages(tmp_path: Path) -> None:
     assert named.code == 0, named.err
     refused = envplan("apply", "plan.json", "--backend", "nvml", cwd=tmp_path)
     assert_refused(refused, 2, "different GPUs")
-
-
-def slower(profile: Profile, factor: float) -> Profile:
-    rows = []
-    for stage in range(profile.num_stages):
-        for name in ("forward", "backward"):
-            table = profile.table(stage, name)
-            for k in range(len(table)):
-                time, energy = int(table.time_ns[k]) / 1e9, int(table.energy_fj[k]) / 1e15
-                rows.append((stage, name, int(table.frequency_mhz[k]), time * factor, energy))
-    return Profile.from_rows(rows, name="slower")
 
 
 @given(
