@@ -7,9 +7,8 @@ from typing import Final
 from envplan.errors import InputError, unknown
 from envplan.planners.advice import Advice, advise
 from envplan.planners.base import FrontierPlanner, MaxFrequency, Planner, ZeusGlobal, ZeusPerStage
-from envplan.planners.comparison import Comparison, Entry, compare
+from envplan.planners.comparison import Comparison, Entry, PartsRow, beside_one_clock, compare
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.parts import PartsRow, beside_one_clock
 
 __all__ = [
     "PLANNERS",

@@ -1,16 +1,17 @@
-"""Every planner on one profile, side by side."""
+"""Every planner on one profile, side by side; and clocks by part beside one an operation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from time import perf_counter
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from envplan._model import Model
-from envplan.errors import InputError, naming
+from envplan.errors import InputError, NoAnswerError, naming
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.pipeline.graph import ENVPIPE
 from envplan.plan import Plan
@@ -27,6 +28,10 @@ from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 Point = Literal["T_min", "T_star", "straggler"]
 
 _NOTABLE_PERCENT: Final = 0.1
+#: Switch latencies that are tried, s.
+LATENCIES_S: Final = (0.0, 0.001, 0.005, 0.01, 0.02)
+#: How much slower than maximum frequency both may be, so that clocks that come late find a plan.
+_SLOWDOWN: Final = 0.02
 
 
 class Published(Model, extra="ignore"):
@@ -157,6 +162,11 @@ def compare(
     envpipe, rescheduled = EnvPipe(reconfigure), _rescheduled(frontier, activation_slots)
     made: list[tuple[Frontier, Point | None, Plan, float]] = []
 
+    @cache
+    def by(own: Frontier, time: float, waits: bool = False) -> Plan:
+        """Our plan that ends by a time, s; one that `waits` saves most until that time."""
+        return own.plan(sync_time=time) if waits else own.plan(time)
+
     def add(own: Frontier, point: Point | None, make: Callable[[], Plan], spent: float = 0) -> Plan:
         begin = perf_counter()
         plan = make()
@@ -176,16 +186,14 @@ def compare(
     latest = ns_from_s_floor(sync or 0.0)
     later: list[tuple[int, Point]] = [(star, "T_star"), (latest, "straggler")]
     for at_ns, where in [(least, "T_min"), *sorted(one for one in later if one[0] > least)]:
-        make = partial(_ours, frontier, s_from_ns(at_ns), where == "straggler")
+        make = partial(by, frontier, s_from_ns(at_ns), where == "straggler")
         add(frontier, where, make, frontier.trace_seconds)
     if rescheduled is not frontier:
-        make = partial(_ours, rescheduled, rescheduled.min_time)
+        make = partial(by, rescheduled, rescheduled.min_time)
         add(rescheduled, "T_min", make, rescheduled.trace_seconds)
     baseline = fastest.predicted.baseline
     entries = []
-    ours = [
-        (own, plan if point else _ours(own, plan.iteration_time)) for own, point, plan, _ in made
-    ]
+    ours = [(own, plan if point else by(own, plan.iteration_time)) for own, point, plan, _ in made]
     for (own, point, plan, seconds), (_, mine) in zip(made, ours, strict=True):
         time, energy = plan.iteration_time, plan.energy
         entry = Entry(
@@ -200,7 +208,7 @@ def compare(
         if sync is not None:
             # A plan that is slower than the straggler is one itself.
             end, without = max(sync, time), _until(fastest, sync)
-            known = [*ours, (own, _ours(own, end, waits=True))]
+            known = [*ours, (own, by(own, end, waits=True))]
             in_time = (one for of, one in known if of is own and one.iteration_time <= end)
             best = min(_until(one, end) for one in in_time)
             bound_fj = max(0, own.waiting_bound_fj(ns_from_s(end)))
@@ -276,6 +284,50 @@ def _until(plan: Plan, sync_time: float) -> float:
     return plan.energy + plan.waiting_energy(sync_time)
 
 
-def _ours(frontier: Frontier, time: float, waits: bool = False) -> Plan:
-    """Our plan that ends by a time; one that `waits` saves most until that time."""
-    return frontier.plan(sync_time=time) if waits else frontier.plan(time)
+class PartsRow(NamedTuple):
+    """Both ways of planning at one switch latency, by the same time; all GPUs.
+
+    Attributes:
+        switch_latency_s: from a request until the clock changes.
+        deadline_s: that both keep: so much later than maximum frequency ends.
+        baseline_j: energy at maximum frequency.
+        one_clock_j: of the plan with one clock an operation; None where none was found in time.
+        by_parts_j: of the plan with clocks by part, or of the former where that uses no more.
+    """
+
+    switch_latency_s: float
+    deadline_s: float
+    baseline_j: float
+    one_clock_j: float | None
+    by_parts_j: float | None
+
+    def saved_percent(self, energy_j: float | None) -> float | None:
+        """What one of both saves, of the energy at maximum frequency."""
+        return None if energy_j is None else percent(self.baseline_j - energy_j, self.baseline_j)
+
+    @property
+    def gained_percent(self) -> float:
+        """What clocks by part save on top, of the energy at maximum frequency."""
+        one, parts = self.one_clock_j, self.by_parts_j
+        return 0.0 if one is None or parts is None else percent(one - parts, self.baseline_j)
+
+
+def beside_one_clock(frontier: Frontier) -> list[PartsRow]:
+    """Plans with clocks by part and with one clock an operation, for each switch latency; none
+    where the profile's operations have no parts."""
+    profile, rows = frontier.profile, list[PartsRow]()
+    if profile.adjustments.by_parts is None:
+        return rows
+    alone = frontier.retraced(frontier.pipeline, profile.with_parts(None))
+    fastest = alone.max_frequency_plan()
+    deadline = fastest.iteration_time * (1 + _SLOWDOWN)
+    for latency in LATENCIES_S:
+        found: list[float | None] = []
+        for own in (alone, frontier):
+            least = min((one for one in found if one is not None), default=None)
+            with suppress(NoAnswerError):
+                energy = own.plan(deadline, switch_latency=latency).energy
+                least = energy if least is None else min(least, energy)
+            found.append(least)
+        rows.append(PartsRow(latency, deadline, fastest.energy, *found))
+    return rows
