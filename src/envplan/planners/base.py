@@ -9,7 +9,7 @@ from envplan.costs import priced
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Plan, build_plan, replay_plan
 from envplan.plan.build import note_straggler
-from envplan.plan.model import Target
+from envplan.plan.model import Target, TargetKind
 from envplan.replay import Replay, Rows
 from envplan.request import Effort, Request
 from envplan.solve import Frontier
@@ -23,10 +23,12 @@ class Planner:
     Attributes:
         name: what the user calls it, and plan.json's `planner`.
         takes_target: whether plan() can be asked for a time; if not, it settles on one of its own.
+        target_kind: what plan.json calls what it aims at.
     """
 
     name: ClassVar[str]
     takes_target: ClassVar[bool] = False
+    target_kind: ClassVar[TargetKind] = "planner"
 
     def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
         """The planner's plan, replayed, priced and set against the frontier's lower bound.
@@ -38,22 +40,18 @@ class Planner:
             NoAnswerError: the planner has no plan that fast; says its fastest.
             InputError: a target was given and the planner takes none.
         """
-        self.check_target(target_time_ns)
-        replay = self.choose(frontier, target_time_ns)
-        deadline_ns = replay.makespan_ns if target_time_ns is None else target_time_ns
-        target = Target(
-            kind="planner",
-            time_s=None if target_time_ns is None else s_from_ns(deadline_ns),
-            deadline_s=s_from_ns(deadline_ns),
-        )
-        return build_plan(frontier, replay, target=target, planner=self.name)
-
-    def check_target(self, target_time_ns: int | None) -> None:
-        """Raises: InputError: a target was given and the planner takes none."""
         if target_time_ns is not None and not self.takes_target:
             raise InputError(
                 f"planner {self.name} takes no target: it settles on an iteration time of its own"
             )
+        replay = self.choose(frontier, target_time_ns)
+        deadline_ns = replay.makespan_ns if target_time_ns is None else target_time_ns
+        target = Target(
+            kind=self.target_kind,
+            time_s=None if target_time_ns is None else s_from_ns(deadline_ns),
+            deadline_s=s_from_ns(deadline_ns),
+        )
+        return build_plan(frontier, replay, target=target, planner=self.name)
 
     def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
         """The replay of what it chooses; the arguments are those of plan."""
@@ -64,11 +62,11 @@ class MaxFrequency(Planner):
     """Every operation at its highest frequency: what happens without any planning."""
 
     name = "max_frequency"
+    target_kind = "max-frequency"
 
-    def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
-        """Raises: InputError: a target was given."""
-        self.check_target(target_time_ns)
-        return frontier.max_frequency_plan()
+    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
+        """That of all the highest clocks."""
+        return frontier.problem.replay(frontier.problem.max_frequency_rows)
 
 
 class _SingleClocks(Planner):
