@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -242,45 +242,6 @@ def deadlines(draw: Any, frontier: Frontier) -> dict[str, Any]:
     }[kind]
 
 
-def _straggler(frontier: Frontier, draw: Any) -> dict[str, Any]:
-    return {"straggler_time": frontier.min_time * draw(st.floats(0.9, 3.0))}
-
-
-def _energy_budget(frontier: Frontier, draw: Any) -> dict[str, Any]:
-    most = frontier.max_frequency_plan().energy
-    least = frontier.energy_at(frontier.min_energy_time)
-    return {"energy_budget": least + draw(st.floats(-0.05, 1.0)) * abs(most - least)}
-
-
-def _power_cap(frontier: Frontier, draw: Any) -> dict[str, Any]:
-    return {"power_cap": frontier.max_frequency_plan().average_power * draw(st.floats(0.5, 1.1))}
-
-
-def _peak_cap(frontier: Frontier, draw: Any) -> dict[str, Any]:
-    problem = frontier.problem
-    highest = problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus / 1e6
-    return {"peak_power_cap": highest * draw(st.floats(0.5, 1.05))}
-
-
-def _latency(_: Frontier, draw: Any) -> dict[str, Any]:
-    return {"switch_latency": draw(st.sampled_from([1e-9, 0.003, 0.02, 0.3, 5.0]))}
-
-
-def _min_hold(_: Frontier, draw: Any) -> dict[str, Any]:
-    return {"min_hold": draw(st.sampled_from([1e-9, 0.05, 0.4, 100.0]))}
-
-
-def _probability(_: Frontier, draw: Any) -> dict[str, Any]:
-    return {
-        "probability": draw(st.sampled_from([0.5, 0.9, 0.99])),
-        "noise": draw(st.sampled_from([0.005, 0.05])),
-    }
-
-
-def _ladder(_: Frontier, draw: Any) -> dict[str, Any]:
-    return {"ladder": draw(st.integers(1, 4))}
-
-
 def _run(frontier: Frontier, draw: Any) -> dict[str, Any]:
     iterations = draw(st.integers(1, 10_000))
     slack = draw(st.none() | st.floats(1.0, 2.0))
@@ -294,16 +255,34 @@ def _run(frontier: Frontier, draw: Any) -> dict[str, Any]:
     }
 
 
+def _between(frontier: Frontier, part: float) -> float:
+    """J: a part of what lies between the least relaxed energy and that at maximum frequency."""
+    least = frontier.energy_at(frontier.min_energy_time)
+    return least + part * abs(frontier.max_frequency_plan().energy - least)
+
+
+def _peak_w(frontier: Frontier) -> float:
+    problem = frontier.problem
+    return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus / 1e6
+
+
 #: By name: keyword arguments of `Request.asking` for one condition on plans.
-CONDITIONS = {
-    "straggler": _straggler,
-    "energy budget": _energy_budget,
-    "power cap": _power_cap,
-    "peak cap": _peak_cap,
-    "latency": _latency,
-    "min hold": _min_hold,
-    "probability": _probability,
-    "ladder": _ladder,
+CONDITIONS: dict[str, Callable[[Frontier, Any], dict[str, Any]]] = {
+    "straggler": lambda f, draw: {"straggler_time": f.min_time * draw(st.floats(0.9, 3.0))},
+    "energy budget": lambda f, draw: {"energy_budget": _between(f, draw(st.floats(-0.05, 1.0)))},
+    "power cap": lambda f, draw: {
+        "power_cap": f.max_frequency_plan().average_power * draw(st.floats(0.5, 1.1))
+    },
+    "peak cap": lambda f, draw: {"peak_power_cap": _peak_w(f) * draw(st.floats(0.5, 1.05))},
+    "latency": lambda _, draw: {
+        "switch_latency": draw(st.sampled_from([1e-9, 0.003, 0.02, 0.3, 5.0]))
+    },
+    "min hold": lambda _, draw: {"min_hold": draw(st.sampled_from([1e-9, 0.05, 0.4, 100.0]))},
+    "probability": lambda _, draw: {
+        "probability": draw(st.sampled_from([0.5, 0.9, 0.99])),
+        "noise": draw(st.sampled_from([0.005, 0.05])),
+    },
+    "ladder": lambda _, draw: {"ladder": draw(st.integers(1, 4))},
     "run": _run,
 }
 
