@@ -93,18 +93,15 @@ class LocalSearch(Candidates):
 
     def _worth_a_look(self, deadline_ns: int, waits: bool) -> list[int]:
         frontier = self._frontier
-        least, star, slowest = (
-            frontier.min_time_ns,
-            frontier.min_energy_time_ns,
-            frontier.slowest_time_ns,
-        )
+        least, star = frontier.min_time_ns, frontier.min_energy_time_ns
+        slowest = frontier.slowest_time_ns
         latest = min(deadline_ns, slowest if waits else star)
         wanted = {latest, *(least + int((star - least) * part) for part in _FIXED)}
         if self._power_limited is not None:
             wanted |= {star + int((slowest - star) * part) for part in _LATER}
             latest = min(deadline_ns, slowest)
             wanted.add(latest)
-        return sorted((time for time in wanted if time <= latest), reverse=True)
+        return sorted((one for one in wanted if one <= latest), reverse=True)
 
     def _besides(self, deadline_ns: int, none_yet: bool) -> list[Replay]:
         if none_yet and deadline_ns > self._frontier.min_energy_time_ns:
