@@ -19,7 +19,7 @@ from benchmarks.running import note
 from envplan import Pipeline, Profile
 from envplan.devices.modelled import GPUS, ModelledGpu
 from envplan.planners import beside_one_clock
-from envplan.planners.parts import LATENCIES_S
+from envplan.planners.comparison import LATENCIES_S
 from envplan.profile import ByParts, Parts, builtin_profiles
 from envplan.profile.parts import by_parts
 from envplan.profiling.modelled import modelled_profile

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from benchmarks.report import percent, seconds, table
 from benchmarks.running import note
 from envplan import Pipeline, Profile
-from envplan.planners.baselines import ZeusPerStage
+from envplan.planners import ZeusPerStage
 from envplan.simulation import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import j_from_fj, s_from_ns

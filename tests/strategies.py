@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,18 +24,31 @@ _ENERGIES = st.one_of(
 )
 
 
+def _rows(profile: Profile) -> list[tuple[int, str, int, float, float]]:
+    """Stage, instruction, MHz, s and J of a profile's forwards and backwards."""
+    return [
+        (table.stage, table.instruction, mhz, s_from_ns(time), j_from_fj(energy))
+        for stage in range(profile.num_stages)
+        for table in (profile.table(stage, name) for name in ("forward", "backward"))
+        for mhz, _, time, energy in table.rows()
+    ]
+
+
 def noisy(modelled: Profile, noise: float = 0.002) -> Profile:
     """A profile as a measurement would see it: seeded relative noise on times and energies."""
     rng = np.random.default_rng(1)
-    rows = []
-    for stage in range(modelled.num_stages):
-        for instruction in ("forward", "backward"):
-            table = modelled.table(stage, instruction)
-            for option in range(len(table)):
-                time = s_from_ns(table.time_ns[option]) * rng.normal(1, noise)
-                energy = j_from_fj(table.energy_fj[option]) * rng.normal(1, noise)
-                rows.append((stage, instruction, table.frequency_mhz[option], time, energy))
-    return Profile.from_rows(rows)
+    return Profile.from_rows(
+        [
+            (*of, time * rng.normal(1, noise), energy * rng.normal(1, noise))
+            for *of, time, energy in _rows(modelled)
+        ]
+    )
+
+
+def slower(profile: Profile, factor: float) -> Profile:
+    """The same work on GPUs that take so many times as long, at the same energy."""
+    rows = [(*of, time * factor, energy) for *of, time, energy in _rows(profile)]
+    return Profile.from_rows(rows, name="slower")
 
 
 @st.composite
@@ -79,18 +92,8 @@ def falling_profiles(
 @st.composite
 def equal_profiles(draw: Any, num_stages: int) -> Profile:
     """The same falling tables on every stage, as of layers split evenly: ties everywhere."""
-    one = draw(falling_profiles(1))
-    rows = []
-    for name in ("forward", "backward"):
-        table = one.table(0, name)
-        mhz, times, energies = table.frequency_mhz, table.time_ns, table.energy_fj
-        options = zip(mhz.tolist(), times.tolist(), energies.tolist(), strict=True)
-        rows += [
-            (stage, name, clock, s_from_ns(time), j_from_fj(energy))
-            for clock, time, energy in options
-            for stage in range(num_stages)
-        ]
-    return Profile.from_rows(rows)
+    one = _rows(draw(falling_profiles(1)))
+    return Profile.from_rows([(stage, *row) for stage in range(num_stages) for _, *row in one])
 
 
 @st.composite
@@ -239,45 +242,6 @@ def deadlines(draw: Any, frontier: Frontier) -> dict[str, Any]:
     }[kind]
 
 
-def _straggler(frontier: Frontier, draw: Any) -> dict[str, Any]:
-    return {"straggler_time": frontier.min_time * draw(st.floats(0.9, 3.0))}
-
-
-def _energy_budget(frontier: Frontier, draw: Any) -> dict[str, Any]:
-    most = frontier.max_frequency_plan().energy
-    least = frontier.energy_at(frontier.min_energy_time)
-    return {"energy_budget": least + draw(st.floats(-0.05, 1.0)) * abs(most - least)}
-
-
-def _power_cap(frontier: Frontier, draw: Any) -> dict[str, Any]:
-    return {"power_cap": frontier.max_frequency_plan().average_power * draw(st.floats(0.5, 1.1))}
-
-
-def _peak_cap(frontier: Frontier, draw: Any) -> dict[str, Any]:
-    problem = frontier.problem
-    highest = problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus / 1e6
-    return {"peak_power_cap": highest * draw(st.floats(0.5, 1.05))}
-
-
-def _latency(_: Frontier, draw: Any) -> dict[str, Any]:
-    return {"switch_latency": draw(st.sampled_from([1e-9, 0.003, 0.02, 0.3, 5.0]))}
-
-
-def _min_hold(_: Frontier, draw: Any) -> dict[str, Any]:
-    return {"min_hold": draw(st.sampled_from([1e-9, 0.05, 0.4, 100.0]))}
-
-
-def _probability(_: Frontier, draw: Any) -> dict[str, Any]:
-    return {
-        "probability": draw(st.sampled_from([0.5, 0.9, 0.99])),
-        "noise": draw(st.sampled_from([0.005, 0.05])),
-    }
-
-
-def _ladder(_: Frontier, draw: Any) -> dict[str, Any]:
-    return {"ladder": draw(st.integers(1, 4))}
-
-
 def _run(frontier: Frontier, draw: Any) -> dict[str, Any]:
     iterations = draw(st.integers(1, 10_000))
     slack = draw(st.none() | st.floats(1.0, 2.0))
@@ -291,16 +255,34 @@ def _run(frontier: Frontier, draw: Any) -> dict[str, Any]:
     }
 
 
+def _between(frontier: Frontier, part: float) -> float:
+    """J: a part of what lies between the least relaxed energy and that at maximum frequency."""
+    least = frontier.energy_at(frontier.min_energy_time)
+    return least + part * abs(frontier.max_frequency_plan().energy - least)
+
+
+def _peak_w(frontier: Frontier) -> float:
+    problem = frontier.problem
+    return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus / 1e6
+
+
 #: By name: keyword arguments of `Request.asking` for one condition on plans.
-CONDITIONS = {
-    "straggler": _straggler,
-    "energy budget": _energy_budget,
-    "power cap": _power_cap,
-    "peak cap": _peak_cap,
-    "latency": _latency,
-    "min hold": _min_hold,
-    "probability": _probability,
-    "ladder": _ladder,
+CONDITIONS: dict[str, Callable[[Frontier, Any], dict[str, Any]]] = {
+    "straggler": lambda f, draw: {"straggler_time": f.min_time * draw(st.floats(0.9, 3.0))},
+    "energy budget": lambda f, draw: {"energy_budget": _between(f, draw(st.floats(-0.05, 1.0)))},
+    "power cap": lambda f, draw: {
+        "power_cap": f.max_frequency_plan().average_power * draw(st.floats(0.5, 1.1))
+    },
+    "peak cap": lambda f, draw: {"peak_power_cap": _peak_w(f) * draw(st.floats(0.5, 1.05))},
+    "latency": lambda _, draw: {
+        "switch_latency": draw(st.sampled_from([1e-9, 0.003, 0.02, 0.3, 5.0]))
+    },
+    "min hold": lambda _, draw: {"min_hold": draw(st.sampled_from([1e-9, 0.05, 0.4, 100.0]))},
+    "probability": lambda _, draw: {
+        "probability": draw(st.sampled_from([0.5, 0.9, 0.99])),
+        "noise": draw(st.sampled_from([0.005, 0.05])),
+    },
+    "ladder": lambda _, draw: {"ladder": draw(st.integers(1, 4))},
     "run": _run,
 }
 

@@ -94,21 +94,24 @@ def test_only_clocks_that_both_tables_have_survive_a_sum_which_is_sorted() -> No
     assert table.frequency_mhz.tolist() == [1500, 1740]
 
 
-def test_sums_beyond_what_a_profile_may_hold_are_refused() -> None:
-    rows = [(0, name, 1740, 1.0, 4800.0) for name in ("forward", "backward")]
-    with pytest.raises(InputError, match=r"backward and forward together .* 9000 J"):
-        Profile.from_rows(rows).adjusted(recompute=True)
+ALONE = [(0, name, 1740, 0.1, 30.0) for name in ("forward", "backward")]
 
 
-def test_tables_without_a_common_clock_are_refused_with_their_stage() -> None:
-    rows = [
-        row
-        for stage, mhz in ((0, 1740), (1, 1500))
-        for row in rows_at(stage, "forward", (1740, 0.1, 30.0))
-        + rows_at(stage, "backward", (mhz, 0.1, 30.0))
-    ]
-    with pytest.raises(InputError, match="stage 1: backward and forward have no frequency"):
-        Profile.from_rows(rows).adjusted(recompute=True)
+@pytest.mark.parametrize(
+    ("rows", "measured", "words"),
+    [
+        ([(*row[:3], 1.0, 4800.0) for row in ALONE], False, "forward together .* 9000"),
+        ([*ALONE, (1, "forward", 1740, 0.1, 30.0), (1, "backward", 1500, 0.1, 30.0)], False,
+         "stage 1: backward and forward have no frequency"),
+        (ALONE, True, "includes recomputation already"),
+    ],
+)  # fmt: skip
+def test_recomputation_that_cannot_be_added_is_refused(
+    rows: list[Row], measured: bool, words: str
+) -> None:
+    metadata = ProfileMetadata(extra={INCLUDES_RECOMPUTATION: True} if measured else {})
+    with pytest.raises(InputError, match=words):
+        Profile.from_rows(rows, metadata=metadata).adjusted(recompute=True)
 
 
 @given(profiles(2), st.floats(0.01, 0.99))
@@ -158,13 +161,6 @@ def test_adjustments_replace_each_other_and_leave_the_file_alone(tmp_path: Path)
     assert costs(Profile.read_csv(tmp_path / "again.csv"), "backward") == costs(profile, "backward")
 
 
-def test_recomputation_is_not_added_where_a_sidecar_says_it_is_measured() -> None:
-    rows = [(0, name, 1740, 0.1, 30.0) for name in ("forward", "backward")]
-    metadata = ProfileMetadata(extra={INCLUDES_RECOMPUTATION: True})
-    with pytest.raises(InputError, match="includes recomputation already"):
-        Profile.from_rows(rows, metadata=metadata).adjusted(recompute=True)
-
-
 @given(falling_profiles(2, max_options=6), st.booleans(), st.floats(0.0, 0.3))
 @settings(max_examples=30, deadline=None)
 def test_plans_from_derived_rows_are_proved_from_the_measured_ones(
@@ -187,11 +183,6 @@ def test_check_rejects_a_plan_whose_adjustments_were_changed() -> None:
     bare = plan.profile.model_copy(update={"adjustments": None})
     with pytest.raises(InputError, match="recomputed it is"):
         verify_plan(plan.model_copy(update={"profile": bare}), profile)
-
-
-def test_a_profile_adjusted_otherwise_is_refused() -> None:
-    profile = small_profile()
-    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile.adjusted(recompute=True)).plan()
     with pytest.raises(InputError, match="in another way than for the plan"):
         simulate(plan, profile.adjusted(backward_input_share=0.5))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 import envplan as package
-from cli_helpers import assert_refused, envplan, small_profile
+from cli_helpers import done, refused, says, small_profile, told
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
@@ -129,45 +128,33 @@ def test_a_dag_has_no_other_schedules() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small_profile(4, blocking=70.0, microbatches=8).save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_tables_and_the_next_command(folder: Path) -> None:
-    ran = envplan("advise", cwd=folder)
-    assert ran.code == 0, ran.err
-    for words in (
-        "Energy at equal time, modelled",
-        "Time at equal energy, modelled",
-        "1f1b (the job)",
+def test_tables_json_and_the_next_command(folder: Path) -> None:
+    printed = done("advise")
+    says(
+        printed,
+        "Energy at equal time, modelled | Time at equal energy, modelled | 1f1b (the job)",
         "split backwards: assumed: backward_input takes 50%",
-    ):
-        assert words in ran.out
-    last = ran.out.splitlines()[-1]
+    )
+    last = printed.splitlines()[-1]
     assert last == "next: envplan solve --schedule zb-h1"
-    assert envplan(*last.split()[2:], cwd=folder).code == 0
-
-
-def test_json_says_what_was_found(folder: Path) -> None:
-    ran = envplan("advise", "--best", "1", "--json", cwd=folder)
-    document = json.loads(ran.out)
-    assert document["schema"] == "envplan/advice/v1"
-    assert document["source"] == "modelled"
-    own = [row for row in document["schedules"] if row["is_job"]]
-    assert [row["schedule"] for row in own] == ["1f1b"]
-    assert own[0]["at_equal_time"]["iteration_time_s"] <= document["t_min_s"]
-
-
-def test_a_dag_file_is_refused(folder: Path) -> None:
-    assert_refused(envplan("advise", "--dag", "dag.json", cwd=folder), 2, "--dag")
+    done(last.removeprefix("next: envplan "))
+    document = told("advise --best 1")
+    assert (document["schema"], document["source"]) == ("envplan/advice/v1", "modelled")
+    (own,) = (row for row in document["schedules"] if row["is_job"])
+    assert own["schedule"] == "1f1b"
+    assert own["at_equal_time"]["iteration_time_s"] <= document["t_min_s"]
+    refused("advise --dag dag.json", "--dag")
 
 
 def test_compare_says_in_one_line_what_other_schedules_gain(folder: Path) -> None:
-    ran = envplan("compare", cwd=folder)
-    lines = [line for line in ran.out.splitlines() if "faster at the same savings" in line]
-    assert len(lines) == 1
-    assert "zb-h1 (halves of backward assumed): " in lines[0]
-    document = json.loads(envplan("compare", "--json", cwd=folder).out)
+    printed, document = done("compare"), told("compare")
+    (line,) = (one for one in printed.splitlines() if "faster at the same savings" in one)
+    assert "zb-h1 (halves of backward assumed): " in line
     advised = next(row for row in document["advice"] if row["schedule"] == "zb-h1")
-    assert f"{advised['faster_percent']:.1f}% faster" in lines[0]
+    assert f"{advised['faster_percent']:.1f}% faster" in line

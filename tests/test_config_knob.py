@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import assert_refused, envplan
+from cli_helpers import done, refused, says, told
 from envplan import Pipeline, Plan, Profile, trace_frontier
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError
@@ -31,7 +31,7 @@ def two_configs(stages: int = 2) -> Profile:
     return Profile.from_rows(rows)
 
 
-def test_a_second_knob_never_costs_energy() -> None:
+def test_a_second_knob_never_costs_energy_and_its_fastest_is_the_baseline() -> None:
     both = two_configs()
     rows = [
         (table.stage, table.instruction, mhz, ns / 1e9, fj / 1e15)
@@ -45,16 +45,13 @@ def test_a_second_knob_never_costs_energy() -> None:
     for slowdown in (0.0, 0.05, 0.2):
         time = alone.min_time * (1 + slowdown)
         assert with_both.energy_at(time) <= alone.energy_at(time)
-    chosen = {op.config for stage in with_both.plan(slowdown=0.1).stages for op in stage}
-    assert chosen == {"wide", "narrow"}
-
-
-def test_the_baseline_is_the_fastest_config_at_the_highest_clock() -> None:
-    plan = trace_frontier(Pipeline("1f1b", 2, 4), two_configs()).max_frequency_plan()
-    assert {(op.frequency_mhz, op.config) for stage in plan.stages for op in stage} == {
+    fastest = with_both.max_frequency_plan()
+    assert {(op.frequency_mhz, op.config) for stage in fastest.stages for op in stage} == {
         (1740, "wide")
     }
-    assert plan.predicted.savings_percent == 0
+    assert fastest.predicted.savings_percent == 0
+    chosen = {op.config for stage in with_both.plan(slowdown=0.1).stages for op in stage}
+    assert chosen == {"wide", "narrow"}
 
 
 @pytest.mark.parametrize("config", ["narrow", "wide", "unknown", ""])
@@ -69,43 +66,34 @@ def test_check_rejects_a_plan_whose_config_was_changed(config: str) -> None:
         verify_plan(Plan.from_document(document), profile)
 
 
-def test_the_whole_way_on_the_command_line_names_both_knobs(tmp_path: Path) -> None:
+def test_the_whole_way_on_the_command_line_names_both_knobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two_configs().save_csv(tmp_path / "profile.csv")
-    solved = envplan("solve", "-m", "4", "--slowdown", "10", "--ladder", "2", cwd=tmp_path)
-    assert "operations by config: narrow" in solved.out
-    plan = Plan.load(tmp_path / "plan.json")
+    monkeypatch.chdir(tmp_path)
+    says(done("solve -m 4 --slowdown 10 --ladder 2"), "operations by config: narrow")
+    plan = Plan.load("plan.json")
     assert all(rung.configs for rung in plan.ladder)
-    assert envplan("check", "plan.json", cwd=tmp_path).code == 0
-    assert "operations by config: narrow" in envplan("simulate", "plan.json", cwd=tmp_path).out
-    compared = json.loads(envplan("compare", "-m", "4", "--json", cwd=tmp_path).out)["planners"]
+    done("check plan.json")
+    says(done("simulate plan.json"), "operations by config: narrow")
+    compared = told("compare -m 4")["planners"]
     assert all(sum(entry["configs"].values()) == 16 for entry in compared)
     assert "narrow" not in next(e for e in compared if e["planner"] == "max_frequency")["configs"]
     assert all("narrow" in e["configs"] for e in compared if e["planner"] == "frontier")
-    assert "config narrow" in envplan("compare", "-m", "4", cwd=tmp_path).out
+    says(done("compare -m 4"), "config narrow")
 
-    applied = envplan("apply", "plan.json", cwd=tmp_path)
-    assert "config is in the frequency plan" in applied.out
-    written = FrequencyPlan.load(tmp_path / "run.freqplan.json")
+    says(done("apply plan.json"), "config is in the frequency plan")
+    written = FrequencyPlan.load("run.freqplan.json")
     assert [rank.configs for rank in written.ranks] == [
         [op.config for op in stage] for stage in plan.stages
     ]
     assert all(rung.configs for rung in written.ladder)
     rows = list(csv.DictReader(io.StringIO(written.to_csv())))
     assert [row["config"] for row in rows if row["rank"] == "0"] == written.ranks[0].configs
-    zeus = envplan("apply", "plan.json", "--format", "zeus", cwd=tmp_path)
-    assert "configs are left out" in zeus.out
-
-
-def test_a_frequency_plan_with_too_few_configs_is_refused(tmp_path: Path) -> None:
-    two_configs().save_csv(tmp_path / "profile.csv")
-    envplan("solve", "-m", "2", "--slowdown", "10", "--ladder", "2", cwd=tmp_path)
-    envplan("apply", "plan.json", cwd=tmp_path)
-    file = tmp_path / "run.freqplan.json"
-    whole = file.read_text()
-    for where, complaint in (("ranks", "ranks[0]"), ("ladder", "ladder[0]")):
-        document = json.loads(whole)
+    says(done("apply plan.json --format zeus -o zeus.txt"), "configs are left out")
+    for where in ("ranks", "ladder"):
+        document = json.loads(written.to_json())
         configs = document[where][0]["configs"]
         (configs if where == "ranks" else configs[0]).pop()
-        file.write_text(json.dumps(document))
-        refused = envplan("check", "run.freqplan.json", cwd=tmp_path)
-        assert_refused(refused, 2, f"{complaint} does not have one config")
+        (tmp_path / "few.json").write_text(json.dumps(document))
+        refused("check few.json", f"{where}[0] does not have one config")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_helpers import assert_refused, envplan, small_profile
+from cli_helpers import assert_refused, done, envplan, refused, says, small_profile, told
 from envplan import Frontier, Pipeline, Plan, Profile, simulate, trace_frontier
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.clocks import modelled_clocks, stage_clocks
@@ -22,7 +23,7 @@ from envplan.replicas import plan_replicas, replay_replicas
 from envplan.request import Request
 from envplan.units import fj_from_j, ns_from_s
 from envplan.verify import verify_plan
-from strategies import falling_profiles
+from strategies import falling_profiles, slower
 
 A40, A100 = "NVIDIA A40", "NVIDIA A100-SXM4-80GB"
 A40_CLOCKS, A100_CLOCKS = (1740, 1500, 1260, 1020, 780), (1410, 1200, 990, 780)
@@ -52,19 +53,11 @@ def test_a_sidecar_lists_a_gpu_for_each_stage(tmp_path: Path) -> None:
     assert [read.metadata.gpu_of(stage) for stage in (0, 1)] == [A40, A100]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "complaint"),
-    [
-        ([A40], "lists 1 GPUs for 2 stages"),
-        ([A40, 3], "stage_gpus"),
-        ([A40, ""], "stage_gpus"),
-    ],
-)
-def test_a_sidecar_with_the_wrong_gpus_is_refused(
-    tmp_path: Path, gpus: list[object], complaint: str
-) -> None:
+@pytest.mark.parametrize("gpus", [[A40], [A40, 3], [A40, ""]])
+def test_a_sidecar_with_the_wrong_gpus_is_refused(tmp_path: Path, gpus: list[object]) -> None:
     small_profile().save_csv(tmp_path / "p.csv")
     (tmp_path / "p.meta.json").write_text(json.dumps({"gpu": gpus}))
+    complaint = "stage_gpus" if len(gpus) > 1 else "lists 1 GPUs for 2 stages"
     with pytest.raises(InputError, match=complaint):
         Profile.read_csv(tmp_path / "p.csv")
 
@@ -151,55 +144,34 @@ def test_the_whole_way_with_two_kinds_of_stages(tmp_path: Path) -> None:
     assert_refused(refused, 2, "different GPUs")
 
 
-def slower(profile: Profile, factor: float) -> Profile:
-    rows = []
-    for stage in range(profile.num_stages):
-        for name in ("forward", "backward"):
-            table = profile.table(stage, name)
-            for k in range(len(table)):
-                time, energy = int(table.time_ns[k]) / 1e9, int(table.energy_fj[k]) / 1e15
-                rows.append((stage, name, int(table.frequency_mhz[k]), time * factor, energy))
-    return Profile.from_rows(rows, name="slower")
-
-
 @given(
-    falling_profiles(2, max_options=6),
-    falling_profiles(2, max_options=6),
+    st.tuples(*[falling_profiles(2, max_options=6)] * 2),
     st.integers(1, 4),
     st.floats(0.0, 0.6),
     st.integers(1, 3),
 )
 def test_unlike_replicas_end_together_at_a_certified_energy(
-    one: Profile, other: Profile, microbatches: int, slowdown: float, count: int
+    profiles: tuple[Profile, Profile], microbatches: int, slowdown: float, count: int
 ) -> None:
     pipeline = Pipeline("1f1b", 2, microbatches)
     frontiers = [
-        trace_frontier(pipeline, one, full=True),
-        trace_frontier(pipeline, other, full=True, replicas=count),
+        trace_frontier(pipeline, profile, full=True, replicas=replicas)
+        for profile, replicas in zip(profiles, (1, count), strict=True)
     ]
-    planned = plan_replicas(frontiers, Request.asking(slowdown=slowdown))
-    deadline = planned.plans[0].target.deadline_s
-    assert planned.sync_time <= deadline
+    fastest, planned, best = (
+        plan_replicas(frontiers, Request.asking(**asked))
+        for asked in ({}, {"slowdown": slowdown}, {"min_energy": True})
+    )
+    assert planned.sync_time <= planned.plans[0].target.deadline_s
+    bounds = [one.energy_lower_bound for one in (best, planned, fastest)]
+    assert bounds == sorted(bounds)
     assert planned.energy_lower_bound <= planned.energy * (1 + 1e-12)
-    replayed = 0
-    for plan, profile in zip(planned.plans, (one, other), strict=True):
-        verify_plan(plan, profile)
-        timeline = simulate(plan, profile, sync_time=planned.sync_time)
-        replayed += timeline.energy_fj
-    assert replayed == pytest.approx(fj_from_j(planned.energy), rel=1e-12)
-    again = replay_replicas(list(zip(planned.plans, (one, other), strict=True)))
+    pairs = list(zip(planned.plans, profiles, strict=True))
+    assert all(verify_plan(plan, profile) for plan, profile in pairs)
+    replayed = [simulate(plan, own, sync_time=planned.sync_time).energy_fj for plan, own in pairs]
+    assert sum(replayed) == pytest.approx(fj_from_j(planned.energy), rel=1e-12)
+    again = replay_replicas(pairs)
     assert (again.sync_time, again.energy) == (planned.sync_time, planned.energy)
-
-
-@given(falling_profiles(2, max_options=6), falling_profiles(2, max_options=6))
-def test_the_sum_of_frontiers_is_least_at_the_common_optimum(one: Profile, other: Profile) -> None:
-    pipeline = Pipeline("1f1b", 2, 3)
-    frontiers = [trace_frontier(pipeline, profile, full=True) for profile in (one, other)]
-    best = plan_replicas(frontiers, Request.asking(min_energy=True))
-    fastest = plan_replicas(frontiers)
-    for slowdown in (0.0, 0.03, 0.1, 0.3, 1.0):
-        bound = plan_replicas(frontiers, Request.asking(slowdown=slowdown)).energy_lower_bound
-        assert best.energy_lower_bound <= bound <= fastest.energy_lower_bound
 
 
 def test_equal_replicas_cost_what_one_costs_times_their_number() -> None:
@@ -226,80 +198,69 @@ def test_a_fast_replica_uses_the_time_that_a_slow_one_leaves_it() -> None:
         plan_replicas(frontiers, Request.asking(target_time=frontiers[0].min_time))
 
 
-def test_solve_writes_a_plan_for_every_kind_of_replica(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     profile = small_profile(2, blocking=70.0)
-    profile.save_csv(tmp_path / "profile.csv")
-    slower(profile, 1.3).save_csv(tmp_path / "slow.csv")
-    ran = envplan("solve", "--replica-profile", "slow.csv:2", "--slowdown", "3", cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    assert "certified gap of all together" in ran.out
-    plans = [Plan.load(tmp_path / name) for name in ("plan.json", "plan.replica1.json")]
+    for name, one in (
+        ("profile", profile),
+        ("slow", slower(profile, 1.3)),
+        ("fast", slower(profile, 0.8)),
+        ("three", small_profile(3)),
+    ):
+        one.save_csv(tmp_path / f"{name}.csv")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_solve_writes_a_plan_for_every_kind_of_replica(folder: Path) -> None:
+    says(done("solve --replica-profile slow.csv:2 --slowdown 3"), "certified gap of all together")
+    names = ("plan.json", "plan.replica1.json")
+    plans = [Plan.load(folder / name) for name in names]
     assert [plan.job.replicas for plan in plans] == [1, 2]
     assert ns_from_s(plans[0].target.deadline_s) == ns_from_s(plans[1].target.deadline_s)
-    for name in ("plan.json", "plan.replica1.json"):
-        assert envplan("check", name, cwd=tmp_path).code == 0
-        assert envplan("apply", name, cwd=tmp_path).code == 0
-    replayed = envplan(
-        "simulate", "plan.json", "--replica", "plan.replica1.json", "--json", cwd=tmp_path
-    )
-    document = json.loads(replayed.out)["replicas"]
+    for command, name in product(("check", "apply"), names):
+        done(command, name)
+    document = told("simulate plan.json --replica plan.replica1.json")["replicas"]
     assert document["sync_time_s"] == max(plan.iteration_time for plan in plans)
     assert [entry["count"] for entry in document["replicas"]] == [1, 2]
     assert document["savings_percent"] > 0
-    table = envplan("simulate", "plan.json", "--replica", "plan.replica1.json", cwd=tmp_path)
-    assert "all end at" in table.out
+    says(done("simulate plan.json --replica plan.replica1.json"), "all end at")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--replica-profile", "slow.csv:0"), ("from 1 up",)),
-        (("--replica-profile", "slow.csv:x"), ("PROFILE:COUNT",)),
-        (("--replica-profile", "gone.csv"), ("gone.csv",)),
-        (("--replica-profile", "slow.csv", "--clocks", "c.csv"), ("a plan for each",)),
-        (("--replica-profile", "three.csv"), ("3 stages",)),
+        ("--replica-profile slow.csv:0", "from 1 up"),
+        ("--replica-profile slow.csv:x", "PROFILE:COUNT"),
+        ("--replica-profile gone.csv", "gone.csv"),
+        ("--replica-profile slow.csv --clocks c.csv", "a plan for each"),
+        ("--replica-profile three.csv", "3 stages"),
     ],
 )
-def test_replicas_that_cannot_be_are_refused(
-    tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    small_profile(2).save_csv(tmp_path / "profile.csv")
-    slower(small_profile(2), 1.3).save_csv(tmp_path / "slow.csv")
-    small_profile(3).save_csv(tmp_path / "three.csv")
-    assert_refused(envplan("solve", *options, cwd=tmp_path), 2, *words)
-    assert not (tmp_path / "plan.json").exists()
+def test_replicas_that_cannot_be_are_refused(folder: Path, options: str, words: str) -> None:
+    refused(f"solve {options}", words)
+    assert not (folder / "plan.json").exists()
 
 
 @pytest.mark.parametrize("planner", ["envpipe", "max_frequency"])
-def test_other_planners_plan_unlike_replicas_too(tmp_path: Path, planner: str) -> None:
-    small_profile(2, blocking=70.0).save_csv(tmp_path / "profile.csv")
-    slower(small_profile(2, blocking=70.0), 1.3).save_csv(tmp_path / "slow.csv")
-    solve = ("solve", "--replica-profile", "slow.csv:2", "--json", "-m", "4")
-    own = json.loads(envplan(*solve, cwd=tmp_path).out)
-    ran = envplan(*solve, "--planner", planner, "--price", "0.1", cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    theirs = json.loads(ran.out)
+def test_other_planners_plan_unlike_replicas_too(folder: Path, planner: str) -> None:
+    solve = "solve --replica-profile slow.csv:2 -m 4"
+    own, theirs = told(solve), told(f"{solve} --planner {planner} --price 0.1")
     assert theirs["energy_lower_bound_j"] <= theirs["energy_j"]
     assert own["energy_j"] <= theirs["energy_j"] or own["sync_time_s"] < theirs["sync_time_s"]
     if planner == "max_frequency":
         assert theirs["savings_percent"] == 0
-    plans = [Plan.load(tmp_path / name) for name in ("plan.json", "plan.replica1.json")]
+    plans = [Plan.load(folder / name) for name in ("plan.json", "plan.replica1.json")]
     assert [plan.planner for plan in plans] == [planner, planner]
-    again = envplan("simulate", "plan.json", "--replica", "plan.replica1.json", cwd=tmp_path)
-    assert again.code == 0, again.err
+    done("simulate plan.json --replica plan.replica1.json")
 
 
-def test_replicas_on_other_hardware_can_be_tried_out_beside_a_plan(tmp_path: Path) -> None:
-    profile = small_profile(2, blocking=70.0)
-    profile.save_csv(tmp_path / "profile.csv")
-    slower(profile, 1.3).save_csv(tmp_path / "slow.csv")
-    slower(profile, 0.8).save_csv(tmp_path / "fast.csv")
-    envplan("solve", "--slowdown", "5", "--recompute", cwd=tmp_path)
-    plan = Plan.load(tmp_path / "plan.json")
+def test_replicas_on_other_hardware_can_be_tried_out_beside_a_plan(folder: Path) -> None:
+    done("solve --slowdown 5 --recompute")
+    plan = Plan.load(folder / "plan.json")
     for name, count in (("slow.csv", 1), ("fast.csv:3", 3)):
-        ran = envplan("simulate", "plan.json", "--replica-profile", name, "--json", cwd=tmp_path)
-        assert ran.code == 0, ran.err
-        first, other = json.loads(ran.out)["replicas"]["replicas"]
+        document = told("simulate plan.json --replica-profile", name)
+        first, other = document["replicas"]["replicas"]
         assert first["iteration_time_s"] == plan.iteration_time
         assert other["count"] == count
         assert (other["iteration_time_s"] > plan.iteration_time) == (name == "slow.csv")
@@ -307,12 +268,9 @@ def test_replicas_on_other_hardware_can_be_tried_out_beside_a_plan(tmp_path: Pat
 
 
 @pytest.mark.parametrize("options", ["--noise 2", "--switch-latency 5", "--sync-time 9", "--dp 4"])
-def test_replicas_meet_what_the_plan_meets(tmp_path: Path, options: str) -> None:
-    small_profile(2).save_csv(tmp_path / "profile.csv")
-    envplan("solve", "--slowdown", "5", cwd=tmp_path)
-    ran = envplan("simulate", "--replica", "plan.json", "--json", *options.split(), cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    document = json.loads(ran.out)
+def test_replicas_meet_what_the_plan_meets(folder: Path, options: str) -> None:
+    done("solve --slowdown 5")
+    document = told("simulate --replica plan.json", *options.split())
     together = document["replicas"]
     assert together["sync_time_s"] == document["sync_time_s"]
     assert together["energy_j"] == pytest.approx(2 * document["energy_j"])

@@ -11,7 +11,6 @@ from cli_helpers import small_profile
 from envplan import (
     InputError,
     Pipeline,
-    Profile,
     plan_replicas,
     replay_replicas,
     simulate,
@@ -23,6 +22,7 @@ from envplan.limits import probability
 from envplan.request import Request
 from envplan.solve import trace_job
 from plan_checks import assert_answers
+from strategies import slower
 
 PIPELINE = Pipeline("1f1b", 2, 3, p2p_latency=0.002)
 PROFILE = small_profile(2, blocking=70.0)
@@ -103,16 +103,7 @@ def test_a_cap_moves_the_cheapest_run_to_where_it_is_kept(share: float) -> None:
     assert plan.iteration_time == soonest.iteration_time
 
 
-SLOW = Profile.from_rows(
-    [
-        (stage, name, int(mhz), 1.3 * ns / 1e9, fj / 1e15)
-        for stage in range(2)
-        for name in ("forward", "backward")
-        for table in [PROFILE.table(stage, name)]
-        for mhz, ns, fj in zip(table.frequency_mhz, table.time_ns, table.energy_fj, strict=True)
-    ],
-    name="slow",
-)
+SLOW = slower(PROFILE, 1.3)
 KINDS = [trace_frontier(PIPELINE, PROFILE), trace_frontier(PIPELINE, SLOW, replicas=2)]
 TOGETHER: dict[str, dict[str, Any]] = {
     "slowdown": {"slowdown": 0.1},

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_helpers import assert_refused, envplan
+from cli_helpers import done, refused, told
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.clocks import given_clocks
 from envplan.enforce.freqplan import FrequencyPlan
@@ -304,26 +304,41 @@ def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
         assert timeline.replay.peak_uw == pytest.approx(peak * 1e6, abs=2)
 
 
-def test_the_commands_work_on_a_profile_with_parts(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     parts_profile().save_csv(tmp_path / "profile.csv")
-    for command in (
-        ("frontier", "-o", "frontier.csv"),
-        ("solve", "--slowdown", "2", "--ladder", "4"),
-        ("check", "plan.json"),
-        ("apply", "plan.json", "--clocks", "780-1740:240"),
-        ("check", "run.freqplan.json"),
-        ("simulate", "plan.json", "--trace", "trace.json"),
-        ("solve", "--one-clock", "--slowdown", "2", "-o", "one.json"),
-        ("solve", "--parts-within", "0", "--switch-latency", "5ms", "-o", "late.json"),
-        ("check", "late.json"),
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_commands_work_on_a_profile_with_parts_and_sweeps_plan_as_solve_does(
+    folder: Path,
+) -> None:
+    energies = {}
+    for options, point in (
+        ("", ""),
+        ("--one-clock", "one_clock = true"),
+        ("--parts-within 0", "parts_within = 0"),
     ):
-        ran = envplan(*command, cwd=tmp_path)
-        assert (ran.code, ran.err) == (0, ""), (command, ran)
-    energy = {
-        name: json.loads((tmp_path / name).read_text())["predicted"]["energy_j"]
-        for name in ("plan.json", "one.json")
-    }
-    assert energy["plan.json"] < 0.98 * energy["one.json"]
+        energies[point] = told(f"solve --slowdown 2 {options}")["predicted"]["energy_j"]
+    assert energies[""] < 0.98 * energies["one_clock = true"]
+    text = "".join(f'[[points]]\nprofile = "profile.csv"\nslowdown = 2\n{p}\n' for p in energies)
+    (folder / "sweep.toml").write_text(text)
+    for line in (
+        "sweep sweep.toml -o sweep.csv",
+        "frontier -o frontier.csv",
+        "solve --slowdown 2 --ladder 4",
+        "check plan.json",
+        "apply plan.json --clocks 780-1740:240",
+        "check run.freqplan.json",
+        "simulate plan.json --trace trace.json",
+        "solve --parts-within 0 --switch-latency 5ms -o late.json",
+        "check late.json",
+    ):
+        done(line)
+    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    assert [float(row["energy_j"]) for row in rows] == list(energies.values())
+    assert [row["one_clock"] for row in rows] == ["False", "True", "False"]
 
 
 def test_a_backward_that_is_derived_has_the_parts_of_what_it_is_made_of() -> None:
@@ -379,27 +394,25 @@ def test_parts_are_scaled_to_what_was_measured_of_the_operation() -> None:
             assert sum(piece.time_ns for piece in pieces(again, k, 0)) == time
 
 
-def test_bad_parts_are_refused_with_where_and_why(tmp_path: Path) -> None:
-    parts_profile().save_csv(tmp_path / "profile.csv")
-    lines = (tmp_path / "profile.csv").read_text().splitlines()
-    header, rows = lines[0], lines[1:]
+def test_bad_parts_are_refused_with_where_and_why(folder: Path) -> None:
+    header, *rows = (folder / "profile.csv").read_text().splitlines()
 
-    def refused(changed: list[str], *words: str) -> None:
-        (tmp_path / "bad.csv").write_text("\n".join([header, *changed]) + "\n")
-        assert_refused(envplan("solve", "bad.csv", cwd=tmp_path), 2, *words)
+    def refuses(changed: list[str], *words: str) -> None:
+        (folder / "bad.csv").write_text("\n".join([header, *changed]) + "\n")
+        refused("solve bad.csv", *words)
 
     lost = [row for row in rows if not row.startswith("1,backward,1020") or "mlp1" not in row]
-    refused(lost, "stage 1 backward: part mlp1 has no row at 1020 MHz, which part attention0 has")
+    refuses(lost, "stage 1 backward: part mlp1 has no row at 1020 MHz, which part attention0 has")
     first = next(k for k, row in enumerate(rows) if row.startswith("0,forward,1500"))
     swapped = rows.copy()
     swapped[first], swapped[first + 1] = rows[first + 1], rows[first]
-    refused(swapped, "part attention0", "comes after mlp0 at 1500 MHz", "one order")
-    refused([rows[0], *rows], "repeats line 2", "part attention0")
-    refused([f"{rows[0].rpartition(',')[0]},a b", *rows[1:]], "has a space")
-    refused([*rows, "0,blocking,780,1,70,waits"], "has no parts")
+    refuses(swapped, "part attention0", "comes after mlp0 at 1500 MHz", "one order")
+    refuses([rows[0], *rows], "repeats line 2", "part attention0")
+    refuses([f"{rows[0].rpartition(',')[0]},a b", *rows[1:]], "has a space")
+    refuses([*rows, "0,blocking,780,1,70,waits"], "has no parts")
     whole = [f"0,forward,{mhz},0.5,1," for mhz in (1740, 1500, 1260, 1020, 780)]
-    refused([*rows, *whole], "stage 0 forward at 1740 MHz: its parts take 0.159 s", "68.2%) less")
-    refused([*rows, *whole[1:]], "at 1740 MHz there are rows for its parts and none for the op")
+    refuses([*rows, *whole], "stage 0 forward at 1740 MHz: its parts take 0.159 s", "68.2%) less")
+    refuses([*rows, *whole[1:]], "at 1740 MHz there are rows for its parts and none for the op")
 
 
 def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
@@ -427,20 +440,6 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
         apply_plan(plan, profile, topology=topology, clocks=given_clocks("1000"))
 
 
-def test_sweeps_plan_by_parts_as_solve_does(tmp_path: Path) -> None:
-    parts_profile(layers=2, microbatches=2).save_csv(tmp_path / "profile.csv")
-    points = ("", "one_clock = true", "parts_within = 0")
-    text = "".join(f'[[points]]\nprofile = "profile.csv"\nslowdown = 2\n{p}\n' for p in points)
-    (tmp_path / "sweep.toml").write_text(text)
-    ran = envplan("sweep", "sweep.toml", "-o", "sweep.csv", cwd=tmp_path)
-    assert (ran.code, ran.err) == (0, ""), ran
-    rows = list(csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines()))
-    for row, options in zip(rows, ((), ("--one-clock",), ("--parts-within", "0")), strict=True):
-        solved = envplan("solve", "--slowdown", "2", "--json", *options, cwd=tmp_path)
-        assert float(row["energy_j"]) == json.loads(solved.out)["predicted"]["energy_j"]
-        assert row["one_clock"] == str("--one-clock" in options)
-
-
 @pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_hold": 0.05}])
 @pytest.mark.parametrize("offered", ["1260,1500,1740", "1100,1400,1800"])
 def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[str, float]) -> None:
@@ -448,14 +447,10 @@ def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[s
     frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile.adjusted(by_parts=ByParts()))
     plan = frontier.plan(slowdown=0.05, **asked)
     wanted = {c.frequency_mhz for s in plan.stages for op in s for c in changes_of(op.config)}
-    has = set(given_clocks(offered).supported_clocks_mhz)
+    clocks = given_clocks(offered)
+    has = set(clocks.supported_clocks_mhz)
     assert wanted - has
-    applied = apply_plan(
-        plan,
-        profile,
-        topology=Topology.for_job(plan.job),
-        clocks=given_clocks(offered),
-    )
+    applied = apply_plan(plan, profile, topology=Topology.for_job(plan.job), clocks=clocks)
     assert applied.iteration_time_s <= plan.target.deadline_s
     assert FrequencyPlan.from_document(json.loads(applied.to_json())) == applied
     for rank in applied.ranks:
@@ -465,11 +460,11 @@ def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[s
             asked = {c.frequency_mhz for c in changes_of(before.config)}
             assert bool(changes_of(now)) == bool(asked and asked <= has)
         assert set(rank.clocks_mhz) <= has
-    raised = {(one.planned_mhz, one.applied_mhz) for one in applied.raised}
-    assert raised
-    assert all(before < now and now in has for before, now in raised)
-    assert all(one.profiled == (1260 in has) for one in applied.raised)
-    raised_to = {mhz for _, mhz in raised}
+    assert applied.raised
+    for one in applied.raised:
+        assert one.planned_mhz < one.applied_mhz in has
+        assert one.profiled == (1260 in has)
+    raised_to = {one.applied_mhz for one in applied.raised}
     assert raised_to <= {mhz for rank in applied.ranks for *_, mhz in rank.operations}
 
 

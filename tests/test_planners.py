@@ -1,23 +1,23 @@
-"""The registry, the baselines, and our plan in view of theirs."""
+"""The registry, the baselines, and what each planner answers."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan, build_plan
-from envplan.plan.model import Target
+from envplan.plan import Plan
 from envplan.planners import PLANNERS, ZeusGlobal, ZeusPerStage, planner_named
-from envplan.planners.comparison import OurPlans
+from envplan.planners.base import answer
 from envplan.profile import Profile
-from envplan.replay import Replay
+from envplan.request import Request
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.single_clocks import ClockRows
-from envplan.units import ns_from_s, s_from_ns
+from envplan.units import ns_from_s
 from envplan.verify import verify_plan
 from strategies import frontiers
 
@@ -36,13 +36,6 @@ def lopsided() -> Frontier:
 
 def used(plan: Plan) -> list[set[int]]:
     return [set(stage) for stage in plan.frequencies]
-
-
-def drawn_replay(frontier: Frontier, data: st.DataObject) -> Replay:
-    problem = frontier.problem
-    sizes = [len(problem.tables[number]) for number in problem.table.tolist()]
-    rows = [data.draw(st.integers(0, size - 1)) for size in sizes]
-    return problem.replay(np.array(rows, np.int32))
 
 
 def test_unknown_planner_lists_the_known_ones() -> None:
@@ -139,19 +132,29 @@ def test_operation_without_clock_control_runs_as_it_is() -> None:
         assert 0 in planner.plan(frontier).frequencies[0]
 
 
-@given(frontiers(3, 4), st.data())
-def test_our_plan_never_uses_more_than_one_it_has_seen(
-    frontier: Frontier, data: st.DataObject
-) -> None:
-    replay = drawn_replay(frontier, data)
-    target = Target(kind="planner", deadline_s=s_from_ns(replay.makespan_ns))
-    rival = build_plan(frontier, replay, target=target, planner="random")
-    waits = data.draw(st.booleans())
-    ours = OurPlans([(frontier, rival)]).by(frontier, replay.makespan_ns, waits)
-    if waits:
-        assert not rival.uses_less_until_any_time_after(ours)
-    else:
-        assert ours.energy <= rival.energy
-    assert ours.iteration_time <= rival.iteration_time
-    assert ours.planner == "frontier"
-    assert verify_plan(ours, frontier.profile)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"power_cap": 500.0},
+        {"energy_budget": 500.0},
+        {"switch_latency": 0.01, "target_time": 9.0},
+        {"polish": 1.0},
+        {"ladder": 2},
+    ],
+)
+def test_other_planners_refuse_what_they_do_not_know(asked: dict[str, Any]) -> None:
+    frontier, request = lopsided(), Request.asking(**asked)
+    with pytest.raises(InputError, match="planner zeus_global knows times only"):
+        answer(ZeusGlobal(), frontier, request)
+
+
+def test_our_planner_answers_whole_requests_and_others_their_times() -> None:
+    frontier = lopsided()
+    for asked in ({"slowdown": 0.2, "min_hold": 0.5}, {"min_energy": True}, {"straggler_time": 9}):
+        request = Request.asking(**asked)
+        assert answer(PLANNERS["frontier"], frontier, request) == frontier.solve(request)
+    star = answer(ZeusGlobal(), frontier, Request.asking(min_energy=True))
+    assert star == ZeusGlobal().plan(frontier, frontier.min_energy_time_ns)
+    waiting = answer(ZeusGlobal(), frontier, Request.asking(straggler_time=9))
+    assert waiting.iteration_time > ZeusGlobal().plan(frontier).iteration_time
+    assert waiting.predicted.until_straggler is not None

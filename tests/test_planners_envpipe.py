@@ -38,8 +38,17 @@ def traced(stages: int, microbatches: int, schedule: str = "1f1b", **more: Any) 
     return trace_frontier(pipeline, even_profile(stages), blocking_power=60.0)
 
 
-def clocks(frontier: Frontier, run: EnvPipeRun) -> list[list[int]]:
-    return run.plan(frontier).frequencies
+def steps(frontier: Frontier, run: EnvPipeRun) -> list[tuple[list[int], list[int], dict[int, int]]]:
+    """Of each iteration the MHz of all operations, the critical path, from its last operation, and
+    what was raised: operation -> MHz after."""
+    replays = [frontier.problem.replay(rows) for rows in run.choices]
+    clocks = [replay.frequency_mhz.tolist() for replay in replays]
+    raised = [
+        {i: mhz for i, mhz in enumerate(after) if mhz != before[i]}
+        for before, after in zip(clocks, [*clocks[1:], clocks[-1]], strict=True)
+    ]
+    paths = [[*replay.critical_path[::-1]] for replay in replays]
+    return list(zip(clocks, paths, raised, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -96,17 +105,12 @@ def test_forwards_ahead_always_makes_a_schedule_within_the_slots(data: st.DataOb
 
 def test_first_iteration_has_the_envelope_at_the_top_and_the_rest_in_the_valley() -> None:
     frontier = traced(3, 4)
-    run = EnvPipe().run(frontier)
-    first = run.iterations[0]
-    raised = {i for step in run.iterations for i, _, _ in step.raised}
-    pipeline = frontier.pipeline
-    for i, op in enumerate(pipeline.operations):
-        ends = {("forward", 0), ("backward", 3)}
-        if op.stage == 2 or (op.instruction, op.microbatch) in ends:
-            assert i not in raised
-    untouched = [row for stage in clocks(frontier, run) for row in stage]
-    assert all(mhz in (1200, 1500) for mhz in untouched)  # the valley, or one step up: the top
-    assert first.iteration_time >= run.iterations[-1].iteration_time
+    (first, *_), *_, (last, *_) = steps(frontier, EnvPipe().run(frontier))
+    ends = {("forward", 0), ("backward", 3)}
+    for op, mhz in zip(frontier.pipeline.operations, first, strict=True):
+        top = op.stage == 2 or (op.instruction, op.microbatch) in ends
+        assert mhz == (1500 if top else 1200)
+    assert set(last) <= {1200, 1500}  # the valley, or one step up: the top
 
 
 def test_even_stages_end_with_the_outer_envelope_at_no_slowdown() -> None:
@@ -114,15 +118,10 @@ def test_even_stages_end_with_the_outer_envelope_at_no_slowdown() -> None:
     frontier = traced(4, 12, "envpipe", forwards_ahead=ahead)
     run = EnvPipe().run(frontier)
     assert run.stopped == "outer envelope"
-    envelope = {
-        (op.stage, op.instruction, op.microbatch)
-        for op in (frontier.pipeline.operations[i] for i in run.iterations[-1].critical_path)
-    }
-    assert all(
-        stage == 3 or (instruction, microbatch) in {("forward", 0), ("backward", 11)}
-        for stage, instruction, microbatch in envelope
-    )
-    plan = run.plan(frontier)
+    for op in (frontier.pipeline.operations[i] for i in run.replay.critical_path):
+        ends = {("forward", 0), ("backward", 11)}
+        assert op.stage == 3 or (op.instruction, op.microbatch) in ends
+    plan = EnvPipe().plan(frontier)
     assert plan.predicted.slowdown_percent == 0
     assert plan.predicted.savings_percent > 0
 
@@ -134,39 +133,32 @@ def test_slow_middle_stage_ends_at_its_highest_clocks() -> None:
         for name, mhz, time, energy in ROWS
     ]
     frontier = trace_frontier(Pipeline("1f1b", 3, 8), Profile.from_rows(rows))
-    run = EnvPipe().run(frontier)
-    assert run.stopped == "highest clocks"
-    assert run.iterations[-1].raised == ()
-    assert run.plan(frontier).predicted.slowdown_percent == 0
+    assert EnvPipe().run(frontier).stopped == "highest clocks"
+    assert EnvPipe().plan(frontier).predicted.slowdown_percent == 0
 
 
 def test_critical_path_goes_along_a_stage_where_nothing_waits_and_else_to_the_neighbour() -> None:
     frontier = traced(2, 2)
-    run = EnvPipe().run(frontier)
-    path = [frontier.pipeline.operations[i] for i in run.iterations[-1].critical_path]
+    *_, (_, last, _) = steps(frontier, EnvPipe().run(frontier))
+    path = [frontier.pipeline.operations[i] for i in last]
     assert [(op.stage, f"{op.instruction[0]}{op.microbatch}") for op in path] == [
         (0, "b1"), (1, "b1"), (1, "f1"), (1, "b0"), (1, "f0"), (0, "f0"),
     ]  # fmt: skip
 
 
-def test_balanced_raises_all_of_the_lowest_clock_by_one_step() -> None:
-    frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2, blocking=70.0))
-    for step in EnvPipe("balanced").run(frontier).iterations[:-1]:
-        assert len({before for _, before, _ in step.raised}) == 1
-        on_path = set(step.critical_path)
-        assert all(i in on_path for i, _, _ in step.raised)
-
-
-def test_greedy_raises_the_last_one_that_can_be_raised_by_three_steps() -> None:
+def test_balanced_raises_the_lowest_clock_by_a_step_and_greedy_the_last_one_by_three() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 3, 6), small_profile(3, blocking=70.0))
     clock = (780, 1020, 1260, 1500, 1740)
-    now: dict[int, int] = {}
-    for step in EnvPipe("greedy").run(frontier).iterations[:-1]:
-        ((i, before, after),) = step.raised
-        assert clock.index(after) == min(clock.index(before) + 3, 4)
-        later = step.critical_path[: step.critical_path.index(i)]
-        assert all(now.get(j, 1740) == 1740 for j in later if j in now)
-        now[i] = after
+    for how in ("balanced", "greedy"):
+        run = EnvPipe(how).run(frontier)
+        for mhz, path, raised in steps(frontier, run)[:-1]:
+            raisable = [i for i in path if mhz[i] < 1740]
+            lowest = min(mhz[i] for i in raisable)
+            wanted = raisable[:1] if how == "greedy" else [i for i in path if mhz[i] == lowest]
+            assert sorted(raised) == sorted(wanted)
+            for i, after in raised.items():
+                by = 3 if how == "greedy" else 1
+                assert clock.index(after) == min(clock.index(mhz[i]) + by, 4)
 
 
 @given(frontiers(4, 6), st.sampled_from(["balanced", "greedy"]))
@@ -174,15 +166,12 @@ def test_every_run_ends_and_states_what_a_replay_gives(
     frontier: Frontier, reconfigure: str
 ) -> None:
     run = EnvPipe(reconfigure).run(frontier)
-    last = run.iterations[-1]
-    assert ns_from_s(last.iteration_time) == run.replay.makespan_ns
-    plan = run.plan(frontier)
-    assert last.energy == plan.energy
-    assert last.raised == ()
-    assert all(step.raised for step in run.iterations[:-1])
+    *earlier, (_, path, _) = steps(frontier, run)
+    assert all(raised for *_, raised in earlier)
+    plan = EnvPipe(reconfigure).plan(frontier)
+    assert ns_from_s(plan.iteration_time) == run.replay.makespan_ns
     assert verify_plan(plan, frontier.profile)
     # The path is tight: its operations follow each other without a gap, from 0 to the makespan.
-    path = last.critical_path
     assert run.replay.starts_ns[path[-1]] == 0
     assert run.replay.finishes_ns[path[0]] == run.replay.makespan_ns
 

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from cli_helpers import assert_refused, envplan, small_profile
+from cli_helpers import done, refused, says, small_profile
 from envplan.costs import Run
 from envplan.errors import InputError, NoAnswerError
 from envplan.limits import Setting
 from envplan.limits.probability import RUNS, proved_share
 from envplan.noise import CONFIDENCE, NoisyRun, least_held, share_at_least, spreads
 from envplan.pipeline import Pipeline
+from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.runtime.drift import replan
 from envplan.solve import Frontier, trace_frontier
@@ -92,13 +93,23 @@ def test_where_t_min_is_too_late_operations_off_the_critical_path_get_faster(
     assert tight.energy > a40.plan().energy
 
 
-def test_what_no_plan_holds_says_what_the_fastest_could(a40: Frontier) -> None:
-    with pytest.raises(NoAnswerError, match=r"10000 replays do; ([0-9.]+) s could be held") as info:
-        a40.plan(probability=0.95, slowdown=0.001, noise=0.05)
-    could = float(str(info.value).split("; ")[1].split()[0])
-    plan = a40.plan(probability=0.95, target_time=could * 1.001, noise=0.05)
-    assert plan.predicted.robustness is not None
-    assert plan.predicted.robustness.share_at_least >= 0.95
+@pytest.mark.parametrize("iterations", [None, 1000])
+def test_what_no_plan_holds_says_what_the_fastest_could(
+    a40: Frontier, iterations: int | None
+) -> None:
+    sure = {"probability": 0.95, "noise": 0.05}
+
+    def plan(time_s: float) -> Plan:
+        if iterations is None:
+            return a40.plan(time_s, **sure)
+        return a40.plan(run=Run(iterations=iterations, deadline_s=time_s), **sure)
+
+    with pytest.raises(NoAnswerError, match=r"replays( do)?;.* ([0-9.]+) s could be held") as info:
+        plan(1.001 * a40.min_time * (iterations or 1))
+    could = plan(1.001 * float(str(info.value).split(" s could be held")[0].split()[-1]))
+    assert could.predicted.robustness is not None
+    assert could.predicted.robustness.share_at_least >= 0.95
+    verify_plan(could, a40.profile)
 
 
 def test_noise_by_the_profiles_own_spread() -> None:
@@ -166,25 +177,14 @@ def test_nearly_certain_is_not_said_to_be_certain(a40: Frontier) -> None:
     assert any("at least 99.99%" in line for line in verify_plan(plan, a40.profile))
 
 
-def test_a_deadline_that_no_run_holds_says_which_one_could_be(a40: Frontier) -> None:
-    run = Run(iterations=1000, deadline_s=1000 * a40.min_time * 1.001)
-    with pytest.raises(NoAnswerError, match=r"a deadline of ([0-9.]+) s could be held") as info:
-        a40.plan(run=run, probability=0.95, noise=0.05)
-    could = float(str(info.value).split("a deadline of ")[1].split()[0])
-    longer = run.model_copy(update={"deadline_s": could * 1.001})
-    plan = a40.plan(run=longer, probability=0.95, noise=0.05)
-    assert plan.predicted.robustness is not None
-    assert plan.predicted.robustness.share_at_least >= 0.95
-    verify_plan(plan, a40.profile)
-
-
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small_profile().save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_derived_rows_have_no_spread_of_their_own(tmp_path: Path) -> None:
+def test_derived_rows_have_no_spread_of_their_own(folder: Path) -> None:
     rows = [
         (0, name, mhz, time, 9.0, 0.01)
         for name in ("forward", "backward")
@@ -192,55 +192,46 @@ def test_derived_rows_have_no_spread_of_their_own(tmp_path: Path) -> None:
     ]
     columns = ("stage", "instruction", "frequency", "time", "energy", "time_std")
     text = "\n".join(",".join(map(str, row)) for row in (columns, *rows))
-    (tmp_path / "profile.csv").write_text(text + "\n")
-    noisy = ("solve", "-m", 2, "--slowdown", 20, "--robust", 90)
-    assert envplan(*noisy, cwd=tmp_path).code == 0
-    refused = envplan(*noisy, "--recompute", cwd=tmp_path)
-    assert_refused(refused, 2, "derived rows", "--noise")
-    assert envplan(*noisy, "--recompute", "--noise", 2, cwd=tmp_path).code == 0
+    (folder / "profile.csv").write_text(text + "\n")
+    (folder / "profile.meta.json").unlink()
+    noisy = "solve -m 2 --slowdown 20 --robust 90"
+    refused(f"{noisy} --recompute", "derived rows", "--noise")
+    done(noisy)
+    done(f"{noisy} --recompute --noise 2")
 
 
-def test_solve_says_what_it_proved_and_check_proves_it_again(folder: Path) -> None:
-    ran = envplan("solve", "--slowdown", 6, "--robust", 90, "--noise", 3, cwd=folder)
-    assert ran.code == 0, ran.err
-    assert "of 10000 replays end by" in ran.out
-    assert "more than a plan for exact times" in ran.out
-    checked = envplan("check", "plan.json", cwd=folder)
-    assert checked.code == 0, checked.err
-    assert "replays with noise end by" in checked.out
-    document = json.loads((folder / "plan.json").read_text())
-    sure = document["predicted"]["robustness"]
-    assert sure["probability"] == 0.9
-    assert sure["runs"] == RUNS
-    assert sure["share_at_least"] >= 0.9
-
-
-def test_solve_makes_a_run_sure_and_check_proves_it_again(folder: Path) -> None:
-    run = ("--iterations", 20_000, "--deadline", "8h15m", "--price", 0.3)
-    ran = envplan("solve", *run, "--robust", 90, "--noise", 3, cwd=folder)
-    assert ran.code == 0, ran.err
-    assert "20000 iterations end by the deadline, as 10000 replays show" in ran.out
-    checked = envplan("check", "plan.json", cwd=folder)
-    assert checked.code == 0, checked.err
-    assert "20000 iterations end by 29700.0 s with a probability of at least" in checked.out
-    document = json.loads((folder / "plan.json").read_text())
-    document["predicted"]["robustness"]["iterations"] = 30_000
-    (folder / "plan.json").write_text(json.dumps(document))
-    words = "robustness.iterations goes with costs of as many iterations"
-    assert_refused(envplan("check", "plan.json", cwd=folder), 2, words)
-
-
-def test_a_tampered_claim_does_not_pass(folder: Path) -> None:
-    ran = envplan("solve", "-q", "--slowdown", 6, "--robust", 90, "--noise", 3, cwd=folder)
-    assert ran.code == 0, ran.err
+@pytest.mark.parametrize(
+    ("asked", "said", "proved"),
+    [
+        (
+            "--slowdown 6",
+            "of 10000 replays end by | more than a plan for exact times",
+            "replays with noise end by",
+        ),
+        (
+            "--iterations 20000 --deadline 8h15m --price 0.3",
+            "20000 iterations end by the deadline, as 10000 replays show",
+            "20000 iterations end by 29700.0 s with a probability of at least",
+        ),
+    ],
+)
+def test_check_proves_what_solve_says_and_no_other_claim(
+    folder: Path, asked: str, said: str, proved: str
+) -> None:
+    says(done(f"solve {asked} --robust 90 --noise 3"), said)
+    says(done("check plan.json"), proved)
     text = (folder / "plan.json").read_text()
+    sure = json.loads(text)["predicted"]["robustness"]
+    assert (sure["probability"], sure["runs"]) == (0.9, RUNS)
+    assert sure["share_at_least"] >= 0.9
     for field, value, words in (
         ("held_runs", 9999, "held_runs is 9999; recomputed it is"),
         ("probability", 0.9999, "probability should be less than or equal to 0.999"),
         ("noise", 0.2, "recomputed it is"),
         ("runs", 100, "held_runs is"),
+        ("iterations", 30_000, "robustness.iterations goes with costs of as many iterations"),
     ):
         document = json.loads(text)
         document["predicted"]["robustness"][field] = value
         (folder / "plan.json").write_text(json.dumps(document))
-        assert_refused(envplan("check", "plan.json", cwd=folder), 2, words)
+        refused("check plan.json", words)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from envplan import Frontier, Pipeline, Profile, trace_frontier, verify_plan
-from envplan.replay import Machine
 from envplan.solve.candidates import Candidates
 from envplan.solve.polish import ROUND_OPTIONS, SteadyRounds
 from envplan.solve.rounding import Rounding
@@ -30,7 +29,7 @@ def profile(rows: int = 24) -> Profile:
 
 
 def rounded(frontier: Frontier) -> Rounding:
-    return Candidates.of(frontier, Machine(), ()).rounded(frontier.min_time_ns)
+    return Candidates.of(frontier).rounded(frontier.min_time_ns)
 
 
 @pytest.fixture(scope="module")

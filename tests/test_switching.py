@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cli_helpers import assert_refused, envplan, small_profile
-from envplan.cli import app
+from cli_helpers import done, refused, says, small_profile, told
 from envplan.cluster import simulate_cluster
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.freqplan import FrequencyPlan
@@ -23,8 +23,11 @@ from envplan.profile import Profile
 from envplan.replay import Machine
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
+from envplan.solve.local_search import _LATENCIES
+from envplan.units import j_from_fj, ns_from_s
 from envplan.verify import verify_plan
-from plan_checks import bound_until, until
+from plan_checks import bound_until, rows_of, until
+from strategies import falling_profiles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -65,23 +68,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def solved(folder: Path, *options: object) -> Plan:
-    assert app._run(["solve", "--quiet", *map(str, options)]) == 0
+    done("solve --quiet", *options)
     return Plan.load(folder / "plan.json")
-
-
-def test_solve_writes_what_check_proves_and_simulate_replays(folder: Path) -> None:
-    plan = solved(folder, "--slowdown", 5, "--switch-latency", 20, "--min-dwell", 150)
-    assert (plan.job.switch_latency_s, plan.job.min_dwell_s) == (0.02, 0.15)
-    ran = envplan("solve", "--slowdown", 5, "--switch-latency", 20, "--min-dwell", 150, cwd=folder)
-    assert "every clock comes 20 ms after it is asked for" in ran.out
-    checked = envplan("check", "plan.json", cwd=folder)
-    assert checked.code == 0, checked.err
-    assert "0.02 s after it is asked for" in checked.out
-    assert "no stage asks for another clock within 0.15 s" in checked.out
-    replayed = envplan("simulate", cwd=folder)
-    assert "time and energy are exactly what the plan states" in replayed.out
-    other = envplan("simulate", "--switch-latency", 0, cwd=folder)
-    assert "the plan states" not in other.out
 
 
 def test_apply_writes_clocks_that_meet_the_deadline_with_the_latency(a40: Frontier) -> None:
@@ -101,7 +89,7 @@ def test_a_tampered_plan_does_not_pass_as_one_for_slow_clocks(folder: Path) -> N
         job = plan.job.model_copy(update=stated)
         changed = {"job": job, "stated_request": None}
         plan.model_copy(update=changed).save(folder / "plan.json")
-        assert_refused(envplan("check", "plan.json", cwd=folder), 2, *words)
+        refused("check plan.json", *words)
 
 
 def test_slower_than_t_star_is_worth_it_with_slow_clocks_too(a40: Frontier) -> None:
@@ -121,24 +109,45 @@ def test_at_t_min_clocks_off_the_critical_path_are_lower_than_the_highest() -> N
     assert plan.energy < 0.9 * frontier.max_frequency_plan().energy
 
 
-def test_ladder_goes_from_solve_to_the_frequency_plan(folder: Path) -> None:
-    plan = solved(folder, "--ladder", 6, "--switch-latency", 20, "--min-dwell", 150)
+@pytest.mark.parametrize(
+    ("options", "said", "proved"),
+    [
+        (
+            "--slowdown 5 --switch-latency 20 --min-dwell 150",
+            "every clock comes 20 ms after it is asked for",
+            "0.02 s after it is asked for | no stage asks for another clock within 0.15 s",
+        ),
+        (
+            "--peak-power-cap 350",
+            "of 350 W allowed",
+            "at the peak of the replay <= 350.0 W | none of them ever draws more than 350.0 W",
+        ),
+    ],
+)
+def test_limits_go_from_solve_to_the_frequency_plan(
+    folder: Path, options: str, said: str, proved: str
+) -> None:
+    says(done(f"solve --ladder 5 {options}"), said)
+    plan = Plan.load(folder / "plan.json")
     assert plan.ladder
-    checked = envplan("check", "plan.json", cwd=folder)
-    assert checked.code == 0, checked.err
-    assert f"the ladder's {len(plan.ladder)} slower plans" in checked.out
-    assert app._run(["apply", "-q"]) == 0
+    checked = done("check plan.json")
+    says(checked, proved)
+    says(checked, f"the ladder's {len(plan.ladder)} slower plans")
+    says(done("simulate"), "time and energy are exactly what the plan states")
+    assert told("simulate")["peak_power_w"] <= (plan.target.peak_power_w or 1e9)
+    done("simulate -q --replicas 4 --straggler 1.2")
+    done("apply -q")
     applied = FrequencyPlan.load(folder / "run.freqplan.json")
-    assert applied.ladder is not None
-    assert [(r.iteration_time_s, r.energy_j) for r in applied.ladder] == [
+    assert [(r.iteration_time_s, r.energy_j) for r in applied.ladder or ()] == [
         (r.iteration_time_s, r.energy_j) for r in plan.ladder
     ]
-    # Replayed at once, a rung is faster or slower than it states.
-    hasty = plan.job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None})
-    profile = Profile.read_csv(folder / "profile.csv")
-    with pytest.raises(InputError, match="recomputed it is"):
-        verify_plan(plan.model_copy(update={"job": hasty}), profile)
-    assert app._run(["simulate", "-q", "--replicas", "4", "--straggler", "1.2"]) == 0
+    if plan.job.switch_latency_s is not None:
+        assert (plan.job.switch_latency_s, plan.job.min_dwell_s) == (0.02, 0.15)
+        assert "the plan states" not in done("simulate --switch-latency 0")
+        # Replayed at once, a rung is faster or slower than it states.
+        hasty = plan.job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None})
+        with pytest.raises(InputError, match="recomputed it is"):
+            verify_plan(plan.model_copy(update={"job": hasty}), Profile.read_csv("profile.csv"))
 
 
 def test_rung_whose_clocks_change_too_soon_is_refused(a40: Frontier) -> None:
@@ -168,7 +177,7 @@ def test_straggler_that_such_clocks_cannot_be_in_time_for_leaves_the_plan(folder
     plan = solved(folder, *slow, "--straggler-time", straggler)
     assert plan.iteration_time == least.iteration_time > straggler
     assert plan.predicted.until_straggler is None
-    assert app._run(["check", "-q", "plan.json"]) == 0
+    done("check -q plan.json")
 
 
 def test_replicas_that_wait_look_up_plans_for_the_same_clocks(a40: Frontier) -> None:
@@ -189,6 +198,45 @@ def test_no_worse_than_one_clock_or_the_usual_plan_made_for_an_earlier_deadline(
     assert ways.constant is not None
     assert 0 <= ways.ours <= min(ways.earlier, ways.constant)
     assert ways.late_s > 0
+
+
+@given(
+    st.integers(1, 3).flatmap(falling_profiles),
+    st.sampled_from([1e-6, 1e-4, 5e-4, 0.002, 0.01]),
+    st.sampled_from([0.0, 0.01, 0.03, 0.1]),
+)
+@settings(max_examples=20)
+def test_clocks_that_come_sooner_never_save_less_than_a_later_plan_that_is_in_time(
+    profile: Profile, latency: float, slowdown: float
+) -> None:
+    job = trace_frontier(Pipeline("1f1b", profile.num_stages, 3), profile)
+    deadline_ns = int(job.min_time_ns * (1 + slowdown))
+    asked = {"target_time": deadline_ns / 1e9, "moves": 0.05}
+    machine = Machine(ns_from_s(latency))
+    for later in (own / 1e9 for own in _LATENCIES if own > machine.latency_ns):
+        with suppress(NoAnswerError):
+            plan = job.plan(switch_latency=later, **asked)
+            sooner = job.problem.replay(np.array(rows_of(job, plan), np.int32), machine)
+            if sooner.makespan_ns <= deadline_ns:
+                least = job.plan(switch_latency=latency, **asked).energy
+                assert least <= j_from_fj(sooner.energy_fj)
+
+
+def test_clocks_that_come_sooner_may_save_less_than_any_later_ones() -> None:
+    # An operation whose clock comes late does a part of its work at the clock before, and so takes
+    # a time that none of its rows has. No search can do without: all choices are tried.
+    rows = [(0, name, mhz, time, energy) for name in ("forward", "backward")
+            for mhz, time, energy in ((1000, 2.0, 10.0), (2000, 1.0, 30.0))]  # fmt: skip
+    frontier = trace_frontier(Pipeline("1f1b", 1, 1), Profile.from_rows(rows), blocking_power=0)
+    least = {}
+    for latency in (0.0, 0.5, 1.0, 1.5, 2.0):
+        machine = Machine(ns_from_s(latency))
+        choices = (np.array(rows, np.int32) for rows in product(range(2), repeat=2))
+        replays = [frontier.problem.replay(rows, machine) for rows in choices]
+        in_time = [one.energy_fj for one in replays if one.makespan_ns <= 2.5e9]
+        least[latency] = j_from_fj(min(in_time))
+        assert frontier.plan(2.5, switch_latency=latency).energy == least[latency]
+    assert least == {0.0: 60.0, 0.5: 60.0, 1.0: 50.0, 1.5: 50.0, 2.0: 60.0}
 
 
 def _nanoseconds(options: dict[str, list[tuple[int, float]]], blocking: float) -> Frontier:

@@ -27,6 +27,7 @@ from envplan.limits import (
     AveragePower,
     EnergyBudget,
     HoldsWithProbability,
+    MinHold,
     PeakPower,
 )
 from envplan.plan import Plan, replay_plan
@@ -241,30 +242,20 @@ class _Together(Deadlines[ReplicaPlans]):
 
     def by(self, time_ns: int, *, waits: bool = False) -> ReplicaPlans:
         """As Deadlines.by; replicas always wait for each other."""
-        deadline = Deadline(kind="sync-time", time_s=s_from_ns(time_ns))
+        asked = self.request.by(s_from_ns(time_ns), waits=True).model_copy(update={"run": None})
         plans = tuple(
-            solve(
-                frontier,
-                Request(
-                    deadline=deadline,
-                    switch_latency_s=self.request.switch_latency_s,
-                    limits=tuple(self._shares(frontier)),
-                    effort=self.request.effort,
-                ),
-            )
-            for frontier in self.frontiers
+            solve(one, asked.model_copy(update={"limits": tuple(self._shares(one))}))
+            for one in self.frontiers
         )
         # What all use until the slowest has finished; waiting longer for a straggler costs more.
         least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
         found = ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
-        for limit in self.request.limits:
-            if isinstance(limit, EnergyBudget):
-                most, least, unit = limit.energy_j, found.energy, "J"
-            elif isinstance(limit, AveragePower):
-                most, least, unit = limit.power_w, found.energy / found.sync_time, "W on average"
-            else:
-                continue
-            if least > most:
+        cap, budget = self.request.limit(AveragePower), self.request.limit(EnergyBudget)
+        for most, least, unit in (
+            (None if cap is None else cap.power_w, found.energy / found.sync_time, "W on average"),
+            (None if budget is None else budget.energy_j, found.energy, "J"),
+        ):
+            if most is not None and least > most:
                 raise NoAnswerError(
                     f"no plans were found within {most:.10g} {unit}: by {s_from_ns(time_ns):.9f} s "
                     f"the least found is {least:.10g} {unit}"
@@ -293,14 +284,15 @@ class _Together(Deadlines[ReplicaPlans]):
         """The limits that one kind keeps so that all together keep the request's."""
         shares: list[AnyLimit] = []
         for limit in self.request.limits:
-            if isinstance(limit, PeakPower):
-                part = _drawn(frontier) / sum(_drawn(other) for other in self.frontiers)
-                shares.append(PeakPower(power_w=limit.power_w * part))
-            elif isinstance(limit, HoldsWithProbability):
-                alone = limit.probability ** (1 / len(self.frontiers))
-                shares.append(limit.model_copy(update={"probability": alone}))
-            elif limit.is_local:
-                shares.append(limit)
+            match limit:
+                case PeakPower():
+                    part = _drawn(frontier) / sum(map(_drawn, self.frontiers))
+                    shares.append(PeakPower(power_w=limit.power_w * part))
+                case HoldsWithProbability():
+                    alone = limit.probability ** (1 / len(self.frontiers))
+                    shares.append(limit.model_copy(update={"probability": alone}))
+                case MinHold():
+                    shares.append(limit)
         return shares
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -78,13 +77,12 @@ def compare(
     from envplan import planners
     from envplan.costs import priced
 
-    how = planners.EnvPipe(reconfigure or "balanced").reconfigure
     frontier = job.trace()
     run = costs.run(frontier)
     with ui.Working("Comparing planners"):
         comparison = planners.compare(
             frontier,
-            reconfigure=how,
+            reconfigure=reconfigure or "balanced",
             activation_slots=slots,
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
@@ -108,7 +106,11 @@ def compare(
 
 def _print(comparison: Comparison, priced: list[envplan.Plan], parts: list[PartsRow]) -> None:
     frontier, straggler = comparison.frontier, comparison.straggler_time
-    names = _names(comparison)
+    place = {None: "", "T_min": " at T_min", "T_star": " at T_star", "straggler": " for straggler"}
+    names: dict[str, Any] = {
+        "planner": [entry.planner + place[entry.point] for entry in comparison.entries],
+        "schedule": [entry.plan.job.schedule for entry in comparison.entries],
+    }
 
     def show(title: str, columns: dict[str, Any], words: int = 2) -> None:
         ui.print_columns(ui.titled(title, frontier.profile.metadata.source), columns, words=words)
@@ -120,11 +122,17 @@ def _print(comparison: Comparison, priced: list[envplan.Plan], parts: list[Parts
         show(until, names | _waiting_columns(comparison, straggler))
     if costs := [plan.costs for plan in priced if plan.costs is not None]:
         spent = [(one.iteration, one.run) for one in costs]
-        title, columns = cost_columns(costs[0].of_run(), spent)
-        show(title, names | columns)
+        title, amounts = cost_columns(costs[0].of_run(), spent)
+        show(title, names | amounts)
     if parts:
         title = f"Clocks by part, by {ui.exact_seconds(parts[0].deadline_s)} s"
-        show(title, _parts_columns(parts), words=0)
+        columns = {
+            "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in parts],
+            "one clock an operation, saved (%)": [r.saved_percent(r.one_clock_j) for r in parts],
+            "by parts, saved (%)": [row.saved_percent(row.by_parts_j) for row in parts],
+            "gained (%)": [row.gained_percent for row in parts],
+        }
+        show(title, columns, words=0)
     extrinsic = "; extrinsic: that plan's above the best one for the straggler"
     ui.say(
         f"{ui.describe_ends(frontier)}; slower and saved are against max_frequency on "
@@ -175,30 +183,12 @@ def _share(part: float, whole: float) -> float:
     return 100 * part / whole if whole else 0.0
 
 
-def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, Any]:
-    return {
-        "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in rows],
-        "one clock an operation, saved (%)": [row.saved_percent(row.one_clock_j) for row in rows],
-        "by parts, saved (%)": [row.saved_percent(row.by_parts_j) for row in rows],
-        "gained (%)": [row.gained_percent for row in rows],
-    }
-
-
-def _names(comparison: Comparison) -> dict[str, Any]:
-    entries = comparison.entries
-    place = {None: "", "T_min": " at T_min", "T_star": " at T_star", "straggler": " for straggler"}
-    return {
-        "planner": [entry.planner + place[entry.point] for entry in entries],
-        "schedule": [entry.plan.job.schedule for entry in entries],
-    }
-
-
 def _notes(comparison: Comparison) -> list[str]:
     ahead = comparison.envpipe_frontier.pipeline.forwards_ahead
     running = f", {', '.join(map(str, ahead))} forwards ahead of 1f1b by stage" if ahead else ""
     run, published = comparison.envpipe, comparison.published
     notes = [
-        f"envpipe stopped after {len(run.iterations)} iterations: {_STOPPED[run.stopped]}{running}"
+        f"envpipe stopped after {len(run.choices)} iterations: {_STOPPED[run.stopped]}{running}"
     ]
     straggler = comparison.straggler_time
     if straggler is not None and straggler <= comparison.baseline.iteration_time_s:
@@ -235,7 +225,7 @@ def _document(
         ],
         "envpipe": {
             "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
-            "iterations": len(comparison.envpipe.iterations),
+            "iterations": len(comparison.envpipe.choices),
             "stopped": comparison.envpipe.stopped,
         },
         "by_parts": [ui.picked(row, _PARTS) for row in parts],

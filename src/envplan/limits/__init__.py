@@ -1,4 +1,4 @@
-"""Conditions that a plan keeps besides its deadline; a new one is a file here and a line below."""
+"""Conditions that a plan keeps besides its deadline; a new one is a class here and a line below."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from envplan.limits.average_power import AveragePower
-from envplan.limits.base import Limit, Setting
-from envplan.limits.energy_budget import EnergyBudget
-from envplan.limits.min_hold import MinHold
-from envplan.limits.peak_power import PeakPower
+from envplan.limits.base import (
+    AveragePower,
+    EnergyBudget,
+    Limit,
+    MinHold,
+    PeakPower,
+    Setting,
+)
 from envplan.limits.probability import HoldsWithProbability, Robustness
 
 AnyLimit = Annotated[

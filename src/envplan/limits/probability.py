@@ -8,6 +8,7 @@ the probability asked for.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import numpy as np
@@ -169,7 +170,15 @@ class HoldsWithProbability(Limit):
         stated, name = plan.predicted.robustness, "predicted.robustness"
         if stated is None:
             raise InputError(f"{name} is missing, though a probability was asked for")
-        setting = _stated_setting(plan, stated, setting)
+        costs, run = plan.costs, None
+        asked_s = plan.target.deadline_s if plan.target.time_s is None else plan.target.time_s
+        if stated.iterations is not None:
+            if costs is None or costs.deadline_s is None or costs.iterations != stated.iterations:
+                raise InputError(
+                    f"{name}.iterations goes with costs of as many iterations and a deadline"
+                )
+            run = NoisyRun(stated.iterations, ns_from_s_floor(costs.deadline_s))
+        setting = replace(setting, deadline_ns=ns_from_s_floor(asked_s), run=run)
         told = HoldsWithProbability.of(probability=stated.probability, noise=stated.noise)
         true = told.shown(replay, setting, stated.seed, stated.runs, stated.confidence)
         held, share = true.held_runs, true.share_at_least
@@ -206,21 +215,3 @@ def proved_share(
 
 def _confidence(attempt: int) -> float:
     return 1 - (1 - CONFIDENCE) / float(2 ** (attempt + 1))
-
-
-def _stated_setting(plan: Plan, stated: Robustness, setting: Setting) -> Setting:
-    """What has to be in time by a plan's own words.
-
-    Raises:
-        InputError: the plan's costs are of another run.
-    """
-    if stated.iterations is None:
-        asked = plan.target.deadline_s if plan.target.time_s is None else plan.target.time_s
-        return Setting(setting.num_gpus, ns_from_s_floor(asked), setting.profile)
-    costs = plan.costs
-    if costs is None or costs.deadline_s is None or costs.iterations != stated.iterations:
-        raise InputError(
-            "predicted.robustness.iterations goes with costs of as many iterations and a deadline"
-        )
-    run = NoisyRun(stated.iterations, ns_from_s_floor(costs.deadline_s))
-    return Setting(setting.num_gpus, run.each_ns, setting.profile, run)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from envplan.errors import InputError, unknown
 from envplan.planners.advice import Advice, advise
-from envplan.planners.base import Planner
-from envplan.planners.baselines import ZeusGlobal, ZeusPerStage
-from envplan.planners.comparison import Comparison, Entry, compare
+from envplan.planners.base import FrontierPlanner, MaxFrequency, Planner, ZeusGlobal, ZeusPerStage
+from envplan.planners.comparison import Comparison, Entry, PartsRow, beside_one_clock, compare
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.parts import PartsRow, beside_one_clock
-from envplan.planners.registry import PLANNERS, planner_named
 
 __all__ = [
     "PLANNERS",
@@ -27,3 +27,20 @@ __all__ = [
     "forwards_ahead",
     "planner_named",
 ]
+
+#: Every planner by name, in the order in which they are compared.
+PLANNERS: Final[dict[str, Planner]] = {
+    planner.name: planner
+    for planner in (MaxFrequency(), ZeusGlobal(), ZeusPerStage(), EnvPipe(), FrontierPlanner())
+}
+
+
+def planner_named(name: str) -> Planner:
+    """The planner of that name.
+
+    Raises:
+        InputError: there is none; lists those there are.
+    """
+    if name not in PLANNERS:
+        raise InputError(unknown("planner", name, PLANNERS))
+    return PLANNERS[name]

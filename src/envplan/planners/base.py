@@ -1,21 +1,20 @@
-"""What a planner is."""
+"""What a planner is; and those that choose one clock for all, or one a stage, and our own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 from envplan.costs import priced
-from envplan.errors import InputError
-from envplan.plan import build_plan, replay_plan
+from envplan.errors import InputError, NoAnswerError
+from envplan.plan import Plan, build_plan, replay_plan
 from envplan.plan.build import note_straggler
-from envplan.plan.model import Target
+from envplan.plan.model import Target, TargetKind
+from envplan.replay import Replay, Rows
+from envplan.request import Effort, Request
+from envplan.solve import Frontier
+from envplan.solve.single_clocks import StageClocks
 from envplan.units import ns_from_s_floor, s_from_ns
-
-if TYPE_CHECKING:
-    from envplan.plan import Plan
-    from envplan.replay import Replay
-    from envplan.request import Request
-    from envplan.solve import Frontier
 
 
 class Planner:
@@ -24,10 +23,12 @@ class Planner:
     Attributes:
         name: what the user calls it, and plan.json's `planner`.
         takes_target: whether plan() can be asked for a time; if not, it settles on one of its own.
+        target_kind: what plan.json calls what it aims at.
     """
 
     name: ClassVar[str]
     takes_target: ClassVar[bool] = False
+    target_kind: ClassVar[TargetKind] = "planner"
 
     def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
         """The planner's plan, replayed, priced and set against the frontier's lower bound.
@@ -39,42 +40,126 @@ class Planner:
             NoAnswerError: the planner has no plan that fast; says its fastest.
             InputError: a target was given and the planner takes none.
         """
-        self.check_target(target_time_ns)
-        replay = self.choose(frontier, target_time_ns)
-        deadline_ns = replay.makespan_ns if target_time_ns is None else target_time_ns
-        target = Target(
-            kind="planner",
-            time_s=None if target_time_ns is None else s_from_ns(deadline_ns),
-            deadline_s=s_from_ns(deadline_ns),
-        )
-        return build_plan(frontier, replay, target=target, planner=self.name)
-
-    def check_target(self, target_time_ns: int | None) -> None:
-        """Raises: InputError: a target was given and the planner takes none."""
         if target_time_ns is not None and not self.takes_target:
             raise InputError(
                 f"planner {self.name} takes no target: it settles on an iteration time of its own"
             )
+        replay = self.choose(frontier, target_time_ns)
+        deadline_ns = replay.makespan_ns if target_time_ns is None else target_time_ns
+        target = Target(
+            kind=self.target_kind,
+            time_s=None if target_time_ns is None else s_from_ns(deadline_ns),
+            deadline_s=s_from_ns(deadline_ns),
+        )
+        return build_plan(frontier, replay, target=target, planner=self.name)
 
     def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
         """The replay of what it chooses; the arguments are those of plan."""
         raise NotImplementedError
 
 
+class MaxFrequency(Planner):
+    """Every operation at its highest frequency: what happens without any planning."""
+
+    name = "max_frequency"
+    target_kind = "max-frequency"
+
+    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
+        """That of all the highest clocks."""
+        return frontier.problem.replay(frontier.problem.max_frequency_rows)
+
+
+class _SingleClocks(Planner):
+    """Plans of one clock a stage.
+
+    Attributes:
+        choices: rows to choose from.
+    """
+
+    takes_target = True
+    choices: ClassVar[Callable[[StageClocks], Iterator[Rows]]]
+
+    def candidates(self, frontier: Frontier) -> list[Replay]:
+        """This planner's frontier, those that no other one beats: ascending time, descending
+        energy."""
+        problem, kept = frontier.problem, list[Replay]()
+        replays = (problem.replay(rows) for rows in type(self).choices(StageClocks(problem)))
+        for replay in sorted(replays, key=lambda one: (one.makespan_ns, one.energy_fj)):
+            if not kept or replay.energy_fj < kept[-1].energy_fj:
+                kept.append(replay)
+        return kept
+
+    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
+        """The slowest in time, which is the cheapest; without a target, the fastest."""
+        fastest, *slower = self.candidates(frontier)
+        deadline_ns = fastest.makespan_ns if target_time_ns is None else target_time_ns
+        if fastest.makespan_ns > deadline_ns:
+            raise NoAnswerError(
+                f"planner {self.name} has no plan that finishes in {s_from_ns(deadline_ns):.9f} "
+                f"s; its fastest takes {s_from_ns(fastest.makespan_ns):.9f} s"
+            )
+        return [fastest, *(one for one in slower if one.makespan_ns <= deadline_ns)][-1]
+
+
+class ZeusGlobal(_SingleClocks):
+    """One frequency for all stages: the ZeusGlobal baseline of Perseus (SOSP 2024).
+
+    Perseus scans power limits, we scan clocks: each clock of the profile is one point of this
+    planner's own frontier.
+    """
+
+    name = "zeus_global"
+    choices = StageClocks.one_for_all
+
+
+class ZeusPerStage(_SingleClocks):
+    """A frequency for each stage that balances forward times: the ZeusPerStage baseline of Perseus
+    (SOSP 2024).
+
+    The stage whose fastest forward is the slowest sets the pace: each of its clocks is one point.
+    All other stages take their lowest clock at which a forward takes no longer than there.
+    Backwards run at their stage's clock; they need not balance, which is why this planner can be
+    slower than maximum frequency everywhere.
+    """
+
+    name = "zeus_per_stage"
+    choices = StageClocks.balanced
+
+
+class FrontierPlanner(Planner):
+    """The exact relaxation, rounded: Frontier.plan as a planner."""
+
+    name = "frontier"
+    takes_target = True
+
+    def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
+        """Raises: NoAnswerError: the target is below T_min."""
+        return frontier.plan(None if target_time_ns is None else s_from_ns(target_time_ns))
+
+
 def answer(planner: Planner, frontier: Frontier, request: Request) -> Plan:
-    """A planner's plan for what a request says of times and costs; the rest it knows nothing of.
+    """A planner's plan for what a request says of times and costs.
 
     A straggler leaves those planners that take a target until it has finished.
 
     Raises:
         NoAnswerError: the planner has no plan that fast; says its fastest.
-        InputError: a target is asked for and the planner takes none, or a rate ends before the run
-            does.
+        InputError: more is asked for than the planner knows, a target where it takes none, or a
+            rate ends before the run does.
     """
+    if planner.name == "frontier":
+        return frontier.solve(request)
     straggler_s, deadline = request.straggler_time_s, request.deadline
+    beyond = request.limits or request.switch_latency_s or request.objective != "energy"
+    if beyond or request.effort != Effort():
+        raise InputError(
+            f"planner {planner.name} knows times only: no limits, late clocks, cheapest runs, "
+            "polishing or ladders; planner frontier does"
+        )
     target_ns = None
-    if deadline.time_s is not None or deadline.slowdown is not None:
-        target_ns = deadline.asked_ns(frontier.min_time_ns)
+    if deadline.kind != "no-slowdown":
+        asked_ns = deadline.asked_ns(frontier.min_time_ns)
+        target_ns = frontier.min_energy_time_ns if asked_ns is None else asked_ns
     plan = planner.plan(frontier, target_ns)
     if straggler_s is not None:
         if planner.takes_target:

@@ -1,33 +1,37 @@
-"""Every planner on one profile, side by side."""
+"""Every planner on one profile, side by side; and clocks by part beside one an operation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from time import perf_counter
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from envplan._model import Model
-from envplan.errors import InputError
+from envplan.errors import InputError, NoAnswerError, naming
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.pipeline.graph import ENVPIPE
 from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
 from envplan.plan.model import Baseline
 from envplan.planners.advice import Advice, advise, beside
-from envplan.planners.baselines import ZeusGlobal, ZeusPerStage
+from envplan.planners.base import ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.registry import FrontierPlanner
-from envplan.profile import Profile
-from envplan.request import MAX_SECONDS
+from envplan.request import Request
 from envplan.solve import Frontier
+from envplan.solve.search import remember
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 Point = Literal["T_min", "T_star", "straggler"]
 
 _NOTABLE_PERCENT: Final = 0.1
+#: Switch latencies that are tried, s.
+LATENCIES_S: Final = (0.0, 0.001, 0.005, 0.01, 0.02)
+#: How much slower than maximum frequency both may be, so that clocks that come late find a plan.
+_SLOWDOWN: Final = 0.02
 
 
 class Published(Model, extra="ignore"):
@@ -124,12 +128,12 @@ class Comparison:
         assert job.at_equal_time is not None
         if self.envpipe_frontier is not self.frontier:
             rows.insert(0, beside(job.at_equal_time, self.frontier, self.envpipe_frontier))
-        return tuple(row for row in rows if _is_better(row, job))
 
+        def gains(row: Advice) -> float:
+            saves = (row.saved_percent or -math.inf) - (job.saved_percent or 0.0)
+            return max(saves, row.faster_percent or -math.inf)
 
-def _is_better(row: Advice, job: Advice) -> bool:
-    saves = (row.saved_percent or -math.inf) - (job.saved_percent or 0.0)
-    return max(saves, row.faster_percent or -math.inf) >= _NOTABLE_PERCENT
+        return tuple(row for row in rows if gains(row) >= _NOTABLE_PERCENT)
 
 
 def compare(
@@ -153,9 +157,15 @@ def compare(
     Raises:
         InputError: an argument is out of range, or the sidecar's `published` is malformed.
     """
-    published = _published(frontier.profile)
+    with naming(f"metadata of {frontier.profile.name}"):
+        published = _Sidecar.of(**frontier.profile.metadata.extra).published
     envpipe, rescheduled = EnvPipe(reconfigure), _rescheduled(frontier, activation_slots)
     made: list[tuple[Frontier, Point | None, Plan, float]] = []
+
+    @cache
+    def by(own: Frontier, time: float, waits: bool = False) -> Plan:
+        """Our plan that ends by a time, s; one that `waits` saves most until that time."""
+        return own.plan(sync_time=time) if waits else own.plan(time)
 
     def add(own: Frontier, point: Point | None, make: Callable[[], Plan], spent: float = 0) -> Plan:
         begin = perf_counter()
@@ -168,20 +178,24 @@ def compare(
     zeus = (ZeusGlobal(), ZeusPerStage())
     for planner in zeus:
         add(frontier, None, partial(planner.plan, frontier))
-    begin = perf_counter()
-    run = envpipe.run(rescheduled)
-    add(rescheduled, None, partial(run.plan, rescheduled), perf_counter() - begin)
-    ours = OurPlans([(own, plan) for own, _, plan, _ in made])
-    points = [(frontier, *point) for point in _points(frontier, sync)]
+    add(rescheduled, None, partial(envpipe.plan, rescheduled))
+    # Rounding is a heuristic: once in a while EnvPipe's choice is closer to the bound than what it
+    # finds; then that is our plan. One clock for each stage is a candidate anyway.
+    remember(rescheduled, envpipe.run(rescheduled).replay)
+    least, star = frontier.min_time_ns, frontier.min_energy_time_ns
+    latest = ns_from_s_floor(sync or 0.0)
+    later: list[tuple[int, Point]] = [(star, "T_star"), (latest, "straggler")]
+    for at_ns, where in [(least, "T_min"), *sorted(one for one in later if one[0] > least)]:
+        make = partial(by, frontier, s_from_ns(at_ns), where == "straggler")
+        add(frontier, where, make, frontier.trace_seconds)
     if rescheduled is not frontier:
-        points.append((rescheduled, rescheduled.min_time_ns, "T_min"))
-    for own, at_ns, where in points:
-        add(own, where, partial(ours.by, own, at_ns, where == "straggler"), own.trace_seconds)
+        make = partial(by, rescheduled, rescheduled.min_time)
+        add(rescheduled, "T_min", make, rescheduled.trace_seconds)
     baseline = fastest.predicted.baseline
     entries = []
-    for own, point, plan, seconds in made:
+    ours = [(own, plan if point else by(own, plan.iteration_time)) for own, point, plan, _ in made]
+    for (own, point, plan, seconds), (_, mine) in zip(made, ours, strict=True):
         time, energy = plan.iteration_time, plan.energy
-        mine = plan if point else ours.by(own, ns_from_s(time))
         entry = Entry(
             planner=plan.planner,
             point=point,
@@ -194,11 +208,14 @@ def compare(
         if sync is not None:
             # A plan that is slower than the straggler is one itself.
             end, without = max(sync, time), _until(fastest, sync)
+            known = [*ours, (own, by(own, end, waits=True))]
+            in_time = (one for of, one in known if of is own and one.iteration_time <= end)
+            best = min(_until(one, end) for one in in_time)
             bound_fj = max(0, own.waiting_bound_fj(ns_from_s(end)))
             waited = until_straggler(plan, end, j_from_fj(bound_fj * frontier.num_gpus))
             entry = replace(
                 entry,
-                extrinsic_j=_until(mine, end) - ours.least_until(own, end),
+                extrinsic_j=_until(mine, end) - best,
                 straggler_energy=waited.energy_j,
                 straggler_savings_percent=percent(without - waited.energy_j, without),
                 straggler_gap=waited.gap,
@@ -216,7 +233,7 @@ def compare(
             ]
             for planner in zeus
         },
-        envpipe=run,
+        envpipe=envpipe.run(rescheduled),
         straggler_time=sync,
         published=published,
     )
@@ -259,11 +276,7 @@ def _sync_time(
         raise InputError("give straggler_time or straggler_slowdown, not both")
     if straggler_slowdown is not None:
         straggler_time = baseline.iteration_time * (1 + straggler_slowdown)
-    if straggler_time is not None and not 0 <= straggler_time <= MAX_SECONDS:
-        raise InputError(
-            f"a straggler's time must lie between 0 and {MAX_SECONDS:.0e} s, not {straggler_time:g}"
-        )
-    return straggler_time
+    return Request.asking(straggler_time=straggler_time).straggler_time_s
 
 
 def _until(plan: Plan, sync_time: float) -> float:
@@ -271,68 +284,50 @@ def _until(plan: Plan, sync_time: float) -> float:
     return plan.energy + plan.waiting_energy(sync_time)
 
 
-class OurPlans:
-    """Our plans for any time, each made once and beside all other planners' plans.
+class PartsRow(NamedTuple):
+    """Both ways of planning at one switch latency, by the same time; all GPUs.
 
-    Args:
-        rivals: the plans of other planners, with the frontier that they are on.
+    Attributes:
+        switch_latency_s: from a request until the clock changes.
+        deadline_s: that both keep: so much later than maximum frequency ends.
+        baseline_j: energy at maximum frequency.
+        one_clock_j: of the plan with one clock an operation; None where none was found in time.
+        by_parts_j: of the plan with clocks by part, or of the former where that uses no more.
     """
 
-    def __init__(self, rivals: Sequence[tuple[Frontier, Plan]]) -> None:
-        self._rivals = rivals
-        self._known: dict[tuple[Frontier, int, bool], Plan] = {}
+    switch_latency_s: float
+    deadline_s: float
+    baseline_j: float
+    one_clock_j: float | None
+    by_parts_j: float | None
 
-    def by(self, frontier: Frontier, time_ns: int, waits: bool = False) -> Plan:
-        """Our plan that ends by a time; one that `waits` saves most until that time.
+    def saved_percent(self, energy_j: float | None) -> float | None:
+        """What one of both saves, of the energy at maximum frequency."""
+        return None if energy_j is None else percent(self.baseline_j - energy_j, self.baseline_j)
 
-        Rounding is a heuristic: once in a while another planner's choice for the same pipeline
-        happens to lie closer to the bound than what it finds; then that is our plan.
-        """
-        key, time_s = (frontier, time_ns, waits), s_from_ns(time_ns)
-        if key not in self._known:
-            best = frontier.plan(sync_time=time_s) if waits else frontier.plan(time_s)
-            for own, rival in self._rivals:
-                less = rival.energy < best.energy
-                if waits:
-                    less = rival.uses_less_until_any_time_after(best)
-                if own is frontier and less and rival.iteration_time <= time_s:
-                    best = rival.model_copy(update={"planner": FrontierPlanner.name})
-            self._known[key] = best
-        return self._known[key]
-
-    def least_until(self, frontier: Frontier, sync_time: float) -> float:
-        """J until then of the best plan that we know to be in time."""
-        for own, plan in self._rivals:
-            if own is frontier:
-                self.by(own, ns_from_s(plan.iteration_time))
-        latest = ns_from_s_floor(sync_time)
-        if latest >= frontier.min_time_ns:
-            self.by(frontier, latest, waits=True)
-        return min(
-            _until(plan, sync_time)
-            for (own, *_), plan in self._known.items()
-            if own is frontier and plan.iteration_time <= sync_time
-        )
+    @property
+    def gained_percent(self) -> float:
+        """What clocks by part save on top, of the energy at maximum frequency."""
+        one, parts = self.one_clock_j, self.by_parts_j
+        return 0.0 if one is None or parts is None else percent(one - parts, self.baseline_j)
 
 
-def _points(frontier: Frontier, sync_time: float | None) -> list[tuple[int, Point]]:
-    """Times of our plans, ns, ascending: T_min, T_star, and that of a straggler that leaves more
-    time than T_min."""
-    least, latest = frontier.min_time_ns, ns_from_s_floor(sync_time or 0.0)
-    later: list[tuple[int, Point]] = [
-        (frontier.min_energy_time_ns, "T_star"),
-        (latest, "straggler"),
-    ]
-    return [(least, "T_min"), *sorted(point for point in later if point[0] > least)]
-
-
-def _published(profile: Profile) -> Published | None:
-    """The published figure that a profile's sidecar names.
-
-    Raises:
-        InputError: it has a wrong form.
-    """
-    try:
-        return _Sidecar.of(**profile.metadata.extra).published
-    except InputError as error:
-        raise InputError(f"metadata of {profile.name}: {error}") from None
+def beside_one_clock(frontier: Frontier) -> list[PartsRow]:
+    """Plans with clocks by part and with one clock an operation, for each switch latency; none
+    where the profile's operations have no parts."""
+    profile, rows = frontier.profile, list[PartsRow]()
+    if profile.adjustments.by_parts is None:
+        return rows
+    alone = frontier.retraced(frontier.pipeline, profile.derived(by_parts=None))
+    fastest = alone.max_frequency_plan()
+    deadline = fastest.iteration_time * (1 + _SLOWDOWN)
+    for latency in LATENCIES_S:
+        found: list[float | None] = []
+        for own in (alone, frontier):
+            least = min((one for one in found if one is not None), default=None)
+            with suppress(NoAnswerError):
+                energy = own.plan(deadline, switch_latency=latency).energy
+                least = energy if least is None else min(least, energy)
+            found.append(least)
+        rows.append(PartsRow(latency, deadline, fastest.energy, *found))
+    return rows

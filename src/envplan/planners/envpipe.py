@@ -12,10 +12,9 @@ replayed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -25,10 +24,9 @@ from envplan.pipeline.formats import whole_number
 from envplan.pipeline.schedules import fitting_ahead
 from envplan.planners.base import Planner
 from envplan.profile import Profile
-from envplan.replay import Replay
+from envplan.replay import Replay, Rows
 from envplan.solve import Frontier
 from envplan.solve.single_clocks import ClockRows, all_clocks
-from envplan.units import j_from_fj, s_from_ns
 
 Reconfigure = Literal["balanced", "greedy"]
 Stop = Literal["outer envelope", "highest clocks"]
@@ -102,44 +100,19 @@ def _valley(work: Sequence[tuple[ClockRows, int]]) -> int:
     )
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """One iteration of the planner, before it raised anything.
+class EnvPipeRun(NamedTuple):
+    """What the planner did.
 
     Attributes:
-        iteration_time: replayed makespan, s.
-        energy: over all GPUs, J.
-        critical_path: indices of the operations on it, from the last to the first.
-        raised: (operation, MHz before, MHz after) of each operation raised; none in the last
-            iteration.
-    """
-
-    iteration_time: float
-    energy: float
-    critical_path: tuple[int, ...]
-    raised: tuple[tuple[int, int, int], ...]
-
-
-@dataclass(frozen=True)
-class EnvPipeRun(Planner):
-    """What the planner did; as a planner, what it came to.
-
-    Attributes:
-        iterations: all of them, in order.
+        choices: the rows of each iteration, (N,), before it raised anything.
         stopped: why the last one was the last: the critical path was the outer envelope, or it had
             nothing but highest clocks.
         replay: of the last iteration.
     """
 
-    name = "envpipe"
-
-    iterations: tuple[Iteration, ...]
+    choices: tuple[Rows, ...]
     stopped: Stop
     replay: Replay
-
-    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
-        """The last replay."""
-        return self.replay
 
 
 class EnvPipe(Planner):
@@ -165,7 +138,15 @@ class EnvPipe(Planner):
         return self.run(frontier).replay
 
     def run(self, frontier: Frontier) -> EnvPipeRun:
-        """Plan, and keep what each iteration did."""
+        """Plan, once for a frontier, and keep what each iteration chose."""
+        known = frontier.asked_once
+        key = (self.name, self.reconfigure)
+        if key not in known:
+            known[key] = self._run(frontier)
+        done: EnvPipeRun = known[key]
+        return done
+
+    def _run(self, frontier: Frontier) -> EnvPipeRun:
         problem, pipeline = frontier.problem, frontier.pipeline
         tables = [ClockRows.of(table) for table in problem.tables]
         clocks = [tables[number] for number in problem.table.tolist()]
@@ -180,33 +161,32 @@ class EnvPipe(Planner):
                 clocks, on_envelope, problem.stage.tolist(), strict=True
             )
         ]
-        iterations: list[Iteration] = []
+        choices: list[Rows] = []
         while True:
-            rows = [own.row[k] for own, k in zip(clocks, level, strict=True)]
-            replay = problem.replay(np.array(rows, np.int32))
+            choices.append(
+                np.array([own.row[k] for own, k in zip(clocks, level, strict=True)], np.int32)
+            )
+            replay = problem.replay(choices[-1])
             path = replay.critical_path[::-1]
             outer = all(on_envelope[i] for i in path)
-            raised = () if outer else tuple(self._raised(path, clocks, level))
-            energy = j_from_fj(replay.energy_fj * frontier.num_gpus)
-            iterations.append(Iteration(s_from_ns(replay.makespan_ns), energy, path, raised))
-            for i, _, mhz in raised:
-                level[i] = clocks[i].mhz.index(mhz)
+            raised = {} if outer else self._raised(path, clocks, level)
             if not raised:
                 stopped: Stop = "outer envelope" if outer else "highest clocks"
-                return EnvPipeRun(tuple(iterations), stopped, replay)
+                return EnvPipeRun(tuple(choices), stopped, replay)
+            for i, higher in raised.items():
+                level[i] = higher
 
     def _raised(
         self, path: Sequence[int], clocks: Sequence[ClockRows], level: Sequence[int]
-    ) -> Iterator[tuple[int, int, int]]:
-        """(operation, MHz before, MHz after) of what goes up on a path, given each operation's
-        clocks and which it has, (N)."""
+    ) -> dict[int, int]:
+        """What goes up on a path, and to which of its clocks, given each operation's clocks and
+        which it has, (N)."""
         mhz = {i: clocks[i].mhz[level[i]] for i in path if level[i] < clocks[i].top}
         if self.reconfigure == "greedy":
             steps, raised = _GREEDY_STEPS, list(mhz)[:1]
         else:
             steps, raised = 1, [i for i in mhz if mhz[i] == min(mhz.values())]
-        for i in raised:
-            yield i, mhz[i], clocks[i].mhz[min(level[i] + steps, clocks[i].top)]
+        return {i: min(level[i] + steps, clocks[i].top) for i in raised}
 
 
 def _outer_envelope(pipeline: Pipeline) -> list[bool]:

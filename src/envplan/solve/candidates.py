@@ -9,8 +9,9 @@ grid is as fine as rounding is coarse: between two of its deadlines the relaxed 
 part of what rounding loses. Whether a time is on the grid depends on the frontier's slope there
 alone, so nothing else of the frontier has to be known.
 
-Other choices take long, so they are made for the deadline asked for, for a few fixed ones before
-it where the relaxation lets them be better, and all that were made before are remembered.
+Other choices (local_search.py) take long, so they are made for the deadline asked for, for a few
+fixed ones before it where the relaxation lets them be better, and all that were made before are
+remembered.
 
 One clock for each stage is a candidate, too: no planner that chooses such is ever better.
 """
@@ -20,16 +21,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
+from envplan.errors import NoAnswerError
 from envplan.frontier import Relaxation
 from envplan.limits import Limit
 from envplan.replay import Machine, Replay, Rows
-from envplan.solve.local_search import LocalSearch, NoPlanInTimeError
 from envplan.solve.rounding import HEATS, Rounding
 from envplan.solve.single_clocks import StageClocks
+from envplan.units import s_from_ns
 
 #: Steps of the grid: this part of what rounding alone loses, and not less than that of the energy.
 #: They are rounded down to powers of two.
@@ -42,17 +44,26 @@ _MOST_TIMES_BEYOND: Final = 128
 _FEWEST_TIMES: Final = 32
 #: What rounding loses is measured on so many microbatches, where the schedule has no chunks.
 _FEW_MICROBATCHES: Final = 8
-#: Where plans can end at no more times than this, all of them are on the grid.
-_FEW_TIMES: Final = 1000
 #: Annealing of choices for the grid: in turn hot, for other arrangements, and cool.
 _MEMBER_HEATS: Final[tuple[tuple[float, ...], ...]] = ((0.3,), (1.0, 0.3))
 _MEMBER_MOVES: Final = 0.4
-#: Latencies, ns, whose choices the search for a lower one starts from as well.
-_LATENCIES: Final = (10**6, 2 * 10**7)
-#: Earlier deadlines that other choices are made for, as parts of the way from T_min to T_star.
-_FIXED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
-#: Under a cap on the peak, later times may save energy: parts of the way from T_star to T_max.
-_LATER: Final = (0.25, 0.5, 1.0)
+#: Clocks follow at once.
+_AT_ONCE: Final = Machine()
+
+
+class NoPlanInTimeError(NoAnswerError):
+    """No plan was found that ends by a deadline and keeps the local limits.
+
+    Attributes:
+        least_ns: the least time that was found, ns.
+    """
+
+    def __init__(self, deadline_ns: int, least_ns: int, why: str) -> None:
+        self.least_ns = least_ns
+        super().__init__(
+            f"no plan was found that finishes in {s_from_ns(deadline_ns):.9f} s {why}; the least "
+            f"time found is {s_from_ns(least_ns):.9f} s"
+        )
 
 
 class Known(NamedTuple):
@@ -69,39 +80,41 @@ class Known(NamedTuple):
 
 
 class Candidates:
-    """Choices of rows for one frontier, machine and set of local limits.
+    """Choices of rows for one frontier, machine and set of local limits; these, where clocks follow
+    at once and no limit is local.
 
     Args:
         moves: share of the usual moves of the searches.
     """
 
+    is_plain = True
+
     def __init__(
-        self, frontier: Relaxation, machine: Machine, limits: Sequence[Limit], moves: float = 1.0
+        self, frontier: Relaxation, machine: Machine, limits: tuple[Limit, ...], moves: float
     ) -> None:
         self._frontier = frontier
         self._machine = machine
-        self._limits = tuple(limits)
+        self._limits = limits
         self._moves = moves
         self._known: dict[int, Replay | NoPlanInTimeError] = {}
 
     @classmethod
     def of(
-        cls, frontier: Relaxation, machine: Machine, limits: Sequence[Limit], moves: float = 1.0
-    ) -> Candidates:
+        cls,
+        frontier: Relaxation,
+        machine: Machine = _AT_ONCE,
+        limits: Sequence[Limit] = (),
+        moves: float = 1.0,
+    ) -> Self:
         """The candidates of these, shared by all who ask for them.
 
         Plain choices do not depend on what was asked before, so all frontiers of one trace share
         them.
         """
-        new, key = cls(frontier, machine, limits, moves), (machine, tuple(limits), moves)
-        store = frontier.traced_once if new.is_plain else frontier.asked_once
-        found: Candidates = store.setdefault(key, new)
+        key = (machine, tuple(limits), moves)
+        store = frontier.traced_once if cls.is_plain else frontier.asked_once
+        found: Self = store.get(key) or store.setdefault(key, cls(frontier, *key))
         return found
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether clocks follow at once and no limit is local."""
-        return self._machine.latency_ns == 0 and not self._limits
 
     def best_by(self, deadline_ns: int, *, waits: bool = False) -> Replay:
         """The best known choice that ends by a deadline and keeps the local limits.
@@ -127,11 +140,7 @@ class Candidates:
                 found.append(self.at(time_ns))
             except NoPlanInTimeError as error:
                 refusal = refusal or error
-        if not self.is_plain:
-            if not found and deadline_ns > frontier.min_energy_time_ns:
-                found.append(self.at(min(deadline_ns, frontier.slowest_time_ns)))
-            known = (one for one in self._known.values() if isinstance(one, Replay))
-            found += (one for one in known if one.makespan_ns <= deadline_ns)
+        found += self._besides(deadline_ns, not found)
         if not found:
             assert refusal is not None
             raise refusal
@@ -148,13 +157,8 @@ class Candidates:
         ]
 
     def near(self, deadline_ns: int) -> Replay:
-        """A choice that ends by a deadline, for pictures and tables of many.
-
-        Raises:
-            NoPlanInTimeError: none was found.
-        """
-        deadline_ns = min(deadline_ns, self._frontier.slowest_time_ns)
-        return self.at(next(self._grid_below(deadline_ns)) if self.is_plain else deadline_ns)
+        """A choice that ends by a deadline, for pictures and tables of many."""
+        return self.at(next(self._grid_below(deadline_ns)))
 
     def at(self, time_ns: int) -> Replay:
         """The choice made for a deadline from T_min to T_max, ns.
@@ -173,26 +177,31 @@ class Candidates:
             raise found
         return found
 
+    @property
     def fastest(self) -> Replay:
         """The fastest choice found that keeps the local limits; T_min's where there are none.
 
         Raises:
-            NoAnswerError: none keeps them.
+            NoAnswerError: none keeps them; says by how much.
         """
-        if self.is_plain:
-            return self.at(self._frontier.min_time_ns)
-        return self._search.fastest
+        return self.at(self._frontier.min_time_ns)
 
-    @cached_property
+    @property
     def fastest_rows(self) -> Rows:
         """The fastest rows known, (N,), whatever they use."""
-        if self.is_plain:
-            return np.zeros(len(self._frontier.pipeline.operations), np.int32)
-        return self._search.fastest.rows
+        return np.zeros_like(self._frontier.problem.table)
 
-    def polished(self, rows: Rows, deadline_ns: int, rounds: int) -> Rows:
-        """Rows after further rounds of the search from them, where local limits are searched."""
-        return self._search.polished(rows, deadline_ns, rounds)
+    def polished(
+        self, best: Replay, deadline_ns: int, waits: bool, seconds: float
+    ) -> tuple[Replay, int | None]:
+        """What about so many seconds make of a choice by a deadline, and a lower bound on energy,
+        fJ, where CP-SAT proved more than the relaxation does."""
+        from envplan.solve.polish import polished  # ortools takes a while to import
+
+        frontier = self._frontier
+        latest = frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
+        rounding = self.rounded(min(deadline_ns, latest))
+        return polished(frontier, best, rounding, waits, seconds)
 
     def rounded(self, time_ns: int, heats: Sequence[float] = HEATS, moves: float = 1.0) -> Rounding:
         """The rounded relaxed optimum of a deadline from T_min to T_max, clocks at once.
@@ -207,31 +216,7 @@ class Candidates:
         rounding.anneal(heats, moves * self._moves)
         return rounding
 
-    @cached_property
-    def _search(self) -> LocalSearch:
-        return LocalSearch(
-            self._frontier,
-            self._machine,
-            self._limits,
-            self._moves,
-            lambda time_ns: Candidates.of(self._frontier, Machine(), ()).near(time_ns),
-            self._slower,
-        )
-
-    def _slower(self, time_ns: int) -> Rows | None:
-        """Rows for a deadline at the next of the fixed latencies above this one, ns."""
-        latency_ns = next((own for own in _LATENCIES if own > self._machine.latency_ns), 0)
-        if not 0 < self._machine.latency_ns < latency_ns:
-            return None
-        slower = Candidates.of(self._frontier, Machine(latency_ns), self._limits, self._moves)
-        try:
-            return slower.at(time_ns).rows
-        except NoPlanInTimeError:
-            return None
-
     def _make(self, time_ns: int) -> Replay:
-        if not self.is_plain:
-            return self._search.by(time_ns)
         frontier, heats, moves = self._frontier, HEATS, 1.0
         if time_ns not in (frontier.min_time_ns, frontier.min_energy_time_ns):
             spacing_ns, moves = self._spacing_ns(frontier.slope_uw(time_ns)), _MEMBER_MOVES
@@ -241,19 +226,12 @@ class Candidates:
     def _worth_a_look(self, deadline_ns: int, waits: bool) -> Iterable[int]:
         """Deadlines to make choices for, ns, the latest first."""
         frontier = self._frontier
-        latest = min(
-            deadline_ns, frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
-        )
-        if self.is_plain:
-            return self._grid_below(latest)
-        least, star = frontier.min_time_ns, frontier.min_energy_time_ns
-        wanted = {latest, *(least + int((star - least) * part) for part in _FIXED)}
-        if any("peak_uw" in limit.prices(1) for limit in self._limits):
-            later = frontier.slowest_time_ns - star
-            wanted |= {star + int(later * part) for part in _LATER}
-            latest = min(deadline_ns, frontier.slowest_time_ns)
-            wanted.add(latest)
-        return sorted((time for time in wanted if time <= latest), reverse=True)
+        latest = frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
+        return self._grid_below(min(deadline_ns, latest))
+
+    def _besides(self, deadline_ns: int, none_yet: bool) -> list[Replay]:
+        """Further choices that end by a deadline."""
+        return []
 
     def _grid_below(self, latest_ns: int) -> Iterator[int]:
         """The grid's deadlines up to one, ns, the latest first: T_max, T_star, T_min, and those
@@ -275,8 +253,6 @@ class Candidates:
         frontier, waiting = self._frontier, self._frontier.total_power_uw
         star = frontier.min_energy_time_ns
         price_uw, span, most = slope_uw - waiting, star - frontier.min_time_ns, _MOST_TIMES
-        if slope_uw > waiting and self._has_few_times:
-            return self._time_unit_ns
         if slope_uw <= waiting:
             price_uw, span = slope_uw, frontier.slowest_time_ns - star
             most = _MOST_TIMES_BEYOND
@@ -295,23 +271,10 @@ class Candidates:
         ):
             sample = whole.retraced(pipeline.with_microbatches(few), whole.profile)
         least, star = sample.min_time_ns, sample.min_energy_time_ns
-        roundings = Candidates.of(sample, Machine(), ())
+        roundings = Candidates.of(sample)
         lost = 0.0
         for time_ns in (least, star):
             energy_fj = sample.problem.replay(roundings.rounded(time_ns, ()).rows).energy_fj
             lost += (energy_fj / max(1, sample.lower_bound_fj(time_ns)) - 1) / 2
         energy_fj = whole.lower_bound_fj(whole.min_energy_time_ns)
         return max(1, int(max(_LEAST_STEP, _PART_OF_GAP * lost) * energy_fj))
-
-    @cached_property
-    def _has_few_times(self) -> bool:
-        frontier = self._frontier
-        span = frontier.min_energy_time_ns - frontier.min_time_ns
-        return span <= _FEW_TIMES * self._time_unit_ns
-
-    @cached_property
-    def _time_unit_ns(self) -> int:
-        """What every time and lag is a multiple of, and so every makespan without stalls, ns."""
-        pipeline, profile = self._frontier.pipeline, self._frontier.profile
-        times = [table.time_ns for table in profile.tables()]
-        return int(np.gcd.reduce(np.concatenate([pipeline.succ_lag_ns, *times])))

@@ -51,16 +51,15 @@ def doubt_job(frontier: Relaxation) -> None:
 
 def doubt_profile(profile: Profile) -> None:
     """Warn of powers that no GPU draws while it computes, and of slow rows of the highest clock."""
-    clocked = {key: one.whole for key, one in profile.measured.items() if one.mhz.any()}
-    if not clocked:
+    drawn = [
+        (fj / ns / UW_PER_W, mhz, *key)
+        for key, whole in ((key, parts.whole) for key, parts in profile.measured.items())
+        for mhz, (ns, *_), (fj, *_) in zip(whole.mhz, whole.time_ns, whole.energy_fj, strict=True)
+        if mhz
+    ]
+    if not drawn:
         return
-    power = {
-        key: np.where(one.mhz > 0, (one.energy_fj / one.time_ns)[:, 0] / UW_PER_W, np.nan)
-        for key, one in clocked.items()
-    }
-    most = max(float(np.nanmax(one)) for one in power.values())
-    least, (stage, instruction) = min((float(np.nanmin(one)), key) for key, one in power.items())
-    mhz = clocked[stage, instruction].mhz[int(np.nanargmin(power[stage, instruction]))]
+    (most, *_), (least, mhz, stage, instruction) = max(drawn), min(drawn)
     of = f"profile {profile.name}"
     if most < _LEAST_W:
         _warn(

@@ -1,31 +1,26 @@
-"""Choices of rows under a cap on the power of all GPUs, at every moment or on average.
+"""Choices of rows under a cap on the power of all GPUs at every moment.
 
-Under a cap at every moment no efficient exact method is known: scheduling under a cap on a shared
-resource is NP-hard. The way here is to give operations power limits of their own and to plan as
-ever with the options that these leave: the frontier of what is left is exact, and its plans are
-rounded as all plans are.
+No efficient exact method is known: scheduling under a cap on a shared resource is NP-hard. The way
+here is to give operations power limits of their own and to plan as ever with the options that these
+leave: the frontier of what is left is exact, and its plans are rounded as all plans are.
 
 Limits start at one level for all: each operation may use the same share of the span between its
 thriftiest and its hungriest option. Then they are repaired: wherever the replay is over the cap,
 those operations that run there are slowed down, the one first that costs least for each watt it
 saves, at the price of time that the dual solution puts on it (its flow), and what is left is
 planned anew, until nothing is over the cap. The search in local_search.py goes on from there.
-
-Average power falls along the frontier, and beyond T_star up to T_max too: energy rises there, but
-by less than the time does. The power of some rows is lower still, though waiting instead would use
-less energy; they come last.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envplan.frontier import Relaxation, build_network
 from envplan.frontier.start import Start
-from envplan.replay import Machine, Problem, Replay, Rows
+from envplan.replay import Machine, Replay, Rows
 from envplan.solve.rounding import Rounding
 from envplan.units import w_from_uw
 
@@ -37,14 +32,6 @@ _BEST: Final = 2  # of the levels' plans, to go on from
 _HEATS: Final = (0.5, 0.1)
 
 Limits = NDArray[np.int64]
-
-
-class _Limited(NamedTuple):
-    """Rows chosen with the options that power limits leave, and what a ns less for each operation
-    is worth, fJ / ns, (N,)."""
-
-    rows: Rows
-    price_uw: NDArray[np.int64]
 
 
 class PowerLimited:
@@ -86,41 +73,29 @@ class PowerLimited:
         least_w = w_from_uw(min(replay.peak_uw, thriftiest.peak_uw) * gpus)
         return (
             f"no plan was found that stays under {float(w_from_uw(self._cap_uw * gpus)):.6g} W; "
-            f"the least peak found is {least_w:.10g} W, and none can be below "
-            f"{w_from_uw(self.least_peak_uw * gpus):.10g} W"
+            f"the least peak found is {least_w:.10g} W"
         )
-
-    @property
-    def least_peak_uw(self) -> int:
-        """A power that every plan reaches at some moment, uW, of one GPU a stage together.
-
-        At some moment of an operation it draws at least the most power of its thriftiest option,
-        and every other stage then draws at least its blocking power or the least power of any of
-        its options.
-        """
-        problem = self._frontier.problem
-        floors = np.array([table.slices.power_uw.min() for table in problem.tables], np.int64)
-        highest, floor = np.zeros_like(problem.blocking_power_uw), problem.blocking_power_uw.copy()
-        np.maximum.at(highest, problem.stage, self._least)
-        np.minimum.at(floor, problem.stage, floors[problem.table])
-        return int((floor.sum() - floor + highest).max())
 
     def _repaired(self, level: float, deadline_ns: int | None) -> Rows | None:
         """The rows of a level once its limits are repaired; None where there are none in time."""
         limits = self._least + (level * (self._most - self._least)).astype(np.int64)
         for _ in range(_ROUNDS):
-            limited = self._planned(limits, deadline_ns)
-            if limited is None:
+            planned = self._planned(limits, deadline_ns)
+            if planned is None:
                 return None
-            replay = self._frontier.problem.replay(limited.rows)
+            rows, price_uw = planned
+            replay = self._frontier.problem.replay(rows)
             if replay.peak_uw <= self._cap_uw:
-                return limited.rows
-            if not self._tighten(limits, limited, replay):
+                return rows
+            if not self._tighten(limits, replay, price_uw):
                 return None
         return None
 
-    def _planned(self, limits: Limits, deadline_ns: int | None) -> _Limited | None:
-        """The rows for a deadline with what the limits leave; None if that is too slow."""
+    def _planned(
+        self, limits: Limits, deadline_ns: int | None
+    ) -> tuple[Rows, NDArray[np.int64]] | None:
+        """The rows for a deadline with what the limits leave, and what a ns less for each operation
+        is worth, fJ / ns, (N,); None if that is too slow."""
         frontier = self._frontier
         pipeline, profile = frontier.pipeline, frontier.profile
         powers = frontier.blocking_power_uw
@@ -136,25 +111,25 @@ class PowerLimited:
         events, flows = trace.state_at(time_ns)
         rounding = Rounding(pipeline, network, events, time_ns)
         rounding.anneal(_HEATS)
-        return _Limited(rounding.rows, flows[: len(limits)])
+        return rounding.rows, flows[: len(limits)]
 
-    def _tighten(self, limits: Limits, limited: _Limited, replay: Replay) -> bool:
+    def _tighten(self, limits: Limits, replay: Replay, price_uw: NDArray[np.int64]) -> bool:
         """Lower the limits of operations where power is over the cap; whether any could be."""
-        power = self._frontier.problem.power_uw
-        steps, chosen, tightened = replay.power_steps, limited.rows.copy(), False
+        problem, steps = self._frontier.problem, replay.power_steps
+        chosen, tightened = replay.rows.copy(), False
         over = np.flatnonzero(steps.power_uw > self._cap_uw)
         for k in over[np.argsort(-steps.power_uw[over], kind="stable")].tolist():
             at = steps.times_ns[k]
             running = np.flatnonzero((replay.starts_ns <= at) & (at < replay.finishes_ns))
-            first = self._frontier.problem.first_row[running]
-            was, now = power[first + limited.rows[running]], power[first + chosen[running]]
+            first = problem.first_row[running]
+            was, now = (problem.power_uw[first + one[running]] for one in (replay.rows, chosen))
             excess = int(steps.power_uw[k]) - self._cap_uw - int((was - now).sum())
             while excess > 0:
-                step = self._cheapest_step(running, chosen, limited.price_uw, excess)
+                step = self._cheapest_step(running, chosen, price_uw, excess)
                 if step is None:
                     break
                 i, row = step
-                powers = self._powers[self._frontier.problem.table[i]]
+                powers = self._powers[problem.table[i]]
                 excess -= int(powers[chosen[i]] - powers[row])
                 chosen[i], limits[i] = row, int(powers[row])
                 tightened = True
@@ -181,41 +156,3 @@ class PowerLimited:
             if best is None or ratio[k] < best[0]:
                 best = float(ratio[k]), i, k
         return None if best is None else best[1:]
-
-
-def least_average_uw(frontier: Relaxation) -> int:
-    """A power that no plan is below on average, uW, of one GPU a stage.
-
-    Energy is that of waiting all the time and what running costs beyond that. The latter is least
-    with each operation's cheapest row, and is spread over no more time than the slowest rows take.
-    """
-    problem = frontier.problem
-    cost_fj = frontier.network.base_cost_fj
-    slowest = np.array([len(table) - 1 for table in problem.tables], np.int32)[problem.table]
-    slowest_ns = problem.replay(slowest).makespan_ns
-    spread = cost_fj // (slowest_ns if cost_fj > 0 else frontier.min_time_ns)
-    return max(0, frontier.total_power_uw + spread)
-
-
-def least_average_rows(problem: Problem) -> Rows:
-    """For each operation a row, so that every stage draws least on average while it runs, (N,).
-
-    Dinkelbach ("On Nonlinear Fractional Programming", Management Science 13, 1967): take the rows
-    that are cheapest at the power so far, and their power next, until it falls no more.
-    """
-
-    def powers(rows: Rows) -> NDArray[np.float64]:
-        chosen, stages = problem.over_all(rows), problem.pipeline.num_stages
-        energy, time = (
-            np.bincount(problem.stage, amounts[chosen], stages)
-            for amounts in (problem.energy_fj, problem.time_ns)
-        )
-        return energy / time
-
-    rows = problem.cheapest_rows([0] * problem.pipeline.num_stages)
-    drawn = powers(rows)
-    while True:
-        better = problem.cheapest_rows(drawn.tolist())
-        if (less := powers(better)).sum() >= drawn.sum():
-            return rows
-        rows, drawn = better, less

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -12,7 +11,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Rate, Run
+from envplan.costs import Run
 from envplan.costs.spending import check_span, priced, spent
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
@@ -30,9 +29,8 @@ from envplan.plan import Plan, build_plan
 from envplan.plan.build import note_straggler, target_of
 from envplan.replay import Machine, Replay, Rows
 from envplan.request import Request
-from envplan.solve.candidates import Candidates, Known
-from envplan.solve.local_search import NoPlanInTimeError
-from envplan.solve.power_limits import least_average_rows, least_average_uw
+from envplan.solve.candidates import Candidates, Known, NoPlanInTimeError
+from envplan.solve.local_search import LocalSearch
 from envplan.units import (
     J_PER_KWH,
     duration_text,
@@ -164,6 +162,12 @@ def spread_times(frontier: Relaxation, first_ns: int, count: int) -> list[int]:
     saved = [float(costs[0] - cost) for cost in costs]
     wanted = np.linspace(0.0, saved[-1], count)
     return sorted({round(t) for t in np.interp(wanted, saved, times).tolist()})
+
+
+def remember(frontier: Relaxation, replay: Replay) -> None:
+    """Let plain requests of this frontier choose what somebody else has found, too."""
+    key = ("found", Machine(), (), 1.0)
+    frontier.asked_once.setdefault(key, []).append(Known.of(replay))
 
 
 Answer = TypeVar("Answer")
@@ -310,7 +314,8 @@ class _Search(Deadlines[_Found]):
         self._local = [one for one in request.limits if one.is_local]
         self._global = [one for one in request.limits if not one.is_local]
         machine, moves = Machine(request.latency_ns), request.effort.moves
-        self._candidates = Candidates.of(frontier, machine, self._local, moves)
+        kind = LocalSearch if request.latency_ns or self._local else Candidates
+        self._candidates = kind.of(frontier, machine, self._local, moves)
         # What was found under the same conditions before, for later deadlines.
         key = (machine, tuple(request.limits), moves)
         self._remembered: list[Known] = frontier.asked_once.setdefault(("found", *key), [])
@@ -378,13 +383,13 @@ class _Search(Deadlines[_Found]):
         middle, steps = frontier.min_energy_time_ns, _STEPS
         earliest = max((one.earliest_ns(frontier) for one in limits), default=frontier.min_time_ns)
         if not self._candidates.is_plain:
-            middle, steps = max(middle, self._candidates.fastest().makespan_ns), _FEW_STEPS
+            middle, steps = max(middle, self._candidates.fastest.makespan_ns), _FEW_STEPS
         found = self.soonest(min(earliest, frontier.slowest_time_ns), middle, steps)
         if found is not None:
             return found
-        # Rows that draw less on average than waiting does take more energy than any others.
-        capped = self.request.limit(AveragePower) is not None
-        return self._thriftiest() if capped else self.by(frontier.min_energy_time_ns)
+        # Power falls up to T_max, energy up to T_star.
+        waits = self.request.limit(AveragePower) is not None
+        return self.by(frontier.slowest_time_ns if waits else middle, waits=waits)
 
     def taken(self, answer: _Found) -> tuple[float, float]:
         """Its time and energy, s and J, all GPUs."""
@@ -501,69 +506,24 @@ class _Search(Deadlines[_Found]):
         found = super().tried(time_ns)
         return found and found._replace(deadline_ns=max(found.replay.makespan_ns, time_ns))
 
-    def _thriftiest(self) -> _Found:
-        """The choice with as few of the rows of least average power as keep all limits.
-
-        Such rows may take more energy than waiting would. Operations get them in the order of the
-        schedule, all others their rows of T_max.
-
-        Raises:
-            NoAnswerError: even all of them do not.
-        """
-        problem, slowest = self.frontier.problem, self.frontier.slowest_time_ns
-        thrifty = least_average_rows(problem)
-        usual = self._at_place(0.0, self._setting(slowest), True).rows
-        order, count = problem.pipeline.order, len(thrifty)
-
-        def tried(thriftier: int) -> _Found | None:
-            rows = usual.copy()
-            rows[order[:thriftier]] = thrifty[order[:thriftier]]
-            replay = self._replayed(rows)
-            setting = self._setting(replay.makespan_ns)
-            broken = self._broken(replay, setting, self.request.limits)
-            return None if broken else _Found(replay, replay.makespan_ns)
-
-        found = first_between(0, count, tried, count.bit_length())
-        if found is None:
-            replay = self._replayed(thrifty)
-            self._keep(replay, self._setting(replay.makespan_ns), self.request.limits)
-        assert found is not None
-        return found
-
     def _keep(self, replay: Replay, setting: Setting, limits: Iterable[Limit]) -> None:
         """Raises: NoAnswerError: a replay breaks one of some limits; says by how much."""
         broken = self._broken(replay, setting, limits)
         if broken is None:
             return
         words = broken.broken(replay, setting)
-        if broken.kind == "average-power":
-            proven = w_from_uw(least_average_uw(self.frontier) * self.frontier.num_gpus)
-            words += f"; no plan draws less than {proven:.10g} W on average"
-        elif broken.kind == "energy-budget":
-            words += "; that is the least found"
-        raise NoAnswerError(words)
+        least = "; that is the least found" if broken in self._global else ""
+        raise NoAnswerError(words + least)
 
     def _searched(self, setting: Setting, waits: bool) -> _Found:
         """What the search finds by a deadline; conditions on the whole plan may be broken."""
-        deadline_ns, seconds = setting.deadline_ns, self.request.effort.polish_s
         if self._probability is not None:
             return self._sure(self._probability, setting, waits)
-        replay = self._candidates.best_by(deadline_ns, waits=waits)
-        if not seconds:
-            return _Found(replay, deadline_ns)
-        frontier = self.frontier
-        if self._candidates.is_plain:
-            from envplan.solve.polish import polished  # ortools takes a while to import
-
-            slowest = frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
-            start = self._candidates.rounded(min(deadline_ns, slowest))
-            replay, bound_fj = polished(frontier, replay, start, waits, seconds)
-            return _Found(replay, deadline_ns, bound_fj=bound_fj)
-        rows, end, rounds = replay.rows, time.monotonic() + seconds, 0
-        while time.monotonic() < end:
-            rounds += 2
-            rows = self._candidates.polished(rows, deadline_ns, rounds)
-        return _Found(self._replayed(rows), deadline_ns)
+        deadline_ns, seconds = setting.deadline_ns, self.request.effort.polish_s
+        replay, bound_fj = self._candidates.best_by(deadline_ns, waits=waits), None
+        if seconds:
+            replay, bound_fj = self._candidates.polished(replay, deadline_ns, waits, seconds)
+        return _Found(replay, deadline_ns, bound_fj=bound_fj)
 
     def _sure(self, limit: HoldsWithProbability, setting: Setting, waits: bool) -> _Found:
         """The choice of least energy found that holds its deadline with a probability.
@@ -613,7 +573,7 @@ class _Search(Deadlines[_Found]):
         try:
             replay = candidates.at(time_ns)
         except NoPlanInTimeError:
-            replay = candidates.fastest()
+            replay = candidates.fastest
         if place <= 1:
             return replay
         # Rows of a table stand by time, the fastest first.
@@ -701,8 +661,12 @@ def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, in
     def integral(time_ns: int) -> float:
         return rate.integral(s_from_ns(time_ns) * iterations)
 
+    first_ns = frontier.min_time_ns
+    changes = rate.changes(s_from_ns(least_ns), s_from_ns(latest_ns) * iterations)
+    bends = {*frontier.times_ns.tolist(), *(ns_from_s(one / iterations) for one in changes)}
+    inner = (time_ns for time_ns in bends if first_ns < time_ns < latest_ns)
     points: list[int] = []
-    for begin, end in pairwise(_bends(frontier, rate, iterations, latest_ns)):
+    for begin, end in pairwise(sorted({first_ns, latest_ns, *inner})):
         # (a + b T)(c + d T) / T + k T is least at sqrt(ac / (bd + k)), where that lies inside.
         t0, t1 = s_from_ns(begin), s_from_ns(end)
         b = (energy(end) - energy(begin)) / (t1 - t0)
@@ -720,12 +684,3 @@ def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, in
     around = zip(points, [math.inf, *costs], costs, [*costs[1:], math.inf], strict=False)
     minima = [(here, point) for point, before, here, after in around if before > here <= after]
     return sorted(minima)[:_MAX_MINIMA]
-
-
-def _bends(frontier: Curve, rate: Rate, iterations: int, latest_ns: int) -> list[int]:
-    """T_min, latest, and where in between the frontier or the rate bends, ns, ascending."""
-    first_ns = frontier.min_time_ns
-    bends = {first_ns, latest_ns, *(t for t in frontier.times_ns.tolist() if t < latest_ns)}
-    span = (s_from_ns(first_ns) * iterations, s_from_ns(latest_ns) * iterations)
-    changes = {ns_from_s(change / iterations) for change in rate.changes(*span)}
-    return sorted(bends | {t for t in changes if first_ns < t < latest_ns})
