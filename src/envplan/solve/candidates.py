@@ -44,6 +44,8 @@ _MOST_TIMES_BEYOND: Final = 128
 _FEWEST_TIMES: Final = 32
 #: What rounding loses is measured on so many microbatches, where the schedule has no chunks.
 _FEW_MICROBATCHES: Final = 8
+#: Where plans can end at no more times than this, all of them are on the grid.
+_FEW_TIMES: Final = 1000
 #: Annealing of choices for the grid: in turn hot, for other arrangements, and cool.
 _MEMBER_HEATS: Final[tuple[tuple[float, ...], ...]] = ((0.3,), (1.0, 0.3))
 _MEMBER_MOVES: Final = 0.4
@@ -253,6 +255,8 @@ class Candidates:
         frontier, waiting = self._frontier, self._frontier.total_power_uw
         star = frontier.min_energy_time_ns
         price_uw, span, most = slope_uw - waiting, star - frontier.min_time_ns, _MOST_TIMES
+        if slope_uw > waiting and self._has_few_times:
+            return self._time_unit_ns
         if slope_uw <= waiting:
             price_uw, span = slope_uw, frontier.slowest_time_ns - star
             most = _MOST_TIMES_BEYOND
@@ -278,3 +282,16 @@ class Candidates:
             lost += (energy_fj / max(1, sample.lower_bound_fj(time_ns)) - 1) / 2
         energy_fj = whole.lower_bound_fj(whole.min_energy_time_ns)
         return max(1, int(max(_LEAST_STEP, _PART_OF_GAP * lost) * energy_fj))
+
+    @cached_property
+    def _has_few_times(self) -> bool:
+        frontier = self._frontier
+        span = frontier.min_energy_time_ns - frontier.min_time_ns
+        return span <= _FEW_TIMES * self._time_unit_ns
+
+    @cached_property
+    def _time_unit_ns(self) -> int:
+        """What every time and lag is a multiple of, and so every makespan without stalls, ns."""
+        pipeline, profile = self._frontier.pipeline, self._frontier.profile
+        times = [table.time_ns for table in profile.tables()]
+        return int(np.gcd.reduce(np.concatenate([pipeline.succ_lag_ns, *times])))

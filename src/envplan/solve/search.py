@@ -31,6 +31,7 @@ from envplan.replay import Machine, Replay, Rows
 from envplan.request import Request
 from envplan.solve.candidates import Candidates, Known, NoPlanInTimeError
 from envplan.solve.local_search import LocalSearch
+from envplan.solve.power_limits import least_average_rows, least_average_uw
 from envplan.units import (
     J_PER_KWH,
     duration_text,
@@ -387,9 +388,9 @@ class _Search(Deadlines[_Found]):
         found = self.soonest(min(earliest, frontier.slowest_time_ns), middle, steps)
         if found is not None:
             return found
-        # Power falls up to T_max, energy up to T_star.
-        waits = self.request.limit(AveragePower) is not None
-        return self.by(frontier.slowest_time_ns if waits else middle, waits=waits)
+        # Rows that draw less on average than waiting does take more energy than any others.
+        capped = self.request.limit(AveragePower) is not None
+        return self._thriftiest() if capped else self.by(frontier.min_energy_time_ns)
 
     def taken(self, answer: _Found) -> tuple[float, float]:
         """Its time and energy, s and J, all GPUs."""
@@ -506,14 +507,47 @@ class _Search(Deadlines[_Found]):
         found = super().tried(time_ns)
         return found and found._replace(deadline_ns=max(found.replay.makespan_ns, time_ns))
 
+    def _thriftiest(self) -> _Found:
+        """The choice with as few of the rows of least average power as keep all limits.
+
+        Such rows may take more energy than waiting would. Operations get them in the order of the
+        schedule, all others their rows of T_max.
+
+        Raises:
+            NoAnswerError: even all of them do not.
+        """
+        problem, slowest = self.frontier.problem, self.frontier.slowest_time_ns
+        thrifty = least_average_rows(problem)
+        usual = self._at_place(0.0, self._setting(slowest), True).rows
+        order, count = problem.pipeline.order, len(thrifty)
+
+        def tried(thriftier: int) -> _Found | None:
+            rows = usual.copy()
+            rows[order[:thriftier]] = thrifty[order[:thriftier]]
+            replay = self._replayed(rows)
+            setting = self._setting(replay.makespan_ns)
+            broken = self._broken(replay, setting, self.request.limits)
+            return None if broken else _Found(replay, replay.makespan_ns)
+
+        found = first_between(0, count, tried, count.bit_length())
+        if found is None:
+            replay = self._replayed(thrifty)
+            self._keep(replay, self._setting(replay.makespan_ns), self.request.limits)
+        assert found is not None
+        return found
+
     def _keep(self, replay: Replay, setting: Setting, limits: Iterable[Limit]) -> None:
         """Raises: NoAnswerError: a replay breaks one of some limits; says by how much."""
         broken = self._broken(replay, setting, limits)
         if broken is None:
             return
         words = broken.broken(replay, setting)
-        least = "; that is the least found" if broken in self._global else ""
-        raise NoAnswerError(words + least)
+        if broken.kind == "average-power":
+            proven = w_from_uw(least_average_uw(self.frontier) * self.frontier.num_gpus)
+            words += f"; no plan draws less than {proven:.10g} W on average"
+        elif broken.kind == "energy-budget":
+            words += "; that is the least found"
+        raise NoAnswerError(words)
 
     def _searched(self, setting: Setting, waits: bool) -> _Found:
         """What the search finds by a deadline; conditions on the whole plan may be broken."""
