@@ -148,7 +148,7 @@ savings three.csv --utilization 80 | utilization
 #: Questions that have no answer.
 NO_ANSWER = """
 solve --energy-budget 1 | least
-solve --power-cap 1 | that is the least found
+solve --power-cap 1 | no plan draws less than
 solve --iterations 20000 --deadline 1h | 20000 iterations take at least | deadline of 1 h
 solve three.csv --planner zeus_per_stage --target-time 0.1 | zeus_per_stage | fastest takes
 """
