@@ -16,7 +16,7 @@ from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
 from envplan.cli.replicas import load_replicas, parse_replica, print_replicas
 from envplan.cli.report import draw_timeline
 from envplan.errors import InputError, naming
-from envplan.quantities import WHOLE
+from envplan.quantities import NUMBER, WHOLE
 
 if TYPE_CHECKING:
     from envplan._model import Model
@@ -30,15 +30,9 @@ _PERCENTS = (5, 25, 50, 75, 95, 99)
 
 def _straggler(text: str, name: str) -> tuple[int | None, float]:
     """A replica, if one is named, and its slowdown, from 1.2 or 3:1.2."""
-    from envplan.cluster import check_slowdown
-
     replica, colon, factor = text.rpartition(":")
-    try:
-        return int(replica) if colon else None, check_slowdown(float(factor))
-    except (ValueError, InputError):
-        raise InputError(
-            f"{name} must be a slowdown above 0, such as 1.2, or 3:1.2 for replica 3, not {text}"
-        ) from None
+    who = int(WHOLE.parse(replica, name)) if colon else None
+    return who, NUMBER.within(1e-6, 1e6).parse(factor, name)
 
 
 @cmd.options(
