@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from envplan._model import Model
-from envplan._notebook import html_of
+from envplan._notebook import drawing, png_of
 from envplan.noise import time_factors
 from envplan.pipeline import Operation, Pipeline
 from envplan.plan import Job, Plan, Target, replay_plan
@@ -455,8 +455,8 @@ class Timeline:
             f"{len(self.operations)} operations on {len(self.stages)} stages)"
         )
 
-    def _repr_html_(self) -> str:
-        return html_of("timeline", self)
+    def _repr_png_(self) -> bytes:
+        return png_of(drawing("timeline").timeline_figure(self))
 
     def percentiles(self, percents: Sequence[float]) -> tuple[list[float], list[float]]:
         """Iteration time (s) and energy (J) that so many percent of the runs do not exceed."""

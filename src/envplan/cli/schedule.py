@@ -164,22 +164,12 @@ def _pipeline(shape: ShapeOptions) -> Pipeline:
 
 def _print(layout: ScheduleLayout) -> None:
     """A line for each rank, cut into panels where the terminal is narrower; and a summary."""
-    operations = layout.pipeline.operations
-    width = 1 + max(len(layout.label(op)) for op in operations)  # of a unit of time
-    rows = []
-    for rank in range(layout.pipeline.num_stages):
-        row = ""
-        for operation, units in layout.cells(rank):
-            if operation is None:
-                row += f"{'.':<{width}}" * units
-            else:
-                fill = "-" if units > 1 else " "
-                row += layout.label(operation).ljust(width * units - 1, fill) + " "
-        rows.append(row)
-    digits, length = len(str(len(rows) - 1)), max(map(len, rows))
+    rows = layout.rows()
+    digits, length = len(str(len(rows) - 1)), len(rows[0])
     room = length
     if ui.on_terminal():
-        room = max(1, (get_terminal_size().columns - digits - 7) // width) * width
+        unit = length // layout.makespan
+        room = max(1, (get_terminal_size().columns - digits - 7) // unit) * unit
     for begin in range(0, length, room):
         ui.say(*[""] * (begin > 0))
         for rank, row in enumerate(rows):
