@@ -296,7 +296,7 @@ def test_what_megatron_cannot_run_is_refused(config: dict[str, Any], words: str)
     ("text", "words"),
     [
         ("- 1\n", "must hold a configuration's names"),
-        ("a: [\n", "is not YAML"),
+        ("a: [\n", "is neither JSON nor YAML"),
         ("{", "JSON"),
         ("pipeline_model_parallel_size: 2\nnum_layers: 5\n", "cannot be shared out"),
     ],

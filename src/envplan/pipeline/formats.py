@@ -140,20 +140,6 @@ def whole_number(value: object, what: str, *, least: int) -> int:
     return int(value)
 
 
-def latency_ns(seconds: float) -> int:
-    """A latency in whole nanoseconds.
-
-    Raises:
-        InputError: it is not finite, negative or above 1e9 s.
-    """
-    if not 0 <= seconds <= MAX_LATENCY_S:
-        raise InputError(
-            f"p2p_latency must be a number of seconds from 0 to {MAX_LATENCY_S:.0e}, "
-            f"not {shown(seconds)}"
-        )
-    return ns_from_s(float(seconds))
-
-
 def parse_dag(document: object) -> Dag:
     """Check every field of a DAG document.
 

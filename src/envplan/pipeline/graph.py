@@ -5,7 +5,6 @@ Times are whole nanoseconds throughout, so a replayed makespan is exact.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan._documents import parse_document, read_json
+from envplan._documents import parse_document, read_json, readable_json
 from envplan._files import AnyPath, atomic_write
 from envplan.errors import InputError, naming, shown, unknown
 from envplan.pipeline import formats
 from envplan.pipeline.dependencies import check_orders, short_name, transfers
-from envplan.pipeline.formats import DAG_SCHEDULE, Dag, Job, latency_ns
+from envplan.pipeline.formats import DAG_SCHEDULE, Dag, Job
 from envplan.pipeline.schedules import (
     EXTRAS,
     LETTERS,
@@ -31,7 +30,7 @@ from envplan.pipeline.schedules import (
     traits,
     with_extras,
 )
-from envplan.units import MAX_INTEGER, s_from_ns
+from envplan.units import MAX_INTEGER, ns_from_s, s_from_ns
 
 #: The schedule that runs some forwards earlier than 1F1B.
 ENVPIPE = "envpipe"
@@ -142,15 +141,7 @@ class Pipeline:
                 f"schedule {schedule} runs {runs} per stage, not {chunks}; "
                 "schedules interleaved, looped-bfs and interleaved-zb run several"
             )
-        if not isinstance(job.p2p_latency_s, list):
-            self.p2p_latency_ns = latency_ns(job.p2p_latency_s)
-        elif len(job.p2p_latency_s) == stages - 1 > 0:
-            self.p2p_latency_ns = tuple(map(latency_ns, job.p2p_latency_s))
-        else:
-            raise InputError(
-                f"p2p_latency_s must be one number, or a list of {stages - 1}, one for each pair "
-                "of neighbouring stages"
-            )
+        self.p2p_latency_ns = _latency_ns(job)
         _refuse_too_large(known.passes * stages * chunks * job.microbatches)
         options = job.model_dump(include={*_GOES_WITH}, exclude_none=True)
         for name in options:
@@ -218,10 +209,11 @@ class Pipeline:
             InputError: the orders deadlock or miss an operation (says which; see check_orders),
                 or p2p_latency is out of range.
         """
-        lag = latency_ns(p2p_latency)
+        shape = {"schedule": DAG_SCHEDULE, "stages": len(orders) or 1, "microbatches": 1}
+        latency_ns = _latency_ns(Job.of(**shape, p2p_latency_s=p2p_latency))
         _refuse_too_large(sum(map(len, orders)))
         check_orders(orders)
-        return cls._from_dag(_connected(orders, lag))
+        return cls._from_dag(_connected(orders, latency_ns))
 
     @classmethod
     def from_job(cls, job: object) -> Pipeline:
@@ -257,12 +249,12 @@ class Pipeline:
         Raises:
             InputError: an operation is missing, or the ranks would wait for each other for ever.
         """
-        name = schedule.known_as
+        known = schedule.known_as
         others = {op.instruction for order in schedule.orders for op in order} - LETTERS.keys()
-        if name is None or others:
+        if known is None or others:
             return cls.from_orders(schedule.orders, p2p_latency=p2p_latency)
         return cls(
-            name,
+            known,
             len(schedule.orders),
             schedule.num_microbatches,
             num_chunks=schedule.num_chunks,
@@ -274,13 +266,8 @@ class Pipeline:
     def from_torch(cls, schedule: Any, *, p2p_latency: float = 0.0) -> Pipeline:
         """The pipeline that a live schedule object of torch.distributed.pipelining runs.
 
-        Args:
-            schedule: any rank's ScheduleGPipe, Schedule1F1B or schedule of several stages a rank.
-            p2p_latency: as for from_orders.
-
         Raises:
-            InputError: the object is no such schedule, has an action that is not known, or as for
-                from_orders.
+            InputError: as for imports.read_torch_schedule and from_orders.
         """
         from envplan.pipeline.imports import read_torch_schedule
 
@@ -290,16 +277,10 @@ class Pipeline:
     def from_megatron(
         cls, config: Any, num_microbatches: int | None = None, *, p2p_latency: float = 0.0
     ) -> Pipeline:
-        """The pipeline that Megatron runs with a configuration.
-
-        Args:
-            config: a TransformerConfig of Megatron, a model provider of NeMo's Megatron-Bridge, or
-                a mapping with the same names, such as one of their configuration files holds.
-            num_microbatches: of an iteration; default: what the mapping's batch sizes make.
-            p2p_latency: as for from_orders.
+        """The pipeline that Megatron runs with a configuration: an object, or a mapping.
 
         Raises:
-            InputError: a name is missing, or Megatron refuses such a schedule.
+            InputError: as for imports.read_megatron and from_orders.
         """
         from envplan.pipeline.imports import read_megatron
 
@@ -357,10 +338,7 @@ class Pipeline:
         Raises:
             InputError: it cannot be written there.
         """
-        document = self.to_dag()
-        lines = ",\n".join(map(json.dumps, document["operations"]))
-        head = json.dumps(document["schema"])
-        atomic_write(path, f'{{"schema": {head}, "operations": [\n{lines}\n]}}\n')
+        atomic_write(path, readable_json(self.to_dag()))
 
     def earliest_starts(
         self, time_ns: NDArray[np.int64], *, lags: bool = True
@@ -437,6 +415,19 @@ class Pipeline:
         self.succ = _frozen([j for edge in after for j, _ in edge], np.int32)
         self.succ_lag_ns = _frozen([lag for edge in after for _, lag in edge], np.int64)
         self.order = _frozen(order, np.int32)
+
+
+def _latency_ns(job: Job) -> int | tuple[int, ...]:
+    """The latency in whole ns, or that of each pair of neighbouring stages."""
+    latency_s = job.p2p_latency_s
+    if not isinstance(latency_s, list):
+        return ns_from_s(latency_s)
+    if len(latency_s) == job.stages - 1 > 0:
+        return tuple(map(ns_from_s, latency_s))
+    raise InputError(
+        f"p2p_latency_s must be one number, or a list of {job.stages - 1}, one for each pair of "
+        "neighbouring stages"
+    )
 
 
 def _checked_ahead(ahead: Sequence[int], num_stages: int, num_microbatches: int) -> tuple[int, ...]:

@@ -6,16 +6,14 @@ there is and is left out.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from envplan._files import decoded, read_bounded
-from envplan.errors import InputError, naming
+from envplan.errors import InputError
 from envplan.pipeline.dependencies import placement
 from envplan.pipeline.schedules import FORWARD, LETTERS, SCHEDULES, Operation
 
@@ -57,20 +55,19 @@ class ImportedSchedule:
 
     @property
     def microbatch_group(self) -> int | None:
-        """How many microbatches go through a chunk before the next one, where that schedule has to
-        be told."""
+        """Microbatches of a chunk before the next one, where that schedule has to be told."""
         return self._known[1]
 
     @cached_property
     def _known(self) -> tuple[str | None, int | None]:
         orders = [[op for op in order if op.instruction in LETTERS] for order in self.orders]
-        shape = (len(orders), self.num_microbatches, self.num_chunks)
         chunks = [op.chunk for op in orders[0] if op.instruction == FORWARD]
         group = chunks.index(1) if 1 in chunks else None
         for name, length in (*dict.fromkeys(SCHEDULES).items(), ("interleaved", group)):
-            options = {} if length is None else {"microbatch_group": length}
+            more = {} if length is None else {"microbatch_group": length}
             with suppress(InputError):
-                if SCHEDULES[name](*shape, **options) == orders:
+                shape = (len(orders), self.num_microbatches, self.num_chunks)
+                if SCHEDULES[name](*shape, **more) == orders:
                     return name, length
         return None, None
 
@@ -97,27 +94,10 @@ def scheduled(ranks: Iterable[Iterable[Step | str]]) -> ImportedSchedule:
     """
     orders: list[tuple[Operation, ...]] = []
     skipped: Counter[str] = Counter()
-    for rank, found in enumerate(ranks):
-        steps: list[Step] = []
-        for one in found:
-            if isinstance(one, str):
-                skipped[one] += 1
-            else:
-                steps.append(one)
+    for rank, found in enumerate(map(list, ranks)):
+        skipped.update(one for one in found if isinstance(one, str))
+        steps = [one for one in found if not isinstance(one, str)]
         stages = sorted({step.model_stage for step in steps})
-        chunks = {stage: chunk for chunk, stage in enumerate(stages)}
-        orders.append(tuple(Operation(rank, i, m, chunks[stage], stage) for i, m, stage in steps))
+        orders.append(tuple(Operation(rank, i, m, stages.index(at), at) for i, m, at in steps))
     placement(orders)
     return ImportedSchedule(tuple(orders), skipped)
-
-
-def from_file(
-    path: str | os.PathLike[str], parse: Callable[[str], ImportedSchedule]
-) -> ImportedSchedule:
-    """What a UTF-8 file of at most 64 MiB says; errors say which file they are about.
-
-    Raises:
-        InputError: it cannot be read, is larger or is not UTF-8; or as `parse`.
-    """
-    with naming(path):
-        return parse(decoded(read_bounded(path, MAX_FILE_BYTES), path))
