@@ -272,7 +272,6 @@ def test_what_is_left_is_carried_over_in_whole_ns() -> None:
     assert replay.parts.end_ns.tolist()[:2] == [3, 8]
     assert replay.parts.energy_fj.tolist()[:2] == [15, 50]
     assert replay.parts.frequency_mhz.tolist()[:2] == [1, 2]
-    assert replay.clock_changes(0, 100) == [(0, 1), (3, 2), (11, 1)]
     assert replay.requests(0).at_ns.tolist() == [0, 8]
 
 

@@ -140,7 +140,7 @@ class ClusterReport:
 
     @cached_property
     def _sums(self) -> ClusterIteration:
-        return ClusterIteration(*map(math.fsum, zip(*self.iterations, strict=True)))
+        return ClusterIteration._make(map(math.fsum, zip(*self.iterations, strict=True)))
 
     @property
     def time(self) -> float:

@@ -403,23 +403,6 @@ class Replay:
         changes = mhz != np.roll(left, 1)
         return Requests(asking[changes], self.starts_ns[asking[changes]], mhz[changes])
 
-    def clock_changes(self, stage: int, until_ns: int) -> list[tuple[int, int]]:
-        """When a stage's clock becomes what, (ns, MHz), from 0 until a time.
-
-        The first is the clock that the stage begins with, 0 MHz where it has none.
-        """
-        first, last = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
-        left = self.problem.left_mhz[self.problem.over_all(self.rows)[first:last]]
-        left = left[left > 0]
-        requests = self.requests(stage)
-        comes = (requests.at_ns + self.machine.latency_ns).tolist()
-        changes = [(0, int(left[-1]) if len(left) else 0)]
-        for at, mhz in zip(comes, requests.frequency_mhz.tolist(), strict=True):
-            if at <= until_ns:
-                # At 0 ns a request without latency takes the place of the clock left over.
-                changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
-        return changes
-
     def short_holds(self, hold_ns: int) -> Iterator[tuple[int, int, int]]:
         """Requests that the next one follows sooner: (stage, when, how long after), ns, by stage
         and time. After the last of an iteration comes the first of the next."""

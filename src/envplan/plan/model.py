@@ -362,7 +362,8 @@ class Plan(Document):
         }
         columns = [self.profile.name + modelled, "maximum frequency", f"planner {self.planner}"]
         table = pd.DataFrame([(name, *row) for name, row in rows.items()], columns=columns)
-        return table.to_html(index=False)
+        text: str = table.to_html(index=False)
+        return text
 
 
 def told_request(plan: Plan) -> Request:

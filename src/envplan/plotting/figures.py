@@ -105,7 +105,7 @@ def bars(axes: Axes, left: Any, right: Any, low: Any, height: Any, **look: Any) 
     from matplotlib.collections import PolyCollection
 
     corners = ((left, low), (right, low), (right, low + height), (left, low + height))
-    boxes = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
+    boxes: Any = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
     axes.add_collection(PolyCollection(boxes, **look))
     return boxes
 

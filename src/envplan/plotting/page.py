@@ -247,10 +247,8 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
     Args:
         name: what to call it, such as "plan" or "maximum frequency".
     """
-    timed = timeline.operations
-    operations = [one.operation for one in timed]
-    kinds = list(dict.fromkeys(operation.instruction for operation in operations))
-    path = set(timeline.critical_path)
+    timed, rows = timeline.operations, timeline.rows
+    kinds = list(dict.fromkeys(row["instruction"] for row in rows))
     times, watts = timeline.power
     return {
         "name": name,
@@ -259,16 +257,16 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
         "stages": len(timeline.stages),
         "kinds": kinds,
         "ops": {
-            "stage": [operation.stage for operation in operations],
-            "kind": [kinds.index(operation.instruction) for operation in operations],
-            "microbatch": [operation.microbatch for operation in operations],
-            "chunk": [operation.chunk for operation in operations],
-            "start": [s_from_ns(one.start_ns) for one in timed],
+            "stage": [one.operation.stage for one in timed],
+            "kind": [kinds.index(row["instruction"]) for row in rows],
+            "microbatch": [row["microbatch"] for row in rows],
+            "chunk": [row["chunk"] for row in rows],
+            "start": [row["start_s"] for row in rows],
             "time": [s_from_ns(one.time_ns) for one in timed],
-            "mhz": [one.frequency_mhz for one in timed],
+            "mhz": [row["frequency_mhz"] for row in rows],
             "watts": [_watts(one.energy_fj, one.time_ns) for one in timed],
-            "slack": [s_from_ns(one.stretch_ns) for one in timed],
-            "critical": [int(k in path) for k in range(len(timed))],
+            "slack": [row["could_stretch_s"] for row in rows],
+            "critical": [int(row["critical_path"]) for row in rows],
         },
         # Of operations whose parts have clocks of their own: begin and end, s, MHz, W, part.
         "parts": {

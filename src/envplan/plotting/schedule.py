@@ -181,7 +181,7 @@ def schedule_figure(layout: ScheduleLayout) -> Figure:
 
 
 @cache
-def _colour(instruction: str, chunk: int, num_chunks: int) -> tuple[float, ...]:
+def _colour(instruction: str, chunk: int, num_chunks: int) -> Any:
     """The instruction's colour; the later the chunk, the lighter."""
     from matplotlib.colors import to_rgb
 

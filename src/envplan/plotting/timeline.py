@@ -213,7 +213,8 @@ class _Drawn:
         gaps = [
             (one.stage, one.start_ns, one.finish_ns, one.usable_ns) for one in self.timeline.bubbles
         ]
-        stage, begin, end, usable = np.array(gaps, np.int64).reshape(-1, 4).T
+        columns: Any = np.array(gaps, np.int64).reshape(-1, 4).T
+        stage, begin, end, usable = columns
         begin, end, usable = begin / NS_PER_S, end / NS_PER_S, (begin + usable) / NS_PER_S
         seen = (begin < window[1]) & (end > window[0])
         for look, until in ((_UNUSABLE, end), (_USABLE, usable)):
