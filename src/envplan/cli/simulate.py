@@ -215,6 +215,9 @@ def _print(
     source = plan.profile.source
     first = ", first run" if len(timeline.run_times_ns) > 1 else ""
     ui.print_columns(ui.titled(ui.ITERATION, source) + first, _stages(timeline))
+    on_path = [timeline.operations[index].operation.stage for index in timeline.critical_path]
+    turns = [str(stage) for stage, _ in groupby(on_path)]
+    path = " ".join(turns) if len(turns) <= 24 else f"{len(turns) - 1} changes of stage"
     waits = timeline.sync_time_ns > timeline.iteration_time_ns
     until = f", waited for until {shown(timeline.sync_time)} s" if waits else ""
     ui.say(
@@ -223,7 +226,7 @@ def _print(
         f"blocking {shown(timeline.blocking_energy)} J",
         f"power {shown(timeline.average_power)} W on average, "
         f"{shown(timeline.peak_power)} W at the peak",
-        f"critical path: {_path_in_words(timeline)}",
+        f"critical path: {len(on_path)} operations, by stage {path}",
     )
     if first:
         times, energies = timeline.percentiles(_PERCENTS)
@@ -258,14 +261,6 @@ def _stages(timeline: envplan.Timeline) -> dict[str, Any]:
     }
 
 
-def _path_in_words(timeline: envplan.Timeline) -> str:
-    """The critical path by the stages it goes through."""
-    stages = [timeline.operations[index].operation.stage for index in timeline.critical_path]
-    turns = [stage for stage, _ in groupby(stages)]
-    shown = " ".join(map(str, turns)) if len(turns) <= 24 else f"{len(turns) - 1} changes of stage"
-    return f"{len(stages)} operations, by stage {shown}"
-
-
 def _print_clusters(
     reports: Sequence[envplan.ClusterReport], source: str | None, run: Run | None
 ) -> None:
@@ -274,22 +269,23 @@ def _print_clusters(
     title = ui.titled(f"Cluster, {counted(len(reports[0].iterations), 'iteration')}", source)
     if len(reports) > 1:
         title += "; the first row is the plan, others are planned anew for the same global batch"
-    gpus = [one.num_gpus for one in reports]
-    columns = {
-        "GPUs": gpus,
-        "replicas": [one.replicas for one in reports],
-        "microbatches": [one.num_microbatches for one in reports],
-        "time (s)": [ui.significant(one.time) for one in reports],
-        "max frequency (J)": [ui.significant(one.baseline_energy) for one in reports],
-        "plan (J)": [ui.significant(one.plan_energy) for one in reports],
-        "with look-up (J)": [ui.significant(one.energy) for one in reports],
-        "intrinsic saved (%)": [one.percent(one.intrinsic_savings) for one in reports],
-        "extrinsic saved (%)": [one.percent(one.extrinsic_savings) for one in reports],
-        "total saved (%)": [one.percent(one.baseline_energy - one.energy) for one in reports],
-    }
-    ui.print_columns(title, columns, words=0)
+    headers = (
+        *("GPUs", "replicas", "microbatches", "time (s)", "max frequency (J)", "plan (J)"),
+        *("with look-up (J)", "intrinsic saved (%)", "extrinsic saved (%)", "total saved (%)"),
+    )
+    rows = [
+        [
+            *(one.num_gpus, one.replicas, one.num_microbatches),
+            *map(ui.significant, (one.time, one.baseline_energy, one.plan_energy, one.energy)),
+            *map(one.percent, (one.intrinsic_savings, one.extrinsic_savings)),
+            one.percent(one.baseline_energy - one.energy),
+        ]
+        for one in reports
+    ]
+    ui.print_table(title, headers, rows, words=0)
     if run is not None:
         title, spent = cost_columns(run, [one.costs(run) for one in reports])
+        gpus = [one.num_gpus for one in reports]
         ui.print_columns(ui.titled(title, source), {"GPUs": gpus, **spent}, words=0)
     iterations = reports[0].iterations
     straggling = [it for it in iterations if it.stragglers]
@@ -323,17 +319,16 @@ def _document(
     if together is not None:
         document["replicas"] = together.to_dict()
     if spent is not None:
-        document["costs"] = _cost_document(*spent)
+        document["costs"] = _cost_document(spent)
     if reports:
         document["cluster"] = [
-            report.to_dict()
-            | ({} if run is None else {"costs": _cost_document(*report.costs(run))})
+            report.to_dict() | ({"costs": _cost_document(report.costs(run))} if run else {})
             for report in reports
         ]
     document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]
     return document
 
 
-def _cost_document(iteration: Model, run: Model | None) -> dict[str, Any]:
-    known = {"iteration": iteration} | ({} if run is None else {"run": run})
-    return {name: one.model_dump(exclude_none=True) for name, one in known.items()}
+def _cost_document(spent: tuple[Model, Model | None]) -> dict[str, Any]:
+    named = zip(("iteration", "run"), spent, strict=True)
+    return {name: one.model_dump(exclude_none=True) for name, one in named if one is not None}
