@@ -182,7 +182,7 @@ def test_changed_order_becomes_a_dag() -> None:
     assert pipeline.schedule == "dag"
     assert [op.microbatch for op in pipeline.operations[-2:]] == [0, 1]
     row[-1] = "1BW0"
-    with pytest.raises(InputError, match='rank 1, action 5: "1BW0" is no action'):
+    with pytest.raises(InputError, match='line 2, column 5: "1BW0" is no action'):
         Pipeline.from_torch(theirs)
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from envplan.simulation import Timeline
 
-Window = tuple[float, float]
-
 _COLOURS: Final = "cividis"  # in order of lightness, so it survives colour blindness and printing
 _USABLE: Final[dict[str, Any]] = {"facecolor": "#D9F0E3", "edgecolor": "#4DA97A", "hatch": "///"}
 _UNUSABLE: Final[dict[str, Any]] = {"facecolor": "0.93"}
@@ -41,13 +39,9 @@ _HATCHED: Final = "backward_weight"  # too busy for a number
 _WEIGHT_HATCH: Final = "\\\\\\\\"
 _FONT: Final = 11
 _WIDTH_IN: Final = 13.0
-_ROW_IN: Final = 0.42
-_LOW_ROW_IN: Final = 0.3  # where there are many
-_MANY_STAGES: Final = 8
 _AXES_SHARE: Final = 0.83  # of the figure's width
+_MOST_VECTORS: Final = 5000  # operations; more are pixels in a vector file
 _MOST_EDGES: Final = 1500  # operations; white edges of more would hide what is in them
-_MOST_DRAWN: Final = 5000  # operations; of more nobody could tell one from the next
-_WINDOW: Final = 800  # operations of such that the first and the last part show
 _DIGIT: Final = 0.66  # width of a digit, in sizes of its font
 _SUBSCRIPT: Final = 0.65  # of that
 _LEAST_NUMBER: Final = 6.5
@@ -58,65 +52,29 @@ _SUBSCRIPTS: Final = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉
 def timeline_figure(timeline: Timeline, *, before: Timeline | None = None) -> Figure:
     """The figure: a row of operations and bubbles for each stage, and the power of all GPUs.
 
-    Of a timeline with very many operations it shows the first and the last ones, and says so.
-
     Args:
         before: another timeline, drawn above on the same time axis, such as that of maximum
             frequency.
     """
     shown = [timeline] if before is None else [before, timeline]
-    rows = [_height(len(each.stages)) for each in shown]
-    spans = _windows(shown)
-    per_s = _AXES_SHARE * _WIDTH_IN / sum(end - begin for begin, end in spans)
-    with figure(_WIDTH_IN, 2.9 + sum(rows) + 0.5 * len(rows), _FONT) as drawn:
-        shape: Any = {"squeeze": False, "sharex": "col", "sharey": "row"}
-        heights = [*rows, 1.3]
-        grid = drawn.subplots(len(heights), len(spans), height_ratios=heights, **shape)
-        all_drawn = [_Drawn(each) for each in shown]
-        scale = _colour_scale(drawn, grid[:-1].ravel().tolist(), all_drawn)
-        for axes_row, one in zip(grid, all_drawn, strict=False):
-            for axes, span in zip(axes_row, spans, strict=True):
-                one.draw(axes, scale, span, per_s)
-            axes_row[0].set_title(_title(one.timeline, before), loc="left")
-        about = title(timeline).replace("\n", ": ")
-        _draw_legend(drawn, shown, about + _left_out(timeline, spans))
-        peak = max(each.peak_power for each in shown)
-        watts, unit = unit_of(peak, "W")
-        for axes, span in zip(grid[-1], spans, strict=True):
-            _draw_power(axes, shown, watts, span)
-            axes.set_xlabel("Time (s)")
-        grid[-1][0].set_ylim(0, 1.1 * peak / watts or 1.0)
-        grid[-1][0].set_ylabel(f"All GPUs ({unit})")
-        handles, labels = grid[-1][0].get_legend_handles_labels()
-        drawn.legend(handles, labels, loc="outside lower left", ncols=2)
-    return drawn
-
-
-def _windows(shown: Sequence[Timeline]) -> list[Window]:
-    """Which parts of timelines a figure shows, s: all, or where there are too many operations as
-    long a part at the start and at the end."""
+    # Rows are lower where there are many.
+    stages = [len(each.stages) for each in shown]
+    heights = [max(1.26, count * (0.3 if count > 8 else 0.42)) for count in stages]
     span = max(each.sync_time for each in shown)
-    most = max(len(each.operations) for each in shown)
-    if most <= _MOST_DRAWN:
-        return [(0.0, span)]
-    part = span * _WINDOW / most
-    return [(0.0, part), (span - part, span)]
-
-
-def _left_out(timeline: Timeline, spans: Sequence[Window]) -> str:
-    if len(spans) == 1:
-        return ""
-    (_, first), (last, _) = spans
-    count = sum(first * NS_PER_S < each.start_ns < last * NS_PER_S for each in timeline.operations)
-    return (
-        f"\n{count:,} of {len(timeline.operations):,} operations, between {first:.4g} s and "
-        f"{last:.4g} s, are not shown"
-    )
-
-
-def _height(stages: int) -> float:
-    """Inches of the rows of so many stages."""
-    return max(3 * _ROW_IN, stages * (_LOW_ROW_IN if stages > _MANY_STAGES else _ROW_IN))
+    with figure(_WIDTH_IN, 2.9 + sum(heights) + 0.5 * len(heights), _FONT) as drawn:
+        *charts, power = drawn.subplots(
+            len(heights) + 1, height_ratios=[*heights, 1.3], sharex=True
+        ).tolist()
+        all_drawn = [_Drawn(each) for each in shown]
+        scale = _colour_scale(drawn, charts, all_drawn)
+        for axes, one in zip(charts, all_drawn, strict=True):
+            one.draw(axes, scale, _AXES_SHARE * _WIDTH_IN / span)
+            rows_in_time(axes, [f"stage {use.stage}" for use in one.timeline.stages], (0.0, span))
+            axes.set_title(_title(one.timeline, before), loc="left")
+        _draw_legend(drawn, shown, title(timeline).replace("\n", ": "))
+        _draw_power(power, shown)
+        drawn.legend(*power.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    return drawn
 
 
 def _colour_scale(drawn: Figure, charts: Sequence[Axes], shown: Sequence[_Drawn]) -> ScalarMappable:
@@ -156,8 +114,8 @@ class _Drawn:
         self.stages = np.array([op.stage for op in operations])[self.operation]
         self.begin, self.end = begin_ns / NS_PER_S, end_ns / NS_PER_S
 
-    def draw(self, axes: Axes, scale: ScalarMappable, window: Window, inches_per_s: float) -> None:
-        """A row of bars and bubbles for each stage, the first on top, between two times.
+    def draw(self, axes: Axes, scale: ScalarMappable, inches_per_s: float) -> None:
+        """A row of bars and bubbles for each stage, the first on top.
 
         Bars on the critical path are outlined, and microbatches numbered where they fit.
 
@@ -165,23 +123,22 @@ class _Drawn:
             scale: gives colours, see _colour_scale.
             inches_per_s: how wide a second is drawn.
         """
-        self._draw_bubbles(axes, window)
-        seen = np.flatnonzero((self.begin < window[1]) & (self.end > window[0]))
-        edged = len(seen) <= _MOST_EDGES
-        edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5} if edged else {}
+        few, pixels = len(self.mhz) <= _MOST_EDGES, len(self.mhz) > _MOST_VECTORS
+        # Hatches of so many would take minutes.
+        self._draw_bubbles(axes, rasterized=pixels, **({"hatch": None} if pixels else {}))
+        edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5} if few else {}
         fills = scale.to_rgba(self.mhz)
         fills[self.mhz == 0] = (*(float(_CONSTANT),) * 3, 1.0)
         for kind in dict.fromkeys(self.kinds.tolist()):
-            of_kind = seen[self.kinds[seen] == kind]
+            of_kind = np.flatnonzero(self.kinds == kind)
             hatch: Any = {"hatch": _WEIGHT_HATCH} if kind == _HATCHED else {}
             look = {"facecolor": fills[of_kind], "zorder": 2, **edges, **hatch}
-            boxes = self._bars(axes, of_kind, **look)
+            boxes = self._bars(axes, of_kind, rasterized=pixels, **look)
             if kind != _HATCHED:
                 self._number(axes, of_kind, boxes, fills, inches_per_s)
-        path = seen[np.isin(self.operation[seen], self.timeline.critical_path)]
-        outlined: Any = {"facecolor": "none", "linewidth": 1.5 if edged else 0.7, "zorder": 3}
-        self._bars(axes, path, edgecolor=_CRITICAL, **outlined)
-        rows_in_time(axes, [f"stage {use.stage}" for use in self.timeline.stages], window)
+        path = np.flatnonzero(np.isin(self.operation, self.timeline.critical_path))
+        outlined: Any = {"facecolor": "none", "linewidth": 1.5 if few else 0.7, "zorder": 3}
+        self._bars(axes, path, rasterized=pixels, edgecolor=_CRITICAL, **outlined)
 
     def _bars(self, axes: Axes, parts: NDArray[Any], **look: Any) -> Any:
         heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self.kinds[parts]])
@@ -208,19 +165,21 @@ class _Drawn:
         for _, number, (x, y), colour in labels:
             axes.text(x, y, number, color=colour, clip_on=True, zorder=4, **look)
 
-    def _draw_bubbles(self, axes: Axes, window: Window) -> None:
+    def _draw_bubbles(self, axes: Axes, **how: Any) -> None:
         """What no operation fills, grey; of that what the one before it could fill, hatched."""
         gaps = [
             (one.stage, one.start_ns, one.finish_ns, one.usable_ns) for one in self.timeline.bubbles
         ]
         columns: Any = np.array(gaps, np.int64).reshape(-1, 4).T
         stage, begin, end, usable = columns
-        begin, end, usable = begin / NS_PER_S, end / NS_PER_S, (begin + usable) / NS_PER_S
-        seen = (begin < window[1]) & (end > window[0])
-        for look, until in ((_UNUSABLE, end), (_USABLE, usable)):
-            some = seen & (until > begin)
-            low = stage[some] - _BAR / 2
-            bars(axes, begin[some], until[some], low, _BAR, linewidth=0, zorder=1, **look)
+        for look, until in ((_UNUSABLE, end), (_USABLE, begin + usable)):
+            some = until > begin
+            left, right, low = (
+                begin[some] / NS_PER_S,
+                until[some] / NS_PER_S,
+                stage[some] - _BAR / 2,
+            )
+            bars(axes, left, right, low, _BAR, linewidth=0, zorder=1, **{**look, **how})
 
 
 def _draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:
@@ -256,17 +215,19 @@ def _draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> Non
     )
 
 
-def _draw_power(axes: Axes, shown: Sequence[Timeline], scale: float, window: Window) -> None:
+def _draw_power(axes: Axes, shown: Sequence[Timeline]) -> None:
+    peak = max(each.peak_power for each in shown)
+    scale, unit = unit_of(peak, "W")
     before: dict[str, Any] = {"color": "0.35", "linewidth": 0.8}
     plan: dict[str, Any] = {"fill": True, "color": "#56B4E9", "alpha": 0.7}
     names = ("maximum frequency, ", "plan, ") if len(shown) > 1 else ("",)
     for each, name, look in zip(shown, names, (before, plan)[-len(shown) :], strict=True):
         times, watts = each.power
-        seconds = times / NS_PER_S
-        first = max(0, int(np.searchsorted(seconds, window[0], side="right")) - 1)
-        last = int(np.searchsorted(seconds, window[1]))
         label = f"{name}average {in_unit(each.average_power, 'W')}"
-        axes.stairs(watts[first:last] / scale, seconds[first : last + 1], label=label, **look)
+        axes.stairs(watts / scale, times / NS_PER_S, label=label, **look)
+    axes.set_xlabel("Time (s)")
+    axes.set_ylim(0, 1.1 * peak / scale or 1.0)
+    axes.set_ylabel(f"All GPUs ({unit})")
 
 
 def _title(timeline: Timeline, before: Timeline | None) -> str:

@@ -128,14 +128,7 @@ def read_torch_schedule(schedule: Any) -> ImportedSchedule:
             f"a {type(schedule).__name__} is no schedule of torch.distributed.pipelining with an "
             "order of actions for each rank"
         )
-    rows = [[str(action or "") for action in order[rank]] for rank in sorted(order)]
-    try:
-        return parse_rows(rows)
-    except InputError as error:
-        if error.line is None:
-            raise
-        place = f"rank {error.line - 1}, action {error.column}"
-        raise InputError(f"{place}: {error.message}") from None
+    return parse_rows([[str(action or "") for action in order[rank]] for rank in sorted(order)])
 
 
 def as_torch_csv(pipeline: Pipeline) -> str:
