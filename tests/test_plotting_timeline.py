@@ -94,8 +94,14 @@ def test_the_same_timeline_gives_the_same_file(timeline: Timeline) -> None:
     assert made(timeline_figure(timeline), "svg") == made(timeline_figure(timeline), "svg")
 
 
-def test_very_many_operations_are_pixels_in_a_vector_file(
+def test_of_very_many_operations_the_first_are_drawn_and_it_says_so(
     timeline: Timeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.plotting.timeline._MOST_VECTORS", 10)
-    assert b"<image" in made(timeline_figure(timeline, before=timeline), "svg")
+    monkeypatch.setattr("envplan.plotting.timeline._MOST_DRAWN", 10)
+    monkeypatch.setattr("envplan.plotting.timeline._FIRST", 5)
+    figure = timeline_figure(timeline, before=timeline)
+    begin, end = figure.axes[0].get_xlim()
+    assert begin == 0 < end == pytest.approx(timeline.sync_time * 5 / len(timeline.operations))
+    drawn = [path for each in figure.axes[0].collections for path in each.get_paths()]
+    assert 0 < len(drawn) < len(timeline.operations)
+    assert f"the first {end:.4g} s of {timeline.sync_time:.4g} s" in headline(figure)

@@ -40,7 +40,8 @@ _WEIGHT_HATCH: Final = "\\\\\\\\"
 _FONT: Final = 11
 _WIDTH_IN: Final = 13.0
 _AXES_SHARE: Final = 0.83  # of the figure's width
-_MOST_VECTORS: Final = 5000  # operations; more are pixels in a vector file
+_MOST_DRAWN: Final = 5000  # operations; of more the first ones are
+_FIRST: Final = 1600
 _MOST_EDGES: Final = 1500  # operations; white edges of more would hide what is in them
 _DIGIT: Final = 0.66  # width of a digit, in sizes of its font
 _SUBSCRIPT: Final = 0.65  # of that
@@ -52,6 +53,8 @@ _SUBSCRIPTS: Final = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉
 def timeline_figure(timeline: Timeline, *, before: Timeline | None = None) -> Figure:
     """The figure: a row of operations and bubbles for each stage, and the power of all GPUs.
 
+    Of a timeline with very many operations it shows the first ones, and says so.
+
     Args:
         before: another timeline, drawn above on the same time axis, such as that of maximum
             frequency.
@@ -60,18 +63,22 @@ def timeline_figure(timeline: Timeline, *, before: Timeline | None = None) -> Fi
     # Rows are lower where there are many.
     stages = [len(each.stages) for each in shown]
     heights = [max(1.26, count * (0.3 if count > 8 else 0.42)) for count in stages]
-    span = max(each.sync_time for each in shown)
+    span, about = max(each.sync_time for each in shown), title(timeline).replace("\n", ": ")
+    if (most := max(len(each.operations) for each in shown)) > _MOST_DRAWN:
+        part = span * _FIRST / most
+        about += f"\nthe first {part:.4g} s of {span:.4g} s; a page, .html, shows all"
+        span = part
     with figure(_WIDTH_IN, 2.9 + sum(heights) + 0.5 * len(heights), _FONT) as drawn:
         *charts, power = drawn.subplots(
             len(heights) + 1, height_ratios=[*heights, 1.3], sharex=True
         ).tolist()
-        all_drawn = [_Drawn(each) for each in shown]
+        all_drawn = [_Drawn(each, span) for each in shown]
         scale = _colour_scale(drawn, charts, all_drawn)
         for axes, one in zip(charts, all_drawn, strict=True):
             one.draw(axes, scale, _AXES_SHARE * _WIDTH_IN / span)
             rows_in_time(axes, [f"stage {use.stage}" for use in one.timeline.stages], (0.0, span))
             axes.set_title(_title(one.timeline, before), loc="left")
-        _draw_legend(drawn, shown, title(timeline).replace("\n", ": "))
+        _draw_legend(drawn, shown, about)
         _draw_power(power, shown)
         drawn.legend(*power.get_legend_handles_labels(), loc="outside lower left", ncols=2)
     return drawn
@@ -97,16 +104,20 @@ class _Drawn:
     """A timeline as arrays of what operations do at one clock each, parts with clocks of their own
     included.
 
+    Args:
+        until: what starts later is left out, s.
+
     Attributes:
         mhz: each one's clock; 0 where it has none, (parts,).
     """
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
+    def __init__(self, timeline: Timeline, until: float) -> None:
+        self.timeline, self.until_ns = timeline, until * NS_PER_S
         rows = [
             (i, one.frequency_mhz, one.start_ns, one.finish_ns)
             for i, timed in enumerate(timeline.operations)
             for one in timed.slices
+            if one.start_ns <= self.until_ns
         ]
         self.operation, self.mhz, begin_ns, end_ns = np.array(rows, np.int64).T
         operations = timeline.pipeline.operations
@@ -123,9 +134,8 @@ class _Drawn:
             scale: gives colours, see _colour_scale.
             inches_per_s: how wide a second is drawn.
         """
-        few, pixels = len(self.mhz) <= _MOST_EDGES, len(self.mhz) > _MOST_VECTORS
-        # Hatches of so many would take minutes.
-        self._draw_bubbles(axes, rasterized=pixels, **({"hatch": None} if pixels else {}))
+        few = len(self.mhz) <= _MOST_EDGES
+        self._draw_bubbles(axes)
         edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5} if few else {}
         fills = scale.to_rgba(self.mhz)
         fills[self.mhz == 0] = (*(float(_CONSTANT),) * 3, 1.0)
@@ -133,12 +143,12 @@ class _Drawn:
             of_kind = np.flatnonzero(self.kinds == kind)
             hatch: Any = {"hatch": _WEIGHT_HATCH} if kind == _HATCHED else {}
             look = {"facecolor": fills[of_kind], "zorder": 2, **edges, **hatch}
-            boxes = self._bars(axes, of_kind, rasterized=pixels, **look)
+            boxes = self._bars(axes, of_kind, **look)
             if kind != _HATCHED:
                 self._number(axes, of_kind, boxes, fills, inches_per_s)
         path = np.flatnonzero(np.isin(self.operation, self.timeline.critical_path))
         outlined: Any = {"facecolor": "none", "linewidth": 1.5 if few else 0.7, "zorder": 3}
-        self._bars(axes, path, rasterized=pixels, edgecolor=_CRITICAL, **outlined)
+        self._bars(axes, path, edgecolor=_CRITICAL, **outlined)
 
     def _bars(self, axes: Axes, parts: NDArray[Any], **look: Any) -> Any:
         heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self.kinds[parts]])
@@ -165,10 +175,12 @@ class _Drawn:
         for _, number, (x, y), colour in labels:
             axes.text(x, y, number, color=colour, clip_on=True, zorder=4, **look)
 
-    def _draw_bubbles(self, axes: Axes, **how: Any) -> None:
+    def _draw_bubbles(self, axes: Axes) -> None:
         """What no operation fills, grey; of that what the one before it could fill, hatched."""
         gaps = [
-            (one.stage, one.start_ns, one.finish_ns, one.usable_ns) for one in self.timeline.bubbles
+            (gap.stage, gap.start_ns, gap.finish_ns, gap.usable_ns)
+            for gap in self.timeline.bubbles
+            if gap.start_ns <= self.until_ns
         ]
         columns: Any = np.array(gaps, np.int64).reshape(-1, 4).T
         stage, begin, end, usable = columns
@@ -179,7 +191,7 @@ class _Drawn:
                 until[some] / NS_PER_S,
                 stage[some] - _BAR / 2,
             )
-            bars(axes, left, right, low, _BAR, linewidth=0, zorder=1, **{**look, **how})
+            bars(axes, left, right, low, _BAR, linewidth=0, zorder=1, **look)
 
 
 def _draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:
