@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from envplan import _kernel
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.graph import predecessors
 from envplan.profile import OptionTable, Profile
 
 __all__ = [
@@ -99,11 +98,6 @@ class Problem:
         clocks = np.concatenate([self.frequency_mhz, self.left_mhz])
         self.clocks_mhz: Times = np.unique(clocks[clocks > 0])
         self._kernel = self._ordered(pipeline.order)
-
-    @cached_property
-    def before(self) -> list[list[tuple[int, int]]]:
-        """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
-        return predecessors(self.pipeline)
 
     @cached_property
     def max_frequency_rows(self) -> Rows:
@@ -364,7 +358,7 @@ class Replay:
         path = [finishes.index(self.makespan_ns)]
         while starts[at := path[-1]] > 0:
             waited_for = [
-                i for i, lag in self.problem.before[at] if finishes[i] + lag == starts[at]
+                i for i, lag in self.problem.pipeline.before[at] if finishes[i] + lag == starts[at]
             ]
             path.append(min(waited_for, key=lambda i: stage[i] != stage[at]))
         return tuple(reversed(path))

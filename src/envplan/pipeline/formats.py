@@ -18,14 +18,14 @@ Numbers given by a user are checked here, too; what leaves this module is truste
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from envplan._documents import parse_document
 from envplan._model import Count, Index, Model
 from envplan.errors import InputError, shown
-from envplan.pipeline.dependencies import Edges
+from envplan.pipeline.dependencies import Dag, Edges
 from envplan.pipeline.schedules import Operation
 from envplan.units import ns_from_s
 
@@ -111,20 +111,6 @@ class Job(Model):
         None, description="stages that take turns with the next one: transfers hold the sender"
     )
     dag: dict[str, Any] | None = None
-
-
-class Dag(NamedTuple):
-    """Operations and what they wait for.
-
-    Attributes:
-        ids: the name of each operation, (N).
-        operations: grouped by stage, in execution order within a stage, (N).
-        after: beside that order.
-    """
-
-    ids: tuple[str, ...]
-    operations: tuple[Operation, ...]
-    after: Edges
 
 
 def whole_number(value: object, what: str, *, least: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
@@ -19,8 +20,8 @@ from envplan._documents import parse_document, read_json, readable_json
 from envplan._files import AnyPath, atomic_write
 from envplan.errors import InputError, naming, shown, unknown
 from envplan.pipeline import formats
-from envplan.pipeline.dependencies import check_orders, short_name, transfers
-from envplan.pipeline.formats import DAG_SCHEDULE, Dag, Job
+from envplan.pipeline.dependencies import Dag, check_orders, connected
+from envplan.pipeline.formats import DAG_SCHEDULE, Job
 from envplan.pipeline.schedules import (
     EXTRAS,
     LETTERS,
@@ -161,7 +162,7 @@ class Pipeline:
         orders = SCHEDULES[schedule](stages, job.microbatches, chunks, **options)
         check_orders(orders, job.microbatches)
         listed = with_extras(orders, self.extras)
-        self._build(_connected(listed, self.p2p_latency_ns, self.in_turn))
+        self._build(connected(listed, self.p2p_latency_ns, self.in_turn))
 
     @property
     def p2p_latency(self) -> float | list[float]:
@@ -213,7 +214,7 @@ class Pipeline:
         latency_ns = _latency_ns(Job.of(**shape, p2p_latency_s=p2p_latency))
         _refuse_too_large(sum(map(len, orders)))
         check_orders(orders)
-        return cls._from_dag(_connected(orders, latency_ns))
+        return cls._from_dag(connected(orders, latency_ns))
 
     @classmethod
     def from_job(cls, job: object) -> Pipeline:
@@ -372,8 +373,7 @@ class Pipeline:
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years.
         """
-        before = predecessors(self)
-        backwards = [(i, before[i]) for i in reversed(self.order.tolist())]
+        backwards = [(i, self.before[i]) for i in reversed(self.order.tolist())]
         return deadline_ns - _starts(backwards, time_ns.tolist())
 
     def __repr__(self) -> str:
@@ -391,6 +391,15 @@ class Pipeline:
         self.schedule = DAG_SCHEDULE
         self._build(dag)
         return self
+
+    @cached_property
+    def before(self) -> list[list[tuple[int, int]]]:
+        """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
+        before: list[list[tuple[int, int]]] = [[] for _ in self.operations]
+        for i, after in sorted(self._walk):
+            for j, lag in after:
+                before[j].append((i, lag))
+        return before
 
     def _build(self, dag: Dag) -> None:
         """Add the edges along each stage to the DAG's and freeze everything into arrays."""
@@ -460,16 +469,6 @@ def _checked_extras(
     return {name: tuple(sorted({*extras[name]})) for name in EXTRAS if name in extras}
 
 
-def predecessors(pipeline: Pipeline) -> list[list[tuple[int, int]]]:
-    """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
-    before: list[list[tuple[int, int]]] = [[] for _ in pipeline.operations]
-    sources = np.repeat(np.arange(len(before)), np.diff(pipeline.succ_begin)).tolist()
-    after, lags = pipeline.succ.tolist(), pipeline.succ_lag_ns.tolist()
-    for i, j, lag in zip(sources, after, lags, strict=True):
-        before[j].append((i, lag))
-    return before
-
-
 def _starts(walk: _Walk, time: list[int], *, lags: bool = True) -> NDArray[np.int64]:
     """The earliest start of each operation in ns, walking through them in topological order."""
     start = [0] * len(time)
@@ -482,18 +481,6 @@ def _starts(walk: _Walk, time: list[int], *, lags: bool = True) -> NDArray[np.in
     if max(map(add, start, time)) > MAX_INTEGER:
         raise InputError("operation times and latencies add up to more than 146 years")
     return np.array(start, np.int64)
-
-
-def _connected(
-    orders: Sequence[Sequence[Operation]],
-    latency_ns: int | Sequence[int],
-    in_turn: Sequence[int] = (),
-) -> Dag:
-    """The operations of all ranks and what they wait for."""
-    operations = tuple(operation for order in orders for operation in order)
-    return Dag(
-        tuple(map(short_name, operations)), operations, transfers(operations, latency_ns, in_turn)
-    )
 
 
 def _topological_order(after: list[list[tuple[int, int]]], ids: Sequence[str]) -> list[int]:
