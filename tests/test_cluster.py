@@ -86,14 +86,6 @@ def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
     assert report.energy < at_star * 3 / 4 + plan.energy / 4 * 50
 
 
-def test_faster_straggler_is_none_and_this_is_said(plan: Plan, profile: Profile) -> None:
-    report = simulate_cluster(plan, profile, slowdowns=[{3: 0.8, 2: 1.0}])
-    assert report.energy == plan.energy
-    assert report.iterations[0].stragglers == 0
-    (note,) = report.notes
-    assert "replica 3 at 0.8 times the plan's time is faster" in note
-
-
 def test_plans_are_looked_up_in_the_ladder_of_the_plan(
     plan: Plan, profile: Profile, frontier: Frontier
 ) -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.pipeline.dependencies import short_name
-from envplan.pipeline.imports import ImportedSchedule, TraceMapping, read_chrome_traces
+from envplan.pipeline.imports import ImportedSchedule
+from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
 from envplan.pipeline.schedules import LETTERS
 from envplan.plotting.schedule import schedule_layout
 

@@ -13,7 +13,7 @@ import pytest
 from cli_helpers import envplan
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.imports import layers_per_stage, read_megatron_file
+from envplan.pipeline.imports.megatron import layers_per_stage, read_megatron_file
 
 #: As Megatron-Bridge writes its run_config.yaml.
 BRIDGE = """

@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from envplan.errors import InputError
 from envplan.pipeline import Operation, Pipeline
 from envplan.pipeline.dependencies import short_name
-from envplan.pipeline.imports import as_torch_csv, read_torch_csv
-from envplan.pipeline.imports.torch_csv import parse_rows
+from envplan.pipeline.imports.torch_csv import as_torch_csv, parse_rows, read_torch_csv
 from schedule_oracles import dependency_graph, orders_of
 from strategies import schedules
 

@@ -155,9 +155,10 @@ def test_a_bubble_is_filled_no_further_than_the_clock_that_uses_least() -> None:
     for bubble in timeline.bubbles:
         room = bubble.finish_ns - bubble.start_ns
         assert 0 <= bubble.usable_ns <= min(room, bubble.stretch_ns)
-        if bubble.after is None:
+        ended = {(op.operation.stage, op.finish_ns): op for op in timeline.operations}
+        timed = ended.get((bubble.stage, bubble.start_ns))
+        if timed is None:  # the stage waits for its first
             continue
-        timed = timeline.operations[bubble.after]
         table = profile.table(timed.operation.profile_stage, timed.operation.instruction)
         power = frontier.blocking_power_uw[timed.operation.stage]
         above = [e - power * t for e, t in zip(table.energy_fj, table.time_ns, strict=True)]

@@ -215,7 +215,7 @@ def _sidecar(given: _Given) -> list[str]:
 
 
 def _chrome_trace(given: _Given) -> list[str]:
-    from envplan.pipeline.imports import TraceMapping, read_chrome_traces
+    from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
     from envplan.pipeline.schedules import EXTRAS, LETTERS
 
     name = r"^{} (?P<microbatch>\d+)( chunk (?P<chunk>\d+))?$"
@@ -229,7 +229,7 @@ def _chrome_trace(given: _Given) -> list[str]:
 
 
 def _torch_csv(given: _Given) -> list[str]:
-    from envplan.pipeline.imports import read_torch_csv
+    from envplan.pipeline.imports.torch_csv import read_torch_csv
 
     read = read_torch_csv(given.file)
     return [f"{sum(map(len, read.orders))} operations on {len(read.orders)} ranks, none twice"]

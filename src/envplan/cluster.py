@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from envplan._model import GpuCount, Model
 from envplan._tables import read_table
@@ -73,23 +73,15 @@ class _Cluster(Model):
     gpus_per_stage: GpuCount
     slowdowns: Annotated[list[dict[int, _Factor]], Field(min_length=1)]
 
-    def stragglers(self) -> tuple[list[tuple[float, ...]], list[str]]:
-        """The slowdowns above 1 of each iteration, ascending; and what to say about the others."""
-        said = list(chain.from_iterable(factors.items() for factors in self.slowdowns))
-        for replica, _ in said:
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for replica in chain.from_iterable(self.slowdowns):
             if not 0 <= replica < self.replicas:
-                raise InputError(
+                raise ValueError(
                     f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
                     f"{self.replicas - 1}"
                 )
-        notes = [
-            f"replica {replica} at {factor:g} times the plan's time is faster than the plan, so it "
-            "is no straggler and waits like all others"
-            for replica, factor in said
-            if factor < 1
-        ]
-        slower = [sorted(f for f in factors.values() if f > 1) for factors in self.slowdowns]
-        return list(map(tuple, slower)), notes[:1]
+        return self
 
 
 class ClusterIteration(NamedTuple):
@@ -123,7 +115,6 @@ class ClusterReport:
         replicas, num_stages, gpus_per_stage: the shape of the cluster.
         num_microbatches: of one pipeline.
         iterations: one or more.
-        notes: what a reader should know, a sentence each.
     """
 
     replicas: int
@@ -131,7 +122,6 @@ class ClusterReport:
     gpus_per_stage: int
     num_microbatches: int
     iterations: tuple[ClusterIteration, ...]
-    notes: tuple[str, ...]
 
     @property
     def num_gpus(self) -> int:
@@ -254,7 +244,8 @@ def simulate_cluster(
         gpus_per_stage=job.gpus_per_stage if gpus_per_stage is None else gpus_per_stage,
         slowdowns=list(map(dict, slowdowns)),
     )
-    stragglers, notes = cluster.stragglers()
+    slower = ([x for x in factors.values() if x > 1] for factors in cluster.slowdowns)
+    stragglers = [tuple(sorted(factors)) for factors in slower]
     own = replay_plan(plan, profile, force=force, machine=machine)
 
     def known_end_ns(factors: Sequence[float]) -> int:
@@ -317,7 +308,6 @@ def simulate_cluster(
         gpus_per_stage=cluster.gpus_per_stage,
         num_microbatches=job.microbatches,
         iterations=tuple(chain(*map(iterations, stragglers))),
-        notes=tuple(notes),
     )
 
 

@@ -179,10 +179,8 @@ class Bubble(NamedTuple):
     Attributes:
         stage: whose.
         start_ns, finish_ns: when, ns.
-        after: index among the timeline's operations of the one before it; None where the stage
-            waits for its first.
-        stretch_ns: how much longer that one could take without anybody finishing later, ns, maybe
-            pushing others; 0 where there is none.
+        stretch_ns: how much longer the operation before it could take without anybody finishing
+            later, ns, maybe pushing others; 0 where there is none.
         usable_ns: how much of the gap it could fill with less energy used, ns: it cannot take
             longer than at the clock where it uses least, waiting left out.
     """
@@ -190,7 +188,6 @@ class Bubble(NamedTuple):
     stage: int
     start_ns: int
     finish_ns: int
-    after: int | None
     stretch_ns: int
     usable_ns: int
 
@@ -327,13 +324,13 @@ class Timeline:
         thriftiest_ns = problem.time_ns[problem.over_all(problem.thriftiest_rows)].tolist()
         for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
             if timed[first].start_ns > 0:
-                found.append(Bubble(stage, 0, timed[first].start_ns, None, 0, 0))
+                found.append(Bubble(stage, 0, timed[first].start_ns, 0, 0))
             ends = [*(after.start_ns for after in timed[first + 1 : last]), self.sync_time_ns]
             for i, end in enumerate(ends, first):
                 begin, stretch = timed[i].finish_ns, timed[i].stretch_ns
                 useful = max(0, min(end - begin, stretch, thriftiest_ns[i] - timed[i].time_ns))
                 if end > begin:
-                    found.append(Bubble(stage, begin, end, i, stretch, useful))
+                    found.append(Bubble(stage, begin, end, stretch, useful))
         return tuple(found)
 
     @property

@@ -89,12 +89,12 @@ class SourceOptions:
 
     def read(self, form: str, files: Sequence[Path]) -> ImportedSchedule:
         """What the files say."""
-        from envplan.pipeline import imports
+        from envplan.pipeline.imports import chrome, megatron, torch_csv
 
         if form == _MEGATRON:
-            return imports.read_megatron_file(files[0], self.microbatches)
+            return megatron.read_megatron_file(files[0], self.microbatches)
         if form == _TORCH_CSV:
-            return imports.read_torch_csv(files[0])
+            return torch_csv.read_torch_csv(files[0])
         if not self.map:
             raise InputError(
                 "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
@@ -105,7 +105,7 @@ class SourceOptions:
                 raise InputError(f"--map {one} is given twice; join the expressions with |")
         told |= {name: getattr(self, name) for name in _MAPPING.split()}
         known = {name: value for name, value in told.items() if value is not None}
-        return imports.read_chrome_traces(files, imports.TraceMapping.of(**known))
+        return chrome.read_chrome_traces(files, chrome.TraceMapping.of(**known))
 
 
 def list_schedules() -> None:
@@ -333,7 +333,7 @@ def export_schedule(
         pipeline.save_dag(target)
     else:
         from envplan._files import atomic_write
-        from envplan.pipeline.imports import as_torch_csv
+        from envplan.pipeline.imports.torch_csv import as_torch_csv
 
         atomic_write(target, as_torch_csv(pipeline))
     count, ranks = len(pipeline.operations), pipeline.num_stages

@@ -32,7 +32,7 @@ def _straggler(text: str, name: str) -> tuple[int | None, float]:
     """A replica, if one is named, and its slowdown, from 1.2 or 3:1.2."""
     replica, colon, factor = text.rpartition(":")
     who = int(WHOLE.parse(replica, name)) if colon else None
-    return who, NUMBER.within(1e-6, 1e6).parse(factor, name)
+    return who, NUMBER.within(1, 1e6).parse(factor, name)
 
 
 @cmd.options(
@@ -296,7 +296,6 @@ def _print_clusters(
             f"{ui.significant(worst.sync_time_s)} s, and the others follow the plan of "
             f"{ui.significant(worst.followed_time_s)} s"
         )
-    ui.say(*reports[0].notes)
 
 
 def _document(
@@ -325,8 +324,7 @@ def _document(
             report.to_dict() | ({"costs": _cost_document(report.costs(run))} if run else {})
             for report in reports
         ]
-    document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]
-    return document
+    return document | {"notes": list(notes)}
 
 
 def _cost_document(spent: tuple[Model, Model | None]) -> dict[str, Any]:

@@ -268,9 +268,9 @@ class Pipeline:
         """The pipeline that a live schedule object of torch.distributed.pipelining runs.
 
         Raises:
-            InputError: as for imports.read_torch_schedule and from_orders.
+            InputError: as for read_torch_schedule and from_orders.
         """
-        from envplan.pipeline.imports import read_torch_schedule
+        from envplan.pipeline.imports.torch_csv import read_torch_schedule
 
         return cls.from_imported(read_torch_schedule(schedule), p2p_latency=p2p_latency)
 
@@ -281,9 +281,9 @@ class Pipeline:
         """The pipeline that Megatron runs with a configuration: an object, or a mapping.
 
         Raises:
-            InputError: as for imports.read_megatron and from_orders.
+            InputError: as for read_megatron and from_orders.
         """
-        from envplan.pipeline.imports import read_megatron
+        from envplan.pipeline.imports.megatron import read_megatron
 
         schedule = read_megatron(config, num_microbatches)
         return cls.from_imported(schedule, p2p_latency=p2p_latency)

@@ -30,7 +30,7 @@ from envplan._files import read_bounded
 from envplan._model import Model
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.formats import identifier
-from envplan.pipeline.imports.steps import ImportedSchedule, Step, scheduled
+from envplan.pipeline.imports import ImportedSchedule, Step, scheduled
 from envplan.pipeline.schedules import BACKWARD, LETTERS
 
 __all__ = ["TraceMapping", "read_chrome_traces"]

@@ -18,7 +18,7 @@ from typing import Any, Final
 from envplan._files import decoded, parse_json, read_bounded
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.formats import whole_number
-from envplan.pipeline.imports.steps import MAX_FILE_BYTES, ImportedSchedule
+from envplan.pipeline.imports import MAX_FILE_BYTES, ImportedSchedule
 from envplan.pipeline.schedules import interleaved, one_forward_one_backward
 
 __all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]

@@ -30,7 +30,7 @@ import numpy as np
 from envplan._files import decoded, read_bounded
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.dependencies import short_name
-from envplan.pipeline.imports.steps import (
+from envplan.pipeline.imports import (
     MAX_FILE_BYTES,
     MOST_DIGITS,
     ImportedSchedule,
