@@ -86,9 +86,10 @@ def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
     assert report.energy < at_star * 3 / 4 + plan.energy / 4 * 50
 
 
-def test_plans_are_looked_up_in_the_ladder_of_the_plan(
-    plan: Plan, profile: Profile, frontier: Frontier
+def test_plans_are_looked_up_in_the_ladder_of_the_plan_without_a_trace(
+    plan: Plan, profile: Profile, frontier: Frontier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("envplan.cluster.trace_job", None)
     laddered = plan.with_ladder(frontier.ladder(5))
     report = simulate_cluster(laddered, profile, slowdowns=[{0: 1.15}])
     times = [rung.iteration_time_s for rung in laddered.ladder or ()]
