@@ -25,10 +25,8 @@ from envplan.profile import OptionTable, Profile
 __all__ = [
     "Machine",
     "Parts",
-    "PowerSteps",
     "Problem",
     "Replay",
-    "Requests",
     "Rows",
     "Score",
     "Search",
@@ -265,32 +263,6 @@ class Parts(NamedTuple):
     energy_fj: NDArray[np.int64]
 
 
-class PowerSteps(NamedTuple):
-    """Power as a step function of time, of one GPU a stage together.
-
-    Attributes:
-        times_ns: when it changes, ascending from 0 to the makespan, int64 (k + 1,).
-        power_uw: between each time and the next, int64 (k,), uW.
-    """
-
-    times_ns: NDArray[np.int64]
-    power_uw: NDArray[np.int64]
-
-
-class Requests(NamedTuple):
-    """When a stage asks for another clock than it has asked for last; all (k,).
-
-    Attributes:
-        operation: int64, which operation asks, as it starts.
-        at_ns: int64, when.
-        frequency_mhz: int64, for what.
-    """
-
-    operation: NDArray[np.int64]
-    at_ns: NDArray[np.int64]
-    frequency_mhz: NDArray[np.int64]
-
-
 @dataclass(frozen=True, eq=False)
 class Replay:
     """An exact replay, of one GPU a stage and one replica.
@@ -372,36 +344,42 @@ class Replay:
         return Parts(operation, mhz, begin, end, energy)
 
     @cached_property
-    def power_steps(self) -> PowerSteps:
-        """Power over time: an operation draws the power of the row it runs by, whatever the noise,
-        or that of its parts, and a stage between two operations its blocking power.
+    def power_steps(self) -> tuple[Times, Times]:
+        """Power over time, of one GPU a stage together: an operation draws the power of the row it
+        runs by, whatever the noise, or that of its parts, and a stage between two operations its
+        blocking power.
+
+        Returns:
+            When it changes, ascending from 0 to the makespan, ns, int64 (k + 1,); and the power
+            between each time and the next, uW, int64 (k,).
 
         Raises:
             InputError: all stages together draw more than 2**62 uW.
         """
         steps = self.problem._kernel.power_steps
-        return PowerSteps(*_exactly(steps, self.rows, self.machine.latency_ns, self.factors))
+        return _exactly(steps, self.rows, self.machine.latency_ns, self.factors)
 
     @property
     def peak_uw(self) -> int:
         """The most power at a time, uW."""
-        return int(self.power_steps.power_uw.max())
+        return int(self.power_steps[1].max())
 
-    def requests(self, stage: int) -> Requests:
-        """A stage's requests for another clock, in time order."""
+    def requests(self, stage: int) -> tuple[Times, Times]:
+        """When a stage asks for another clock than it has asked for last, as an operation starts,
+        and for what: ns and MHz, both int64 (k,)."""
         first, last = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
         asking = first + np.flatnonzero(self.frequency_mhz[first:last])
         mhz = self.frequency_mhz[asking]
         # An iteration begins with the clock that the one before it has left.
         left = self.problem.left_mhz[self.problem.over_all(self.rows)[asking]]
         changes = mhz != np.roll(left, 1)
-        return Requests(asking[changes], self.starts_ns[asking[changes]], mhz[changes])
+        return self.starts_ns[asking[changes]], mhz[changes]
 
     def short_holds(self, hold_ns: int) -> Iterator[tuple[int, int, int]]:
         """Requests that the next one follows sooner: (stage, when, how long after), ns, by stage
         and time. After the last of an iteration comes the first of the next."""
         for stage in range(self.problem.pipeline.num_stages):
-            at = self.requests(stage).at_ns
+            at, _ = self.requests(stage)
             held = np.concatenate([at[1:], at[:1] + self.makespan_ns]) - at
             for k in np.flatnonzero(held < hold_ns).tolist():
                 yield stage, int(at[k]), int(held[k])

@@ -302,7 +302,7 @@ class Timeline:
         included; 0 MHz where it has none."""
         problem, latency_ns = self.replay.problem, self.replay.machine.latency_ns
         left = problem.left_mhz[problem.over_all(self.replay.rows)[first:last]]
-        _, asked_ns, asked_mhz = self.replay.requests(stage)
+        asked_ns, asked_mhz = self.replay.requests(stage)
         coming = {
             (part.start_ns, part.frequency_mhz)
             for timed in self.operations[first:last]
@@ -392,8 +392,7 @@ class Timeline:
             Times in ns, ascending from 0 to sync_time_ns, (k + 1); and the W between one and the
             next, (k).
         """
-        steps = self.replay.power_steps
-        times, power_uw = steps.times_ns, steps.power_uw
+        times, power_uw = self.replay.power_steps
         if self.sync_time_ns > self.iteration_time_ns:
             waiting_uw = self.replay.problem.blocking_power_uw.sum()
             times, power_uw = np.append(times, self.sync_time_ns), np.append(power_uw, waiting_uw)

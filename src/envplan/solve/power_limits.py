@@ -141,14 +141,14 @@ class PowerLimited:
     def _tighten(self, limits: Limits, limited: _Limited, replay: Replay) -> bool:
         """Lower the limits of operations where power is over the cap; whether any could be."""
         power = self._frontier.problem.power_uw
-        steps, chosen, tightened = replay.power_steps, limited.rows.copy(), False
-        over = np.flatnonzero(steps.power_uw > self._cap_uw)
-        for k in over[np.argsort(-steps.power_uw[over], kind="stable")].tolist():
-            at = steps.times_ns[k]
+        (times_ns, drawn_uw), chosen, tightened = replay.power_steps, limited.rows.copy(), False
+        over = np.flatnonzero(drawn_uw > self._cap_uw)
+        for k in over[np.argsort(-drawn_uw[over], kind="stable")].tolist():
+            at = times_ns[k]
             running = np.flatnonzero((replay.starts_ns <= at) & (at < replay.finishes_ns))
             first = self._frontier.problem.first_row[running]
             was, now = power[first + limited.rows[running]], power[first + chosen[running]]
-            excess = int(steps.power_uw[k]) - self._cap_uw - int((was - now).sum())
+            excess = int(drawn_uw[k]) - self._cap_uw - int((was - now).sum())
             while excess > 0:
                 step = self._cheapest_step(running, chosen, limited.price_uw, excess)
                 if step is None:
