@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from typing import Annotated, Any, Final, NamedTuple, Self
 
@@ -115,6 +115,10 @@ class ClusterReport:
         replicas, num_stages, gpus_per_stage: the shape of the cluster.
         num_microbatches: of one pipeline.
         iterations: one or more.
+        time, baseline_time: s that all iterations take with the plan, and at maximum frequency.
+        baseline_energy: with everything at maximum frequency.
+        plan_energy: with the plan everywhere, whoever straggles.
+        energy: with the plan, and with those looked up while somebody straggles.
     """
 
     replicas: int
@@ -122,35 +126,16 @@ class ClusterReport:
     gpus_per_stage: int
     num_microbatches: int
     iterations: tuple[ClusterIteration, ...]
+    time: float
+    baseline_time: float
+    baseline_energy: float
+    plan_energy: float
+    energy: float
 
     @property
     def num_gpus(self) -> int:
         """GPUs of the whole cluster."""
         return self.replicas * self.num_stages * self.gpus_per_stage
-
-    @cached_property
-    def _sums(self) -> ClusterIteration:
-        return ClusterIteration._make(map(math.fsum, zip(*self.iterations, strict=True)))
-
-    @property
-    def time(self) -> float:
-        """s that all iterations take with the plan."""
-        return self._sums.sync_time_s
-
-    @property
-    def baseline_energy(self) -> float:
-        """J with everything at maximum frequency."""
-        return self._sums.baseline_energy_j
-
-    @property
-    def plan_energy(self) -> float:
-        """J with the plan everywhere, whoever straggles."""
-        return self._sums.plan_energy_j
-
-    @property
-    def energy(self) -> float:
-        """J with the plan, and with those looked up while somebody straggles."""
-        return self._sums.energy_j
 
     @property
     def intrinsic_savings(self) -> float:
@@ -168,8 +153,8 @@ class ClusterReport:
         Raises:
             InputError: a rate ends before the run does.
         """
-        count, whole = len(self.iterations), self._sums
-        before = whole.baseline_time_s / count, self.baseline_energy / count
+        count = len(self.iterations)
+        before = self.baseline_time / count, self.baseline_energy / count
         return pairs(before, (self.time / count, self.energy / count), run, self.num_gpus)
 
     def percent(self, joules: float) -> float:
@@ -302,12 +287,19 @@ def simulate_cluster(
             baseline_time_s=baseline_s,
         )
 
+    listed = tuple(chain(*map(iterations, stragglers)))
+    sums = ClusterIteration._make(map(math.fsum, zip(*listed, strict=True)))
     return ClusterReport(
         replicas=cluster.replicas,
         num_stages=job.stages,
         gpus_per_stage=cluster.gpus_per_stage,
         num_microbatches=job.microbatches,
-        iterations=tuple(chain(*map(iterations, stragglers))),
+        iterations=listed,
+        time=sums.sync_time_s,
+        baseline_time=sums.baseline_time_s,
+        baseline_energy=sums.baseline_energy_j,
+        plan_energy=sums.plan_energy_j,
+        energy=sums.energy_j,
     )
 
 
