@@ -13,31 +13,27 @@ import pytest
 from cli_helpers import small_profile
 from envplan.chrome_trace import save_chrome_trace
 from envplan.pipeline import Pipeline
-from envplan.simulation import Timeline, simulate
+from envplan.simulation import simulate
 from envplan.solve import trace_frontier
 
 PHASES = {"M": {"args"}, "X": {"ts", "dur", "cat", "args"}, "C": {"ts", "args"}}
 
 
-def timeline(**disturbance: Any) -> Timeline:
+@pytest.mark.parametrize("met", [{}, {"noise": 0.05, "switch_latency": 0.03, "sync_time": 9.0}])
+def test_a_trace_keeps_the_rules_and_says_what_the_timeline_does(
+    met: dict[str, Any], tmp_path: Path
+) -> None:
     profile = small_profile(stages=3)
     plan = trace_frontier(Pipeline("1f1b", 3, 5), profile).plan(slowdown=0.03)
-    return simulate(plan, profile, **disturbance)
-
-
-@pytest.fixture(params=[{}, {"noise": 0.05, "switch_latency": 0.03, "sync_time": 9.0}])
-def traced(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Timeline, list[Any]]:
-    shown = timeline(**request.param)
+    shown = simulate(plan, profile, **met)
     save_chrome_trace(shown, tmp_path / "trace.json")
     # Decimals, not floats: what a viewer makes of the text must not hang on its rounding.
     document = json.loads((tmp_path / "trace.json").read_text(), parse_float=Decimal)
     assert document["displayTimeUnit"] in ("ms", "ns")
     assert document["otherData"]["profile_source"] == "modelled"
-    return shown, document["traceEvents"]
-
-
-def test_every_event_has_the_fields_of_its_phase(traced: tuple[Timeline, list[Any]]) -> None:
-    for event in traced[1]:
+    events = document["traceEvents"]
+    # Every event has the fields of its phase.
+    for event in events:
         assert isinstance(event["name"], str)
         assert isinstance(event["pid"], int)
         assert event["ph"] in PHASES
@@ -48,12 +44,7 @@ def test_every_event_has_the_fields_of_its_phase(traced: tuple[Timeline, list[An
         for field in ("ts", "dur"):
             assert event.get(field, 0) >= 0
             assert event.get(field, Decimal(0)) % Decimal("0.001") == 0
-
-
-def test_every_stage_has_a_named_track_with_all_its_operations(
-    traced: tuple[Timeline, list[Any]],
-) -> None:
-    shown, events = traced
+    # Every stage has a named track with all its operations.
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert sorted(names.values()) == ["stage 0", "stage 1", "stage 2"]
     slices = [e for e in events if e["ph"] == "X"]
@@ -63,10 +54,7 @@ def test_every_stage_has_a_named_track_with_all_its_operations(
         assert event["dur"] * 1000 == timed.time_ns
     for one, other in pairwise(slices):
         assert one["tid"] != other["tid"] or one["ts"] + one["dur"] <= other["ts"]
-
-
-def test_counters_are_numbers_in_time_order(traced: tuple[Timeline, list[Any]]) -> None:
-    shown, events = traced
+    # Counters are numbers in time order.
     counters: dict[str, list[Any]] = {}
     for event in events:
         if event["ph"] == "C":
@@ -75,8 +63,7 @@ def test_counters_are_numbers_in_time_order(traced: tuple[Timeline, list[Any]]) 
     for samples in counters.values():
         times = [sample["ts"] for sample in samples]
         assert times == sorted(times)
-        assert times[0] == 0
-        assert times[-1] * 1000 == shown.sync_time_ns
+        assert (times[0], times[-1] * 1000) == (0, shown.sync_time_ns)
         for sample in samples:
             (value,) = sample["args"].values()
             assert isinstance(value, int | Decimal)

@@ -86,10 +86,10 @@ compare three.csv --activation-slots 3,3 | 2 numbers for 3 stages
 compare three.csv --schedule gpipe --activation-slots 9 | activation slots | gpipe
 simulate four.json --noise 101 | --noise must be at most 100
 simulate four.json --runs 3 | without noise all 3 runs are the same
-simulate four.json --replicas 2000000 | replicas must be between 1 and 1000000
-simulate four.json --straggler slow | --straggler must be a slowdown above 0
-simulate four.json --straggler -1.2 | --straggler must be a slowdown above 0
-simulate four.json --straggler x:1.2 | --straggler must be a slowdown above 0
+simulate four.json --replicas 2000000 | replicas should be less than or equal to 1000000
+simulate four.json --straggler slow | --straggler must be a number
+simulate four.json --straggler -1.2 | --straggler must be at least 1, not -1.2
+simulate four.json --straggler x:1.2 | --straggler must be a whole number
 simulate four.json --straggler 9:1.2 | no replica 9 to straggle
 simulate four.json --straggler 1:1.2 --straggler 1:1.3 | names replica 1 twice
 simulate four.json --straggler 1.2 --straggler-trace x.csv | exclude each other

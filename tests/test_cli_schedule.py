@@ -24,12 +24,6 @@ activations held at most, by rank: 2, 1
 THEN = "next: envplan frontier PROFILE --schedule 1f1b --pp 2 -m 2\n"
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_list_has_every_schedule() -> None:
     table, listed = done("schedule list"), told("schedule list")["schedules"]
     assert [entry["name"] for entry in listed] == list(SCHEDULES)
@@ -38,20 +32,15 @@ def test_list_has_every_schedule() -> None:
         assert len(entry["description"]) > 20
 
 
-def test_grid_shows_who_runs_what_when() -> None:
+def test_grid_shows_who_runs_what_when(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done("schedule show 1f1b --stages 2 --microbatches 2") == ONE_1F1B + THEN
     out = done("schedule show zb-v -s 2 -m 4")
     assert out.startswith("rank 0  0F0 0F1 0F2 3F0 3I0 3W0")
     assert "F forward, I backward_input, W backward_weight" in out
-
-
-def test_grid_is_not_cut_where_nobody_looks() -> None:
+    # It is not cut where nobody looks, and goes on below on a terminal.
     lines = done("schedule show 1f1b -s 16 -m 64").splitlines()
     assert all(line.startswith(f"rank {rank:>2}  ") for rank, line in enumerate(lines[:16]))
     assert all("B63" in line for line in lines[:16])
-
-
-def test_grid_on_a_terminal_goes_on_below(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "on_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "50")
     lines = done("schedule show 1f1b -s 2 -m 8").splitlines()

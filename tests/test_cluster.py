@@ -86,32 +86,16 @@ def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
     assert report.energy < at_star * 3 / 4 + plan.energy / 4 * 50
 
 
-def test_faster_straggler_is_none_and_this_is_said(plan: Plan, profile: Profile) -> None:
-    report = simulate_cluster(plan, profile, slowdowns=[{3: 0.8, 2: 1.0}])
-    assert report.energy == plan.energy
-    assert report.iterations[0].stragglers == 0
-    (note,) = report.notes
-    assert "replica 3 at 0.8 times the plan's time is faster" in note
-
-
-def test_plans_are_looked_up_in_the_ladder_of_the_plan(
-    plan: Plan, profile: Profile, frontier: Frontier
+def test_plans_are_looked_up_in_the_ladder_of_the_plan_without_a_trace(
+    plan: Plan, profile: Profile, frontier: Frontier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("envplan.cluster.trace_job", None)
     laddered = plan.with_ladder(frontier.ladder(5))
     report = simulate_cluster(laddered, profile, slowdowns=[{0: 1.15}])
     times = [rung.iteration_time_s for rung in laddered.ladder or ()]
     assert report.iterations[0].followed_time_s in times
     finer = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.15}])
     assert 0 < report.extrinsic_savings <= finer.extrinsic_savings * (1 + 1e-3)
-
-
-def test_many_different_stragglers_share_one_ladder(
-    plan: Plan, profile: Profile, frontier: Frontier
-) -> None:
-    slowdowns = [{0: 1 + 0.01 * k} for k in range(1, 2 * MOST_OWN_RUNGS)]
-    report = simulate_cluster(plan, profile, frontier, slowdowns=slowdowns)
-    rungs = {rung.iteration_time for rung in (plan, *frontier.ladder(LADDER))}
-    assert {iteration.followed_time_s for iteration in report.iterations} <= rungs
 
 
 @pytest.fixture(scope="module")
@@ -143,32 +127,30 @@ def test_every_replica_takes_its_time_and_waits_for_the_slowest(
     assert saved == pytest.approx(report.baseline_energy - report.energy)
 
 
-def test_alike_iterations_are_reckoned_once(plan: Plan, profile: Profile) -> None:
-    laddered = plan.with_ladder([])
-    slowdowns = [{k % 4: 1.2} for k in range(10_000)]
-    report = simulate_cluster(laddered, profile, slowdowns=slowdowns)
+def test_many_different_stragglers_share_one_ladder_and_alike_iterations_are_reckoned_once(
+    plan: Plan, profile: Profile, frontier: Frontier
+) -> None:
+    slowdowns = [{k % 4: 1 + 0.01 * (k % 16)} for k in range(10_000)]
+    assert len({max(one.values()) for one in slowdowns}) > MOST_OWN_RUNGS
+    report = simulate_cluster(plan, profile, frontier, slowdowns=slowdowns)
+    rungs = {rung.iteration_time for rung in (plan, *frontier.ladder(LADDER))}
+    assert {iteration.followed_time_s for iteration in report.iterations} <= rungs
     assert len(report.iterations) == 10_000
-    assert len({id(iteration) for iteration in report.iterations}) == 1
+    assert len({id(iteration) for iteration in report.iterations}) == 16
 
 
-def test_strong_scaling_keeps_the_global_batch(plan: Plan, profile: Profile) -> None:
+def test_strong_scaling_keeps_the_global_batch_and_the_slowdown_over_t_min(
+    plan: Plan, profile: Profile, frontier: Frontier
+) -> None:
     reports = strong_scaling(plan, profile, [4, 8, 16], slowdowns=[{0: 1.1}])
     assert [report.num_microbatches for report in reports] == [8, 4, 2]
     assert [report.num_gpus for report in reports] == [24, 48, 96]
     times = [report.time for report in reports]
     assert times == sorted(times, reverse=True)
     assert all(report.extrinsic_savings > 0 for report in reports)
-
-
-def test_strong_scaling_keeps_the_slowdown_over_t_min(frontier: Frontier, profile: Profile) -> None:
-    plan = frontier.plan(slowdown=0.1)
-    (report,) = strong_scaling(plan, profile, [8])
+    (slower,) = strong_scaling(frontier.plan(slowdown=0.1), profile, [8])
     least = trace_frontier(Pipeline("1f1b", 3, 4), profile).min_time
-    assert report.time <= least * 1.1 * (1 + 1e-9)
-    assert report.time > least * 1.05
-
-
-def test_an_undivided_global_batch_is_refused(plan: Plan, profile: Profile) -> None:
+    assert least * 1.05 < slower.time <= least * 1.1 * (1 + 1e-9)
     with pytest.raises(InputError, match="32 microbatches does not divide by 5 replicas"):
         strong_scaling(plan, profile, [5])
 
@@ -214,12 +196,12 @@ def test_every_run_of_noise_is_an_iteration(plan: Plan, profile: Profile) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"replicas": 0}, "replicas must be between 1 and"),
-        ({"gpus_per_stage": 0}, "GPUs per stage must be between 1 and"),
-        ({"slowdowns": []}, "at least one iteration"),
+        ({"replicas": 0}, "replicas should be greater than or equal to 1"),
+        ({"gpus_per_stage": 0}, "gpus_per_stage should be greater than or equal to 1"),
+        ({"slowdowns": []}, "slowdowns .*at least 1 item"),
         ({"slowdowns": [{4: 1.2}]}, "no replica 4 .* replicas 0 to 3"),
         ({"slowdowns": [{-1: 1.2}]}, "no replica -1"),
-        ({"slowdowns": [{0: float("nan")}]}, "a slowdown must be above 0"),
+        ({"slowdowns": [{0: float("nan")}]}, "slowdowns.* should be a finite number"),
     ],
 )
 def test_impossible_clusters_are_refused(

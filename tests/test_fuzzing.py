@@ -27,8 +27,8 @@ from envplan.enforce.given_clocks import read_clocks
 from envplan.errors import EnvplanError
 from envplan.frontier_file import FrontierFile, Row
 from envplan.pipeline import Pipeline
-from envplan.pipeline.imports import as_torch_csv, read_torch_csv
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
+from envplan.pipeline.imports.torch_csv import as_torch_csv, read_torch_csv
 from envplan.plan import Plan
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.huggingface import read_model

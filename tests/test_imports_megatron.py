@@ -13,7 +13,7 @@ import pytest
 from cli_helpers import envplan
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.imports import layers_per_stage, read_megatron_file
+from envplan.pipeline.imports.megatron import layers_per_stage, read_megatron_file
 
 #: As Megatron-Bridge writes its run_config.yaml.
 BRIDGE = """
@@ -95,118 +95,88 @@ NEOX = """{
 TWO = {"pipeline_model_parallel_size": 2}
 
 
-def test_a_file_of_megatron_bridge_is_a_schedule(tmp_path: Path) -> None:
+LAYERS = [3, 4, 4, 4, 4, 4, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "microbatches", "known_as", "shape", "facts"),
+    [
+        (BRIDGE, 16, "interleaved", (4, 2, 16), {"layers_per_stage": LAYERS, "overlap_p2p": True}),
+        # Batch sizes and GPUs tell the microbatches.
+        (NEMO, None, "1f1b", (2, 1, 8), {"layers_per_stage": [15, 13], "overlap_p2p": False}),
+        (SCRIPT, 8, "interleaved", (4, 2, 8), {"layers_per_stage": LAYERS, "overlap_p2p": True}),
+        (
+            PRINTED,
+            None,
+            "interleaved",
+            (4, 2, 8),
+            {"layers_per_stage": LAYERS, "overlap_p2p": True},
+        ),
+        (CASE, 8, "interleaved", (4, 2, 8), {"layers_per_stage": LAYERS, "overlap_p2p": True}),
+        (NEOX, None, "1f1b", (4, 1, 32), {"layers_per_stage": [11] * 4, "overlap_p2p": False}),
+    ],
+)
+def test_a_file_is_a_schedule(
+    text: str,
+    microbatches: int | None,
+    known_as: str,
+    shape: tuple[int, int, int],
+    facts: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / "file").write_text(text)
+    schedule = read_megatron_file(tmp_path / "file", microbatches)
+    assert schedule.known_as == known_as
+    assert (len(schedule.orders), schedule.num_chunks, schedule.num_microbatches) == shape
+    assert schedule.facts == facts
+
+
+def test_a_file_of_megatron_bridge_is_imported(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     (tmp_path / "run_config.yaml").write_text(BRIDGE)
-    done = envplan(
-        *["schedule", "import", "run_config.yaml", "--format", "megatron"],
-        *["--microbatches", "16", "--json"],
-        cwd=tmp_path,
-    )
-    said = json.loads(done.out)
+    command = ["schedule", "import", "run_config.yaml", "--format", "megatron", "--json"]
+    said = json.loads(envplan(*command, "--microbatches", "16", cwd=tmp_path).out)
     assert (said["known_as"], said["microbatch_group"]) == ("interleaved", 6)
-    assert said["layers_per_stage"] == [3, 4, 4, 4, 4, 4, 4, 3]
-    assert said["overlap_p2p"]
+    assert said["layers_per_stage"] == LAYERS
     written = Pipeline.from_dag_file(tmp_path / "pipeline.dag.json")
-    assert (
-        written.operations
-        == Pipeline("interleaved", 4, 16, num_chunks=2, microbatch_group=6).operations
-    )
-    refused = envplan("schedule", "import", "run_config.yaml", "--format", "megatron", cwd=tmp_path)
+    meant = Pipeline("interleaved", 4, 16, num_chunks=2, microbatch_group=6)
+    assert written.operations == meant.operations
+    refused = envplan(*command, cwd=tmp_path)
     assert refused.code == 2
     assert "give --microbatches M" in refused.err
 
 
-def test_batch_sizes_and_gpus_tell_the_microbatches(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
-    (tmp_path / "conf.yaml").write_text(NEMO)
-    schedule = read_megatron_file(tmp_path / "conf.yaml")
-    assert (schedule.known_as, schedule.num_microbatches) == ("1f1b", 8)
-    assert schedule.facts == {"layers_per_stage": [15, 13], "overlap_p2p": False}
-
-
-@pytest.mark.parametrize("text", [SCRIPT, PRINTED, CASE])
-def test_arguments_of_megatron_lm_are_a_schedule(text: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text(text)
-    schedule = read_megatron_file(tmp_path / "file", None if text is PRINTED else 8)
-    assert (schedule.known_as, len(schedule.orders)) == ("interleaved", 4)
-    assert (schedule.num_chunks, schedule.num_microbatches) == (2, 8)
-    layers = [3, 4, 4, 4, 4, 4, 4, 3]
-    assert schedule.facts == {"layers_per_stage": layers, "overlap_p2p": True}
-
-
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("config", "chunks", "layers"),
     [
-        (("PP=4", "read PP"), 'pipeline_model_parallel_size must be a whole number, not "${PP}"'),
-        (("--lr", "--pipeline-model-parallel-size 8 --lr"), "says two things under --pipe"),
-    ],
-)
-def test_a_script_that_does_not_say_is_refused(
-    changed: tuple[str, str], words: str, tmp_path: Path
-) -> None:
-    (tmp_path / "train.sh").write_text(SCRIPT.replace(*changed))
-    with pytest.raises(InputError, match=re.escape(words)):
-        read_megatron_file(tmp_path / "train.sh", 8)
-
-
-def test_layers_of_a_chunk_tell_how_many_chunks(tmp_path: Path) -> None:
-    config = {**TWO, "num_layers": 12, "num_layers_per_virtual_pipeline_stage": 3}
-    assert Pipeline.from_megatron(config, 4).num_chunks == 2
-    for wrong in ({"num_layers": 13}, {"num_layers": None}):
-        with pytest.raises(InputError, match=r"no num_layers|13 layers do not make"):
-            Pipeline.from_megatron({**config, **wrong}, 4)
-
-
-def test_a_pattern_of_layers_tells_how_many_chunks() -> None:
-    config = {**TWO, "hybrid_layer_pattern": "M-M|M*-|M-M-|M*/*E"}
-    assert Pipeline.from_megatron(config, 4).num_chunks == 2
-    assert layers_per_stage(config) == [3, 3, 4, 2]
-    plain = {**TWO, "hybrid_layer_pattern": "M-M-"}
-    assert Pipeline.from_megatron(plain, 4).num_chunks == 1
-
-
-def test_a_file_of_gpt_neox_is_a_schedule(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
-    (tmp_path / "20B.yml").write_text(NEOX)
-    schedule = read_megatron_file(tmp_path / "20B.yml")
-    assert (schedule.known_as, schedule.num_microbatches) == ("1f1b", 32)
-    assert schedule.facts["layers_per_stage"] == [11] * 4
-
-
-def test_an_object_in_memory_is_a_schedule() -> None:
-    config = SimpleNamespace(
-        pipeline_model_parallel_size=2,
-        virtual_pipeline_model_parallel_size=2,
-        microbatch_group_size_per_vp_stage=3,
-    )
-    assert Pipeline.from_megatron(config, 5).microbatch_group == 3
-
-
-@pytest.mark.parametrize(
-    ("stages", "config", "layers"),
-    [
-        (4, {"num_layers": 8}, [2, 2, 2, 2]),
+        ({"num_layers": 12, "num_layers_per_virtual_pipeline_stage": 3}, 2, [3] * 4),
+        ({"hybrid_layer_pattern": "M-M|M*-|M-M-|M*/*E"}, 2, [3, 3, 4, 2]),
+        ({"hybrid_layer_pattern": "M-M-"}, 1, []),
+        ({"num_layers": 8}, 1, [4, 4]),
         (
-            4,
             {
                 "num_layers": 14,
-                "num_layers_in_first_pipeline_stage": 4,
-                "num_layers_in_last_pipeline_stage": 2,
+                "num_layers_in_first_pipeline_stage": 8,
+                "num_layers_in_last_pipeline_stage": 6,
                 "virtual_pipeline_model_parallel_size": 2,
             },
-            [2, 2, 2, 1] * 2,
+            2,
+            [4, 3] * 2,
         ),
-        (2, {"num_layers": 7, "account_for_loss_in_pipeline_split": True}, [4, 3]),
-        (2, {}, []),
-        (1, {"pipeline_model_parallel_layout": "Ett,|(tt|)*2,t|mL"}, [2, 2, 2, 1, 0]),
-        (1, {"pipeline_model_parallel_layout": [["embedding", "decoder"], ["loss"]]}, [1, 0]),
+        ({"num_layers": 7, "account_for_loss_in_pipeline_split": True}, 1, [4, 3]),
+        ({}, 1, []),
+        ({"pipeline_model_parallel_layout": "Ett,|(tt|)*2,t|m|L"}, 3, [2, 2, 2, 1, 0, 0]),
+        ({"pipeline_model_parallel_layout": [["embedding", "decoder"], ["loss"]]}, 1, [1, 0]),
     ],
 )
-def test_layers_are_shared_out_as_megatron_does(
-    stages: int, config: dict[str, Any], layers: list[int]
+def test_chunks_and_layers_are_shared_out_as_megatron_does(
+    config: dict[str, Any], chunks: int, layers: list[int]
 ) -> None:
-    assert layers_per_stage({"pipeline_model_parallel_size": stages, **config}) == layers
+    """Of mappings and of objects in memory."""
+    for known in (TWO | config, SimpleNamespace(**TWO, **config)):
+        assert layers_per_stage(known) == layers
+        assert Pipeline.from_megatron(known, 4).num_chunks == chunks
 
 
 def test_layers_are_those_that_megatron_builds() -> None:
@@ -267,42 +237,39 @@ def test_order_of_groups_is_megatrons() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({}, "says no pipeline_model_parallel_size"),
+        ({"pipeline_model_parallel_size": None}, "says no pipeline_model_parallel_size"),
         ({"pipeline_model_parallel_size": 0}, "at least 1"),
         ({"pipeline_model_parallel_size": "4"}, "must be a whole number"),
-        ({**TWO, "pipeline_model_parallel_layout": "Et|t|tL"}, "of 3 model stages for 2 ranks"),
-        ({**TWO, "pipeline_model_parallel_layout": "E(t|)*99999L"}, "is too long"),
-        ({**TWO, "overlap_moe_expert_parallel_comm": True}, "a forward and a backward together"),
+        ({"pipeline_model_parallel_layout": "Et|t|tL"}, "of 3 model stages for 2 ranks"),
+        ({"pipeline_model_parallel_layout": "E(t|)*99999L"}, "is too long"),
+        ({"overlap_moe_expert_parallel_comm": True}, "a forward and a backward together"),
+        ({"num_layers": 13, "num_layers_per_virtual_pipeline_stage": 3}, "13 layers do not make"),
+        ({"num_layers_per_virtual_pipeline_stage": 3}, "no num_layers"),
         (
-            {
-                **TWO,
-                "virtual_pipeline_model_parallel_size": 2,
-                "microbatch_group_size_per_vp_stage": 7,
-            },
+            {"virtual_pipeline_model_parallel_size": 2, "microbatch_group_size_per_vp_stage": 7},
             "at least as many as there are stages",
         ),
-        (
-            {**TWO, "model": {"pipeline_model_parallel_size": 3}},
-            "says two things under pipeline_model_parallel_size",
-        ),
+        ({"model": {"pipeline_model_parallel_size": 3}}, "two things under pipeline_model_par"),
     ],
 )
 def test_what_megatron_cannot_run_is_refused(config: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Pipeline.from_megatron(config, 8)
+        Pipeline.from_megatron(TWO | config, 8)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("- 1\n", "must hold a configuration's names"),
-        ("a: [\n", "is not YAML"),
+        ("a: [\n", "is neither JSON nor YAML"),
         ("{", "JSON"),
         ("pipeline_model_parallel_size: 2\nnum_layers: 5\n", "cannot be shared out"),
+        (SCRIPT.replace("PP=4", "read PP"), 'must be a whole number, not "${PP}"'),
+        (SCRIPT.replace("--lr", "--pipeline-model-parallel-size 8 --lr"), "two things under --pip"),
     ],
 )
 def test_unusable_file_is_refused(text: str, words: str, tmp_path: Path) -> None:
     pytest.importorskip("yaml")
-    (tmp_path / "conf.yaml").write_text(text)
-    with pytest.raises(InputError, match=words):
-        read_megatron_file(tmp_path / "conf.yaml", 8)
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(InputError, match=re.escape(words)):
+        read_megatron_file(tmp_path / "file", 8)

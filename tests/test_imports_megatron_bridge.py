@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import envplan
-from envplan.pipeline.imports import layers_per_stage, read_megatron
+from envplan.pipeline.imports.megatron import layers_per_stage, read_megatron
 
 if find_spec("megatron") is None or find_spec("megatron.bridge") is None:
     pytest.skip("megatron-bridge is not installed", allow_module_level=True)

@@ -44,15 +44,6 @@ def refused(document: object) -> str:
     return error.value.message
 
 
-def refused_file(path: Path, content: bytes) -> InputError:
-    path.write_bytes(content)
-    with pytest.raises(InputError) as error:
-        Pipeline.from_dag_file(path)
-    assert error.value.path == str(path)
-    assert "\n" not in str(error.value)
-    return error.value
-
-
 def same(one: Pipeline, other: Pipeline, *, job: bool = True) -> bool:
     arrays = ("stage_begin", "succ_begin", "succ", "succ_lag_ns", "order")
     return (
@@ -78,19 +69,10 @@ def test_dag_runs_a_stage_in_the_order_listed_and_waits_for_after() -> None:
         assert makespan == 1_000_100
     shape = (pipeline.num_stages, pipeline.num_microbatches, pipeline.num_chunks)
     assert (*shape, pipeline.num_profile_stages, pipeline.p2p_latency_ns) == (2, 1, 1, 2, 0)
-
-
-def test_latency_within_a_stage_is_kept() -> None:
-    document = diamond()
-    document["operations"][2]["after"] = [{"id": "f1", "latency": 5e-9}]
-    pipeline = Pipeline.from_dag(document)
-    assert pipeline.earliest_starts(np.array([1, 1, 1, 1]))[0].tolist()[3] == 1_000_007
-
-
-def test_waiting_twice_for_the_same_operation_keeps_the_longer_latency() -> None:
-    after = [{"id": "f0", "latency": 2e-9}, "f0", {"id": "f0", "latency": 1e-9}]
-    pipeline = Pipeline.from_dag(diamond(after=after))
-    assert sorted(pipeline.succ_lag_ns.tolist()) == [0, 0, 0, 0, 2]
+    # A latency within a stage counts, and of several the longest.
+    twice = [{"id": "f1", "latency": 2e-9}, "f1", {"id": "f1", "latency": 5e-9}]
+    late = Pipeline.from_dag({**DIAMOND, "operations": [f0, f1, {**b1, "after": twice}, b0]})
+    assert late.earliest_starts(np.array([1, 1, 1, 1]))[0].tolist()[3] == 1_000_007
 
 
 @pytest.mark.parametrize(
@@ -128,24 +110,19 @@ def test_job_survives_a_round_trip_through_json_and_a_change_of_microbatches(
         assert same(changed, Pipeline.from_job({**job, "microbatches": 8}))
 
 
-def test_job_may_have_further_fields_and_leave_out_the_optional_ones() -> None:
-    job = {"schedule": "1f1b", "stages": 2, "microbatches": 3, "gpus_per_stage": 8, "dag": None}
-    assert same(Pipeline.from_job(job), Pipeline("1f1b", 2, 3))
-
-
 def test_dag_file_is_read_with_or_without_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "dag.json"
     for mark in (b"", b"\xef\xbb\xbf"):
         path.write_bytes(mark + json.dumps(DIAMOND).encode())
         assert same(Pipeline.from_dag_file(path), Pipeline.from_dag(DIAMOND))
-
-
-def test_syntax_errors_name_their_line(tmp_path: Path) -> None:
-    error = refused_file(tmp_path / "dag.json", b'{"schema": "envplan/dag/v1",\n "operations" []}')
-    assert (error.line, error.column) == (2, 15)
-    assert "not valid JSON" in error.message
-    error = refused_file(tmp_path / "dag.json", b'{\n"schema":\n"\xff"}')
-    assert (error.line, error.message) == (3, "is not UTF-8 text")
+    for content, line, words in (
+        (b'{"schema": "envplan/dag/v1",\n "operations" []}', 2, "not valid JSON"),
+        (b'{\n"schema":\n"\xff"}', 3, "is not UTF-8 text"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=f"{words}") as error:
+            Pipeline.from_dag_file(path)
+        assert (error.value.path, error.value.line) == (str(path), line)
 
 
 @pytest.mark.parametrize(
@@ -153,44 +130,30 @@ def test_syntax_errors_name_their_line(tmp_path: Path) -> None:
     [
         ([], "must hold one JSON object"),
         ({"operations": []}, 'its schema is null, not "envplan/dag/v1"'),
-        ({"schema": ["envplan/dag/v1"]}, "its schema is a list"),
         ({"schema": "envplan/dag/v1"}, "operations is missing"),
         ({"schema": "envplan/dag/v1", "operations": []}, "should have at least 1 item"),
         ({"schema": "envplan/dag/v1", "operations": [3]}, "[0] should be an object, not 3"),
         ({**DIAMOND, "stages": 2}, "stages is not a field of a DAG"),
-        *(
-            (diamond(**changes), complaint)
-            for changes, complaint in (
-                ({"id": ""}, "operations[1].id String should have at least 1 character"),
-                ({"id": "f0"}, 'operation 1 has the id "f0" of operation 0'),
-                ({"stage": -1}, "operations[1].stage should be greater than or equal to 0, not -1"),
-                ({"stage": 1.0}, "operations[1].stage should be a valid integer, not 1.0"),
-                ({"stage": 10**30}, "less than 2147483648, not a number beyond 1e18"),
-                ({"microbatch": -1}, "operations[1].microbatch should be greater than or equal"),
-                ({"instruction": "two words"}, 'a name such as "forward", not "two words"'),
-                ({"micro_batch": 1}, "operations[1].micro_batch is not a field of a DAG"),
-                ({"after": "f0"}, 'operations[1].after should be a valid list, not "f0"'),
-                ({"after": [0]}, "operations[1].after[0] should be an object, not 0"),
-                ({"after": [{"latency": 1}]}, "operations[1].after[0].id is missing"),
-                ({"after": ["f9"]}, 'operation 1 ("f1") waits for "f9", no operation\'s id'),
-                ({"after": ["f1"]}, 'operation 1 ("f1") waits for itself'),
-                ({"after": [{"id": "f0", "latency": -1}]}, "latency should be greater than"),
-                ({"after": [{"id": "f0", "latency": 1e10}]}, "latency should be less than"),
-            )
-        ),
+        (diamond(id=""), "operations[1].id String should have at least 1 character"),
+        (diamond(id="f0"), 'operation 1 has the id "f0" of operation 0'),
+        (diamond(stage=-1), "operations[1].stage should be greater than or equal to 0, not -1"),
+        (diamond(stage=1.0), "operations[1].stage should be a valid integer, not 1.0"),
+        (diamond(stage=10**30), "less than 2147483648, not a number beyond 1e18"),
+        (diamond(stage=2**31 - 1), "stage 2 has no operations"),
+        (diamond(instruction="two words"), 'a name such as "forward", not "two words"'),
+        (diamond(micro_batch=1), "operations[1].micro_batch is not a field of a DAG"),
+        (diamond(after="f0"), 'operations[1].after should be a valid list, not "f0"'),
+        (diamond(after=[{"latency": 1}]), "operations[1].after[0].id is missing"),
+        (diamond(after=["f9"]), 'operation 1 ("f1") waits for "f9", no operation\'s id'),
+        (diamond(after=["f1"]), 'operation 1 ("f1") waits for itself'),
+        (diamond(after=[{"id": "f0", "latency": -1}]), "latency should be greater than"),
+        (diamond(after=[{"id": "f0", "latency": 1e10}]), "latency should be less than"),
     ],
 )
 def test_wrong_documents_are_refused_naming_operation_and_field(
     document: object, complaint: str
 ) -> None:
     assert complaint in refused(document)
-
-
-def test_a_stage_without_operations_is_named() -> None:
-    document = diamond(stage=2)
-    document["operations"][2]["stage"] = 4
-    assert refused(document) == "stage 1 has no operations, but stage 4 has"
-    assert "stage 2 has no operations" in refused(diamond(stage=2**31 - 1))
 
 
 def test_long_or_broken_names_stay_on_one_short_line() -> None:
@@ -227,23 +190,27 @@ def test_whatever_a_field_holds_it_is_used_or_refused_in_one_line(
         assert same(Pipeline.from_job(json.loads(json.dumps(pipeline.to_job()))), pipeline)
 
 
+SHAPE = {"schedule": "1f1b", "stages": 2, "microbatches": 3}
+
+
+def test_job_may_have_further_fields_and_leave_out_the_optional_ones() -> None:
+    job = {**SHAPE, "gpus_per_stage": 8, "dag": None}
+    assert same(Pipeline.from_job(job), Pipeline("1f1b", 2, 3))
+
+
 @pytest.mark.parametrize(
     ("job", "complaint"),
     [
         ([], "is not a job: must hold one JSON object"),
         ({}, "schedule is missing"),
-        ({"schedule": "nope", "stages": 1, "microbatches": 1}, 'unknown schedule "nope"'),
+        ({**SHAPE, "schedule": "nope"}, 'unknown schedule "nope"'),
         ({"schedule": "1f1b", "microbatches": 2}, "stages is missing"),
-        ({"schedule": "1f1b", "stages": 2}, "microbatches is missing"),
-        ({"schedule": "1f1b", "stages": 2, "microbatches": 0}, "microbatches should be greater"),
-        ({"schedule": "1f1b", "stages": 2, "microbatches": 2, "chunks": "1"}, "chunks should be"),
-        (
-            {"schedule": "1f1b", "stages": 2, "microbatches": 2, "p2p_latency_s": -1},
-            "should be greater than or equal to 0, not -1",
-        ),
-        ({"schedule": "dag", "stages": 2, "microbatches": 2}, "go together"),
-        ({"schedule": "1f1b", "stages": 2, "microbatches": 1, "dag": DIAMOND}, "go together"),
-        ({"schedule": "dag", "stages": 1, "microbatches": 1, "dag": {}}, "is not a DAG"),
+        ({**SHAPE, "microbatches": 0}, "microbatches should be greater"),
+        ({**SHAPE, "chunks": "1"}, "chunks should be"),
+        ({**SHAPE, "p2p_latency_s": -1}, "should be greater than or equal to 0, not -1"),
+        ({**SHAPE, "schedule": "dag"}, "go together"),
+        ({**SHAPE, "dag": DIAMOND}, "go together"),
+        ({**SHAPE, "schedule": "dag", "dag": {}}, "is not a DAG"),
         ({**Pipeline.from_dag(DIAMOND).to_job(), "stages": 3}, "stages is 3, but its DAG means 2"),
         ({**Pipeline.from_dag(DIAMOND).to_job(), "p2p_latency_s": 1}, "p2p_latency_s is 1.0, but"),
     ],

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
+from schedule_oracles import orders_of
 
 
 def dag_of(stages: list[int], after: dict[tuple[int, int], int]) -> Pipeline:
@@ -109,16 +111,12 @@ def test_replay_agrees_with_longest_paths(case: tuple[Pipeline, list[int]], spar
     assert all(place[i] < place[j] for i, j in edges(pipeline))
 
 
-def test_a_long_iteration_is_replayed_to_the_nanosecond() -> None:
+def test_iterations_are_exact_up_to_62_bits_and_refused_beyond() -> None:
     pipeline = Pipeline("1f1b", 1, 2)
     times = np.array([2**60, 2**60, 2**60 - 1, 3])
     assert pipeline.earliest_starts(times)[1] == 3 * 2**60 + 2
     assert pipeline.latest_finishes(times, 2**62)[0] == 2**62 - 2 * 2**60 - 2
-
-
-def test_an_iteration_beyond_64_bits_is_refused() -> None:
-    pipeline = Pipeline("1f1b", 1, 5)
-    times = np.full(10, 10**18)
+    times += 2**60
     with pytest.raises(InputError, match="146 years"):
         pipeline.earliest_starts(times)
     with pytest.raises(InputError, match="146 years"):
@@ -134,22 +132,12 @@ def test_array_types_are_those_of_the_kernel() -> None:
 
 
 @pytest.mark.parametrize("field", ["num_stages", "num_microbatches", "num_chunks"])
-@pytest.mark.parametrize(
-    ("value", "complaint"),
-    [
-        (0, "greater than or equal to 1, not 0"),
-        (2.0, "a valid integer, not 2.0"),
-        (True, "a valid integer, not true"),
-        ("4", 'a valid integer, not "4"'),
-        (10**4000, "not a number beyond 1e18"),
-        (np.ones(2), "a valid integer"),
-    ],
-)
-def test_bad_counts_are_named(field: str, value: object, complaint: str) -> None:
+@pytest.mark.parametrize("value", [0, 2.0, True, "4", 10**4000, np.ones(2)])
+def test_bad_counts_are_named(field: str, value: object) -> None:
     arguments: dict[str, object] = {"num_stages": 2, "num_microbatches": 2, field: value}
-    with pytest.raises(InputError, match=complaint) as error:
+    words = f"{field.removeprefix('num_')} should be .*, not "
+    with pytest.raises(InputError, match=words) as error:
         Pipeline("interleaved", **arguments)  # type: ignore[arg-type]
-    assert field.removeprefix("num_") in error.value.message
     assert "\n" not in error.value.message
 
 
@@ -160,9 +148,12 @@ def test_bad_counts_are_named(field: str, value: object, complaint: str) -> None
         *([], [0.1], [0.1, 0.1, 0.1], [0.1, -1.0], [0.1, "x"]),
     ],
 )
-def test_bad_latency_is_refused(latency: object) -> None:
+def test_bad_latency_is_refused(latency: Any) -> None:
+    pipeline = Pipeline("1f1b", 3, 2)
     with pytest.raises(InputError, match="p2p_latency_s"):
-        Pipeline("1f1b", 3, 2, p2p_latency=latency)  # type: ignore[arg-type]
+        Pipeline("1f1b", 3, 2, p2p_latency=latency)
+    with pytest.raises(InputError, match="p2p_latency_s"):
+        Pipeline.from_orders(orders_of(pipeline), p2p_latency=latency)
 
 
 def test_a_slow_network_between_two_stages_delays_only_them() -> None:

@@ -26,34 +26,30 @@ def refusal(*ranks: str) -> str:
     return error.value.message
 
 
-@pytest.mark.parametrize(
-    ("ranks", "complaint"),
-    [
-        (
-            ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1"],
-            "the order misses an operation: backward of microbatch 1 on model stage 1 (rank 1)",
-        ),
-        (["0F1 0B0 0B1"], "misses an operation: forward of microbatch 0 on model stage 0"),
-        (["0F0 0I0"], "backward_weight of microbatch 0 on model stage 0 (rank 0)"),
-        (["0F0 0W0"], "backward_input of microbatch 0 on model stage 0 (rank 0)"),
-        (
-            ["0F0 0F1 0F2 0B0", "1F0"],
-            "misses an operation: backward of microbatch 0 on model stage 1 (rank 1)",
-        ),
-        (["0F0 0F2000000000 0B0 0B2000000000"], "forward of microbatch 1 on model stage 0 (rank 0"),
-        (["0F0 0B0 0B0"], "backward of microbatch 0 on model stage 0 (rank 0) is there twice"),
-        (["0F0 0B0 0W0"], "backward of microbatch 0 on model stage 0 (rank 0) is there whole and"),
-        ([], "there are no operations"),
-        (["0F0 0B0", ""], "rank 1 has no operations"),
-        (["0F0 0B0 1F0 1B0", "1F1 1B1"], "runs model stage 1 on rank 1, but rank 0 runs it, too"),
-        (["0F0 0B0", "2F0 2B0"], "model stage 1 is on no rank, but model stage 2 is"),
-    ],
-)
-def test_an_order_that_is_not_whole_says_what_is_wrong(ranks: list[str], complaint: str) -> None:
-    assert complaint in refusal(*ranks)
+#: The order of each rank, and words of the refusal.
+REFUSED = """
+0F0 0F1 0B0 0B1; 1F0 1B0 1F1 | misses an operation: backward of microbatch 1 on model stage 1
+0F1 0B0 0B1 | misses an operation: forward of microbatch 0 on model stage 0
+0F0 0I0 | backward_weight of microbatch 0 on model stage 0 (rank 0)
+0F0 0W0 | backward_input of microbatch 0 on model stage 0 (rank 0)
+0F0 0F1 0F2 0B0; 1F0 | misses an operation: backward of microbatch 0 on model stage 1 (rank 1)
+0F0 0F2000000000 0B0 0B2000000000 | forward of microbatch 1 on model stage 0 (rank 0)
+0F0 0B0 0B0 | backward of microbatch 0 on model stage 0 (rank 0) is there twice
+0F0 0B0 0W0 | backward of microbatch 0 on model stage 0 (rank 0) is there whole and
+0F0 0B0; | rank 1 has no operations
+0F0 0B0 1F0 1B0; 1F1 1B1 | runs model stage 1 on rank 1, but rank 0 runs it, too
+0F0 0B0; 2F0 2B0 | model stage 1 is on no rank, but model stage 2 is
+"""
+
+
+@pytest.mark.parametrize("row", REFUSED.strip().splitlines())
+def test_an_order_that_is_not_whole_says_what_is_wrong(row: str) -> None:
+    ranks, complaint = row.split(" | ")
+    assert complaint in refusal(*ranks.split(";"))
 
 
 def test_operations_that_cannot_be_there_are_named() -> None:
+    assert refusal() == "there are no operations"
     with pytest.raises(InputError, match=r"forward of .*\(rank 0\) stands in the order of rank 1"):
         check_orders([rank(0, "0F0 0B0"), rank(0, "1F0 1B0")])
     operation = replace(rank(0, "0F0")[0], microbatch=-1)

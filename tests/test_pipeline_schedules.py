@@ -34,58 +34,47 @@ def drawn(pipeline: Pipeline) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "stages"),
-    [
-        (
-            Pipeline("1f1b", 4, 5),
-            [
-                "f0 f1 f2 f3 b0 f4 b1 b2 b3 b4",
-                "f0 f1 f2 b0 f3 b1 f4 b2 b3 b4",
-                "f0 f1 b0 f2 b1 f3 b2 f4 b3 b4",
-                "f0 b0 f1 b1 f2 b2 f3 b3 f4 b4",
-            ],
-        ),
-        (Pipeline("1f1b", 4, 2), [*["f0 f1 b0 b1"] * 3, "f0 b0 f1 b1"]),
-        (
-            Pipeline("envpipe", 3, 5, forwards_ahead=[2, 1, 0]),
-            [
-                "f0 f1 f2 f3 f4 b0 b1 b2 b3 b4",
-                "f0 f1 f2 b0 f3 b1 f4 b2 b3 b4",
-                "f0 b0 f1 b1 f2 b2 f3 b3 f4 b4",
-            ],
-        ),
-        (
-            Pipeline("zb-h1", 3, 4),
-            [
-                "f0 f1 f2 i0 w0 f3 i1 w1 i2 w2 i3 w3",
-                "f0 f1 i0 f2 i1 w0 f3 i2 w1 i3 w2 w3",
-                "f0 i0 f1 i1 f2 i2 w0 f3 i3 w1 w2 w3",
-            ],
-        ),
-        (  # Megatron's order
-            Pipeline("interleaved", 2, 4, num_chunks=2),
-            [
-                "f0a f1a f0b f1b f2a b0b f3a b1b f2b b0a f3b b1a b2b b3b b2a b3a",
-                "f0a f1a f0b b0b f1b b1b f2a b0a f3a b1a f2b b2b f3b b3b b2a b3a",
-            ],
-        ),
-        (  # with operations beside them
-            Pipeline("1f1b", 2, 2, extras=ALL),
-            ["l0 f0 l1 f1 b0 b1 a0 o0", "f0 b0 f1 b1 a0 o0"],
-        ),
-        (
-            Pipeline("interleaved", 2, 2, num_chunks=2, extras={"optimizer": [0, 1, 3]}),
-            [
-                "f0a f1a f0b f1b b0b b1b b0a b1a o0a",
-                "f0a f1a f0b b0b f1b b1b b0a b1a o0a o0b",
-            ],
-        ),
-    ],
-    ids=str,
-)
-def test_order_is_as_drawn(pipeline: Pipeline, stages: list[str]) -> None:
-    assert drawn(pipeline) == stages
+DRAWN = [
+    (
+        Pipeline("1f1b", 4, 5),
+        """f0 f1 f2 f3 b0 f4 b1 b2 b3 b4
+        f0 f1 f2 b0 f3 b1 f4 b2 b3 b4
+        f0 f1 b0 f2 b1 f3 b2 f4 b3 b4
+        f0 b0 f1 b1 f2 b2 f3 b3 f4 b4""",
+    ),
+    (Pipeline("1f1b", 3, 2), "f0 f1 b0 b1\n f0 f1 b0 b1\n f0 b0 f1 b1"),
+    (
+        Pipeline("envpipe", 3, 5, forwards_ahead=[2, 1, 0]),
+        """f0 f1 f2 f3 f4 b0 b1 b2 b3 b4
+        f0 f1 f2 b0 f3 b1 f4 b2 b3 b4
+        f0 b0 f1 b1 f2 b2 f3 b3 f4 b4""",
+    ),
+    (
+        Pipeline("zb-h1", 3, 4),
+        """f0 f1 f2 i0 w0 f3 i1 w1 i2 w2 i3 w3
+        f0 f1 i0 f2 i1 w0 f3 i2 w1 i3 w2 w3
+        f0 i0 f1 i1 f2 i2 w0 f3 i3 w1 w2 w3""",
+    ),
+    (  # Megatron's order
+        Pipeline("interleaved", 2, 4, num_chunks=2),
+        """f0a f1a f0b f1b f2a b0b f3a b1b f2b b0a f3b b1a b2b b3b b2a b3a
+        f0a f1a f0b b0b f1b b1b f2a b0a f3a b1a f2b b2b f3b b3b b2a b3a""",
+    ),
+    (  # with operations beside them
+        Pipeline("1f1b", 2, 2, extras=ALL),
+        "l0 f0 l1 f1 b0 b1 a0 o0\n f0 b0 f1 b1 a0 o0",
+    ),
+    (
+        Pipeline("interleaved", 2, 2, num_chunks=2, extras={"optimizer": [0, 1, 3]}),
+        """f0a f1a f0b f1b b0b b1b b0a b1a o0a
+        f0a f1a f0b b0b f1b b1b b0a b1a o0a o0b""",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pipeline", "stages"), DRAWN, ids=str)
+def test_order_is_as_drawn(pipeline: Pipeline, stages: str) -> None:
+    assert drawn(pipeline) == [line.strip() for line in stages.splitlines()]
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 5), (2, 1), (4, 9), (5, 3), (8, 16)])

@@ -17,31 +17,26 @@ from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
 
 
-def traced(profile: Profile | None = None) -> Frontier:
-    return trace_frontier(Pipeline("1f1b", 2, 4), profile or small_profile())
+def traced(profile: Profile) -> Frontier:
+    return trace_frontier(Pipeline("1f1b", 2, 4), profile)
 
 
-def odd_profile() -> Profile:
-    """Highest frequency slower than others: the baseline is far from T_min."""
-    rows = [
-        (stage, instruction, mhz, work * time, work * energy)
-        for stage in (0, 1)
-        for instruction, work in (("forward", 1), ("backward", 2))
-        for mhz, time, energy in (
-            (2000, 0.13, 30),
-            (1800, 0.1, 26),
-            (1500, 0.104, 15),
-            (9, 0.2, 14.9),
-        )
-    ]
-    return Profile.from_rows(rows)
-
-
-def drawn(profile: Profile | None = None) -> Figure:
-    frontier = traced(profile)
-    figure = frontier_figure(frontier, frontier.sample_plans(12))
-    figure.savefig(io.BytesIO())
-    return figure
+#: In the last one the highest frequency is slower than others: the baseline is far from T_min.
+PROFILES = {
+    "usual": small_profile(),
+    "measured": small_profile(source="measured"),
+    "one clock": small_profile(clocks=(1740,)),
+    "baseline not at T_min": Profile.from_rows(
+        [
+            (stage, instruction, mhz, work * time, work * energy)
+            for stage in (0, 1)
+            for instruction, work in (("forward", 1), ("backward", 2))
+            for mhz, time, energy in (
+                *((2000, 0.13, 30), (1800, 0.1, 26), (1500, 0.104, 15), (9, 0.2, 14.9)),
+            )
+        ]
+    ),
+}
 
 
 def boxes(figure: Figure) -> list[Bbox]:
@@ -52,16 +47,11 @@ def boxes(figure: Figure) -> list[Bbox]:
     return [legend.get_window_extent(), *texts]
 
 
-PROFILES = {
-    "usual": small_profile(),
-    "one clock": small_profile(clocks=(1740,)),
-    "baseline not at T_min": odd_profile(),
-}
-
-
 @pytest.mark.parametrize("kind", PROFILES)
 def test_notes_and_legend_hide_no_point_nor_each_other_and_all_points_are_inside(kind: str) -> None:
-    figure = drawn(PROFILES[kind])
+    frontier = traced(PROFILES[kind])
+    figure = frontier_figure(frontier, frontier.sample_plans(12))
+    figure.savefig(io.BytesIO())
     axes, found = figure.axes[0], boxes(figure)
     for k, one in enumerate(found):
         assert not any(one.overlaps(other) for other in found[k + 1 :])
@@ -69,10 +59,14 @@ def test_notes_and_legend_hide_no_point_nor_each_other_and_all_points_are_inside
         points = axes.transData.transform(np.column_stack(line.get_data()))
         assert all(axes.bbox.contains(x, y) for x, y in points)
         assert not any(box.contains(x, y) for box in found for x, y in points)
+    for label, unit in ((axes.get_xlabel(), "(s)"), (axes.get_ylabel(), "(J)")):
+        assert unit in label
+        assert "does not start at 0" in label
+    assert ("modelled" in axes.get_title(loc="left")) == (kind in ("usual", "one clock"))
 
 
 def test_curve_is_the_exact_one_with_its_ends_marked() -> None:
-    frontier = traced()
+    frontier = traced(PROFILES["usual"])
     sampled = frontier.sample_plans(5)
     axes = frontier_figure(frontier, sampled).axes[0]
     texts = [text.get_text() for text in axes.texts]
@@ -88,17 +82,8 @@ def test_curve_is_the_exact_one_with_its_ends_marked() -> None:
     ]
 
 
-def test_words_have_units_and_say_what_is_modelled_and_what_does_not_start_at_0() -> None:
-    axes = drawn().axes[0]
-    for label, unit in ((axes.get_xlabel(), "(s)"), (axes.get_ylabel(), "(J)")):
-        assert unit in label
-        assert "does not start at 0" in label
-    assert "modelled" in axes.get_title(loc="left")
-    assert "modelled" not in drawn(small_profile(source="measured")).axes[0].get_title(loc="left")
-
-
 def test_beside_other_planners_are_our_plans_and_both_ends() -> None:
-    frontier = traced()
+    frontier = traced(PROFILES["usual"])
     plans = frontier.sample_plans(5)
     axes = frontier_figure(frontier, plans, compare(frontier)).axes[0]
     ours = next(

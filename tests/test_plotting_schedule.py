@@ -36,13 +36,14 @@ def test_rows_of_text_are_equally_long_and_in_order(
         layout = schedule_layout(Pipeline(name, ranks, microbatches, num_chunks=chunks))
     except InputError:
         return
-    for rank in range(ranks):
-        cells = list(layout.cells(rank))
-        assert sum(units for _, units in cells) == layout.makespan
-        order = [layout.pipeline.operations[i] for i in layout.of_rank(rank)]
-        assert [operation for operation, _ in cells if operation] == order
-        busy = sum(wide for operation, wide in cells if operation)
-        assert busy == sum(layout.time[i] for i in layout.of_rank(rank))
+    width = 1 + max(len(layout.label(op)) for op in layout.pipeline.operations)
+    for rank, row in enumerate(layout.rows()):
+        assert len(row) == width * layout.makespan
+        mine = layout.of_rank(rank)
+        assert row.replace("-", "").replace(".", "").split() == [
+            layout.label(layout.pipeline.operations[i]) for i in mine
+        ]
+        assert len(row.split(".")) - 1 == layout.makespan - layout.time[list(mine)].sum()
 
 
 def test_activations_are_held_until_the_weights_have_their_gradient() -> None:

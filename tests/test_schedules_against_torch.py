@@ -11,7 +11,7 @@ import pytest
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.dependencies import short_name
-from envplan.pipeline.imports import as_torch_csv, read_torch_csv, read_torch_schedule
+from envplan.pipeline.imports.torch_csv import as_torch_csv, read_torch_csv, read_torch_schedule
 from schedule_oracles import orders_of
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
@@ -182,7 +182,7 @@ def test_changed_order_becomes_a_dag() -> None:
     assert pipeline.schedule == "dag"
     assert [op.microbatch for op in pipeline.operations[-2:]] == [0, 1]
     row[-1] = "1BW0"
-    with pytest.raises(InputError, match='rank 1, action 5: "1BW0" is no action'):
+    with pytest.raises(InputError, match='line 2, column 5: "1BW0" is no action'):
         Pipeline.from_torch(theirs)
 
 

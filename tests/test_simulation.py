@@ -86,38 +86,29 @@ def test_replay_gives_the_stated_time_and_energy_exactly(made: tuple[Plan, Profi
     assert [op.start_ns / 1e9 for op in timeline.operations] == starts
 
 
-@given(plans(), st.sampled_from([0.0, 0.001, 0.05, 10.0]))
-def test_operations_and_bubbles_tile_every_stage(
-    made: tuple[Plan, Profile], latency: float
+@given(plans(), st.sampled_from([0.0, 0.001, 0.05, 10.0]), st.booleans())
+def test_operations_and_bubbles_tile_every_stage_and_power_adds_up_to_the_energy(
+    made: tuple[Plan, Profile], latency: float, noisy: bool
 ) -> None:
-    timeline = simulate(*made, switch_latency=latency, noise=0.1, sync_time=1.0)
+    met = {"noise": 0.1, "sync_time": 1.0} if noisy else {}
+    timeline = simulate(*made, switch_latency=latency, **met)
+    end = timeline.sync_time_ns
     for use in timeline.stages:
-        spans = [
-            (op.start_ns, op.finish_ns)
-            for op in timeline.operations
-            if op.operation.stage == use.stage
-        ]
-        assert use.busy_ns == sum(end - begin for begin, end in spans)
-        assert use.busy_ns + use.blocked_ns == timeline.sync_time_ns
-        bubbles = [b for b in timeline.bubbles if b.stage == use.stage]
-        spans += [(b.start_ns, b.finish_ns) for b in bubbles]
-        spans.sort()
-        assert spans[0][0] == 0
-        assert spans[-1][1] == timeline.sync_time_ns
+        ran = [(op.start_ns, op.finish_ns) for op in timeline.operations[use.operations]]
+        assert use.busy_ns == sum(end - begin for begin, end in ran)
+        assert use.busy_ns + use.blocked_ns == end
+        gaps = [(b.start_ns, b.finish_ns) for b in timeline.bubbles if b.stage == use.stage]
+        spans = [(0, 0), *sorted(ran + gaps), (end, end)]
         assert all(one[1] == other[0] for one, other in pairwise(spans))
     for op in timeline.operations:
         assert all(one.finish_ns == other.start_ns for one, other in pairwise(op.slices))
-
-
-@given(plans(), st.sampled_from([0.0, 0.02]))
-def test_power_over_time_adds_up_to_the_energy(made: tuple[Plan, Profile], latency: float) -> None:
-    timeline = simulate(*made, switch_latency=latency)
-    times, watts = timeline.power
-    assert (times[0], times[-1]) == (0, timeline.sync_time_ns)
-    assert float(watts @ np.diff(times)) / 1e9 == pytest.approx(timeline.energy)
-    assert timeline.peak_power >= timeline.average_power * (1 - 1e-9)
     parts = timeline.computation_energy + timeline.blocking_energy
     assert parts == pytest.approx(timeline.energy)
+    times, watts = timeline.power
+    assert (times[0], times[-1]) == (0, end)
+    assert timeline.peak_power >= timeline.average_power * (1 - 1e-9) or noisy
+    if not noisy:
+        assert float(watts @ np.diff(times)) / 1e9 == pytest.approx(timeline.energy)
 
 
 @given(plans(), st.data())
@@ -139,7 +130,7 @@ def test_critical_path_is_a_chain_as_long_as_the_iteration(made: tuple[Plan, Pro
     pipeline, path = timeline.pipeline, timeline.critical_path
     assert timeline.operations[path[0]].start_ns == 0
     assert timeline.operations[path[-1]].finish_ns == timeline.iteration_time_ns
-    assert all(timeline.operations[index].critical for index in path)
+    assert all(timeline.operations[index].stretch_ns == 0 for index in path)
     for one, other in pairwise(path):
         begin, end = pipeline.succ_begin[one], pipeline.succ_begin[one + 1]
         lags = dict(zip(pipeline.succ[begin:end], pipeline.succ_lag_ns[begin:end], strict=True))
@@ -155,9 +146,10 @@ def test_a_bubble_is_filled_no_further_than_the_clock_that_uses_least() -> None:
     for bubble in timeline.bubbles:
         room = bubble.finish_ns - bubble.start_ns
         assert 0 <= bubble.usable_ns <= min(room, bubble.stretch_ns)
-        if bubble.after is None:
+        ended = {(op.operation.stage, op.finish_ns): op for op in timeline.operations}
+        timed = ended.get((bubble.stage, bubble.start_ns))
+        if timed is None:  # the stage waits for its first
             continue
-        timed = timeline.operations[bubble.after]
         table = profile.table(timed.operation.profile_stage, timed.operation.instruction)
         power = frontier.blocking_power_uw[timed.operation.stage]
         above = [e - power * t for e, t in zip(table.energy_fj, table.time_ns, strict=True)]
@@ -171,12 +163,10 @@ def test_at_maximum_frequency_a_timeline_is_that_of_the_frontiers_plan() -> None
     plan = frontier.plan(slowdown=0.05, switch_latency=0.002)
     before = simulate(plan, profile).at_max_frequency()
     other = simulate(frontier.max_frequency_plan(), profile)
-    assert before.plan.frequencies == other.plan.frequencies
-    assert (before.iteration_time_ns, before.energy_fj) == (
-        other.iteration_time_ns,
-        other.energy_fj,
+    assert (before.run_times_ns, before.run_energies_fj) == (
+        *(other.run_times_ns, other.run_energies_fj),
     )
-    assert before.plan.job == other.plan.job
+    assert (before.plan.frequencies, before.plan.job) == (other.plan.frequencies, other.plan.job)
     assert before.plan.energy_lower_bound <= other.plan.energy_lower_bound
 
 
@@ -190,7 +180,6 @@ def test_a_straggler_makes_all_wait_and_leaves_time_to_everybody() -> None:
     assert simulate(plan, profile, sync_time=0.01).energy == alone.energy
     for one, other in zip(alone.operations, waiting.operations, strict=True):
         assert other.stretch_ns == one.stretch_ns + extra_ns
-        assert other.critical == one.critical
 
 
 def test_the_same_seed_gives_the_same_runs_and_more_runs_begin_alike() -> None:
@@ -200,8 +189,7 @@ def test_the_same_seed_gives_the_same_runs_and_more_runs_begin_alike() -> None:
     assert few.run_times_ns == many.run_times_ns[:3]
     assert few.run_energies_fj == many.run_energies_fj[:3]
     assert len(set(many.run_times_ns)) == 8
-    other = simulate(plan, profile, noise=0.05, seed=8)
-    assert other.run_times_ns[0] != few.run_times_ns[0]
+    assert simulate(plan, profile, noise=0.05, seed=8).run_times_ns[0] != few.run_times_ns[0]
 
 
 def test_noise_has_the_mean_and_spread_it_says_and_leaves_power_as_it_is() -> None:
@@ -217,22 +205,19 @@ def test_noise_has_the_mean_and_spread_it_says_and_leaves_power_as_it_is() -> No
 
 def test_an_operation_is_split_where_its_clock_changes() -> None:
     # forward at 2000 MHz, backward at 1000: the iteration before has left 1000 MHz.
-    plan, profile = one_stage(HALVING, [0, 1])
-    timeline = simulate(plan, profile, switch_latency=0.25)
+    timeline = simulate(*one_stage(HALVING, [0, 1]), switch_latency=0.25)
     # 0.25 s at 1000 MHz are a quarter of the forward; three quarters at 2000 MHz take 0.375 s.
     assert clocks(timeline, 0) == [(1000, 0.25, 25.0), (2000, 0.375, 112.5)]
     # 0.25 s at 2000 MHz are a quarter of the backward; three quarters at 1000 MHz take 1.5 s.
     assert clocks(timeline, 1) == [(2000, 0.25, 75.0), (1000, 1.5, 150.0)]
-    assert timeline.iteration_time == 2.375
-    assert timeline.energy == 362.5
+    assert (timeline.iteration_time, timeline.energy) == (2.375, 362.5)
     changes = ((0, 1000), (250_000_000, 2000), (875_000_000, 1000))
     assert timeline.stages[0].clock_changes == changes
 
 
 def test_a_clock_that_is_not_listed_stands_for_the_nearest() -> None:
     rows = [*HALVING[:2], (0, "backward", 1400, 2.0, 200.0), (0, "backward", 1600, 1.0, 300.0)]
-    plan, profile = one_stage(rows, [0, 0])
-    timeline = simulate(plan, profile, switch_latency=0.6)
+    timeline = simulate(*one_stage(rows, [0, 0]), switch_latency=0.6)
     # The forward meets 1600 MHz and runs as at 2000; the backward meets 2000 and runs as at 1600.
     assert clocks(timeline, 0) == [(1600, 0.5, 150.0)]
     assert clocks(timeline, 1) == [(1600, 0.1, 30.0), (2000, 0.5, 150.0), (1600, 0.4, 120.0)]

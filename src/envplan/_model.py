@@ -87,14 +87,18 @@ def first_problem(error: ValidationError, kind: str) -> str:
     return f"{field} {complaint}, not {shown(first['input'])}{more}"
 
 
-def _readable(value: object, depth: int = 0) -> str:
+def readable_json(value: object, depth: int = 0) -> str:
     """JSON text with a field a line and, in lists, an object a line; floats read back the same."""
     inner, outer = "  " * (depth + 1), "  " * depth
     if isinstance(value, dict) and value:
-        fields = [f"{inner}{json.dumps(k)}: {_readable(v, depth + 1)}" for k, v in value.items()]
+        fields = [
+            f"{inner}{json.dumps(k)}: {readable_json(v, depth + 1)}" for k, v in value.items()
+        ]
         return "{\n" + ",\n".join(fields) + f"\n{outer}}}"
     if isinstance(value, list) and value and isinstance(value[0], list):
-        return "[\n" + ",\n".join(inner + _readable(v, depth + 1) for v in value) + f"\n{outer}]"
+        return (
+            "[\n" + ",\n".join(inner + readable_json(v, depth + 1) for v in value) + f"\n{outer}]"
+        )
     if isinstance(value, list) and value and isinstance(value[0], dict):
         lines = (inner + json.dumps(v, allow_nan=False) for v in value)
         return "[\n" + ",\n".join(lines) + f"\n{outer}]"
@@ -142,7 +146,9 @@ class Document(Model):
 
     def to_json(self) -> str:
         """The text of the file: readable, with an object of a list in a line."""
-        return _readable(self.model_dump(by_alias=True, exclude_none=not self.writes_null)) + "\n"
+        return (
+            readable_json(self.model_dump(by_alias=True, exclude_none=not self.writes_null)) + "\n"
+        )
 
     def save(self, path: AnyPath) -> None:
         """Write the file, whole or not at all.

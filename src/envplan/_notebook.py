@@ -1,4 +1,4 @@
-"""How values show themselves: drawn by envplan.plotting when that is asked for.
+"""How values show themselves in a notebook: drawn by envplan.plotting when that is asked for.
 
 The planning core imports no plotting; the drawing is found by name when a value is shown.
 """
@@ -14,7 +14,7 @@ def drawing(name: str) -> Any:
     return import_module(f"envplan.plotting.{name}")
 
 
-def html_of(kind: str, value: object) -> str:
-    """The HTML of a value of a kind: "frontier", "plan" or "timeline"."""
-    html: str = getattr(drawing("notebook"), f"{kind}_html")(value)
-    return html
+def png_of(figure: Any) -> bytes:
+    """A figure as a notebook shows it."""
+    png: bytes = drawing("figures").made(figure, "png", dpi=90)
+    return png

@@ -20,7 +20,8 @@ from envplan.enforce.given_clocks import count_clocks
 from envplan.errors import InputError, naming, shown
 from envplan.frontier_file import FrontierFile, Row, check_curve, check_rows
 from envplan.pipeline import Pipeline
-from envplan.pipeline.imports import TraceMapping, read_chrome_traces, read_torch_csv
+from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
+from envplan.pipeline.imports.torch_csv import read_torch_csv
 from envplan.pipeline.schedules import EXTRAS, LETTERS
 from envplan.plan import Plan, check_reference, find_profile
 from envplan.profile import Profile

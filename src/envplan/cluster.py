@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
+from envplan._model import GpuCount, Model
 from envplan._tables import read_table
 from envplan.costs import Run
 from envplan.costs.model import Pair
@@ -47,25 +48,40 @@ __all__ = [
 #: Slowdown of each straggler in an iteration, by replica; all others keep to the plan's time.
 Slowdowns = Mapping[int, float]
 
-MAX_REPLICAS: Final = 10**6
 #: Up to so many straggler times are planned for one by one; for more, a whole ladder is made.
 MOST_OWN_RUNGS: Final = 8
-MAX_SLOWDOWN: Final = 1e6
 
+_Ran = tuple[int, int]  # an iteration of one pipeline, ns and fJ, one GPU a stage
 
-_WHOLE: Final = Field(ge=0, le=10**9, description="a whole number from 0 up")
-_FACTOR: Final = Field(
-    gt=0,
-    le=MAX_SLOWDOWN,
-    allow_inf_nan=False,
-    description=f"a factor above 0 and up to {MAX_SLOWDOWN:g}",
-)
+_Whole = Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
+_Factor = Annotated[
+    float,
+    Field(gt=0, le=1e6, allow_inf_nan=False, description="a factor above 0 and up to 1e+06"),
+]
 
 
 class _Slowdown(BaseModel):
-    iteration: Annotated[int, _WHOLE]
-    replica: Annotated[int, _WHOLE]
-    slowdown: Annotated[float, _FACTOR]
+    iteration: _Whole
+    replica: _Whole
+    slowdown: _Factor
+
+
+class _Cluster(Model):
+    """What is asked of a cluster."""
+
+    replicas: GpuCount
+    gpus_per_stage: GpuCount
+    slowdowns: Annotated[list[dict[int, _Factor]], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for replica in chain.from_iterable(self.slowdowns):
+            if not 0 <= replica < self.replicas:
+                raise ValueError(
+                    f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
+                    f"{self.replicas - 1}"
+                )
+        return self
 
 
 class ClusterIteration(NamedTuple):
@@ -99,7 +115,10 @@ class ClusterReport:
         replicas, num_stages, gpus_per_stage: the shape of the cluster.
         num_microbatches: of one pipeline.
         iterations: one or more.
-        notes: what a reader should know, a sentence each.
+        time, baseline_time: s that all iterations take with the plan, and at maximum frequency.
+        baseline_energy: with everything at maximum frequency.
+        plan_energy: with the plan everywhere, whoever straggles.
+        energy: with the plan, and with those looked up while somebody straggles.
     """
 
     replicas: int
@@ -107,35 +126,16 @@ class ClusterReport:
     gpus_per_stage: int
     num_microbatches: int
     iterations: tuple[ClusterIteration, ...]
-    notes: tuple[str, ...]
+    time: float
+    baseline_time: float
+    baseline_energy: float
+    plan_energy: float
+    energy: float
 
     @property
     def num_gpus(self) -> int:
         """GPUs of the whole cluster."""
         return self.replicas * self.num_stages * self.gpus_per_stage
-
-    def _sum(self, name: str) -> float:
-        return math.fsum(getattr(one, name) for one in self.iterations)
-
-    @property
-    def time(self) -> float:
-        """s that all iterations take with the plan."""
-        return self._sum("sync_time_s")
-
-    @property
-    def baseline_energy(self) -> float:
-        """J with everything at maximum frequency."""
-        return self._sum("baseline_energy_j")
-
-    @property
-    def plan_energy(self) -> float:
-        """J with the plan everywhere, whoever straggles."""
-        return self._sum("plan_energy_j")
-
-    @property
-    def energy(self) -> float:
-        """J with the plan, and with those looked up while somebody straggles."""
-        return self._sum("energy_j")
 
     @property
     def intrinsic_savings(self) -> float:
@@ -153,8 +153,8 @@ class ClusterReport:
         Raises:
             InputError: a rate ends before the run does.
         """
-        count, usual_s = len(self.iterations), self._sum("baseline_time_s")
-        before = usual_s / count, self.baseline_energy / count
+        count = len(self.iterations)
+        before = self.baseline_time / count, self.baseline_energy / count
         return pairs(before, (self.time / count, self.energy / count), run, self.num_gpus)
 
     def percent(self, joules: float) -> float:
@@ -224,11 +224,13 @@ def simulate_cluster(
             simulate.
     """
     job, machine = plan.job, conditions.machine(plan.job)
-    replicas = _count("replicas", job.replicas if replicas is None else replicas)
-    gpus = _count(
-        "GPUs per stage", job.gpus_per_stage if gpus_per_stage is None else gpus_per_stage
+    cluster = _Cluster.of(
+        replicas=job.replicas if replicas is None else replicas,
+        gpus_per_stage=job.gpus_per_stage if gpus_per_stage is None else gpus_per_stage,
+        slowdowns=list(map(dict, slowdowns)),
     )
-    stragglers, notes = _stragglers(slowdowns, replicas)
+    slower = ([x for x in factors.values() if x > 1] for factors in cluster.slowdowns)
+    stragglers = [tuple(sorted(factors)) for factors in slower]
     own = replay_plan(plan, profile, force=force, machine=machine)
 
     def known_end_ns(factors: Sequence[float]) -> int:
@@ -240,29 +242,64 @@ def simulate_cluster(
     fastest = problem.replay(problem.max_frequency_rows)
     rows = [rung_rows(f"ladder[{n}]", rung, problem) for n, rung in enumerate(rungs)]
     ways = [own, *(problem.replay(one, machine) for one in rows)]
+    waiting_uw = int(problem.blocking_power_uw.sum())
 
     @cache
     def runs(way: Replay) -> list[_Ran]:
-        return [_Ran(one.makespan_ns, one.energy_fj) for one in conditions.replays(way)]
+        return [(one.makespan_ns, one.energy_fj) for one in conditions.replays(way)]
 
     @cache
     def iterations(factors: tuple[float, ...]) -> list[ClusterIteration]:
         end_ns = known_end_ns(factors)
         in_time = [way for way in ways if way.makespan_ns <= end_ns]
         followed = min(in_time, key=lambda way: way.energy_until(end_ns))
-        return [
-            _iteration(*three, factors, replicas, gpus, conditions.sync_ns, waiting_uw)
-            for three in zip(runs(fastest), runs(own), runs(followed), strict=True)
-        ]
+        each = zip(runs(fastest), runs(own), runs(followed), strict=True)
+        return [iteration(factors, *one) for one in each]
 
-    waiting_uw = int(problem.blocking_power_uw.sum())
+    def iteration(
+        factors: tuple[float, ...], fastest: _Ran, own: _Ran, followed: _Ran
+    ) -> ClusterIteration:
+        """By a replica that is no straggler: at maximum frequency, by the plan, by the other."""
+        others = cluster.replicas - len(factors)
+        times = [math.ceil(own[0] * factor) for factor in factors]
+
+        def until_all(way: _Ran, slow: _Ran, times: Sequence[int]) -> tuple[float, float]:
+            """When all have finished, s, and what all GPUs draw until then, J.
+
+            A straggler takes its time at the average power that it has without straggling.
+            """
+            end_ns = max(conditions.sync_ns, way[0] if others else 0, *times)
+            drawn_fj = others * way[1] + sum(slow[1] * time // slow[0] for time in times)
+            waited_ns = cluster.replicas * end_ns - others * way[0] - sum(times)
+            all_fj = (drawn_fj + waiting_uw * waited_ns) * cluster.gpus_per_stage
+            return s_from_ns(end_ns), j_from_fj(all_fj)
+
+        # A straggler takes its time whatever it runs, but not less than maximum frequency does.
+        baseline_s, baseline_j = until_all(fastest, fastest, [max(t, fastest[0]) for t in times])
+        sync_s, energy_j = until_all(followed, own, times)
+        return ClusterIteration(
+            stragglers=len(factors),
+            sync_time_s=sync_s,
+            followed_time_s=s_from_ns(followed[0]),
+            baseline_energy_j=baseline_j,
+            plan_energy_j=until_all(own, own, times)[1],
+            energy_j=energy_j,
+            baseline_time_s=baseline_s,
+        )
+
+    listed = tuple(chain(*map(iterations, stragglers)))
+    sums = ClusterIteration._make(map(math.fsum, zip(*listed, strict=True)))
     return ClusterReport(
-        replicas=replicas,
+        replicas=cluster.replicas,
         num_stages=job.stages,
-        gpus_per_stage=gpus,
+        gpus_per_stage=cluster.gpus_per_stage,
         num_microbatches=job.microbatches,
-        iterations=tuple(chain(*map(iterations, stragglers))),
-        notes=tuple(notes),
+        iterations=listed,
+        time=sums.sync_time_s,
+        baseline_time=sums.baseline_time_s,
+        baseline_energy=sums.baseline_energy_j,
+        plan_energy=sums.plan_energy_j,
+        energy=sums.energy_j,
     )
 
 
@@ -298,7 +335,7 @@ def strong_scaling(
         raise InputError("a custom DAG has a fixed number of microbatches; it cannot be scaled")
     total = global_batch or plan.job.microbatches * plan.job.replicas
     for count in replicas:
-        if total % _count("replicas", count):
+        if count < 1 or total % count:
             raise InputError(
                 f"the global batch of {total} microbatches does not divide by {count} replicas"
             )
@@ -350,48 +387,6 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
     return [iterations[k] for k in range(len(iterations))]
 
 
-def check_slowdown(factor: float) -> float:
-    """`factor`, if it can be a slowdown.
-
-    Raises:
-        InputError: it is not above 0, or too large.
-    """
-    if not 0 < factor <= MAX_SLOWDOWN:
-        raise InputError(f"a slowdown must be above 0 and at most {MAX_SLOWDOWN:g}, not {factor:g}")
-    return factor
-
-
-def _count(name: str, count: int) -> int:
-    if not 1 <= count <= MAX_REPLICAS:
-        raise InputError(f"{name} must be between 1 and {MAX_REPLICAS}, not {count}")
-    return count
-
-
-def _stragglers(
-    slowdowns: Sequence[Slowdowns], replicas: int
-) -> tuple[list[tuple[float, ...]], list[str]]:
-    """The slowdowns above 1 of each iteration, ascending; and what to say about the others."""
-    if not slowdowns:
-        raise InputError("give the slowdowns of at least one iteration")
-    faster: dict[int, float] = {}
-    for replica, factor in chain.from_iterable(factors.items() for factors in slowdowns):
-        check_slowdown(factor)
-        if not 0 <= replica < replicas:
-            raise InputError(
-                f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
-                f"{replicas - 1}"
-            )
-        if factor < 1:
-            faster.setdefault(replica, factor)
-    notes = [
-        f"replica {replica}{f' (and {len(faster) - 1} more)' if len(faster) > 1 else ''} at "
-        f"{factor:g} times the plan's time is faster than the plan, so it is no straggler and "
-        "waits like all others"
-        for replica, factor in [*faster.items()][:1]
-    ]
-    return [tuple(sorted(f for f in factors.values() if f > 1)) for factors in slowdowns], notes
-
-
 def _rungs(
     plan: Plan,
     profile: Profile,
@@ -410,57 +405,3 @@ def _rungs(
         return [one.as_rung() for one in ladder(frontier, request)]
     found = plans_by(with_late_parts(frontier, request), request, times_ns)
     return [one.as_rung() for one in found]
-
-
-class _Ran(NamedTuple):
-    """An iteration of one pipeline, ns and fJ, one GPU a stage."""
-
-    time_ns: int
-    energy_fj: int
-
-
-def _iteration(
-    fastest: _Ran,
-    own: _Ran,
-    followed: _Ran,
-    factors: Sequence[float],
-    replicas: int,
-    gpus: int,
-    sync_ns: int,
-    waiting_uw: int,
-) -> ClusterIteration:
-    """One iteration with stragglers of these slowdowns, ascending, all above 1.
-
-    Args:
-        fastest, own, followed: one replica that is no straggler, at maximum frequency, by the plan
-            and by the plan looked up.
-        sync_ns: it is over for nobody before that.
-        waiting_uw: drawn by a replica that waits, one GPU a stage.
-    """
-    others = replicas - len(factors)
-    times = [math.ceil(own.time_ns * factor) for factor in factors]
-
-    def all_until(way: _Ran, slow: _Ran, times: Sequence[int]) -> tuple[int, int]:
-        """When all have finished, ns, and what all GPUs draw until then, fJ.
-
-        A straggler takes its time at the average power that it has without straggling.
-        """
-        end_ns = max(sync_ns, way.time_ns if others else 0, *times)
-        drawn_fj = others * way.energy_fj
-        drawn_fj += sum(slow.energy_fj * time // slow.time_ns for time in times)
-        waited_ns = replicas * end_ns - others * way.time_ns - sum(times)
-        return end_ns, (drawn_fj + waiting_uw * waited_ns) * gpus
-
-    # A straggler takes its time whatever it runs, but not less than maximum frequency does.
-    at_maximum = [max(time, fastest.time_ns) for time in times]
-    baseline_ns, baseline_fj = all_until(fastest, fastest, at_maximum)
-    end_ns, energy_fj = all_until(followed, own, times)
-    return ClusterIteration(
-        stragglers=len(factors),
-        sync_time_s=s_from_ns(end_ns),
-        followed_time_s=s_from_ns(followed.time_ns),
-        baseline_energy_j=j_from_fj(baseline_fj),
-        plan_energy_j=j_from_fj(all_until(own, own, times)[1]),
-        energy_j=j_from_fj(energy_fj),
-        baseline_time_s=s_from_ns(baseline_ns),
-    )

@@ -20,16 +20,13 @@ from numpy.typing import NDArray
 from envplan import _kernel
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.graph import predecessors
 from envplan.profile import OptionTable, Profile
 
 __all__ = [
     "Machine",
     "Parts",
-    "PowerSteps",
     "Problem",
     "Replay",
-    "Requests",
     "Rows",
     "Score",
     "Search",
@@ -99,11 +96,6 @@ class Problem:
         clocks = np.concatenate([self.frequency_mhz, self.left_mhz])
         self.clocks_mhz: Times = np.unique(clocks[clocks > 0])
         self._kernel = self._ordered(pipeline.order)
-
-    @cached_property
-    def before(self) -> list[list[tuple[int, int]]]:
-        """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
-        return predecessors(self.pipeline)
 
     @cached_property
     def max_frequency_rows(self) -> Rows:
@@ -271,32 +263,6 @@ class Parts(NamedTuple):
     energy_fj: NDArray[np.int64]
 
 
-class PowerSteps(NamedTuple):
-    """Power as a step function of time, of one GPU a stage together.
-
-    Attributes:
-        times_ns: when it changes, ascending from 0 to the makespan, int64 (k + 1,).
-        power_uw: between each time and the next, int64 (k,), uW.
-    """
-
-    times_ns: NDArray[np.int64]
-    power_uw: NDArray[np.int64]
-
-
-class Requests(NamedTuple):
-    """When a stage asks for another clock than it has asked for last; all (k,).
-
-    Attributes:
-        operation: int64, which operation asks, as it starts.
-        at_ns: int64, when.
-        frequency_mhz: int64, for what.
-    """
-
-    operation: NDArray[np.int64]
-    at_ns: NDArray[np.int64]
-    frequency_mhz: NDArray[np.int64]
-
-
 @dataclass(frozen=True, eq=False)
 class Replay:
     """An exact replay, of one GPU a stage and one replica.
@@ -364,7 +330,7 @@ class Replay:
         path = [finishes.index(self.makespan_ns)]
         while starts[at := path[-1]] > 0:
             waited_for = [
-                i for i, lag in self.problem.before[at] if finishes[i] + lag == starts[at]
+                i for i, lag in self.problem.pipeline.before[at] if finishes[i] + lag == starts[at]
             ]
             path.append(min(waited_for, key=lambda i: stage[i] != stage[at]))
         return tuple(reversed(path))
@@ -378,53 +344,42 @@ class Replay:
         return Parts(operation, mhz, begin, end, energy)
 
     @cached_property
-    def power_steps(self) -> PowerSteps:
-        """Power over time: an operation draws the power of the row it runs by, whatever the noise,
-        or that of its parts, and a stage between two operations its blocking power.
+    def power_steps(self) -> tuple[Times, Times]:
+        """Power over time, of one GPU a stage together: an operation draws the power of the row it
+        runs by, whatever the noise, or that of its parts, and a stage between two operations its
+        blocking power.
+
+        Returns:
+            When it changes, ascending from 0 to the makespan, ns, int64 (k + 1,); and the power
+            between each time and the next, uW, int64 (k,).
 
         Raises:
             InputError: all stages together draw more than 2**62 uW.
         """
         steps = self.problem._kernel.power_steps
-        return PowerSteps(*_exactly(steps, self.rows, self.machine.latency_ns, self.factors))
+        return _exactly(steps, self.rows, self.machine.latency_ns, self.factors)
 
     @property
     def peak_uw(self) -> int:
         """The most power at a time, uW."""
-        return int(self.power_steps.power_uw.max())
+        return int(self.power_steps[1].max())
 
-    def requests(self, stage: int) -> Requests:
-        """A stage's requests for another clock, in time order."""
+    def requests(self, stage: int) -> tuple[Times, Times]:
+        """When a stage asks for another clock than it has asked for last, as an operation starts,
+        and for what: ns and MHz, both int64 (k,)."""
         first, last = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
         asking = first + np.flatnonzero(self.frequency_mhz[first:last])
         mhz = self.frequency_mhz[asking]
         # An iteration begins with the clock that the one before it has left.
         left = self.problem.left_mhz[self.problem.over_all(self.rows)[asking]]
         changes = mhz != np.roll(left, 1)
-        return Requests(asking[changes], self.starts_ns[asking[changes]], mhz[changes])
-
-    def clock_changes(self, stage: int, until_ns: int) -> list[tuple[int, int]]:
-        """When a stage's clock becomes what, (ns, MHz), from 0 until a time.
-
-        The first is the clock that the stage begins with, 0 MHz where it has none.
-        """
-        first, last = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
-        left = self.problem.left_mhz[self.problem.over_all(self.rows)[first:last]]
-        left = left[left > 0]
-        requests = self.requests(stage)
-        comes = (requests.at_ns + self.machine.latency_ns).tolist()
-        changes = [(0, int(left[-1]) if len(left) else 0)]
-        for at, mhz in zip(comes, requests.frequency_mhz.tolist(), strict=True):
-            if at <= until_ns:
-                # At 0 ns a request without latency takes the place of the clock left over.
-                changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
-        return changes
+        return self.starts_ns[asking[changes]], mhz[changes]
 
     def short_holds(self, hold_ns: int) -> Iterator[tuple[int, int, int]]:
         """Requests that the next one follows sooner: (stage, when, how long after), ns, by stage
         and time. After the last of an iteration comes the first of the next."""
         for stage in range(self.problem.pipeline.num_stages):
-            at = self.requests(stage).at_ns
+            at, _ = self.requests(stage)
             held = np.concatenate([at[1:], at[:1] + self.makespan_ns]) - at
             for k in np.flatnonzero(held < hold_ns).tolist():
                 yield stage, int(at[k]), int(held[k])

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from envplan._model import Model
-from envplan._notebook import html_of
+from envplan._notebook import drawing, png_of
 from envplan.noise import time_factors
 from envplan.pipeline import Operation, Pipeline
 from envplan.plan import Job, Plan, Target, replay_plan
@@ -148,7 +148,6 @@ class TimedOperation(NamedTuple):
             have clocks of their own.
         stretch_ns: how much longer it could take, all else as it is, without anybody finishing
             later; ns.
-        critical: whether it could take no longer at all before this pipeline itself finishes later.
     """
 
     operation: Operation
@@ -156,7 +155,6 @@ class TimedOperation(NamedTuple):
     config: str
     slices: tuple[Slice, ...]
     stretch_ns: int
-    critical: bool
 
     @property
     def start_ns(self) -> int:
@@ -181,10 +179,8 @@ class Bubble(NamedTuple):
     Attributes:
         stage: whose.
         start_ns, finish_ns: when, ns.
-        after: index among the timeline's operations of the one before it; None where the stage
-            waits for its first.
-        stretch_ns: how much longer that one could take without anybody finishing later, ns, maybe
-            pushing others; 0 where there is none.
+        stretch_ns: how much longer the operation before it could take without anybody finishing
+            later, ns, maybe pushing others; 0 where there is none.
         usable_ns: how much of the gap it could fill with less energy used, ns: it cannot take
             longer than at the clock where it uses least, waiting left out.
     """
@@ -192,7 +188,6 @@ class Bubble(NamedTuple):
     stage: int
     start_ns: int
     finish_ns: int
-    after: int | None
     stretch_ns: int
     usable_ns: int
 
@@ -269,28 +264,20 @@ class Timeline:
     @cached_property
     def operations(self) -> tuple[TimedOperation, ...]:
         """Of all stages, in the order of pipeline.operations."""
-        replay, makespan = self.replay, self.iteration_time_ns
-        latest = self.pipeline.latest_finishes(replay.finishes_ns - replay.starts_ns, makespan)
-        slack = (latest - replay.finishes_ns).tolist()
-        columns = (column.tolist() for column in replay.parts)
-        slices: list[list[Slice]] = [[] for _ in slack]
-        for i, mhz, begin, end, energy in zip(*columns, strict=True):
+        replay, problem = self.replay, self.replay.problem
+        times_ns = replay.finishes_ns - replay.starts_ns
+        latest_ns = self.pipeline.latest_finishes(times_ns, self.sync_time_ns)
+        slices: list[list[Slice]] = [[] for _ in latest_ns]
+        for i, mhz, begin, end, energy in zip(*(c.tolist() for c in replay.parts), strict=True):
             slices[i].append(Slice(begin, end, mhz, energy))
         found = []
         for i, op in enumerate(self.pipeline.operations):
-            table, row = replay.problem.tables[replay.problem.table[i]], int(replay.rows[i])
+            table, row = problem.tables[problem.table[i]], int(replay.rows[i])
             if len(slices[i]) == 1 and table.changes_clock[row] and replay.factors is None:
                 slices[i] = _by_part(table, row, replay, slices[i][0].start_ns)
-            found.append(
-                TimedOperation(
-                    operation=op,
-                    frequency_mhz=int(replay.frequency_mhz[i]),
-                    config=table.config[row],
-                    slices=tuple(slices[i]),
-                    stretch_ns=slack[i] + self.sync_time_ns - makespan,
-                    critical=slack[i] == 0,
-                )
-            )
+            stretch_ns = int(latest_ns[i] - replay.finishes_ns[i])
+            mhz, config = int(replay.frequency_mhz[i]), table.config[row]
+            found.append(TimedOperation(op, mhz, config, tuple(slices[i]), stretch_ns))
         return tuple(found)
 
     @cached_property
@@ -311,17 +298,22 @@ class Timeline:
         return tuple(found)
 
     def _clock_changes(self, stage: int, first: int, last: int) -> tuple[tuple[int, int], ...]:
-        """The clocks of a stage from the start on, those within operations included."""
-        within = [
+        """The clocks of a stage from the one that it begins with, those within operations
+        included; 0 MHz where it has none."""
+        problem, latency_ns = self.replay.problem, self.replay.machine.latency_ns
+        left = problem.left_mhz[problem.over_all(self.replay.rows)[first:last]]
+        asked_ns, asked_mhz = self.replay.requests(stage)
+        coming = {
             (part.start_ns, part.frequency_mhz)
             for timed in self.operations[first:last]
             for part in timed.slices
             if part.part and part.frequency_mhz
-        ]
-        begin, *later = self.replay.clock_changes(stage, self.sync_time_ns)
-        changes = [begin]
-        for at, mhz in sorted({*later, *within}):
-            if mhz != changes[-1][1]:
+        }
+        coming |= {*zip((asked_ns + latency_ns).tolist(), asked_mhz.tolist(), strict=True)}
+        changes = [(0, next(reversed(left[left > 0].tolist()), 0))]
+        for at, mhz in sorted(coming):
+            if at <= self.sync_time_ns and mhz != changes[-1][1]:
+                # At 0 ns a request without latency takes the place of the clock left over.
                 changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
         return tuple(changes)
 
@@ -332,13 +324,13 @@ class Timeline:
         thriftiest_ns = problem.time_ns[problem.over_all(problem.thriftiest_rows)].tolist()
         for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
             if timed[first].start_ns > 0:
-                found.append(Bubble(stage, 0, timed[first].start_ns, None, 0, 0))
+                found.append(Bubble(stage, 0, timed[first].start_ns, 0, 0))
             ends = [*(after.start_ns for after in timed[first + 1 : last]), self.sync_time_ns]
             for i, end in enumerate(ends, first):
                 begin, stretch = timed[i].finish_ns, timed[i].stretch_ns
                 useful = max(0, min(end - begin, stretch, thriftiest_ns[i] - timed[i].time_ns))
                 if end > begin:
-                    found.append(Bubble(stage, begin, end, i, stretch, useful))
+                    found.append(Bubble(stage, begin, end, stretch, useful))
         return tuple(found)
 
     @property
@@ -400,8 +392,7 @@ class Timeline:
             Times in ns, ascending from 0 to sync_time_ns, (k + 1); and the W between one and the
             next, (k).
         """
-        steps = self.replay.power_steps
-        times, power_uw = steps.times_ns, steps.power_uw
+        times, power_uw = self.replay.power_steps
         if self.sync_time_ns > self.iteration_time_ns:
             waiting_uw = self.replay.problem.blocking_power_uw.sum()
             times, power_uw = np.append(times, self.sync_time_ns), np.append(power_uw, waiting_uw)
@@ -428,10 +419,12 @@ class Timeline:
         """One row an operation as it ran, by stage and in execution order; energy of one GPU."""
         import pandas as pd
 
-        rows = zip(self.pipeline.operations, self._rows(), strict=True)
+        rows = zip(self.pipeline.operations, self.rows, strict=True)
         return pd.DataFrame([{"stage": op.stage, **row} for op, row in rows])
 
-    def _rows(self) -> list[dict[str, Any]]:
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Each operation as it ran in JSON types: times in s, energy of one GPU in J."""
         path = set(self.critical_path)
         return [
             {
@@ -455,8 +448,8 @@ class Timeline:
             f"{len(self.operations)} operations on {len(self.stages)} stages)"
         )
 
-    def _repr_html_(self) -> str:
-        return html_of("timeline", self)
+    def _repr_png_(self) -> bytes:
+        return png_of(drawing("timeline").timeline_figure(self))
 
     def percentiles(self, percents: Sequence[float]) -> tuple[list[float], list[float]]:
         """Iteration time (s) and energy (J) that so many percent of the runs do not exceed."""
@@ -466,17 +459,7 @@ class Timeline:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in JSON types: times in s, energies in J, powers in W."""
-        rows = self._rows()
-        bubbles = [
-            {
-                "start_s": s_from_ns(bubble.start_ns),
-                "finish_s": s_from_ns(bubble.finish_ns),
-                "usable": bubble.usable,
-                "could_stretch_s": s_from_ns(bubble.stretch_ns),
-                "could_fill_s": s_from_ns(bubble.usable_ns),
-            }
-            for bubble in self.bubbles
-        ]
+        of_stage = {k: list(some) for k, some in groupby(self.bubbles, key=lambda one: one.stage)}
         return {
             "planner": self.plan.planner,
             "profile": self.plan.profile.model_dump(exclude_none=True),
@@ -498,11 +481,16 @@ class Timeline:
                         {"at_s": s_from_ns(at), "frequency_mhz": mhz}
                         for at, mhz in use.clock_changes
                     ],
-                    "operations": rows[use.operations],
+                    "operations": self.rows[use.operations],
                     "bubbles": [
-                        shown
-                        for bubble, shown in zip(self.bubbles, bubbles, strict=True)
-                        if bubble.stage == use.stage
+                        {
+                            "start_s": s_from_ns(bubble.start_ns),
+                            "finish_s": s_from_ns(bubble.finish_ns),
+                            "usable": bubble.usable,
+                            "could_stretch_s": s_from_ns(bubble.stretch_ns),
+                            "could_fill_s": s_from_ns(bubble.usable_ns),
+                        }
+                        for bubble in of_stage.get(use.stage, ())
                     ],
                 }
                 for use in self.stages

@@ -28,7 +28,6 @@ from typing import Final
 import numpy as np
 from scipy.optimize import least_squares
 
-from envplan.pipeline.graph import predecessors
 from tools.sosp24.data import FloatArray, Runs, Workload
 
 __all__ = ["Overheads", "Replay", "find_overheads", "irregular", "optimizer_s"]
@@ -141,7 +140,7 @@ _Step = tuple[int, int, bool, int | None, list[tuple[int, int]]]
 def _steps(workload: Workload, in_turn: bool) -> list[_Step]:
     """The operations of an iteration in an order in which they can run."""
     pipeline = workload.pipeline(in_turn)
-    operations, waits = pipeline.operations, predecessors(pipeline)
+    operations, waits = pipeline.operations, pipeline.before
     steps: list[_Step] = []
     for i in pipeline.order.tolist():
         stage = operations[i].stage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final
@@ -49,6 +50,14 @@ class ShapeOptions:
     microbatch_group: int | None = None
 
 
+def _mapped(text: str, name: str) -> tuple[str, str]:
+    """An instruction and its expression."""
+    instruction, _, expression = text.partition("=")
+    if not expression:
+        raise InputError(f"{name} must be INSTRUCTION=REGEX, not {text}")
+    return instruction, expression
+
+
 @cmd.options(
     """
     Most used:
@@ -63,19 +72,40 @@ class ShapeOptions:
       --placement HOW  How chunks lie on ranks, interleaved (the default) or v.
       --category REGEX  Only events of such a category.
       --within REGEX  Only what runs within an event of such a name: one iteration of several.
-    """
+    """,
+    map=_mapped,
 )
 class SourceOptions:
     """How to read a schedule from elsewhere; see _IMPORTS for what goes with which format."""
 
     microbatches: int | None = None
-    map: list[str] | None = None
+    map: list[Any] | None = None
     rank: str | None = None
     microbatch: str | None = None
     chunk: str | None = None
     placement: str | None = None
     category: str | None = None
     within: str | None = None
+
+    def read(self, form: str, files: Sequence[Path]) -> ImportedSchedule:
+        """What the files say."""
+        from envplan.pipeline.imports import chrome, megatron, torch_csv
+
+        if form == _MEGATRON:
+            return megatron.read_megatron_file(files[0], self.microbatches)
+        if form == _TORCH_CSV:
+            return torch_csv.read_torch_csv(files[0])
+        if not self.map:
+            raise InputError(
+                "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
+            )
+        told: dict[str, Any] = {"instructions": dict(self.map)}
+        for (one, text), (other, more) in combinations(self.map, 2):
+            if one == other and text != more:
+                raise InputError(f"--map {one} is given twice; join the expressions with |")
+        told |= {name: getattr(self, name) for name in _MAPPING.split()}
+        known = {name: value for name, value in told.items() if value is not None}
+        return chrome.read_chrome_traces(files, chrome.TraceMapping.of(**known))
 
 
 def list_schedules() -> None:
@@ -153,33 +183,18 @@ def _pipeline(shape: ShapeOptions) -> Pipeline:
         return Pipeline.from_dag_file(name)
     if name in SCHEDULES and (stages is None or microbatches is None):
         raise InputError(f"schedule {name} needs {'--pp' if stages is None else '--microbatches'}")
-    return Pipeline(
-        name,
-        stages or 0,
-        microbatches or 0,
-        num_chunks=shape.vp,
-        microbatch_group=shape.microbatch_group,
-    )
+    more: Any = {"num_chunks": shape.vp, "microbatch_group": shape.microbatch_group}
+    return Pipeline(name, stages or 0, microbatches or 0, **more)
 
 
 def _print(layout: ScheduleLayout) -> None:
     """A line for each rank, cut into panels where the terminal is narrower; and a summary."""
-    operations = layout.pipeline.operations
-    width = 1 + max(len(layout.label(op)) for op in operations)  # of a unit of time
-    rows = []
-    for rank in range(layout.pipeline.num_stages):
-        row = ""
-        for operation, units in layout.cells(rank):
-            if operation is None:
-                row += f"{'.':<{width}}" * units
-            else:
-                fill = "-" if units > 1 else " "
-                row += layout.label(operation).ljust(width * units - 1, fill) + " "
-        rows.append(row)
-    digits, length = len(str(len(rows) - 1)), max(map(len, rows))
+    rows = layout.rows()
+    digits, length = len(str(len(rows) - 1)), len(rows[0])
     room = length
     if ui.on_terminal():
-        room = max(1, (get_terminal_size().columns - digits - 7) // width) * width
+        unit = length // layout.makespan
+        room = max(1, (get_terminal_size().columns - digits - 7) // unit) * unit
     for begin in range(0, length, room):
         ui.say(*[""] * (begin > 0))
         for rank, row in enumerate(rows):
@@ -234,7 +249,7 @@ def import_schedule(
     fitting = map(cmd.dashed, _IMPORTS[format].split())
     cmd.refuse(cmd.given(source).keys() - set(fitting), f"does not go with --format {format}")
     with ui.Working("Reading"):
-        imported = _read(format, files, source)
+        imported = source.read(format, files)
         try:
             pipeline = Pipeline.from_imported(imported, p2p_latency=p2p_latency or 0.0)
         except InputError as error:
@@ -255,36 +270,6 @@ def import_schedule(
         lambda: _print_report(report),
         then=["envplan", "frontier", "PROFILE", "--dag", str(output)],
     )
-
-
-def _read(form: str, files: Sequence[Path], source: SourceOptions) -> ImportedSchedule:
-    """What the files say."""
-    from envplan.pipeline import imports
-
-    if form == _MEGATRON:
-        return imports.read_megatron_file(files[0], source.microbatches)
-    if form == _TORCH_CSV:
-        return imports.read_torch_csv(files[0])
-    told = {name: getattr(source, name) for name in _MAPPING.split()}
-    given_here = {name: value for name, value in told.items() if value is not None}
-    mapping = imports.TraceMapping.of(instructions=_instructions(source.map or ()), **given_here)
-    return imports.read_chrome_traces(files, mapping)
-
-
-def _instructions(mapping: Sequence[str]) -> dict[str, str]:
-    """--map as {instruction: expression}."""
-    if not mapping:
-        raise InputError(
-            "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
-        )
-    instructions: dict[str, str] = {}
-    for item in mapping:
-        instruction, _, expression = item.partition("=")
-        if not expression:
-            raise InputError(f"--map must be INSTRUCTION=REGEX, not {item}")
-        if instructions.setdefault(instruction, expression) != expression:
-            raise InputError(f"--map {instruction} is given twice; join the expressions with |")
-    return instructions
 
 
 def _print_report(report: dict[str, Any]) -> None:
@@ -348,7 +333,7 @@ def export_schedule(
         pipeline.save_dag(target)
     else:
         from envplan._files import atomic_write
-        from envplan.pipeline.imports import as_torch_csv
+        from envplan.pipeline.imports.torch_csv import as_torch_csv
 
         atomic_write(target, as_torch_csv(pipeline))
     count, ranks = len(pipeline.operations), pipeline.num_stages

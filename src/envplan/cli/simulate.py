@@ -16,7 +16,7 @@ from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
 from envplan.cli.replicas import load_replicas, parse_replica, print_replicas
 from envplan.cli.report import draw_timeline
 from envplan.errors import InputError, naming
-from envplan.quantities import WHOLE
+from envplan.quantities import NUMBER, WHOLE
 
 if TYPE_CHECKING:
     from envplan._model import Model
@@ -30,15 +30,9 @@ _PERCENTS = (5, 25, 50, 75, 95, 99)
 
 def _straggler(text: str, name: str) -> tuple[int | None, float]:
     """A replica, if one is named, and its slowdown, from 1.2 or 3:1.2."""
-    from envplan.cluster import check_slowdown
-
     replica, colon, factor = text.rpartition(":")
-    try:
-        return int(replica) if colon else None, check_slowdown(float(factor))
-    except (ValueError, InputError):
-        raise InputError(
-            f"{name} must be a slowdown above 0, such as 1.2, or 3:1.2 for replica 3, not {text}"
-        ) from None
+    who = int(WHOLE.parse(replica, name)) if colon else None
+    return who, NUMBER.within(1, 1e6).parse(factor, name)
 
 
 @cmd.options(
@@ -221,6 +215,9 @@ def _print(
     source = plan.profile.source
     first = ", first run" if len(timeline.run_times_ns) > 1 else ""
     ui.print_columns(ui.titled(ui.ITERATION, source) + first, _stages(timeline))
+    on_path = [timeline.operations[index].operation.stage for index in timeline.critical_path]
+    turns = [str(stage) for stage, _ in groupby(on_path)]
+    path = " ".join(turns) if len(turns) <= 24 else f"{len(turns) - 1} changes of stage"
     waits = timeline.sync_time_ns > timeline.iteration_time_ns
     until = f", waited for until {shown(timeline.sync_time)} s" if waits else ""
     ui.say(
@@ -229,7 +226,7 @@ def _print(
         f"blocking {shown(timeline.blocking_energy)} J",
         f"power {shown(timeline.average_power)} W on average, "
         f"{shown(timeline.peak_power)} W at the peak",
-        f"critical path: {_path_in_words(timeline)}",
+        f"critical path: {len(on_path)} operations, by stage {path}",
     )
     if first:
         times, energies = timeline.percentiles(_PERCENTS)
@@ -264,14 +261,6 @@ def _stages(timeline: envplan.Timeline) -> dict[str, Any]:
     }
 
 
-def _path_in_words(timeline: envplan.Timeline) -> str:
-    """The critical path by the stages it goes through."""
-    stages = [timeline.operations[index].operation.stage for index in timeline.critical_path]
-    turns = [stage for stage, _ in groupby(stages)]
-    shown = " ".join(map(str, turns)) if len(turns) <= 24 else f"{len(turns) - 1} changes of stage"
-    return f"{len(stages)} operations, by stage {shown}"
-
-
 def _print_clusters(
     reports: Sequence[envplan.ClusterReport], source: str | None, run: Run | None
 ) -> None:
@@ -280,22 +269,23 @@ def _print_clusters(
     title = ui.titled(f"Cluster, {counted(len(reports[0].iterations), 'iteration')}", source)
     if len(reports) > 1:
         title += "; the first row is the plan, others are planned anew for the same global batch"
-    gpus = [one.num_gpus for one in reports]
-    columns = {
-        "GPUs": gpus,
-        "replicas": [one.replicas for one in reports],
-        "microbatches": [one.num_microbatches for one in reports],
-        "time (s)": [ui.significant(one.time) for one in reports],
-        "max frequency (J)": [ui.significant(one.baseline_energy) for one in reports],
-        "plan (J)": [ui.significant(one.plan_energy) for one in reports],
-        "with look-up (J)": [ui.significant(one.energy) for one in reports],
-        "intrinsic saved (%)": [one.percent(one.intrinsic_savings) for one in reports],
-        "extrinsic saved (%)": [one.percent(one.extrinsic_savings) for one in reports],
-        "total saved (%)": [one.percent(one.baseline_energy - one.energy) for one in reports],
-    }
-    ui.print_columns(title, columns, words=0)
+    headers = (
+        *("GPUs", "replicas", "microbatches", "time (s)", "max frequency (J)", "plan (J)"),
+        *("with look-up (J)", "intrinsic saved (%)", "extrinsic saved (%)", "total saved (%)"),
+    )
+    rows = [
+        [
+            *(one.num_gpus, one.replicas, one.num_microbatches),
+            *map(ui.significant, (one.time, one.baseline_energy, one.plan_energy, one.energy)),
+            *map(one.percent, (one.intrinsic_savings, one.extrinsic_savings)),
+            one.percent(one.baseline_energy - one.energy),
+        ]
+        for one in reports
+    ]
+    ui.print_table(title, headers, rows, words=0)
     if run is not None:
         title, spent = cost_columns(run, [one.costs(run) for one in reports])
+        gpus = [one.num_gpus for one in reports]
         ui.print_columns(ui.titled(title, source), {"GPUs": gpus, **spent}, words=0)
     iterations = reports[0].iterations
     straggling = [it for it in iterations if it.stragglers]
@@ -306,7 +296,6 @@ def _print_clusters(
             f"{ui.significant(worst.sync_time_s)} s, and the others follow the plan of "
             f"{ui.significant(worst.followed_time_s)} s"
         )
-    ui.say(*reports[0].notes)
 
 
 def _document(
@@ -329,17 +318,15 @@ def _document(
     if together is not None:
         document["replicas"] = together.to_dict()
     if spent is not None:
-        document["costs"] = _cost_document(*spent)
+        document["costs"] = _cost_document(spent)
     if reports:
         document["cluster"] = [
-            report.to_dict()
-            | ({} if run is None else {"costs": _cost_document(*report.costs(run))})
+            report.to_dict() | ({"costs": _cost_document(report.costs(run))} if run else {})
             for report in reports
         ]
-    document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]
-    return document
+    return document | {"notes": list(notes)}
 
 
-def _cost_document(iteration: Model, run: Model | None) -> dict[str, Any]:
-    known = {"iteration": iteration} | ({} if run is None else {"run": run})
-    return {name: one.model_dump(exclude_none=True) for name, one in known.items()}
+def _cost_document(spent: tuple[Model, Model | None]) -> dict[str, Any]:
+    named = zip(("iteration", "run"), spent, strict=True)
+    return {name: one.model_dump(exclude_none=True) for name, one in named if one is not None}

@@ -10,7 +10,7 @@ belongs to, stage which rank runs it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from envplan.errors import InputError
 from envplan.pipeline.schedules import (
@@ -25,6 +25,20 @@ from envplan.pipeline.schedules import (
 Edges: TypeAlias = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
 _Orders: TypeAlias = Sequence[Sequence[Operation]]
 _Key: TypeAlias = tuple[str, int, int]  # instruction, microbatch, model stage
+
+
+class Dag(NamedTuple):
+    """Operations and what they wait for.
+
+    Attributes:
+        ids: the name of each operation, (N).
+        operations: grouped by stage, in execution order within a stage, (N).
+        after: beside that order.
+    """
+
+    ids: tuple[str, ...]
+    operations: tuple[Operation, ...]
+    after: Edges
 
 
 def short_name(op: Operation) -> str:
@@ -109,16 +123,13 @@ def placement(orders: _Orders) -> list[int]:
     return [rank_of[stage] for stage in range(last + 1)]
 
 
-def transfers(
-    operations: Sequence[Operation], latency: int | Sequence[int], in_turn: Sequence[int] = ()
-) -> Edges:
-    """What operations wait for beside the order of their rank, as (from, to) -> latency.
-
-    That is operations of other ranks, and those that come too late in the order of their own.
+def connected(orders: _Orders, latency: int | Sequence[int], in_turn: Sequence[int] = ()) -> Dag:
+    """The operations of all ranks, and what they wait for beside the order of their rank: that is
+    operations of other ranks, and those that come too late in the order of their own.
 
     Args:
-        latency: of every transfer; or of those between rank r and r + 1, one for each pair. Between
-            ranks that are no neighbours it then is the longest of these.
+        latency: of every transfer, ns; or of those between rank r and r + 1, one for each pair.
+            Between ranks that are no neighbours it then is the longest of these.
         in_turn: ranks that get a gradient only when the next rank has done its next backward, too.
     """
 
@@ -127,6 +138,7 @@ def transfers(
             return latency
         return latency[min(rank, other)] if abs(rank - other) == 1 else max(latency)
 
+    operations = tuple(op for order in orders for op in order)
     index = {_key(op): i for i, op in enumerate(operations)}
     edges: Edges = {}
     for i, op in enumerate(operations):
@@ -139,7 +151,7 @@ def transfers(
                 edges[source, i] = between(rank, op.stage)
             elif source > i:
                 edges[source, i] = 0
-    return dict(sorted(edges.items()))
+    return Dag(tuple(map(short_name, operations)), operations, dict(sorted(edges.items())))
 
 
 def _key(op: Operation) -> _Key:

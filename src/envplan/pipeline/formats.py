@@ -18,13 +18,13 @@ Numbers given by a user are checked here, too; what leaves this module is truste
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from envplan._model import Count, Index, Model, parse_document
 from envplan.errors import InputError, shown
-from envplan.pipeline.dependencies import Edges
+from envplan.pipeline.dependencies import Dag, Edges
 from envplan.pipeline.schedules import Operation
 from envplan.units import ns_from_s
 
@@ -112,20 +112,6 @@ class Job(Model):
     dag: dict[str, Any] | None = None
 
 
-class Dag(NamedTuple):
-    """Operations and what they wait for.
-
-    Attributes:
-        ids: the name of each operation, (N).
-        operations: grouped by stage, in execution order within a stage, (N).
-        after: beside that order.
-    """
-
-    ids: tuple[str, ...]
-    operations: tuple[Operation, ...]
-    after: Edges
-
-
 def whole_number(value: object, what: str, *, least: int) -> int:
     """`value` as an int.
 
@@ -137,20 +123,6 @@ def whole_number(value: object, what: str, *, least: int) -> int:
     if value < least:
         raise InputError(f"{what} must be at least {least}, not {shown(value)}")
     return int(value)
-
-
-def latency_ns(seconds: float) -> int:
-    """A latency in whole nanoseconds.
-
-    Raises:
-        InputError: it is not finite, negative or above 1e9 s.
-    """
-    if not 0 <= seconds <= MAX_LATENCY_S:
-        raise InputError(
-            f"p2p_latency must be a number of seconds from 0 to {MAX_LATENCY_S:.0e}, "
-            f"not {shown(seconds)}"
-        )
-    return ns_from_s(float(seconds))
 
 
 def parse_dag(document: object) -> Dag:

@@ -5,10 +5,10 @@ Times are whole nanoseconds throughout, so a replayed makespan is exact.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan._files import AnyPath, atomic_write
-from envplan._model import parse_document, read_json
+from envplan._model import parse_document, read_json, readable_json
 from envplan.errors import InputError, naming, shown, unknown
 from envplan.pipeline import formats
-from envplan.pipeline.dependencies import check_orders, short_name, transfers
-from envplan.pipeline.formats import DAG_SCHEDULE, Dag, Job, latency_ns
+from envplan.pipeline.dependencies import Dag, check_orders, connected
+from envplan.pipeline.formats import DAG_SCHEDULE, Job
 from envplan.pipeline.schedules import (
     EXTRAS,
     LETTERS,
@@ -31,7 +31,7 @@ from envplan.pipeline.schedules import (
     traits,
     with_extras,
 )
-from envplan.units import MAX_INTEGER, s_from_ns
+from envplan.units import MAX_INTEGER, ns_from_s, s_from_ns
 
 #: The schedule that runs some forwards earlier than 1F1B.
 ENVPIPE = "envpipe"
@@ -142,15 +142,7 @@ class Pipeline:
                 f"schedule {schedule} runs {runs} per stage, not {chunks}; "
                 "schedules interleaved, looped-bfs and interleaved-zb run several"
             )
-        if not isinstance(job.p2p_latency_s, list):
-            self.p2p_latency_ns = latency_ns(job.p2p_latency_s)
-        elif len(job.p2p_latency_s) == stages - 1 > 0:
-            self.p2p_latency_ns = tuple(map(latency_ns, job.p2p_latency_s))
-        else:
-            raise InputError(
-                f"p2p_latency_s must be one number, or a list of {stages - 1}, one for each pair "
-                "of neighbouring stages"
-            )
+        self.p2p_latency_ns = _latency_ns(job)
         _refuse_too_large(known.passes * stages * chunks * job.microbatches)
         options = job.model_dump(include={*_GOES_WITH}, exclude_none=True)
         for name in options:
@@ -170,7 +162,7 @@ class Pipeline:
         orders = SCHEDULES[schedule](stages, job.microbatches, chunks, **options)
         check_orders(orders, job.microbatches)
         listed = with_extras(orders, self.extras)
-        self._build(_connected(listed, self.p2p_latency_ns, self.in_turn))
+        self._build(connected(listed, self.p2p_latency_ns, self.in_turn))
 
     @property
     def p2p_latency(self) -> float | list[float]:
@@ -218,10 +210,11 @@ class Pipeline:
             InputError: the orders deadlock or miss an operation (says which; see check_orders),
                 or p2p_latency is out of range.
         """
-        lag = latency_ns(p2p_latency)
+        shape = {"schedule": DAG_SCHEDULE, "stages": len(orders) or 1, "microbatches": 1}
+        latency_ns = _latency_ns(Job.of(**shape, p2p_latency_s=p2p_latency))
         _refuse_too_large(sum(map(len, orders)))
         check_orders(orders)
-        return cls._from_dag(_connected(orders, lag))
+        return cls._from_dag(connected(orders, latency_ns))
 
     @classmethod
     def from_job(cls, job: object) -> Pipeline:
@@ -257,12 +250,12 @@ class Pipeline:
         Raises:
             InputError: an operation is missing, or the ranks would wait for each other for ever.
         """
-        name = schedule.known_as
+        known = schedule.known_as
         others = {op.instruction for order in schedule.orders for op in order} - LETTERS.keys()
-        if name is None or others:
+        if known is None or others:
             return cls.from_orders(schedule.orders, p2p_latency=p2p_latency)
         return cls(
-            name,
+            known,
             len(schedule.orders),
             schedule.num_microbatches,
             num_chunks=schedule.num_chunks,
@@ -274,15 +267,10 @@ class Pipeline:
     def from_torch(cls, schedule: Any, *, p2p_latency: float = 0.0) -> Pipeline:
         """The pipeline that a live schedule object of torch.distributed.pipelining runs.
 
-        Args:
-            schedule: any rank's ScheduleGPipe, Schedule1F1B or schedule of several stages a rank.
-            p2p_latency: as for from_orders.
-
         Raises:
-            InputError: the object is no such schedule, has an action that is not known, or as for
-                from_orders.
+            InputError: as for read_torch_schedule and from_orders.
         """
-        from envplan.pipeline.imports import read_torch_schedule
+        from envplan.pipeline.imports.torch_csv import read_torch_schedule
 
         return cls.from_imported(read_torch_schedule(schedule), p2p_latency=p2p_latency)
 
@@ -290,18 +278,12 @@ class Pipeline:
     def from_megatron(
         cls, config: Any, num_microbatches: int | None = None, *, p2p_latency: float = 0.0
     ) -> Pipeline:
-        """The pipeline that Megatron runs with a configuration.
-
-        Args:
-            config: a TransformerConfig of Megatron, a model provider of NeMo's Megatron-Bridge, or
-                a mapping with the same names, such as one of their configuration files holds.
-            num_microbatches: of an iteration; default: what the mapping's batch sizes make.
-            p2p_latency: as for from_orders.
+        """The pipeline that Megatron runs with a configuration: an object, or a mapping.
 
         Raises:
-            InputError: a name is missing, or Megatron refuses such a schedule.
+            InputError: as for read_megatron and from_orders.
         """
-        from envplan.pipeline.imports import read_megatron
+        from envplan.pipeline.imports.megatron import read_megatron
 
         schedule = read_megatron(config, num_microbatches)
         return cls.from_imported(schedule, p2p_latency=p2p_latency)
@@ -357,10 +339,7 @@ class Pipeline:
         Raises:
             InputError: it cannot be written there.
         """
-        document = self.to_dag()
-        lines = ",\n".join(map(json.dumps, document["operations"]))
-        head = json.dumps(document["schema"])
-        atomic_write(path, f'{{"schema": {head}, "operations": [\n{lines}\n]}}\n')
+        atomic_write(path, readable_json(self.to_dag()) + "\n")
 
     def earliest_starts(
         self, time_ns: NDArray[np.int64], *, lags: bool = True
@@ -394,8 +373,7 @@ class Pipeline:
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years.
         """
-        before = predecessors(self)
-        backwards = [(i, before[i]) for i in reversed(self.order.tolist())]
+        backwards = [(i, self.before[i]) for i in reversed(self.order.tolist())]
         return deadline_ns - _starts(backwards, time_ns.tolist())
 
     def __repr__(self) -> str:
@@ -413,6 +391,15 @@ class Pipeline:
         self.schedule = DAG_SCHEDULE
         self._build(dag)
         return self
+
+    @cached_property
+    def before(self) -> list[list[tuple[int, int]]]:
+        """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
+        before: list[list[tuple[int, int]]] = [[] for _ in self.operations]
+        for i, after in sorted(self._walk):
+            for j, lag in after:
+                before[j].append((i, lag))
+        return before
 
     def _build(self, dag: Dag) -> None:
         """Add the edges along each stage to the DAG's and freeze everything into arrays."""
@@ -437,6 +424,19 @@ class Pipeline:
         self.succ = _frozen([j for edge in after for j, _ in edge], np.int32)
         self.succ_lag_ns = _frozen([lag for edge in after for _, lag in edge], np.int64)
         self.order = _frozen(order, np.int32)
+
+
+def _latency_ns(job: Job) -> int | tuple[int, ...]:
+    """The latency in whole ns, or that of each pair of neighbouring stages."""
+    latency_s = job.p2p_latency_s
+    if not isinstance(latency_s, list):
+        return ns_from_s(latency_s)
+    if len(latency_s) == job.stages - 1 > 0:
+        return tuple(map(ns_from_s, latency_s))
+    raise InputError(
+        f"p2p_latency_s must be one number, or a list of {job.stages - 1}, one for each pair of "
+        "neighbouring stages"
+    )
 
 
 def _checked_ahead(ahead: Sequence[int], num_stages: int, num_microbatches: int) -> tuple[int, ...]:
@@ -469,16 +469,6 @@ def _checked_extras(
     return {name: tuple(sorted({*extras[name]})) for name in EXTRAS if name in extras}
 
 
-def predecessors(pipeline: Pipeline) -> list[list[tuple[int, int]]]:
-    """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
-    before: list[list[tuple[int, int]]] = [[] for _ in pipeline.operations]
-    sources = np.repeat(np.arange(len(before)), np.diff(pipeline.succ_begin)).tolist()
-    after, lags = pipeline.succ.tolist(), pipeline.succ_lag_ns.tolist()
-    for i, j, lag in zip(sources, after, lags, strict=True):
-        before[j].append((i, lag))
-    return before
-
-
 def _starts(walk: _Walk, time: list[int], *, lags: bool = True) -> NDArray[np.int64]:
     """The earliest start of each operation in ns, walking through them in topological order."""
     start = [0] * len(time)
@@ -491,18 +481,6 @@ def _starts(walk: _Walk, time: list[int], *, lags: bool = True) -> NDArray[np.in
     if max(map(add, start, time)) > MAX_INTEGER:
         raise InputError("operation times and latencies add up to more than 146 years")
     return np.array(start, np.int64)
-
-
-def _connected(
-    orders: Sequence[Sequence[Operation]],
-    latency_ns: int | Sequence[int],
-    in_turn: Sequence[int] = (),
-) -> Dag:
-    """The operations of all ranks and what they wait for."""
-    operations = tuple(operation for order in orders for operation in order)
-    return Dag(
-        tuple(map(short_name, operations)), operations, transfers(operations, latency_ns, in_turn)
-    )
 
 
 def _topological_order(after: list[list[tuple[int, int]]], ids: Sequence[str]) -> list[int]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Name
 from pydantic import ConfigDict, Field
 
 from envplan._model import Count, Document, GpuCount, Index, Joules, Model, Seconds, Watts
-from envplan._notebook import html_of
 from envplan.costs.model import Costs
 from envplan.frontier import BlockingPowerSource
 from envplan.limits import Robustness
@@ -348,7 +347,23 @@ class Plan(Document):
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return html_of("plan", self)
+        """What it saves, as a table."""
+        import pandas as pd
+
+        before, after = self.predicted.baseline, self.predicted
+        modelled = " (modelled)" if self.profile.source == "modelled" else ""
+        rows = {
+            "iteration time (s)": (before.iteration_time_s, after.iteration_time_s),
+            "energy (J)": (before.energy_j, after.energy_j),
+            "average power (W)": (before.average_power_w, after.average_power_w),
+            "saved (%)": ("", f"{after.savings_percent:.2f}"),
+            "slower (%)": ("", f"{after.slowdown_percent:.2f}"),
+            "certified gap (%)": ("", f"{100 * after.gap:.3f}"),
+        }
+        columns = [self.profile.name + modelled, "maximum frequency", f"planner {self.planner}"]
+        table = pd.DataFrame([(name, *row) for name, row in rows.items()], columns=columns)
+        text: str = table.to_html(index=False)
+        return text
 
 
 def told_request(plan: Plan) -> Request:

@@ -17,7 +17,6 @@ from envplan._words import counted, significant
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
     from envplan.pipeline import Pipeline
     from envplan.profile import Profile
@@ -101,10 +100,14 @@ def rows_in_time(axes: Axes, names: Sequence[str], window: tuple[float, float]) 
     axes.tick_params(axis="y", length=0)
 
 
-def bar_corners(left: Any, right: Any, low: Any, height: Any) -> NDArray[np.float64]:
-    """Corners of n bars, (n, 4, 2)."""
+def bars(axes: Axes, left: Any, right: Any, low: Any, height: Any, **look: Any) -> Any:
+    """Draw n bars; returns their corners, (n, 4, 2)."""
+    from matplotlib.collections import PolyCollection
+
     corners = ((left, low), (right, low), (right, low + height), (left, low + height))
-    return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
+    boxes: Any = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
+    axes.add_collection(PolyCollection(boxes, **look))
+    return boxes
 
 
 def ink(fill: Any) -> str:

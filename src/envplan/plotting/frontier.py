@@ -173,25 +173,25 @@ def _draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
 def _draw_savings(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
     """An arrow from maximum frequency down to the cheapest plan that is no slower, and a note on
     the cheapest plan of all."""
-    baseline = plans[0].predicted.baseline
-    free = [plan for plan in plans if plan.iteration_time <= baseline.iteration_time_s]
-    best = min(free or plans, key=lambda plan: plan.energy)
+
+    def note(plan: Plan, place: tuple[float, float], **how: Any) -> None:
+        predicted = plan.predicted
+        words = savings_words(predicted.savings_percent, predicted.slowdown_percent)
+        look: dict[str, Any] = {"color": GREEN, "weight": "bold", **_OFFSET, **how}
+        axes.annotate(words.replace(", ", ",\n"), place, **look)
+
+    before = plans[0].predicted.baseline
+    cheapest = min(plans, key=lambda plan: plan.energy)
+    free = [plan for plan in plans if plan.iteration_time <= before.iteration_time_s]
+    best = min(free, key=lambda plan: plan.energy, default=cheapest)
     if best.predicted.savings_percent < 0.05:
         return
-    begin = (baseline.iteration_time_s, baseline.energy_j / scale)
+    begin = (before.iteration_time_s, before.energy_j / scale)
     end = (best.iteration_time, best.energy / scale)
     arrow = {"arrowstyle": "-|>", "color": GREEN, "lw": 2, "shrinkA": 8, "shrinkB": 6}
     axes.annotate("", end, begin, arrowprops=arrow)
     middle = (max(begin[0], end[0]), (begin[1] + end[1]) / 2)
-    bold: dict[str, Any] = {"color": GREEN, "weight": "bold", **_OFFSET}
-    axes.annotate(_note(best), middle, xytext=(10, 0), ha="left", va="center", **bold)
-    cheapest = min(plans, key=lambda plan: plan.energy)
+    note(best, middle, xytext=(10, 0), ha="left", va="center")
     if cheapest is not best:
         place = (cheapest.iteration_time, cheapest.energy / scale)
-        axes.annotate(_note(cheapest), place, xytext=(4, 12), ha="right", va="bottom", **bold)
-
-
-def _note(plan: Plan) -> str:
-    predicted = plan.predicted
-    words = savings_words(predicted.savings_percent, predicted.slowdown_percent)
-    return words.replace(", ", ",\n")
+        note(cheapest, place, xytext=(4, 12), ha="right", va="bottom")

@@ -32,35 +32,32 @@ _ASSETS: Final = Path(__file__).parent / "assets"
 _MOST_CURVE_POINTS: Final = 1500
 
 
-def document(title: str, body: str, data: Mapping[str, Any]) -> str:
+def document(
+    name: str, title: str, about: str, source: str | None, body: Sequence[str], data: Any
+) -> str:
     """A whole page.
 
     Args:
-        title: of the browser's window; plain text.
-        body: HTML of everything below the button for light and dark.
+        name: of the browser's window; this, title and about are plain text.
+        title: over the page, and what that is about below it.
+        source: where its figures are from, such as "modelled" or "measured", shown as a badge;
+            None where nothing says.
+        body: HTML of all sections.
         data: for each chart the data it draws, by the key that its element names.
     """
     page, style, script = (
         (_ASSETS / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
     )
-    # "<" stays out of the script element whatever a profile is called.
-    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    parts = {"title": html.escape(title), "style": style, "script": script}
-    return Template(page).substitute(parts, body=body, data=text)
-
-
-def heading(title: str, about: str, source: str | None) -> str:
-    """HTML of a page's head: its title, what it is about, and where its figures are from.
-
-    Args:
-        source: such as "modelled" or "measured", shown as a badge; None where nothing says.
-    """
     kind = "measured" if source == "measured" else "modelled"
-    unbroken = title.replace("-", "\N{NON-BREAKING HYPHEN}")
     badge = f'<span class="badge {kind}">{html.escape(source)}</span>' if source else ""
-    return (
-        f'<header><h1>{html.escape(unbroken)}</h1><button id="theme" type="button">Dark</button>'
-        f'</header>\n<p class="about">{badge}{html.escape(about)}</p>'
+    unbroken = title.replace("-", "\N{NON-BREAKING HYPHEN}")
+    return Template(page).substitute(
+        {"style": style, "script": script, "body": "\n".join(body)},
+        name=html.escape(name),
+        title=html.escape(unbroken),
+        about=badge + html.escape(about),
+        # "<" stays out of the script element whatever a profile is called.
+        data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     )
 
 
@@ -72,15 +69,12 @@ def job_page(
     Args:
         title: what it shows, such as "Frontier of {}", with a place for the job's name.
         of: whose job it is.
-        body: HTML below the head.
-        data: as for document.
+        body, data: as for document.
         by: what to say of a planner.
     """
-    gpus = of.num_gpus
-    name = workload_title(of.profile, gpus * of.pipeline.num_stages)
-    about = f"{job_line(of.pipeline, gpus)}{by}; profile {of.profile.name}"
-    head = heading(title.format(name), about, source_words(of.profile))
-    return document(name, "\n".join([head, *body]), data)
+    name = workload_title(of.profile, of.num_gpus * of.pipeline.num_stages)
+    about = f"{job_line(of.pipeline, of.num_gpus)}{by}; profile {of.profile.name}"
+    return document(name, title.format(name), about, source_words(of.profile), body, data)
 
 
 def section(title: str, inner: str) -> str:
@@ -153,18 +147,18 @@ def frontier_data(
         own: the plan that the page is about; its straggler is there when the page opens.
         beyond: with plans beyond T_star to look up for stragglers, unless the job is too large.
     """
-    baseline = along[0].predicted.baseline
+    before = along[0].predicted.baseline
     highest = {
         "planner": "max_frequency",
         "label": "maximum frequency everywhere",
-        "time": baseline.iteration_time_s,
-        "energy": baseline.energy_j,
+        "time": before.iteration_time_s,
+        "energy": before.energy_j,
         "saved": 0.0,
         "slower": 0.0,
         "gap": None,
-        "power": baseline.average_power_w,
+        "power": before.average_power_w,
     }
-    points, curves = [highest], {}
+    points, curves, slower = [highest], {}, []
     if comparison is not None:
         points += _rivals(comparison)
         curves = {name: _thinned(curve) for name, curve in comparison.curves.items()}
@@ -172,7 +166,6 @@ def frontier_data(
             curves["envpipe"] = _curve(comparison.envpipe_frontier)
     if own is not None:
         points.append(_point(own, f"this plan ({own.planner})") | {"planner": "this_plan"})
-    slower = []
     if beyond and len(frontier.pipeline.operations) <= _MOST_FOR_SLOWER:
         slower = plans_along(frontier, _SLOWER, beyond=True)
     return {
@@ -247,10 +240,8 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
     Args:
         name: what to call it, such as "plan" or "maximum frequency".
     """
-    timed = timeline.operations
-    operations = [one.operation for one in timed]
-    kinds = list(dict.fromkeys(operation.instruction for operation in operations))
-    path = set(timeline.critical_path)
+    timed, rows = timeline.operations, timeline.rows
+    kinds = list(dict.fromkeys(row["instruction"] for row in rows))
     times, watts = timeline.power
     return {
         "name": name,
@@ -259,16 +250,16 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
         "stages": len(timeline.stages),
         "kinds": kinds,
         "ops": {
-            "stage": [operation.stage for operation in operations],
-            "kind": [kinds.index(operation.instruction) for operation in operations],
-            "microbatch": [operation.microbatch for operation in operations],
-            "chunk": [operation.chunk for operation in operations],
-            "start": [s_from_ns(one.start_ns) for one in timed],
+            "stage": [one.operation.stage for one in timed],
+            "kind": [kinds.index(row["instruction"]) for row in rows],
+            "microbatch": [row["microbatch"] for row in rows],
+            "chunk": [row["chunk"] for row in rows],
+            "start": [row["start_s"] for row in rows],
             "time": [s_from_ns(one.time_ns) for one in timed],
-            "mhz": [one.frequency_mhz for one in timed],
+            "mhz": [row["frequency_mhz"] for row in rows],
             "watts": [_watts(one.energy_fj, one.time_ns) for one in timed],
-            "slack": [s_from_ns(one.stretch_ns) for one in timed],
-            "critical": [int(k in path) for k in range(len(timed))],
+            "slack": [row["could_stretch_s"] for row in rows],
+            "critical": [int(row["critical_path"]) for row in rows],
         },
         # Of operations whose parts have clocks of their own: begin and end, s, MHz, W, part.
         "parts": {

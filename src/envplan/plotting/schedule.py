@@ -6,8 +6,7 @@ else; transfers take none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.pipeline.schedules import LETTERS
-from envplan.plotting.figures import bar_corners, figure, rows_in_time
+from envplan.plotting.figures import bars, figure, rows_in_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +35,6 @@ _OTHER_COLOUR: Final = "#C9C9C9"
 _MOST_INCHES: Final = 100.0
 _ROW_INCHES: Final = 0.27
 _BAR: Final = 0.86
-_POINTS_PER_INCH: Final = 72
 _LEAST_FONT: Final = 4.0
 _LARGEST_FONT: Final = 9.0
 _CHARACTER: Final = 0.68  # width of a character, in sizes of its font
@@ -86,20 +84,28 @@ class ScheduleLayout:
         known = [name for name in LETTERS if name in names]
         return {_letter(name): name for name in [*known, *sorted(names - set(known))]}
 
-    def cells(self, rank: int) -> Iterator[tuple[Operation | None, int]]:
-        """A rank's operations, and None for each gap, with how many units each takes."""
-        at = 0
-        for i in self.of_rank(rank):
-            begin, time = int(self.start[i]), int(self.time[i])
-            if begin > at:
-                yield None, begin - at
-            yield self.pipeline.operations[i], time
-            at = begin + time
-        if at < self.makespan:
-            yield None, self.makespan - at
+    def rows(self) -> list[str]:
+        """A line of text for each rank: what it runs, with dots where it waits."""
+        width = 1 + max(len(self.label(op)) for op in self.pipeline.operations)  # of a unit of time
+        cells = [[f"{'.':<{width}}"] * self.makespan for _ in range(self.pipeline.num_stages)]
+        timed = zip(self.pipeline.operations, self.start.tolist(), self.time.tolist(), strict=True)
+        for op, begin, units in timed:
+            text = self.label(op).ljust(width * units - 1, "-" if units > 1 else " ")
+            cells[op.stage][begin : begin + units] = [f"{text} ", *[""] * (units - 1)]
+        return ["".join(row) for row in cells]
 
     def to_dict(self) -> dict[str, Any]:
         """The layout in JSON types."""
+        names = ("instruction", "microbatch", "chunk", "profile_stage")
+        listed = [
+            {name: getattr(op, name) for name in names} | {"start": begin, "time": units}
+            for op, begin, units in zip(
+                self.pipeline.operations,
+                self.start.astype(float).tolist(),
+                self.time.astype(float).tolist(),
+                strict=True,
+            )
+        ]
         return {
             "schedule": self.pipeline.schedule,
             "stages": self.pipeline.num_stages,
@@ -112,16 +118,11 @@ class ScheduleLayout:
                 {
                     "rank": rank,
                     "activations": self.activations(rank),
-                    "operations": [self._entry(i) for i in self.of_rank(rank)],
+                    "operations": [listed[i] for i in self.of_rank(rank)],
                 }
                 for rank in range(self.pipeline.num_stages)
             ],
         }
-
-    def _entry(self, i: int) -> dict[str, Any]:
-        entry = asdict(self.pipeline.operations[i])
-        del entry["stage"]
-        return {**entry, "start": float(self.start[i]), "time": float(self.time[i])}
 
 
 def _letter(instruction: str) -> str:
@@ -142,34 +143,35 @@ def schedule_layout(pipeline: Pipeline) -> ScheduleLayout:
 
 def schedule_figure(layout: ScheduleLayout) -> Figure:
     """The figure: a row for each rank, as long as its labels need."""
-    from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
-    pipeline, units = layout.pipeline, layout.makespan
-    operations = pipeline.operations
+    pipeline, units, end = layout.pipeline, layout.makespan, layout.start + layout.time
+    operations, chunks = pipeline.operations, pipeline.num_chunks
     width = min(_MOST_INCHES, max(7.0, 1.4 + 0.2 * units))
     # Such that the longest label fits into one unit; none where nobody could read it.
     longest = max(len(_short_label(op)) for op in operations)
-    size = (width - 1.4) / units * _POINTS_PER_INCH / (_CHARACTER * longest)
+    size = (width - 1.4) / units * 72 / (_CHARACTER * longest)
     look: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
-    look["fontsize"] = min(_LARGEST_FONT, size)
     with figure(width, _ROW_INCHES * pipeline.num_stages + 1.4, 10) as drawn:
         axes = drawn.add_subplot()
-        stages = np.array([op.stage for op in operations])
-        end = layout.start + layout.time
-        boxes: Any = bar_corners(layout.start, end, stages - _BAR / 2, _BAR)
-        colours = [_colour(op.instruction, op.chunk, pipeline.num_chunks) for op in operations]
-        bars = PolyCollection(boxes, facecolor=colours, edgecolor="white", linewidth=0.6)
-        axes.add_collection(bars)
+        low = np.array([op.stage for op in operations]) - _BAR / 2
+        colours = [_colour(op.instruction, op.chunk, chunks) for op in operations]
+        edged: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6}
+        bars(axes, layout.start, end, low, _BAR, facecolor=colours, **edged)
         for op, middle in zip(operations, (layout.start + end) / 2, strict=True):
             if size >= _LEAST_FONT and op.instruction in LETTERS:
-                axes.text(middle, op.stage, _short_label(op), **look)
-        ranks = [f"rank {rank}" for rank in range(pipeline.num_stages)]
-        rows_in_time(axes, ranks, (0.0, layout.makespan))
+                font = min(_LARGEST_FONT, size)
+                axes.text(middle, op.stage, _short_label(op), fontsize=font, **look)
+        rows_in_time(axes, [f"rank {rank}" for rank in range(pipeline.num_stages)], (0.0, units))
         axes.spines["left"].set_visible(False)
         axes.set_facecolor("0.955")
         axes.set_xlabel("Time (units)")
-        axes.set_title(_title(pipeline), loc="left")
+        paler = f" x {chunks} chunks (later ones paler)" if chunks > 1 else ""
+        axes.set_title(
+            f"{pipeline.schedule}, {pipeline.num_stages} ranks{paler}, {pipeline.num_microbatches} "
+            "microbatches (forward 1, backward 2, its parts 1)",
+            loc="left",
+        )
         handles = [
             Patch(color=_colour(name, 0, 1), label=f"{sign} {name}")
             for sign, name in layout.legend().items()
@@ -179,19 +181,9 @@ def schedule_figure(layout: ScheduleLayout) -> Figure:
 
 
 @cache
-def _colour(instruction: str, chunk: int, num_chunks: int) -> tuple[float, float, float]:
+def _colour(instruction: str, chunk: int, num_chunks: int) -> Any:
     """The instruction's colour; the later the chunk, the lighter."""
     from matplotlib.colors import to_rgb
 
     pale = _LIGHTEST * chunk / max(1, num_chunks - 1)
-    red, green, blue = to_rgb(_COLOURS.get(instruction, _OTHER_COLOUR))
-    return red + pale * (1 - red), green + pale * (1 - green), blue + pale * (1 - blue)
-
-
-def _title(pipeline: Pipeline) -> str:
-    count = pipeline.num_chunks
-    chunks = f" x {count} chunks (later ones paler)" if count > 1 else ""
-    return (
-        f"{pipeline.schedule}, {pipeline.num_stages} ranks{chunks}, {pipeline.num_microbatches} "
-        "microbatches (forward 1, backward 2, its parts 1)"
-    )
+    return tuple(c + pale * (1 - c) for c in to_rgb(_COLOURS.get(instruction, _OTHER_COLOUR)))

@@ -53,13 +53,14 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
         shown.append((f"{abs(saved):.1f}%", what, "good" if saved > 0 else ""))
     about = [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
     parts = [
-        page.heading(title, f"Energy of all GPUs in use, against {base.policy}", source),
         page.cards(shown),
         page.section("Over time", page.chart("series", "over_time")),
         page.section("Policies side by side", page.table(*comparison_table(simulations))),
         page.section("What the policies do", page.notes(about)),
     ]
-    return page.document(title, "\n".join(parts), {"over_time": _series_data(simulations)})
+    against = f"Energy of all GPUs in use, against {base.policy}"
+    data = {"over_time": _series_data(simulations)}
+    return page.document(title, title, against, source, parts, data)
 
 
 def _lines(simulations: Sequence[Simulation]) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from envplan.plotting.figures import (
-    bar_corners,
+    bars,
     figure,
     in_unit,
     ink,
@@ -165,8 +165,6 @@ class _Drawn:
             scale: gives colours, see _colour_scale.
             inches_per_s: how wide a second is drawn.
         """
-        from matplotlib.collections import PolyCollection
-
         self._draw_bubbles(axes, window)
         seen = np.flatnonzero((self.begin < window[1]) & (self.end > window[0]))
         edged = len(seen) <= _MOST_EDGES
@@ -175,22 +173,21 @@ class _Drawn:
         fills[self.mhz == 0] = (*(float(_CONSTANT),) * 3, 1.0)
         for kind in dict.fromkeys(self.kinds.tolist()):
             of_kind = seen[self.kinds[seen] == kind]
-            boxes = self._boxes(of_kind)
             hatch: Any = {"hatch": _WEIGHT_HATCH} if kind == _HATCHED else {}
-            bars = PolyCollection(boxes, facecolor=fills[of_kind], zorder=2, **edges, **hatch)
-            axes.add_collection(bars)
+            look = {"facecolor": fills[of_kind], "zorder": 2, **edges, **hatch}
+            boxes = self._bars(axes, of_kind, **look)
             if kind != _HATCHED:
                 self._number(axes, of_kind, boxes, fills, inches_per_s)
         path = seen[np.isin(self.operation[seen], self.timeline.critical_path)]
         width = 1.5 if edged else 0.7
-        style: dict[str, Any] = {"facecolor": "none", "edgecolor": _CRITICAL, "linewidth": width}
-        axes.add_collection(PolyCollection(self._boxes(path), zorder=3, **style))
+        outlined: Any = {"facecolor": "none", "linewidth": width, "zorder": 3}
+        self._bars(axes, path, edgecolor=_CRITICAL, **outlined)
         rows_in_time(axes, [f"stage {use.stage}" for use in self.timeline.stages], window)
 
-    def _boxes(self, parts: NDArray[Any]) -> Any:
+    def _bars(self, axes: Axes, parts: NDArray[Any], **look: Any) -> Any:
         heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self.kinds[parts]])
         low = self.stages[parts] + _BAR / 2 - heights
-        return bar_corners(self.begin[parts], self.end[parts], low, heights)
+        return bars(axes, self.begin[parts], self.end[parts], low, heights, **look)
 
     def _number(
         self, axes: Axes, parts: NDArray[Any], boxes: Any, fills: Any, inches_per_s: float
@@ -214,8 +211,6 @@ class _Drawn:
 
     def _draw_bubbles(self, axes: Axes, window: Window) -> None:
         """What no operation fills, grey; of that what the one before it could fill, hatched."""
-        from matplotlib.collections import PolyCollection
-
         seen = [
             (bubble.stage, bubble.start_ns, bubble.finish_ns, bubble.start_ns + bubble.usable_ns)
             for bubble in self.timeline.bubbles
@@ -226,8 +221,7 @@ class _Drawn:
             if len(spans):
                 stages = spans[:, 0]
                 low, spans = stages - _BAR / 2, spans / NS_PER_S
-                boxes: Any = bar_corners(spans[:, 1], spans[:, 2], low, _BAR)
-                axes.add_collection(PolyCollection(boxes, linewidth=0, zorder=1, **look))
+                bars(axes, spans[:, 1], spans[:, 2], low, _BAR, linewidth=0, zorder=1, **look)
 
 
 def _draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from envplan.devices import Counted
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.imports.steps import Step, scheduled
+from envplan.pipeline.imports import Step, scheduled
 from envplan.runtime.listener import Listener
 from envplan.runtime.parts import hook_parts
 from envplan.runtime.profiler import Profiler

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan._notebook import drawing, html_of
+from envplan._notebook import drawing, png_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline
@@ -142,13 +142,16 @@ class Frontier(Relaxation):
     def plot(self, path: str | os.PathLike[str] | None = None, *, plans: int = 17) -> Figure:
         """The frontier's picture, a matplotlib figure, with so many plans on the curve.
 
+        Of large jobs it has fewer, and those are less searched for.
+
         Args:
             path: where to save it as well: .png, .svg or .pdf.
 
         Raises:
             InputError: the file cannot be written.
         """
-        figure: Figure = drawing("frontier").frontier_figure(self, self.sample_plans(plans))
+        pictures = drawing("frontier")
+        figure: Figure = pictures.frontier_figure(self, pictures.plans_along(self, plans))
         if path is not None:
             drawing("figures").save_figure(figure, path)
         return figure
@@ -159,8 +162,8 @@ class Frontier(Relaxation):
             f"s, T_star {self.min_energy_time:.6g} s)"
         )
 
-    def _repr_html_(self) -> str:
-        return html_of("frontier", self)
+    def _repr_png_(self) -> bytes:
+        return png_of(self.plot())
 
 
 def trace_frontier(

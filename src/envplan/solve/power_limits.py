@@ -136,15 +136,15 @@ class PowerLimited:
 
     def _tighten(self, limits: Limits, replay: Replay, price_uw: NDArray[np.int64]) -> bool:
         """Lower the limits of operations where power is over the cap; whether any could be."""
-        problem, steps = self._frontier.problem, replay.power_steps
-        chosen, tightened = replay.rows.copy(), False
-        over = np.flatnonzero(steps.power_uw > self._cap_uw)
-        for k in over[np.argsort(-steps.power_uw[over], kind="stable")].tolist():
-            at = steps.times_ns[k]
+        problem, chosen, tightened = self._frontier.problem, replay.rows.copy(), False
+        times_ns, drawn_uw = replay.power_steps
+        over = np.flatnonzero(drawn_uw > self._cap_uw)
+        for k in over[np.argsort(-drawn_uw[over], kind="stable")].tolist():
+            at = times_ns[k]
             running = np.flatnonzero((replay.starts_ns <= at) & (at < replay.finishes_ns))
             first = problem.first_row[running]
             was, now = (problem.power_uw[first + one[running]] for one in (replay.rows, chosen))
-            excess = int(steps.power_uw[k]) - self._cap_uw - int((was - now).sum())
+            excess = int(drawn_uw[k]) - self._cap_uw - int((was - now).sum())
             while excess > 0:
                 step = self._cheapest_step(running, chosen, price_uw, excess)
                 if step is None:

@@ -19,10 +19,10 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
-from itertools import chain, pairwise
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from itertools import groupby, pairwise
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -30,7 +30,7 @@ from envplan._files import read_bounded
 from envplan._model import Model
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.formats import identifier
-from envplan.pipeline.imports.steps import ImportedSchedule, Step, scheduled
+from envplan.pipeline.imports import ImportedSchedule, Step, scheduled
 from envplan.pipeline.schedules import BACKWARD, LETTERS
 
 __all__ = ["TraceMapping", "read_chrome_traces"]
@@ -39,7 +39,6 @@ MAX_TRACE_BYTES: Final = 256 * 2**20
 
 #: Named groups in expressions.
 _GROUPS: Final = ("chunk", "microbatch", "rank", "stage")
-_ARGS: Final = "args."
 _NS_PER_US: Final = 1000
 _LARGEST_US: Final = 10**16
 
@@ -86,8 +85,7 @@ class TraceMapping(Model):
     within: _Expression | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class _Event:
+class _Event(NamedTuple):
     """An event with a begin and an end, in ns.
 
     Attributes:
@@ -105,10 +103,6 @@ class _Event:
     def __str__(self) -> str:
         begin, end = (f"{at // _NS_PER_US}.{at % _NS_PER_US:03d}" for at in (self.begin, self.end))
         return f"{shown(self.name)} ({begin} to {end} us)"
-
-
-#: What events say of one thing.
-_Told: TypeAlias = Mapping[_Event, Any]
 
 
 def read_chrome_traces(
@@ -137,27 +131,32 @@ def read_chrome_traces(
             "no event is a backward: say which are backward, or backward_input and "
             f"backward_weight; {sum(skipped.values())} events match nothing, most often: {most}"
         )
-    for name, categories in _categories(found).items():
-        if len(categories) > 1:
+    categories = {(one.name, one.said["cat"]) for one in found if one.said["cat"]}
+    for (name, one), (other_name, other) in pairwise(sorted(categories)):
+        if name == other_name:
             raise InputError(
-                f"events named {shown(name)} are of the categories {' and '.join(categories)}: "
+                f"events named {shown(name)} are of the categories {one} and {other}: "
                 "they are one operation seen twice, on CPU and GPU; take one (--category)"
             )
-    labels, rank_of = _numbered(_told_ranks(found, mapping.rank, len(paths)))
-    ranks: list[list[_Event]] = [[] for _ in labels]
-    for operation in sorted(found, key=lambda one: (one.begin, one.end)):
-        ranks[rank_of[operation]].append(operation)
-    for rank, operations in enumerate(ranks):
-        for one, other in pairwise(operations):
-            if other.begin < one.end:
-                raise InputError(
-                    f"{one} and {other} overlap on rank {rank}: a GPU runs one operation at a "
-                    "time; are the expressions or the source of ranks wrong? (An event that holds "
-                    "a forward and a backward is read where its name has both, as DualPipeV's "
-                    "OVERLAP_F_B)"
-                )
+    source = mapping.rank
+    if source is None and not any("rank" in one.said for one in found):
+        several = len({str(one.said["pid"]) for one in found}) > 1
+        source = "file" if len(paths) > 1 else "pid" if several else "tid"
+    labels, ranks = _numbered(_told(found, source, "rank"))
+    placed = sorted(zip(ranks, found, strict=True), key=lambda one: (one[0], *one[1][1:3]))
+    for (rank, event), (other_rank, after) in pairwise(placed):
+        if rank == other_rank and after.begin < event.end:
+            raise InputError(
+                f"{event} and {after} overlap on rank {rank}: a GPU runs one operation at a "
+                "time; are the expressions or the source of ranks wrong? (An event that holds "
+                "a forward and a backward is read where its name has both, as DualPipeV's "
+                "OVERLAP_F_B)"
+            )
+    steps = zip((rank for rank, _ in placed), _steps(mapping, placed, len(labels)), strict=True)
     try:
-        schedule = scheduled(_steps(mapping, ranks))
+        schedule = scheduled(
+            [step for _, step in own] for _, own in groupby(steps, key=lambda one: one[0])
+        )
     except InputError as error:
         raise InputError(
             f"{error.message}; is this a trace of several iterations? Then name an event around "
@@ -190,39 +189,37 @@ def _spans(events: Sequence[Any], file: int) -> Iterator[_Event]:
             timed.append((_ns(event, "ts", number), number, event))
     open_spans: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for at, number, event in sorted(timed, key=lambda one: one[0]):
-        stack = open_spans[str(event.get("pid")), str(event.get("tid"))]
+        stack, begin, end = open_spans[str(event.get("pid")), str(event.get("tid"))], at, at
+        closed = {}
         if event["ph"] == "B":
             stack.append((at, event))
-        elif event["ph"] == "X":
-            yield _event(event, {}, file, at, at + _ns({"dur": 0, **event}, "dur", number, least=0))
+            continue
+        if event["ph"] == "X":
+            end += _ns({"dur": 0, **event}, "dur", number, least=0)
         elif stack:
-            begin, opened = stack.pop()
-            yield _event(opened, event, file, begin, at)
-
-
-def _event(
-    event: Mapping[str, Any], closed: Mapping[str, Any], file: int, begin: int, end: int
-) -> _Event:
-    """An event, with the arguments that only its end has, if that is one of its own."""
-    said = {"file": file, "cat": str(event.get("cat", ""))}
-    said |= {name: event.get(name, 0) for name in ("pid", "tid")}
-    for args in (closed.get("args"), event.get("args")):
-        if isinstance(args, dict):
-            said |= {_ARGS + name: value for name, value in args.items()}
-    return _Event(str(event.get("name", "")), begin, end, said)
+            closed, (begin, event) = event, stack.pop()
+        else:
+            continue
+        said = {"file": file, "cat": str(event.get("cat", ""))}
+        said |= {name: event.get(name, 0) for name in ("pid", "tid")}
+        # Arguments may be said at the begin, at the end or at both.
+        for args in (closed.get("args"), event.get("args")):
+            if isinstance(args, dict):
+                said |= {f"args.{name}": value for name, value in args.items()}
+        yield _Event(str(event.get("name", "")), begin, end, said)
 
 
 def _ns(event: Mapping[str, Any], field: str, number: int, least: int = -_LARGEST_US) -> int:
     """A time in microseconds, in whole ns."""
-    value: Any = event.get(field)
-    number_of_us = isinstance(value, int | Decimal) and not isinstance(value, bool)
-    if not number_of_us or not least <= value < _LARGEST_US:
+    us: Any = event.get(field)
+    is_number = isinstance(us, int | Decimal) and not isinstance(us, bool)
+    if not is_number or not least <= us < _LARGEST_US:
         raise InputError(
             f"event {number} ({shown(event.get('name'))}): {field} must be a number of "
-            f"microseconds, not {shown(value)}"
+            f"microseconds, not {shown(us)}"
         )
-    us: int | Decimal = value
-    return round(us * _NS_PER_US)
+    ns: int = round(us * _NS_PER_US)
+    return ns
 
 
 def _operations(
@@ -259,107 +256,92 @@ def _operations(
 
 def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_Event]:
     """The operations of an event: several, one after the other, if its name has them so."""
-    found = [
-        (match, instruction)
-        for instruction, pattern in instructions.items()
-        if (match := pattern.search(event.name))
-    ]
-    found.sort(key=lambda one: one[0].start())
+    searched = ((pattern.search(event.name), name) for name, pattern in instructions.items())
+    found = sorted(
+        ((match, name) for match, name in searched if match), key=lambda one: one[0].start()
+    )
     if any(one.end() > other.start() for (one, _), (other, _) in pairwise(found)):
-        names = " and ".join(sorted(instruction for _, instruction in found))
+        names = " and ".join(sorted(name for _, name in found))
         raise InputError(f"{event} matches the expressions of {names}")
     operations = []
-    for k, (match, instruction) in enumerate(found):
-        groups = {name: text for name, text in match.groupdict().items() if text is not None}
+    for k, (match, name) in enumerate(found):
+        groups = {group: text for group, text in match.groupdict().items() if text is not None}
         begin, end = (
             event.begin + (event.end - event.begin) * at // len(found) for at in (k, k + 1)
         )
-        said = {**event.said, **groups}
-        operations.append(_Event(event.name, begin, end, said, instruction))
+        operations.append(_Event(event.name, begin, end, {**event.said, **groups}, name))
     return operations
 
 
-def _categories(found: Iterable[_Event]) -> dict[str, list[str]]:
-    """The categories of the events of each name."""
-    categories: defaultdict[str, set[str]] = defaultdict(set)
-    for one in found:
-        categories[one.name].add(one.said["cat"])
-    return {name: sorted(filter(None, each)) for name, each in categories.items()}
+def _told(operations: Sequence[_Event], source: str | None, what: str) -> list[Any]:
+    """What operations say of themselves at a source, or without one in a group in their names;
+    None where they say nothing.
 
-
-def _told_ranks(found: Sequence[_Event], source: str | None, num_files: int) -> _Told:
-    """What says which rank an operation is of."""
-    if source is None and not any("rank" in one.said for one in found):
-        several = len({str(one.said["pid"]) for one in found}) > 1
-        source = "file" if num_files > 1 else "pid" if several else "tid"
-    return _told(found, source, "rank")
-
-
-def _told(operations: Iterable[_Event], source: str | None, what: str) -> _Told:
-    """What operations say of themselves at a source, or without one in a group in their names.
-
-    Empty where no name says anything. Else all computation must say it, and of ranks a data
-    loader's or an optimizer's events, too; names that say no chunk mean the first. All but ranks
-    are whole numbers.
+    If one says it, all computation must, and of ranks a data loader's or an optimizer's events,
+    too; but names that say no chunk mean the first. All but ranks are whole numbers.
     """
-    told: dict[_Event, Any] = {}
-    silent = []
-    for one in operations:
-        value = one.said.get(source or what)
+    told = [one.said.get(source or what) for one in operations]
+    first = 0 if what == "chunk" and source is None else None
+    if source is None and told.count(None) == len(told):
+        return told
+    for k, (one, value) in enumerate(zip(operations, told, strict=True)):
         if value is None:
-            silent += [one] if what == "rank" or one.instruction in LETTERS else []
+            told[k] = first
+            if first is None and (what == "rank" or one.instruction in LETTERS):
+                where = source or "a group in its name"
+                raise InputError(f"{one} does not say its {what} (by {where}), as others do")
         elif what == "rank":
-            told[one] = value if isinstance(value, int) else str(value)
+            told[k] = value if isinstance(value, int) else str(value)
         elif re.fullmatch(r"[0-9]{1,18}", str(value)):
-            told[one] = int(value)
+            told[k] = int(value)
         else:
             raise InputError(f"{one}: {what} must be a whole number, not {shown(value)}")
-    if what == "chunk" and source is None and told:
-        return told | dict.fromkeys(silent, 0)
-    if silent and (source or told):
-        where = source or "a group in its name"
-        raise InputError(f"{silent[0]} does not say its {what} (by {where}), as others do")
     return told
 
 
-def _numbered(told: _Told) -> tuple[list[Any], dict[_Event, int]]:
+def _numbered(told: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """What is told, in order: whole numbers by value, before others by their digits.
 
     Returns:
-        All different values, and the place of each event's own among them: counters often run on
-        through all iterations.
+        All different values; and for each one told its place among them, for counters often run
+        on through all iterations. None stays None.
     """
 
     def key(label: int | str) -> tuple[bool, list[int | str]]:
         parts = re.split(r"([0-9]+)", str(label))
         return isinstance(label, str), [int(p) if k % 2 else p for k, p in enumerate(parts)]
 
-    labels = sorted(set(told.values()), key=key)
+    labels = sorted({*told} - {None}, key=key)
     place = {label: number for number, label in enumerate(labels)}
-    return labels, {one: place[label] for one, label in told.items()}
+    return labels, [place.get(value) for value in told]
 
 
-def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> list[list[Step]]:
-    """Each rank's microbatches and model stages.
+def _steps(
+    mapping: TraceMapping, placed: Sequence[tuple[int, _Event]], num_ranks: int
+) -> Iterator[Step]:
+    """Microbatch and model stage of each operation of each rank.
 
     What one name or argument tells, those of all computation must tell; of a data loader's or an
     optimizer's events they need not: these are counted, and belong to their rank's first chunk.
     """
-    everything = list(chain(*ranks))
-    _, microbatches = _numbered(_told(everything, mapping.microbatch, "microbatch"))
-    named = _told(everything, None, "stage")
-    _, chunks = _numbered({} if named else _told(everything, mapping.chunk, "chunk"))
+    events = [event for _, event in placed]
+    _, microbatches = _numbered(_told(events, mapping.microbatch, "microbatch"))
+    stages, chunks = _told(events, None, "stage"), [None] * len(events)
+    first: dict[int, int] = {}
+    if named := stages.count(None) < len(stages):
+        for (rank, _), stage in zip(placed, stages, strict=True):
+            if stage is not None:
+                first[rank] = min(stage, first.get(rank, stage))
+    else:
+        _, chunks = _numbered(_told(events, mapping.chunk, "chunk"))
     seen: Counter[tuple[str, int]] = Counter()
-    steps: list[list[Step]] = []
-    for rank, operations in enumerate(ranks):
-        first = min((named[one] for one in operations if one in named), default=rank)
-        steps.append([])
-        for one in operations:
-            chunk = chunks.get(one, 0)
-            back = mapping.placement == "v" and chunk % 2
-            placed = chunk * len(ranks) + (len(ranks) - 1 - rank if back else rank)
-            stage = named.get(one, first) if named else placed
-            counted = seen[one.instruction, stage]
-            seen[one.instruction, stage] += one not in microbatches
-            steps[-1].append(Step(one.instruction, microbatches.get(one, counted), stage))
-    return steps
+    told = zip(placed, microbatches, stages, chunks, strict=True)
+    for (rank, event), microbatch, stage, chunk in told:
+        if named:
+            at = first.get(rank, rank) if stage is None else stage
+        else:
+            back = mapping.placement == "v" and (chunk or 0) % 2
+            at = (chunk or 0) * num_ranks + (num_ranks - 1 - rank if back else rank)
+        counted = seen[event.instruction, at]
+        seen[event.instruction, at] += microbatch is None
+        yield Step(event.instruction, counted if microbatch is None else microbatch, at)

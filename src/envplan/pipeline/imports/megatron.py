@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from envplan._files import parse_json
-from envplan.errors import InputError, shown
+from envplan._files import decoded, parse_json, read_bounded
+from envplan.errors import InputError, naming, shown
 from envplan.pipeline.formats import whole_number
-from envplan.pipeline.imports.steps import ImportedSchedule, from_file
+from envplan.pipeline.imports import MAX_FILE_BYTES, ImportedSchedule
 from envplan.pipeline.schedules import interleaved, one_forward_one_backward
 
 __all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]
@@ -102,7 +102,8 @@ def read_megatron_file(
         InputError: the file is neither YAML nor JSON, or as for read_megatron.
     """
 
-    def parse(text: str) -> ImportedSchedule:
+    with naming(path):
+        text = decoded(read_bounded(path, MAX_FILE_BYTES), path)
         document = _arguments(text) or _document(text, path)
         if not isinstance(document, dict):
             raise InputError("must hold a configuration's names and values")
@@ -111,12 +112,9 @@ def read_megatron_file(
         schedule = read_megatron(document, num_microbatches)
         # Megatron's 1F1B has no such transfers.
         overlap = schedule.num_chunks > 1 and bool(_value(document, "overlap_p2p_comm"))
-        facts: dict[str, Any] = {"overlap_p2p": overlap}
-        if layers := layers_per_stage(document):
-            facts["layers_per_stage"] = layers
-        return replace(schedule, facts=facts)
-
-    return from_file(path, parse)
+        layers = layers_per_stage(document)
+        facts = {"layers_per_stage": layers} if layers else {}
+        return replace(schedule, facts={"overlap_p2p": overlap, **facts})
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -150,16 +148,9 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _document(text: str, path: str | os.PathLike[str]) -> Any:
-    if text.lstrip().startswith("{"):
-        try:
-            return parse_json(text.encode(), path)
-        except InputError:
-            with suppress(Exception):  # with comments in it, as those of GPT-NeoX, it is YAML
-                import yaml  # type: ignore[import-untyped, unused-ignore]
-
-                return yaml.safe_load(text)
-            raise
-    try:
+    with suppress(InputError):
+        return parse_json(text.encode(), path)
+    try:  # JSON with comments in it, as that of GPT-NeoX, is YAML, too
         import yaml  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
         raise InputError("is not JSON; for YAML: pip install pyyaml") from None
@@ -168,7 +159,8 @@ def _document(text: str, path: str | os.PathLike[str]) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         reason = getattr(error, "problem", None) or "cannot be parsed"
-        raise InputError(f"is not YAML: {reason}", line=mark and mark.line + 1) from None
+        where = mark and mark.line + 1
+        raise InputError(f"is neither JSON nor YAML: {reason}", line=where) from None
 
 
 def _chunks(config: Any, stages: int) -> int | None:

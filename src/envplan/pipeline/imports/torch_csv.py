@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from envplan.errors import InputError, shown
+from envplan._files import decoded, read_bounded
+from envplan.errors import InputError, naming, shown
 from envplan.pipeline.dependencies import short_name
-from envplan.pipeline.imports.steps import (
+from envplan.pipeline.imports import (
+    MAX_FILE_BYTES,
     MOST_DIGITS,
     ImportedSchedule,
     Step,
-    from_file,
     scheduled,
 )
 from envplan.pipeline.schedules import LETTERS, SCHEDULES
@@ -64,7 +65,8 @@ def read_torch_csv(path: str | os.PathLike[str]) -> ImportedSchedule:
             action comes twice or contradicts another one.
     """
 
-    def parse(text: str) -> ImportedSchedule:
+    with naming(path):
+        text = decoded(read_bounded(path, MAX_FILE_BYTES), path)
         reader = csv.reader(io.StringIO(text, newline=""))
         try:
             rows = [row if any(map(str.strip, row)) else [] for row in reader]
@@ -73,8 +75,6 @@ def read_torch_csv(path: str | os.PathLike[str]) -> ImportedSchedule:
         while rows and not rows[-1]:
             rows.pop()
         return parse_rows(rows)
-
-    return from_file(path, parse)
 
 
 def parse_rows(rows: Sequence[Sequence[str]]) -> ImportedSchedule:
@@ -91,29 +91,20 @@ def parse_rows(rows: Sequence[Sequence[str]]) -> ImportedSchedule:
 
 def _row(line: int, row: Sequence[str]) -> Iterator[Step | str]:
     for column, cell in enumerate(map(str.strip, row), 1):
-        if not cell:
-            continue
-        found = _meaning(cell)
-        if not found:
+        overlap = _OVERLAP.fullmatch(cell)
+        parts = overlap[1].split(";") if overlap else [cell]
+        found = [_COMPUTE.fullmatch(part.strip()) for part in parts]
+        if all(found):
+            yield from (Step(_INSTRUCTIONS[m[2]], int(m[3]), int(m[1])) for m in found if m)
+        elif beside := _BESIDE.fullmatch(cell):
+            yield beside[2]
+        elif cell:
             raise InputError(
                 f"{shown(cell)} is no action that is known (such as 0F3, 0B3, 0I3, 0W3); is it of "
                 "another version of PyTorch?",
                 line=line,
                 column=column,
             )
-        yield from found
-
-
-def _meaning(cell: str) -> list[Step] | list[str]:
-    """The steps of a cell, or the name of what is left out; none of one that is not known."""
-    if (overlap := _OVERLAP.fullmatch(cell)) or _COMPUTE.fullmatch(cell):
-        parts = overlap[1].split(";") if overlap else [cell]
-        found = [match for part in parts if (match := _COMPUTE.fullmatch(part.strip()))]
-        if len(found) == len(parts):
-            return [Step(_INSTRUCTIONS[m[2]], int(m[3]), int(m[1])) for m in found]
-    elif match := _BESIDE.fullmatch(cell):
-        return [match[2]]
-    return []
 
 
 def read_torch_schedule(schedule: Any) -> ImportedSchedule:
@@ -137,14 +128,7 @@ def read_torch_schedule(schedule: Any) -> ImportedSchedule:
             f"a {type(schedule).__name__} is no schedule of torch.distributed.pipelining with an "
             "order of actions for each rank"
         )
-    rows = [[str(action or "") for action in order[rank]] for rank in sorted(order)]
-    try:
-        return parse_rows(rows)
-    except InputError as error:
-        if error.line is None:
-            raise
-        place = f"rank {error.line - 1}, action {error.column}"
-        raise InputError(f"{place}: {error.message}") from None
+    return parse_rows([[str(action or "") for action in order[rank]] for rank in sorted(order)])
 
 
 def as_torch_csv(pipeline: Pipeline) -> str:
