@@ -258,7 +258,7 @@ def _run(frontier: Frontier, draw: Any) -> dict[str, Any]:
 def _between(frontier: Frontier, part: float) -> float:
     """J: a part of what lies between the least relaxed energy and that at maximum frequency."""
     least = frontier.energy_at(frontier.min_energy_time)
-    return least + part * abs(frontier.max_frequency_plan().energy - least)
+    return max(0.0, least + part * abs(frontier.max_frequency_plan().energy - least))
 
 
 def _peak_w(frontier: Frontier) -> float:

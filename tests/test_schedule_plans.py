@@ -94,7 +94,7 @@ def test_a_gpu_with_several_model_stages_waits_once(name: str, chunks: int) -> N
 
 def test_a_profile_without_split_backwards_says_how_to_split_them() -> None:
     profile = Profile.builtin("a40-gpt3-1.3b-4stage")
-    with pytest.raises(InputError, match=r"no rows for backward_input on stage 3.*adjusted"):
+    with pytest.raises(InputError, match=r"no rows for backward_input on stage 3.*derive"):
         trace_frontier(Pipeline("zb-v", 2, 4), profile)
 
 
