@@ -83,19 +83,33 @@ class Outlook:
         """Share of requests that may be late."""
         return 1 - self.settings.slo_quantile / 100
 
+    def rate(self, stretch: Stretch) -> float:
+        """Requests per second, times its factor."""
+        begin, end, factor = stretch
+        return factor * sum(self.stream.counts(begin, end).values()) / (end - begin)
+
+    @cached_property
+    def busiest(self) -> Stretch:
+        """The stretch with the highest rate."""
+        return max(self.stretches, key=self.rate)
+
     def need(self, classes: Iterable[str], tp: int) -> Need:
-        """What these classes need in one pool of instances of a TP, headroom included."""
+        """What these classes need in one pool of instances of a TP, headroom included.
+
+        Instances are the most of all stretches. Their work is that of the busiest stretch whatever
+        the classes and the TP are, so that the powers of different pools can be compared.
+        """
         names = frozenset(classes)
-        needs = [
-            (factor, self.stream.need(begin, end, names, tp, self.late))
-            for begin, end, factor in self.stretches
-        ]
-        factor, most = max(needs, key=lambda pair: pair[0] * pair[1].instances)
+
+        def of(stretch: Stretch) -> Need:
+            begin, end, factor = stretch
+            need = self.stream.need(begin, end, names, tp, self.late)
+            return Need(*(factor * each for each in need[:3]), need.hopeless)
+
+        most = max((of(stretch) for stretch in self.stretches), key=lambda need: need.instances)
         room = 1 + self.settings.headroom / 100
-        return Need(
-            factor * most.instances * room, factor * most.busy, factor * most.decoding,
-            most.hopeless,
-        )  # fmt: skip
+        _, busy, decoding, _ = of(self.busiest)
+        return Need(most.instances * room, busy, decoding, most.hopeless)
 
     def count(self, classes: Iterable[str], tp: int) -> int:
         """Whole instances that these classes need."""
@@ -428,11 +442,6 @@ def _next(name: str, outlook: Outlook, now: float, *, shrinks: bool) -> Fleet:
     """
     stream, fleet, settings = outlook.stream, outlook.present, outlook.settings
 
-    def rate(stretch: Stretch) -> float:
-        """Requests per second, times its factor."""
-        begin, end, factor = stretch
-        return factor * sum(stream.counts(begin, end).values()) / (end - begin)
-
     def short(recent: Outlook) -> bool:
         """Whether some pool has fewer instances than what it serves needed of late."""
         for pool in fleet.values():
@@ -443,7 +452,7 @@ def _next(name: str, outlook: Outlook, now: float, *, shrinks: bool) -> Fleet:
 
     stretches = expected(stream, now, settings.epoch + settings.startup_s + SLOT_S)
     recent = Stretch(max(0.0, now - _RECENT_S), now, _RECENT)
-    unusual = rate(recent) > max(map(rate, stretches))
+    unusual = outlook.rate(recent) > max(map(outlook.rate, stretches))
     if not shrinks and not (unusual and short(replace(outlook, stretches=[recent]))):
         return fleet
     stretches += [recent] if unusual else []
