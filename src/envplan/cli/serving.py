@@ -69,7 +69,7 @@ class ServiceOptions:
 
     @cached_property
     def known(self) -> ServingProfile:
-        """The profile, with these SLOs. It warns of what the profile lacks for no SLO's sake."""
+        """The profile, with these SLOs."""
         from envplan.serving.classes import Slo
         from envplan.serving.profile import ServingProfile
 
@@ -82,14 +82,6 @@ class ServiceOptions:
             slos[name] = Slo(*times)
         profile = ServingProfile.open(self.profile)
         cmd.refuse_overwriting(profile)
-        if gaps := profile.gaps():
-            named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
-            more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
-            ui.warn(
-                f"{profile.name} has no rows for {', '.join(named[:_MOST_NAMED])}{more}, but for "
-                "fewer GPUs or a lower clock; no SLO explains that, and neither plans nor "
-                "baselines can use it"
-            )
         return profile.with_slos(slos, self.slo_scale)
 
 
@@ -260,15 +252,15 @@ def profile(
     if output is not None:
         known.save_copy(output)
     ui.draw(plot, lambda: pictures.serving_profile_figure(known, load))
-    columns = ("class", "tp", "frequency_mhz")
     document = {
         **ui.picked(known, "name gpu model source modelled sha256"),
         "load_tokens_s": load,
-        "gaps": [dict(zip(columns, gap, strict=True)) for gap in known.gaps()],
         "classes": {name: each.model_dump() for name, each in known.classes.items()},
         "configurations": [
             {
-                **dict(zip(columns, (name, curve.tp, curve.frequency_mhz), strict=True)),
+                "class": name,
+                "tp": curve.tp,
+                "frequency_mhz": curve.frequency_mhz,
                 "capacity_tokens_s": curve.capacity(each.slo),
                 "max_load_tokens_s": curve.max_load,
                 "energy_per_request_j": known.energy_per_request(curve, load)

@@ -57,15 +57,12 @@ class RequestClass(Model):
         input_tokens: mean length of its inputs.
         output_tokens: mean length of its outputs.
         ttft_slo_s, tbt_slo_s: what its requests are promised.
-        shared_by: among how many requests the profile's energy per request is shared, because they
-            are in the instance at the same time; 1 where it is already each request's own share.
     """
 
     input_tokens: Positive
     output_tokens: Positive
     ttft_slo_s: Positive
     tbt_slo_s: Positive = 0.1
-    shared_by: Positive = 1.0
 
     @property
     def slo(self) -> Slo:

@@ -76,7 +76,7 @@ def exact_plan(
         InputError: no load, no GPU, or an unknown class.
         NoAnswerError: the loads cannot be served; says which class and by how much.
     """
-    asked = Asked.about(profile, loads, gpus, merge=merge, one_frequency=one_frequency)
+    asked = Asked.about(profile, loads, gpus, merge, one_frequency)
     program, begin = _Program(profile, asked), time.monotonic()
     found, bound_kw = program.least_power(time_limit)
     fleets = [found] if found else []
@@ -86,7 +86,10 @@ def exact_plan(
         left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
         smallest, fewest = program.fewest_gpus(left)
         if (needed := math.ceil(fewest - _WHOLE)) > gpus:
-            raise too_few(profile, gpus, needed, smallest)
+            held = Counter[str]()
+            for pool in smallest:
+                held[pool.request_class] += pool.gpus
+            raise too_few(gpus, needed, held, "the loads need")
         if not smallest or sum(pool.gpus for pool in smallest) > gpus:
             raise NoAnswerError(
                 f"no plan was found within {time_limit:g} s; give it more with --time-limit"
@@ -137,24 +140,18 @@ def _sites(profile: ServingProfile, asked: Asked) -> list[_Site]:
 def _beaten(pair: Stretch, pairs: Iterable[Stretch]) -> bool:
     """Whether one segment of another clock, same TP, covers this one and never draws more."""
     curve, mine = pair
+    drawn = mine.power_low, mine.power_high
     for other, segment in pairs:
-        covers = segment.low <= mine.low and mine.high <= segment.high
-        if other is curve or other.tp != curve.tp or not covers:
-            continue
-        low, high = other.power_at(mine.low), other.power_at(mine.high)
-        less = low < mine.power_low or high < mine.power_high
-        never_more = low <= mine.power_low and high <= mine.power_high
-        if never_more and (less or other.frequency_mhz < curve.frequency_mhz):
-            return True
+        if other.tp == curve.tp and segment.low <= mine.low and mine.high <= segment.high:
+            there = other.power_at(mine.low), other.power_at(mine.high)
+            slower = other.frequency_mhz < curve.frequency_mhz
+            if there[0] <= drawn[0] and there[1] <= drawn[1] and (there != drawn or slower):
+                return True
     return False
 
 
 class _Program:
-    """The integer program; built once, solved for power or for GPUs.
-
-    Raises:
-        NoAnswerError: a class has no pool, though its SLO is met at some load.
-    """
+    """The integer program; built once, solved for power or for GPUs."""
 
     def __init__(self, profile: ServingProfile, asked: Asked) -> None:
         from ortools.math_opt.python import mathopt
@@ -172,11 +169,6 @@ class _Program:
             self._tie_clocks()
         for name, load in self._loads.items():
             shares = [site.routed[name] for site in self._sites if name in site.routed]
-            if not shares:
-                raise NoAnswerError(
-                    f"no configuration keeps the SLO of {name} at all loads from none up to what "
-                    "it carries"
-                )
             self._model.add_linear_constraint(sum(shares) == load / self._unit)
 
     def least_power(self, time_limit: float) -> tuple[list[Pool], float]:

@@ -121,8 +121,8 @@ class Asked(Model):
 
     @classmethod
     def about(
-        cls, profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True,
-        one_frequency: bool = False,
+        cls, profile: ServingProfile, loads: Mapping[str, float], gpus: int,
+        merge: bool = True, one_frequency: bool = False,
     ) -> Self:  # fmt: skip
         """The loads above zero, in the order of the classes; each can be served at some load.
 
@@ -143,7 +143,7 @@ class Asked(Model):
         wanted = {name: float(loads[name]) for name in CLASSES if loads.get(name)}
         if not wanted:
             raise InputError("there is no load; give at least one class tokens/s above 0")
-        check_reachable(profile, wanted, merge=merge)
+        check_reachable(profile, wanted, merge)
         slos = {name: profile.classes[name].slo for name in wanted}
         return cls(gpus=gpus, loads_tokens_s=wanted, slos=slos, merge=merge,
                    one_frequency=one_frequency)  # fmt: skip
@@ -373,8 +373,8 @@ def make_pool(
     )
 
 
-def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: bool = True) -> None:
-    """Every class has a configuration that meets its SLO at some load.
+def check_reachable(profile: ServingProfile, loads: Iterable[str], merge: bool = True) -> None:
+    """Every class, or with `merge` a higher one, has a configuration that meets the class's SLO.
 
     Raises:
         NoAnswerError: one has none; says which SLO it misses and the best there is.
@@ -383,11 +383,8 @@ def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: boo
         slo = profile.classes[name].slo
         curves = [curve for host in hosts(name, merge=merge) for curve in profile.of(host)]
         if not curves:
-            raise NoAnswerError(
-                f"no configuration of profile {profile.name} serves {name}"
-                + (" or a higher class" if merge else "")
-            )
-        if any(curve.segments(slo) for curve in curves):
+            raise NoAnswerError(f"no configuration of profile {profile.name} has memory for {name}")
+        if any(curve.capacity(slo) for curve in curves):
             continue
         apart = f"its tokens {slo.tbt_s:g} s apart"
         if paced := [curve.ttft_s[0] for curve in curves if curve.tbt_s[0] <= slo.tbt_s]:
@@ -398,20 +395,9 @@ def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: boo
         raise NoAnswerError(f"no configuration gives {name} {missed}; {best}")
 
 
-def too_few(
-    profile: ServingProfile, gpus: int, needed: int, pools: Iterable[Pool],
-    what: str = "the loads need at least",
-) -> NoAnswerError:  # fmt: skip
-    """That the fleet is too small, by how much, and which class takes most of these pools."""
-    by_class = Counter[str]()
-    for pool in pools:
-        brought = {
-            part.request_class: part.load_tokens_s
-            * profile.needed_for(part.request_class, pool.request_class)
-            for part in pool.serves
-        }
-        by_class[max(brought, key=brought.__getitem__)] += pool.gpus
-    most = "".join(f"; class {c} takes most, {n} GPUs" for c, n in by_class.most_common(1))
+def too_few(gpus: int, needed: int, held: Mapping[str, int], what: str) -> NoAnswerError:
+    """That the fleet is too small, by how much, and whose pools take most GPUs (`held`)."""
+    most = f"; class {max(held, key=held.__getitem__)} takes most" if held else ""
     return NoAnswerError(
-        f"{what} {needed} GPUs, {needed - gpus} more than the {gpus} there are{most}"
+        f"{what} at least {needed} GPUs, {needed - gpus} more than the {gpus} there are{most}"
     )

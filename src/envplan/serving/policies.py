@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -103,13 +104,12 @@ class Outlook:
 
         def of(stretch: Stretch) -> Need:
             begin, end, factor = stretch
-            need = self.stream.need(begin, end, names, tp, self.late)
-            return Need(*(factor * each for each in need[:3]), need.hopeless)
+            instances, busy, decoding, hopeless = self.stream.need(begin, end, names, tp, self.late)
+            return Need(factor * instances, factor * busy, factor * decoding, hopeless)
 
-        most = max((of(stretch) for stretch in self.stretches), key=lambda need: need.instances)
+        work, most = of(self.busiest), max(map(of, self.stretches), key=itemgetter(0))
         room = 1 + self.settings.headroom / 100
-        _, busy, decoding, _ = of(self.busiest)
-        return Need(most.instances * room, busy, decoding, most.hopeless)
+        return work._replace(instances=most.instances * room, hopeless=most.hopeless)
 
     def count(self, classes: Iterable[str], tp: int) -> int:
         """Whole instances that these classes need."""
