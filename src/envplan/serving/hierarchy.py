@@ -21,7 +21,7 @@ import numpy as np
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, hosts
 from envplan.serving.phases import FloatArray
-from envplan.serving.plan import Asked, Instances, Pool, ServingPlan, make_plan, make_pool, too_few
+from envplan.serving.plan import Asked, Pool, ServingPlan, make_plan, make_pool, too_few
 from envplan.serving.profile import Curve, ServingProfile
 
 _ROOM: Final = 1 + 1e-12  # for rounding, where loads are compared with capacities
@@ -192,7 +192,7 @@ def hierarchical_pools(profile: ServingProfile, asked: Asked) -> list[Pool]:
         instances = []
         for tp, count in sorted(counts.items(), reverse=True):
             load = min(model.most[tp], sized.load / carried * model.most[tp])
-            instances.append(Instances(model.best(tp, load), count, load))
+            instances.append((model.best(tp, load), count, load))
         pools.append(make_pool(model.name, model.slo, sized.served, instances))
     return pools
 

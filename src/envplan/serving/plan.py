@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field
 
@@ -341,36 +341,24 @@ def _baseline(profile: ServingProfile, loads: Mapping[str, float]) -> Baseline |
     return Baseline(gpus=gpus, power_w=power)
 
 
-class Instances(NamedTuple):
-    """Instances that are alike: their configuration, how many, and the load of each, tokens/s."""
-
-    curve: Curve
-    number: int
-    load: float
-
-
 def make_pool(
-    name: str, slo: Slo, served: Mapping[str, float], instances: Iterable[Instances]
+    name: str, slo: Slo, served: Mapping[str, float], instances: Iterable[tuple[Curve, int, float]]
 ) -> Pool:
-    """A pool of a class that serves so many tokens/s of these classes."""
-    parts = [(known, served[known]) for known in CLASSES if known in served]
-    return Pool(
-        request_class=name,
-        slo=slo,
-        serves=[Served(request_class=known, load_tokens_s=load) for known, load in parts],
-        groups=[
-            Group(
-                tp=curve.tp,
-                frequency_mhz=curve.frequency_mhz,
-                instances=number,
-                load_tokens_s=load,
-                power_w=curve.power_at(load),
-                ttft_s=curve.latencies_at(load)[0],
-                tbt_s=curve.latencies_at(load)[1],
-            )
-            for curve, number, load in instances
-        ],
-    )
+    """A pool of a class.
+
+    Args:
+        served: tokens/s by class.
+        instances: configuration, number and load of each (tokens/s) of those that are alike.
+    """
+    parts = [Served(request_class=c, load_tokens_s=served[c]) for c in CLASSES if c in served]
+    groups = []
+    for curve, number, load in instances:
+        (ttft, tbt), watts = curve.latencies_at(load), curve.power_at(load)
+        groups.append(
+            Group(tp=curve.tp, frequency_mhz=curve.frequency_mhz, instances=number,
+                  load_tokens_s=load, power_w=watts, ttft_s=ttft, tbt_s=tbt)
+        )  # fmt: skip
+    return Pool(request_class=name, slo=slo, serves=parts, groups=groups)
 
 
 def check_reachable(profile: ServingProfile, loads: Iterable[str], merge: bool = True) -> None:

@@ -205,11 +205,11 @@ def merged(outlook: Outlook) -> list[Choice]:
 def best_split(outlook: Outlook) -> list[Choice]:
     """Pools as least_power has them, or those that run where others draw hardly less."""
     drawn, split = least_power(outlook)
-    tps = {name: pool.tp for pool in outlook.present.values() for name in pool.serves}
-    if tps.keys() >= set(outlook.classes):
-        present: dict[int, list[str]] = {}
-        for name in outlook.classes:
-            present.setdefault(tps[name], []).append(name)
+    if outlook.present.routes.keys() >= set(outlook.classes):
+        pools = [
+            (p.tp, [c for c in outlook.classes if c in p.serves]) for p in outlook.present.values()
+        ]
+        present = {tp: names for tp, names in pools if names}
         if outlook.worth * _power(outlook, present) <= drawn:
             split = present
     name = _home(outlook.classes)
@@ -226,21 +226,16 @@ def least_power(outlook: Outlook) -> tuple[float, Mapping[int, Sequence[str]]]:
     tps = {name: outlook.quick([name], outlook.able([name])) for name in outlook.classes}
     order = sorted(tps, key=lambda name: -_power(outlook, {tps[name][0]: [name]}))
     best: tuple[float, Mapping[int, Sequence[str]]] = (math.inf, {})
-
-    def branch(split: Mapping[int, Sequence[str]], rest: Sequence[str], power: float) -> None:
-        nonlocal best
-        if power >= best[0]:
-            return
-        if not rest:
+    left = [(0.0, dict[int, Sequence[str]](), 0)]  # power, split, and how many classes it has
+    while left:
+        power, split, done = left.pop()
+        if power < best[0] and done == len(order):
             best = (power, split)
-            return
-        name, *others = rest
-        grown = [{**split, tp: [*split.get(tp, ()), name]} for tp in tps[name]]
-        drawn = [(_power(outlook, each), each) for each in grown]
-        for watts, each in sorted(drawn, key=lambda pair: pair[0]):
-            branch(each, others, watts)
-
-    branch({}, order, 0.0)
+        elif power < best[0]:
+            name = order[done]
+            grown = [{**split, tp: [*split.get(tp, ()), name]} for tp in tps[name]]
+            drawn = [(_power(outlook, each), each, done + 1) for each in grown]
+            left += sorted(drawn, key=itemgetter(0), reverse=True)
     return best
 
 
