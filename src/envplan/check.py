@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from envplan._documents import MAX_DOCUMENT_BYTES
 from envplan._files import is_file, parse_json, read_bounded
-from envplan._words import describe_profile, significant
+from envplan._words import counted, describe_profile, significant
 from envplan.errors import InputError, naming, shown
 
 __all__ = ["Checked", "check_file"]
@@ -184,7 +184,8 @@ def _serving_profile(given: _Given) -> list[str]:
 
     profile = ServingProfile.read_csv(given.file)
     return [
-        f"{len(profile.classes)} classes, {len(profile.curves)} configurations, no holes",
+        f"{counted(len(profile.classes), 'class')}, "
+        f"{counted(len(profile.curves), 'configuration')}, no holes",
         f"source: {profile.source or 'not said'}",
     ]
 
@@ -201,7 +202,8 @@ def _serving_clocks(given: _Given) -> list[str]:
 
     applied = ServingApplied.load(given.file)
     return [
-        f"{len(applied.instances)} instances on {applied.nodes} nodes, no GPU used twice",
+        f"{counted(len(applied.instances), 'instance')} on {counted(applied.nodes, 'node')}, no "
+        "GPU used twice",
         f"clocks were checked against those of: {applied.clocks_source}",
     ]
 

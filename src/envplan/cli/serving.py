@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envplan._files import atomic_write
+from envplan._words import counted
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
@@ -532,8 +533,11 @@ def apply(
         )
 
     def tell() -> None:
-        used = sum(instance.tp for instance in applied.instances)
-        ui.say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
+        used = counted(sum(instance.tp for instance in applied.instances), "GPU")
+        ui.say(
+            f"{counted(len(applied.instances), 'instance')} on {used} of "
+            f"{counted(applied.nodes, 'node')}"
+        )
         for asked, given in sorted({(i.planned_mhz, i.clock_mhz) for i in applied.instances}):
             if asked != given:
                 ui.say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")

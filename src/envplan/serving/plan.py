@@ -15,6 +15,7 @@ from pydantic import Field
 
 from envplan._files import is_file
 from envplan._model import Count, Document, Model
+from envplan._words import counted
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES, Class, Positive, Slo, check_class, hosts, serves
 from envplan.serving.profile import Curve, ServingProfile, builtin_profiles
@@ -247,9 +248,9 @@ class ServingPlan(Document):
             raise InputError(problem)
         loads = self.asked.loads_tokens_s
         return [
-            f"{len(loads)} classes with {sum(loads.values()):g} tokens/s are served, all within "
-            "their SLOs by the profile",
-            f"{self.gpus} of {self.asked.gpus} GPUs draw {self.power:.6g} W",
+            f"served, all within their SLOs by the profile: {counted(len(loads), 'class')} with "
+            f"{sum(loads.values()):g} tokens/s",
+            f"GPUs: {self.gpus} of {self.asked.gpus}, drawing {self.power:.6g} W",
         ]
 
 
