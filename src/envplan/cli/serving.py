@@ -282,20 +282,19 @@ def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None
     facts = [text for text in (profile.model, profile.gpu, profile.source) if text]
     modelled = [f"modelled: {profile.modelled}"] if profile.modelled else []
     ui.say(profile.name + (f" ({', '.join(facts)})" if facts else ""), *modelled)
-    table: dict[str, dict[str, str]] = {}  # by class and header
-    headers = dict.fromkeys(("TTFT (s)", "TBT (s)"))
+    names = [name for name in profile.classes if profile.of(name)]
+    slos = [profile.classes[name].slo for name in names]
+    columns: dict[str, list[Any]] = {
+        "class": names,
+        "TTFT (s)": [f"{slo.ttft_s:g}" for slo in slos],
+        "TBT (s)": [f"{slo.tbt_s:g}" for slo in slos],
+    }
     for known in sorted(document["configurations"], key=lambda c: (c["tp"], c["frequency_mhz"])):
-        slo, energy = profile.classes[known["class"]].slo, known["energy_per_request_j"]
-        row = table.setdefault(known["class"], {})
-        row |= {"TTFT (s)": f"{slo.ttft_s:g}", "TBT (s)": f"{slo.tbt_s:g}"}
-        headers[header := f"TP{known['tp']} {known['frequency_mhz']}"] = None
-        row[header] = energy and f"{energy / 3600:.2f}"
-    names = [name for name in profile.classes if name in table]
-    load = document["load_tokens_s"]
-    ui.print_columns(
-        f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz",
-        {"class": names} | {header: [table[n].get(header) for n in names] for header in headers},
-    )
+        header, energy = f"TP{known['tp']} {known['frequency_mhz']}", known["energy_per_request_j"]
+        column = columns.setdefault(header, [None] * len(names))
+        column[names.index(known["class"])] = energy and f"{energy / 3600:.2f}"
+    title = f"Energy per request (Wh) at {document['load_tokens_s']:g} tokens/s per instance"
+    ui.print_columns(f"{title}, by TP and MHz", columns)
 
 
 @cmd.takes(

@@ -124,11 +124,8 @@ def _known(name: str) -> str:
 Class = Annotated[str, AfterValidator(_known)]
 
 
-def check_class(name: str, **where: Any) -> str:
-    """`name`, which a user gave, in a file or elsewhere.
-
-    Args:
-        where: path, line and column, for InputError.
+def check_class(name: str) -> str:
+    """`name`, which a user gave.
 
     Raises:
         InputError: there is no such class.
@@ -136,4 +133,4 @@ def check_class(name: str, **where: Any) -> str:
     try:
         return _known(name)
     except ValueError as error:
-        raise InputError(str(error), **where) from None
+        raise InputError(str(error)) from None

@@ -217,15 +217,13 @@ class ServingPlan(Document):
         Raises:
             InputError: there is none.
         """
-        if given is None and self.profile.path is not None and is_file(self.profile.path):
-            given = self.profile.path
-        if given is None and self.profile.name not in builtin_profiles():
+        name, path = self.profile.name, self.profile.path
+        found = given or (path if path is not None and is_file(path) else name)
+        if found == name and not given and name not in builtin_profiles():
             raise InputError(
-                f"the plan's profile {self.profile.name} is not where it was; name it with "
-                "--profile",
-                path=self.profile.path,
+                f"the plan's profile {name} is not where it was; name it with --profile", path=path
             )
-        return ServingProfile.open(given or self.profile.name)
+        return ServingProfile.open(found)
 
     def check(self, profile: ServingProfile, *, force: bool = False) -> list[str]:
         """Prove from the profile that the plan serves its loads within SLOs and GPUs.

@@ -395,12 +395,9 @@ def replay(name: str, stream: Stream, settings: Settings) -> Simulation:
     if name not in POLICIES:
         raise InputError(f"there is no policy {name!r}; there are: {', '.join(POLICIES)}")
     past, duration = SLOT_S * math.ceil(settings.past / SLOT_S), stream.trace.duration_s
-    if not stream.counts(past, duration):
-        raise InputError(
-            f"no request comes after a past of {past:g} s; the trace is {duration:g} s long"
-        )
-    if past and not stream.counts(0.0, past):
-        raise InputError(f"no request comes in a past of {past:g} s")
+    for where, begin, end in (("in", 0.0, past), ("after", past, duration)):
+        if (past or where == "after") and not stream.counts(begin, end):
+            raise InputError(f"no request comes {where} a past of {past:g} s of {duration:g} s")
     machines = Machines(stream.since(past) if past else stream, settings)
     fleet = _plan(name, Outlook(stream, settings, _first(stream, past)))
     machines.adopt(fleet, 0.0, warm=True)
