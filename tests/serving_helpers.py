@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from envplan.serving.classes import CLASSES
-from envplan.serving.profile import ServingProfile
+from envplan.serving.classes import CLASSES, RequestClass, filled
+from envplan.serving.profile import Curve, ServingProfile
 
 #: Loads of small profiles are multiples of this, tokens/s.
 UNIT = 10
@@ -24,31 +23,42 @@ Curves = Mapping[tuple[str, int, int], Iterable[tuple[int, float]]]
 EQUAL = {"input_tokens": 1, "output_tokens": 1, "ttft_slo_s": 1.0, "tbt_slo_s": 1.0}
 
 
-def small_serving_profile(curves: Curves, **classes: Mapping[str, float]) -> ServingProfile:
+def small_serving_profile(curves: Curves) -> ServingProfile:
     """Configurations that answer at once, of classes that are all equally long."""
-    rows = [
+    return profile_of(
         row(name, tp, clock, load * UNIT, power_w=power)
         for (name, tp, clock), points in curves.items()
         for load, power in points
-    ]
-    known = dict.fromkeys(CLASSES, EQUAL) | classes
-    return profile_of(rows, sidecar={"classes": known})
+    )
 
 
 def profile_of(
-    rows: Iterable[Mapping[str, Any]], sidecar: Mapping[str, Any] | None = None
+    rows: Iterable[Mapping[str, Any]], classes: Mapping[str, Mapping[str, float]] | None = None
 ) -> ServingProfile:
-    """The profile of these rows by class and load."""
-    with TemporaryDirectory() as folder:
-        pd.DataFrame(rows).to_csv(Path(folder, "p.csv"), index=False)
-        Path(folder, "p.meta.json").write_text(json.dumps(sidecar or {}))
-        return ServingProfile.read_csv(Path(folder, "p.csv"))
+    """A profile of any curves; below the lowest load of a configuration they are flat."""
+    points: dict[tuple[str, int, int], list[tuple[float, ...]]] = {}
+    for each in rows:
+        name, tp, clock, *values = each.values()
+        mine = points.setdefault((name, tp, clock), [])
+        if not mine and values[0] > 0:
+            mine.append((0.0, *values[1:]))
+        mine.append(tuple(values))
+    curves = {key: Curve(*key, *np.array(mine, dtype=float).T) for key, mine in points.items()}
+    known = {
+        name: RequestClass(**lengths)
+        for name, lengths in filled(dict.fromkeys(CLASSES, EQUAL) | (classes or {})).items()
+    }
+    sha256 = hashlib.sha256(repr(points).encode()).hexdigest()
+    return ServingProfile("small", Path("small.csv"), sha256, curves, known, {})
 
 
-def row(name: str, tp: int, clock: int, load: float, **cells: Any) -> dict[str, Any]:
-    """A row of a profile, fast enough for every SLO unless `cells` say otherwise."""
-    head = {"class": name, "tp": tp, "frequency": clock, "load": load}
-    return head | {"ttft_s": 0.1, "tbt_s": 0.01} | cells
+def row(
+    name: str, tp: int, clock: int, load: float, *, power_w: float, ttft_s: float = 0.1,
+    tbt_s: float = 0.01,
+) -> dict[str, Any]:  # fmt: skip
+    """A point of a curve, fast enough for every SLO unless it says otherwise."""
+    return {"class": name, "tp": tp, "frequency": clock, "load": load, "power_w": power_w,
+            "ttft_s": ttft_s, "tbt_s": tbt_s}  # fmt: skip
 
 
 #: TTFT slope of a configuration, s per unit of load: where it meets STRICT and LOOSE.
@@ -67,7 +77,7 @@ def queueing_profile(curves: Curves, slopes: Slopes) -> ServingProfile:
         "SS": EQUAL | {"ttft_slo_s": STRICT},
         "LS": EQUAL | {"ttft_slo_s": LOOSE},
     }
-    return profile_of(rows, sidecar={"classes": classes})
+    return profile_of(rows, classes)
 
 
 class BruteForce:
@@ -133,8 +143,9 @@ def least_power_within_slos(
     )
 
 
-def write_profile(path: Path, lines: Iterable[str]) -> Path:
-    """A profile CSV with these lines below the header."""
-    header = "class,tp,frequency,load,energy_per_request_j,power_w,ttft_s,tbt_s"
-    path.write_text("\n".join([header, *lines]) + "\n")
+def write_profile(path: Path, lines: Iterable[str], **sidecar: Any) -> Path:
+    """A profile CSV with these lines below the header, and its sidecar."""
+    path.write_text("\n".join(["tp,frequency,phase,size,time_s,power_w", *lines]) + "\n")
+    memory = {"kv_tokens": {str(tp): 1e5 for tp in (1, 2, 4)}}
+    path.with_suffix(".meta.json").write_text(json.dumps(memory | sidecar))
     return path

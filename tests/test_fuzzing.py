@@ -48,8 +48,8 @@ RELEASED = Path(__file__).parent / "fixtures" / "v0.1"
 SCHEDULES = Path(__file__).parents[1] / "examples" / "schedules"
 PIPELINE = Pipeline("1f1b", num_stages=2, num_microbatches=4)
 SERVING = (
-    b"class,tp,frequency,load,power_w,ttft_s,tbt_s\n"
-    b"SS,2,1000,0,100,0.1,0.01\nSS,2,1000,500,200,0.2,0.02\nSM,4,1200,0,90,0.1,0.01\n"
+    b"tp,frequency,phase,size,time_s,power_w\n"
+    b"2,1000,idle,0,0,90\n2,1000,prefill,512,0.1,900\n2,1000,decode,8,0.02,700\n"
 )
 AZURE = (
     b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -93,6 +93,12 @@ def read_journal(path: Path) -> Any:
         return journal.rows
 
 
+def read_serving_profile(path: Path) -> ServingProfile:
+    """With a sidecar that fits SERVING."""
+    path.with_suffix(".meta.json").write_text('{"kv_tokens": {"2": 9000}}')
+    return ServingProfile.read_csv(path)
+
+
 #: What each kind of file is, its suffix and what reads it.
 READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
     "profile": (released("profile.csv"), ".csv", Profile.read_csv),
@@ -110,7 +116,7 @@ READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
     "sweep": (released("sweep.toml"), ".toml", read_config),
     "serving plan": (released("serving-plan.json"), ".json", ServingPlan.load),
     "serving clocks": (released("serving.clocks.json"), ".json", ServingApplied.load),
-    "serving profile": (SERVING, ".csv", ServingProfile.read_csv),
+    "serving profile": (SERVING, ".csv", read_serving_profile),
     "Azure's trace": (AZURE, ".csv", Trace.read_csv),
     "lists of clocks": (ZEUS, ".py", lambda path: read_clocks(path, PIPELINE)),
     "Kareus's overlaps": (OVERLAPS, ".py", read_overlaps),

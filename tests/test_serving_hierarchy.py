@@ -7,11 +7,10 @@ import pytest
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import Slo
-from envplan.serving.exact import exact_plan
-from envplan.serving.hierarchy import PoolModel, SizedPool, hierarchical_plan, reshard, size_pools
+from envplan.serving.hierarchy import PoolModel, SizedPool, reshard, size_pools
 from envplan.serving.plan import Asked
 from envplan.serving.profile import ServingProfile
-from serving_helpers import EQUAL, profile_of, row, small_serving_profile
+from serving_helpers import small_serving_profile
 
 
 def sized(profile: ServingProfile, loads: dict[str, float], gpus: int) -> list[SizedPool]:
@@ -40,19 +39,6 @@ def test_the_pool_manager_goes_denser_where_gpus_run_short() -> None:
     assert sized(profile, {"SS": 200.0}, 7)[0].tp == 1
     with pytest.raises(NoAnswerError, match="2 GPUs, 1 more than the 1 there are; class SS"):
         sized(profile, {"SS": 200.0}, 1)
-
-
-def test_a_class_that_the_pool_manager_cannot_place_is_named() -> None:
-    # SS is quick enough only under load, which the exact planner can use and managers cannot.
-    rows = [
-        row("SS", 2, 1000, 0, power_w=10, ttft_s=2.0),
-        row("SS", 2, 1000, 100, power_w=50, ttft_s=0.1),
-        row("SM", 2, 1000, 0, power_w=10, ttft_s=2.0),
-    ]
-    profile = profile_of(rows, sidecar={"classes": {"SS": EQUAL}})
-    assert exact_plan(profile, {"SS": 90.0}, 8).gpus == 2
-    with pytest.raises(NoAnswerError, match=r"no pool for SS.* the exact planner may"):
-        hierarchical_plan(profile, {"SS": 90.0}, 8)
 
 
 def test_the_instance_manager_reshards_where_that_draws_less() -> None:

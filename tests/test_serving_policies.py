@@ -123,6 +123,17 @@ def test_needs_grow_with_bursts_at_the_same_load() -> None:
     assert bursty.instances > 3 * calm.instances
 
 
+def test_pools_are_compared_by_the_same_work() -> None:
+    """However classes are sorted into pools, their work adds up to the same."""
+    stretches = [Stretch(0.0, 1800.0), Stretch(1800.0, 2400.0, 1.25), Stretch(2400.0, 3400.0)]
+    outlook = Outlook(stream_of(Trace.open(HOURS[1])), Settings(), stretches)
+    for tp in outlook.stream.clocks:
+        together = outlook.need(outlook.classes, tp)
+        apart = [outlook.need([name], tp) for name in outlook.classes]
+        assert sum(need.busy for need in apart) == pytest.approx(together.busy)
+        assert sum(need.decoding for need in apart) == pytest.approx(together.decoding)
+
+
 def a_fleet(tp: int, count: int) -> Fleet:
     """One pool for everything."""
     return Fleet({"LL": PoolSpec("LL", frozenset(CLASSES), tp, 1980, count)})

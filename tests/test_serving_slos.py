@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from hypothesis import given, settings
@@ -18,7 +20,7 @@ from envplan.serving.policies import POLICIES, simulate
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.trace import Trace
-from serving_helpers import profile_of, row
+from serving_helpers import profile_of, row, write_profile
 
 LOADS = st.lists(st.integers(1, 3000), min_size=1, max_size=4, unique=True)
 TTFT, TBT = st.floats(0.01, 3.0), st.floats(0.005, 0.15)
@@ -26,17 +28,14 @@ TTFT, TBT = st.floats(0.01, 3.0), st.floats(0.005, 0.15)
 
 @st.composite
 def profiles(draw: st.DrawFn) -> ServingProfile:
-    """Up to four classes on any TP at two clocks; latencies rise with load, or do as they like."""
+    """Up to four classes on any TP at two clocks; latencies rise with load."""
     rows = []
-    rising = draw(st.booleans())
     for name in draw(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=4, unique=True)):
         for tp in draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, unique=True)):
             for clock in draw(st.sampled_from([[1000], [2000], [1000, 2000]])):
                 loads = sorted(draw(st.sampled_from([{0}, set[int]()])) | set(draw(LOADS)))
-                ttft = draw(st.lists(TTFT, min_size=len(loads), max_size=len(loads)))
-                tbt = draw(st.lists(TBT, min_size=len(loads), max_size=len(loads)))
-                if rising:
-                    ttft, tbt = sorted(ttft), sorted(tbt)
+                ttft = sorted(draw(st.lists(TTFT, min_size=len(loads), max_size=len(loads))))
+                tbt = sorted(draw(st.lists(TBT, min_size=len(loads), max_size=len(loads))))
                 for load, first, between in zip(loads, ttft, tbt, strict=True):
                     power = draw(st.floats(10, 700)) * tp
                     latencies = {"ttft_s": first, "tbt_s": between}
@@ -85,16 +84,16 @@ def profiles_by_phases(draw: st.DrawFn) -> ServingProfile:
     rows, watts = [], st.floats(50, 700)
     tps = draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=2, unique=True))
     for tp, clock in product(tps, (1000, 2000)):
-        rows.append((tp, clock, "idle", 0, 0, tp * 50))
+        rows.append(f"{tp},{clock},idle,0,0,{tp * 50}")
         for phase, longest in (("prefill", 5.0), ("decode", 0.15)):
             sizes = draw(st.lists(st.integers(1, 4000), min_size=1, max_size=3, unique=True))
             rows += [
-                (tp, clock, phase, size, draw(st.floats(1e-3, longest)), tp * draw(watts))
+                f"{tp},{clock},{phase},{size},{draw(st.floats(1e-3, longest))},{tp * draw(watts)}"
                 for size in sorted(sizes)
             ]
-    columns = ("tp", "frequency", "phase", "size", "time_s", "power_w")
     memory = {str(tp): draw(st.sampled_from([300, 10_000, 500_000])) for tp in tps}
-    return profile_of([dict(zip(columns, row, strict=True)) for row in rows], {"kv_tokens": memory})
+    with TemporaryDirectory() as folder:
+        return ServingProfile.read_csv(write_profile(Path(folder, "p.csv"), rows, kv_tokens=memory))
 
 
 @settings(max_examples=20, deadline=None)
@@ -106,6 +105,8 @@ def test_any_profile_by_phases_can_be_replayed_under_every_policy(
     arrival = np.concatenate([60.0 * k + np.linspace(0, 59, n) for k, n in enumerate(counts)])
     trace = Trace("any", arrival, None, None, np.full(len(arrival), place, dtype=np.uint8))
     policy = data.draw(st.sampled_from(list(POLICIES)))
+    for curve in profile.curves.values():
+        assert min(map(np.min, map(np.diff, (curve.ttft_s, curve.tbt_s)))) >= 0
     try:
         result = simulate(profile, trace, policy, Settings(gpus=256, epoch=600.0))
     except NoAnswerError:

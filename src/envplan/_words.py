@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 stage`, `2 stages`, `2 microbatches`."""
-    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    """`1 stage`, `2 stages`, `2 microbatches`, `2 classes`."""
+    ending = "" if count == 1 else "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{count} {noun}{ending}"
 
 

@@ -12,7 +12,7 @@ from pydantic import FiniteFloat, create_model
 from envplan._files import is_file, parse_json, read_bounded
 from envplan._model import MAX_DOCUMENT_BYTES
 from envplan._tables import read_table
-from envplan._words import describe_profile, significant
+from envplan._words import counted, describe_profile, significant
 from envplan.cluster import read_slowdowns
 from envplan.costs.rates import read_rate
 from envplan.enforce.freqplan import FrequencyPlan
@@ -186,7 +186,8 @@ def _serving_clocks(given: _Given) -> list[str]:
 
     applied = ServingApplied.load(given.file)
     return [
-        f"{len(applied.instances)} instances on {applied.nodes} nodes, no GPU used twice",
+        f"{counted(len(applied.instances), 'instance')} on {counted(applied.nodes, 'node')}, no "
+        "GPU used twice",
         f"clocks were checked against those of: {applied.clocks_source}",
     ]
 
@@ -284,7 +285,8 @@ def _serving_profile(given: _Given) -> list[str]:
 
     profile = ServingProfile.read_csv(given.file)
     return [
-        f"{len(profile.classes)} classes, {len(profile.curves)} configurations, no holes",
+        f"{counted(len(profile.classes), 'class')}, "
+        f"{counted(len(profile.curves), 'configuration')}, no holes",
         f"source: {profile.source or 'not said'}",
     ]
 

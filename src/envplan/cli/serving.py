@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envplan._files import atomic_write
+from envplan._words import counted
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
@@ -69,7 +70,7 @@ class ServiceOptions:
 
     @cached_property
     def known(self) -> ServingProfile:
-        """The profile, with these SLOs. It warns of what the profile lacks for no SLO's sake."""
+        """The profile, with these SLOs."""
         from envplan.serving.classes import Slo
         from envplan.serving.profile import ServingProfile
 
@@ -82,14 +83,6 @@ class ServiceOptions:
             slos[name] = Slo(*times)
         profile = ServingProfile.open(self.profile)
         cmd.refuse_overwriting(profile.path, profile.sidecar)
-        if gaps := profile.gaps():
-            named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
-            more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
-            ui.warn(
-                f"{profile.name} has no rows for {', '.join(named[:_MOST_NAMED])}{more}, but for "
-                "fewer GPUs or a lower clock; no SLO explains that, and neither plans nor "
-                "baselines can use it"
-            )
         return profile.with_slos(slos, self.slo_scale)
 
 
@@ -260,15 +253,15 @@ def profile(
     if output is not None:
         known.save_copy(output)
     ui.draw(plot, lambda: pictures.serving_profile_figure(known, load))
-    columns = ("class", "tp", "frequency_mhz")
     document = {
         **ui.picked(known, "name gpu model source modelled sha256"),
         "load_tokens_s": load,
-        "gaps": [dict(zip(columns, gap, strict=True)) for gap in known.gaps()],
         "classes": {name: each.model_dump() for name, each in known.classes.items()},
         "configurations": [
             {
-                **dict(zip(columns, (name, curve.tp, curve.frequency_mhz), strict=True)),
+                "class": name,
+                "tp": curve.tp,
+                "frequency_mhz": curve.frequency_mhz,
                 "capacity_tokens_s": curve.capacity(each.slo),
                 "max_load_tokens_s": curve.max_load,
                 "energy_per_request_j": known.energy_per_request(curve, load)
@@ -289,20 +282,19 @@ def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None
     facts = [text for text in (profile.model, profile.gpu, profile.source) if text]
     modelled = [f"modelled: {profile.modelled}"] if profile.modelled else []
     ui.say(profile.name + (f" ({', '.join(facts)})" if facts else ""), *modelled)
-    table: dict[str, dict[str, str]] = {}  # by class and header
-    headers = dict.fromkeys(("TTFT (s)", "TBT (s)"))
+    names = [name for name in profile.classes if profile.of(name)]
+    slos = [profile.classes[name].slo for name in names]
+    columns: dict[str, list[Any]] = {
+        "class": names,
+        "TTFT (s)": [f"{slo.ttft_s:g}" for slo in slos],
+        "TBT (s)": [f"{slo.tbt_s:g}" for slo in slos],
+    }
     for known in sorted(document["configurations"], key=lambda c: (c["tp"], c["frequency_mhz"])):
-        slo, energy = profile.classes[known["class"]].slo, known["energy_per_request_j"]
-        row = table.setdefault(known["class"], {})
-        row |= {"TTFT (s)": f"{slo.ttft_s:g}", "TBT (s)": f"{slo.tbt_s:g}"}
-        headers[header := f"TP{known['tp']} {known['frequency_mhz']}"] = None
-        row[header] = energy and f"{energy / 3600:.2f}"
-    names = [name for name in profile.classes if name in table]
-    load = document["load_tokens_s"]
-    ui.print_columns(
-        f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz",
-        {"class": names} | {header: [table[n].get(header) for n in names] for header in headers},
-    )
+        header, energy = f"TP{known['tp']} {known['frequency_mhz']}", known["energy_per_request_j"]
+        column = columns.setdefault(header, [None] * len(names))
+        column[names.index(known["class"])] = energy and f"{energy / 3600:.2f}"
+    title = f"Energy per request (Wh) at {document['load_tokens_s']:g} tokens/s per instance"
+    ui.print_columns(f"{title}, by TP and MHz", columns)
 
 
 @cmd.takes(
@@ -540,8 +532,11 @@ def apply(
         )
 
     def tell() -> None:
-        used = sum(instance.tp for instance in applied.instances)
-        ui.say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
+        used = counted(sum(instance.tp for instance in applied.instances), "GPU")
+        ui.say(
+            f"{counted(len(applied.instances), 'instance')} on {used} of "
+            f"{counted(applied.nodes, 'node')}"
+        )
         for asked, given in sorted({(i.planned_mhz, i.clock_mhz) for i in applied.instances}):
             if asked != given:
                 ui.say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")

@@ -57,15 +57,12 @@ class RequestClass(Model):
         input_tokens: mean length of its inputs.
         output_tokens: mean length of its outputs.
         ttft_slo_s, tbt_slo_s: what its requests are promised.
-        shared_by: among how many requests the profile's energy per request is shared, because they
-            are in the instance at the same time; 1 where it is already each request's own share.
     """
 
     input_tokens: Positive
     output_tokens: Positive
     ttft_slo_s: Positive
     tbt_slo_s: Positive = 0.1
-    shared_by: Positive = 1.0
 
     @property
     def slo(self) -> Slo:
@@ -127,11 +124,8 @@ def _known(name: str) -> str:
 Class = Annotated[str, AfterValidator(_known)]
 
 
-def check_class(name: str, **where: Any) -> str:
-    """`name`, which a user gave, in a file or elsewhere.
-
-    Args:
-        where: path, line and column, for InputError.
+def check_class(name: str) -> str:
+    """`name`, which a user gave.
 
     Raises:
         InputError: there is no such class.
@@ -139,4 +133,4 @@ def check_class(name: str, **where: Any) -> str:
     try:
         return _known(name)
     except ValueError as error:
-        raise InputError(str(error), **where) from None
+        raise InputError(str(error)) from None

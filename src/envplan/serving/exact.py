@@ -29,15 +29,7 @@ from typing import Any, Final
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, hosts
 from envplan.serving.hierarchy import hierarchical_pools
-from envplan.serving.plan import (
-    Asked,
-    Instances,
-    Pool,
-    ServingPlan,
-    make_plan,
-    make_pool,
-    too_few,
-)
+from envplan.serving.plan import Asked, Pool, ServingPlan, make_plan, make_pool, too_few
 from envplan.serving.profile import Curve, Segment, ServingProfile
 
 #: For the solver, s.
@@ -76,17 +68,20 @@ def exact_plan(
         InputError: no load, no GPU, or an unknown class.
         NoAnswerError: the loads cannot be served; says which class and by how much.
     """
-    asked = Asked.about(profile, loads, gpus, merge=merge, one_frequency=one_frequency)
+    asked = Asked.about(profile, loads, gpus, merge, one_frequency)
     program, begin = _Program(profile, asked), time.monotonic()
-    found, bound_kw = program.least_power(time_limit)
+    found, bound_kw = program.solve(time_limit, gpus)
     fleets = [found] if found else []
     with suppress(NoAnswerError):  # what the solver finds in time may be worse than the managers'
         fleets.append(hierarchical_pools(profile, asked))
     if not fleets:
         left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
-        smallest, fewest = program.fewest_gpus(left)
+        smallest, fewest = program.solve(left)
         if (needed := math.ceil(fewest - _WHOLE)) > gpus:
-            raise too_few(profile, gpus, needed, smallest)
+            held = Counter[str]()
+            for pool in smallest:
+                held[pool.request_class] += pool.gpus
+            raise too_few(gpus, needed, held, "the loads need")
         if not smallest or sum(pool.gpus for pool in smallest) > gpus:
             raise NoAnswerError(
                 f"no plan was found within {time_limit:g} s; give it more with --time-limit"
@@ -118,15 +113,13 @@ class _Site:
 def _sites(profile: ServingProfile, asked: Asked) -> list[_Site]:
     sites = []
     for name in CLASSES if asked.merge else asked.slos:
-        promised: set[Slo] = set()  # the SLOs of all sets of classes that the pool may serve
-        for other, slo in asked.slos.items():
-            if name in hosts(other, merge=asked.merge):
-                promised |= {slo} | {Slo.strictest((slo, known)) for known in promised}
-        known: list[Any] = []
+        may = [slo for c, slo in asked.slos.items() if name in hosts(c, merge=asked.merge)]
+        promised = {Slo(a.ttft_s, b.tbt_s) for a in may for b in may}
+        known: list[Any] = [[]]
         # The strictest first: another that leaves no more loads adds nothing.
         for slo in sorted(promised, key=lambda slo: (slo.ttft_s, slo.tbt_s)):
             pairs = [(curve, part) for curve in profile.of(name) for part in curve.segments(slo)]
-            if pairs and pairs not in known:
+            if pairs not in known and any(map(slo.covers, may)):
                 known.append(pairs)
                 if not asked.one_frequency:
                     pairs = [pair for pair in pairs if not _beaten(pair, pairs)]
@@ -137,24 +130,18 @@ def _sites(profile: ServingProfile, asked: Asked) -> list[_Site]:
 def _beaten(pair: Stretch, pairs: Iterable[Stretch]) -> bool:
     """Whether one segment of another clock, same TP, covers this one and never draws more."""
     curve, mine = pair
+    drawn = mine.power_low, mine.power_high
     for other, segment in pairs:
-        covers = segment.low <= mine.low and mine.high <= segment.high
-        if other is curve or other.tp != curve.tp or not covers:
-            continue
-        low, high = other.power_at(mine.low), other.power_at(mine.high)
-        less = low < mine.power_low or high < mine.power_high
-        never_more = low <= mine.power_low and high <= mine.power_high
-        if never_more and (less or other.frequency_mhz < curve.frequency_mhz):
-            return True
+        if other.tp == curve.tp and segment.low <= mine.low and mine.high <= segment.high:
+            there = other.power_at(mine.low), other.power_at(mine.high)
+            slower = other.frequency_mhz < curve.frequency_mhz
+            if there[0] <= drawn[0] and there[1] <= drawn[1] and (there != drawn or slower):
+                return True
     return False
 
 
 class _Program:
-    """The integer program; built once, solved for power or for GPUs.
-
-    Raises:
-        NoAnswerError: a class has no pool, though its SLO is met at some load.
-    """
+    """The integer program; built once, solved for power or for GPUs."""
 
     def __init__(self, profile: ServingProfile, asked: Asked) -> None:
         from ortools.math_opt.python import mathopt
@@ -172,23 +159,7 @@ class _Program:
             self._tie_clocks()
         for name, load in self._loads.items():
             shares = [site.routed[name] for site in self._sites if name in site.routed]
-            if not shares:
-                raise NoAnswerError(
-                    f"no configuration keeps the SLO of {name} at all loads from none up to what "
-                    "it carries"
-                )
             self._model.add_linear_constraint(sum(shares) == load / self._unit)
-
-    def least_power(self, time_limit: float) -> tuple[list[Pool], float]:
-        """The fleet with the least power that was found, if any, and a bound on it, kW, or 0."""
-        limit = self._model.add_linear_constraint(self._gpus <= self._asked.gpus)
-        found = self._solve(self._power, time_limit)
-        self._model.delete_linear_constraint(limit)
-        return found
-
-    def fewest_gpus(self, time_limit: float) -> tuple[list[Pool], float]:
-        """The fleet with the fewest GPUs found, if any, and a bound on them, or 0."""
-        return self._solve(self._gpus, time_limit)
 
     def _add_site(self, site: _Site) -> None:
         """Its variables and constraints."""
@@ -229,23 +200,28 @@ class _Program:
         for clocks in chosen.values():
             self._model.add_linear_constraint(sum(clocks.values()) <= 1)
 
-    def _solve(self, objective: Any, time_limit: float) -> tuple[list[Pool], float]:
-        """The pools that the solver finds, if any, and a bound on what is least; 0: none proved."""
+    def solve(self, time_limit: float, gpus: int | None = None) -> tuple[list[Pool], float]:
+        """The fleet that is found, if any, and a bound on what is least; 0: none proved.
+
+        With at most so many GPUs, power is least (kW), otherwise the number of GPUs.
+        """
         mathopt = self._mathopt
         parameters = mathopt.SolveParameters(
             time_limit=timedelta(seconds=time_limit),
             relative_gap_tolerance=_RELATIVE_GAP,
             random_seed=1,
         )
-        self._model.minimize(objective)
+        self._model.minimize(self._power if gpus else self._gpus)
+        limit = self._model.add_linear_constraint(self._gpus <= (gpus or math.inf))
         result = mathopt.solve(self._model, mathopt.SolverType.GSCIP, params=parameters)
+        self._model.delete_linear_constraint(limit)
         bound = result.termination.objective_bounds.dual_bound
         found = result.has_primal_feasible_solution()
         pools = self._pools(result.variable_values()) if found else []
         return pools, bound if 0 < bound < math.inf else 0.0
 
     def _pools(self, values: Mapping[Any, float]) -> list[Pool]:
-        pools: dict[tuple[str, Slo], tuple[Counter[str], list[Instances]]] = {}
+        pools: dict[tuple[str, Slo], tuple[Counter[str], list[tuple[Curve, int, float]]]] = {}
         for site, served in zip(self._sites, self._shares(values), strict=True):
             if served:
                 # What it must promise may be less than what it could: then it is one with its like.
@@ -272,8 +248,8 @@ class _Program:
 
     def _instances(
         self, site: _Site, values: Mapping[Any, float], brought: float
-    ) -> list[Instances]:
-        """The instances of a site.
+    ) -> list[tuple[Curve, int, float]]:
+        """Configurations, numbers and loads (tokens/s) of a site's instances.
 
         The solver keeps stretches and sums to within a tolerance. Here loads lie within their
         stretches, and add up to what is brought but for rounding.
@@ -290,5 +266,5 @@ class _Program:
         for curve, segment, number, load in found:
             kept = min(max(load + rest / number, segment.low), segment.high)
             rest -= number * (kept - load)
-            instances.append(Instances(curve, number, kept))
+            instances.append((curve, number, kept))
         return sorted(instances, key=lambda of: (-of[0].tp, -of[0].frequency_mhz, -of[2]))

@@ -21,7 +21,7 @@ import numpy as np
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, hosts
 from envplan.serving.phases import FloatArray
-from envplan.serving.plan import Asked, Instances, Pool, ServingPlan, make_plan, make_pool, too_few
+from envplan.serving.plan import Asked, Pool, ServingPlan, make_plan, make_pool, too_few
 from envplan.serving.profile import Curve, ServingProfile
 
 _ROOM: Final = 1 + 1e-12  # for rounding, where loads are compared with capacities
@@ -54,7 +54,7 @@ class PoolModel:
     def best(self, tp: int, load: float) -> Curve:
         """The GPU manager: the clock that draws the least at a load up to `most`."""
         able = [curve for curve, most in self._able[tp] if load <= most * _ROOM]
-        return min(able, key=lambda curve: curve.power_at(min(load, curve.max_load)))
+        return min(able, key=lambda curve: curve.power_at(load))
 
     def least_power(self, tp: int, loads: FloatArray) -> FloatArray:
         """What `best` draws, W, for many loads; infinite above `most`. Shape as `loads`."""
@@ -111,22 +111,15 @@ def size_pools(profile: ServingProfile, asked: Asked) -> list[SizedPool]:
     """The pool manager.
 
     Raises:
-        NoAnswerError: no configuration meets an SLO, or GPUs run short.
+        NoAnswerError: a class's own pool cannot keep its SLO, or GPUs run short.
     """
-    loads, options = asked.loads_tokens_s, dict[str, list[SizedPool]]()
-    for name, load in loads.items():
-        # The first is its own; without a configuration that meets its SLO, the lowest that has one.
-        for host in hosts(name, merge=asked.merge):
-            own = {host: loads[host]} if host in loads else {}
-            there = options[host][0].served if host in options else own
-            if found := _sizes(profile, host, {**there, name: load}):
-                options[host] = found
-                break
-        else:
-            raise NoAnswerError(
-                f"the hierarchical planner finds no pool for {name}: none keeps its SLO from "
-                "no load up, and that of what it serves already; the exact planner may"
-            )
+    loads = asked.loads_tokens_s
+    options = {name: _sizes(profile, name, {name: load}) for name, load in loads.items()}
+    for name in [name for name, found in options.items() if not found]:
+        raise NoAnswerError(
+            f"the hierarchical planner finds no pool for {name}: its own cannot keep its SLO, only "
+            "a higher class's; the exact planner can use that"
+        )
     for name in [name for name in CLASSES if name in options and asked.merge]:
         _merge(profile, options, name)
     # The cheapest choices, the first ones, are made denser one after another until they fit.
@@ -137,17 +130,10 @@ def size_pools(profile: ServingProfile, asked: Asked) -> list[SizedPool]:
             if denser
         }
         if not steps:
-            pools = [_at_maximum_frequency(choices[0]) for choices in options.values()]
-            what = "the hierarchical planner needs at least"
-            raise too_few(profile, asked.gpus, needed, pools, what)
+            held = {name: choices[0].gpus for name, choices in options.items()}
+            raise too_few(asked.gpus, needed, held, "the hierarchical planner needs")
         options[min(steps, key=lambda name: steps[name])].pop(0)
     return [choices[0] for choices in options.values()]
-
-
-def _at_maximum_frequency(sized: SizedPool) -> Pool:
-    curve, load = sized.model.fastest(sized.tp)[0], sized.load / sized.instances
-    instances = [Instances(curve, sized.instances, load)]
-    return make_pool(sized.model.name, sized.model.slo, sized.served, instances)
 
 
 def _merge(profile: ServingProfile, options: dict[str, list[SizedPool]], name: str) -> None:
@@ -206,7 +192,7 @@ def hierarchical_pools(profile: ServingProfile, asked: Asked) -> list[Pool]:
         instances = []
         for tp, count in sorted(counts.items(), reverse=True):
             load = min(model.most[tp], sized.load / carried * model.most[tp])
-            instances.append(Instances(model.best(tp, load), count, load))
+            instances.append((model.best(tp, load), count, load))
         pools.append(make_pool(model.name, model.slo, sized.served, instances))
     return pools
 
@@ -215,5 +201,5 @@ def hierarchical_plan(
     profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True
 ) -> ServingPlan:
     """The plan of the three managers; arguments and errors as exact_plan."""
-    asked = Asked.about(profile, loads, gpus, merge=merge)
+    asked = Asked.about(profile, loads, gpus, merge)
     return make_plan("hierarchical", profile, asked, hierarchical_pools(profile, asked))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field
 
 from envplan._files import is_file
 from envplan._model import Count, Document, Model
+from envplan._words import counted
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES, Class, Positive, Slo, check_class, hosts, serves
 from envplan.serving.profile import Curve, ServingProfile, builtin_profiles
@@ -121,8 +122,8 @@ class Asked(Model):
 
     @classmethod
     def about(
-        cls, profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True,
-        one_frequency: bool = False,
+        cls, profile: ServingProfile, loads: Mapping[str, float], gpus: int,
+        merge: bool = True, one_frequency: bool = False,
     ) -> Self:  # fmt: skip
         """The loads above zero, in the order of the classes; each can be served at some load.
 
@@ -143,7 +144,7 @@ class Asked(Model):
         wanted = {name: float(loads[name]) for name in CLASSES if loads.get(name)}
         if not wanted:
             raise InputError("there is no load; give at least one class tokens/s above 0")
-        check_reachable(profile, wanted, merge=merge)
+        check_reachable(profile, wanted, merge)
         slos = {name: profile.classes[name].slo for name in wanted}
         return cls(gpus=gpus, loads_tokens_s=wanted, slos=slos, merge=merge,
                    one_frequency=one_frequency)  # fmt: skip
@@ -216,15 +217,13 @@ class ServingPlan(Document):
         Raises:
             InputError: there is none.
         """
-        if given is None and self.profile.path is not None and is_file(self.profile.path):
-            given = self.profile.path
-        if given is None and self.profile.name not in builtin_profiles():
+        name, path = self.profile.name, self.profile.path
+        found = given or (path if path is not None and is_file(path) else name)
+        if found == name and not given and name not in builtin_profiles():
             raise InputError(
-                f"the plan's profile {self.profile.name} is not where it was; name it with "
-                "--profile",
-                path=self.profile.path,
+                f"the plan's profile {name} is not where it was; name it with --profile", path=path
             )
-        return ServingProfile.open(given or self.profile.name)
+        return ServingProfile.open(found)
 
     def check(self, profile: ServingProfile, *, force: bool = False) -> list[str]:
         """Prove from the profile that the plan serves its loads within SLOs and GPUs.
@@ -247,9 +246,9 @@ class ServingPlan(Document):
             raise InputError(problem)
         loads = self.asked.loads_tokens_s
         return [
-            f"{len(loads)} classes with {sum(loads.values()):g} tokens/s are served, all within "
-            "their SLOs by the profile",
-            f"{self.gpus} of {self.asked.gpus} GPUs draw {self.power:.6g} W",
+            f"served, all within their SLOs by the profile: {counted(len(loads), 'class')} with "
+            f"{sum(loads.values()):g} tokens/s",
+            f"GPUs: {self.gpus} of {self.asked.gpus}, drawing {self.power:.6g} W",
         ]
 
 
@@ -341,40 +340,28 @@ def _baseline(profile: ServingProfile, loads: Mapping[str, float]) -> Baseline |
     return Baseline(gpus=gpus, power_w=power)
 
 
-class Instances(NamedTuple):
-    """Instances that are alike: their configuration, how many, and the load of each, tokens/s."""
-
-    curve: Curve
-    number: int
-    load: float
-
-
 def make_pool(
-    name: str, slo: Slo, served: Mapping[str, float], instances: Iterable[Instances]
+    name: str, slo: Slo, served: Mapping[str, float], instances: Iterable[tuple[Curve, int, float]]
 ) -> Pool:
-    """A pool of a class that serves so many tokens/s of these classes."""
-    parts = [(known, served[known]) for known in CLASSES if known in served]
-    return Pool(
-        request_class=name,
-        slo=slo,
-        serves=[Served(request_class=known, load_tokens_s=load) for known, load in parts],
-        groups=[
-            Group(
-                tp=curve.tp,
-                frequency_mhz=curve.frequency_mhz,
-                instances=number,
-                load_tokens_s=load,
-                power_w=curve.power_at(load),
-                ttft_s=curve.latencies_at(load)[0],
-                tbt_s=curve.latencies_at(load)[1],
-            )
-            for curve, number, load in instances
-        ],
-    )
+    """A pool of a class.
+
+    Args:
+        served: tokens/s by class.
+        instances: configuration, number and load of each (tokens/s) of those that are alike.
+    """
+    parts = [Served(request_class=c, load_tokens_s=served[c]) for c in CLASSES if c in served]
+    groups = []
+    for curve, number, load in instances:
+        (ttft, tbt), watts = curve.latencies_at(load), curve.power_at(load)
+        groups.append(
+            Group(tp=curve.tp, frequency_mhz=curve.frequency_mhz, instances=number,
+                  load_tokens_s=load, power_w=watts, ttft_s=ttft, tbt_s=tbt)
+        )  # fmt: skip
+    return Pool(request_class=name, slo=slo, serves=parts, groups=groups)
 
 
-def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: bool = True) -> None:
-    """Every class has a configuration that meets its SLO at some load.
+def check_reachable(profile: ServingProfile, loads: Iterable[str], merge: bool = True) -> None:
+    """Every class, or with `merge` a higher one, has a configuration that meets the class's SLO.
 
     Raises:
         NoAnswerError: one has none; says which SLO it misses and the best there is.
@@ -383,11 +370,8 @@ def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: boo
         slo = profile.classes[name].slo
         curves = [curve for host in hosts(name, merge=merge) for curve in profile.of(host)]
         if not curves:
-            raise NoAnswerError(
-                f"no configuration of profile {profile.name} serves {name}"
-                + (" or a higher class" if merge else "")
-            )
-        if any(curve.segments(slo) for curve in curves):
+            raise NoAnswerError(f"no configuration of profile {profile.name} has memory for {name}")
+        if any(curve.capacity(slo) for curve in curves):
             continue
         apart = f"its tokens {slo.tbt_s:g} s apart"
         if paced := [curve.ttft_s[0] for curve in curves if curve.tbt_s[0] <= slo.tbt_s]:
@@ -398,20 +382,9 @@ def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: boo
         raise NoAnswerError(f"no configuration gives {name} {missed}; {best}")
 
 
-def too_few(
-    profile: ServingProfile, gpus: int, needed: int, pools: Iterable[Pool],
-    what: str = "the loads need at least",
-) -> NoAnswerError:  # fmt: skip
-    """That the fleet is too small, by how much, and which class takes most of these pools."""
-    by_class = Counter[str]()
-    for pool in pools:
-        brought = {
-            part.request_class: part.load_tokens_s
-            * profile.needed_for(part.request_class, pool.request_class)
-            for part in pool.serves
-        }
-        by_class[max(brought, key=brought.__getitem__)] += pool.gpus
-    most = "".join(f"; class {c} takes most, {n} GPUs" for c, n in by_class.most_common(1))
+def too_few(gpus: int, needed: int, held: Mapping[str, int], what: str) -> NoAnswerError:
+    """That the fleet is too small, by how much, and whose pools take most GPUs (`held`)."""
+    most = f"; class {max(held, key=held.__getitem__)} takes most" if held else ""
     return NoAnswerError(
-        f"{what} {needed} GPUs, {needed - gpus} more than the {gpus} there are{most}"
+        f"{what} at least {needed} GPUs, {needed - gpus} more than the {gpus} there are{most}"
     )

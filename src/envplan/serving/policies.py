@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -83,19 +84,32 @@ class Outlook:
         """Share of requests that may be late."""
         return 1 - self.settings.slo_quantile / 100
 
+    def rate(self, stretch: Stretch) -> float:
+        """Requests per second, times its factor."""
+        begin, end, factor = stretch
+        return factor * sum(self.stream.counts(begin, end).values()) / (end - begin)
+
+    @cached_property
+    def busiest(self) -> Stretch:
+        """The stretch with the highest rate."""
+        return max(self.stretches, key=self.rate)
+
     def need(self, classes: Iterable[str], tp: int) -> Need:
-        """What these classes need in one pool of instances of a TP, headroom included."""
+        """What these classes need in one pool of instances of a TP, headroom included.
+
+        Instances are the most of all stretches. Their work is that of the busiest stretch whatever
+        the classes and the TP are, so that the powers of different pools can be compared.
+        """
         names = frozenset(classes)
-        needs = [
-            (factor, self.stream.need(begin, end, names, tp, self.late))
-            for begin, end, factor in self.stretches
-        ]
-        factor, most = max(needs, key=lambda pair: pair[0] * pair[1].instances)
+
+        def of(stretch: Stretch) -> Need:
+            begin, end, factor = stretch
+            instances, busy, decoding, hopeless = self.stream.need(begin, end, names, tp, self.late)
+            return Need(factor * instances, factor * busy, factor * decoding, hopeless)
+
+        work, most = of(self.busiest), max(map(of, self.stretches), key=itemgetter(0))
         room = 1 + self.settings.headroom / 100
-        return Need(
-            factor * most.instances * room, factor * most.busy, factor * most.decoding,
-            most.hopeless,
-        )  # fmt: skip
+        return work._replace(instances=most.instances * room, hopeless=most.hopeless)
 
     def count(self, classes: Iterable[str], tp: int) -> int:
         """Whole instances that these classes need."""
@@ -191,11 +205,11 @@ def merged(outlook: Outlook) -> list[Choice]:
 def best_split(outlook: Outlook) -> list[Choice]:
     """Pools as least_power has them, or those that run where others draw hardly less."""
     drawn, split = least_power(outlook)
-    tps = {name: pool.tp for pool in outlook.present.values() for name in pool.serves}
-    if tps.keys() >= set(outlook.classes):
-        present: dict[int, list[str]] = {}
-        for name in outlook.classes:
-            present.setdefault(tps[name], []).append(name)
+    if outlook.present.routes.keys() >= set(outlook.classes):
+        pools = [
+            (p.tp, [c for c in outlook.classes if c in p.serves]) for p in outlook.present.values()
+        ]
+        present = {tp: names for tp, names in pools if names}
         if outlook.worth * _power(outlook, present) <= drawn:
             split = present
     name = _home(outlook.classes)
@@ -212,21 +226,16 @@ def least_power(outlook: Outlook) -> tuple[float, Mapping[int, Sequence[str]]]:
     tps = {name: outlook.quick([name], outlook.able([name])) for name in outlook.classes}
     order = sorted(tps, key=lambda name: -_power(outlook, {tps[name][0]: [name]}))
     best: tuple[float, Mapping[int, Sequence[str]]] = (math.inf, {})
-
-    def branch(split: Mapping[int, Sequence[str]], rest: Sequence[str], power: float) -> None:
-        nonlocal best
-        if power >= best[0]:
-            return
-        if not rest:
+    left = [(0.0, dict[int, Sequence[str]](), 0)]  # power, split, and how many classes it has
+    while left:
+        power, split, done = left.pop()
+        if power < best[0] and done == len(order):
             best = (power, split)
-            return
-        name, *others = rest
-        grown = [{**split, tp: [*split.get(tp, ()), name]} for tp in tps[name]]
-        drawn = [(_power(outlook, each), each) for each in grown]
-        for watts, each in sorted(drawn, key=lambda pair: pair[0]):
-            branch(each, others, watts)
-
-    branch({}, order, 0.0)
+        elif power < best[0]:
+            name = order[done]
+            grown = [{**split, tp: [*split.get(tp, ()), name]} for tp in tps[name]]
+            drawn = [(_power(outlook, each), each, done + 1) for each in grown]
+            left += sorted(drawn, key=itemgetter(0), reverse=True)
     return best
 
 
@@ -386,12 +395,9 @@ def replay(name: str, stream: Stream, settings: Settings) -> Simulation:
     if name not in POLICIES:
         raise InputError(f"there is no policy {name!r}; there are: {', '.join(POLICIES)}")
     past, duration = SLOT_S * math.ceil(settings.past / SLOT_S), stream.trace.duration_s
-    if not stream.counts(past, duration):
-        raise InputError(
-            f"no request comes after a past of {past:g} s; the trace is {duration:g} s long"
-        )
-    if past and not stream.counts(0.0, past):
-        raise InputError(f"no request comes in a past of {past:g} s")
+    for where, begin, end in (("in", 0.0, past), ("after", past, duration)):
+        if (past or where == "after") and not stream.counts(begin, end):
+            raise InputError(f"no request comes {where} a past of {past:g} s of {duration:g} s")
     machines = Machines(stream.since(past) if past else stream, settings)
     fleet = _plan(name, Outlook(stream, settings, _first(stream, past)))
     machines.adopt(fleet, 0.0, warm=True)
@@ -428,11 +434,6 @@ def _next(name: str, outlook: Outlook, now: float, *, shrinks: bool) -> Fleet:
     """
     stream, fleet, settings = outlook.stream, outlook.present, outlook.settings
 
-    def rate(stretch: Stretch) -> float:
-        """Requests per second, times its factor."""
-        begin, end, factor = stretch
-        return factor * sum(stream.counts(begin, end).values()) / (end - begin)
-
     def short(recent: Outlook) -> bool:
         """Whether some pool has fewer instances than what it serves needed of late."""
         for pool in fleet.values():
@@ -443,7 +444,7 @@ def _next(name: str, outlook: Outlook, now: float, *, shrinks: bool) -> Fleet:
 
     stretches = expected(stream, now, settings.epoch + settings.startup_s + SLOT_S)
     recent = Stretch(max(0.0, now - _RECENT_S), now, _RECENT)
-    unusual = rate(recent) > max(map(rate, stretches))
+    unusual = outlook.rate(recent) > max(map(outlook.rate, stretches))
     if not shrinks and not (unusual and short(replace(outlook, stretches=[recent]))):
         return fleet
     stretches += [recent] if unusual else []

@@ -1,30 +1,22 @@
 """Serving profiles: what an instance draws and how fast it answers, by TP, clock and load.
 
-A serving profile is a CSV file in one of two forms; docs/serving.md ("Your own profile") has their
-columns and units. By phases, one row for each measured point of prefill, decode or idle,
+A serving profile is a CSV file with one row for each measured point of prefill, decode or idle,
 
     tp,frequency,phase,size,time_s,power_w
 
-from which the loads of every class follow (`phases.steady`); the sidecar must say in
-`kv_tokens` how many tokens of context fit into the memory of each TP. Or by class and load,
-
-    class,tp,frequency,load,energy_per_request_j,power_w,ttft_s,tbt_s
-
-with an energy or a power in each row. Loads are tokens/s, input and output, through one instance.
-Between two loads, power and latencies are interpolated linearly; below the lowest they stay what
-they are there, and above the highest there is nothing. A point that cannot meet its SLO may be left
-out. A sidecar NAME.meta.json may say where the figures come from, and the mean lengths and SLOs of
-the classes.
+and a sidecar NAME.meta.json, which must say in `kv_tokens` how many tokens of context fit into the
+memory of each TP; it may say where the figures come from, and the mean lengths and SLOs of the
+classes. docs/serving.md ("Your own profile") has columns and units. What steady loads of every
+class draw and how fast they are answered follows (`phases.steady`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -38,7 +30,7 @@ from envplan._tables import MAX_TABLE_BYTES, Table, parse_table
 from envplan.errors import InputError
 from envplan.profile import builtin_paths
 from envplan.profile.sidecar import sidecar_path
-from envplan.serving.classes import CLASSES, Class, RequestClass, Slo, check_class, filled
+from envplan.serving.classes import Class, RequestClass, Slo, filled
 from envplan.serving.phases import FloatArray, Phases, steady
 
 #: The serving profile that ships with envplan.
@@ -46,9 +38,9 @@ BUILTIN: Final = "h100-llama2-70b"
 
 _CHUNK_TOKENS: Final = 1024  # of an iteration, where the sidecar says nothing
 _SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the highest load at any clock
-_KIND: Final = "a serving profile"
 _MOST_W: Final = 5000.0  # on a GPU, W; far above any there is
-_CLIP: Final = 1e6  # loads are cut to whole millionths of a token per second
+_DECISIVE: Final = ("classes", "kv_tokens", "chunk_tokens")  # of a sidecar, for what comes out
+_ROUNDING: Final = 1 + 1e-9  # of an SLO, at the load that just meets it
 
 
 class Segment(NamedTuple):
@@ -65,16 +57,16 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One configuration: a class served by so many GPUs at a clock.
+    """One configuration under steady loads: a class served by so many GPUs at a clock.
 
     Attributes:
         name: the class.
         tp: GPUs of the instance.
         frequency_mhz: SM clock, MHz.
-        load: tokens/s, ascending, n >= 1 of them.
+        load: tokens/s, ascending from 0, n >= 2 of them; straight lines lead from each to the next.
         power_w: W of the instance at these loads.
-        ttft_s: time to first token, s.
-        tbt_s: time between tokens, s.
+        ttft_s: time to first token, s; it never falls.
+        tbt_s: time between tokens, s; it never falls.
     """
 
     name: str
@@ -87,68 +79,41 @@ class Curve:
 
     @property
     def max_load(self) -> float:
-        """The highest load it was measured at, tokens/s."""
+        """The highest load it can carry, tokens/s."""
         return float(self.load[-1])
 
     def power_at(self, load: float) -> float:
-        """W at a load.
-
-        Raises:
-            InputError: the load lies beyond the highest measured one.
-        """
-        if load > self.max_load:
-            raise InputError(
-                f"{self.name} on TP{self.tp} at {self.frequency_mhz} MHz was measured up to "
-                f"{self.max_load:g} tokens/s, not at {load:g}"
-            )
+        """W at a load up to the highest."""
         return float(np.interp(load, self.load, self.power_w))
 
     def latencies_at(self, load: float) -> tuple[float, float]:
-        """Time to first token and between tokens at a load up to the highest measured one, s."""
+        """Time to first token and between tokens at a load up to the highest, s."""
         ttft, tbt = (np.interp(load, self.load, values) for values in (self.ttft_s, self.tbt_s))
         return float(ttft), float(tbt)
 
     def meets(self, slo: Slo, load: float) -> bool:
-        """Whether it meets the SLO at a load it was measured up to."""
+        """Whether it carries a load within the SLO."""
         ttft, tbt = self.latencies_at(load)
-        return load <= self.max_load and ttft <= slo.ttft_s and tbt <= slo.tbt_s
+        within = ttft <= slo.ttft_s * _ROUNDING and tbt <= slo.tbt_s * _ROUNDING
+        return within and load <= self.max_load
+
+    def capacity(self, slo: Slo) -> float:
+        """The highest load, tokens/s, at which it meets the SLO; 0 if at none."""
+        most = self.max_load
+        for values, limit in ((self.ttft_s, slo.ttft_s), (self.tbt_s, slo.tbt_s)):
+            k = int(np.searchsorted(values, limit, side="right"))  # so many points are within
+            if k == 0:
+                return 0.0
+            if k < len(values):
+                around = slice(k - 1, k + 1)
+                most = min(most, float(np.interp(limit, values[around], self.load[around])))
+        return most
 
     def segments(self, slo: Slo) -> list[Segment]:
         """All loads at which it meets the SLO, as straight stretches in ascending order."""
-        found = []
-        loads, powers = self.load.tolist(), self.power_w.tolist()
-        if loads[0] > 0 and self.meets(slo, loads[0]):
-            found.append(Segment(0.0, loads[0], powers[0], powers[0]))
-        latencies = ((self.ttft_s.tolist(), slo.ttft_s), (self.tbt_s.tolist(), slo.tbt_s))
-        for k, (low, high) in enumerate(pairwise(loads)):
-            parts = [_within(values[k], values[k + 1], most) for values, most in latencies]
-            begin, end = max(first for first, _ in parts), min(last for _, last in parts)
-            # The next millionth inwards, so that the SLO is met there whatever the last bit says.
-            first_in, last_in = (low + share * (high - low) for share in (begin, end))
-            start = low if begin == 0 else (math.floor(first_in * _CLIP) + 1) / _CLIP
-            stop = high if end == 1 else (math.ceil(last_in * _CLIP) - 1) / _CLIP
-            if start < stop and self.meets(slo, start) and self.meets(slo, stop):
-                found.append(Segment(start, stop, self.power_at(start), self.power_at(stop)))
-        return found
-
-    def capacity(self, slo: Slo) -> float:
-        """The highest load, tokens/s, up to which it meets the SLO at every load; 0 if at none."""
-        reached = 0.0
-        for segment in self.segments(slo):
-            if segment.low > reached:
-                break
-            reached = segment.high
-        return reached
-
-
-def _within(at_low: float, at_high: float, most: float) -> tuple[float, float]:
-    """The part of [0, 1] on which a straight line stays at or below `most`; empty: (1, 0)."""
-    if at_low <= most and at_high <= most:
-        return 0.0, 1.0
-    if at_low > most and at_high > most:
-        return 1.0, 0.0
-    crossing = (most - at_low) / (at_high - at_low)
-    return (0.0, crossing) if at_low <= most else (crossing, 1.0)
+        most = self.capacity(slo)
+        points = [(load, self.power_at(load)) for load in (*self.load[self.load < most], most)]
+        return [Segment(a, b, at_a, at_b) for (a, at_a), (b, at_b) in pairwise(points)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,9 +126,9 @@ class ServingProfile:
         sha256: hexadecimal digest of the CSV's bytes, and of what the sidecar says of classes.
         curves: by (class, tp, frequency in MHz).
         classes: lengths and SLOs of every class.
+        phases: by (tp, frequency in MHz).
         gpu: name of the GPU, or None.
         model: name of the served model, or None.
-        phases: by (tp, frequency in MHz); empty for a profile by class and load.
         source: "measured", "identified" (from measurements), "modelled" or None.
         modelled: what of it is modelled, in words.
     """
@@ -173,7 +138,7 @@ class ServingProfile:
     sha256: str
     curves: Mapping[tuple[str, int, int], Curve]
     classes: Mapping[str, RequestClass]
-    phases: Mapping[tuple[int, int], Phases] = field(default_factory=dict)
+    phases: Mapping[tuple[int, int], Phases]
     gpu: str | None = None
     model: str | None = None
     source: str | None = None
@@ -184,23 +149,6 @@ class ServingProfile:
         keys = [key for key in sorted(self.curves) if key[0] == name and tp in (None, key[1])]
         return [self.curves[key] for key in keys]
 
-    def gaps(self) -> list[tuple[str, int, int]]:
-        """Class, TP and clock of blanks that no SLO explains.
-
-        Other configurations have this TP and this clock, and the class itself has rows with no more
-        GPUs at no higher clock, which are slower.
-        """
-        degrees = sorted({tp for _, tp, _ in self.curves})
-        clocks = sorted({clock for _, _, clock in self.curves})
-        return [
-            (name, tp, clock)
-            for name in CLASSES
-            for tp in degrees
-            for clock in clocks
-            if (name, tp, clock) not in self.curves
-            and any(curve.tp <= tp and curve.frequency_mhz <= clock for curve in self.of(name))
-        ]
-
     def needed_for(self, request: str, pool: str) -> float:
         """Tokens of load that a token of a class becomes in another's pool.
 
@@ -209,7 +157,7 @@ class ServingProfile:
         return self.classes[pool].tokens / self.classes[request].tokens
 
     def with_lengths(self, means: Mapping[str, tuple[float, float]]) -> ServingProfile:
-        """The profile, one by phases, for other mean lengths of classes.
+        """The profile for other mean lengths of classes.
 
         Args:
             means: (input, output) of some classes, tokens.
@@ -230,64 +178,44 @@ class ServingProfile:
         return replace(self, classes=classes)
 
     def energy_per_request(self, curve: Curve, load: float) -> float:
-        """J per request at a load above 0, in the terms of the CSV's column."""
-        known = self.classes[curve.name]
-        return curve.power_at(load) * known.tokens * known.shared_by / load
+        """J per request at a load above 0."""
+        return curve.power_at(load) * self.classes[curve.name].tokens / load
 
     @property
-    def sidecar(self) -> Path | None:
-        """Its sidecar, if it has one."""
-        found = sidecar_path(self.path)
-        return found if found.is_file() else None
+    def sidecar(self) -> Path:
+        """Its sidecar."""
+        return sidecar_path(self.path)
 
     def save_copy(self, path: Path) -> None:
-        """Write the CSV as it is and, beside it, its sidecar.
+        """Write the CSV as it is, and its sidecar beside it.
 
         Raises:
             InputError: it cannot be written.
         """
         atomic_write(path, self.path.read_bytes())
-        if self.sidecar is not None:
-            atomic_write(sidecar_path(path), self.sidecar.read_bytes())
+        atomic_write(sidecar_path(path), self.sidecar.read_bytes())
 
     @classmethod
     def read_csv(cls, path: str | os.PathLike[str]) -> ServingProfile:
-        """Read and check a profile and, where there is one, its sidecar.
+        """Read and check a profile and its sidecar.
 
         Raises:
             InputError: naming file, line, column and what to do.
         """
         path = Path(path)
         content, where = read_bounded(path, MAX_TABLE_BYTES), sidecar_path(path)
-        sidecar = read_json(where) if where.is_file() else {}
+        sidecar = read_json(where)
         said = parse_document(sidecar, _Sidecar, kind="sidecar of a serving profile", path=where)
         for name in sidecar.keys() - {"schema", *_Sidecar.model_fields}:
             refuse_slip(name, list(_Sidecar.model_fields), where)
-        header = content.split(b"\n", 1)[0].decode("utf-8", "replace")
-        phases: dict[tuple[int, int], Phases] = {}
-        if "phase" in [column.strip() for column in header.split(",")]:
-            phases = _read_phases(parse_table(content, _PhaseRow, path=path, kind=_KIND), said)
-            curves = _curves_of(phases, said.classes)
-            parts = ("classes", "kv_tokens", "chunk_tokens")
-            decisive = {part: sidecar[part] for part in parts if part in sidecar}
-        else:
-            table = parse_table(content, _LoadRow, path=path, kind=_KIND)
-            curves = _read_curves(table, said.classes)
-            decisive = sidecar.get("classes", {})
+        table = parse_table(content, _Row, path=path, kind="a serving profile")
+        phases = _read_phases(table, said)
+        decisive = {part: sidecar[part] for part in _DECISIVE if part in sidecar}
         digest = json.dumps(decisive, sort_keys=True).encode()
         sha256 = hashlib.sha256(content + b"\0" + digest).hexdigest()
         known = said.model_dump(include={"gpu", "model", "source", "modelled"})
-        profile = cls(path.stem, path, sha256, curves, said.classes, phases, **known)
-        for name, tp, clock in [] if phases else profile.gaps():
-            mine = [curve.frequency_mhz for curve in profile.of(name, tp)]
-            if mine and mine[0] < clock < mine[-1]:
-                raise InputError(
-                    f"the table has a hole: {name} on TP{tp} has rows below and above {clock} MHz "
-                    "but none at it; measure it, or leave out what lies below",
-                    path=path,
-                    column="frequency",
-                )
-        return profile
+        curves = _curves_of(phases, said.classes)
+        return cls(path.stem, path, sha256, curves, said.classes, phases, **known)
 
     @classmethod
     def builtin(cls, name: str = BUILTIN) -> ServingProfile:
@@ -338,66 +266,40 @@ class _Sidecar(Model):
     chunk_tokens: ByTp = Field(default_factory=dict)
 
 
-class _Configuration(BaseModel):
-    """What both forms of the table have."""
-
+class _Row(BaseModel):
     tp: Tp = Field(description="1, 2, 4 or 8 GPUs")
     frequency: Annotated[int, Field(ge=1, le=10**9)] = Field(description="an SM clock, whole MHz")
-
-
-class _PhaseRow(_Configuration):
     phase: Literal["prefill", "decode", "idle"] = Field(description="a phase")
     size: Amount = Field(0.0, description="tokens of the prompt or requests in the batch")
     time_s: Amount = Field(0.0, description="s of the prompt or of a step")
     power_w: Amount = Field(description="W of the whole instance")
 
 
-class _LoadRow(_Configuration):
-    load: Amount = Field(description="tokens/s from 0 up")
-    energy_per_request_j: Amount | None = Field(None, description="J of a request")
-    power_w: Amount | None = Field(None, description="W of the whole instance")
-    ttft_s: Above = Field(description="s to the first token, above 0")
-    tbt_s: Above = Field(description="s between tokens, above 0")
-
-
-def _grouped(table: Table[Any], keys: Iterable[Any], along: str) -> dict[Any, list[int]]:
-    """The rows of each configuration, which `keys` tells of every row; a column ascends in it."""
-    found: dict[Any, list[int]] = {}
-    values = table.columns[along]
-    for k, key in enumerate(keys):
-        mine = found.setdefault(key, [])
-        if mine and values[k] <= values[mine[-1]]:
-            raise table.error(
-                k,
-                f"must be above {values[mine[-1]]:g}, which line {table.lines[mine[-1]]} has for "
-                "the same configuration",
-                along,
-            )
-        mine.append(k)
-    return found
-
-
 def _read_phases(table: Table[Any], said: _Sidecar) -> dict[tuple[int, int], Phases]:
-    columns = table.columns
+    points: dict[Any, list[tuple[float, float, float]]] = {}
     for k, row in enumerate(table.rows()):
         if row.tp not in said.kv_tokens:
             raise table.error(
                 k, f"the sidecar does not say in kv_tokens how much TP{row.tp} holds", "tp"
             )
-        _refuse_power(table, k, row.power_w / row.tp)
+        if (watts := row.power_w / row.tp) > _MOST_W:
+            raise table.error(k, f"means {watts:.0f} W on each GPU, which none draws", "power_w")
         for column in ("size", "time_s") if row.phase != "idle" else ():
             if not getattr(row, column):
                 raise table.error(k, "must be a number above 0", column)
-    keys = zip(columns["tp"], columns["frequency"], columns["phase"], strict=True)
-    rows = _grouped(table, keys, "size")
+        mine = points.setdefault((row.tp, row.frequency, row.phase), [])
+        if mine and row.size <= mine[-1][0]:
+            raise table.error(
+                k, f"must be above {mine[-1][0]:g}, the one before of this configuration", "size"
+            )
+        mine.append((row.size, row.time_s, row.power_w))
     made = {}
-    for tp, clock in sorted({key[:2] for key in rows}):
+    for tp, clock in sorted({key[:2] for key in points}):
         found: list[Any] = []
         for phase in ("idle", "prefill", "decode"):
-            if (mine := rows.get((tp, clock, phase))) is None:
+            if (tp, clock, phase) not in points:
                 raise InputError(f"TP{tp} at {clock} MHz has no rows of {phase}", path=table.path)
-            points = [[columns[name][k] for k in mine] for name in ("size", "time_s", "power_w")]
-            found.append(np.array(points))
+            found.append(np.array(points[tp, clock, phase]).T)
         idle, prompts, steps = found
         chunk = int(said.chunk_tokens.get(tp, _CHUNK_TOKENS))
         made[tp, clock] = Phases(*[idle[2][0], *prompts, *steps, said.kv_tokens[tp], chunk])
@@ -421,40 +323,7 @@ def _curves_of(
             most = max(x[0, -1] for (n, _), x in known.items() if n == tp and x is not None)
             at = most * np.array(_SHARES)
             at = np.append(at[at < loads[-1] * (1 - 1e-9)], loads[-1])
-            columns = [np.interp(at, loads, values) for values in rest]
-            found[name, tp, clock] = Curve(name, tp, clock, at, *columns)
+            power, *latencies = (np.interp(at, loads, values) for values in rest)
+            rising = map(np.maximum.accumulate, latencies)  # tables may be noisy
+            found[name, tp, clock] = Curve(name, tp, clock, at, power, *rising)
     return found
-
-
-def _read_curves(
-    table: Table[Any], classes: Mapping[str, RequestClass]
-) -> dict[tuple[str, int, int], Curve]:
-    if "class" not in table.texts:
-        raise InputError("has no column class", path=table.path, line=1)
-    names, columns, powers = table.texts["class"], table.columns, []
-    asked = "energy_per_request_j" if "energy_per_request_j" in table.texts else "power_w"
-    for k, (name, row) in enumerate(zip(names, table.rows(), strict=True)):
-        check_class(name, path=table.path, line=table.lines[k], column="class")
-        energy, power = row.energy_per_request_j, row.power_w
-        if (energy is None) == (power is None):
-            both = "both are blank" if power is None else "both are given"
-            raise table.error(k, f"must be given, or power_w instead: {both}", asked)
-        if power is None and row.load == 0:
-            raise table.error(k, "means nothing without load; give power_w in this row", asked)
-        if power is None:
-            power = energy * row.load / (classes[name].tokens * classes[name].shared_by)
-        _refuse_power(table, k, power / row.tp)
-        powers.append(power)
-    rows = _grouped(table, zip(names, columns["tp"], columns["frequency"], strict=True), "load")
-    points = np.array([columns["load"], powers, columns["ttft_s"], columns["tbt_s"]])
-    return {key: Curve(*key, *points[:, mine]) for key, mine in rows.items()}
-
-
-def _refuse_power(table: Table[Any], k: int, watts: float) -> None:
-    """No GPU draws so much: some unit, or what the sidecar says of a class, is not what it was."""
-    if watts > _MOST_W:
-        given = table.columns["power_w"][k] is not None
-        mend = "W" if given else "J, and mean lengths and shared_by of the class in the sidecar"
-        column = "power_w" if given else "energy_per_request_j"
-        message = f"means {watts:.0f} W on each GPU, which none draws; give {mend}"
-        raise table.error(k, message, column)

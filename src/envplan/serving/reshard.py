@@ -154,28 +154,29 @@ def move_fleet(
         for fleet in (before, after)
     )
 
-    def plan(here: list[Instance], there: list[Instance]) -> TransferPlan | None:
-        was, now = (tuple(instance.tp for instance in each) for each in (here, there))
-        return transfer_plan(was, now, size - sum(was)) if here else None
+    def change(node: int, there: list[Instance]) -> NodeChange:
+        was, now = (tuple(instance.tp for instance in each) for each in (old[node], there))
+        plan = transfer_plan(was, now, size - sum(was)) if was and now else None
+        return NodeChange(node, was, now, plan)
 
-    def cost(here: list[Instance], there: list[Instance]) -> int:
-        found = plan(here, there)  # without an old instance, all weights come from elsewhere
-        return len(found.transfers) if found else 2 * PARTS * len(there)
+    def cost(node: int, there: list[Instance]) -> int:
+        found = change(node, there)  # without an old instance, all weights come from elsewhere
+        return len(found.plan.transfers) if found.plan else 2 * PARTS * len(there)
 
-    places = _cheapest([[cost(here, there) for here in old] for there in new])
+    places = _cheapest([[cost(node, there) for node in range(count)] for there in new])
     moved, changes = [], []
     for there, node in zip(new, places, strict=True):
-        here, found = old[node], plan(old[node], there)
-        devices = [device for instance in here for device in instance.devices]
+        devices = [device for instance in old[node] for device in instance.devices]
         devices += [device for device in range(size) if device not in devices]
+        found = change(node, there)
+        plan = found.plan
         for k, instance in enumerate(there):
-            gpus = [devices[g] for g in found.gpus[k]] if found else instance.devices
+            gpus = [devices[g] for g in plan.gpus[k]] if plan else instance.devices
             moved.append(instance.model_copy(update={"node": node, "devices": gpus}))
-        if found:
-            transfers = (Transfer(part, devices[a], devices[b]) for part, a, b in found.transfers)
-            found = replace(found, transfers=tuple(transfers))
-        was, now = (tuple(instance.tp for instance in each) for each in (here, there))
-        changes.append(NodeChange(node, was, now, found if there else None))
+        if plan:
+            transfers = (Transfer(part, devices[a], devices[b]) for part, a, b in plan.transfers)
+            plan = replace(plan, transfers=tuple(transfers))
+        changes.append(found._replace(plan=plan))
     nodes = max(instance.node for instance in moved) + 1
     moved.sort(key=lambda instance: instance.instance)
     return after.model_copy(update={"instances": moved, "nodes": nodes}), sorted(changes)

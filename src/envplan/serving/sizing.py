@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan._serving import Service
-from envplan.errors import InputError
 from envplan.serving.classes import CLASSES
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace
@@ -45,24 +44,15 @@ class Stream:
 
     Args:
         trace: what arrives.
-        profile: of the instances, by phases, with the SLOs.
+        profile: of the instances, with the SLOs.
         taken: uint8, the class that each request looks like on arrival.
 
     Attributes:
         service: the same and the profile's tables, compiled; sizes are numbered as in `clocks`.
         clocks: of each TP, MHz; both ascend.
-
-    Raises:
-        InputError: the profile is not by phases.
     """
 
     def __init__(self, trace: Trace, profile: ServingProfile, taken: npt.NDArray[np.uint8]) -> None:
-        if not profile.phases:
-            raise InputError(
-                "a replay needs a profile by phases (columns phase and size), and this one is by "
-                "class and load",
-                path=profile.path,
-            )
         self.trace, self.profile, self.taken = trace, profile, taken
         self.clocks: dict[int, list[int]] = {}
         places: dict[int, list[int]] = {}

@@ -9,11 +9,11 @@ Files are read in pieces: 27 million requests take about half a gigabyte, and no
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -50,7 +50,6 @@ _OTHERS: Final = {
         ("GeneratedTokens", "Response tokens", "num_decode_tokens", "token_size"), _LENGTHS[1]
     ),
 }
-_MORE: Final = "_more"  # where a cell too many lands
 _COLUMNS: Final = ("timestamp", "class", *_LENGTHS, "requests")
 _NAMES: Final = {name.lower(): known for name, known in _OTHERS.items()}
 
@@ -156,7 +155,51 @@ class Trace:
         Raises:
             InputError: naming file, line, column and what to do.
         """
-        return _read(Path(path))
+        import pandas as pd
+
+        path = Path(path)
+        columns: dict[str, Any] = {}
+        named: dict[str, str] = {}
+        seen, last = 0, None
+        try:
+            with unzipped(path) as file, warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)  # cells without a column
+                for frame in pd.read_csv(
+                    file, chunksize=_PIECE, skipinitialspace=True, index_col=False
+                ):
+                    named = named or _named(frame.columns, path)
+                    frame.columns = list(named)
+                    if frame.empty:
+                        continue
+                    found, last = _checked(frame, named, path, seen + 2, last)
+                    for name, values in found.items():
+                        column = columns.setdefault(name, np.empty(0, values.dtype))
+                        column.resize(seen + len(frame), refcheck=False)  # never there twice
+                        column[seen:] = values
+                    seen += len(frame)
+                    if seen > _MOST_REQUESTS:
+                        raise InputError(f"has more than {_MOST_REQUESTS} rows", path=path)
+        except pd.errors.EmptyDataError:
+            pass  # there are no rows
+        except (EOFError, OSError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"cannot be read to its end ({reason})", path=path) from None
+        except UnicodeDecodeError:
+            raise InputError("is not a text file in UTF-8", path=path) from None
+        except (ValueError, pd.errors.ParserWarning) as error:
+            said = " ".join(str(error).split())
+            raise InputError(f"is not a CSV table ({said})", path=path) from None
+        if not seen:
+            raise InputError("has no rows", path=path)
+        at = columns["at"]
+        at -= at[0]
+        if at[-1] > _LONGEST_S:
+            most = f"at most {_LONGEST_S:g} can be replayed"
+            raise InputError(f"spans {at[-1]:g} s; {most}", path=path)
+        name, number = re.sub(r"(\.csv)?(\.gz)?$", "", path.name), columns.get("requests")
+        lengths = [columns.get(length) for length in _LENGTHS]
+        trace = cls(name, at, lengths[0], lengths[1], columns["known"])
+        return trace if number is None else _expanded(trace, number, path)
 
     @classmethod
     def open(cls, path_or_name: str) -> Trace:
@@ -216,11 +259,10 @@ def builtin_traces() -> dict[str, Path]:
     return {path.name.split(".", 1)[0]: path for path in sorted(found)}
 
 
-def _header(line: bytes, path: Path) -> dict[str, str]:
+def _named(columns: Iterable[str], path: Path) -> dict[str, str]:
     """The columns by the names that this module has for them, as the file writes them."""
     named: dict[str, str] = {}
-    for cell in line.decode("utf-8-sig").split(","):
-        written = cell.strip().strip('"')
+    for written in map(str.strip, columns):
         name = _NAMES.get(written.lower(), written.lower())
         if name in named:
             raise InputError(f"column {written!r} is there twice", path=path, line=1)
@@ -237,64 +279,6 @@ def _header(line: bytes, path: Path) -> dict[str, str]:
     if "class" not in named and not named.keys() >= set(_LENGTHS):
         raise InputError(f"needs {both}; {there}", path=path, line=1)
     return named
-
-
-def _read(path: Path) -> Trace:
-    import pandas as pd
-
-    columns: dict[str, Any] = {}
-    seen, last = 0, None
-    try:
-        with unzipped(path) as file:
-            first = file.readline()
-            if b"\r" in first.rstrip(b"\r\n"):  # lines that end as on old machines
-                file = io.BytesIO((first + file.read()).replace(b"\r", b"\n"))
-                first = file.readline()
-            named = _header(first, path)
-            for frame in pd.read_csv(
-                file, header=None, names=[*named, _MORE], dtype={"class": str},
-                chunksize=_PIECE, skipinitialspace=True, index_col=False,
-            ):  # fmt: skip
-                if frame.empty:
-                    continue
-                found, last = _checked(frame, named, path, seen + 2, last)
-                for name, values in found.items():
-                    column = columns.setdefault(name, np.empty(0, values.dtype))
-                    column.resize(seen + len(frame), refcheck=False)  # in place: never there twice
-                    column[seen:] = values
-                seen += len(frame)
-                if seen > _MOST_REQUESTS:
-                    raise InputError(f"has more than {_MOST_REQUESTS} rows", path=path)
-    except pd.errors.EmptyDataError:
-        pass  # there are no rows
-    except (EOFError, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot be read to its end ({reason})", path=path) from None
-    except UnicodeDecodeError:
-        raise InputError("is not a text file in UTF-8", path=path) from None
-    except ValueError as error:
-        raise InputError(_complaint(error), path=path) from None
-    if not seen:
-        raise InputError("has no rows", path=path)
-    at = columns.pop("at")
-    at -= at[0]
-    if at[-1] > _LONGEST_S:
-        raise InputError(f"spans {at[-1]:g} s; at most {_LONGEST_S:g} can be replayed", path=path)
-    number = columns.pop("requests", None)
-    name = re.sub(r"(\.csv)?(\.gz)?$", "", path.name)
-    lengths = [columns.get(name) for name in _LENGTHS]
-    trace = Trace(name, at, lengths[0], lengths[1], columns["known"])
-    return trace if number is None else _expanded(trace, number, path)
-
-
-def _complaint(error: ValueError) -> str:
-    """One line of what pandas says of a broken table."""
-    text = " ".join(str(error).split())
-    found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", text)
-    if found:  # the header was read before, and there is a place for one cell too many
-        expected, line, saw = (int(part) for part in found.groups())
-        return f"line {line + 1} has {saw} cells, but the first line names {expected - 1} columns"
-    return f"is not a CSV table ({text})"
 
 
 def _checked(
@@ -326,7 +310,6 @@ def _checked(
         refuse(bad, column, f"must be a number from 0 to {_MOST_TOKENS}, not {{}}")
         return values
 
-    refuse(frame[_MORE].notna(), _MORE, f"has more cells than the {len(named)} columns there are")
     for column in [name for name in named if name in _COLUMNS]:
         refuse(frame[column].isna(), column, "is blank; the table must have no holes")
     times = frame["timestamp"]
