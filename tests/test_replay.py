@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,10 +226,12 @@ def test_long_searches_can_be_interrupted(searches: int) -> None:
     problem, rows = of_a_model()
     search = Search(problem, problem.replay(rows).starts_ns, 10**10, price_uw=10**9)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    turns_s = sys.getswitchinterval()
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
             side_by_side(lambda seed: search.improve(rows, 10**15, 1.0, seed), range(searches))
+        assert sys.getswitchinterval() == turns_s
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from threading import Event
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from envplan import _kernel
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+# How long a thread that comes back from the kernel waits for the interpreter. Python's 5 ms are as
+# long as the kernel often works at a time, so two threads would take turns.
+_WAIT_S: Final = 5e-5
 
 _used: int | None = None
 
@@ -47,7 +53,7 @@ def side_by_side(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[
         _kernel.STOP.set(stop)
         return work(item)
 
-    with ThreadPoolExecutor(threads) as pool:
+    with _quick_turns(), ThreadPoolExecutor(threads) as pool:
         asked = [pool.submit(copy_context().run, one, item) for item in todo]
         try:
             return [answer.result() for answer in asked]
@@ -55,3 +61,16 @@ def side_by_side(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@contextmanager
+def _quick_turns() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    if before <= _WAIT_S:  # another thread's, which sets it back
+        yield
+        return
+    sys.setswitchinterval(_WAIT_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
