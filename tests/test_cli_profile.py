@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import COMMAND, assert_refused, done, envplan, refused, says
+from envplan import devices
 from envplan.profile import Profile
 from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml, fake_nvml
 
@@ -84,6 +85,10 @@ def broken():
 
 def nothing():
     return 3
+
+def late():
+    yield from ()
+    raise ValueError("a stage is missing")
 
 def leaving():
     raise SystemExit(0)
@@ -317,6 +322,16 @@ def test_another_gpu_that_is_lost_stands_in_no_way(fake_nvml: FakeNvml, folder: 
     done(f"{BUILD} -q")
 
 
+def test_a_driver_that_hangs_at_start_is_not_waited_for(
+    fake_nvml: FakeNvml, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_PATIENCE_S", 0.2)
+    fake_nvml.hang("init")
+    refused(BUILD, "the driver")
+    fake_nvml.hang()
+    assert made(folder) == set()
+
+
 def test_a_failing_driver_ends_the_sweep_in_one_line(fake_nvml: FakeNvml, folder: Path) -> None:
     fake_nvml.fail("lock")
     refused(BUILD, "GPU 0")
@@ -359,6 +374,7 @@ nowhere:build | does not import | nowhere
 stages:absent | no function absent
 stages:number | no function number
 stages:broken | broken() failed | no weights here
+stages:late | late() failed | ValueError: a stage is missing
 stages:hungry | hungry() | does not fit in memory
 stages:nothing | pair | int
 stages:leaving | leaving() failed | SystemExit

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_helpers import envplan
+from cli_helpers import assert_refused, envplan
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
 from envplan.profile import Profile
@@ -198,6 +198,17 @@ def test_a_profile_without_curves_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="rows for 3 clocks"):
         smooth_profile(path)
+
+
+def test_a_picture_of_parts_without_a_clock_in_common_is_refused(tmp_path: Path) -> None:
+    rows = [
+        (0, name, mhz + more, 100 / mhz, mhz / 100)
+        for name, more in (("forward", 0), ("backward", 5))
+        for mhz in (800, 900, 1000)
+    ]
+    Profile.from_rows(rows).save_csv(tmp_path / "profile.csv")
+    ran = envplan("smooth", "--plot", cwd=tmp_path)
+    assert_refused(ran, 2, "forward and backward of stage 0", "no clock in common")
 
 
 def test_the_command_smooths_and_the_result_plans(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def load_entry(entry: str, device: str) -> Workload:
                 f"{option} num_stages of what it returns must be a whole number from 1 up, not "
                 f"{count!r}"
             )
+        if isinstance(made, Iterator):  # a generator runs the user's code only now
+            made = list(made)
     try:
         stages = [partial(_pair, module, tuple(inputs)) for module, inputs in made]
     except (TypeError, ValueError):

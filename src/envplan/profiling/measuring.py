@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from envplan.devices import Counted, Device, DeviceError, backend, choose, visible_gpus
+from envplan.devices import Counted, Device, DeviceError, choose, opened, visible_gpus
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.sweep import Settings, Workload, sweep
 from envplan.profiling.waiting import Peers
@@ -44,8 +44,7 @@ def measure(
         InputError: as for sweep.
     """
     with ExitStack() as stack:
-        gpus = backend(source)
-        stack.callback(gpus.close)
+        gpus = stack.enter_context(opened(source))
         devices = gpus.devices()
         counted = Counted.BY_CUDA if device is None else Counted.BY_DRIVER
         chosen = choose(gpus, device or 0, counted)

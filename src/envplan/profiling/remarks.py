@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from envplan.errors import InputError
 from envplan.profile import Profile
 from envplan.units import j_from_fj, s_from_ns
 
@@ -87,7 +88,11 @@ def energy_by_clock(profile: Profile, stage: int) -> dict[int, float]:
 
 
 def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
-    """Time (ns) and energy (fJ) of forward and whole backward, by clock, the highest first."""
+    """Time (ns) and energy (fJ) of forward and whole backward, by clock, the highest first.
+
+    Raises:
+        InputError: they have no clock in common.
+    """
     whole = profile.has(stage, "backward")
     backward = ("backward",) if whole else ("backward_input", "backward_weight")
     options = [
@@ -95,6 +100,12 @@ def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
         for part in ("forward", *backward)
     ]
     clocks = sorted(set(options[0]).intersection(*options[1:]), reverse=True)
+    if not clocks:
+        raise InputError(
+            f"forward and {' and '.join(backward)} of stage {stage} have rows for no clock in "
+            "common, so there is no energy of both to compare",
+            path=profile.path,
+        )
     return {
         clock: (sum(one[clock][0] for one in options), sum(one[clock][1] for one in options))
         for clock in clocks
