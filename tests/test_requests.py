@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan import Plan
+from envplan import Pipeline, Plan, Profile, trace_frontier
 from envplan.errors import InputError, NoAnswerError
 from envplan.limits import probability
 from envplan.planners import ZeusGlobal, ZeusPerStage
@@ -21,7 +22,8 @@ from plan_checks import assert_answers, keeps
 from strategies import CONDITIONS, Case, frontiers, requests
 
 #: What a later deadline, or another planner's plan, may be compared under.
-LIMITS = ["energy budget", "latency", "min hold", "peak cap", "power cap", "probability"]
+LOCAL_LIMITS = ["latency", "min hold", "peak cap"]
+LIMITS = [*LOCAL_LIMITS, "energy budget", "power cap", "probability"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,9 +34,11 @@ def few_noisy_replays() -> Any:
         yield
 
 
-def drawn_limits(frontier: Frontier, data: st.DataObject) -> dict[str, Any]:
+def drawn_limits(
+    frontier: Frontier, data: st.DataObject, limits: Sequence[str] = LIMITS
+) -> dict[str, Any]:
     asked: dict[str, Any] = {"moves": 0.05}
-    for name in sorted(data.draw(st.sets(st.sampled_from(LIMITS), max_size=2))):
+    for name in sorted(data.draw(st.sets(st.sampled_from(limits), max_size=2))):
         asked |= CONDITIONS[name](frontier, data.draw)
     return asked
 
@@ -64,14 +68,38 @@ def test_a_plan_answers_its_request(case: Case) -> None:
     assert_answers(frontier, request, plan)
 
 
-@settings(max_examples=25)
-@given(frontiers(), st.data())
+@settings(max_examples=30)
+@given(frontiers(), st.booleans(), st.data())
 def test_a_later_deadline_never_costs_more_in_whatever_order_they_are_asked_for(
-    frontier: Frontier, data: st.DataObject
+    frontier: Frontier, limited: bool, data: st.DataObject
 ) -> None:
-    times = drawn_times(frontier, data, 4)
-    plans = {time: frontier.plan(time) for time in times}
-    energies = [plans[time].energy for time in sorted(times)]
+    asked = drawn_limits(frontier, data, LOCAL_LIMITS) if limited else {}
+    plans = []
+    for time in sorted(drawn_times(frontier, data, 4), reverse=True):
+        # As in a process of its own: nothing is remembered.
+        anew = frontier.retraced(frontier.pipeline, frontier.profile)
+        plans.append(planned(anew, time, asked))
+    found = [plan.energy for plan in plans if plan is not None]
+    assert found == sorted(found)
+    assert None not in plans[: len(found)]
+
+
+@pytest.mark.parametrize(
+    ("name", "microbatches", "asked"),
+    [
+        ("a40-gpt3-1.3b-4stage", 6, {"switch_latency": 0.02, "min_hold": 0.3}),
+        ("h100-gpt3-175b-8stage", 4, {"min_hold": 0.1}),
+    ],
+)
+def test_a_later_deadline_never_costs_more_with_local_limits(
+    name: str, microbatches: int, asked: dict[str, Any]
+) -> None:
+    profile, energies = Profile.builtin(name), list[float]()
+    for k in range(12):
+        frontier = trace_frontier(Pipeline("1f1b", profile.num_stages, microbatches), profile)
+        span = frontier.min_energy_time - frontier.min_time
+        plan = frontier.plan(frontier.min_time + (k + 0.5) / 12 * span, moves=0.05, **asked)
+        energies.append(plan.energy)
     assert energies == sorted(energies, reverse=True)
 
 

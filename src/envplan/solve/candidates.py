@@ -1,17 +1,15 @@
 """Choices of rows for deadlines, each made once, and the best of those that are in time.
 
-**A later deadline never costs more.** Where clocks follow at once and no limit is local, choices
-are made for the deadlines of one fixed grid only, whatever deadline is asked for, and the answer is
-the best choice of all grid deadlines that are not later. So a later deadline has every choice that
-an earlier one has. Few of them have to be made: a choice for a grid deadline uses at least the
-relaxed energy there, so once that is more than the best found, no earlier one can be better. The
-grid is as fine as rounding is coarse: between two of its deadlines the relaxed energy changes by a
-part of what rounding loses. Whether a time is on the grid depends on the frontier's slope there
-alone, so nothing else of the frontier has to be known.
+**A later deadline never costs more.** Choices are made for the deadlines of one fixed grid only,
+whatever deadline is asked for, and the answer is the best choice of all grid deadlines that are not
+later. So a later deadline has every choice that an earlier one has. Few of them have to be made: a
+choice for a grid deadline uses at least the relaxed energy there, so once that is more than the
+best found, no earlier one can be better. The grid is as fine as rounding is coarse: between two of
+its deadlines the relaxed energy changes by a part of what rounding loses. Whether a time is on the
+grid depends on the frontier's slope there alone, so nothing else of the frontier has to be known.
 
-Other choices (local_search.py) take long, so they are made for the deadline asked for, for a few
-fixed ones before it where the relaxation lets them be better, and all that were made before are
-remembered.
+Where clocks come late or a limit is local (local_search.py), choices take longer and lose more, so
+the grid is another one, and most choices start from that for the deadline before.
 
 One clock for each stage is a candidate, too: no planner that chooses such is ever better.
 """
@@ -130,7 +128,6 @@ class Candidates:
         """
         frontier, found = self._frontier, list[Replay]()
         bound = frontier.effective_bound_fj if waits else frontier.lower_bound_fj
-        refusal: NoPlanInTimeError | None = None
 
         def value(one: Replay) -> int:
             return one.effective_fj if waits else one.energy_fj
@@ -139,13 +136,14 @@ class Candidates:
             if found and bound(time_ns) >= min(map(value, found)):
                 break
             try:
-                found.append(self.at(time_ns))
-            except NoPlanInTimeError as error:
-                refusal = refusal or error
-        found += self._besides(deadline_ns, not found)
+                choice = self.at(time_ns)
+            except NoPlanInTimeError:
+                break
+            if choice.makespan_ns <= deadline_ns:
+                found.append(choice)
+        found = found or self._besides(deadline_ns)
         if not found:
-            assert refusal is not None
-            raise refusal
+            raise self._late(deadline_ns)
         return min(found, key=value)
 
     @cached_property
@@ -231,9 +229,13 @@ class Candidates:
         latest = frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
         return self._grid_below(min(deadline_ns, latest))
 
-    def _besides(self, deadline_ns: int, none_yet: bool) -> list[Replay]:
-        """Further choices that end by a deadline."""
+    def _besides(self, deadline_ns: int) -> list[Replay]:
+        """What ends by a deadline where no choice for one of the grid does."""
         return []
+
+    def _late(self, deadline_ns: int) -> NoPlanInTimeError:
+        """What to say where nothing ends by a deadline."""
+        return NoPlanInTimeError(deadline_ns, self._frontier.min_time_ns, "")
 
     def _grid_below(self, latest_ns: int) -> Iterator[int]:
         """The grid's deadlines up to one, ns, the latest first: T_max, T_star, T_min, and those

@@ -10,12 +10,19 @@ is what `envplan.replay` says of it, to the nanosecond. It starts from several c
 - what was found for clocks that come later, where these come soon: the sooner they come, the more
   choices are in time by a ns only, which are hard to find;
 - under a cap on the peak, plans made with power limits for single operations (power_limits.py).
+
+All this is done for some deadlines of a fixed grid. Between two of them, a shorter search for each
+deadline starts from what was found for the one before and from rounded optima. What is found for a
+deadline often ends earlier, so the next one after that asked for is looked at, too. Where a search
+finds nothing in time, the fastest choice that is known is what there is, and earlier deadlines are
+not looked at.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
@@ -30,19 +37,24 @@ from envplan.solve.power_limits import PowerLimited
 _ROUNDED_HEATS: Final = (1.5, 0.6)
 _CONSTANT_HEAT: Final = 4.0
 _LAST_HEAT: Final = 0.25  # from a plan that is nearly there; and once more, from the best of all
-_MOVES_PER_OPERATION: Final = 120
-_FURTHER_MOVES: Final = 350_000  # or this many an operation, where that is less:
-_FURTHER_MOVES_PER_OPERATION: Final = 2_000
-_MOST_WORK: Final = 6 * 10**8  # moves x operations: a move may replay them all
-_MOST_WORK_UNDER_PEAK: Final = 10**7  # there, a move looks at the power over all time
+_MOVES_PER_OPERATION: Final = 30
+_FURTHER_MOVES: Final = 90_000  # or this many an operation, where that is less:
+_FURTHER_MOVES_PER_OPERATION: Final = 500
+_MOST_WORK: Final = 1.5 * 10**8  # moves x operations: a move may replay them all
+_MOST_WORK_UNDER_PEAK: Final = 2.5 * 10**6  # there, a move looks at the power over all time
 _LATE_PRICE: Final = 1.1  # of what a ns saves at the deadline
 _HURRY: Final = 20.0  # the same where nothing but time counts, or little time is to be had
+_HURRIED_MOVES: Final = 4.0  # times the usual moves; also of a round of polishing
 #: Latencies, ns, whose choices the search for lower ones starts from as well.
 _LATENCIES: Final = (10**6, 2 * 10**7)
-#: Earlier deadlines that choices are made for, as parts of the way from T_min to T_star.
-_FIXED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
-#: Under a cap on the peak, later times may save energy: parts of the way from T_star to T_max.
-_LATER: Final = (0.25, 0.5, 1.0)
+#: The grid: whole searches are made for so many deadlines up to T_star, and for so many from there
+#: to T_max; between two of them lie others, each of which starts from the one before.
+_SEARCHED: Final = 24
+_SEARCHED_BEYOND: Final = 8
+_STEPS: Final = 8  # from one whole search to the next
+_STEP_MOVES: Final = 0.25  # of the usual moves, for each start
+_STEP_HEAT: Final = 0.6
+_BEND: Final = 1.5  # deadlines lie closer where the frontier is steep, near T_min
 
 
 class LocalSearch(Candidates):
@@ -63,11 +75,7 @@ class LocalSearch(Candidates):
             self._power_limited = PowerLimited(frontier, self._machine, self._prices["peak_uw"])
         further = min(_FURTHER_MOVES, count * _FURTHER_MOVES_PER_OPERATION)
         wanted = count * _MOVES_PER_OPERATION + further
-        self._each = max(1, int(min(wanted, work // count) * self._moves))
-
-    def near(self, deadline_ns: int) -> Replay:
-        """As Candidates.near."""
-        return self.at(min(deadline_ns, self._frontier.slowest_time_ns))
+        self._each = min(wanted, work / count) * self._moves
 
     def polished(
         self, best: Replay, deadline_ns: int, waits: bool, seconds: float
@@ -75,52 +83,110 @@ class LocalSearch(Candidates):
         """As Candidates.polished: further rounds of the search."""
         seed, end = 100, time.monotonic() + seconds
         while time.monotonic() < end:
-            search = self._search(best, deadline_ns)
-            heat = (0.6, _LAST_HEAT)[seed % 2]
-            best = self._replay(search.improve(best.rows, self._each, heat, seed))
+            search, heat = self._search(best, deadline_ns), (_STEP_HEAT, _LAST_HEAT)[seed % 2]
+            best = self._replay(search.improve(best.rows, self._moved(_HURRIED_MOVES), heat, seed))
             seed += 1
         return best, None
 
     @cached_property
     def fastest(self) -> Replay:
         """As Candidates.fastest."""
-        return self._replay(self._hurried(self._rounded(self._frontier.min_time_ns).rows))
+        hurried = self._replay(self._hurried(self._rounded(self._frontier.min_time_ns).rows))
+        search = self._search(hurried, hurried.makespan_ns)
+        return self._replay(search.improve(hurried.rows, self._moved(), _LAST_HEAT, 91))
 
     @property
     def fastest_rows(self) -> Rows:
         """As Candidates.fastest_rows."""
         return self.fastest.rows
 
-    def _worth_a_look(self, deadline_ns: int, waits: bool) -> list[int]:
+    def at(self, time_ns: int) -> Replay:
+        """As Candidates.at, for the deadline of the grid that is not later."""
+        return super().at(next(self._grid_below(time_ns)))
+
+    def _worth_a_look(self, deadline_ns: int, waits: bool) -> Iterator[int]:
+        star = self._frontier.min_energy_time_ns
+        if deadline_ns > star and not (waits or self._saves_beyond_star):
+            deadline_ns = star
+        # What is found for the next deadline of the grid may end by this one as well.
+        after = self._grid[bisect_left(self._grid, deadline_ns) :][:1]
+        return self._grid_below(max([deadline_ns, *after]))
+
+    @cached_property
+    def _saves_beyond_star(self) -> bool:
+        """Whether choices for deadlines beyond T_star may use less: under a cap on the peak, and
+        where none is in time by T_star."""
+        if self._power_limited is not None:
+            return True
+        try:
+            self.at(self._frontier.min_energy_time_ns)
+        except NoPlanInTimeError:
+            return True
+        return False
+
+    def _besides(self, deadline_ns: int) -> list[Replay]:
+        return [one for one in [self.fastest] if one.makespan_ns <= deadline_ns]
+
+    @cached_property
+    def _grid(self) -> list[int]:
+        """Deadlines that choices are made for, ns, ascending; of each _STEPS the first is searched
+        for from the start."""
         frontier = self._frontier
         least, star = frontier.min_time_ns, frontier.min_energy_time_ns
-        slowest = frontier.slowest_time_ns
-        latest = min(deadline_ns, slowest if waits else star)
-        wanted = {latest, *(least + int((star - least) * part) for part in _FIXED)}
-        if self._power_limited is not None:
-            wanted |= {star + int((slowest - star) * part) for part in _LATER}
-            latest = min(deadline_ns, slowest)
-            wanted.add(latest)
-        return sorted((one for one in wanted if one <= latest), reverse=True)
+        count, beyond = _SEARCHED * _STEPS, _SEARCHED_BEYOND * _STEPS
+        parts = [round((star - least) * (k / count) ** _BEND) for k in range(count)]
+        span = frontier.slowest_time_ns - star
+        return [
+            *(least + part for part in parts),
+            *(star + span * k // beyond for k in range(beyond + 1)),
+        ]
 
-    def _besides(self, deadline_ns: int, none_yet: bool) -> list[Replay]:
-        if none_yet and deadline_ns > self._frontier.min_energy_time_ns:
-            self.near(deadline_ns)
-        known = (one for one in self._known.values() if isinstance(one, Replay))
-        return [one for one in known if one.makespan_ns <= deadline_ns]
+    def _grid_below(self, latest_ns: int) -> Iterator[int]:
+        return (time_ns for time_ns in reversed(self._grid) if time_ns <= latest_ns)
 
     def _make(self, time_ns: int) -> Replay:
         """The replay of the best rows found; beyond T_star everybody waits until the deadline."""
+        place = bisect_right(self._grid, time_ns) - 1
+        search, rows = self._stepped(place) if place % _STEPS else self._searched(time_ns)
+        if not search.score(rows).holds:
+            raise self._late(time_ns)
+        return self._replay(rows)
+
+    def _late(self, deadline_ns: int) -> NoPlanInTimeError:
+        least_ns = max(self.fastest.makespan_ns, deadline_ns + 1)
+        return NoPlanInTimeError(deadline_ns, least_ns, self._why)
+
+    def _stepped(self, place: int) -> tuple[Search, Rows]:
+        """The best rows found from those for the deadline before on the grid, and from rounding."""
+        before, time_ns = self._grid[place - 1 : place + 1]
+        try:
+            start = self.at(before)
+        except NoPlanInTimeError:
+            start = self.fastest
+        search, rounded = (
+            self._search(start, time_ns),
+            self._nearly(self._rounded(time_ns), time_ns),
+        )
+        starts = [(start.rows, _LAST_HEAT), *((rows, _STEP_HEAT) for rows in rounded)]
+        found = [*self._improved(search, starts, _STEP_MOVES), *self._later(time_ns)]
+        return search, min(found, key=search.score)
+
+    def _searched(self, time_ns: int) -> tuple[Search, Rows]:
+        """The best rows found from everything that there is to start from."""
         rounded = self._rounded(time_ns)
         search = self._search(rounded, time_ns)
         best = min(self._found(search, rounded, time_ns), key=search.score)
         if not search.score(best).holds:
-            best = search.improve(self._hurried(best), self._each, _LAST_HEAT, 90)
-        best = search.improve(best, self._each, _LAST_HEAT, 91)
-        if not search.score(best).holds:
-            least_ns = self._replay(self._hurried(best)).makespan_ns
-            raise NoPlanInTimeError(time_ns, max(least_ns, time_ns + 1), self._why)
-        return self._replay(best)
+            best = self.fastest.rows
+        return search, search.improve(best, self._moved(), _LAST_HEAT, 91)
+
+    def _nearly(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
+        """Rounded rows for a deadline, and those for one that is earlier by what these are late."""
+        late_ns = self._replay(rounded.rows).makespan_ns - deadline_ns
+        earlier_ns = deadline_ns - late_ns
+        if late_ns <= 0 or earlier_ns < self._frontier.min_time_ns:
+            return [rounded.rows]
+        return [rounded.rows, self._rounded(earlier_ns).rows]
 
     def _rounded(self, time_ns: int) -> Replay:
         """The rounded relaxed optimum of a deadline, with clocks that follow at once."""
@@ -145,26 +211,27 @@ class LocalSearch(Candidates):
         starts.append((search.constant(), _CONSTANT_HEAT))
         # Starts that are nearly there; one that is there twice is annealed by two seeds.
         later = self._later(deadline_ns)
-        prepared = [*later[:1], *later]
-        late_ns = self._replay(rounded.rows).makespan_ns - deadline_ns
-        if late_ns > 0:
-            prepared.append(rounded.rows)
-            if deadline_ns - late_ns >= self._frontier.min_time_ns:
-                prepared.append(self._rounded(deadline_ns - late_ns).rows)
+        prepared = [*later[:1], *later, *self._nearly(rounded, deadline_ns)]
         if self._power_limited is not None and rounded.peak_uw > self._prices["peak_uw"]:
             prepared += self._power_limited.by(deadline_ns)
         found = self._improved(search, [*starts, *((rows, _LAST_HEAT) for rows in prepared)])
         if not any(search.score(rows).holds for rows in found[: len(_ROUNDED_HEATS)]):
             hurried = self._search(rounded, deadline_ns, _HURRY)
-            found.append(hurried.improve(rounded.rows, self._each, _ROUNDED_HEATS[0], 0))
+            found.append(hurried.improve(rounded.rows, self._moved(), _ROUNDED_HEATS[0], 0))
         return found
 
-    def _improved(self, search: Search, starts: Sequence[tuple[Rows, float]]) -> list[Rows]:
+    def _moved(self, times: float = 1.0) -> int:
+        """How many moves an annealing of so many times the usual ones tries."""
+        return max(1, int(self._each * times))
+
+    def _improved(
+        self, search: Search, starts: Sequence[tuple[Rows, float]], times: float = 1.0
+    ) -> list[Rows]:
         """What annealing makes of rows at a heat, of each apart."""
 
         def one(seed: int) -> Rows:
             rows, heat = starts[seed]
-            return search.improve(rows, self._each, heat, seed)
+            return search.improve(rows, self._moved(times), heat, seed)
 
         return side_by_side(one, range(len(starts)))
 
@@ -174,7 +241,7 @@ class LocalSearch(Candidates):
         starts = [rows, hurry.constant()]
         if self._power_limited is not None:
             starts += [*self._power_limited.by(None), self._power_limited.thriftiest]
-        found = self._improved(hurry, [(one, 1.0) for one in starts])
+        found = self._improved(hurry, [(one, 1.0) for one in starts], _HURRIED_MOVES)
 
         def rank(one: Rows) -> tuple[bool, int]:
             score = hurry.score(one)
