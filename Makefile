@@ -6,8 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test test-slow test-versions soak fuzz lint format docs package bench profiles results \
-	results-training results-serving validate compat gpu clean
+.PHONY: demo test test-slow test-versions build-versions soak fuzz lint format docs package bench \
+	profiles results results-training results-serving validate compat gpu clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
 demo: $(VENV)/.installed
@@ -108,9 +108,13 @@ validate: $(VENV)/.installed-test
 # The oldest PyTorch that pyproject.toml allows, the newest, and the frameworks that run on CPUs, in
 # environments of their own below $ENVPLAN_COMPAT, which are built once. What cannot be built, or
 # not in time, is said, and is no failure.
+COMPAT = -m tools.compat --only torch-oldest torch-newest frameworks bridge --minutes 30
 test-versions: $(VENV)/.installed-test
-	$(BIN)/python -m tools.compat --only torch-oldest torch-newest frameworks bridge --minutes 30 \
-		|| [ $$? = 75 ]
+	$(BIN)/python $(COMPAT) || [ $$? = 75 ]
+
+# These environments, ahead of the tests in them.
+build-versions: $(VENV)/.installed-test
+	$(BIN)/python $(COMPAT) --build || [ $$? = 75 ]
 
 # All of these, and the page that says what worked.
 compat: $(VENV)/.installed-test

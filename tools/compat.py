@@ -1,6 +1,6 @@
 """Which frameworks were tried, in which versions, and what worked: docs/compatibility.md.
 
-    python -m tools.compat [docs/compatibility.md] [--only NAME ...] [--minutes M]
+    python -m tools.compat [docs/compatibility.md] [--only NAME ...] [--minutes M] [--build]
 
 Each environment is built once, below $ENVPLAN_COMPAT (default: ~/.cache/envplan-compat), on top of
 the one that this runs in: the frameworks are its own, everything else is shared. Then the tests of
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("page", type=Path, nargs="?", help="none: nothing is written")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", choices=_NAMES)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after these")
+    parser.add_argument("--build", action="store_true", help="environments only; run no tests")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
     found: dict[str, list[str]] = {}
@@ -166,6 +167,8 @@ def main() -> None:
             python = building.result()
         except (subprocess.SubprocessError, OSError, ValueError) as error:
             missing.append(f"environment {environment.name} cannot be built: {error}")
+            continue
+        if options.build:
             continue
         results: dict[str, str] = {}
         found[environment.name] = []
