@@ -47,7 +47,8 @@ _STEPS: Final = _RESOLUTION.bit_length()
 _FEW_STEPS: Final = 6  # of it, where each takes long
 #: Local minima of the relaxed cost that are made to plans, at most.
 _MAX_MINIMA: Final = 8
-_PLACES: Final = 499  # between the slowest choice and T_min's under noise, and as many beyond
+_PLACES: Final = 750  # of choices under noise, from the slowest to T_min's,
+_FASTER_PLACES: Final = 250  # and from there to the fastest
 _ATTEMPTS: Final = 4  # at a proof that a probability holds
 
 
@@ -516,9 +517,9 @@ class _Search(Deadlines[_Found]):
         Raises:
             NoAnswerError: even all of them do not.
         """
-        problem, slowest = self.frontier.problem, self.frontier.slowest_time_ns
+        problem = self.frontier.problem
         thrifty = least_average_rows(problem)
-        usual = self._at_place(0.0, self._setting(slowest), True).rows
+        usual = self._at_place(0, waits=True).rows
         order, count = problem.pipeline.order, len(thrifty)
 
         def tried(thriftier: int) -> _Found | None:
@@ -563,28 +564,30 @@ class _Search(Deadlines[_Found]):
         """The choice of least energy found that holds its deadline with a probability.
 
         Under noise an iteration is on average longer than its plan says, for it waits for the
-        slowest of what runs side by side. So the choice is made for an earlier deadline than the
-        one it has to hold, or, where even T_min is too late for that, from T_min's by making
-        operations faster step by step until all are as fast as can be. How much earlier is found
-        by bisection, every candidate meeting the same draws. Fresh draws prove what comes out;
-        where they do not, the next attempt aims higher.
+        slowest of what runs side by side. So the choice is one for an earlier deadline than the one
+        it has to hold, or, where even T_min's is too slow for that, T_min's with operations made
+        faster. All of these stand in one order, whatever the deadline is, and the first of those
+        that hold is found by bisection, every candidate meeting the same draws. What holds a
+        deadline holds a later one, so a later deadline never leads further down that order. Fresh
+        draws prove what comes out; where they do not, the next attempt aims higher.
         """
+        last = _PLACES + _FASTER_PLACES
+        fastest = self._at_place(last, waits)
 
         def keeps_local(replay: Replay) -> bool:
             late = replay.makespan_ns > setting.deadline_ns
             return not late and not self._broken(replay, setting, self._local)
 
-        def holds(replay: Replay, attempt: int) -> bool:
-            return keeps_local(replay) and not limit.excess(replay, setting, attempt=attempt)
-
-        fastest = self._at_place(2.0, setting, waits)
         for attempt in range(_ATTEMPTS):
 
             def holding(place: int, attempt: int = attempt) -> Replay | None:
-                replay = self._at_place(place / _PLACES, setting, waits)
-                return replay if holds(replay, attempt) else None
+                if self._time_at_place(place, waits) > setting.deadline_ns:
+                    return None
+                replay = self._at_place(place, waits)
+                excess = not keeps_local(replay) or limit.excess(replay, setting, attempt=attempt)
+                return None if excess else replay
 
-            best = first_between(-1, 2 * _PLACES, holding, _STEPS, self._progress) or fastest
+            best = first_between(-1, last, holding, _STEPS, self._progress) or fastest
             evidence = limit.evidence(best, setting, attempt)
             if evidence is not None and keeps_local(best):
                 return _Found(best, setting.deadline_ns, robustness=evidence)
@@ -598,20 +601,24 @@ class _Search(Deadlines[_Found]):
         attempts = (limit.evidence(replay, setting, attempt) for attempt in range(_ATTEMPTS))
         return next((evidence for evidence in attempts if evidence is not None), None)
 
-    def _at_place(self, place: float, setting: Setting, waits: bool) -> Replay:
-        """From the slowest choice worth having, at 0, by T_min's, at 1, to the fastest, at 2."""
-        frontier, candidates = self.frontier, self._candidates
+    def _time_at_place(self, place: int, waits: bool) -> int:
+        """The deadline of a place, ns, from the slowest worth having at 0 to T_min at _PLACES."""
+        frontier = self.frontier
         slowest = frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
-        latest = min(setting.deadline_ns, slowest)
-        time_ns = latest - round((latest - frontier.min_time_ns) * min(place, 1.0))
+        return slowest - (slowest - frontier.min_time_ns) * min(place, _PLACES) // _PLACES
+
+    def _at_place(self, place: int, waits: bool) -> Replay:
+        """The choice for a place's deadline; after _PLACES, T_min's with ever faster rows."""
+        candidates = self._candidates
         try:
-            replay = candidates.at(time_ns)
+            replay = candidates.best_by(self._time_at_place(place, waits), waits=waits)
         except NoPlanInTimeError:
             replay = candidates.fastest
-        if place <= 1:
+        if place <= _PLACES:
             return replay
         # Rows of a table stand by time, the fastest first.
-        steps = np.floor((candidates.fastest_rows - replay.rows) * (place - 1)).astype(np.int32)
+        part = (place - _PLACES) / _FASTER_PLACES
+        steps = np.floor((candidates.fastest_rows - replay.rows) * part).astype(np.int32)
         return self._replayed(replay.rows + steps)
 
 
