@@ -38,8 +38,11 @@ _LEAST_STEP: Final = 3e-5
 #: About so many deadlines at most, up to T_star and beyond it.
 _MOST_TIMES: Final = 256
 _MOST_TIMES_BEYOND: Final = 128
-#: So many at least.
+#: So many at least; more where there are few operations, so that choices are rare and quickly made:
+#: about so many divided by the number of operations.
 _FEWEST_TIMES: Final = 32
+_FEWEST_TIMES_IF_TINY: Final = 512
+_TIMES_X_OPERATIONS: Final = 4096
 #: What rounding loses is measured on so many microbatches, where the schedule has no chunks.
 _FEW_MICROBATCHES: Final = 8
 #: Where plans can end at no more times than this, all of them are on the grid.
@@ -262,8 +265,14 @@ class Candidates:
         if slope_uw <= waiting:
             price_uw, span = slope_uw, frontier.slowest_time_ns - star
             most = _MOST_TIMES_BEYOND
-        wanted = min(self._step_fj // max(1, price_uw), span // _FEWEST_TIMES)
-        return 1 << max(0, max(span // most, wanted).bit_length() - 1)
+        fewest = self._fewest_times
+        wanted = min(self._step_fj // max(1, price_uw), span // fewest)
+        return 1 << max(0, max(span // max(most, fewest), wanted).bit_length() - 1)
+
+    @cached_property
+    def _fewest_times(self) -> int:
+        quick = _TIMES_X_OPERATIONS // len(self._frontier.pipeline.operations)
+        return max(_FEWEST_TIMES, min(_FEWEST_TIMES_IF_TINY, quick))
 
     @cached_property
     def _step_fj(self) -> int:
