@@ -48,10 +48,11 @@ def test_a_trace_keeps_the_rules_and_says_what_the_timeline_does(
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert sorted(names.values()) == ["stage 0", "stage 1", "stage 2"]
     slices = [e for e in events if e["ph"] == "X"]
-    for event, timed in zip(slices, shown.operations, strict=True):
-        assert names[event["tid"]] == f"stage {timed.operation.stage}"
-        assert event["ts"] * 1000 == timed.start_ns
-        assert event["dur"] * 1000 == timed.time_ns
+    columns = shown.pipeline.operations, shown.replay.starts_ns, shown.replay.finishes_ns
+    for event, op, start, finish in zip(slices, *columns, strict=True):
+        assert names[event["tid"]] == f"stage {op.stage}"
+        assert event["ts"] * 1000 == int(start)
+        assert event["dur"] * 1000 == int(finish - start)
     for one, other in pairwise(slices):
         assert one["tid"] != other["tid"] or one["ts"] + one["dur"] <= other["ts"]
     # Counters are numbers in time order.

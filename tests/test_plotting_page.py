@@ -80,7 +80,7 @@ def test_timelines_hold_every_operation(report: str, timeline: Timeline) -> None
     both = timeline.at_max_frequency(), timeline
     for drawn, shown in zip(chart["timelines"], both, strict=True):
         ops = drawn["ops"]
-        assert len(ops["start"]) == len(shown.operations)
+        assert len(ops["start"]) == len(shown.rows)
         joules = sum(w * t for w, t in zip(ops["watts"], ops["time"], strict=True))
         assert joules == pytest.approx(shown.computation_energy, rel=1e-5)
         assert sum(ops["critical"]) == len(shown.critical_path)

@@ -215,7 +215,7 @@ def _print(
     source = plan.profile.source
     first = ", first run" if len(timeline.run_times_ns) > 1 else ""
     ui.print_columns(ui.titled(ui.ITERATION, source) + first, _stages(timeline))
-    on_path = [timeline.operations[index].operation.stage for index in timeline.critical_path]
+    on_path = [timeline.pipeline.operations[i].stage for i in timeline.critical_path]
     turns = [str(stage) for stage, _ in groupby(on_path)]
     path = " ".join(turns) if len(turns) <= 24 else f"{len(turns) - 1} changes of stage"
     waits = timeline.sync_time_ns > timeline.iteration_time_ns
@@ -242,22 +242,25 @@ def _print(
 
 def _stages(timeline: envplan.Timeline) -> dict[str, Any]:
     """What each stage does, by column."""
-    from envplan.units import j_from_fj, s_from_ns
-
     stages = timeline.stages
-    of_stage = [[b for b in timeline.bubbles if b.stage == use.stage] for use in stages]
-    stretch = [s_from_ns(max((b.stretch_ns for b in bs), default=0)) for bs in of_stage]
+    gaps = [use["bubbles"] for use in stages]
+
+    def of(name: str) -> list[Any]:
+        return [use[name] for use in stages]
+
     return {
-        "stage": [use.stage for use in stages],
-        "busy (s)": [s_from_ns(use.busy_ns) for use in stages],
-        "blocked (s)": [s_from_ns(use.blocked_ns) for use in stages],
-        "busy (%)": [f"{100 * use.busy_ns / timeline.sync_time_ns:.1f}" for use in stages],
-        "computation (J)": [j_from_fj(use.computation_fj) for use in stages],
-        "blocking (J)": [j_from_fj(use.blocking_fj) for use in stages],
-        "bubbles": list(map(len, of_stage)),
-        "usable": [sum(bubble.usable for bubble in bubbles) for bubbles in of_stage],
-        "most stretch (s)": stretch,
-        "clock changes": [len(use.clock_changes) - 1 for use in stages],
+        "stage": of("stage"),
+        "busy (s)": of("busy_s"),
+        "blocked (s)": of("blocked_s"),
+        "busy (%)": [f"{100 * busy / timeline.sync_time:.1f}" for busy in of("busy_s")],
+        "computation (J)": of("computation_energy_j"),
+        "blocking (J)": of("blocking_energy_j"),
+        "bubbles": list(map(len, gaps)),
+        "usable": [sum(gap["usable"] for gap in some) for some in gaps],
+        "most stretch (s)": [
+            max((gap["could_stretch_s"] for gap in some), default=0.0) for some in gaps
+        ],
+        "clock changes": [len(changes) - 1 for changes in of("clock_changes")],
     }
 
 
