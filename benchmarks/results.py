@@ -35,7 +35,7 @@ from envplan import (
 )
 from envplan._files import atomic_write
 from envplan.pipeline.described import described_pipeline
-from envplan.plan.replayed import beyond_raw_rows
+from envplan.plan.build import beyond_raw_rows
 from envplan.planners import compare
 from envplan.planners.comparison import Entry
 from envplan.planners.envpipe import EnvPipe

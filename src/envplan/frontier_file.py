@@ -23,9 +23,8 @@ from envplan._files import AnyPath, atomic_write
 from envplan._model import Document, Index, Model, check_stated
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Job, Plan, Rung, as_referenced, check_reference, find_profile, rung_rows
-from envplan.plan.build import gap_over, plan_of, target_of
+from envplan.plan.build import check_cost, gap_over, plan_of, target_of
 from envplan.plan.model import Baseline, ProfileReference
-from envplan.plan.replayed import check_cost, problem_of
 from envplan.profile import Profile
 from envplan.replay import Problem, Replay
 from envplan.request import Request
@@ -180,7 +179,7 @@ class FrontierFile(Document):
             )
         source = find_profile(self.profile) if profile is None else profile
         check_reference(self.profile, source, force=False)
-        problem = problem_of(self.job, as_referenced(self.profile, source))
+        problem = self.job.problem(as_referenced(self.profile, source))
         deadline, request = min(target_time, self.t_star_s), Request.asking(target_time)
         return plan_of(
             in_time[-1].replayed("the plan", problem),

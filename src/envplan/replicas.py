@@ -31,7 +31,7 @@ from envplan.limits import (
     PeakPower,
 )
 from envplan.plan import Plan, replay_plan
-from envplan.plan.build import baseline, gap_over, percent, predict
+from envplan.plan.build import gap_over, percent, predict
 from envplan.planners.base import Planner, answer
 from envplan.profile import Profile
 from envplan.request import Deadline, Request
@@ -349,10 +349,8 @@ def replay_replicas(
     """
     plans = []
     for plan, profile in replicas:
-        machine, gpus = conditions.machine(plan.job), plan.job.num_gpus
+        machine = conditions.machine(plan.job)
         exact = replay_plan(plan, profile, force=force, machine=machine)
-        replay = next(conditions.replays(exact))
-        before = baseline(exact.problem, gpus, replay.factors)
-        replayed = {"predicted": predict(replay, 0, "relaxation", before, gpus)}
-        plans.append(plan.model_copy(update=replayed))
+        replayed = predict(next(conditions.replays(exact)), plan.job.num_gpus)
+        plans.append(plan.model_copy(update={"predicted": replayed}))
     return ReplicaPlans(tuple(plans), until=conditions.sync_time or 0.0)

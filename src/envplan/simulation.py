@@ -21,7 +21,6 @@ from envplan.noise import time_factors
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, Target, replay_plan
 from envplan.plan.build import plan_of
-from envplan.plan.replayed import machine_of
 from envplan.profile import Profile, pieces
 from envplan.replay import Machine, Replay
 from envplan.request import MAX_LATENCY_S
@@ -69,7 +68,7 @@ class Conditions(Model):
     def machine(self, job: Job) -> Machine:
         """How late the clocks of a job follow."""
         latency = self.switch_latency
-        return machine_of(job) if latency is None else Machine(ns_from_s(latency))
+        return job.machine if latency is None else Machine(ns_from_s(latency))
 
     def replays(self, exact: Replay) -> Iterator[Replay]:
         """What comes of an exact replay under noise, run by run; without noise the same."""

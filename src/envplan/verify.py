@@ -11,9 +11,8 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import Progress, Relaxation
 from envplan.limits import PeakPower, Setting
 from envplan.plan import Plan, as_referenced, check_reference, replay_plan, rung_rows
-from envplan.plan.build import baseline, predict, until_straggler
+from envplan.plan.build import check_cost, predict, until_straggler
 from envplan.plan.model import told_request
-from envplan.plan.replayed import check_cost, check_operations
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.solve import trace_job
@@ -66,14 +65,17 @@ def verify_plan(
         stated = plan.request.limit(type(told))
         if stated != told and (stated is None or told.kind != "probability"):
             raise InputError(f"request.limits differ from the plan's own fields on {told.kind}")
-    setting = Setting(plan.job.num_gpus, plan.target.deadline_ns, profile)
-    proved.append(check_operations(plan, replay.problem.pipeline))
-    proved.append(f"all {len(replay.rows)} frequencies, times and energies are rows of the profile")
-    proved += _of_replay(plan, replay)
-    proved += _of_ladder(plan, replay, profile)
-    proved.append(_of_target(plan, replay.makespan_ns))
-    proved += [limit.prove(plan, replay, setting) for limit in plan.request.limits]
-    proved += check_costs(plan)
+    setting, job = Setting(plan.job.num_gpus, plan.target.deadline_ns, profile), plan.job
+    proved += [
+        f"{len(replay.rows)} operations on {job.stages} stages, in the order of schedule "
+        f"{job.schedule}",
+        f"all {len(replay.rows)} frequencies, times and energies are rows of the profile",
+        *_of_replay(plan, replay),
+        *_of_ladder(plan, replay, profile),
+        _of_target(plan, replay.makespan_ns),
+        *(limit.prove(plan, replay, setting) for limit in plan.request.limits),
+        *check_costs(plan),
+    ]
     frontier = trace_job(plan.job, profile, progress, whole=False)
     return [*proved, _of_bound(plan, frontier), *_of_straggler(plan, frontier)]
 
@@ -87,8 +89,7 @@ def _of_replay(plan: Plan, replay: Replay) -> Iterator[str]:
         raise InputError(
             f"predicted.energy_lower_bound_j {least!r} lies above energy_j {stated.energy_j!r}"
         )
-    before = baseline(replay.problem, gpus)
-    true = predict(replay, fj_from_j(least), stated.bound, before, gpus)
+    true = predict(replay, gpus, fj_from_j(least), stated.bound)
     others = {"robustness": stated.robustness, "until_straggler": stated.until_straggler}
     check_stated("predicted", stated, true.model_copy(update=others), _TOLERANCE)
     yield (

@@ -29,7 +29,7 @@ def _raw_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     if profile.noisy and not profile.adjustments.smoothed:
         yield f"{noisy}: plans and their bound hang on rows that are too fast by chance"
     elif profile.noisy:
-        from envplan.plan.replayed import beyond_raw_rows
+        from envplan.plan.build import beyond_raw_rows
 
         late, dearer = beyond_raw_rows(plan, profile)
         fast = " and ".join(f"{name} up to {mhz} MHz" for name, mhz in profile.jumps.items())

@@ -16,10 +16,12 @@ from pydantic import ConfigDict, Field
 
 from envplan._model import Count, Document, GpuCount, Index, Joules, Model, Seconds, Watts
 from envplan.costs.model import Costs
+from envplan.errors import InputError
 from envplan.frontier import BlockingPowerSource
 from envplan.limits import Robustness
 from envplan.pipeline import Pipeline, formats
-from envplan.profile import Adjustments
+from envplan.profile import Adjustments, Profile
+from envplan.replay import Machine, Problem
 from envplan.request import Request
 from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, uw_from_w
 
@@ -89,6 +91,24 @@ class Job(formats.Job):
             InputError: there is no such pipeline.
         """
         return Pipeline.from_job(self.model_dump(exclude_none=True))
+
+    @property
+    def machine(self) -> Machine:
+        """How late clocks follow."""
+        return Machine(ns_from_s(self.switch_latency_s or 0.0))
+
+    def problem(self, profile: Profile) -> Problem:
+        """The pipeline with the option tables of a profile.
+
+        Raises:
+            InputError: the profile lacks an operation, or powers are missing.
+        """
+        pipeline, powers = self.pipeline(), self.blocking_power_w
+        if len(powers) != pipeline.num_stages:
+            raise InputError(
+                f"job.blocking_power_w has {len(powers)} values for {pipeline.num_stages} stages"
+            )
+        return Problem(pipeline, profile, [uw_from_w(power) for power in powers])
 
 
 class ProfileReference(Model):
