@@ -51,8 +51,6 @@ Slowdowns = Mapping[int, float]
 #: Up to so many straggler times are planned for one by one; for more, a whole ladder is made.
 MOST_OWN_RUNGS: Final = 8
 
-_Ran = tuple[int, int]  # an iteration of one pipeline, ns and fJ, one GPU a stage
-
 _Whole = Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
 _Factor = Annotated[
     float,
@@ -166,6 +164,7 @@ class ClusterReport:
         iterations = [one._asdict() for one in self.iterations]
         for one in iterations:
             del one["baseline_time_s"]
+        saved = {"intrinsic": self.intrinsic_savings, "extrinsic": self.extrinsic_savings}
         return {
             "gpus": self.num_gpus,
             "replicas": self.replicas,
@@ -176,10 +175,8 @@ class ClusterReport:
             "baseline_energy_j": self.baseline_energy,
             "plan_energy_j": self.plan_energy,
             "energy_j": self.energy,
-            "intrinsic_savings_j": self.intrinsic_savings,
-            "extrinsic_savings_j": self.extrinsic_savings,
-            "intrinsic_savings_percent": self.percent(self.intrinsic_savings),
-            "extrinsic_savings_percent": self.percent(self.extrinsic_savings),
+            **{f"{kind}_savings_j": joules for kind, joules in saved.items()},
+            **{f"{kind}_savings_percent": self.percent(one) for kind, one in saved.items()},
             "iterations": iterations,
         }
 
@@ -229,15 +226,16 @@ def simulate_cluster(
         gpus_per_stage=job.gpus_per_stage if gpus_per_stage is None else gpus_per_stage,
         slowdowns=list(map(dict, slowdowns)),
     )
-    slower = ([x for x in factors.values() if x > 1] for factors in cluster.slowdowns)
-    stragglers = [tuple(sorted(factors)) for factors in slower]
+    stragglers = [
+        tuple(sorted(x for x in factors.values() if x > 1)) for factors in cluster.slowdowns
+    ]
     own = replay_plan(plan, profile, force=force, machine=machine)
-
-    def known_end_ns(factors: Sequence[float]) -> int:
-        return max(conditions.sync_ns, math.ceil(own.makespan_ns * max((1.0, *factors))))
-
-    times = {known_end_ns(factors) for factors in stragglers} - {own.makespan_ns}
-    rungs = _rungs(plan, profile, frontier, sorted(times), progress)
+    known_end_ns = {  # from the start on
+        factors: max(conditions.sync_ns, math.ceil(own.makespan_ns * max((1.0, *factors))))
+        for factors in dict.fromkeys(stragglers)
+    }
+    waits = sorted({*known_end_ns.values()} - {own.makespan_ns})
+    rungs = _rungs(plan, profile, frontier, waits, progress)
     problem = replay_plan(plan, profile, force=force, machine=machine, rungs=rungs).problem
     fastest = problem.replay(problem.max_frequency_rows)
     rows = [rung_rows(f"ladder[{n}]", rung, problem) for n, rung in enumerate(rungs)]
@@ -245,49 +243,44 @@ def simulate_cluster(
     waiting_uw = int(problem.blocking_power_uw.sum())
 
     @cache
-    def runs(way: Replay) -> list[_Ran]:
-        return [(one.makespan_ns, one.energy_fj) for one in conditions.replays(way)]
+    def runs(way: Replay) -> list[Replay]:
+        return list(conditions.replays(way))
 
-    @cache
-    def iterations(factors: tuple[float, ...]) -> list[ClusterIteration]:
-        end_ns = known_end_ns(factors)
+    def until_all(way: Replay, slow: Replay, times: Sequence[int]) -> tuple[float, float]:
+        """When all have finished, s, and what all GPUs draw until then, J.
+
+        A straggler takes its time at the average power that it has without straggling.
+        """
+        others = cluster.replicas - len(times)
+        end_ns = max(conditions.sync_ns, way.makespan_ns if others else 0, *times)
+        straggling_fj = sum(slow.energy_fj * time // slow.makespan_ns for time in times)
+        waited_ns = cluster.replicas * end_ns - others * way.makespan_ns - sum(times)
+        all_fj = others * way.energy_fj + straggling_fj + waiting_uw * waited_ns
+        return s_from_ns(end_ns), j_from_fj(all_fj * cluster.gpus_per_stage)
+
+    found: dict[tuple[float, ...], list[ClusterIteration]] = {}
+    for factors, end_ns in known_end_ns.items():
         in_time = [way for way in ways if way.makespan_ns <= end_ns]
-        followed = min(in_time, key=lambda way: way.energy_until(end_ns))
-        each = zip(runs(fastest), runs(own), runs(followed), strict=True)
-        return [iteration(factors, *one) for one in each]
-
-    def iteration(
-        factors: tuple[float, ...], fastest: _Ran, own: _Ran, followed: _Ran
-    ) -> ClusterIteration:
-        """By a replica that is no straggler: at maximum frequency, by the plan, by the other."""
-        others = cluster.replicas - len(factors)
-        times = [math.ceil(own[0] * factor) for factor in factors]
-
-        def until_all(way: _Ran, slow: _Ran, times: Sequence[int]) -> tuple[float, float]:
-            """When all have finished, s, and what all GPUs draw until then, J.
-
-            A straggler takes its time at the average power that it has without straggling.
-            """
-            end_ns = max(conditions.sync_ns, way[0] if others else 0, *times)
-            drawn_fj = others * way[1] + sum(slow[1] * time // slow[0] for time in times)
-            waited_ns = cluster.replicas * end_ns - others * way[0] - sum(times)
-            all_fj = (drawn_fj + waiting_uw * waited_ns) * cluster.gpus_per_stage
-            return s_from_ns(end_ns), j_from_fj(all_fj)
-
-        # A straggler takes its time whatever it runs, but not less than maximum frequency does.
-        baseline_s, baseline_j = until_all(fastest, fastest, [max(t, fastest[0]) for t in times])
-        sync_s, energy_j = until_all(followed, own, times)
-        return ClusterIteration(
-            stragglers=len(factors),
-            sync_time_s=sync_s,
-            followed_time_s=s_from_ns(followed[0]),
-            baseline_energy_j=baseline_j,
-            plan_energy_j=until_all(own, own, times)[1],
-            energy_j=energy_j,
-            baseline_time_s=baseline_s,
-        )
-
-    listed = tuple(chain(*map(iterations, stragglers)))
+        best = min(in_time, key=lambda way: way.energy_until(end_ns))
+        found[factors] = []
+        for highest, usual, followed in zip(runs(fastest), runs(own), runs(best), strict=True):
+            times = [math.ceil(usual.makespan_ns * factor) for factor in factors]
+            # A straggler takes its time whatever it runs, but not less than maximum frequency does.
+            slowed = [max(time, highest.makespan_ns) for time in times]
+            baseline_s, baseline_j = until_all(highest, highest, slowed)
+            sync_s, energy_j = until_all(followed, usual, times)
+            found[factors].append(
+                ClusterIteration(
+                    stragglers=len(factors),
+                    sync_time_s=sync_s,
+                    followed_time_s=s_from_ns(followed.makespan_ns),
+                    baseline_energy_j=baseline_j,
+                    plan_energy_j=until_all(usual, usual, times)[1],
+                    energy_j=energy_j,
+                    baseline_time_s=baseline_s,
+                )
+            )
+    listed = tuple(chain.from_iterable(found[factors] for factors in stragglers))
     sums = ClusterIteration._make(map(math.fsum, zip(*listed, strict=True)))
     return ClusterReport(
         replicas=cluster.replicas,
@@ -367,12 +360,9 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
     table = read_table(path, _Slowdown, kind="a table of stragglers")
     iterations: dict[int, dict[int, float]] = {}
     for number, row in enumerate(table.rows()):
+        known = f"is unknown; the cluster has replicas 0 to {replicas - 1}"
         if row.replica >= replicas:
-            raise table.error(
-                number,
-                f"{row.replica} is unknown; the cluster has replicas 0 to {replicas - 1}",
-                "replica",
-            )
+            raise table.error(number, f"{row.replica} {known}", "replica")
         stragglers = iterations.setdefault(row.iteration, {})
         if row.replica in stragglers:
             raise table.error(number, f"repeats replica {row.replica} of iteration {row.iteration}")

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from envplan.errors import InputError, unknown
-from envplan.planners.advice import Advice, advise
 from envplan.planners.base import FrontierPlanner, MaxFrequency, Planner, ZeusGlobal, ZeusPerStage
-from envplan.planners.comparison import Comparison, Entry, PartsRow, beside_one_clock, compare
+from envplan.planners.comparison import (
+    Advice,
+    Comparison,
+    Entry,
+    advise,
+    beside_one_clock,
+    compare,
+)
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
 
 __all__ = [
@@ -17,7 +23,6 @@ __all__ = [
     "Entry",
     "EnvPipe",
     "EnvPipeRun",
-    "PartsRow",
     "Planner",
     "ZeusGlobal",
     "ZeusPerStage",

@@ -207,14 +207,17 @@ def _rivals(comparison: Comparison) -> list[dict[str, Any]]:
     plans on this one are on every chart anyway."""
     shown = []
     for entry in comparison.entries:
-        schedule, name = entry.plan.job.schedule, entry_name(entry.planner, entry.point)
+        schedule, name = entry.plan.job.schedule, entry_name(entry.plan.planner, entry.point)
         if schedule != comparison.frontier.pipeline.schedule:
             name += f" (schedule {schedule})"
-        elif entry.planner == "frontier":
+        elif entry.plan.planner == "frontier":
             continue
-        if entry.planner != "max_frequency":
-            against = {"saved": entry.savings_percent, "slower": entry.slowdown_percent}
-            shown.append(_point(entry.plan, name) | {"planner": entry.planner} | against)
+        if entry.plan.planner != "max_frequency":
+            against = {
+                "saved": entry.row["savings_percent"],
+                "slower": entry.row["slowdown_percent"],
+            }
+            shown.append(_point(entry.plan, name) | {"planner": entry.plan.planner} | against)
     return shown
 
 

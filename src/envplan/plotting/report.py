@@ -190,9 +190,9 @@ def _planner_table(comparison: Comparison) -> str:
     return _table(
         [
             {
-                "": page.entry_name(entry.planner, entry.point),
-                "saved (%)": f"{entry.savings_percent:.2f}",
-                "slower (%)": signed_percent(entry.slowdown_percent),
+                "": page.entry_name(entry.plan.planner, entry.point),
+                "saved (%)": f"{entry.row['savings_percent']:.2f}",
+                "slower (%)": signed_percent(entry.row["slowdown_percent"]),
                 "time (s)": significant(entry.plan.iteration_time),
                 "energy": in_unit(entry.plan.energy, "J"),
                 "gap (%)": f"{100 * entry.plan.gap:.3f}",
