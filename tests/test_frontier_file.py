@@ -59,14 +59,9 @@ def test_times_below_t_min_have_no_answer(file: FrontierFile) -> None:
         file.plan(file.t_min_s / 2)
 
 
-def test_another_profile_and_a_file_without_clocks_are_refused(
-    file: FrontierFile, profile: Profile
-) -> None:
+def test_another_profile_is_refused(file: FrontierFile) -> None:
     with pytest.raises(InputError, match="has changed"):
         file.plan(1e6, small_profile(3))
-    bare = [row.model_copy(update={"frequencies_mhz": None}) for row in file.plans]
-    with pytest.raises(InputError, match="plans without clocks"):
-        file.model_copy(update={"plans": bare}).plan(1e6, profile)
 
 
 def test_table_holds_the_same_plans(file: FrontierFile, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from envplan._notebook import drawing, png_of
 from envplan.noise import time_factors
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, Target, replay_plan
-from envplan.plan.build import plan_of
+from envplan.plan.build import operation_rows, plan_of
 from envplan.profile import Profile, pieces
 from envplan.replay import Machine, Replay
 from envplan.request import MAX_LATENCY_S
@@ -381,24 +381,18 @@ class Timeline:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """Each operation as it ran in JSON types: times in s, energy of one GPU in J."""
-        replay, problem, path = self.replay, self.replay.problem, set(self.critical_path)
-        columns = (replay.starts_ns, replay.finishes_ns, replay.energies_fj, self.stretch_ns)
+        replay, path = self.replay, set(self.critical_path)
+        columns = (replay.finishes_ns, replay.energies_fj, self.stretch_ns)
+        known = zip(operation_rows(replay), *(c.tolist() for c in columns), strict=True)
         return [
-            {
-                "instruction": op.instruction,
-                "microbatch": op.microbatch,
-                "chunk": op.chunk,
-                "frequency_mhz": int(replay.frequency_mhz[i]),
-                "config": problem.tables[problem.table[i]].config[replay.rows[i]],
-                "start_s": s_from_ns(start),
+            row
+            | {
                 "finish_s": s_from_ns(finish),
                 "energy_j": j_from_fj(energy),
                 "could_stretch_s": s_from_ns(stretch),
                 "critical_path": i in path,
             }
-            for i, (op, start, finish, energy, stretch) in enumerate(
-                zip(self.pipeline.operations, *(c.tolist() for c in columns), strict=True)
-            )
+            for i, (row, finish, energy, stretch) in enumerate(known)
         ]
 
     def __repr__(self) -> str:

@@ -77,7 +77,7 @@ def verify_plan(
         *check_costs(plan),
     ]
     frontier = trace_job(plan.job, profile, progress, whole=False)
-    return [*proved, _of_bound(plan, frontier), *_of_straggler(plan, frontier)]
+    return [*proved, *_of_bounds(plan, frontier)]
 
 
 def _of_replay(plan: Plan, replay: Replay) -> Iterator[str]:
@@ -132,11 +132,10 @@ def _of_ladder(plan: Plan, replay: Replay, profile: Profile) -> Iterator[str]:
         "saves on those before it where there is time"
     )
     if (peak := plan.request.limit(PeakPower)) is not None:
-        waiting_uw = sum(problem.blocking_power_uw.tolist()) * gpus
-        if waiting_uw > uw_from_w(peak.power_w):
+        if plan.job.waiting_uw > uw_from_w(peak.power_w):
             raise InputError(
-                f"GPUs that wait for a straggler draw {w_from_uw(waiting_uw)!r} W, more than the "
-                f"{peak.power_w!r} W allowed"
+                f"GPUs that wait for a straggler draw {w_from_uw(plan.job.waiting_uw)!r} W, more "
+                f"than the {peak.power_w!r} W allowed"
             )
         yield f"none of them ever draws more than {peak.power_w!r} W"
 
@@ -153,36 +152,34 @@ def _of_target(plan: Plan, makespan_ns: int) -> str:
     return f"{taken} <= target {min(times)!r} s, to the nanosecond"
 
 
-def _of_bound(plan: Plan, frontier: Relaxation) -> str:
-    """The lower bound against that of the frontier, traced again."""
+def _of_bounds(plan: Plan, frontier: Relaxation) -> Iterator[str]:
+    """The lower bounds, on the plan and on its waiting for a straggler, against the frontier traced
+    again, and what is used until that straggler has finished."""
     _check_kind(plan, frontier)
-    stated, deadline = plan.energy_lower_bound, plan.target.deadline_s
+    deadline, straggler_s = plan.target.deadline_s, plan.target.straggler_time_s
+    stated, until = plan.energy_lower_bound, plan.predicted.until_straggler
     if plan.predicted.bound == "cp-sat":
-        return f"lower bound {stated!r} J is CP-SAT's; it was not proved again"
-    try:
-        # Slopes are rounded down, which may bring the bound of what costs nothing below zero.
-        least = max(0.0, frontier.energy_at(deadline))
-    except NoAnswerError as error:
-        raise InputError(f"target.deadline_s: {error}") from None
-    _check_provable("predicted", stated, least)
-    return f"lower bound proved: no plan by {deadline!r} s uses less than {least!r} J"
-
-
-def _of_straggler(plan: Plan, frontier: Relaxation) -> Iterator[str]:
-    """What is used until a straggler has finished, and the lower bound on it."""
-    stated, time = plan.predicted.until_straggler, plan.target.straggler_time_s
-    if stated is None:
+        yield f"lower bound {stated!r} J is CP-SAT's; it was not proved again"
+    else:
+        try:
+            # Slopes are rounded down, which may bring the bound of what costs nothing below zero.
+            least = max(0.0, frontier.energy_at(deadline))
+        except NoAnswerError as error:
+            raise InputError(f"target.deadline_s: {error}") from None
+        _check_provable("predicted", stated, least)
+        yield f"lower bound proved: no plan by {deadline!r} s uses less than {least!r} J"
+    if until is None:
         return
-    name = "predicted.until_straggler"
-    if time is None or not plan.iteration_time < time <= MAX_INTEGER:
+    name, stated = "predicted.until_straggler", until.energy_lower_bound_j
+    if straggler_s is None or not plan.iteration_time < straggler_s <= MAX_INTEGER:
         raise InputError(f"{name} goes with a target.straggler_time_s to wait for")
-    bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s_floor(time))) * plan.job.num_gpus
-    least, bound = j_from_fj(bound_fj), stated.energy_lower_bound_j
-    _check_provable(name, bound, least)
-    check_stated(name, stated, until_straggler(plan, time, bound), _TOLERANCE)
+    bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s_floor(straggler_s)))
+    least = j_from_fj(bound_fj * plan.job.num_gpus)
+    _check_provable(name, stated, least)
+    check_stated(name, until, until_straggler(plan, straggler_s, stated), _TOLERANCE)
     yield (
-        f"until the straggler has finished at {time!r} s, {stated.energy_j!r} J are used; no plan "
-        f"in time for it uses less than {least!r} J"
+        f"until the straggler has finished at {straggler_s!r} s, {until.energy_j!r} J are used; no "
+        f"plan in time for it uses less than {least!r} J"
     )
 
 
@@ -195,26 +192,24 @@ def _check_kind(plan: Plan, frontier: Relaxation) -> None:
     """That the deadline is the one which the kind of target means."""
     target, least, star = plan.target, frontier.min_time_ns, frontier.min_energy_time_ns
     is_limited = bool(plan.request.limits or plan.job.switch_latency_s)
-    asked_ns = ns_from_s_floor(plan.iteration_time if target.time_s is None else target.time_s)
-    means = {
-        # T_min may be out of reach: the least time found then.
-        "no-slowdown": max(least, target.deadline_ns) if is_limited else least,
-        "slowdown": least + int(least * (target.slowdown or 0.0)),
-        "time": asked_ns,
-        "sync-time": asked_ns,
-        "planner": asked_ns,
-        "min-energy": None if is_limited else star,
-    }
-    meant = means.get(target.kind)
-    if meant is None:
+    kind, asked_s = target.kind, plan.iteration_time if target.time_s is None else target.time_s
+    if kind == "no-slowdown":  # T_min may be out of reach: the least time found then
+        meant = max(least, target.deadline_ns) if is_limited else least
+    elif kind == "slowdown":
+        meant = least + int(least * (target.slowdown or 0.0))
+    elif kind in ("time", "sync-time", "planner"):
+        meant = ns_from_s_floor(asked_s)
+    elif kind == "min-energy" and not is_limited:
+        meant = star
+    else:
         return
     # Nothing uses less later than T_star, unless it is kept from using that little by then.
-    if target.kind in ("slowdown", "time") and not (is_limited and target.deadline_ns == meant):
+    if kind in ("slowdown", "time") and not (is_limited and target.deadline_ns == meant):
         meant = min(meant, star)
     if target.straggler_time_s is not None:
         # The time that a straggler leaves may be used.
         meant = max(meant, min(ns_from_s_floor(target.straggler_time_s), target.deadline_ns))
     if target.deadline_s != s_from_ns(meant):
         raise InputError(
-            f"target.deadline_s is {target.deadline_s!r}; {target.kind} means {s_from_ns(meant)!r}"
+            f"target.deadline_s is {target.deadline_s!r}; {kind} means {s_from_ns(meant)!r}"
         )

@@ -231,29 +231,34 @@ def percent(part: float, whole: float) -> float:
 
 def planned_operations(replay: Replay) -> list[list[PlannedOperation]]:
     """For each stage its operations as plan.json lists them."""
+    problem, at = replay.problem, replay.problem.over_all(replay.rows)
+    taken = zip(problem.time_ns[at].tolist(), problem.energy_fj[at].tolist(), strict=True)
+    listed = [
+        PlannedOperation(**row, time_s=s_from_ns(time), energy_j=j_from_fj(energy))
+        for row, (time, energy) in zip(operation_rows(replay), taken, strict=True)
+    ]
+    bounds = pairwise(problem.pipeline.stage_begin.tolist())
+    return [listed[first:last] for first, last in bounds]
+
+
+def operation_rows(replay: Replay) -> list[dict[str, Any]]:
+    """What each operation is, what it runs at, and when it starts, as plan.json says it, (N,)."""
     problem = replay.problem
-    stages: list[list[PlannedOperation]] = [[] for _ in range(problem.pipeline.num_stages)]
-    for op, number, row, start in zip(
-        problem.pipeline.operations,
-        problem.table.tolist(),
-        replay.rows.tolist(),
-        replay.starts_ns.tolist(),
-        strict=True,
-    ):
-        table = problem.tables[number]
-        stages[op.stage].append(
-            PlannedOperation(
-                instruction=op.instruction,
-                microbatch=op.microbatch,
-                chunk=op.chunk,
-                frequency_mhz=int(table.frequency_mhz[row]),
-                config=table.config[row],
-                start_s=s_from_ns(start),
-                time_s=s_from_ns(table.time_ns[row]),
-                energy_j=j_from_fj(table.energy_fj[row]),
-            )
+    tables = [problem.tables[number] for number in problem.table.tolist()]
+    rows, starts = replay.rows.tolist(), replay.starts_ns.tolist()
+    return [
+        {
+            "instruction": op.instruction,
+            "microbatch": op.microbatch,
+            "chunk": op.chunk,
+            "frequency_mhz": int(table.frequency_mhz[row]),
+            "config": table.config[row],
+            "start_s": s_from_ns(start),
+        }
+        for op, table, row, start in zip(
+            problem.pipeline.operations, tables, rows, starts, strict=True
         )
-    return stages
+    ]
 
 
 def _reference(profile: Profile) -> ProfileReference:
