@@ -14,7 +14,8 @@ from envplan.errors import InputError
 from envplan.frontier.network import Network
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.plan import Plan
-from envplan.planners import PLANNERS, Comparison, Entry, advise, compare
+from envplan.planners import PLANNERS
+from envplan.planners.comparison import Comparison, Entry, advise, compare
 from envplan.plotting.frontier import LOOKS
 from envplan.profile import Profile, ProfileMetadata, builtin_paths
 from envplan.solve import Frontier, trace_frontier

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
-from envplan.planners import PLANNERS, ZeusGlobal, ZeusPerStage, planner_named
-from envplan.planners.base import answer
+from envplan.planners import PLANNERS, ZeusGlobal, ZeusPerStage, answer, planner_named
 from envplan.profile import Profile
 from envplan.request import Request
 from envplan.solve import Frontier, trace_frontier

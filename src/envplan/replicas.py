@@ -32,7 +32,7 @@ from envplan.limits import (
 )
 from envplan.plan import Plan, replay_plan
 from envplan.plan.build import gap_over, percent, predict
-from envplan.planners.base import Planner, answer
+from envplan.planners import Planner, answer
 from envplan.profile import Profile
 from envplan.request import Deadline, Request
 from envplan.simulation import PLANNED, Conditions

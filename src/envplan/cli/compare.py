@@ -17,7 +17,7 @@ from envplan.cli.options import CostOptions, JobOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
-    from envplan.planners import Advice, Comparison
+    from envplan.planners.comparison import Advice, Comparison
 
 _ALONG: Final = 17
 #: Why EnvPipe raised no further clock.
@@ -69,13 +69,13 @@ def compare(
     stragglers = {"--straggler-time": straggler_time, "--straggler-slowdown": straggler_slowdown}
     refuse_both(name for name, value in stragglers.items() if value is not None)
 
-    from envplan import planners
     from envplan.costs import priced
+    from envplan.planners.comparison import beside_one_clock
 
     frontier = job.trace()
     run = costs.run(frontier)
     with ui.Working("Comparing planners"):
-        comparison = planners.compare(
+        comparison = envplan.compare(
             frontier,
             reconfigure=reconfigure or "balanced",
             activation_slots=slots,
@@ -83,7 +83,7 @@ def compare(
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
     with ui.Working("Comparing clocks by part with one clock"):
-        parts = planners.beside_one_clock(frontier)
+        parts = beside_one_clock(frontier)
     if plot is not None:
         from envplan.plotting.frontier import plans_along
 
