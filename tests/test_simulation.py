@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+from decimal import Decimal
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_helpers import small_profile
+from cli_helpers import done, refused, small_profile, told
+from envplan.chrome_trace import save_chrome_trace
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, build_plan
@@ -76,24 +80,18 @@ def clocks(timeline: Timeline, index: int) -> list[tuple[int, float, float]]:
     ]
 
 
-@given(plans())
-def test_replay_gives_the_stated_time_and_energy_exactly(made: tuple[Plan, Profile]) -> None:
-    plan, profile = made
-    timeline = simulate(plan, profile)
-    assert timeline.iteration_time == plan.iteration_time == timeline.sync_time
-    assert timeline.energy == plan.energy
-    assert timeline.average_power == plan.average_power
-    starts = [op.start_s for stage in plan.stages for op in stage]
-    assert [row["start_s"] for row in timeline.rows] == starts
-
-
 @given(plans(), st.sampled_from([0.0, 0.001, 0.05, 10.0]), st.booleans())
 def test_operations_and_bubbles_tile_every_stage_and_power_adds_up_to_the_energy(
     made: tuple[Plan, Profile], latency: float, noisy: bool
 ) -> None:
     met = {"noise": 0.1, "sync_time": 1.0} if noisy else {}
-    timeline = simulate(*made, switch_latency=latency, **met)
+    plan, timeline = made[0], simulate(*made, switch_latency=latency, **met)
     end = timeline.sync_time
+    if not noisy and not latency:  # exactly what the plan states
+        assert timeline.iteration_time == plan.iteration_time == end
+        assert (timeline.energy, timeline.average_power) == (plan.energy, plan.average_power)
+        starts = [op.start_s for stage in plan.stages for op in stage]
+        assert [row["start_s"] for row in timeline.rows] == starts
     for use in timeline.stages:
         ran, gaps = (
             [(one["start_s"], one["finish_s"]) for one in use[name]]
@@ -244,3 +242,103 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], words: st
     plan, profile = one_stage(HALVING, [0, 0])
     with pytest.raises(InputError, match=words):
         simulate(plan, profile, **arguments)
+
+
+# What commands write
+
+PHASES = {"M": {"args"}, "X": {"ts", "dur", "cat", "args"}, "C": {"ts", "args"}}
+
+
+@pytest.mark.parametrize("met", [{}, {"noise": 0.05, "switch_latency": 0.03, "sync_time": 9.0}])
+def test_a_trace_keeps_the_rules_of_viewers_and_says_what_the_timeline_does(
+    met: dict[str, Any], tmp_path: Path
+) -> None:
+    profile = small_profile(stages=3)
+    plan = trace_frontier(Pipeline("1f1b", 3, 5), profile).plan(slowdown=0.03)
+    shown = simulate(plan, profile, **met)
+    save_chrome_trace(shown, tmp_path / "trace.json")
+    # Decimals, not floats: what a viewer makes of the text must not hang on its rounding.
+    document = json.loads((tmp_path / "trace.json").read_text(), parse_float=Decimal)
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    assert document["otherData"]["profile_source"] == "modelled"
+    events = document["traceEvents"]
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert PHASES[event["ph"]] <= set(event)
+        if event["ph"] == "X":
+            assert isinstance(event["tid"], int)
+            assert event["dur"] > 0
+        for field in ("ts", "dur"):
+            assert event.get(field, 0) >= 0
+            assert event.get(field, Decimal(0)) % Decimal("0.001") == 0
+    # Every stage has a named track with all its operations.
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert sorted(names.values()) == ["stage 0", "stage 1", "stage 2"]
+    slices = [e for e in events if e["ph"] == "X"]
+    columns = shown.pipeline.operations, shown.replay.starts_ns, shown.replay.finishes_ns
+    for event, op, start, finish in zip(slices, *columns, strict=True):
+        assert names[event["tid"]] == f"stage {op.stage}"
+        assert (event["ts"] * 1000, event["dur"] * 1000) == (int(start), int(finish - start))
+    for one, other in pairwise(slices):
+        assert one["tid"] != other["tid"] or one["ts"] + one["dur"] <= other["ts"]
+    # Counters are numbers in time order.
+    counters: dict[str, list[Any]] = {}
+    for event in events:
+        if event["ph"] == "C":
+            counters.setdefault(event["name"], []).append(event)
+    assert set(counters) == {*(f"stage {k} clock" for k in range(3)), "power of all GPUs"}
+    for samples in counters.values():
+        times = [sample["ts"] for sample in samples]
+        assert times == sorted(times)
+        assert (times[0], times[-1] * 1000) == (0, shown.sync_time_ns)
+        values = [value for sample in samples for value in sample["args"].values()]
+        assert len(values) == len(samples)
+        assert {type(value) for value in values} <= {int, Decimal}
+
+
+@pytest.fixture
+def solved(folder: Path) -> Path:
+    done("solve --quiet --slowdown 2 --replicas 4")
+    return folder
+
+
+def test_json_is_the_timeline_of_the_plan(solved: Path) -> None:
+    document, plan = told("simulate plan.json"), Plan.load("plan.json")
+    timeline = simulate(plan, Profile.read_csv("profile.csv")).to_dict()
+    assert timeline.items() <= document.items()
+    assert all(stage["bubbles"] for stage in document["stages"])
+    assert not {"runs", "cluster"} & document.keys()
+    assert "wrote out.json" in done("simulate plan.json --trace out.json --plot")
+    assert json.loads((solved / "out.json").read_text())["traceEvents"]
+    assert (solved / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_noisy_runs_give_percentiles(solved: Path) -> None:
+    document = told("simulate --noise 3 --runs 20 --seed 5")
+    times = document["runs"]["iteration_time_s"]
+    assert times == sorted(times)
+    assert times[0] < times[-1]
+    assert document == told("simulate --noise 3 --runs 20 --seed 5")
+
+
+def test_switch_latency_is_in_milliseconds_and_sync_time_adds_waiting(solved: Path) -> None:
+    late = told("simulate --switch-latency 5")["stages"][0]["clock_changes"]
+    prompt = told("simulate")["stages"][0]["clock_changes"]
+    assert late[1]["frequency_mhz"] in {change["frequency_mhz"] for change in prompt}
+    assert late[1]["at_s"] >= 0.005
+    document, plan = told("simulate --sync-time 30"), Plan.load("plan.json")
+    assert document["sync_time_s"] == 30
+    assert document["energy_j"] == pytest.approx(plan.energy + plan.waiting_energy(30))
+    early = told("simulate --sync-time 0.1")
+    assert early["notes"] == ["the plan takes longer than --sync-time, so nobody waits"]
+
+
+def test_a_changed_profile_is_refused_and_another_statement_is_pointed_out(solved: Path) -> None:
+    document = json.loads((solved / "plan.json").read_text())
+    document["predicted"]["energy_j"] += 1
+    (solved / "plan.json").write_text(json.dumps(document))
+    assert "envplan check" in told("simulate")["notes"][0]
+    small_profile(clocks=(1740, 1500, 1260, 1020, 780, 600)).save_csv(solved / "profile.csv")
+    refused("simulate", "has changed since", "--force")
+    done("simulate --force")
