@@ -45,14 +45,13 @@ def test_a_plan_is_looked_up_for_any_time_and_holds(
             assert verify_plan(plan, profile)
 
 
-def test_curve_is_that_of_the_frontier(file: FrontierFile, frontier: Frontier) -> None:
+def test_curve_is_that_of_the_frontier_from_t_min_on(
+    file: FrontierFile, frontier: Frontier
+) -> None:
     for share in (0.0, 0.123, 0.9, 1.0):
         time = frontier.min_time + share * (frontier.min_energy_time - frontier.min_time)
         assert file.energy_at(time) == pytest.approx(frontier.energy_at(time))
     assert file.energy_at(1e6) == file.breakpoints.energy_j[-1]
-
-
-def test_times_below_t_min_have_no_answer(file: FrontierFile) -> None:
     with pytest.raises(NoAnswerError, match="T_min is"):
         file.energy_at(file.t_min_s / 2)
     with pytest.raises(NoAnswerError, match="no plan of the file ends by"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import small_profile
+from cli_helpers import put, small_profile
 from envplan._model import Document
 from envplan.costs import Run, priced
 from envplan.costs.rates import Rate
@@ -121,14 +121,6 @@ def test_schema_names_every_field_of_a_saved_plan(plan: Plan) -> None:
     assert set(document) == set(schema["properties"])
     operation = schema["$defs"]["PlannedOperation"]
     assert set(document["stages"][0][0]) == set(operation["required"])
-
-
-def put(document: Any, where: str, value: Any) -> None:
-    """Another value of a field, or what a function makes of its own one."""
-    *steps, last = (int(step) if step.isdigit() else step for step in where.split("."))
-    for step in steps:
-        document = document[step]
-    document[last] = value(document[last]) if callable(value) else value
 
 
 @pytest.mark.parametrize(
