@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -37,7 +37,6 @@ from envplan.solve.search import ladder, plans_by, with_late_parts
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
-    "ClusterIteration",
     "ClusterReport",
     "Slowdowns",
     "read_slowdowns",
@@ -82,28 +81,6 @@ class _Cluster(Model):
         return self
 
 
-class ClusterIteration(NamedTuple):
-    """One iteration of the whole cluster, in three ways of running it; energies over all GPUs.
-
-    Attributes:
-        stragglers: how many replicas are slower than the plan.
-        sync_time_s: when the last replica has finished with the plan.
-        followed_time_s: iteration time of the plan that the other replicas follow.
-        baseline_energy_j: all at maximum frequency.
-        plan_energy_j: all with the plan, the others waiting for the stragglers.
-        energy_j: the others with the plan looked up for T'.
-        baseline_time_s: as sync_time_s, all at maximum frequency.
-    """
-
-    stragglers: int
-    sync_time_s: float
-    followed_time_s: float
-    baseline_energy_j: float
-    plan_energy_j: float
-    energy_j: float
-    baseline_time_s: float
-
-
 @dataclass(frozen=True)
 class ClusterReport:
     """What a cluster uses over some iterations, and where the savings come from. Energies are
@@ -112,7 +89,12 @@ class ClusterReport:
     Attributes:
         replicas, num_stages, gpus_per_stage: the shape of the cluster.
         num_microbatches: of one pipeline.
-        iterations: one or more.
+        iterations: one or more, each in three ways of running it, in JSON types: how many
+            `stragglers` are slower than the plan; `sync_time_s`, when the last replica has finished
+            with it; `followed_time_s`, iteration time of the plan that the other replicas follow;
+            `baseline_energy_j` and `baseline_time_s`, all at maximum frequency; `plan_energy_j`,
+            all with the plan, the others waiting for the stragglers; `energy_j`, the others with
+            the plan looked up for T'.
         time, baseline_time: s that all iterations take with the plan, and at maximum frequency.
         baseline_energy: with everything at maximum frequency.
         plan_energy: with the plan everywhere, whoever straggles.
@@ -123,7 +105,7 @@ class ClusterReport:
     num_stages: int
     gpus_per_stage: int
     num_microbatches: int
-    iterations: tuple[ClusterIteration, ...]
+    iterations: tuple[dict[str, Any], ...]
     time: float
     baseline_time: float
     baseline_energy: float
@@ -161,9 +143,6 @@ class ClusterReport:
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON types; iterations that are alike are listed one by one."""
-        iterations = [one._asdict() for one in self.iterations]
-        for one in iterations:
-            del one["baseline_time_s"]
         saved = {"intrinsic": self.intrinsic_savings, "extrinsic": self.extrinsic_savings}
         return {
             "gpus": self.num_gpus,
@@ -177,7 +156,10 @@ class ClusterReport:
             "energy_j": self.energy,
             **{f"{kind}_savings_j": joules for kind, joules in saved.items()},
             **{f"{kind}_savings_percent": self.percent(one) for kind, one in saved.items()},
-            "iterations": iterations,
+            "iterations": [
+                {name: value for name, value in one.items() if name != "baseline_time_s"}
+                for one in self.iterations
+            ],
         }
 
 
@@ -258,7 +240,7 @@ def simulate_cluster(
         all_fj = others * way.energy_fj + straggling_fj + waiting_uw * waited_ns
         return s_from_ns(end_ns), j_from_fj(all_fj * cluster.gpus_per_stage)
 
-    found: dict[tuple[float, ...], list[ClusterIteration]] = {}
+    found: dict[tuple[float, ...], list[dict[str, Any]]] = {}
     for factors, end_ns in known_end_ns.items():
         in_time = [way for way in ways if way.makespan_ns <= end_ns]
         best = min(in_time, key=lambda way: way.energy_until(end_ns))
@@ -270,29 +252,32 @@ def simulate_cluster(
             baseline_s, baseline_j = until_all(highest, highest, slowed)
             sync_s, energy_j = until_all(followed, usual, times)
             found[factors].append(
-                ClusterIteration(
-                    stragglers=len(factors),
-                    sync_time_s=sync_s,
-                    followed_time_s=s_from_ns(followed.makespan_ns),
-                    baseline_energy_j=baseline_j,
-                    plan_energy_j=until_all(usual, usual, times)[1],
-                    energy_j=energy_j,
-                    baseline_time_s=baseline_s,
-                )
+                {
+                    "stragglers": len(factors),
+                    "sync_time_s": sync_s,
+                    "followed_time_s": s_from_ns(followed.makespan_ns),
+                    "baseline_energy_j": baseline_j,
+                    "plan_energy_j": until_all(usual, usual, times)[1],
+                    "energy_j": energy_j,
+                    "baseline_time_s": baseline_s,
+                }
             )
     listed = tuple(chain.from_iterable(found[factors] for factors in stragglers))
-    sums = ClusterIteration._make(map(math.fsum, zip(*listed, strict=True)))
+
+    def total(name: str) -> float:
+        return math.fsum(one[name] for one in listed)
+
     return ClusterReport(
         replicas=cluster.replicas,
         num_stages=job.stages,
         gpus_per_stage=cluster.gpus_per_stage,
         num_microbatches=job.microbatches,
         iterations=listed,
-        time=sums.sync_time_s,
-        baseline_time=sums.baseline_time_s,
-        baseline_energy=sums.baseline_energy_j,
-        plan_energy=sums.plan_energy_j,
-        energy=sums.energy_j,
+        time=total("sync_time_s"),
+        baseline_time=total("baseline_time_s"),
+        baseline_energy=total("baseline_energy_j"),
+        plan_energy=total("plan_energy_j"),
+        energy=total("energy_j"),
     )
 
 

@@ -115,12 +115,8 @@ class FrontierFile(Document):
             baseline=plans[0].predicted.baseline,
             plans=[
                 StoredPlan(
-                    **dict(plan.as_rung()),
+                    **plan.predicted.model_dump(include={*COLUMNS}) | dict(plan.as_rung()),
                     lower_bound_j=plan.energy_lower_bound,
-                    gap=plan.gap,
-                    average_power_w=plan.average_power,
-                    slowdown_percent=plan.predicted.slowdown_percent,
-                    savings_percent=plan.predicted.savings_percent,
                 )
                 for plan in plans
             ],

@@ -72,20 +72,23 @@ class ClusterOptions(ParallelOptions):
     strong_scaling: cmd.Numbers | None = None
 
     def __post_init__(self) -> None:
-        """Raises: InputError: both options for stragglers are given, or a replica is twice."""
+        """Raises: InputError: both options for stragglers are given."""
         cmd.refuse_both(cmd.given(self, "straggler straggler_trace"))
-        named = [replica for replica, _ in self.straggler or () if replica is not None]
-        for replica in named:
-            if named.count(replica) > 1:
-                raise InputError(f"--straggler names replica {replica} twice")
 
     @property
     def slowdowns(self) -> dict[int, float]:
-        """Slowdown by replica; those without a replica get the lowest that are free."""
-        asked = self.straggler or []
-        known = {replica: factor for replica, factor in asked if replica is not None}
-        free = (replica for replica in range(len(asked)) if replica not in known)
-        return known | {next(free): factor for replica, factor in asked if replica is None}
+        """Slowdown by replica; those without a replica get the lowest that are free.
+
+        Raises:
+            InputError: a replica is named twice.
+        """
+        known: dict[int, float] = {}
+        for replica, factor in sorted(self.straggler or [], key=lambda one: one[0] is None):
+            if replica in known:
+                raise InputError(f"--straggler names replica {replica} twice")
+            free = min(set(range(len(known) + 1)) - known.keys())
+            known[free if replica is None else replica] = factor
+        return known
 
     def reports(
         self, plan: envplan.Plan, profile: envplan.Profile, conditions: Conditions, *, force: bool
@@ -341,13 +344,13 @@ def _print_clusters(
         gpus = [one.num_gpus for one in reports]
         ui.print_columns(ui.titled(title, source), {"GPUs": gpus, **spent}, words=0)
     iterations = reports[0].iterations
-    straggling = [it for it in iterations if it.stragglers]
+    straggling = [it for it in iterations if it["stragglers"]]
     if straggling:
-        worst = max(straggling, key=lambda it: it.sync_time_s)
+        worst = max(straggling, key=lambda it: it["sync_time_s"])
         ui.say(
             f"somebody straggles in {len(straggling)} of {len(iterations)}; at worst T' is "
-            f"{ui.significant(worst.sync_time_s)} s, and the others follow the plan of "
-            f"{ui.significant(worst.followed_time_s)} s"
+            f"{ui.significant(worst['sync_time_s'])} s, and the others follow the plan of "
+            f"{ui.significant(worst['followed_time_s'])} s"
         )
 
 

@@ -279,39 +279,28 @@ def forwards_ahead(
         InputError: too few slots for 1F1B, or the profile lacks forward or backward.
     """
     stages = profile.num_stages
-    slots = _slots_by_stage(activation_slots, stages, num_microbatches)
+    given = num_microbatches if activation_slots is None else activation_slots
+    slots = [given] if isinstance(given, int) else [*given]
+    slots *= stages if len(slots) == 1 else 1
+    if len(slots) != stages:
+        raise InputError(
+            f"activation slots: {len(slots)} numbers for {stages} stages; give one for all or "
+            "one for each"
+        )
     wanted = []
-    for stage in range(stages):
+    for stage, own in enumerate(slots):
+        needed = min(stages - stage, num_microbatches)
+        if whole_number(own, f"activation slots of stage {stage}", least=0) < needed:
+            raise InputError(
+                f"activation slots: stage {stage} has {own}, but 1F1B alone keeps {needed} "
+                "microbatches there"
+            )
         forward = ClockRows.of(profile.table(stage, "forward"))
         backward = ClockRows.of(profile.table(stage, "backward"))
         valley = forward.at_least(_valley([(forward, 1), (backward, 1)]))
         wait_ns = backward.time_ns[backward.top] * (stages - stage - 1)
-        fitting = wait_ns // forward.time_ns[valley]
-        free = slots[stage] - min(stages - stage, num_microbatches)
-        wanted.append(min(fitting, free))
+        wanted.append(min(wait_ns // forward.time_ns[valley], own - needed))
     return tuple(fitting_ahead(wanted, num_microbatches))
-
-
-def _slots_by_stage(
-    activation_slots: int | Sequence[int] | None, stages: int, microbatches: int
-) -> list[int]:
-    if activation_slots is None:
-        return [microbatches] * stages
-    listed = [activation_slots] if isinstance(activation_slots, int) else activation_slots
-    listed = [*listed] * (stages if len(listed) == 1 else 1)
-    if len(listed) != stages:
-        raise InputError(
-            f"activation slots: {len(listed)} numbers for {stages} stages; give one for all or "
-            "one for each"
-        )
-    for stage, slots in enumerate(listed):
-        needed = min(stages - stage, microbatches)
-        if whole_number(slots, f"activation slots of stage {stage}", least=0) < needed:
-            raise InputError(
-                f"activation slots: stage {stage} has {slots}, but 1F1B alone keeps {needed} "
-                "microbatches there"
-            )
-    return listed
 
 
 def _valley(work: Sequence[tuple[ClockRows, int]]) -> int:

@@ -143,6 +143,8 @@ def compare(
     Raises:
         InputError: an argument is out of range, or the sidecar's `published` is malformed.
     """
+    if straggler_time is not None and straggler_slowdown is not None:
+        raise InputError("give straggler_time or straggler_slowdown, not both")
     with naming(f"metadata of {frontier.profile.name}"):
         published = _Sidecar.of(**frontier.profile.metadata.extra).published
     envpipe, rescheduled = EnvPipe(reconfigure), _rescheduled(frontier, activation_slots)
@@ -160,7 +162,9 @@ def compare(
         return plan
 
     fastest = add(frontier, None, frontier.max_frequency_plan)
-    sync = _sync_time(fastest, straggler_time, straggler_slowdown)
+    if straggler_slowdown is not None:
+        straggler_time = fastest.iteration_time * (1 + straggler_slowdown)
+    sync = Request.asking(straggler_time=straggler_time).straggler_time_s
     zeus = (ZeusGlobal(), ZeusPerStage())
     for planner in zeus:
         add(frontier, None, partial(planner.plan, frontier))
@@ -256,21 +260,6 @@ def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | Non
         extras=pipeline.extras,
     )
     return frontier.retraced(rescheduled, frontier.profile)
-
-
-def _sync_time(
-    baseline: Plan, straggler_time: float | None, straggler_slowdown: float | None
-) -> float | None:
-    """When a straggler is finished, s.
-
-    Raises:
-        InputError: both are given, or the time is not finite and positive.
-    """
-    if straggler_time is not None and straggler_slowdown is not None:
-        raise InputError("give straggler_time or straggler_slowdown, not both")
-    if straggler_slowdown is not None:
-        straggler_time = baseline.iteration_time * (1 + straggler_slowdown)
-    return Request.asking(straggler_time=straggler_time).straggler_time_s
 
 
 def _until(plan: Plan, sync_time: float) -> float:
