@@ -22,6 +22,7 @@ from envplan.simulation import Conditions, simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.frontier import LADDER
 from envplan.units import j_from_fj, s_from_ns
+from plan_checks import until
 
 HEADER = "iteration,replica,slowdown\n"
 
@@ -39,11 +40,6 @@ def frontier(profile: Profile) -> Frontier:
 @pytest.fixture(scope="module")
 def plan(frontier: Frontier) -> Plan:
     return frontier.plan()
-
-
-def until(plan: Plan, sync_time: float) -> float:
-    """J of all the plan's GPUs when everybody waits for a straggler."""
-    return plan.energy + plan.waiting_energy(sync_time)
 
 
 def test_without_stragglers_a_cluster_uses_what_the_plan_states(

@@ -90,8 +90,13 @@ def test_no_planner_beats_ours_on_a_built_in_profile(name: str) -> None:
 
 
 def test_envpipe_reschedules_1f1b_alone_as_far_as_slots_allow() -> None:
-    comparison = compare(traced())
-    assert comparison.envpipe_frontier.pipeline.forwards_ahead[0] > 0
+    pipeline = Pipeline("1f1b", 3, 6, p2p_latency=0.001)
+    job = {"blocking_power": 33.0, "replicas": 2}
+    comparison = compare(trace_frontier(pipeline, small_profile(3, blocking=70.0), **job))
+    other = comparison.envpipe_frontier
+    assert other.pipeline.forwards_ahead[0] > 0
+    assert other.blocking_power_w == comparison.frontier.blocking_power_w == (33.0,) * 3
+    assert (other.pipeline.p2p_latency_ns, other.replicas) == (pipeline.p2p_latency_ns, 2)
     found = [(e.plan.planner, e.point, e.plan.job.schedule) for e in comparison.entries]
     others = [(name, None, "1f1b") for name in ("max_frequency", "zeus_global", "zeus_per_stage")]
     assert found == [
@@ -103,22 +108,11 @@ def test_envpipe_reschedules_1f1b_alone_as_far_as_slots_allow() -> None:
     ]
     capped = compare(traced(), activation_slots=3)
     assert capped.envpipe_frontier.pipeline.forwards_ahead == (0, 0, 0)
-    other = compare(traced("gpipe"))
-    assert other.envpipe_frontier is other.frontier
-    assert {e.plan.job.schedule for e in other.entries} == {"gpipe"}
+    kept = compare(traced("gpipe"))
+    assert kept.envpipe_frontier is kept.frontier
+    assert {e.plan.job.schedule for e in kept.entries} == {"gpipe"}
     with pytest.raises(InputError, match=r"rescheduling 1f1b.*gpipe"):
         compare(traced("gpipe"), activation_slots=9)
-
-
-def test_blocking_power_given_holds_for_both_schedules() -> None:
-    pipeline = Pipeline("1f1b", 2, 4, p2p_latency=0.001)
-    frontier = trace_frontier(
-        pipeline, small_profile(2, blocking=70.0), blocking_power=33.0, replicas=2
-    )
-    other = compare(frontier).envpipe_frontier
-    assert other.blocking_power_w == frontier.blocking_power_w == (33.0, 33.0)
-    assert other.pipeline.p2p_latency_ns == pipeline.p2p_latency_ns
-    assert other.replicas == 2
 
 
 @pytest.mark.parametrize("slow", [0.9, 10.0])

@@ -221,14 +221,6 @@ def test_an_operation_is_split_where_its_clock_changes() -> None:
     assert changes == [(0, 1000), (0.25, 2000), (0.875, 1000)]
 
 
-def test_a_clock_that_is_not_listed_stands_for_the_nearest() -> None:
-    rows = [*HALVING[:2], (0, "backward", 1400, 2.0, 200.0), (0, "backward", 1600, 1.0, 300.0)]
-    timeline = simulate(*one_stage(rows, [0, 0]), switch_latency=0.6)
-    # The forward meets 1600 MHz and runs as at 2000; the backward meets 2000 and runs as at 1600.
-    assert clocks(timeline, 0) == [(1600, 0.5, 150.0)]
-    assert clocks(timeline, 1) == [(1600, 0.1, 30.0), (2000, 0.5, 150.0), (1600, 0.4, 120.0)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
