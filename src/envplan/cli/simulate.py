@@ -75,30 +75,26 @@ class ClusterOptions(ParallelOptions):
         """Raises: InputError: both options for stragglers are given."""
         cmd.refuse_both(cmd.given(self, "straggler straggler_trace"))
 
-    @property
-    def slowdowns(self) -> dict[int, float]:
-        """Slowdown by replica; those without a replica get the lowest that are free.
-
-        Raises:
-            InputError: a replica is named twice.
-        """
-        known: dict[int, float] = {}
-        for replica, factor in sorted(self.straggler or [], key=lambda one: one[0] is None):
-            if replica in known:
-                raise InputError(f"--straggler names replica {replica} twice")
-            free = min(set(range(len(known) + 1)) - known.keys())
-            known[free if replica is None else replica] = factor
-        return known
-
     def reports(
         self, plan: envplan.Plan, profile: envplan.Profile, conditions: Conditions, *, force: bool
     ) -> list[envplan.ClusterReport]:
-        """The cluster, and then its further shapes; none where no option asks for it."""
+        """The cluster, and then its further shapes; none where no option asks for it.
+
+        Stragglers without a replica are the lowest that are free.
+
+        Raises:
+            InputError: a replica straggles twice, or as for simulate_cluster.
+        """
         if not cmd.given(self):
             return []
-        replicas = self.dp or plan.job.replicas
+        replicas, slowdowns = self.dp or plan.job.replicas, dict[int, float]()
+        for replica, factor in sorted(self.straggler or [], key=lambda one: one[0] is None):
+            if replica in slowdowns:
+                raise InputError(f"--straggler names replica {replica} twice")
+            free = min({*range(len(slowdowns) + 1)} - slowdowns.keys())
+            slowdowns[free if replica is None else replica] = factor
         how: dict[str, Any] = {
-            "slowdowns": [self.slowdowns],
+            "slowdowns": [slowdowns],
             "gpus_per_stage": (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None,
             "conditions": conditions,
             "force": force,
@@ -159,6 +155,8 @@ def simulate(
       envplan simulate plan.json --replicas 128 --straggler 1.2
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
+    from envplan.plan import find_profile
+    from envplan.replicas import plan_beside
     from envplan.simulation import Conditions
 
     loaded, profile = source.load()
@@ -171,12 +169,16 @@ def simulate(
     )
     with naming(source.plan):
         timeline = envplan.simulate(loaded, profile, force=source.force, **dict(conditions))
-    run, together, spent = costs.run(), None, None
-    if replica or replica_profile:
-        others = (replica or [], replica_profile or [])
-        together = _load_replicas(
-            (loaded, profile), *others, conditions=conditions, run=run, force=source.force
-        )
+    run, together, spent, kinds = costs.run(), None, None, [(loaded, profile)]
+    for name, count in replica_profile or ():
+        other = envplan.Profile.open(name)
+        kinds.append((plan_beside(loaded, other, count), other))
+    for file in replica or ():
+        further = envplan.Plan.load(file)
+        kinds.append((further, find_profile(further.profile, file)))
+    if len(kinds) > 1:
+        together = envplan.replay_replicas(kinds, conditions=conditions, force=source.force)
+        together = dataclasses.replace(together, run=run)
     reports = cluster.reports(loaded, profile, conditions, force=source.force)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
@@ -206,40 +208,6 @@ def simulate(
         tell,
         then=["envplan", "apply", str(source.plan)],
     )
-
-
-def _load_replicas(
-    first: tuple[envplan.Plan, envplan.Profile],
-    files: Sequence[Path],
-    profiles: Sequence[tuple[str, int]],
-    *,
-    conditions: Conditions,
-    run: Run | None,
-    force: bool,
-) -> ReplicaPlans:
-    """The plans of further kinds of replicas, replayed together with the first.
-
-    Args:
-        files: plans that there are.
-        profiles: and how many replicas have each; their plans are made here.
-        conditions: what all replicas meet.
-        run: whose costs are wanted.
-
-    Raises:
-        InputError: a plan or a profile is not found or does not hold.
-    """
-    from envplan.plan import find_profile
-    from envplan.replicas import plan_beside
-
-    replicas = [first]
-    for name, count in profiles:
-        other = envplan.Profile.open(name)
-        replicas.append((plan_beside(first[0], other, count), other))
-    for file in files:
-        plan = envplan.Plan.load(file)
-        replicas.append((plan, find_profile(plan.profile, file)))
-    together = envplan.replay_replicas(replicas, conditions=conditions, force=force)
-    return dataclasses.replace(together, run=run)
 
 
 def _notes(timeline: envplan.Timeline, sync_time: float | None, *, disturbed: bool) -> list[str]:
