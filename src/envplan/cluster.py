@@ -25,7 +25,7 @@ from envplan.costs.model import Pair
 from envplan.costs.spending import pairs
 from envplan.errors import InputError
 from envplan.frontier import Progress
-from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
+from envplan.plan import Plan, as_referenced, check_reference, replay_plan, rung_rows
 from envplan.plan.build import percent
 from envplan.profile import Profile
 from envplan.replay import Replay
@@ -217,7 +217,17 @@ def simulate_cluster(
         for factors in dict.fromkeys(stragglers)
     }
     waits = sorted({*known_end_ns.values()} - {own.makespan_ns})
-    rungs = _rungs(plan, profile, frontier, waits, progress)
+    rungs = plan.ladder or []
+    if plan.ladder is None and waits:
+        frontier = frontier or trace_job(job, as_referenced(plan.profile, profile), progress)
+        # Whatever the plan keeps, those looked up keep with the request's clocks and limits.
+        asked = {"straggler_time_s": None, "run": None, "effort": Effort(ladder=LADDER)}
+        request = plan.request.model_copy(update=asked)
+        if len(waits) > MOST_OWN_RUNGS:
+            looked_up = ladder(frontier, request)
+        else:
+            looked_up = plans_by(with_late_parts(frontier, request), request, waits)
+        rungs = [one.as_rung() for one in looked_up]
     problem = replay_plan(plan, profile, force=force, machine=machine, rungs=rungs).problem
     fastest = problem.replay(problem.max_frequency_rows)
     rows = [rung_rows(f"ladder[{n}]", rung, problem) for n, rung in enumerate(rungs)]
@@ -360,23 +370,3 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
             path=path,
         )
     return [iterations[k] for k in range(len(iterations))]
-
-
-def _rungs(
-    plan: Plan,
-    profile: Profile,
-    frontier: Frontier | None,
-    times_ns: Sequence[int],
-    progress: Progress | None,
-) -> list[Rung]:
-    """The plans to look up for when everybody waits until some times, ascending."""
-    if plan.ladder is not None or not times_ns:
-        return plan.ladder or []
-    frontier = frontier or trace_job(plan.job, as_referenced(plan.profile, profile), progress)
-    # Whatever the plan keeps, those looked up keep with the request's clocks and limits.
-    asked = {"straggler_time_s": None, "run": None, "effort": Effort(ladder=LADDER)}
-    request = plan.request.model_copy(update=asked)
-    if len(times_ns) > MOST_OWN_RUNGS:
-        return [one.as_rung() for one in ladder(frontier, request)]
-    found = plans_by(with_late_parts(frontier, request), request, times_ns)
-    return [one.as_rung() for one in found]

@@ -65,6 +65,13 @@ def verify_plan(
         stated = plan.request.limit(type(told))
         if stated != told and (stated is None or told.kind != "probability"):
             raise InputError(f"request.limits differ from the plan's own fields on {told.kind}")
+    target, taken = plan.target, s_from_ns(replay.makespan_ns)
+    times = [time for time in (target.deadline_s, target.time_s) if time is not None]
+    for time in times:
+        if replay.makespan_ns > ns_from_s_floor(time):
+            raise InputError(
+                f"replayed, the iteration takes {taken!r} s, more than the target of {time!r} s"
+            )
     setting, job = Setting(plan.job.num_gpus, plan.target.deadline_ns, profile), plan.job
     proved += [
         f"{len(replay.rows)} operations on {job.stages} stages, in the order of schedule "
@@ -72,7 +79,7 @@ def verify_plan(
         f"all {len(replay.rows)} frequencies, times and energies are rows of the profile",
         *_of_replay(plan, replay),
         *_of_ladder(plan, replay, profile),
-        _of_target(plan, replay.makespan_ns),
+        f"{taken!r} s <= target {min(times)!r} s, to the nanosecond",
         *(limit.prove(plan, replay, setting) for limit in plan.request.limits),
         *check_costs(plan),
     ]
@@ -138,18 +145,6 @@ def _of_ladder(plan: Plan, replay: Replay, profile: Profile) -> Iterator[str]:
                 f"than the {peak.power_w!r} W allowed"
             )
         yield f"none of them ever draws more than {peak.power_w!r} W"
-
-
-def _of_target(plan: Plan, makespan_ns: int) -> str:
-    """The deadline, exactly."""
-    taken, target = f"{s_from_ns(makespan_ns)!r} s", plan.target
-    times = [time for time in (target.deadline_s, target.time_s) if time is not None]
-    for time in times:
-        if makespan_ns > ns_from_s_floor(time):
-            raise InputError(
-                f"replayed, the iteration takes {taken}, more than the target of {time!r} s"
-            )
-    return f"{taken} <= target {min(times)!r} s, to the nanosecond"
 
 
 def _of_bounds(plan: Plan, frontier: Relaxation) -> Iterator[str]:

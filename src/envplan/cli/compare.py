@@ -254,6 +254,11 @@ def advise(job: JobOptions, best: int = 3) -> None:
         rows = envplan.advise(
             frontier, activation_slots=job.activation_slots, best=best, progress=work.counted
         )
+    # Next: plan what saves most with as much of the model on a GPU as now.
+    first = next(row for row in rows if row.model_share == 1)  # ranked by energy
+    name = first.frontier.pipeline.schedule
+    slots = job.activation_slots if name == "envpipe" else None
+    then = replace(job, schedule=job.schedule if first.is_job else name, activation_slots=slots)
     ui.answer(
         lambda: {
             "schema": "envplan/advice/v1",
@@ -263,7 +268,7 @@ def advise(job: JobOptions, best: int = 3) -> None:
             "schedules": [_schedule_document(row) for row in rows],
         },
         lambda: _print_schedules(frontier, rows),
-        then=_then(rows, job),
+        then=["envplan", "solve", *typed(then)],
     )
 
 
@@ -281,7 +286,17 @@ def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None
         percent = attrgetter(ranked_by)  # without a value a schedule is not ranked by it
         known = [row for row in rows if percent(row) is not None]
         known.sort(key=percent, reverse=True)
-        table = [[*_shape(row), percent(row)] for row in known]
+        table = [
+            [
+                row.frontier.pipeline.schedule + (" (the job)" if row.is_job else ""),
+                f"{row.frontier.pipeline.num_stages} x {row.frontier.pipeline.num_chunks}",
+                row.frontier.pipeline.num_microbatches,
+                row.frontier.replicas,
+                f"x{row.model_share:g}",
+                percent(row),
+            ]
+            for row in known
+        ]
         title = ui.titled(title, frontier.profile.metadata.source)
         ui.print_table(title, (*headers, header), table)
     ui.say(
@@ -292,27 +307,6 @@ def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None
     derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
     for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
         ui.say(f"split backwards: {words}")
-
-
-def _shape(row: Advice) -> list[Any]:
-    """The first columns of a schedule."""
-    pipeline = row.frontier.pipeline
-    return [
-        pipeline.schedule + (" (the job)" if row.is_job else ""),
-        f"{pipeline.num_stages} x {pipeline.num_chunks}",
-        pipeline.num_microbatches,
-        row.frontier.replicas,
-        f"x{row.model_share:g}",
-    ]
-
-
-def _then(rows: Sequence[Advice], job: JobOptions) -> list[str]:
-    """The command that plans what saves most with as much of the model on a GPU as now."""
-    best = next(row for row in rows if row.model_share == 1)  # ranked by energy
-    name = best.frontier.pipeline.schedule
-    slots = job.activation_slots if name == "envpipe" else None
-    job = replace(job, schedule=job.schedule if best.is_job else name, activation_slots=slots)
-    return ["envplan", "solve", *typed(job)]
 
 
 def _better_schedule(row: Advice) -> str:

@@ -74,12 +74,24 @@ def build_plan(
         switch_latency_s=s_from_ns(latency_ns) if latency_ns else None,
         min_dwell_s=None if hold is None else hold.time_s,
     )
+    used, path = frontier.profile, frontier.profile.path
+    is_named = path is None or builtin_paths().get(used.name) == path
+    # File names on Linux are bytes, and need not be text.
+    names = used.name, "" if path is None else path.as_posix()
+    name, place = (text.encode("utf-8", "replace").decode() for text in names)
+    reference = ProfileReference(
+        name=name,
+        path=None if is_named else place,
+        sha256=used.sha256,
+        source=used.metadata.source,
+        adjustments=used.adjustments or None,
+    )
     return plan_of(
         replay,
         job,
         bound_fj,
         bound,
-        profile=_reference(frontier.profile),
+        profile=reference,
         target=target,
         planner=planner,
         request=request,
@@ -259,21 +271,6 @@ def operation_rows(replay: Replay) -> list[dict[str, Any]]:
             problem.pipeline.operations, tables, rows, starts, strict=True
         )
     ]
-
-
-def _reference(profile: Profile) -> ProfileReference:
-    def text(name: str) -> str:  # file names on Linux are bytes, and need not be text
-        return name.encode("utf-8", "replace").decode("utf-8")
-
-    path = profile.path
-    is_named = path is None or builtin_paths().get(profile.name) == path
-    return ProfileReference(
-        name=text(profile.name),
-        path=None if path is None or is_named else text(path.as_posix()),
-        sha256=profile.sha256,
-        source=profile.metadata.source,
-        adjustments=profile.adjustments or None,
-    )
 
 
 def replay_plan(

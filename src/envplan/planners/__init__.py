@@ -20,7 +20,6 @@ import numpy as np
 
 from envplan.costs import priced
 from envplan.errors import InputError, NoAnswerError, shown, unknown
-from envplan.pipeline import Pipeline
 from envplan.pipeline.formats import whole_number
 from envplan.pipeline.schedules import fitting_ahead
 from envplan.plan import Plan, build_plan, replay_plan
@@ -198,18 +197,19 @@ class EnvPipe(Planner):
 
     def run(self, frontier: Frontier) -> EnvPipeRun:
         """Plan, once for a frontier, and keep what each iteration chose."""
-        known = frontier.asked_once
         key = (self.name, self.reconfigure)
-        if key not in known:
-            known[key] = self._run(frontier)
-        done: EnvPipeRun = known[key]
-        return done
-
-    def _run(self, frontier: Frontier) -> EnvPipeRun:
+        known: EnvPipeRun | None = frontier.asked_once.get(key)
+        if known is not None:
+            return known
         problem, pipeline = frontier.problem, frontier.pipeline
         tables = [ClockRows.of(table) for table in problem.tables]
         clocks = [tables[number] for number in problem.table.tolist()]
-        on_envelope = _outer_envelope(pipeline)
+        # All of the last stage, and the first and last operation of every stage.
+        ends = {*pipeline.stage_begin[:-1].tolist(), *(pipeline.stage_begin[1:] - 1).tolist()}
+        last_stage = pipeline.num_stages - 1
+        on_envelope = [
+            op.stage == last_stage or i in ends for i, op in enumerate(pipeline.operations)
+        ]
         valleys = [
             _valley(list(Counter(clocks[first:last]).items()))
             for first, last in pairwise(pipeline.stage_begin.tolist())
@@ -227,36 +227,19 @@ class EnvPipe(Planner):
             )
             replay = problem.replay(choices[-1])
             path = replay.critical_path[::-1]
+            mhz = {i: clocks[i].mhz[level[i]] for i in path if level[i] < clocks[i].top}
             outer = all(on_envelope[i] for i in path)
-            raised = {} if outer else self._raised(path, clocks, level)
-            if not raised:
+            if outer or not mhz:
                 stopped: Stop = "outer envelope" if outer else "highest clocks"
-                return EnvPipeRun(tuple(choices), stopped, replay)
-            for i, higher in raised.items():
-                level[i] = higher
-
-    def _raised(
-        self, path: Sequence[int], clocks: Sequence[ClockRows], level: Sequence[int]
-    ) -> dict[int, int]:
-        """What goes up on a path, and to which of its clocks, given each operation's clocks and
-        which it has, (N)."""
-        mhz = {i: clocks[i].mhz[level[i]] for i in path if level[i] < clocks[i].top}
-        if self.reconfigure == "greedy":
-            steps, raised = _GREEDY_STEPS, list(mhz)[:1]
-        else:
-            steps, raised = 1, [i for i in mhz if mhz[i] == min(mhz.values())]
-        return {i: min(level[i] + steps, clocks[i].top) for i in raised}
-
-
-def _outer_envelope(pipeline: Pipeline) -> list[bool]:
-    """Whether each operation is on the last stage, or the first or last one of its stage (its first
-    forward, its last backward), (N)."""
-    first = set(pipeline.stage_begin[:-1].tolist())
-    last = set((pipeline.stage_begin[1:] - 1).tolist())
-    return [
-        op.stage == pipeline.num_stages - 1 or i in first or i in last
-        for i, op in enumerate(pipeline.operations)
-    ]
+                done = EnvPipeRun(tuple(choices), stopped, replay)
+                frontier.asked_once[key] = done
+                return done
+            if self.reconfigure == "greedy":
+                steps, raised = _GREEDY_STEPS, list(mhz)[:1]
+            else:
+                steps, raised = 1, [i for i in mhz if mhz[i] == min(mhz.values())]
+            for i in raised:
+                level[i] = min(level[i] + steps, clocks[i].top)
 
 
 def forwards_ahead(

@@ -147,7 +147,22 @@ def compare(
         raise InputError("give straggler_time or straggler_slowdown, not both")
     with naming(f"metadata of {frontier.profile.name}"):
         published = _Sidecar.of(**frontier.profile.metadata.extra).published
-    envpipe, rescheduled = EnvPipe(reconfigure), _rescheduled(frontier, activation_slots)
+    envpipe, pipeline, rescheduled = EnvPipe(reconfigure), frontier.pipeline, frontier
+    if pipeline.schedule == "1f1b" and not pipeline.in_turn:  # that is known of this order alone
+        stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
+        order = Pipeline(
+            ENVPIPE,
+            stages,
+            microbatches,
+            p2p_latency=pipeline.p2p_latency,
+            forwards_ahead=forwards_ahead(frontier.profile, microbatches, activation_slots),
+            extras=pipeline.extras,
+        )
+        rescheduled = frontier.retraced(order, frontier.profile)
+    elif pipeline.schedule != "1f1b" and activation_slots is not None:
+        raise InputError(
+            f"activation slots are for rescheduling 1f1b; this pipeline runs {pipeline.schedule}"
+        )
     made: list[tuple[Frontier, Point | None, Plan, float]] = []
 
     @cache
@@ -235,31 +250,6 @@ def compare(
         straggler_time=sync,
         published=published,
     )
-
-
-def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | None) -> Frontier:
-    """The frontier of EnvPipe's schedule for a 1F1B pipeline; any other frontier as it is."""
-    pipeline = frontier.pipeline
-    if pipeline.schedule != "1f1b":
-        if activation_slots is not None:
-            raise InputError(
-                "activation slots are for rescheduling 1f1b; this pipeline runs "
-                f"{pipeline.schedule}"
-            )
-        return frontier
-    if pipeline.in_turn:  # known of this order alone
-        return frontier
-    rescheduled = Pipeline(
-        "envpipe",
-        pipeline.num_stages,
-        pipeline.num_microbatches,
-        p2p_latency=pipeline.p2p_latency,
-        forwards_ahead=forwards_ahead(
-            frontier.profile, pipeline.num_microbatches, activation_slots
-        ),
-        extras=pipeline.extras,
-    )
-    return frontier.retraced(rescheduled, frontier.profile)
 
 
 def _until(plan: Plan, sync_time: float) -> float:
@@ -367,8 +357,17 @@ def advise(
         )
         traced.append(frontier.retraced(pipeline, profile, replicas=replicas))
         show(done, len(shapes) + 1)
-    reference, rows = frontier.plan(), list[Advice]()
-    chosen = _first(traced, reference, best)
+    reference, chosen, rows = frontier.plan(), [frontier], list[Advice]()
+    joules = reference.energy
+    # Those with other parts of the model on a GPU are ranked apart: not all may fit into memory.
+    for count in sorted({one.pipeline.num_chunks for one in traced[1:]}):
+        alike = [one for one in traced[1:] if one.pipeline.num_chunks == count]
+        in_time = [one for one in alike if one.min_time_ns <= frontier.min_time_ns]
+        within = [one for one in alike if one.energies.min() <= joules]
+        in_time.sort(key=lambda one: one.energy_at(frontier.min_time))
+        within.sort(key=lambda one: float(np.interp(-joules, -one.energies, one.times)))
+        chosen += [*in_time[:best], *within[:best]]
+    chosen = list({id(one): one for one in chosen}.values())
     for done, one in enumerate(chosen, len(shapes) + 1):
         rows.append(beside(reference, frontier, one))
         show(done, len(shapes) + len(chosen))
@@ -438,26 +437,3 @@ def _shapes(
                 if pipeline.operations not in seen:
                     seen.add(pipeline.operations)
                     yield pipeline, replicas
-
-
-def _first(traced: Sequence[Frontier], reference: Plan, best: int) -> list[Frontier]:
-    """The job, and of the others the first of both rankings by the relaxed frontiers.
-
-    Those with different parts of the model on a GPU are ranked apart: not all may fit into memory.
-    """
-    job, *others = traced
-    joules = reference.energy
-
-    def energy(one: Frontier) -> float:
-        return one.energy_at(job.min_time)
-
-    def time(one: Frontier) -> float:
-        return float(np.interp(-joules, -one.energies, one.times))
-
-    chosen = [job]
-    for count in sorted({one.pipeline.num_chunks for one in others}):
-        alike = [one for one in others if one.pipeline.num_chunks == count]
-        in_time = [one for one in alike if one.min_time_ns <= job.min_time_ns]
-        within = [one for one in alike if one.energies.min() <= joules]
-        chosen += [*sorted(in_time, key=energy)[:best], *sorted(within, key=time)[:best]]
-    return list({id(one): one for one in chosen}.values())
