@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from envplan._model import GpuCount, Model
 from envplan._tables import read_table
@@ -69,16 +69,6 @@ class _Cluster(Model):
     replicas: GpuCount
     gpus_per_stage: GpuCount
     slowdowns: Annotated[list[dict[int, _Factor]], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        for replica in chain.from_iterable(self.slowdowns):
-            if not 0 <= replica < self.replicas:
-                raise ValueError(
-                    f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
-                    f"{self.replicas - 1}"
-                )
-        return self
 
 
 @dataclass(frozen=True)
@@ -208,6 +198,12 @@ def simulate_cluster(
         gpus_per_stage=job.gpus_per_stage if gpus_per_stage is None else gpus_per_stage,
         slowdowns=list(map(dict, slowdowns)),
     )
+    for replica in chain.from_iterable(cluster.slowdowns):
+        if not 0 <= replica < cluster.replicas:
+            raise InputError(
+                f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
+                f"{cluster.replicas - 1}"
+            )
     stragglers = [
         tuple(sorted(x for x in factors.values() if x > 1)) for factors in cluster.slowdowns
     ]

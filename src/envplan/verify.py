@@ -60,10 +60,24 @@ def verify_plan(
         check_stated(f"{name}.switch_latency_s", how.switch_latency_s, job.switch_latency_s or 0.0)
         check_stated(f"{name}.min_hold_s", how.min_hold_s, job.min_dwell_s or 0.0)
     replay = replay_plan(plan, profile, force=force)
+    job, stated, late = plan.job, plan.predicted, list[str]()
+    if job.switch_latency_s is not None:
+        late = [
+            f"so it is though every clock comes {job.switch_latency_s!r} s after it is asked for"
+        ]
+    check_cost("predicted.", stated, replay, job.num_gpus)
+    least = stated.energy_lower_bound_j
+    if least > stated.energy_j:
+        raise InputError(
+            f"predicted.energy_lower_bound_j {least!r} lies above energy_j {stated.energy_j!r}"
+        )
+    true = predict(replay, job.num_gpus, fj_from_j(least), stated.bound)
+    others = {"robustness": stated.robustness, "until_straggler": stated.until_straggler}
+    check_stated("predicted", stated, true.model_copy(update=others), _TOLERANCE)
     # A plan's own fields say its limits once more.
     for told in told_request(plan).limits:
-        stated = plan.request.limit(type(told))
-        if stated != told and (stated is None or told.kind != "probability"):
+        kept = plan.request.limit(type(told))
+        if kept != told and (kept is None or told.kind != "probability"):
             raise InputError(f"request.limits differ from the plan's own fields on {told.kind}")
     target, taken = plan.target, s_from_ns(replay.makespan_ns)
     times = [time for time in (target.deadline_s, target.time_s) if time is not None]
@@ -72,12 +86,18 @@ def verify_plan(
             raise InputError(
                 f"replayed, the iteration takes {taken!r} s, more than the target of {time!r} s"
             )
-    setting, job = Setting(plan.job.num_gpus, plan.target.deadline_ns, profile), plan.job
+    setting = Setting(job.num_gpus, target.deadline_ns, profile)
     proved += [
         f"{len(replay.rows)} operations on {job.stages} stages, in the order of schedule "
         f"{job.schedule}",
         f"all {len(replay.rows)} frequencies, times and energies are rows of the profile",
-        *_of_replay(plan, replay),
+        f"replayed, the iteration takes {plan.iteration_time!r} s and every operation starts when "
+        "stated",
+        f"energy recomputed from the profile is {plan.energy!r} J, as stated",
+        *late,
+        f"lower bound {least!r} J <= energy; gap {100 * stated.gap:.4f}%",
+        f"savings {stated.savings_percent:.4f}%, slowdown {stated.slowdown_percent:.4f}% against "
+        "maximum frequency everywhere",
         *_of_ladder(plan, replay, profile),
         f"{taken!r} s <= target {min(times)!r} s, to the nanosecond",
         *(limit.prove(plan, replay, setting) for limit in plan.request.limits),
@@ -85,32 +105,6 @@ def verify_plan(
     ]
     frontier = trace_job(plan.job, profile, progress, whole=False)
     return [*proved, *_of_bounds(plan, frontier)]
-
-
-def _of_replay(plan: Plan, replay: Replay) -> Iterator[str]:
-    """Iteration time and energy against the exact replay, and what follows from them."""
-    stated, gpus = plan.predicted, plan.job.num_gpus
-    check_cost("predicted.", stated, replay, gpus)
-    least = stated.energy_lower_bound_j
-    if least > stated.energy_j:
-        raise InputError(
-            f"predicted.energy_lower_bound_j {least!r} lies above energy_j {stated.energy_j!r}"
-        )
-    true = predict(replay, gpus, fj_from_j(least), stated.bound)
-    others = {"robustness": stated.robustness, "until_straggler": stated.until_straggler}
-    check_stated("predicted", stated, true.model_copy(update=others), _TOLERANCE)
-    yield (
-        f"replayed, the iteration takes {plan.iteration_time!r} s and every operation starts when "
-        "stated"
-    )
-    yield f"energy recomputed from the profile is {plan.energy!r} J, as stated"
-    if (latency := plan.job.switch_latency_s) is not None:
-        yield f"so it is though every clock comes {latency!r} s after it is asked for"
-    yield f"lower bound {least!r} J <= energy; gap {100 * stated.gap:.4f}%"
-    yield (
-        f"savings {stated.savings_percent:.4f}%, slowdown {stated.slowdown_percent:.4f}% against "
-        "maximum frequency everywhere"
-    )
 
 
 def _of_ladder(plan: Plan, replay: Replay, profile: Profile) -> Iterator[str]:

@@ -187,7 +187,15 @@ def simulate(
     if plot is not None:
         draw_timeline(plot, timeline)
     other_clocks = switch_latency not in (None, loaded.job.switch_latency_s or 0.0)
-    notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
+    said = (timeline.iteration_time, timeline.energy) == (loaded.iteration_time, loaded.energy)
+    notes = []
+    if sync_time is not None:
+        if timeline.sync_time_ns == timeline.iteration_time_ns:
+            notes.append("the plan takes longer than --sync-time, so nobody waits")
+    elif said and not (noise or other_clocks):
+        notes.append("time and energy are exactly what the plan states")
+    elif not (noise or other_clocks):
+        notes.append("the plan states another time or energy; `envplan check` says which is wrong")
     if run is not None:
         from envplan.costs.spending import spent_in_replays
 
@@ -208,17 +216,6 @@ def simulate(
         tell,
         then=["envplan", "apply", str(source.plan)],
     )
-
-
-def _notes(timeline: envplan.Timeline, sync_time: float | None, *, disturbed: bool) -> list[str]:
-    plan, late = timeline.plan, timeline.sync_time_ns > timeline.iteration_time_ns
-    if sync_time is not None:
-        return [] if late else ["the plan takes longer than --sync-time, so nobody waits"]
-    if disturbed:
-        return []
-    if (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy):
-        return ["time and energy are exactly what the plan states"]
-    return ["the plan states another time or energy; `envplan check` says which is wrong"]
 
 
 def _print(
