@@ -216,6 +216,7 @@ class Timeline:
         GPUs of the stage in all replicas (J), its clocks from the one that it begins with, its rows
         and its bubbles."""
         replay, gpus, found = self.replay, self.num_gpus, []
+        parts = [one for one in self.slices if one.part and one.frequency_mhz]
         for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
             busy_ns = int(replay.busy_ns[stage])
             blocked_ns = self.sync_time_ns - busy_ns
@@ -231,7 +232,7 @@ class Timeline:
                     "blocking_energy_j": j_from_fj(waiting_uw * blocked_ns * gpus),
                     "clock_changes": [
                         {"at_s": s_from_ns(at), "frequency_mhz": mhz}
-                        for at, mhz in self._clock_changes(stage, first, last)
+                        for at, mhz in self._clock_changes(stage, first, last, parts)
                     ],
                     "operations": self.rows[first:last],
                     "bubbles": self._bubbles(first, last),
@@ -239,17 +240,16 @@ class Timeline:
             )
         return found
 
-    def _clock_changes(self, stage: int, first: int, last: int) -> list[tuple[int, int]]:
+    def _clock_changes(
+        self, stage: int, first: int, last: int, parts: Sequence[Slice]
+    ) -> list[tuple[int, int]]:
         """When (ns) a stage has another clock (MHz) than before, from the one that it begins with,
-        changes within operations included; 0 MHz where it has none."""
+        changes by parts of operations included; 0 MHz where it has none."""
         problem, latency_ns = self.replay.problem, self.replay.machine.latency_ns
         left = problem.left_mhz[problem.over_all(self.replay.rows)[first:last]]
         asked_ns, asked_mhz = self.replay.requests(stage)
-        coming = {
-            (one.start_ns, one.frequency_mhz)
-            for one in self.slices
-            if one.part and one.frequency_mhz and first <= one.operation < last
-        }
+        within = (one for one in parts if first <= one.operation < last)
+        coming = {(one.start_ns, one.frequency_mhz) for one in within}
         coming |= {*zip((asked_ns + latency_ns).tolist(), asked_mhz.tolist(), strict=True)}
         changes = [(0, next(reversed(left[left > 0].tolist()), 0))]
         for at, mhz in sorted(coming):
