@@ -18,8 +18,7 @@ from benchmarks.report import Section, percent, ratio, seconds, table
 from benchmarks.running import note
 from envplan import Pipeline, Profile
 from envplan.devices.modelled import GPUS, ModelledGpu
-from envplan.planners import beside_one_clock
-from envplan.planners.comparison import LATENCIES_S
+from envplan.planners.comparison import LATENCIES_S, beside_one_clock
 from envplan.profile import ByParts, Parts, builtin_profiles
 from envplan.profile.parts import by_parts
 from envplan.profiling.modelled import modelled_profile
@@ -200,7 +199,7 @@ def _saved(frontier: Frontier) -> list[str]:
     """Percent saved with one clock an operation and by parts, at each latency."""
     cells = []
     for row in beside_one_clock(frontier):
-        both = (row.saved_percent(row.one_clock_j), row.saved_percent(row.by_parts_j))
+        both = row["one_clock_saved_percent"], row["by_parts_saved_percent"]
         cells.append(" / ".join("-" if saved is None else f"{saved:.1f}" for saved in both))
     print(cells, flush=True)
     return cells

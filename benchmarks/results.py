@@ -35,10 +35,9 @@ from envplan import (
 )
 from envplan._files import atomic_write
 from envplan.pipeline.described import described_pipeline
-from envplan.plan.replayed import beyond_raw_rows
-from envplan.planners import compare
-from envplan.planners.comparison import Entry
-from envplan.planners.envpipe import EnvPipe
+from envplan.plan.build import beyond_raw_rows
+from envplan.planners import EnvPipe
+from envplan.planners.comparison import Entry, compare
 from envplan.profile.smoothing import jumps
 
 MICROBATCHES: Final = (12, 24, 48, 96)
@@ -230,7 +229,7 @@ def _zeus(jobs: Iterable[Job]) -> str:
             ours = job.frontier.plan(min(latest, job.frontier.min_energy_time))
             cells.append(f"{100 * (1 - ours.energy / job.highest.energy):.1f}")
         comparison = compare(job.frontier)
-        (envpipe,) = (one for one in comparison.entries if one.planner == "envpipe")
+        (envpipe,) = (one for one in comparison.entries if one.plan.planner == "envpipe")
         cells += _envpipe(envpipe, comparison.baseline.energy_j)
         rows.append(cells)
         _say(f"{job.workload.name}: compared")
@@ -251,7 +250,7 @@ def _zeus(jobs: Iterable[Job]) -> str:
 def _envpipe(entry: Entry, base: float) -> list[str]:
     """What our planner of EnvPipe saves, and our plan in the same time."""
     return [
-        _saved(entry.savings_percent, entry.slowdown_percent),
+        _saved(entry.row["savings_percent"], entry.row["slowdown_percent"]),
         f"{100 * (1 - entry.ours.energy / base):.1f}",
     ]
 
@@ -462,7 +461,9 @@ def _scaling() -> list[str]:
             slowdowns=[{}, *({0: factor} for factor in STRAGGLERS)],
         )
         for report in reports:
-            saved = [100 * (1 - one.energy_j / one.baseline_energy_j) for one in report.iterations]
+            saved = [
+                100 * (1 - ran["energy_j"] / ran["baseline_energy_j"]) for ran in report.iterations
+            ]
             size = [f"{report.num_gpus:,}", str(report.num_microbatches)]
             rows.append([f"`{name}`", *size, *(f"{one:.1f}" for one in saved)])
         _say(f"{name}: scaling")
@@ -477,7 +478,7 @@ def _v100() -> list[str]:
         if published is None or profile.metadata.source != "modelled":
             continue
         comparison = compare(trace_frontier(profile.pipeline(), profile))
-        envpipe = next(one for one in comparison.entries if one.planner == "envpipe")
+        envpipe = next(one for one in comparison.entries if one.plan.planner == "envpipe")
         ours = next(one for one in comparison.entries if one.point == "T_min")
         rows.append(
             [

@@ -121,3 +121,11 @@ def refused(line: str, *words: str, code: int = 2) -> None:
     before = set(Path().iterdir())
     assert_refused(envplan(*shlex.split(line)), code, *words)
     assert set(Path().iterdir()) - {Path("__pycache__")} <= before
+
+
+def put(document: Any, where: str, value: Any) -> None:
+    """Another value of a field, or what a function makes of its own one."""
+    *steps, last = (int(step) if step.isdigit() else step for step in where.split("."))
+    for step in steps:
+        document = document[step]
+    document[last] = value(document[last]) if callable(value) else value

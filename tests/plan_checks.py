@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 
@@ -57,18 +57,29 @@ def keeps(frontier: Frontier, request: Request, rows: list[int]) -> bool:
     return not _broken(frontier, request, rows, latest_ns(frontier, request), sure=1)
 
 
+class _Replayed:
+    """What rows come to, by plain integers; energy of all GPUs."""
+
+    def __init__(self, frontier: Frontier, request: Request, rows: list[int]) -> None:
+        self.parts = oracle.replayed(frontier.pipeline, frontier.profile, rows, request.latency_ns)
+        self.stage = [op.stage for op in frontier.pipeline.operations]
+        self.powers = [uw_from_w(power) for power in frontier.blocking_power_w]
+        self.makespan = max(part.end_ns for part in self.parts)
+        begins = {part.operation: part.begin_ns for part in reversed(self.parts)}
+        self.starts = [begins[i] for i in range(len(rows))]
+        energy = oracle.energy_fj(self.parts, self.stage, self.powers, self.makespan)
+        self.energy = energy * frontier.num_gpus
+
+
 def assert_answers(frontier: Frontier, request: Request, plan: Plan) -> None:
     """The plan replays to the ns and fJ, keeps every limit, is proved by its file, and its file
     leads to it again."""
     rows, profile = rows_of(frontier, plan), frontier.profile
-    parts = oracle.replayed(frontier.pipeline, profile, rows, request.latency_ns)
-    stage, powers = _stages_and_powers(frontier)
-    makespan = max(part.end_ns for part in parts)
-    starts = [part.begin_ns for before, part in pairwise([None, *parts]) if _first(before, part)]
-    energy = oracle.energy_fj(parts, stage, powers, makespan) * frontier.num_gpus
+    found = _Replayed(frontier, request, rows)
+    makespan, energy = found.makespan, found.energy
     assert plan.iteration_time == s_from_ns(makespan)
     assert plan.energy == j_from_fj(energy)
-    assert [op.start_s for op in chain(*plan.stages)] == [s_from_ns(start) for start in starts]
+    assert [op.start_s for op in chain(*plan.stages)] == list(map(s_from_ns, found.starts))
     timeline = simulate(plan, profile)
     assert (timeline.iteration_time_ns, timeline.energy_fj) == (makespan, energy)
 
@@ -112,21 +123,26 @@ def _broken(
     frontier: Frontier, request: Request, rows: list[int], deadline_ns: int | None, sure: int = -1
 ) -> list[str]:
     """What rows break of the deadline and the request's limits."""
-    parts = oracle.replayed(frontier.pipeline, frontier.profile, rows, request.latency_ns)
-    stage, powers = _stages_and_powers(frontier)
-    makespan, gpus = max(part.end_ns for part in parts), frontier.num_gpus
-    energy = oracle.energy_fj(parts, stage, powers, makespan) * gpus
+    found, gpus = _Replayed(frontier, request, rows), frontier.num_gpus
+    makespan, energy = found.makespan, found.energy
     broken = ["deadline"] if deadline_ns is not None and makespan > deadline_ns else []
     for limit in request.limits:
         match limit:
             case MinHold():
-                holds = _shortages(frontier, parts, rows, makespan, ns_from_s_ceil(limit.time_s))
-                kept = not any(holds)
+                asked = [
+                    int(frontier.profile.table(op.profile_stage, op.instruction).frequency_mhz[row])
+                    for op, row in zip(frontier.pipeline.operations, rows, strict=True)
+                ]
+                hold = ns_from_s_ceil(limit.time_s)
+                times = (asked, found.starts, makespan, hold)
+                kept = not any(oracle.hold_shortages(frontier.pipeline, *times))
             case PeakPower():
-                moments = {part.begin_ns for part in parts} | {part.end_ns for part in parts}
-                moments = {0, *moments} - {makespan}
-                peak = max(oracle.power_uw(parts, stage, powers, at) for at in moments)
-                kept = peak * gpus <= uw_from_w(limit.power_w)
+                moments = {at for part in found.parts for at in (part.begin_ns, part.end_ns)}
+                drawn = (
+                    oracle.power_uw(found.parts, found.stage, found.powers, at)
+                    for at in {0, *moments} - {makespan}
+                )
+                kept = max(drawn) * gpus <= uw_from_w(limit.power_w)
             case AveragePower():
                 kept = energy <= limit.power_w * 1e6 * makespan * (1 + 1e-12)
             case EnergyBudget():
@@ -137,27 +153,6 @@ def _broken(
                 raise AssertionError(f"no check of {limit}")
         broken += [] if kept else [limit.kind]
     return broken
-
-
-def _first(before: oracle.Part | None, part: oracle.Part) -> bool:
-    return before is None or before.operation != part.operation
-
-
-def _stages_and_powers(frontier: Frontier) -> tuple[list[int], list[int]]:
-    stage = [op.stage for op in frontier.pipeline.operations]
-    return stage, [uw_from_w(power) for power in frontier.blocking_power_w]
-
-
-def _shortages(
-    frontier: Frontier, parts: list[oracle.Part], rows: list[int], makespan: int, hold_ns: int
-) -> list[int]:
-    tables = [
-        frontier.profile.table(op.profile_stage, op.instruction)
-        for op in frontier.pipeline.operations
-    ]
-    asked = [int(table.frequency_mhz[row]) for table, row in zip(tables, rows, strict=True)]
-    starts = [part.begin_ns for before, part in pairwise([None, *parts]) if _first(before, part)]
-    return oracle.hold_shortages(frontier.pipeline, asked, starts, makespan, hold_ns)
 
 
 def _holds_often_enough(

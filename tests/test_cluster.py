@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_helpers import small_profile
+from cli_helpers import done, small_profile, told
 from envplan.cluster import (
     MOST_OWN_RUNGS,
     read_slowdowns,
@@ -21,6 +21,8 @@ from envplan.profile import Profile
 from envplan.simulation import Conditions, simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.frontier import LADDER
+from envplan.units import j_from_fj, s_from_ns
+from plan_checks import until
 
 HEADER = "iteration,replica,slowdown\n"
 
@@ -40,18 +42,11 @@ def plan(frontier: Frontier) -> Plan:
     return frontier.plan()
 
 
-def until(plan: Plan, sync_time: float) -> float:
-    """J of all the plan's GPUs when everybody waits for a straggler."""
-    return plan.energy + plan.waiting_energy(sync_time)
-
-
 def test_without_stragglers_a_cluster_uses_what_the_plan_states(
     plan: Plan, profile: Profile
 ) -> None:
     report = simulate_cluster(plan, profile)
-    assert report.num_gpus == 24
-    assert report.time == plan.iteration_time
-    assert report.energy == report.plan_energy == plan.energy
+    assert (report.num_gpus, report.time) == (24, plan.iteration_time)
     assert report.baseline_energy == plan.predicted.baseline.energy_j
     assert report.percent(report.intrinsic_savings) == pytest.approx(plan.predicted.savings_percent)
     assert report.extrinsic_savings == 0
@@ -64,13 +59,12 @@ def test_replicas_other_than_the_straggler_follow_the_plan_for_its_time(
     plan: Plan, profile: Profile, frontier: Frontier
 ) -> None:
     report = simulate_cluster(plan, profile, frontier, slowdowns=[{2: 1.1}])
-    iteration = report.iterations[0]
-    sync_time = iteration.sync_time_s
-    assert sync_time == pytest.approx(1.1 * plan.iteration_time)
-    assert plan.iteration_time < iteration.followed_time_s <= sync_time
-    straggler = plan.energy / 4 * 1.1
-    assert report.plan_energy == pytest.approx(until(plan, sync_time) * 3 / 4 + straggler)
+    assert simulate_cluster(plan, profile, slowdowns=[{2: 1.1}]) == report  # traced where needed
+    (iteration,) = report.iterations
+    sync_time = iteration["sync_time_s"]
+    assert plan.iteration_time < iteration["followed_time_s"] <= sync_time
     followed = frontier.plan(target_time=sync_time)
+    straggler = plan.energy / 4 * 1.1
     assert report.energy == pytest.approx(until(followed, sync_time) * 3 / 4 + straggler)
     assert report.extrinsic_savings > 0
 
@@ -80,8 +74,8 @@ def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
 ) -> None:
     report = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 50.0}])
     (iteration,) = report.iterations
-    assert frontier.min_energy_time < iteration.followed_time_s <= frontier.slowest_time
-    sync_time = iteration.sync_time_s
+    assert frontier.min_energy_time < iteration["followed_time_s"] <= frontier.slowest_time
+    sync_time = iteration["sync_time_s"]
     at_star = until(frontier.plan(min_energy=True), sync_time)
     assert report.energy < at_star * 3 / 4 + plan.energy / 4 * 50
 
@@ -93,7 +87,7 @@ def test_plans_are_looked_up_in_the_ladder_of_the_plan_without_a_trace(
     laddered = plan.with_ladder(frontier.ladder(5))
     report = simulate_cluster(laddered, profile, slowdowns=[{0: 1.15}])
     times = [rung.iteration_time_s for rung in laddered.ladder or ()]
-    assert report.iterations[0].followed_time_s in times
+    assert report.iterations[0]["followed_time_s"] in times
     finer = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.15}])
     assert 0 < report.extrinsic_savings <= finer.extrinsic_savings * (1 + 1e-3)
 
@@ -117,11 +111,11 @@ def test_every_replica_takes_its_time_and_waits_for_the_slowest(
             + plan.waiting_energy(sync_time, since=factor * plan.iteration_time)
             for factor in factors
         )
-        assert iteration.sync_time_s == pytest.approx(sync_time)
-        assert iteration.followed_time_s <= iteration.sync_time_s
-        assert iteration.energy_j <= iteration.plan_energy_j
-        assert iteration.stragglers == sum(factor > 1 for factor in factors)
-        assert min(factors) == 1 or iteration.energy_j == iteration.plan_energy_j
+        assert iteration["sync_time_s"] == pytest.approx(sync_time)
+        assert iteration["followed_time_s"] <= iteration["sync_time_s"]
+        assert iteration["energy_j"] <= iteration["plan_energy_j"]
+        assert iteration["stragglers"] == sum(factor > 1 for factor in factors)
+        assert min(factors) == 1 or iteration["energy_j"] == iteration["plan_energy_j"]
     assert report.plan_energy == pytest.approx(used / 4)
     saved = report.intrinsic_savings + report.extrinsic_savings
     assert saved == pytest.approx(report.baseline_energy - report.energy)
@@ -134,7 +128,7 @@ def test_many_different_stragglers_share_one_ladder_and_alike_iterations_are_rec
     assert len({max(one.values()) for one in slowdowns}) > MOST_OWN_RUNGS
     report = simulate_cluster(plan, profile, frontier, slowdowns=slowdowns)
     rungs = {rung.iteration_time for rung in (plan, *frontier.ladder(LADDER))}
-    assert {iteration.followed_time_s for iteration in report.iterations} <= rungs
+    assert {iteration["followed_time_s"] for iteration in report.iterations} <= rungs
     assert len(report.iterations) == 10_000
     assert len({id(iteration) for iteration in report.iterations}) == 16
 
@@ -155,42 +149,34 @@ def test_strong_scaling_keeps_the_global_batch_and_the_slowdown_over_t_min(
         strong_scaling(plan, profile, [5])
 
 
-def test_what_is_looked_up_is_traced_where_no_frontier_is_given(
-    plan: Plan, profile: Profile, frontier: Frontier
-) -> None:
-    given = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.2}])
-    assert simulate_cluster(plan, profile, slowdowns=[{0: 1.2}]) == given
-
-
 @pytest.mark.parametrize(
     "met",
     [
+        {},
         {"switch_latency": 0.01},
-        {"noise": 0.05, "seed": 3},
+        {"noise": 0.05, "seed": 3, "runs": 5},
         {"sync_time": 4.0},
         {"switch_latency": 0.01, "noise": 0.05, "sync_time": 4.0},
     ],
 )
-def test_a_cluster_meets_what_one_pipeline_meets(
+def test_a_cluster_meets_what_one_pipeline_meets_and_every_run_is_an_iteration(
     plan: Plan, profile: Profile, met: dict[str, Any]
 ) -> None:
-    conditions = Conditions.of(**met)
-    (alone,) = simulate_cluster(plan, profile, conditions=conditions).iterations
-    timeline = simulate(plan, profile, **met)
-    assert alone.plan_energy_j == timeline.energy
-    if "sync_time" not in met:
-        assert (alone.sync_time_s, alone.energy_j) == (timeline.sync_time, timeline.energy)
-    else:  # the time that everybody waits is used for a slower plan
-        assert alone.followed_time_s > timeline.iteration_time
-        assert alone.energy_j < alone.plan_energy_j
-
-
-def test_every_run_of_noise_is_an_iteration(plan: Plan, profile: Profile) -> None:
-    conditions = Conditions(noise=0.05, runs=5)
+    conditions, timeline = Conditions.of(**met), simulate(plan, profile, **met)
     report = simulate_cluster(plan, profile, slowdowns=[{}, {0: 1.2}], conditions=conditions)
-    assert [iteration.stragglers for iteration in report.iterations] == [0] * 5 + [1] * 5
-    times = [round(1e9 * iteration.sync_time_s) for iteration in report.iterations]
-    assert tuple(times[:5]) == simulate(plan, profile, noise=0.05, runs=5).run_times_ns
+    runs = len(timeline.run_times_ns)
+    assert [one["stragglers"] for one in report.iterations] == [0] * runs + [1] * runs
+    each = zip(report.iterations, timeline.run_times_ns, timeline.run_energies_fj, strict=False)
+    for one, time_ns, energy_fj in each:
+        assert one["plan_energy_j"] == j_from_fj(energy_fj)
+        if "sync_time" not in met:
+            assert (one["sync_time_s"], one["energy_j"]) == (
+                s_from_ns(time_ns),
+                one["plan_energy_j"],
+            )
+        else:  # the time that everybody waits is used for a slower plan
+            assert one["followed_time_s"] > s_from_ns(time_ns)
+            assert one["energy_j"] < one["plan_energy_j"]
 
 
 @pytest.mark.parametrize(
@@ -234,3 +220,35 @@ def test_bad_traces_are_refused_with_their_line(tmp_path: Path, text: str, words
     file.write_text(text)
     with pytest.raises(InputError, match=words):
         read_slowdowns(file, 4)
+
+
+@pytest.fixture
+def solved(folder: Path) -> None:
+    done("solve --quiet --slowdown 2 --replicas 4")
+    Path("slow.csv").write_text(HEADER + "0,0,1\n1,3,1.2\n2,3,1.2\n")
+
+
+@pytest.mark.usefixtures("solved")
+@pytest.mark.parametrize(
+    ("options", "stragglers"),
+    [
+        ("--straggler 0:1.1 --straggler 1.3 --straggler 3:1", [2]),
+        ("--straggler-trace slow.csv", [0, 1, 1]),
+        ("--straggler 1.2 --noise 3 --runs 4 --switch-latency 5", [1] * 4),
+    ],
+)
+def test_stragglers_are_named_free_or_listed(options: str, stragglers: list[int]) -> None:
+    document = told(f"simulate {options}")
+    (cluster,) = document["cluster"]
+    assert [one["stragglers"] for one in cluster["iterations"]] == stragglers
+    assert cluster["extrinsic_savings_j"] > 0
+    times = [one["sync_time_s"] for one in cluster["iterations"]]
+    assert len(set(times)) == (4 if "noise" in options else len(set(stragglers)))
+    assert (times[0] > document["iteration_time_s"]) == (stragglers[0] > 0)
+
+
+@pytest.mark.usefixtures("solved")
+def test_strong_scaling_adds_a_row_for_each_shape() -> None:
+    clusters = told("simulate --replicas 4 --strong-scaling 8,16")["cluster"]
+    assert [cluster["microbatches"] for cluster in clusters] == [4, 2, 1]
+    assert [cluster["gpus"] for cluster in clusters] == [8, 16, 32]

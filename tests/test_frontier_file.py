@@ -45,28 +45,22 @@ def test_a_plan_is_looked_up_for_any_time_and_holds(
             assert verify_plan(plan, profile)
 
 
-def test_curve_is_that_of_the_frontier(file: FrontierFile, frontier: Frontier) -> None:
+def test_curve_is_that_of_the_frontier_from_t_min_on(
+    file: FrontierFile, frontier: Frontier
+) -> None:
     for share in (0.0, 0.123, 0.9, 1.0):
         time = frontier.min_time + share * (frontier.min_energy_time - frontier.min_time)
         assert file.energy_at(time) == pytest.approx(frontier.energy_at(time))
     assert file.energy_at(1e6) == file.breakpoints.energy_j[-1]
-
-
-def test_times_below_t_min_have_no_answer(file: FrontierFile) -> None:
     with pytest.raises(NoAnswerError, match="T_min is"):
         file.energy_at(file.t_min_s / 2)
     with pytest.raises(NoAnswerError, match="no plan of the file ends by"):
         file.plan(file.t_min_s / 2)
 
 
-def test_another_profile_and_a_file_without_clocks_are_refused(
-    file: FrontierFile, profile: Profile
-) -> None:
+def test_another_profile_is_refused(file: FrontierFile) -> None:
     with pytest.raises(InputError, match="has changed"):
         file.plan(1e6, small_profile(3))
-    bare = [row.model_copy(update={"frequencies_mhz": None}) for row in file.plans]
-    with pytest.raises(InputError, match="plans without clocks"):
-        file.model_copy(update={"plans": bare}).plan(1e6, profile)
 
 
 def test_table_holds_the_same_plans(file: FrontierFile, tmp_path: Path) -> None:

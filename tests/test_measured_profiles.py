@@ -20,7 +20,7 @@ from tools.sosp24.workloads import identify, job, profile_name
 
 from cli_helpers import envplan
 from envplan import Pipeline, Plan, Profile, builtin_profiles, trace_frontier
-from envplan.plan.replayed import beyond_raw_rows
+from envplan.plan.build import beyond_raw_rows
 from envplan.profile.smoothing import jumps, smooth_curve, wrong_steps
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"

@@ -10,7 +10,7 @@ from matplotlib.transforms import Bbox
 
 from cli_helpers import small_profile
 from envplan.pipeline import Pipeline
-from envplan.planners import compare
+from envplan.planners.comparison import compare
 from envplan.plotting.figures import figure, save_figure
 from envplan.plotting.frontier import frontier_figure
 from envplan.profile import Profile

@@ -12,7 +12,7 @@ from cli_helpers import done, small_profile, told
 from envplan._words import significant
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
-from envplan.planners import compare
+from envplan.planners.comparison import compare
 from envplan.plotting import page
 from envplan.plotting.report import animation_page, frontier_page, report_page, timeline_page
 from envplan.simulation import Timeline, simulate
@@ -80,7 +80,7 @@ def test_timelines_hold_every_operation(report: str, timeline: Timeline) -> None
     both = timeline.at_max_frequency(), timeline
     for drawn, shown in zip(chart["timelines"], both, strict=True):
         ops = drawn["ops"]
-        assert len(ops["start"]) == len(shown.operations)
+        assert len(ops["start"]) == len(shown.rows)
         joules = sum(w * t for w, t in zip(ops["watts"], ops["time"], strict=True))
         assert joules == pytest.approx(shown.computation_energy, rel=1e-5)
         assert sum(ops["critical"]) == len(shown.critical_path)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+from decimal import Decimal
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_helpers import small_profile
+from cli_helpers import done, refused, small_profile, told
+from envplan.chrome_trace import save_chrome_trace
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, build_plan
@@ -70,20 +74,10 @@ HALVING = [
 def clocks(timeline: Timeline, index: int) -> list[tuple[int, float, float]]:
     """MHz, s and J of the slices of an operation."""
     return [
-        (part.frequency_mhz, (part.finish_ns - part.start_ns) / 1e9, part.energy_fj / 1e15)
-        for part in timeline.operations[index].slices
+        (one.frequency_mhz, (one.finish_ns - one.start_ns) / 1e9, one.energy_fj / 1e15)
+        for one in timeline.slices
+        if one.operation == index
     ]
-
-
-@given(plans())
-def test_replay_gives_the_stated_time_and_energy_exactly(made: tuple[Plan, Profile]) -> None:
-    plan, profile = made
-    timeline = simulate(plan, profile)
-    assert timeline.iteration_time == plan.iteration_time == timeline.sync_time
-    assert timeline.energy == plan.energy
-    assert timeline.average_power == plan.average_power
-    starts = [op.start_s for stage in plan.stages for op in stage]
-    assert [op.start_ns / 1e9 for op in timeline.operations] == starts
 
 
 @given(plans(), st.sampled_from([0.0, 0.001, 0.05, 10.0]), st.booleans())
@@ -91,21 +85,31 @@ def test_operations_and_bubbles_tile_every_stage_and_power_adds_up_to_the_energy
     made: tuple[Plan, Profile], latency: float, noisy: bool
 ) -> None:
     met = {"noise": 0.1, "sync_time": 1.0} if noisy else {}
-    timeline = simulate(*made, switch_latency=latency, **met)
-    end = timeline.sync_time_ns
+    plan, timeline = made[0], simulate(*made, switch_latency=latency, **met)
+    end = timeline.sync_time
+    if not noisy and not latency:  # exactly what the plan states
+        assert timeline.iteration_time == plan.iteration_time == end
+        assert (timeline.energy, timeline.average_power) == (plan.energy, plan.average_power)
+        starts = [op.start_s for stage in plan.stages for op in stage]
+        assert [row["start_s"] for row in timeline.rows] == starts
     for use in timeline.stages:
-        ran = [(op.start_ns, op.finish_ns) for op in timeline.operations[use.operations]]
-        assert use.busy_ns == sum(end - begin for begin, end in ran)
-        assert use.busy_ns + use.blocked_ns == end
-        gaps = [(b.start_ns, b.finish_ns) for b in timeline.bubbles if b.stage == use.stage]
+        ran, gaps = (
+            [(one["start_s"], one["finish_s"]) for one in use[name]]
+            for name in ("operations", "bubbles")
+        )
+        assert use["busy_s"] == pytest.approx(sum(end - begin for begin, end in ran))
+        assert use["busy_s"] + use["blocked_s"] == pytest.approx(end)
         spans = [(0, 0), *sorted(ran + gaps), (end, end)]
         assert all(one[1] == other[0] for one, other in pairwise(spans))
-    for op in timeline.operations:
-        assert all(one.finish_ns == other.start_ns for one, other in pairwise(op.slices))
+    for one, other in pairwise(timeline.slices):
+        assert one.operation != other.operation or one.finish_ns == other.start_ns
     parts = timeline.computation_energy + timeline.blocking_energy
     assert parts == pytest.approx(timeline.energy)
+    for name in ("computation_energy", "blocking_energy"):
+        joules = sum(use[f"{name}_j"] for use in timeline.stages)
+        assert joules == pytest.approx(getattr(timeline, name))
     times, watts = timeline.power
-    assert (times[0], times[-1]) == (0, end)
+    assert (times[0], times[-1]) == (0, timeline.sync_time_ns)
     assert timeline.peak_power >= timeline.average_power * (1 - 1e-9) or noisy
     if not noisy:
         assert float(watts @ np.diff(times)) / 1e9 == pytest.approx(timeline.energy)
@@ -116,9 +120,9 @@ def test_an_operation_can_stretch_by_what_is_said_and_no_more(
     made: tuple[Plan, Profile], data: st.DataObject
 ) -> None:
     timeline = simulate(*made)
-    times = np.array([op.time_ns for op in timeline.operations])
+    times = timeline.replay.finishes_ns - timeline.replay.starts_ns
     index = data.draw(st.integers(0, len(times) - 1))
-    times[index] += timeline.operations[index].stretch_ns
+    times[index] += timeline.stretch_ns[index]
     assert timeline.pipeline.earliest_starts(times)[1] == timeline.iteration_time_ns
     times[index] += 1
     assert timeline.pipeline.earliest_starts(times)[1] == timeline.iteration_time_ns + 1
@@ -128,33 +132,36 @@ def test_an_operation_can_stretch_by_what_is_said_and_no_more(
 def test_critical_path_is_a_chain_as_long_as_the_iteration(made: tuple[Plan, Profile]) -> None:
     timeline = simulate(*made)
     pipeline, path = timeline.pipeline, timeline.critical_path
-    assert timeline.operations[path[0]].start_ns == 0
-    assert timeline.operations[path[-1]].finish_ns == timeline.iteration_time_ns
-    assert all(timeline.operations[index].stretch_ns == 0 for index in path)
+    starts, finishes = timeline.replay.starts_ns, timeline.replay.finishes_ns
+    assert (starts[path[0]], finishes[path[-1]]) == (0, timeline.iteration_time_ns)
+    assert not timeline.stretch_ns[list(path)].any()
+    assert [i for i, row in enumerate(timeline.rows) if row["critical_path"]] == sorted(path)
     for one, other in pairwise(path):
         begin, end = pipeline.succ_begin[one], pipeline.succ_begin[one + 1]
         lags = dict(zip(pipeline.succ[begin:end], pipeline.succ_lag_ns[begin:end], strict=True))
-        finish = timeline.operations[one].finish_ns
-        assert finish + lags[other] == timeline.operations[other].start_ns
+        assert finishes[one] + lags[other] == starts[other]
 
 
 def test_a_bubble_is_filled_no_further_than_the_clock_that_uses_least() -> None:
     profile = small_profile(stages=3)
     frontier = trace_frontier(Pipeline("1f1b", 3, 4), profile)
     timeline = simulate(frontier.max_frequency_plan(), profile)
-    assert any(bubble.usable_ns for bubble in timeline.bubbles)
-    for bubble in timeline.bubbles:
-        room = bubble.finish_ns - bubble.start_ns
-        assert 0 <= bubble.usable_ns <= min(room, bubble.stretch_ns)
-        ended = {(op.operation.stage, op.finish_ns): op for op in timeline.operations}
-        timed = ended.get((bubble.stage, bubble.start_ns))
-        if timed is None:  # the stage waits for its first
-            continue
-        table = profile.table(timed.operation.profile_stage, timed.operation.instruction)
-        power = frontier.blocking_power_uw[timed.operation.stage]
-        above = [e - power * t for e, t in zip(table.energy_fj, table.time_ns, strict=True)]
-        longest = int(table.time_ns[above.index(min(above))])
-        assert bubble.usable_ns == max(0, min(room, bubble.stretch_ns, longest - timed.time_ns))
+    assert any(bubble["could_fill_s"] for use in timeline.stages for bubble in use["bubbles"])
+    for stage, use in enumerate(timeline.stages):
+        ended = {row["finish_s"]: row for row in use["operations"]}
+        power = frontier.blocking_power_uw[stage]
+        for bubble in use["bubbles"]:
+            room = bubble["finish_s"] - bubble["start_s"]
+            assert bubble["usable"] == (bubble["could_stretch_s"] > 0)
+            if (row := ended.get(bubble["start_s"])) is None:  # the stage waits for its first
+                assert bubble["could_stretch_s"] == bubble["could_fill_s"] == 0
+                continue
+            table = profile.table(stage, row["instruction"])
+            above = [e - power * t for e, t in zip(table.energy_fj, table.time_ns, strict=True)]
+            longer = table.time_ns[above.index(min(above))] / 1e9 - row["finish_s"] + row["start_s"]
+            assert bubble["could_stretch_s"] == row["could_stretch_s"]
+            useful = max(0, min(room, bubble["could_stretch_s"], longer))
+            assert bubble["could_fill_s"] == pytest.approx(useful, abs=1e-12)
 
 
 def test_at_maximum_frequency_a_timeline_is_that_of_the_frontiers_plan() -> None:
@@ -178,8 +185,7 @@ def test_a_straggler_makes_all_wait_and_leaves_time_to_everybody() -> None:
     assert waiting.iteration_time == alone.iteration_time
     assert waiting.energy == alone.energy + plan.waiting_energy(5.0)
     assert simulate(plan, profile, sync_time=0.01).energy == alone.energy
-    for one, other in zip(alone.operations, waiting.operations, strict=True):
-        assert other.stretch_ns == one.stretch_ns + extra_ns
+    assert (waiting.stretch_ns == alone.stretch_ns + extra_ns).all()
 
 
 def test_the_same_seed_gives_the_same_runs_and_more_runs_begin_alike() -> None:
@@ -196,11 +202,11 @@ def test_noise_has_the_mean_and_spread_it_says_and_leaves_power_as_it_is() -> No
     plan, profile = one_stage(HALVING, [0] * 4000)
     timeline = simulate(plan, profile, noise=0.1, seed=1)
     true = np.array([op.time_s for op in plan.stages[0]])
-    ratios = np.array([op.time_ns for op in timeline.operations]) / 1e9 / true
+    times_ns = timeline.replay.finishes_ns - timeline.replay.starts_ns
+    ratios = times_ns / 1e9 / true
     assert ratios.mean() == pytest.approx(1, abs=0.01)
     assert ratios.std() == pytest.approx(0.1, rel=0.1)
-    for op in timeline.operations:
-        assert op.energy_fj / op.time_ns == pytest.approx(300e6)
+    assert timeline.replay.energies_fj / times_ns == pytest.approx(300e6)
 
 
 def test_an_operation_is_split_where_its_clock_changes() -> None:
@@ -211,16 +217,8 @@ def test_an_operation_is_split_where_its_clock_changes() -> None:
     # 0.25 s at 2000 MHz are a quarter of the backward; three quarters at 1000 MHz take 1.5 s.
     assert clocks(timeline, 1) == [(2000, 0.25, 75.0), (1000, 1.5, 150.0)]
     assert (timeline.iteration_time, timeline.energy) == (2.375, 362.5)
-    changes = ((0, 1000), (250_000_000, 2000), (875_000_000, 1000))
-    assert timeline.stages[0].clock_changes == changes
-
-
-def test_a_clock_that_is_not_listed_stands_for_the_nearest() -> None:
-    rows = [*HALVING[:2], (0, "backward", 1400, 2.0, 200.0), (0, "backward", 1600, 1.0, 300.0)]
-    timeline = simulate(*one_stage(rows, [0, 0]), switch_latency=0.6)
-    # The forward meets 1600 MHz and runs as at 2000; the backward meets 2000 and runs as at 1600.
-    assert clocks(timeline, 0) == [(1600, 0.5, 150.0)]
-    assert clocks(timeline, 1) == [(1600, 0.1, 30.0), (2000, 0.5, 150.0), (1600, 0.4, 120.0)]
+    changes = [(one["at_s"], one["frequency_mhz"]) for one in timeline.stages[0]["clock_changes"]]
+    assert changes == [(0, 1000), (0.25, 2000), (0.875, 1000)]
 
 
 @pytest.mark.parametrize(
@@ -236,3 +234,103 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], words: st
     plan, profile = one_stage(HALVING, [0, 0])
     with pytest.raises(InputError, match=words):
         simulate(plan, profile, **arguments)
+
+
+# What commands write
+
+PHASES = {"M": {"args"}, "X": {"ts", "dur", "cat", "args"}, "C": {"ts", "args"}}
+
+
+@pytest.mark.parametrize("met", [{}, {"noise": 0.05, "switch_latency": 0.03, "sync_time": 9.0}])
+def test_a_trace_keeps_the_rules_of_viewers_and_says_what_the_timeline_does(
+    met: dict[str, Any], tmp_path: Path
+) -> None:
+    profile = small_profile(stages=3)
+    plan = trace_frontier(Pipeline("1f1b", 3, 5), profile).plan(slowdown=0.03)
+    shown = simulate(plan, profile, **met)
+    save_chrome_trace(shown, tmp_path / "trace.json")
+    # Decimals, not floats: what a viewer makes of the text must not hang on its rounding.
+    document = json.loads((tmp_path / "trace.json").read_text(), parse_float=Decimal)
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    assert document["otherData"]["profile_source"] == "modelled"
+    events = document["traceEvents"]
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert PHASES[event["ph"]] <= set(event)
+        if event["ph"] == "X":
+            assert isinstance(event["tid"], int)
+            assert event["dur"] > 0
+        for field in ("ts", "dur"):
+            assert event.get(field, 0) >= 0
+            assert event.get(field, Decimal(0)) % Decimal("0.001") == 0
+    # Every stage has a named track with all its operations.
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert sorted(names.values()) == ["stage 0", "stage 1", "stage 2"]
+    slices = [e for e in events if e["ph"] == "X"]
+    columns = shown.pipeline.operations, shown.replay.starts_ns, shown.replay.finishes_ns
+    for event, op, start, finish in zip(slices, *columns, strict=True):
+        assert names[event["tid"]] == f"stage {op.stage}"
+        assert (event["ts"] * 1000, event["dur"] * 1000) == (int(start), int(finish - start))
+    for one, other in pairwise(slices):
+        assert one["tid"] != other["tid"] or one["ts"] + one["dur"] <= other["ts"]
+    # Counters are numbers in time order.
+    counters: dict[str, list[Any]] = {}
+    for event in events:
+        if event["ph"] == "C":
+            counters.setdefault(event["name"], []).append(event)
+    assert set(counters) == {*(f"stage {k} clock" for k in range(3)), "power of all GPUs"}
+    for samples in counters.values():
+        times = [sample["ts"] for sample in samples]
+        assert times == sorted(times)
+        assert (times[0], times[-1] * 1000) == (0, shown.sync_time_ns)
+        values = [value for sample in samples for value in sample["args"].values()]
+        assert len(values) == len(samples)
+        assert {type(value) for value in values} <= {int, Decimal}
+
+
+@pytest.fixture
+def solved(folder: Path) -> Path:
+    done("solve --quiet --slowdown 2 --replicas 4")
+    return folder
+
+
+def test_json_is_the_timeline_of_the_plan(solved: Path) -> None:
+    document, plan = told("simulate plan.json"), Plan.load("plan.json")
+    timeline = simulate(plan, Profile.read_csv("profile.csv")).to_dict()
+    assert timeline.items() <= document.items()
+    assert all(stage["bubbles"] for stage in document["stages"])
+    assert not {"runs", "cluster"} & document.keys()
+    assert "wrote out.json" in done("simulate plan.json --trace out.json --plot")
+    assert json.loads((solved / "out.json").read_text())["traceEvents"]
+    assert (solved / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_noisy_runs_give_percentiles(solved: Path) -> None:
+    document = told("simulate --noise 3 --runs 20 --seed 5")
+    times = document["runs"]["iteration_time_s"]
+    assert times == sorted(times)
+    assert times[0] < times[-1]
+    assert document == told("simulate --noise 3 --runs 20 --seed 5")
+
+
+def test_switch_latency_is_in_milliseconds_and_sync_time_adds_waiting(solved: Path) -> None:
+    late = told("simulate --switch-latency 5")["stages"][0]["clock_changes"]
+    prompt = told("simulate")["stages"][0]["clock_changes"]
+    assert late[1]["frequency_mhz"] in {change["frequency_mhz"] for change in prompt}
+    assert late[1]["at_s"] >= 0.005
+    document, plan = told("simulate --sync-time 30"), Plan.load("plan.json")
+    assert document["sync_time_s"] == 30
+    assert document["energy_j"] == pytest.approx(plan.energy + plan.waiting_energy(30))
+    early = told("simulate --sync-time 0.1")
+    assert early["notes"] == ["the plan takes longer than --sync-time, so nobody waits"]
+
+
+def test_a_changed_profile_is_refused_and_another_statement_is_pointed_out(solved: Path) -> None:
+    document = json.loads((solved / "plan.json").read_text())
+    document["predicted"]["energy_j"] += 1
+    (solved / "plan.json").write_text(json.dumps(document))
+    assert "envplan check" in told("simulate")["notes"][0]
+    small_profile(clocks=(1740, 1500, 1260, 1020, 780, 600)).save_csv(solved / "profile.csv")
+    refused("simulate", "has changed since", "--force")
+    done("simulate --force")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from envplan.frontier_file import FrontierFile
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
     from envplan.plan import Plan
-    from envplan.planners import PLANNERS, advise, compare, forwards_ahead
+    from envplan.planners import PLANNERS, forwards_ahead
+    from envplan.planners.comparison import advise, compare
     from envplan.profile import Profile, ProfileMetadata, builtin_profiles
     from envplan.replicas import plan_replicas, replay_replicas
     from envplan.request import Request
@@ -57,7 +58,8 @@ _HOME = {
         "frontier_file": "FrontierFile",
         "pipeline": "Operation Pipeline SCHEDULES",
         "plan": "Plan",
-        "planners": "PLANNERS advise compare forwards_ahead",
+        "planners": "PLANNERS forwards_ahead",
+        "planners.comparison": "advise compare",
         "profile": "Profile ProfileMetadata builtin_profiles",
         "replicas": "plan_replicas replay_replicas",
         "request": "Request",

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any, Final
 
 from envplan._files import atomic_write
 from envplan.simulation import Timeline
-from envplan.units import j_from_fj
+from envplan.units import j_from_fj, ns_from_s
 
 __all__ = ["save_chrome_trace"]
 
@@ -46,31 +47,33 @@ def _events(timeline: Timeline) -> Iterator[Event]:
     modelled = " (modelled)" if timeline.plan.profile.source == "modelled" else ""
     title = f"{timeline.plan.profile.name}{modelled}, planner {timeline.plan.planner}"
     yield _event("process_name", "M", {"name": title}, tid=0)
-    for stage in timeline.stages:
+    for stage in range(len(timeline.stages)):
         # Thread 0 is the idle task to trace viewers, so stage 0 is thread 1.
-        thread = {"tid": stage.stage + 1}
-        yield _event("thread_name", "M", {"name": f"stage {stage.stage}"}, **thread)
-        yield _event("thread_sort_index", "M", {"sort_index": stage.stage}, **thread)
-    for timed, row in zip(timeline.operations, timeline.rows, strict=True):
-        op = timed.operation
+        thread = {"tid": stage + 1}
+        yield _event("thread_name", "M", {"name": f"stage {stage}"}, **thread)
+        yield _event("thread_sort_index", "M", {"sort_index": stage}, **thread)
+    operations, rows = timeline.pipeline.operations, timeline.rows
+    for i, of in groupby(timeline.slices, key=lambda one: one.operation):
+        op, row, slices = operations[i], rows[i], list(of)
         args = {name: row[name] for name in ("microbatch", "frequency_mhz")}
         args |= {"energy_j_per_gpu": row["energy_j"]}
         args |= {name: row[name] for name in ("could_stretch_s", "critical_path")}
-        if timed.config:
-            args["config"] = timed.config
-        if len(timed.slices) > 1:
-            args["ran_at_mhz"] = [part.frequency_mhz for part in timed.slices]
+        if row["config"]:
+            args["config"] = row["config"]
+        if len(slices) > 1:
+            args["ran_at_mhz"] = [part.frequency_mhz for part in slices]
         name = f"{op.instruction} {op.microbatch}" + (f" chunk {op.chunk}" if op.chunk else "")
-        yield _span(name, op.instruction, op.stage, timed.start_ns, timed.finish_ns, args)
-        for part in timed.slices if timed.slices[0].part else ():
+        span = slices[0].start_ns, slices[-1].finish_ns
+        yield _span(name, op.instruction, op.stage, *span, args)
+        for part in slices if slices[0].part else ():
             # Within the operation, so that a viewer shows it below.
             energy_j = j_from_fj(part.energy_fj)
             ran = {"frequency_mhz": part.frequency_mhz, "energy_j_per_gpu": energy_j}
             yield _span(part.part, "part", op.stage, part.start_ns, part.finish_ns, ran)
-    for stage in timeline.stages:
-        last = timeline.sync_time_ns, stage.clock_changes[-1][1]
-        for at, mhz in (*stage.clock_changes, last):
-            yield _event(f"stage {stage.stage} clock", "C", {"MHz": mhz}, ts=at / _NS_PER_US)
+    for use in timeline.stages:
+        changes = [(ns_from_s(one["at_s"]), one["frequency_mhz"]) for one in use["clock_changes"]]
+        for at, mhz in (*changes, (timeline.sync_time_ns, changes[-1][1])):
+            yield _event(f"stage {use['stage']} clock", "C", {"MHz": mhz}, ts=at / _NS_PER_US)
     times, watts = timeline.power
     for at, power in zip(times.tolist(), [*watts.tolist(), 0.0], strict=True):
         yield _event("power of all GPUs", "C", {"W": round(power, 6)}, ts=at / _NS_PER_US)

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from envplan._model import GpuCount, Model
 from envplan._tables import read_table
@@ -25,7 +25,7 @@ from envplan.costs.model import Pair
 from envplan.costs.spending import pairs
 from envplan.errors import InputError
 from envplan.frontier import Progress
-from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
+from envplan.plan import Plan, as_referenced, check_reference, replay_plan, rung_rows
 from envplan.plan.build import percent
 from envplan.profile import Profile
 from envplan.replay import Replay
@@ -37,7 +37,6 @@ from envplan.solve.search import ladder, plans_by, with_late_parts
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
-    "ClusterIteration",
     "ClusterReport",
     "Slowdowns",
     "read_slowdowns",
@@ -50,8 +49,6 @@ Slowdowns = Mapping[int, float]
 
 #: Up to so many straggler times are planned for one by one; for more, a whole ladder is made.
 MOST_OWN_RUNGS: Final = 8
-
-_Ran = tuple[int, int]  # an iteration of one pipeline, ns and fJ, one GPU a stage
 
 _Whole = Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
 _Factor = Annotated[
@@ -73,38 +70,6 @@ class _Cluster(Model):
     gpus_per_stage: GpuCount
     slowdowns: Annotated[list[dict[int, _Factor]], Field(min_length=1)]
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        for replica in chain.from_iterable(self.slowdowns):
-            if not 0 <= replica < self.replicas:
-                raise ValueError(
-                    f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
-                    f"{self.replicas - 1}"
-                )
-        return self
-
-
-class ClusterIteration(NamedTuple):
-    """One iteration of the whole cluster, in three ways of running it; energies over all GPUs.
-
-    Attributes:
-        stragglers: how many replicas are slower than the plan.
-        sync_time_s: when the last replica has finished with the plan.
-        followed_time_s: iteration time of the plan that the other replicas follow.
-        baseline_energy_j: all at maximum frequency.
-        plan_energy_j: all with the plan, the others waiting for the stragglers.
-        energy_j: the others with the plan looked up for T'.
-        baseline_time_s: as sync_time_s, all at maximum frequency.
-    """
-
-    stragglers: int
-    sync_time_s: float
-    followed_time_s: float
-    baseline_energy_j: float
-    plan_energy_j: float
-    energy_j: float
-    baseline_time_s: float
-
 
 @dataclass(frozen=True)
 class ClusterReport:
@@ -114,7 +79,12 @@ class ClusterReport:
     Attributes:
         replicas, num_stages, gpus_per_stage: the shape of the cluster.
         num_microbatches: of one pipeline.
-        iterations: one or more.
+        iterations: one or more, each in three ways of running it, in JSON types: how many
+            `stragglers` are slower than the plan; `sync_time_s`, when the last replica has finished
+            with it; `followed_time_s`, iteration time of the plan that the other replicas follow;
+            `baseline_energy_j` and `baseline_time_s`, all at maximum frequency; `plan_energy_j`,
+            all with the plan, the others waiting for the stragglers; `energy_j`, the others with
+            the plan looked up for T'.
         time, baseline_time: s that all iterations take with the plan, and at maximum frequency.
         baseline_energy: with everything at maximum frequency.
         plan_energy: with the plan everywhere, whoever straggles.
@@ -125,7 +95,7 @@ class ClusterReport:
     num_stages: int
     gpus_per_stage: int
     num_microbatches: int
-    iterations: tuple[ClusterIteration, ...]
+    iterations: tuple[dict[str, Any], ...]
     time: float
     baseline_time: float
     baseline_energy: float
@@ -163,9 +133,7 @@ class ClusterReport:
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON types; iterations that are alike are listed one by one."""
-        iterations = [one._asdict() for one in self.iterations]
-        for one in iterations:
-            del one["baseline_time_s"]
+        saved = {"intrinsic": self.intrinsic_savings, "extrinsic": self.extrinsic_savings}
         return {
             "gpus": self.num_gpus,
             "replicas": self.replicas,
@@ -176,11 +144,12 @@ class ClusterReport:
             "baseline_energy_j": self.baseline_energy,
             "plan_energy_j": self.plan_energy,
             "energy_j": self.energy,
-            "intrinsic_savings_j": self.intrinsic_savings,
-            "extrinsic_savings_j": self.extrinsic_savings,
-            "intrinsic_savings_percent": self.percent(self.intrinsic_savings),
-            "extrinsic_savings_percent": self.percent(self.extrinsic_savings),
-            "iterations": iterations,
+            **{f"{kind}_savings_j": joules for kind, joules in saved.items()},
+            **{f"{kind}_savings_percent": self.percent(one) for kind, one in saved.items()},
+            "iterations": [
+                {name: value for name, value in one.items() if name != "baseline_time_s"}
+                for one in self.iterations
+            ],
         }
 
 
@@ -229,15 +198,32 @@ def simulate_cluster(
         gpus_per_stage=job.gpus_per_stage if gpus_per_stage is None else gpus_per_stage,
         slowdowns=list(map(dict, slowdowns)),
     )
-    slower = ([x for x in factors.values() if x > 1] for factors in cluster.slowdowns)
-    stragglers = [tuple(sorted(factors)) for factors in slower]
+    for replica in chain.from_iterable(cluster.slowdowns):
+        if not 0 <= replica < cluster.replicas:
+            raise InputError(
+                f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
+                f"{cluster.replicas - 1}"
+            )
+    stragglers = [
+        tuple(sorted(x for x in factors.values() if x > 1)) for factors in cluster.slowdowns
+    ]
     own = replay_plan(plan, profile, force=force, machine=machine)
-
-    def known_end_ns(factors: Sequence[float]) -> int:
-        return max(conditions.sync_ns, math.ceil(own.makespan_ns * max((1.0, *factors))))
-
-    times = {known_end_ns(factors) for factors in stragglers} - {own.makespan_ns}
-    rungs = _rungs(plan, profile, frontier, sorted(times), progress)
+    known_end_ns = {  # from the start on
+        factors: max(conditions.sync_ns, math.ceil(own.makespan_ns * max((1.0, *factors))))
+        for factors in dict.fromkeys(stragglers)
+    }
+    waits = sorted({*known_end_ns.values()} - {own.makespan_ns})
+    rungs = plan.ladder or []
+    if plan.ladder is None and waits:
+        frontier = frontier or trace_job(job, as_referenced(plan.profile, profile), progress)
+        # Whatever the plan keeps, those looked up keep with the request's clocks and limits.
+        asked = {"straggler_time_s": None, "run": None, "effort": Effort(ladder=LADDER)}
+        request = plan.request.model_copy(update=asked)
+        if len(waits) > MOST_OWN_RUNGS:
+            looked_up = ladder(frontier, request)
+        else:
+            looked_up = plans_by(with_late_parts(frontier, request), request, waits)
+        rungs = [one.as_rung() for one in looked_up]
     problem = replay_plan(plan, profile, force=force, machine=machine, rungs=rungs).problem
     fastest = problem.replay(problem.max_frequency_rows)
     rows = [rung_rows(f"ladder[{n}]", rung, problem) for n, rung in enumerate(rungs)]
@@ -245,61 +231,59 @@ def simulate_cluster(
     waiting_uw = int(problem.blocking_power_uw.sum())
 
     @cache
-    def runs(way: Replay) -> list[_Ran]:
-        return [(one.makespan_ns, one.energy_fj) for one in conditions.replays(way)]
+    def runs(way: Replay) -> list[Replay]:
+        return list(conditions.replays(way))
 
-    @cache
-    def iterations(factors: tuple[float, ...]) -> list[ClusterIteration]:
-        end_ns = known_end_ns(factors)
+    def until_all(way: Replay, slow: Replay, times: Sequence[int]) -> tuple[float, float]:
+        """When all have finished, s, and what all GPUs draw until then, J.
+
+        A straggler takes its time at the average power that it has without straggling.
+        """
+        others = cluster.replicas - len(times)
+        end_ns = max(conditions.sync_ns, way.makespan_ns if others else 0, *times)
+        straggling_fj = sum(slow.energy_fj * time // slow.makespan_ns for time in times)
+        waited_ns = cluster.replicas * end_ns - others * way.makespan_ns - sum(times)
+        all_fj = others * way.energy_fj + straggling_fj + waiting_uw * waited_ns
+        return s_from_ns(end_ns), j_from_fj(all_fj * cluster.gpus_per_stage)
+
+    found: dict[tuple[float, ...], list[dict[str, Any]]] = {}
+    for factors, end_ns in known_end_ns.items():
         in_time = [way for way in ways if way.makespan_ns <= end_ns]
-        followed = min(in_time, key=lambda way: way.energy_until(end_ns))
-        each = zip(runs(fastest), runs(own), runs(followed), strict=True)
-        return [iteration(factors, *one) for one in each]
+        best = min(in_time, key=lambda way: way.energy_until(end_ns))
+        found[factors] = []
+        for highest, usual, followed in zip(runs(fastest), runs(own), runs(best), strict=True):
+            times = [math.ceil(usual.makespan_ns * factor) for factor in factors]
+            # A straggler takes its time whatever it runs, but not less than maximum frequency does.
+            slowed = [max(time, highest.makespan_ns) for time in times]
+            baseline_s, baseline_j = until_all(highest, highest, slowed)
+            sync_s, energy_j = until_all(followed, usual, times)
+            found[factors].append(
+                {
+                    "stragglers": len(factors),
+                    "sync_time_s": sync_s,
+                    "followed_time_s": s_from_ns(followed.makespan_ns),
+                    "baseline_energy_j": baseline_j,
+                    "plan_energy_j": until_all(usual, usual, times)[1],
+                    "energy_j": energy_j,
+                    "baseline_time_s": baseline_s,
+                }
+            )
+    listed = tuple(chain.from_iterable(found[factors] for factors in stragglers))
 
-    def iteration(
-        factors: tuple[float, ...], fastest: _Ran, own: _Ran, followed: _Ran
-    ) -> ClusterIteration:
-        """By a replica that is no straggler: at maximum frequency, by the plan, by the other."""
-        others = cluster.replicas - len(factors)
-        times = [math.ceil(own[0] * factor) for factor in factors]
+    def total(name: str) -> float:
+        return math.fsum(one[name] for one in listed)
 
-        def until_all(way: _Ran, slow: _Ran, times: Sequence[int]) -> tuple[float, float]:
-            """When all have finished, s, and what all GPUs draw until then, J.
-
-            A straggler takes its time at the average power that it has without straggling.
-            """
-            end_ns = max(conditions.sync_ns, way[0] if others else 0, *times)
-            drawn_fj = others * way[1] + sum(slow[1] * time // slow[0] for time in times)
-            waited_ns = cluster.replicas * end_ns - others * way[0] - sum(times)
-            all_fj = (drawn_fj + waiting_uw * waited_ns) * cluster.gpus_per_stage
-            return s_from_ns(end_ns), j_from_fj(all_fj)
-
-        # A straggler takes its time whatever it runs, but not less than maximum frequency does.
-        baseline_s, baseline_j = until_all(fastest, fastest, [max(t, fastest[0]) for t in times])
-        sync_s, energy_j = until_all(followed, own, times)
-        return ClusterIteration(
-            stragglers=len(factors),
-            sync_time_s=sync_s,
-            followed_time_s=s_from_ns(followed[0]),
-            baseline_energy_j=baseline_j,
-            plan_energy_j=until_all(own, own, times)[1],
-            energy_j=energy_j,
-            baseline_time_s=baseline_s,
-        )
-
-    listed = tuple(chain(*map(iterations, stragglers)))
-    sums = ClusterIteration._make(map(math.fsum, zip(*listed, strict=True)))
     return ClusterReport(
         replicas=cluster.replicas,
         num_stages=job.stages,
         gpus_per_stage=cluster.gpus_per_stage,
         num_microbatches=job.microbatches,
         iterations=listed,
-        time=sums.sync_time_s,
-        baseline_time=sums.baseline_time_s,
-        baseline_energy=sums.baseline_energy_j,
-        plan_energy=sums.plan_energy_j,
-        energy=sums.energy_j,
+        time=total("sync_time_s"),
+        baseline_time=total("baseline_time_s"),
+        baseline_energy=total("baseline_energy_j"),
+        plan_energy=total("plan_energy_j"),
+        energy=total("energy_j"),
     )
 
 
@@ -367,12 +351,9 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
     table = read_table(path, _Slowdown, kind="a table of stragglers")
     iterations: dict[int, dict[int, float]] = {}
     for number, row in enumerate(table.rows()):
+        known = f"is unknown; the cluster has replicas 0 to {replicas - 1}"
         if row.replica >= replicas:
-            raise table.error(
-                number,
-                f"{row.replica} is unknown; the cluster has replicas 0 to {replicas - 1}",
-                "replica",
-            )
+            raise table.error(number, f"{row.replica} {known}", "replica")
         stragglers = iterations.setdefault(row.iteration, {})
         if row.replica in stragglers:
             raise table.error(number, f"repeats replica {row.replica} of iteration {row.iteration}")
@@ -385,23 +366,3 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
             path=path,
         )
     return [iterations[k] for k in range(len(iterations))]
-
-
-def _rungs(
-    plan: Plan,
-    profile: Profile,
-    frontier: Frontier | None,
-    times_ns: Sequence[int],
-    progress: Progress | None,
-) -> list[Rung]:
-    """The plans to look up for when everybody waits until some times, ascending."""
-    if plan.ladder is not None or not times_ns:
-        return plan.ladder or []
-    frontier = frontier or trace_job(plan.job, as_referenced(plan.profile, profile), progress)
-    # Whatever the plan keeps, those looked up keep with the request's clocks and limits.
-    asked = {"straggler_time_s": None, "run": None, "effort": Effort(ladder=LADDER)}
-    request = plan.request.model_copy(update=asked)
-    if len(times_ns) > MOST_OWN_RUNGS:
-        return [one.as_rung() for one in ladder(frontier, request)]
-    found = plans_by(with_late_parts(frontier, request), request, times_ns)
-    return [one.as_rung() for one in found]

@@ -23,9 +23,8 @@ from envplan._files import AnyPath, atomic_write
 from envplan._model import Document, Index, Model, check_stated
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Job, Plan, Rung, as_referenced, check_reference, find_profile, rung_rows
-from envplan.plan.build import gap_over, plan_of, target_of
+from envplan.plan.build import check_cost, gap_over, plan_of, target_of
 from envplan.plan.model import Baseline, ProfileReference
-from envplan.plan.replayed import check_cost, problem_of
 from envplan.profile import Profile
 from envplan.replay import Problem, Replay
 from envplan.request import Request
@@ -62,25 +61,14 @@ class Breakpoints(Model):
 
 
 class StoredPlan(Row):
-    """A row with the clocks that the plan says; files of older versions have none."""
+    """A row with the clocks that the plan says."""
 
-    frequencies_mhz: list[list[Index]] | None = Field(
-        None, description="MHz of each stage's operations in execution order"
+    frequencies_mhz: list[list[Index]] = Field(
+        description="MHz of each stage's operations in execution order"
     )
     configs: list[list[str]] | None = Field(
         None, description="likewise their configs; absent where no operation has one"
     )
-
-    @classmethod
-    def storing(cls, plan: Plan) -> Self:
-        return cls(
-            lower_bound_j=plan.energy_lower_bound,
-            gap=plan.gap,
-            average_power_w=plan.average_power,
-            slowdown_percent=plan.predicted.slowdown_percent,
-            savings_percent=plan.predicted.savings_percent,
-            **dict(plan.as_rung()),
-        )
 
     def replayed(self, name: str, problem: Problem) -> Replay:
         """Its replay.
@@ -89,12 +77,8 @@ class StoredPlan(Row):
             name: what to call it in an error.
 
         Raises:
-            InputError: it has no clocks, or some that do not fit the job.
+            InputError: its clocks do not fit the job.
         """
-        if self.frequencies_mhz is None:
-            raise InputError(
-                "has plans without clocks; trace it again with this version of envplan"
-            )
         rung = Rung(**{field: getattr(self, field) for field in Rung.model_fields})
         return problem.replay(rung_rows(name, rung, problem))
 
@@ -129,7 +113,13 @@ class FrontierFile(Document):
             t_min_s=frontier.min_time,
             t_star_s=frontier.min_energy_time,
             baseline=plans[0].predicted.baseline,
-            plans=[StoredPlan.storing(plan) for plan in plans],
+            plans=[
+                StoredPlan(
+                    **plan.predicted.model_dump(include={*COLUMNS}) | dict(plan.as_rung()),
+                    lower_bound_j=plan.energy_lower_bound,
+                )
+                for plan in plans
+            ],
             breakpoints=Breakpoints(
                 iteration_time_s=frontier.times.tolist(), energy_j=frontier.energies.tolist()
             ),
@@ -170,7 +160,7 @@ class FrontierFile(Document):
 
         Raises:
             NoAnswerError: no plan of the file ends by then.
-            InputError: the profile is not found or is another one, or the file has no clocks.
+            InputError: the profile is not found or is another one.
         """
         in_time = [row for row in self.plans if row.iteration_time_s <= target_time]
         if not in_time:
@@ -180,7 +170,7 @@ class FrontierFile(Document):
             )
         source = find_profile(self.profile) if profile is None else profile
         check_reference(self.profile, source, force=False)
-        problem = problem_of(self.job, as_referenced(self.profile, source))
+        problem = self.job.problem(as_referenced(self.profile, source))
         deadline, request = min(target_time, self.t_star_s), Request.asking(target_time)
         return plan_of(
             in_time[-1].replayed("the plan", problem),
@@ -239,20 +229,16 @@ def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
     expected = FrontierFile.from_plans(frontier, [frontier.plan()])
     for name in ("t_min_s", "t_star_s", "baseline", "breakpoints"):
         check_stated(name, getattr(file, name), getattr(expected, name), _TOLERANCE)
-    proved = ["every plan's time and energy are those of its clocks, replayed"]
     for number, row in enumerate(file.plans, start=1):
         name = f"plan {number}"
-        if row.frequencies_mhz is None:
-            proved = []
-        else:
-            replay = row.replayed(name, frontier.problem)
-            check_cost(f"{name}: ", row, replay, frontier.num_gpus)
+        replay = row.replayed(name, frontier.problem)
+        check_cost(f"{name}: ", row, replay, frontier.num_gpus)
         if row.iteration_time_s < frontier.min_time:
             raise InputError(f"{name}: faster than T_min")
         if row.lower_bound_j > frontier.energy_at(row.iteration_time_s) * (1 + _TOLERANCE):
             raise InputError(f"{name}: lower_bound_j lies above the curve")
     return [
-        *proved,
+        "every plan's time and energy are those of its clocks, replayed",
         f"T_min, T_star, the baseline and all {len(file.breakpoints.energy_j)} breakpoints are "
         "those of the frontier traced again",
     ]

@@ -31,8 +31,8 @@ from envplan.limits import (
     PeakPower,
 )
 from envplan.plan import Plan, replay_plan
-from envplan.plan.build import baseline, gap_over, percent, predict
-from envplan.planners.base import Planner, answer
+from envplan.plan.build import gap_over, percent, predict
+from envplan.planners import Planner, answer
 from envplan.profile import Profile
 from envplan.request import Deadline, Request
 from envplan.simulation import PLANNED, Conditions
@@ -243,13 +243,23 @@ class _Together(Deadlines[ReplicaPlans]):
     def by(self, time_ns: int, *, waits: bool = False) -> ReplicaPlans:
         """As Deadlines.by; replicas always wait for each other."""
         asked = self.request.by(s_from_ns(time_ns), waits=True).model_copy(update={"run": None})
-        plans = tuple(
-            solve(one, asked.model_copy(update={"limits": tuple(self._shares(one))}))
-            for one in self.frontiers
-        )
+        plans = []
+        for one in self.frontiers:
+            shares: list[AnyLimit] = []  # what one kind keeps so that all keep the request's limits
+            for limit in self.request.limits:
+                match limit:
+                    case PeakPower():
+                        part = _drawn(one) / sum(map(_drawn, self.frontiers))
+                        shares.append(PeakPower(power_w=limit.power_w * part))
+                    case HoldsWithProbability():
+                        alone = limit.probability ** (1 / len(self.frontiers))
+                        shares.append(limit.model_copy(update={"probability": alone}))
+                    case MinHold():
+                        shares.append(limit)
+            plans.append(solve(one, asked.model_copy(update={"limits": tuple(shares)})))
         # What all use until the slowest has finished; waiting longer for a straggler costs more.
         least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
-        found = ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
+        found = ReplicaPlans(tuple(plans), j_from_fj(least_fj), self.request.run)
         cap, budget = self.request.limit(AveragePower), self.request.limit(EnergyBudget)
         for most, least, unit in (
             (None if cap is None else cap.power_w, found.energy / found.sync_time, "W on average"),
@@ -279,21 +289,6 @@ class _Together(Deadlines[ReplicaPlans]):
     def taken(self, answer: ReplicaPlans) -> tuple[float, float]:
         """As Deadlines.taken, until the slowest has finished."""
         return answer.sync_time, answer.energy
-
-    def _shares(self, frontier: Frontier) -> list[AnyLimit]:
-        """The limits that one kind keeps so that all together keep the request's."""
-        shares: list[AnyLimit] = []
-        for limit in self.request.limits:
-            match limit:
-                case PeakPower():
-                    part = _drawn(frontier) / sum(map(_drawn, self.frontiers))
-                    shares.append(PeakPower(power_w=limit.power_w * part))
-                case HoldsWithProbability():
-                    alone = limit.probability ** (1 / len(self.frontiers))
-                    shares.append(limit.model_copy(update={"probability": alone}))
-                case MinHold():
-                    shares.append(limit)
-        return shares
 
 
 def _drawn(frontier: Frontier) -> int:
@@ -349,10 +344,8 @@ def replay_replicas(
     """
     plans = []
     for plan, profile in replicas:
-        machine, gpus = conditions.machine(plan.job), plan.job.num_gpus
+        machine = conditions.machine(plan.job)
         exact = replay_plan(plan, profile, force=force, machine=machine)
-        replay = next(conditions.replays(exact))
-        before = baseline(exact.problem, gpus, replay.factors)
-        replayed = {"predicted": predict(replay, 0, "relaxation", before, gpus)}
-        plans.append(plan.model_copy(update=replayed))
+        replayed = predict(next(conditions.replays(exact)), plan.job.num_gpus)
+        plans.append(plan.model_copy(update={"predicted": replayed}))
     return ReplicaPlans(tuple(plans), until=conditions.sync_time or 0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -18,11 +18,10 @@ from pydantic import Field, model_validator
 from envplan._model import Model
 from envplan._notebook import drawing, png_of
 from envplan.noise import time_factors
-from envplan.pipeline import Operation, Pipeline
+from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, Target, replay_plan
-from envplan.plan.build import plan_of
-from envplan.plan.replayed import machine_of
-from envplan.profile import OptionTable, Profile, pieces
+from envplan.plan.build import operation_rows, plan_of
+from envplan.profile import Profile, pieces
 from envplan.replay import Machine, Replay
 from envplan.request import MAX_LATENCY_S
 from envplan.units import MAX_INTEGER, UW_PER_W, j_from_fj, ns_from_s, s_from_ns
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-__all__ = ["Bubble", "Conditions", "Slice", "StageUse", "TimedOperation", "Timeline", "simulate"]
+__all__ = ["Conditions", "Slice", "Timeline", "simulate"]
 
 MAX_RUNS: Final = 100_000
 
@@ -69,7 +68,7 @@ class Conditions(Model):
     def machine(self, job: Job) -> Machine:
         """How late the clocks of a job follow."""
         latency = self.switch_latency
-        return machine_of(job) if latency is None else Machine(ns_from_s(latency))
+        return job.machine if latency is None else Machine(ns_from_s(latency))
 
     def replays(self, exact: Replay) -> Iterator[Replay]:
         """What comes of an exact replay under noise, run by run; without noise the same."""
@@ -125,96 +124,19 @@ class Slice(NamedTuple):
     """What an operation does at one clock; one GPU's energy.
 
     Attributes:
-        start_ns, finish_ns: when, ns.
+        operation: which, an index into pipeline.operations.
         frequency_mhz: the clock in force; 0 for an operation that controls none.
+        start_ns, finish_ns: when, ns.
         energy_fj: drawn meanwhile, fJ.
         part: of the operation, where its parts have clocks of their own; else "".
     """
 
+    operation: int
+    frequency_mhz: int
     start_ns: int
     finish_ns: int
-    frequency_mhz: int
     energy_fj: int
     part: str = ""
-
-
-class TimedOperation(NamedTuple):
-    """An operation as it ran; energy is that of one GPU.
-
-    Attributes:
-        operation: what ran.
-        frequency_mhz, config: as planned.
-        slices: the clocks it ran at, in time order: one, unless a switch came late, or its parts
-            have clocks of their own.
-        stretch_ns: how much longer it could take, all else as it is, without anybody finishing
-            later; ns.
-    """
-
-    operation: Operation
-    frequency_mhz: int
-    config: str
-    slices: tuple[Slice, ...]
-    stretch_ns: int
-
-    @property
-    def start_ns(self) -> int:
-        return self.slices[0].start_ns
-
-    @property
-    def finish_ns(self) -> int:
-        return self.slices[-1].finish_ns
-
-    @property
-    def time_ns(self) -> int:
-        return self.finish_ns - self.start_ns
-
-    @property
-    def energy_fj(self) -> int:
-        return sum(part.energy_fj for part in self.slices)
-
-
-class Bubble(NamedTuple):
-    """A gap on a stage's timeline, in which its GPUs wait (EnvPipe, USENIX ATC 2023).
-
-    Attributes:
-        stage: whose.
-        start_ns, finish_ns: when, ns.
-        stretch_ns: how much longer the operation before it could take without anybody finishing
-            later, ns, maybe pushing others; 0 where there is none.
-        usable_ns: how much of the gap it could fill with less energy used, ns: it cannot take
-            longer than at the clock where it uses least, waiting left out.
-    """
-
-    stage: int
-    start_ns: int
-    finish_ns: int
-    stretch_ns: int
-    usable_ns: int
-
-    @property
-    def usable(self) -> bool:
-        """Whether the operation before it may be slower for nothing."""
-        return self.stretch_ns > 0
-
-
-class StageUse(NamedTuple):
-    """What a stage does in an iteration; energies over all GPUs of the stage, in all replicas.
-
-    Attributes:
-        operations: its operations, among those of the timeline.
-        busy_ns, blocked_ns: in operations, and waiting until the iteration is over for all; ns.
-        computation_fj, blocking_fj: drawn in the one and in the other, fJ.
-        clock_changes: (ns, MHz) from the clock at the start on, each another than the one before
-            it.
-    """
-
-    stage: int
-    operations: slice
-    busy_ns: int
-    blocked_ns: int
-    computation_fj: int
-    blocking_fj: int
-    clock_changes: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -262,81 +184,111 @@ class Timeline:
         return self.replay.makespan_ns
 
     @cached_property
-    def operations(self) -> tuple[TimedOperation, ...]:
-        """Of all stages, in the order of pipeline.operations."""
-        replay, problem = self.replay, self.replay.problem
-        times_ns = replay.finishes_ns - replay.starts_ns
+    def stretch_ns(self) -> NDArray[np.int64]:
+        """How much longer each operation could take, all else as it is, without anybody finishing
+        later, (N,), ns."""
+        times_ns = self.replay.finishes_ns - self.replay.starts_ns
         latest_ns = self.pipeline.latest_finishes(times_ns, self.sync_time_ns)
-        slices: list[list[Slice]] = [[] for _ in latest_ns]
-        for i, mhz, begin, end, energy in zip(*(c.tolist() for c in replay.parts), strict=True):
-            slices[i].append(Slice(begin, end, mhz, energy))
-        found = []
-        for i, op in enumerate(self.pipeline.operations):
-            table, row = problem.tables[problem.table[i]], int(replay.rows[i])
-            if len(slices[i]) == 1 and table.changes_clock[row] and replay.factors is None:
-                slices[i] = _by_part(table, row, replay, slices[i][0].start_ns)
-            stretch_ns = int(latest_ns[i] - replay.finishes_ns[i])
-            mhz, config = int(replay.frequency_mhz[i]), table.config[row]
-            found.append(TimedOperation(op, mhz, config, tuple(slices[i]), stretch_ns))
-        return tuple(found)
+        return np.asarray(latest_ns) - self.replay.finishes_ns
 
     @cached_property
-    def stages(self) -> tuple[StageUse, ...]:
-        """For each stage, its use."""
+    def slices(self) -> list[Slice]:
+        """What operations do at one clock each, by operation and time: one slice, unless a switch
+        came late, or its parts have clocks of their own."""
+        replay, problem, found = self.replay, self.replay.problem, list[Slice]()
+        counts = np.bincount(replay.parts.operation)
+        for one in map(Slice, *(column.tolist() for column in replay.parts)):
+            table, row = problem.tables[problem.table[one.operation]], replay.rows[one.operation]
+            split = counts[one.operation] > 1 or replay.factors is not None
+            if split or not table.changes_clock[row]:
+                found.append(one)
+                continue
+            begin = one.start_ns
+            for piece in pieces(table, int(row), replay.machine.latency_ns):
+                now, end = (piece.frequency_mhz, begin), begin + piece.time_ns
+                found.append(Slice(one.operation, *now, end, piece.energy_fj, piece.part))
+                begin = end
+        return found
+
+    @cached_property
+    def stages(self) -> list[dict[str, Any]]:
+        """What each stage does, in JSON types: its busy and blocked time (s), its energy over all
+        GPUs of the stage in all replicas (J), its clocks from the one that it begins with, its rows
+        and its bubbles."""
         replay, gpus, found = self.replay, self.num_gpus, []
-        bounds = pairwise(self.pipeline.stage_begin.tolist())
-        for stage, (first, last) in enumerate(bounds):
+        parts = [one for one in self.slices if one.part and one.frequency_mhz]
+        for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
             busy_ns = int(replay.busy_ns[stage])
             blocked_ns = self.sync_time_ns - busy_ns
-            computation_fj = sum(replay.energies_fj[first:last].tolist()) * gpus
-            blocking_fj = int(replay.problem.blocking_power_uw[stage]) * blocked_ns * gpus
-            changes = self._clock_changes(stage, first, last)
-            within = slice(first, last)
+            waiting_uw = int(replay.problem.blocking_power_uw[stage])
             found.append(
-                StageUse(stage, within, busy_ns, blocked_ns, computation_fj, blocking_fj, changes)
+                {
+                    "stage": stage,
+                    "busy_s": s_from_ns(busy_ns),
+                    "blocked_s": s_from_ns(blocked_ns),
+                    "computation_energy_j": j_from_fj(
+                        sum(replay.energies_fj[first:last].tolist()) * gpus
+                    ),
+                    "blocking_energy_j": j_from_fj(waiting_uw * blocked_ns * gpus),
+                    "clock_changes": [
+                        {"at_s": s_from_ns(at), "frequency_mhz": mhz}
+                        for at, mhz in self._clock_changes(stage, first, last, parts)
+                    ],
+                    "operations": self.rows[first:last],
+                    "bubbles": self._bubbles(first, last),
+                }
             )
-        return tuple(found)
+        return found
 
-    def _clock_changes(self, stage: int, first: int, last: int) -> tuple[tuple[int, int], ...]:
-        """The clocks of a stage from the one that it begins with, those within operations
-        included; 0 MHz where it has none."""
+    def _clock_changes(
+        self, stage: int, first: int, last: int, parts: Sequence[Slice]
+    ) -> list[tuple[int, int]]:
+        """When (ns) a stage has another clock (MHz) than before, from the one that it begins with,
+        changes by parts of operations included; 0 MHz where it has none."""
         problem, latency_ns = self.replay.problem, self.replay.machine.latency_ns
         left = problem.left_mhz[problem.over_all(self.replay.rows)[first:last]]
         asked_ns, asked_mhz = self.replay.requests(stage)
-        coming = {
-            (part.start_ns, part.frequency_mhz)
-            for timed in self.operations[first:last]
-            for part in timed.slices
-            if part.part and part.frequency_mhz
-        }
+        within = (one for one in parts if first <= one.operation < last)
+        coming = {(one.start_ns, one.frequency_mhz) for one in within}
         coming |= {*zip((asked_ns + latency_ns).tolist(), asked_mhz.tolist(), strict=True)}
         changes = [(0, next(reversed(left[left > 0].tolist()), 0))]
         for at, mhz in sorted(coming):
             if at <= self.sync_time_ns and mhz != changes[-1][1]:
                 # At 0 ns a request without latency takes the place of the clock left over.
                 changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
-        return tuple(changes)
+        return changes
 
-    @cached_property
-    def bubbles(self) -> tuple[Bubble, ...]:
-        """By stage and time."""
-        problem, timed, found = self.replay.problem, self.operations, []
-        thriftiest_ns = problem.time_ns[problem.over_all(problem.thriftiest_rows)].tolist()
-        for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
-            if timed[first].start_ns > 0:
-                found.append(Bubble(stage, 0, timed[first].start_ns, 0, 0))
-            ends = [*(after.start_ns for after in timed[first + 1 : last]), self.sync_time_ns]
-            for i, end in enumerate(ends, first):
-                begin, stretch = timed[i].finish_ns, timed[i].stretch_ns
-                useful = max(0, min(end - begin, stretch, thriftiest_ns[i] - timed[i].time_ns))
-                if end > begin:
-                    found.append(Bubble(stage, begin, end, stretch, useful))
-        return tuple(found)
+    def _bubbles(self, first: int, last: int) -> list[dict[str, Any]]:
+        """The gaps in a stage's timeline, in which its GPUs wait (EnvPipe, USENIX ATC 2023), s.
+
+        The operation before a gap could_stretch by so much without anybody finishing later, maybe
+        pushing others; it could_fill so much of the gap with less energy used: it cannot take
+        longer than at the clock where it uses least, waiting left out. Before the first operation
+        nothing could.
+        """
+        problem = self.replay.problem
+        starts, finishes = self.replay.starts_ns[first:last], self.replay.finishes_ns[first:last]
+        thriftiest_ns = problem.time_ns[problem.over_all(problem.thriftiest_rows)[first:last]]
+        begin, end = np.append(0, finishes), np.append(starts, self.sync_time_ns)
+        stretch = np.append(0, self.stretch_ns[first:last])
+        longer = np.append(0, thriftiest_ns - (finishes - starts))
+        fill = np.minimum(np.minimum(end - begin, stretch), longer).clip(0)
+        gaps = np.stack([begin, end, stretch, fill], axis=1)[end > begin]
+        return [
+            {
+                "start_s": s_from_ns(start),
+                "finish_s": s_from_ns(finish),
+                "usable": most > 0,
+                "could_stretch_s": s_from_ns(most),
+                "could_fill_s": s_from_ns(useful),
+            }
+            for start, finish, most, useful in gaps.tolist()
+        ]
 
     @property
     def critical_path(self) -> tuple[int, ...]:
-        """Indices into `operations`, in time order: a chain, each as soon as the one before it lets
-        it, that lasts as long as the iteration."""
+        """Indices into pipeline.operations, in time order: a chain, each as soon as the one before
+        it lets it, that lasts as long as the iteration."""
         return self.replay.critical_path
 
     @property
@@ -367,12 +319,16 @@ class Timeline:
     @property
     def computation_energy(self) -> float:
         """J of all GPUs while they run operations."""
-        return j_from_fj(sum(stage.computation_fj for stage in self.stages))
+        return j_from_fj(self._computation_fj)
 
     @property
     def blocking_energy(self) -> float:
         """J of all GPUs while they wait."""
-        return j_from_fj(sum(stage.blocking_fj for stage in self.stages))
+        return j_from_fj(self.energy_fj - self._computation_fj)
+
+    @property
+    def _computation_fj(self) -> int:
+        return self.num_gpus * sum(map(int, self.replay.energies_fj))
 
     @property
     def average_power(self) -> float:
@@ -425,27 +381,24 @@ class Timeline:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """Each operation as it ran in JSON types: times in s, energy of one GPU in J."""
-        path = set(self.critical_path)
+        replay, path = self.replay, set(self.critical_path)
+        columns = (replay.finishes_ns, replay.energies_fj, self.stretch_ns)
+        known = zip(operation_rows(replay), *(c.tolist() for c in columns), strict=True)
         return [
-            {
-                "instruction": timed.operation.instruction,
-                "microbatch": timed.operation.microbatch,
-                "chunk": timed.operation.chunk,
-                "frequency_mhz": timed.frequency_mhz,
-                "config": timed.config,
-                "start_s": s_from_ns(timed.start_ns),
-                "finish_s": s_from_ns(timed.finish_ns),
-                "energy_j": j_from_fj(timed.energy_fj),
-                "could_stretch_s": s_from_ns(timed.stretch_ns),
+            row
+            | {
+                "finish_s": s_from_ns(finish),
+                "energy_j": j_from_fj(energy),
+                "could_stretch_s": s_from_ns(stretch),
                 "critical_path": i in path,
             }
-            for i, timed in enumerate(self.operations)
+            for i, (row, finish, energy, stretch) in enumerate(known)
         ]
 
     def __repr__(self) -> str:
         return (
             f"Timeline({self.iteration_time:.6g} s, {self.energy:.6g} J, "
-            f"{len(self.operations)} operations on {len(self.stages)} stages)"
+            f"{len(self.pipeline.operations)} operations on {self.pipeline.num_stages} stages)"
         )
 
     def _repr_png_(self) -> bytes:
@@ -459,7 +412,6 @@ class Timeline:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in JSON types: times in s, energies in J, powers in W."""
-        of_stage = {k: list(some) for k, some in groupby(self.bubbles, key=lambda one: one.stage)}
         return {
             "planner": self.plan.planner,
             "profile": self.plan.profile.model_dump(exclude_none=True),
@@ -470,43 +422,9 @@ class Timeline:
             "blocking_energy_j": self.blocking_energy,
             "average_power_w": self.average_power,
             "peak_power_w": self.peak_power,
-            "stages": [
-                {
-                    "stage": use.stage,
-                    "busy_s": s_from_ns(use.busy_ns),
-                    "blocked_s": s_from_ns(use.blocked_ns),
-                    "computation_energy_j": j_from_fj(use.computation_fj),
-                    "blocking_energy_j": j_from_fj(use.blocking_fj),
-                    "clock_changes": [
-                        {"at_s": s_from_ns(at), "frequency_mhz": mhz}
-                        for at, mhz in use.clock_changes
-                    ],
-                    "operations": self.rows[use.operations],
-                    "bubbles": [
-                        {
-                            "start_s": s_from_ns(bubble.start_ns),
-                            "finish_s": s_from_ns(bubble.finish_ns),
-                            "usable": bubble.usable,
-                            "could_stretch_s": s_from_ns(bubble.stretch_ns),
-                            "could_fill_s": s_from_ns(bubble.usable_ns),
-                        }
-                        for bubble in of_stage.get(use.stage, ())
-                    ],
-                }
-                for use in self.stages
-            ],
+            "stages": self.stages,
             "critical_path": [
                 [op.stage, op.instruction, op.microbatch]
                 for op in (self.pipeline.operations[i] for i in self.critical_path)
             ],
         }
-
-
-def _by_part(table: OptionTable, option: int, replay: Replay, begin: int) -> list[Slice]:
-    """The slices of an operation that begins then and whose parts have clocks of their own."""
-    found = []
-    for piece in pieces(table, option, replay.machine.latency_ns):
-        end = begin + piece.time_ns
-        found.append(Slice(begin, end, piece.frequency_mhz, piece.energy_fj, piece.part))
-        begin = end
-    return found

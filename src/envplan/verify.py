@@ -11,9 +11,8 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import Progress, Relaxation
 from envplan.limits import PeakPower, Setting
 from envplan.plan import Plan, as_referenced, check_reference, replay_plan, rung_rows
-from envplan.plan.build import baseline, predict, until_straggler
+from envplan.plan.build import check_cost, predict, until_straggler
 from envplan.plan.model import told_request
-from envplan.plan.replayed import check_cost, check_operations
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.solve import trace_job
@@ -61,48 +60,51 @@ def verify_plan(
         check_stated(f"{name}.switch_latency_s", how.switch_latency_s, job.switch_latency_s or 0.0)
         check_stated(f"{name}.min_hold_s", how.min_hold_s, job.min_dwell_s or 0.0)
     replay = replay_plan(plan, profile, force=force)
-    # A plan's own fields say its limits once more.
-    for told in told_request(plan).limits:
-        stated = plan.request.limit(type(told))
-        if stated != told and (stated is None or told.kind != "probability"):
-            raise InputError(f"request.limits differ from the plan's own fields on {told.kind}")
-    setting = Setting(plan.job.num_gpus, plan.target.deadline_ns, profile)
-    proved.append(check_operations(plan, replay.problem.pipeline))
-    proved.append(f"all {len(replay.rows)} frequencies, times and energies are rows of the profile")
-    proved += _of_replay(plan, replay)
-    proved += _of_ladder(plan, replay, profile)
-    proved.append(_of_target(plan, replay.makespan_ns))
-    proved += [limit.prove(plan, replay, setting) for limit in plan.request.limits]
-    proved += check_costs(plan)
-    frontier = trace_job(plan.job, profile, progress, whole=False)
-    return [*proved, _of_bound(plan, frontier), *_of_straggler(plan, frontier)]
-
-
-def _of_replay(plan: Plan, replay: Replay) -> Iterator[str]:
-    """Iteration time and energy against the exact replay, and what follows from them."""
-    stated, gpus = plan.predicted, plan.job.num_gpus
-    check_cost("predicted.", stated, replay, gpus)
+    job, stated, late = plan.job, plan.predicted, list[str]()
+    if job.switch_latency_s is not None:
+        late = [
+            f"so it is though every clock comes {job.switch_latency_s!r} s after it is asked for"
+        ]
+    check_cost("predicted.", stated, replay, job.num_gpus)
     least = stated.energy_lower_bound_j
     if least > stated.energy_j:
         raise InputError(
             f"predicted.energy_lower_bound_j {least!r} lies above energy_j {stated.energy_j!r}"
         )
-    before = baseline(replay.problem, gpus)
-    true = predict(replay, fj_from_j(least), stated.bound, before, gpus)
+    true = predict(replay, job.num_gpus, fj_from_j(least), stated.bound)
     others = {"robustness": stated.robustness, "until_straggler": stated.until_straggler}
     check_stated("predicted", stated, true.model_copy(update=others), _TOLERANCE)
-    yield (
+    # A plan's own fields say its limits once more.
+    for told in told_request(plan).limits:
+        kept = plan.request.limit(type(told))
+        if kept != told and (kept is None or told.kind != "probability"):
+            raise InputError(f"request.limits differ from the plan's own fields on {told.kind}")
+    target, taken = plan.target, s_from_ns(replay.makespan_ns)
+    times = [time for time in (target.deadline_s, target.time_s) if time is not None]
+    for time in times:
+        if replay.makespan_ns > ns_from_s_floor(time):
+            raise InputError(
+                f"replayed, the iteration takes {taken!r} s, more than the target of {time!r} s"
+            )
+    setting = Setting(job.num_gpus, target.deadline_ns, profile)
+    proved += [
+        f"{len(replay.rows)} operations on {job.stages} stages, in the order of schedule "
+        f"{job.schedule}",
+        f"all {len(replay.rows)} frequencies, times and energies are rows of the profile",
         f"replayed, the iteration takes {plan.iteration_time!r} s and every operation starts when "
-        "stated"
-    )
-    yield f"energy recomputed from the profile is {plan.energy!r} J, as stated"
-    if (latency := plan.job.switch_latency_s) is not None:
-        yield f"so it is though every clock comes {latency!r} s after it is asked for"
-    yield f"lower bound {least!r} J <= energy; gap {100 * stated.gap:.4f}%"
-    yield (
+        "stated",
+        f"energy recomputed from the profile is {plan.energy!r} J, as stated",
+        *late,
+        f"lower bound {least!r} J <= energy; gap {100 * stated.gap:.4f}%",
         f"savings {stated.savings_percent:.4f}%, slowdown {stated.slowdown_percent:.4f}% against "
-        "maximum frequency everywhere"
-    )
+        "maximum frequency everywhere",
+        *_of_ladder(plan, replay, profile),
+        f"{taken!r} s <= target {min(times)!r} s, to the nanosecond",
+        *(limit.prove(plan, replay, setting) for limit in plan.request.limits),
+        *check_costs(plan),
+    ]
+    frontier = trace_job(plan.job, profile, progress, whole=False)
+    return [*proved, *_of_bounds(plan, frontier)]
 
 
 def _of_ladder(plan: Plan, replay: Replay, profile: Profile) -> Iterator[str]:
@@ -131,57 +133,42 @@ def _of_ladder(plan: Plan, replay: Replay, profile: Profile) -> Iterator[str]:
         "saves on those before it where there is time"
     )
     if (peak := plan.request.limit(PeakPower)) is not None:
-        waiting_uw = sum(problem.blocking_power_uw.tolist()) * gpus
-        if waiting_uw > uw_from_w(peak.power_w):
+        if plan.job.waiting_uw > uw_from_w(peak.power_w):
             raise InputError(
-                f"GPUs that wait for a straggler draw {w_from_uw(waiting_uw)!r} W, more than the "
-                f"{peak.power_w!r} W allowed"
+                f"GPUs that wait for a straggler draw {w_from_uw(plan.job.waiting_uw)!r} W, more "
+                f"than the {peak.power_w!r} W allowed"
             )
         yield f"none of them ever draws more than {peak.power_w!r} W"
 
 
-def _of_target(plan: Plan, makespan_ns: int) -> str:
-    """The deadline, exactly."""
-    taken, target = f"{s_from_ns(makespan_ns)!r} s", plan.target
-    times = [time for time in (target.deadline_s, target.time_s) if time is not None]
-    for time in times:
-        if makespan_ns > ns_from_s_floor(time):
-            raise InputError(
-                f"replayed, the iteration takes {taken}, more than the target of {time!r} s"
-            )
-    return f"{taken} <= target {min(times)!r} s, to the nanosecond"
-
-
-def _of_bound(plan: Plan, frontier: Relaxation) -> str:
-    """The lower bound against that of the frontier, traced again."""
+def _of_bounds(plan: Plan, frontier: Relaxation) -> Iterator[str]:
+    """The lower bounds, on the plan and on its waiting for a straggler, against the frontier traced
+    again, and what is used until that straggler has finished."""
     _check_kind(plan, frontier)
-    stated, deadline = plan.energy_lower_bound, plan.target.deadline_s
+    deadline, straggler_s = plan.target.deadline_s, plan.target.straggler_time_s
+    stated, until = plan.energy_lower_bound, plan.predicted.until_straggler
     if plan.predicted.bound == "cp-sat":
-        return f"lower bound {stated!r} J is CP-SAT's; it was not proved again"
-    try:
-        # Slopes are rounded down, which may bring the bound of what costs nothing below zero.
-        least = max(0.0, frontier.energy_at(deadline))
-    except NoAnswerError as error:
-        raise InputError(f"target.deadline_s: {error}") from None
-    _check_provable("predicted", stated, least)
-    return f"lower bound proved: no plan by {deadline!r} s uses less than {least!r} J"
-
-
-def _of_straggler(plan: Plan, frontier: Relaxation) -> Iterator[str]:
-    """What is used until a straggler has finished, and the lower bound on it."""
-    stated, time = plan.predicted.until_straggler, plan.target.straggler_time_s
-    if stated is None:
+        yield f"lower bound {stated!r} J is CP-SAT's; it was not proved again"
+    else:
+        try:
+            # Slopes are rounded down, which may bring the bound of what costs nothing below zero.
+            least = max(0.0, frontier.energy_at(deadline))
+        except NoAnswerError as error:
+            raise InputError(f"target.deadline_s: {error}") from None
+        _check_provable("predicted", stated, least)
+        yield f"lower bound proved: no plan by {deadline!r} s uses less than {least!r} J"
+    if until is None:
         return
-    name = "predicted.until_straggler"
-    if time is None or not plan.iteration_time < time <= MAX_INTEGER:
+    name, stated = "predicted.until_straggler", until.energy_lower_bound_j
+    if straggler_s is None or not plan.iteration_time < straggler_s <= MAX_INTEGER:
         raise InputError(f"{name} goes with a target.straggler_time_s to wait for")
-    bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s_floor(time))) * plan.job.num_gpus
-    least, bound = j_from_fj(bound_fj), stated.energy_lower_bound_j
-    _check_provable(name, bound, least)
-    check_stated(name, stated, until_straggler(plan, time, bound), _TOLERANCE)
+    bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s_floor(straggler_s)))
+    least = j_from_fj(bound_fj * plan.job.num_gpus)
+    _check_provable(name, stated, least)
+    check_stated(name, until, until_straggler(plan, straggler_s, stated), _TOLERANCE)
     yield (
-        f"until the straggler has finished at {time!r} s, {stated.energy_j!r} J are used; no plan "
-        f"in time for it uses less than {least!r} J"
+        f"until the straggler has finished at {straggler_s!r} s, {until.energy_j!r} J are used; no "
+        f"plan in time for it uses less than {least!r} J"
     )
 
 
@@ -194,26 +181,24 @@ def _check_kind(plan: Plan, frontier: Relaxation) -> None:
     """That the deadline is the one which the kind of target means."""
     target, least, star = plan.target, frontier.min_time_ns, frontier.min_energy_time_ns
     is_limited = bool(plan.request.limits or plan.job.switch_latency_s)
-    asked_ns = ns_from_s_floor(plan.iteration_time if target.time_s is None else target.time_s)
-    means = {
-        # T_min may be out of reach: the least time found then.
-        "no-slowdown": max(least, target.deadline_ns) if is_limited else least,
-        "slowdown": least + int(least * (target.slowdown or 0.0)),
-        "time": asked_ns,
-        "sync-time": asked_ns,
-        "planner": asked_ns,
-        "min-energy": None if is_limited else star,
-    }
-    meant = means.get(target.kind)
-    if meant is None:
+    kind, asked_s = target.kind, plan.iteration_time if target.time_s is None else target.time_s
+    if kind == "no-slowdown":  # T_min may be out of reach: the least time found then
+        meant = max(least, target.deadline_ns) if is_limited else least
+    elif kind == "slowdown":
+        meant = least + int(least * (target.slowdown or 0.0))
+    elif kind in ("time", "sync-time", "planner"):
+        meant = ns_from_s_floor(asked_s)
+    elif kind == "min-energy" and not is_limited:
+        meant = star
+    else:
         return
     # Nothing uses less later than T_star, unless it is kept from using that little by then.
-    if target.kind in ("slowdown", "time") and not (is_limited and target.deadline_ns == meant):
+    if kind in ("slowdown", "time") and not (is_limited and target.deadline_ns == meant):
         meant = min(meant, star)
     if target.straggler_time_s is not None:
         # The time that a straggler leaves may be used.
         meant = max(meant, min(ns_from_s_floor(target.straggler_time_s), target.deadline_ns))
     if target.deadline_s != s_from_ns(meant):
         raise InputError(
-            f"target.deadline_s is {target.deadline_s!r}; {target.kind} means {s_from_ns(meant)!r}"
+            f"target.deadline_s is {target.deadline_s!r}; {kind} means {s_from_ns(meant)!r}"
         )

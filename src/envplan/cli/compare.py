@@ -1,41 +1,36 @@
-"""`envplan compare`: every planner on one profile, side by side."""
+"""`envplan compare` and `envplan advise`: every planner, and every schedule, side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.advise import advice_document, better_schedule
 from envplan.cli.command import refuse_both, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.options import CostOptions, JobOptions
+from envplan.errors import InputError
 
 if TYPE_CHECKING:
-    from envplan.planners import Comparison, Entry, PartsRow
+    from envplan.planners.comparison import Advice, Comparison
 
 _ALONG: Final = 17
-#: What JSON says of a plan, and what of clocks by part.
-_ENTRY: Final = """
-    planner point schedule=plan.job.schedule iteration_time_s=plan.iteration_time slowdown_percent
-    energy_j=plan.energy savings_percent energy_lower_bound_j=plan.energy_lower_bound gap=plan.gap
-    frontier_energy_j=ours.energy intrinsic_bloat_j=intrinsic_j extrinsic_bloat_j=extrinsic_j
-    straggler_energy_j=straggler_energy straggler_savings_percent straggler_gap
-    planning_time_s=planning_time
-"""
-_PARTS: Final = """
-    switch_latency_s deadline_s one_clock_energy_j=one_clock_j by_parts_energy_j=by_parts_j
-    gained_percent
-"""
 #: Why EnvPipe raised no further clock.
 _STOPPED: Final = {
     "outer envelope": "the critical path is the outer envelope",
     "highest clocks": "the critical path has only highest clocks left",
 }
+#: What JSON says of a schedule.
+_SCHEDULE: Final = """
+    schedule=frontier.pipeline.schedule is_job stages=frontier.pipeline.num_stages
+    chunks=frontier.pipeline.num_chunks microbatches=frontier.pipeline.num_microbatches
+    replicas=frontier.replicas model_share
+"""
 
 
 @takes(
@@ -74,13 +69,13 @@ def compare(
     stragglers = {"--straggler-time": straggler_time, "--straggler-slowdown": straggler_slowdown}
     refuse_both(name for name, value in stragglers.items() if value is not None)
 
-    from envplan import planners
     from envplan.costs import priced
+    from envplan.planners.comparison import beside_one_clock
 
     frontier = job.trace()
     run = costs.run(frontier)
     with ui.Working("Comparing planners"):
-        comparison = planners.compare(
+        comparison = envplan.compare(
             frontier,
             reconfigure=reconfigure or "balanced",
             activation_slots=slots,
@@ -88,50 +83,86 @@ def compare(
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
     with ui.Working("Comparing clocks by part with one clock"):
-        parts = planners.beside_one_clock(frontier)
+        parts = beside_one_clock(frontier)
     if plot is not None:
         from envplan.plotting.frontier import plans_along
 
         draw_frontier(plot, frontier, plans_along(frontier, _ALONG), comparison)
-    plans = [entry.plan for entry in comparison.entries]
-    with_costs = (
-        [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
-    )
+    plans = [
+        entry.plan if run is None else priced(entry.plan, run, comparison.straggler_time)
+        for entry in comparison.entries
+    ]
     ui.answer(
-        lambda: _document(comparison, with_costs, parts),
-        lambda: _print(comparison, with_costs, parts),
+        lambda: _document(comparison, plans, parts),
+        lambda: _print(comparison, plans, parts),
         then=["envplan", "advise", *typed(job)],
     )
 
 
-def _print(comparison: Comparison, priced: list[envplan.Plan], parts: list[PartsRow]) -> None:
+def _print(
+    comparison: Comparison, plans: Sequence[envplan.Plan], parts: list[dict[str, Any]]
+) -> None:
     frontier, straggler = comparison.frontier, comparison.straggler_time
+    entries, rows = comparison.entries, [entry.row for entry in comparison.entries]
     place = {None: "", "T_min": " at T_min", "T_star": " at T_star", "straggler": " for straggler"}
     names: dict[str, Any] = {
-        "planner": [entry.planner + place[entry.point] for entry in comparison.entries],
-        "schedule": [entry.plan.job.schedule for entry in comparison.entries],
+        "planner": [row["planner"] + place[row["point"]] for row in rows],
+        "schedule": [row["schedule"] for row in rows],
     }
 
     def show(title: str, columns: dict[str, Any], words: int = 2) -> None:
         ui.print_columns(ui.titled(title, frontier.profile.metadata.source), columns, words=words)
 
+    def of(name: str, scale: float = 1, listed: Sequence[dict[str, Any]] = rows) -> list[Any]:
+        return [row[name] and scale * row[name] for row in listed]
+
+    def bloat(kind: str, whole: str) -> list[float]:
+        return [100 * row[f"{kind}_bloat_j"] / row[whole] if row[whole] else 0.0 for row in rows]
+
+    # How often each plan chose which config, where operations have some.
+    counts = [ui.config_counts(entry.plan) for entry in entries]
     ui.say(ui.describe_job(frontier))
-    show(ui.ITERATION, names | _columns(comparison))
+    show(
+        ui.ITERATION,
+        names
+        | {
+            "time (s)": of("iteration_time_s"),
+            "slower (%)": of("slowdown_percent"),
+            "energy (J)": of("energy_j"),
+            "saved (%)": of("savings_percent"),
+            # A plan that is good only while everyone waits has its gap in the other table.
+            "gap (%)": [None if r["point"] == "straggler" else 100 * r["gap"] for r in rows],
+            "intrinsic (%)": bloat("intrinsic", "energy_j"),
+            "planned in (s)": [f"{seconds:.2f}" for seconds in of("planning_time_s")],
+        }
+        | {
+            f"config {config}": [one.get(config, 0) for one in counts]
+            for config in sorted({config for one in counts for config in one})
+        },
+    )
     if straggler is not None:
+        waited = {
+            "time (s)": [max(straggler, time) for time in of("iteration_time_s")],
+            "energy (J)": of("straggler_energy_j"),
+            "saved (%)": of("straggler_savings_percent"),
+            "gap (%)": of("straggler_gap", 100),
+            "intrinsic (%)": bloat("intrinsic", "straggler_energy_j"),
+            "extrinsic (%)": bloat("extrinsic", "straggler_energy_j"),
+        }
         until = f"Until a straggler is finished at {ui.exact_seconds(straggler)} s"
-        show(until, names | _waiting_columns(comparison, straggler))
-    if costs := [plan.costs for plan in priced if plan.costs is not None]:
+        show(until, names | waited)
+    if costs := [plan.costs for plan in plans if plan.costs is not None]:
         spent = [(one.iteration, one.run) for one in costs]
         title, amounts = cost_columns(costs[0].of_run(), spent)
         show(title, names | amounts)
     if parts:
-        title = f"Clocks by part, by {ui.exact_seconds(parts[0].deadline_s)} s"
         columns = {
-            "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in parts],
-            "one clock an operation, saved (%)": [r.saved_percent(r.one_clock_j) for r in parts],
-            "by parts, saved (%)": [row.saved_percent(row.by_parts_j) for row in parts],
-            "gained (%)": [row.gained_percent for row in parts],
+            "switch latency (ms)": [f"{1e3 * row['switch_latency_s']:g}" for row in parts],
+            "one clock an operation, saved (%)": of("one_clock_saved_percent", listed=parts),
+            "by parts, saved (%)": of("by_parts_saved_percent", listed=parts),
+            "gained (%)": of("gained_percent", listed=parts),
         }
+        title = f"Clocks by part, by {ui.exact_seconds(parts[0]['deadline_s'])} s"
         show(title, columns, words=0)
     extrinsic = "; extrinsic: that plan's above the best one for the straggler"
     ui.say(
@@ -141,46 +172,6 @@ def _print(comparison: Comparison, priced: list[envplan.Plan], parts: list[Parts
         "and schedule" + (extrinsic if straggler is not None else ""),
         *_notes(comparison),
     )
-
-
-def _columns(comparison: Comparison) -> dict[str, Any]:
-    """A row for each plan, of its iteration."""
-    entries = comparison.entries
-    # A plan that is good only while everyone waits has its gap in the other table.
-    gaps = [None if entry.point == "straggler" else 100 * entry.plan.gap for entry in entries]
-    # How often each plan chose which config, where operations have some.
-    counts = [ui.config_counts(entry.plan) for entry in entries]
-    return {
-        "time (s)": [entry.plan.iteration_time for entry in entries],
-        "slower (%)": [entry.slowdown_percent for entry in entries],
-        "energy (J)": [entry.plan.energy for entry in entries],
-        "saved (%)": [entry.savings_percent for entry in entries],
-        "gap (%)": gaps,
-        "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
-        "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
-        **{
-            f"config {config}": [one.get(config, 0) for one in counts]
-            for config in sorted({config for one in counts for config in one})
-        },
-    }
-
-
-def _waiting_columns(comparison: Comparison, until_s: float) -> dict[str, Any]:
-    """A row for each plan, until a straggler is finished."""
-    entries = comparison.entries
-    joules = [entry.straggler_energy or 0.0 for entry in entries]
-    return {
-        "time (s)": [max(until_s, entry.plan.iteration_time) for entry in entries],
-        "energy (J)": joules,
-        "saved (%)": [entry.straggler_savings_percent for entry in entries],
-        "gap (%)": [100 * (entry.straggler_gap or 0.0) for entry in entries],
-        "intrinsic (%)": [_share(e.intrinsic_j, j) for e, j in zip(entries, joules, strict=True)],
-        "extrinsic (%)": [_share(e.extrinsic_j, j) for e, j in zip(entries, joules, strict=True)],
-    }
-
-
-def _share(part: float, whole: float) -> float:
-    return 100 * part / whole if whole else 0.0
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -197,7 +188,7 @@ def _notes(comparison: Comparison) -> list[str]:
             "straggler: it leaves no time to use"
         )
     if comparison.advice:
-        notes.append("; ".join(map(better_schedule, comparison.advice)))
+        notes.append("; ".join(map(_better_schedule, comparison.advice)))
     if published is not None:
         slower = published.slowdown_percent
         slowly = "" if slower is None else f" at {slower:g}% slowdown"
@@ -209,9 +200,15 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _document(
-    comparison: Comparison, priced: list[envplan.Plan], parts: list[PartsRow]
+    comparison: Comparison, plans: Sequence[envplan.Plan], parts: list[dict[str, Any]]
 ) -> dict[str, Any]:
     frontier, plan = comparison.frontier, comparison.entries[0].plan
+    planners = []
+    for entry, with_costs in zip(comparison.entries, plans, strict=True):
+        configs = ui.config_counts(entry.plan)
+        more = {"configs": configs} if configs else {}
+        more |= {"costs": costs_document(with_costs)} if with_costs.costs is not None else {}
+        planners.append(entry.row | more)
     return {
         "profile": plan.profile.model_dump(exclude_none=True),
         "job": plan.job.model_dump(exclude_none=True, exclude={"dag"}),
@@ -219,25 +216,121 @@ def _document(
         "t_star_s": frontier.min_energy_time,
         "baseline": comparison.baseline.model_dump(),
         "straggler_time_s": comparison.straggler_time,
-        "planners": [
-            _entry_document(entry) | ({"costs": costs_document(plan)} if plan else {})
-            for entry, plan in zip_longest(comparison.entries, priced)
-        ],
+        "planners": planners,
         "envpipe": {
             "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
             "iterations": len(comparison.envpipe.choices),
             "stopped": comparison.envpipe.stopped,
         },
-        "by_parts": [ui.picked(row, _PARTS) for row in parts],
-        "advice": [advice_document(row) for row in comparison.advice],
+        "by_parts": parts,
+        "advice": [_schedule_document(row) for row in comparison.advice],
         "published": comparison.published and comparison.published.model_dump(),
     }
 
 
-def _entry_document(entry: Entry) -> dict[str, Any]:
-    document = ui.picked(entry, _ENTRY)
-    if entry.straggler_energy is None:
-        document["extrinsic_bloat_j"] = None
-    if configs := ui.config_counts(entry.plan):
-        document["configs"] = configs
-    return document
+@takes(
+    """
+    Most used:
+      --best N  How many to plan of each ranking; default: 3.
+    """
+)
+def advise(job: JobOptions, best: int = 3) -> None:
+    """Find the schedule that suits a job best.
+
+    All that fit the profile run the same batch on the same GPUs. They are ranked by energy in the
+    time of the job's own plan without slowdown, and by time at its energy. With twice the chunks a
+    GPU holds twice as much of the model; memory is not looked at.
+
+    \b
+    Example:
+      envplan advise a40-gpt3-1.3b-4stage --microbatches 32
+      envplan advise --schedule gpipe --best 5 --json
+    """
+    if job.dag is not None:
+        raise InputError("advise compares schedules; leave --dag out")
+    own = job if job.schedule == "envpipe" else replace(job, activation_slots=None)
+    frontier = own.trace()
+    with ui.Working("schedules") as work:
+        rows = envplan.advise(
+            frontier, activation_slots=job.activation_slots, best=best, progress=work.counted
+        )
+    # Next: plan what saves most with as much of the model on a GPU as now.
+    first = next(row for row in rows if row.model_share == 1)  # ranked by energy
+    name = first.frontier.pipeline.schedule
+    slots = job.activation_slots if name == "envpipe" else None
+    then = replace(job, schedule=job.schedule if first.is_job else name, activation_slots=slots)
+    ui.answer(
+        lambda: {
+            "schema": "envplan/advice/v1",
+            "profile": rows[0].frontier.profile.name,
+            "source": frontier.profile.metadata.source,
+            "t_min_s": frontier.min_time,
+            "schedules": [_schedule_document(row) for row in rows],
+        },
+        lambda: _print_schedules(frontier, rows),
+        then=["envplan", "solve", *typed(then)],
+    )
+
+
+def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
+    ui.say(
+        ui.describe_job(frontier),
+        f"the job's plan without slowdown takes {ui.significant(frontier.min_time)} s; the same "
+        "batch on the same GPUs:",
+    )
+    headers = ("schedule", "stages x chunks", "microbatches", "replicas", "model on a GPU")
+    for title, header, ranked_by in (
+        ("Energy at equal time", "saved (%)", "saved_percent"),
+        ("Time at equal energy", "faster (%)", "faster_percent"),
+    ):
+        percent = attrgetter(ranked_by)  # without a value a schedule is not ranked by it
+        known = [row for row in rows if percent(row) is not None]
+        known.sort(key=percent, reverse=True)
+        table = [
+            [
+                row.frontier.pipeline.schedule + (" (the job)" if row.is_job else ""),
+                f"{row.frontier.pipeline.num_stages} x {row.frontier.pipeline.num_chunks}",
+                row.frontier.pipeline.num_microbatches,
+                row.frontier.replicas,
+                f"x{row.model_share:g}",
+                percent(row),
+            ]
+            for row in known
+        ]
+        title = ui.titled(title, frontier.profile.metadata.source)
+        ui.print_table(title, (*headers, header), table)
+    ui.say(
+        "saved: of the energy of the job's schedule at maximum frequency; memory is not looked at"
+    )
+    if energies := frontier.profile.metadata.energies_are:
+        ui.say(f"the profile's energies are {energies}")
+    derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
+    for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
+        ui.say(f"split backwards: {words}")
+
+
+def _better_schedule(row: Advice) -> str:
+    """How much faster a schedule is, or what it saves, than the job's: at the same of the other."""
+    name = row.frontier.pipeline.schedule
+    parts, assumed = [], row.frontier.profile.adjustments.backward_input_share is not None
+    if row.faster_percent is not None and row.faster_percent >= 0.05:
+        parts.append(f"{row.faster_percent:.1f}% faster at the same savings")
+    if row.saved_percent is not None:
+        parts.append(f"{row.saved_percent:.1f}% saved in the same time")
+    what = " order" if name == "envpipe" else " (halves of backward assumed)" if assumed else ""
+    return f"{name}{what}: {', or '.join(parts)}"
+
+
+def _schedule_document(row: Advice) -> dict[str, Any]:
+    """What JSON says of a schedule."""
+    points = {"at_equal_time": row.at_equal_time, "at_equal_energy": row.at_equal_energy}
+    return {
+        **ui.picked(row, _SCHEDULE),
+        "adjustments": row.frontier.profile.adjustments.model_dump(exclude_defaults=True),
+        "saved_percent": row.saved_percent,
+        "faster_percent": row.faster_percent,
+        **{
+            name: plan and ui.picked(plan, "iteration_time_s=iteration_time energy_j=energy")
+            for name, plan in points.items()
+        },
+    }

@@ -16,7 +16,7 @@ from envplan.cli.sketch import sketch
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.planners import Comparison
+    from envplan.planners.comparison import Comparison
 
 _TABLE_PLANS = 9
 

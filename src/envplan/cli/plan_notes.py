@@ -17,7 +17,7 @@ _LARGE_GAP = 0.02
 
 def plan_notes(frontier: envplan.Frontier, plan: envplan.Plan) -> list[str]:
     """How the target was met, what the plan was made to bear, and what that costs."""
-    about = (_raw_rows, _given_clocks, _target, _straggler, _clocks, _noise, _costs)
+    about = (_raw_rows, _given_clocks, _target, _conditions, _noise)
     notes = chain.from_iterable(notes(frontier, plan) for notes in about)
     return [*ui.describe_configs(plan), *notes]
 
@@ -29,7 +29,7 @@ def _raw_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     if profile.noisy and not profile.adjustments.smoothed:
         yield f"{noisy}: plans and their bound hang on rows that are too fast by chance"
     elif profile.noisy:
-        from envplan.plan.replayed import beyond_raw_rows
+        from envplan.plan.build import beyond_raw_rows
 
         late, dearer = beyond_raw_rows(plan, profile)
         fast = " and ".join(f"{name} up to {mhz} MHz" for name, mhz in profile.jumps.items())
@@ -84,26 +84,20 @@ def _target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
         )
 
 
-def _straggler(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
-    straggler, star = plan.target.straggler_time_s, frontier.min_energy_time
-    if straggler is None:
-        return
-    if straggler <= plan.iteration_time:
+def _conditions(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+    job, straggler, star = plan.job, plan.target.straggler_time_s, frontier.min_energy_time
+    if straggler is not None and straggler <= plan.iteration_time:
         yield "the straggler is not slower than this plan, so it leaves no time to use"
-        return
-    yield (
-        f"waiting for the straggler until {ui.significant(straggler)} s takes another "
-        f"{ui.significant(plan.waiting_energy(straggler))} J"
-    )
-    if plan.iteration_time > star:
+    elif straggler is not None:
         yield (
-            f"without the straggler, T_star's plan of {ui.significant(star)} s would use less; "
-            "while everyone waits anyway, slower clocks do"
+            f"waiting for the straggler until {ui.significant(straggler)} s takes another "
+            f"{ui.significant(plan.waiting_energy(straggler))} J"
         )
-
-
-def _clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
-    job = plan.job
+        if plan.iteration_time > star:
+            yield (
+                f"without the straggler, T_star's plan of {ui.significant(star)} s would use less; "
+                "while everyone waits anyway, slower clocks do"
+            )
     if job.switch_latency_s is not None:
         yield (
             f"every clock comes {job.switch_latency_s * 1000:g} ms after it is asked for; time and "
@@ -115,6 +109,13 @@ def _clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
         yield (
             "T_min needs clocks that change at once, and no limits; the least time found with "
             f"these is {ui.significant(plan.target.deadline_s)} s"
+        )
+    if plan.costs is not None and plan.predicted.until_straggler is not None:
+        yield "costs are those of iterations that last until the straggler has finished"
+    elif plan.costs is not None and plan.costs.deadline_s is not None:
+        yield (
+            f"least {plan.costs.minimized} of the plans whose run is over within "
+            f"{duration_text(plan.costs.deadline_s)}"
         )
 
 
@@ -142,15 +143,4 @@ def _noise(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
         yield (
             f"that costs {ui.significant(plan.energy - plain)} J "
             f"({100 * (plan.energy / plain - 1):.2f}%) more than a plan for exact times"
-        )
-
-
-def _costs(_: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
-    costs = plan.costs
-    if costs is not None and plan.predicted.until_straggler is not None:
-        yield "costs are those of iterations that last until the straggler has finished"
-    elif costs is not None and costs.deadline_s is not None:
-        yield (
-            f"least {costs.minimized} of the plans whose run is over within "
-            f"{duration_text(costs.deadline_s)}"
         )

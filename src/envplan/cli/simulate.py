@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,9 +12,8 @@ import envplan
 from envplan._words import counted
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
-from envplan.cli.costs import cost_columns, replay_cost_notes
+from envplan.cli.costs import cost_columns, cost_rows, replay_cost_notes
 from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
-from envplan.cli.replicas import load_replicas, parse_replica, print_replicas
 from envplan.cli.report import draw_timeline
 from envplan.errors import InputError, naming
 from envplan.quantities import NUMBER, WHOLE
@@ -26,6 +26,22 @@ if TYPE_CHECKING:
     from envplan.simulation import Conditions
 
 _PERCENTS = (5, 25, 50, 75, 95, 99)
+
+
+def parse_replica(text: str, option: str) -> tuple[str, int]:
+    """What --replica-profile takes: a profile and how many replicas it is for.
+
+    Raises:
+        InputError: the count is not a number from 1 up.
+    """
+    name, colon, count = text.rpartition(":")
+    if not colon:
+        return text, 1
+    if not (count.isascii() and count.isdigit() and len(count) <= 7 and int(count)):
+        raise InputError(
+            f"{option} must be PROFILE or PROFILE:COUNT with a COUNT from 1 up, not {text}"
+        )
+    return name, int(count)
 
 
 def _straggler(text: str, name: str) -> tuple[int | None, float]:
@@ -56,30 +72,29 @@ class ClusterOptions(ParallelOptions):
     strong_scaling: cmd.Numbers | None = None
 
     def __post_init__(self) -> None:
-        """Raises: InputError: both options for stragglers are given, or a replica is twice."""
+        """Raises: InputError: both options for stragglers are given."""
         cmd.refuse_both(cmd.given(self, "straggler straggler_trace"))
-        named = [replica for replica, _ in self.straggler or () if replica is not None]
-        for replica in named:
-            if named.count(replica) > 1:
-                raise InputError(f"--straggler names replica {replica} twice")
-
-    @property
-    def slowdowns(self) -> dict[int, float]:
-        """Slowdown by replica; those without a replica get the lowest that are free."""
-        asked = self.straggler or []
-        known = {replica: factor for replica, factor in asked if replica is not None}
-        free = (replica for replica in range(len(asked)) if replica not in known)
-        return known | {next(free): factor for replica, factor in asked if replica is None}
 
     def reports(
         self, plan: envplan.Plan, profile: envplan.Profile, conditions: Conditions, *, force: bool
     ) -> list[envplan.ClusterReport]:
-        """The cluster, and then its further shapes; none where no option asks for it."""
+        """The cluster, and then its further shapes; none where no option asks for it.
+
+        Stragglers without a replica are the lowest that are free.
+
+        Raises:
+            InputError: a replica straggles twice, or as for simulate_cluster.
+        """
         if not cmd.given(self):
             return []
-        replicas = self.dp or plan.job.replicas
+        replicas, slowdowns = self.dp or plan.job.replicas, dict[int, float]()
+        for replica, factor in sorted(self.straggler or [], key=lambda one: one[0] is None):
+            if replica in slowdowns:
+                raise InputError(f"--straggler names replica {replica} twice")
+            free = min({*range(len(slowdowns) + 1)} - slowdowns.keys())
+            slowdowns[free if replica is None else replica] = factor
         how: dict[str, Any] = {
-            "slowdowns": [self.slowdowns],
+            "slowdowns": [slowdowns],
             "gpus_per_stage": (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None,
             "conditions": conditions,
             "force": force,
@@ -140,6 +155,8 @@ def simulate(
       envplan simulate plan.json --replicas 128 --straggler 1.2
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
+    from envplan.plan import find_profile
+    from envplan.replicas import plan_beside
     from envplan.simulation import Conditions
 
     loaded, profile = source.load()
@@ -152,12 +169,16 @@ def simulate(
     )
     with naming(source.plan):
         timeline = envplan.simulate(loaded, profile, force=source.force, **dict(conditions))
-    run, together, spent = costs.run(), None, None
-    if replica or replica_profile:
-        others = (replica or [], replica_profile or [])
-        together = load_replicas(
-            (loaded, profile), *others, conditions=conditions, run=run, force=source.force
-        )
+    run, together, spent, kinds = costs.run(), None, None, [(loaded, profile)]
+    for name, count in replica_profile or ():
+        other = envplan.Profile.open(name)
+        kinds.append((plan_beside(loaded, other, count), other))
+    for file in replica or ():
+        further = envplan.Plan.load(file)
+        kinds.append((further, find_profile(further.profile, file)))
+    if len(kinds) > 1:
+        together = envplan.replay_replicas(kinds, conditions=conditions, force=source.force)
+        together = dataclasses.replace(together, run=run)
     reports = cluster.reports(loaded, profile, conditions, force=source.force)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
@@ -166,7 +187,15 @@ def simulate(
     if plot is not None:
         draw_timeline(plot, timeline)
     other_clocks = switch_latency not in (None, loaded.job.switch_latency_s or 0.0)
-    notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
+    said = (timeline.iteration_time, timeline.energy) == (loaded.iteration_time, loaded.energy)
+    notes = []
+    if sync_time is not None:
+        if timeline.sync_time_ns == timeline.iteration_time_ns:
+            notes.append("the plan takes longer than --sync-time, so nobody waits")
+    elif said and not (noise or other_clocks):
+        notes.append("time and energy are exactly what the plan states")
+    elif not (noise or other_clocks):
+        notes.append("the plan states another time or energy; `envplan check` says which is wrong")
     if run is not None:
         from envplan.costs.spending import spent_in_replays
 
@@ -189,17 +218,6 @@ def simulate(
     )
 
 
-def _notes(timeline: envplan.Timeline, sync_time: float | None, *, disturbed: bool) -> list[str]:
-    plan, late = timeline.plan, timeline.sync_time_ns > timeline.iteration_time_ns
-    if sync_time is not None:
-        return [] if late else ["the plan takes longer than --sync-time, so nobody waits"]
-    if disturbed:
-        return []
-    if (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy):
-        return ["time and energy are exactly what the plan states"]
-    return ["the plan states another time or energy; `envplan check` says which is wrong"]
-
-
 def _print(
     timeline: envplan.Timeline,
     profile: envplan.Profile,
@@ -215,7 +233,7 @@ def _print(
     source = plan.profile.source
     first = ", first run" if len(timeline.run_times_ns) > 1 else ""
     ui.print_columns(ui.titled(ui.ITERATION, source) + first, _stages(timeline))
-    on_path = [timeline.operations[index].operation.stage for index in timeline.critical_path]
+    on_path = [timeline.pipeline.operations[i].stage for i in timeline.critical_path]
     turns = [str(stage) for stage, _ in groupby(on_path)]
     path = " ".join(turns) if len(turns) <= 24 else f"{len(turns) - 1} changes of stage"
     waits = timeline.sync_time_ns > timeline.iteration_time_ns
@@ -242,22 +260,25 @@ def _print(
 
 def _stages(timeline: envplan.Timeline) -> dict[str, Any]:
     """What each stage does, by column."""
-    from envplan.units import j_from_fj, s_from_ns
-
     stages = timeline.stages
-    of_stage = [[b for b in timeline.bubbles if b.stage == use.stage] for use in stages]
-    stretch = [s_from_ns(max((b.stretch_ns for b in bs), default=0)) for bs in of_stage]
+    gaps = [use["bubbles"] for use in stages]
+
+    def of(name: str) -> list[Any]:
+        return [use[name] for use in stages]
+
     return {
-        "stage": [use.stage for use in stages],
-        "busy (s)": [s_from_ns(use.busy_ns) for use in stages],
-        "blocked (s)": [s_from_ns(use.blocked_ns) for use in stages],
-        "busy (%)": [f"{100 * use.busy_ns / timeline.sync_time_ns:.1f}" for use in stages],
-        "computation (J)": [j_from_fj(use.computation_fj) for use in stages],
-        "blocking (J)": [j_from_fj(use.blocking_fj) for use in stages],
-        "bubbles": list(map(len, of_stage)),
-        "usable": [sum(bubble.usable for bubble in bubbles) for bubbles in of_stage],
-        "most stretch (s)": stretch,
-        "clock changes": [len(use.clock_changes) - 1 for use in stages],
+        "stage": of("stage"),
+        "busy (s)": of("busy_s"),
+        "blocked (s)": of("blocked_s"),
+        "busy (%)": [f"{100 * busy / timeline.sync_time:.1f}" for busy in of("busy_s")],
+        "computation (J)": of("computation_energy_j"),
+        "blocking (J)": of("blocking_energy_j"),
+        "bubbles": list(map(len, gaps)),
+        "usable": [sum(gap["usable"] for gap in some) for some in gaps],
+        "most stretch (s)": [
+            max((gap["could_stretch_s"] for gap in some), default=0.0) for some in gaps
+        ],
+        "clock changes": [len(changes) - 1 for changes in of("clock_changes")],
     }
 
 
@@ -288,14 +309,40 @@ def _print_clusters(
         gpus = [one.num_gpus for one in reports]
         ui.print_columns(ui.titled(title, source), {"GPUs": gpus, **spent}, words=0)
     iterations = reports[0].iterations
-    straggling = [it for it in iterations if it.stragglers]
+    straggling = [it for it in iterations if it["stragglers"]]
     if straggling:
-        worst = max(straggling, key=lambda it: it.sync_time_s)
+        worst = max(straggling, key=lambda it: it["sync_time_s"])
         ui.say(
             f"somebody straggles in {len(straggling)} of {len(iterations)}; at worst T' is "
-            f"{ui.significant(worst.sync_time_s)} s, and the others follow the plan of "
-            f"{ui.significant(worst.followed_time_s)} s"
+            f"{ui.significant(worst['sync_time_s'])} s, and the others follow the plan of "
+            f"{ui.significant(worst['followed_time_s'])} s"
         )
+
+
+def print_replicas(planned: ReplicaPlans) -> None:
+    """A table of all kinds of replicas, and what they take together."""
+    plans, waits = planned.plans, planned.waiting_energies
+    columns = {
+        "profile": [plan.profile.name for plan in plans],
+        "replicas": [plan.job.replicas for plan in plans],
+        "time (s)": [plan.iteration_time for plan in plans],
+        "energy (J)": [plan.energy for plan in plans],
+        "waiting (J)": waits,
+        "together (J)": [plan.energy + wait for plan, wait in zip(plans, waits, strict=True)],
+    }
+    ui.print_columns(ui.titled(ui.ITERATION, *(plan.profile.source for plan in plans)), columns)
+    ui.say(
+        f"all end at {ui.significant(planned.sync_time)} s and use "
+        f"{ui.significant(planned.energy)} J, {planned.savings_percent:.2f}% less than "
+        f"{ui.significant(planned.baseline_energy)} J in {ui.significant(planned.baseline_time)} s "
+        "at maximum frequency"
+    )
+    if planned.gap is not None:
+        ui.say(f"certified gap of all together {100 * planned.gap:.3f}%")
+    if planned.costs is not None and planned.run is not None:
+        what = "the run" if planned.run.iterations else "an iteration"
+        for name, old, new in cost_rows(planned.costs, planned.run.currency, "g"):
+            ui.say(f"{name} of {what}: {ui.significant(new)}, before {ui.significant(old)}")
 
 
 def _document(

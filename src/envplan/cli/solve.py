@@ -14,7 +14,7 @@ from envplan.cli import state
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
 from envplan.cli.options import CostOptions, JobOptions
 from envplan.cli.plan_notes import plan_notes
-from envplan.cli.replicas import parse_replica, print_replicas
+from envplan.cli.simulate import parse_replica, print_replicas
 from envplan.errors import naming
 from envplan.quantities import LONG_TIME, PERCENT, WHOLE
 
@@ -191,7 +191,7 @@ def solve(
         elif planner is None:
             plan = frontier.solve(request, progress=work.walked)
         else:
-            from envplan.planners.base import answer
+            from envplan.planners import answer
 
             plan = answer(planner, frontier, request)
     plan.save(output)

@@ -34,7 +34,7 @@ from envplan.errors import InputError
 from envplan.limits import HoldsWithProbability, Setting
 from envplan.pipeline import Operation
 from envplan.plan import Plan, Rung, as_referenced, check_reference, rung_rows
-from envplan.plan.replayed import check_operations, machine_of, problem_of
+from envplan.plan.build import check_operations
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import j_from_fj, s_from_ns
@@ -76,13 +76,13 @@ def apply_plan(
     """
     check_reference(plan.profile, profile, force)
     profile = as_referenced(plan.profile, profile)
-    problem = problem_of(plan.job, profile)
+    problem = plan.job.problem(profile)
     pipeline = problem.pipeline
     check_operations(plan, pipeline)
     gpus = stage_clocks(profile, pipeline, clocks)
     own = plan.as_rung()
     num_gpus = _num_gpus(plan, topology, len(pipeline.operations))
-    fitter = _Fitter(problem, machine_of(plan.job), gpus)
+    fitter = _Fitter(problem, plan.job.machine, gpus)
     planned = fitter.planned("the plan", own)
     fitted = fitter.fit(planned)
     replay = fitter.replay(raised.knob for raised in fitted)

@@ -1,14 +1,23 @@
-"""From a replayed choice of options to a plan: its numbers, exactly, and its bound."""
+"""From a replayed choice of options to a plan, exactly, with its bound; and back from a plan's file
+to its replay, by looking up in its profile what it says."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan._files import is_file
+from envplan._model import check_stated
+from envplan.errors import InputError
 from envplan.frontier import Relaxation
 from envplan.limits import AveragePower, EnergyBudget, MinHold, PeakPower
+from envplan.pipeline import Pipeline
 from envplan.plan.model import (
     PLAN_SCHEMA,
     Baseline,
@@ -18,12 +27,13 @@ from envplan.plan.model import (
     PlannedOperation,
     Predicted,
     ProfileReference,
+    Rung,
     Target,
     TargetKind,
     UntilStraggler,
 )
-from envplan.profile import Profile, builtin_paths
-from envplan.replay import Problem, Replay
+from envplan.profile import Adjustments, Profile, builtin_paths
+from envplan.replay import Machine, Problem, Replay
 from envplan.request import Request
 from envplan.units import UW_PER_W, j_from_fj, ns_from_s_floor, s_from_ns
 
@@ -64,12 +74,24 @@ def build_plan(
         switch_latency_s=s_from_ns(latency_ns) if latency_ns else None,
         min_dwell_s=None if hold is None else hold.time_s,
     )
+    used, path = frontier.profile, frontier.profile.path
+    is_named = path is None or builtin_paths().get(used.name) == path
+    # File names on Linux are bytes, and need not be text.
+    names = used.name, "" if path is None else path.as_posix()
+    name, place = (text.encode("utf-8", "replace").decode() for text in names)
+    reference = ProfileReference(
+        name=name,
+        path=None if is_named else place,
+        sha256=used.sha256,
+        source=used.metadata.source,
+        adjustments=used.adjustments or None,
+    )
     return plan_of(
         replay,
         job,
         bound_fj,
         bound,
-        profile=_reference(frontier.profile),
+        profile=reference,
         target=target,
         planner=planner,
         request=request,
@@ -85,13 +107,45 @@ def plan_of(
         bound_fj: least energy of all GPUs, fJ.
         said: further fields of the plan: planner, profile, target and request.
     """
-    before = baseline(replay.problem, job.num_gpus)
     return Plan(
         schema=PLAN_SCHEMA,
         job=job,
-        predicted=predict(replay, bound_fj, bound, before, job.num_gpus),
+        predicted=predict(replay, job.num_gpus, bound_fj, bound),
         stages=planned_operations(replay),
         **said,
+    )
+
+
+def predict(
+    replay: Replay, num_gpus: int, bound_fj: int = 0, bound: Bound = "relaxation"
+) -> Predicted:
+    """What one iteration will take, beside the same at maximum frequency, under the same noise.
+
+    Args:
+        bound_fj: least energy of all GPUs, fJ.
+    """
+    problem = replay.problem
+    after = _taken(replay, num_gpus)
+    before = _taken(problem.replay(problem.max_frequency_rows, factors=replay.factors), num_gpus)
+    slower = after.iteration_time_s - before.iteration_time_s
+    return Predicted(
+        **dict(after),
+        energy_lower_bound_j=j_from_fj(bound_fj),
+        bound=bound,
+        gap=gap_over(after.energy_j, j_from_fj(bound_fj)),
+        baseline=before,
+        savings_percent=percent(before.energy_j - after.energy_j, before.energy_j),
+        slowdown_percent=percent(slower, before.iteration_time_s),
+    )
+
+
+def _taken(replay: Replay, num_gpus: int) -> Baseline:
+    """What an iteration takes, all GPUs."""
+    time_ns, energy_fj = replay.makespan_ns, replay.energy_fj * num_gpus
+    return Baseline(
+        iteration_time_s=s_from_ns(time_ns),
+        energy_j=j_from_fj(energy_fj),
+        average_power_w=energy_fj / (time_ns * UW_PER_W),
     )
 
 
@@ -122,47 +176,6 @@ def target_of(request: Request, deadline_ns: int, *, least_ns: int = 0) -> Targe
         peak_power_w=None if peak is None else peak.power_w,
         straggler_time_s=request.straggler_time_s,
         deadline_s=s_from_ns(deadline_ns),
-    )
-
-
-def baseline(
-    problem: Problem, num_gpus: int, factors: NDArray[np.float64] | None = None
-) -> Baseline:
-    """What the pipeline takes with every operation at its highest frequency, all GPUs.
-
-    Args:
-        factors: what each operation's time is multiplied by, (N,).
-    """
-    replay = problem.replay(problem.max_frequency_rows, factors=factors)
-    energy_fj = replay.energy_fj * num_gpus
-    return Baseline(
-        iteration_time_s=s_from_ns(replay.makespan_ns),
-        energy_j=j_from_fj(energy_fj),
-        average_power_w=average_power_w(energy_fj, replay.makespan_ns),
-    )
-
-
-def predict(
-    replay: Replay, bound_fj: int, bound: Bound, before: Baseline, num_gpus: int
-) -> Predicted:
-    """What one iteration will take.
-
-    Args:
-        bound_fj: least energy of all GPUs, fJ.
-        before: the same at maximum frequency.
-    """
-    time_ns, energy_fj = replay.makespan_ns, replay.energy_fj * num_gpus
-    time, energy, least = s_from_ns(time_ns), j_from_fj(energy_fj), j_from_fj(bound_fj)
-    return Predicted(
-        iteration_time_s=time,
-        energy_j=energy,
-        average_power_w=average_power_w(energy_fj, time_ns),
-        energy_lower_bound_j=least,
-        bound=bound,
-        gap=gap_over(energy, least),
-        baseline=before,
-        savings_percent=percent(before.energy_j - energy, before.energy_j),
-        slowdown_percent=percent(time - before.iteration_time_s, before.iteration_time_s),
     )
 
 
@@ -228,48 +241,194 @@ def percent(part: float, whole: float) -> float:
     return 100 * part / whole if whole else 0.0
 
 
-def average_power_w(energy_fj: int, time_ns: int) -> float:
-    """W."""
-    return energy_fj / (time_ns * UW_PER_W)
-
-
 def planned_operations(replay: Replay) -> list[list[PlannedOperation]]:
     """For each stage its operations as plan.json lists them."""
+    problem, at = replay.problem, replay.problem.over_all(replay.rows)
+    taken = zip(problem.time_ns[at].tolist(), problem.energy_fj[at].tolist(), strict=True)
+    listed = [
+        PlannedOperation(**row, time_s=s_from_ns(time), energy_j=j_from_fj(energy))
+        for row, (time, energy) in zip(operation_rows(replay), taken, strict=True)
+    ]
+    bounds = pairwise(problem.pipeline.stage_begin.tolist())
+    return [listed[first:last] for first, last in bounds]
+
+
+def operation_rows(replay: Replay) -> list[dict[str, Any]]:
+    """What each operation is, what it runs at, and when it starts, as plan.json says it, (N,)."""
     problem = replay.problem
-    stages: list[list[PlannedOperation]] = [[] for _ in range(problem.pipeline.num_stages)]
-    for op, number, row, start in zip(
-        problem.pipeline.operations,
-        problem.table.tolist(),
-        replay.rows.tolist(),
-        replay.starts_ns.tolist(),
-        strict=True,
-    ):
-        table = problem.tables[number]
-        stages[op.stage].append(
-            PlannedOperation(
-                instruction=op.instruction,
-                microbatch=op.microbatch,
-                chunk=op.chunk,
-                frequency_mhz=int(table.frequency_mhz[row]),
-                config=table.config[row],
-                start_s=s_from_ns(start),
-                time_s=s_from_ns(table.time_ns[row]),
-                energy_j=j_from_fj(table.energy_fj[row]),
-            )
+    tables = [problem.tables[number] for number in problem.table.tolist()]
+    rows, starts = replay.rows.tolist(), replay.starts_ns.tolist()
+    return [
+        {
+            "instruction": op.instruction,
+            "microbatch": op.microbatch,
+            "chunk": op.chunk,
+            "frequency_mhz": int(table.frequency_mhz[row]),
+            "config": table.config[row],
+            "start_s": s_from_ns(start),
+        }
+        for op, table, row, start in zip(
+            problem.pipeline.operations, tables, rows, starts, strict=True
         )
-    return stages
+    ]
 
 
-def _reference(profile: Profile) -> ProfileReference:
-    def text(name: str) -> str:  # file names on Linux are bytes, and need not be text
-        return name.encode("utf-8", "replace").decode("utf-8")
+def replay_plan(
+    plan: Plan,
+    profile: Profile,
+    *,
+    force: bool = False,
+    machine: Machine | None = None,
+    rungs: Sequence[Rung] = (),
+) -> Replay:
+    """The replay of what a plan says, on clocks that follow as late as its job says.
 
-    path = profile.path
-    is_named = path is None or builtin_paths().get(profile.name) == path
-    return ProfileReference(
-        name=text(profile.name),
-        path=None if path is None or is_named else text(path.as_posix()),
-        sha256=profile.sha256,
-        source=profile.metadata.source,
-        adjustments=profile.adjustments or None,
+    Args:
+        profile: what the plan was made from.
+        force: go on though the profile has changed since.
+        machine: instead of the job's.
+        rungs: further plans of the job that will be replayed on it.
+
+    Raises:
+        InputError: the profile has changed, or the plan does not fit it or its own job.
+    """
+    check_reference(plan.profile, profile, force)
+    profile = as_referenced(plan.profile, profile)
+    problem, planned, rung = plan.job.problem(profile), plan.job.machine, plan.as_rung()
+    check_operations(plan, problem.pipeline)
+    replay = problem.replay(rung_rows("stages", rung, problem), planned)
+    check_stated("stages", plan.stages, planned_operations(replay))
+    if machine is None or machine == planned:
+        return replay
+    configs = {config for one in (rung, *rungs) for config in chain(*(one.configs or ()))}
+    retimed = plan.job.problem(profile.retimed(configs, machine.latency_ns))
+    return retimed.replay(rung_rows("stages", rung, retimed), machine)
+
+
+def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
+    """What a plan takes more on a profile's rows as measured, noise and all, than it says.
+
+    Returns:
+        Time and energy, as fractions of what the plan says.
+    """
+    said, stated = replay_plan(plan, profile), plan.profile.adjustments or Adjustments()
+    measured = profile.derived(stated, smoothed=False)
+    problem = plan.job.problem(measured)
+    taken = problem.replay(rung_rows("stages", plan.as_rung(), problem), plan.job.machine)
+    return taken.makespan_ns / said.makespan_ns - 1, taken.energy_fj / said.energy_fj - 1
+
+
+def find_profile(
+    reference: ProfileReference,
+    file: str | os.PathLike[str] | None = None,
+    given: str | None = None,
+) -> Profile:
+    """The profile that a file refers to, changed since or not.
+
+    Looked for at the reference's path from the file's folder, then from the working directory, then
+    among the built-in profiles by name.
+
+    Args:
+        reference: such as a plan's `profile`.
+        file: where the reference stands.
+        given: instead, its path or name, as it has moved.
+
+    Raises:
+        InputError: it is in none of these places, or not a valid profile.
+    """
+    if given is not None:
+        return as_referenced(reference, Profile.open(given))
+    folders = (Path(file).parent if file else Path(), Path())
+    near = [folder / reference.path for folder in folders] if reference.path is not None else []
+    if found := next(filter(is_file, near), builtin_paths().get(reference.name)):
+        return as_referenced(reference, Profile.read_csv(found))
+    raise InputError(
+        f"its profile {reference.path or reference.name} is not found, neither from its folder nor "
+        "from here nor built in; say where it is with --profile",
+        path=file,
     )
+
+
+def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
+    """A profile with those adjustments that a file says it was used with.
+
+    Raises:
+        InputError: it has others already, or they cannot be made.
+    """
+    stated = reference.adjustments
+    wanted = stated or Adjustments()
+    if profile.adjustments == wanted:
+        return profile
+    if profile.adjustments.makes_operations:
+        raise InputError(
+            f"profile {profile.name} was adjusted ({', '.join(profile.adjustments.in_words())}) "
+            "in another way than for the plan; give it as it was measured"
+        )
+    return profile.derived(wanted)
+
+
+def check_reference(reference: ProfileReference, profile: Profile, force: bool) -> str:
+    """That a profile is the one referred to; with `force`, only whether it is.
+
+    Raises:
+        InputError: it has changed.
+    """
+    if profile.sha256 == reference.sha256:
+        return f"the profile, {profile.name}, is unchanged (sha256 {profile.sha256[:12]}...)"
+    if force:
+        return f"the profile, {profile.name}, HAS CHANGED since; checked as it is now"
+    raise InputError(
+        f"profile {profile.path or profile.name} has changed since (sha256 "
+        f"{profile.sha256[:12]}... instead of {reference.sha256[:12]}...); plan again, or check "
+        "against what it says now with --force"
+    )
+
+
+def check_operations(plan: Plan, pipeline: Pipeline) -> None:
+    """That a plan has the operations of its pipeline, in the same order.
+
+    Raises:
+        InputError: the first that differs.
+    """
+    in_words = "{0.instruction} of microbatch {0.microbatch}, chunk {0.chunk}".format
+    bounds = pairwise(pipeline.stage_begin.tolist())
+    due = [list(map(in_words, pipeline.operations[first:last])) for first, last in bounds]
+    check_stated("stages", [list(map(in_words, stage)) for stage in plan.stages], due)
+
+
+def check_cost(name: str, stated: Any, replay: Replay, gpus: int) -> None:
+    """That a plan takes and uses what it states, to the last ns and fJ.
+
+    Args:
+        name: what stands before its fields' names in an error.
+        stated: what has iteration_time_s and energy_j.
+        gpus: that each operation stands for.
+
+    Raises:
+        InputError: it does not.
+    """
+    time_s, energy_j = s_from_ns(replay.makespan_ns), j_from_fj(replay.energy_fj * gpus)
+    check_stated(f"{name}energy_j", stated.energy_j, energy_j)
+    check_stated(f"{name}iteration_time_s", stated.iteration_time_s, time_s)
+
+
+def rung_rows(name: str, rung: Rung, problem: Problem) -> NDArray[np.int32]:
+    """The rows that a rung of a plan's ladder stands for, (N,).
+
+    Args:
+        name: what to call the rung in an error.
+
+    Raises:
+        InputError: it does not fit the job, or names a clock that the profile lacks.
+    """
+    lengths = np.diff(problem.pipeline.stage_begin).tolist()
+    configs = rung.configs or [[""] * length for length in lengths]
+    for field, lists in (("frequencies_mhz", rung.frequencies_mhz), ("configs", configs)):
+        if [len(stage) for stage in lists] != lengths:
+            raise InputError(f"{name}.{field} does not have one entry for every operation")
+    try:
+        return problem.rows_at(
+            list(zip(chain(*rung.frequencies_mhz), chain(*configs), strict=True))
+        )
+    except InputError as error:
+        raise InputError(f"{name}: {error.message}") from None

@@ -16,10 +16,12 @@ from pydantic import ConfigDict, Field
 
 from envplan._model import Count, Document, GpuCount, Index, Joules, Model, Seconds, Watts
 from envplan.costs.model import Costs
+from envplan.errors import InputError
 from envplan.frontier import BlockingPowerSource
 from envplan.limits import Robustness
 from envplan.pipeline import Pipeline, formats
-from envplan.profile import Adjustments
+from envplan.profile import Adjustments, Profile
+from envplan.replay import Machine, Problem
 from envplan.request import Request
 from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, uw_from_w
 
@@ -74,14 +76,6 @@ class Job(formats.Job):
         """GPUs of all stages."""
         return self.num_gpus * self.stages
 
-    def above_waiting_fj(self, time_s: float, energy_j: float) -> int:
-        """What an iteration uses above what waiting for as long would, all GPUs, fJ.
-
-        Of two iterations in time for a straggler, the one with less uses less until it is finished.
-        """
-        power_uw = sum(uw_from_w(power) for power in self.blocking_power_w)
-        return fj_from_j(energy_j) - power_uw * ns_from_s(time_s) * self.num_gpus
-
     def pipeline(self) -> Pipeline:
         """The pipeline described.
 
@@ -89,6 +83,29 @@ class Job(formats.Job):
             InputError: there is no such pipeline.
         """
         return Pipeline.from_job(self.model_dump(exclude_none=True))
+
+    @property
+    def waiting_uw(self) -> int:
+        """What all GPUs draw while they wait, uW."""
+        return sum(map(uw_from_w, self.blocking_power_w)) * self.num_gpus
+
+    @property
+    def machine(self) -> Machine:
+        """How late clocks follow."""
+        return Machine(ns_from_s(self.switch_latency_s or 0.0))
+
+    def problem(self, profile: Profile) -> Problem:
+        """The pipeline with the option tables of a profile.
+
+        Raises:
+            InputError: the profile lacks an operation, or powers are missing.
+        """
+        pipeline, powers = self.pipeline(), self.blocking_power_w
+        if len(powers) != pipeline.num_stages:
+            raise InputError(
+                f"job.blocking_power_w has {len(powers)} values for {pipeline.num_stages} stages"
+            )
+        return Problem(pipeline, profile, [uw_from_w(power) for power in powers])
 
 
 class ProfileReference(Model):
@@ -264,9 +281,8 @@ class Plan(Document):
     @property
     def savings(self) -> Savings:
         """Percent and joules that one iteration saves against maximum frequency."""
-        return Savings(
-            self.predicted.savings_percent, self.predicted.baseline.energy_j - self.energy
-        )
+        before = self.predicted.baseline.energy_j
+        return Savings(self.predicted.savings_percent, before - self.energy)
 
     @property
     def frequencies(self) -> list[list[int]]:
@@ -282,8 +298,7 @@ class Plan(Document):
         """
         begin = self.iteration_time if since is None else since
         ns = max(0, ns_from_s(sync_time) - ns_from_s(begin))
-        powers_uw = [uw_from_w(power) for power in self.job.blocking_power_w]
-        return j_from_fj(sum(powers_uw) * ns * self.job.num_gpus)
+        return j_from_fj(self.job.waiting_uw * ns)
 
     def until(self, sync_time: float, time: float, energy: float) -> tuple[float, float]:
         """Time and energy of an iteration of this job, s and J, that waits for a straggler.
@@ -294,12 +309,11 @@ class Plan(Document):
         """
         return max(time, sync_time), energy + self.waiting_energy(sync_time, since=time)
 
-    def uses_less_until_any_time_after(self, other: Plan) -> bool:
-        """Whether this uses less than another plan of the same job until any time after both."""
-        mine, others = (
-            self.job.above_waiting_fj(plan.iteration_time, plan.energy) for plan in (self, other)
-        )
-        return mine < others
+    @property
+    def effective_fj(self) -> int:
+        """What it uses above what waiting for as long would, all GPUs, fJ: of two plans in time for
+        a straggler, the one with less uses less until it is finished."""
+        return fj_from_j(self.energy) - self.job.waiting_uw * ns_from_s(self.iteration_time)
 
     def with_ladder(self, plans: Sequence[Plan]) -> Self:
         """This plan, carrying those of `plans`, by ascending time, that are worth following.
@@ -311,7 +325,7 @@ class Plan(Document):
         rungs = []
         for plan in plans:
             slower = plan.iteration_time > best.iteration_time
-            if slower and plan.uses_less_until_any_time_after(best):
+            if slower and plan.effective_fj < best.effective_fj:
                 rungs.append(plan.as_rung())
                 best = plan
         return self.model_copy(update={"ladder": rungs})

@@ -1,14 +1,17 @@
-"""Every planner on one profile, side by side; and clocks by part beside one an operation."""
+"""Plans side by side: every planner on one profile, every schedule that fits the same batch and
+GPUs, and clocks by part beside one an operation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from time import perf_counter
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from envplan._model import Model
 from envplan.errors import InputError, NoAnswerError, naming
@@ -17,9 +20,7 @@ from envplan.pipeline.graph import ENVPIPE
 from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
 from envplan.plan.model import Baseline
-from envplan.planners.advice import Advice, advise, beside
-from envplan.planners.base import ZeusGlobal, ZeusPerStage
-from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
+from envplan.planners import EnvPipe, EnvPipeRun, ZeusGlobal, ZeusPerStage, forwards_ahead
 from envplan.request import Request
 from envplan.solve import Frontier
 from envplan.solve.search import remember
@@ -56,38 +57,23 @@ class _Sidecar(Model, extra="ignore"):
 class Entry:
     """One planner's plan in a comparison.
 
-    Energies are J per iteration over all GPUs; percentages are against Comparison.baseline.
-
     Attributes:
-        planner: its name.
         point: which of our own planner's plans this is; None for all other planners.
         plan: the plan.
-        planning_time: s, the frontier's trace included where the planner needs it.
         ours: our plan of the same pipeline for the same time, which uses no more energy.
-        slowdown_percent, savings_percent: of the plan.
-        extrinsic_j: what ours for the same time, waiting included, uses above the best that we know
-            for the straggler (extrinsic bloat); 0 without one.
-        straggler_energy: J until the straggler is finished; None without one, as what follows.
-        straggler_savings_percent: against the baseline waiting for the same straggler.
-        straggler_gap: straggler_energy over the least that any plan in time for it uses, less 1.
+        row: what JSON says of them: times in s; energies in J per iteration over all GPUs;
+            percentages against Comparison.baseline; `intrinsic_bloat_j`, what the plan uses above
+            ours; and where there is a straggler, else None, `extrinsic_bloat_j`, what ours for the
+            same time, waiting included, uses above the best that we know for it, and what the plan
+            uses until it is finished, saves on the baseline that waits for it, and loses to the
+            least that any plan in time for it uses; `planning_time_s`, the frontier's trace
+            included where the planner needs it.
     """
 
-    planner: str
     point: Point | None
     plan: Plan
-    planning_time: float
     ours: Plan
-    slowdown_percent: float
-    savings_percent: float
-    extrinsic_j: float = 0.0
-    straggler_energy: float | None = None
-    straggler_savings_percent: float | None = None
-    straggler_gap: float | None = None
-
-    @property
-    def intrinsic_j(self) -> float:
-        """What the plan uses above ours for the same time (intrinsic bloat)."""
-        return self.plan.energy - self.ours.energy
+    row: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -157,9 +143,26 @@ def compare(
     Raises:
         InputError: an argument is out of range, or the sidecar's `published` is malformed.
     """
+    if straggler_time is not None and straggler_slowdown is not None:
+        raise InputError("give straggler_time or straggler_slowdown, not both")
     with naming(f"metadata of {frontier.profile.name}"):
         published = _Sidecar.of(**frontier.profile.metadata.extra).published
-    envpipe, rescheduled = EnvPipe(reconfigure), _rescheduled(frontier, activation_slots)
+    envpipe, pipeline, rescheduled = EnvPipe(reconfigure), frontier.pipeline, frontier
+    if pipeline.schedule == "1f1b" and not pipeline.in_turn:  # that is known of this order alone
+        stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
+        order = Pipeline(
+            ENVPIPE,
+            stages,
+            microbatches,
+            p2p_latency=pipeline.p2p_latency,
+            forwards_ahead=forwards_ahead(frontier.profile, microbatches, activation_slots),
+            extras=pipeline.extras,
+        )
+        rescheduled = frontier.retraced(order, frontier.profile)
+    elif pipeline.schedule != "1f1b" and activation_slots is not None:
+        raise InputError(
+            f"activation slots are for rescheduling 1f1b; this pipeline runs {pipeline.schedule}"
+        )
     made: list[tuple[Frontier, Point | None, Plan, float]] = []
 
     @cache
@@ -174,7 +177,9 @@ def compare(
         return plan
 
     fastest = add(frontier, None, frontier.max_frequency_plan)
-    sync = _sync_time(fastest, straggler_time, straggler_slowdown)
+    if straggler_slowdown is not None:
+        straggler_time = fastest.iteration_time * (1 + straggler_slowdown)
+    sync = Request.asking(straggler_time=straggler_time).straggler_time_s
     zeus = (ZeusGlobal(), ZeusPerStage())
     for planner in zeus:
         add(frontier, None, partial(planner.plan, frontier))
@@ -192,35 +197,43 @@ def compare(
         make = partial(by, rescheduled, rescheduled.min_time)
         add(rescheduled, "T_min", make, rescheduled.trace_seconds)
     baseline = fastest.predicted.baseline
+    before_s, before_j = baseline.iteration_time_s, baseline.energy_j
     entries = []
     ours = [(own, plan if point else by(own, plan.iteration_time)) for own, point, plan, _ in made]
     for (own, point, plan, seconds), (_, mine) in zip(made, ours, strict=True):
         time, energy = plan.iteration_time, plan.energy
-        entry = Entry(
-            planner=plan.planner,
-            point=point,
-            plan=plan,
-            planning_time=seconds,
-            ours=mine,
-            slowdown_percent=percent(time - baseline.iteration_time_s, baseline.iteration_time_s),
-            savings_percent=percent(baseline.energy_j - energy, baseline.energy_j),
-        )
+        row = {
+            "planner": plan.planner,
+            "point": point,
+            "schedule": plan.job.schedule,
+            "iteration_time_s": time,
+            "slowdown_percent": percent(time - before_s, before_s),
+            "energy_j": energy,
+            "savings_percent": percent(before_j - energy, before_j),
+            "energy_lower_bound_j": plan.energy_lower_bound,
+            "gap": plan.gap,
+            "frontier_energy_j": mine.energy,
+            "intrinsic_bloat_j": energy - mine.energy,
+            "extrinsic_bloat_j": None,
+            "straggler_energy_j": None,
+            "straggler_savings_percent": None,
+            "straggler_gap": None,
+            "planning_time_s": seconds,
+        }
         if sync is not None:
             # A plan that is slower than the straggler is one itself.
             end, without = max(sync, time), _until(fastest, sync)
             known = [*ours, (own, by(own, end, waits=True))]
             in_time = (one for of, one in known if of is own and one.iteration_time <= end)
-            best = min(_until(one, end) for one in in_time)
             bound_fj = max(0, own.waiting_bound_fj(ns_from_s(end)))
             waited = until_straggler(plan, end, j_from_fj(bound_fj * frontier.num_gpus))
-            entry = replace(
-                entry,
-                extrinsic_j=_until(mine, end) - best,
-                straggler_energy=waited.energy_j,
-                straggler_savings_percent=percent(without - waited.energy_j, without),
-                straggler_gap=waited.gap,
-            )
-        entries.append(entry)
+            row |= {
+                "extrinsic_bloat_j": _until(mine, end) - min(_until(one, end) for one in in_time),
+                "straggler_energy_j": waited.energy_j,
+                "straggler_savings_percent": percent(without - waited.energy_j, without),
+                "straggler_gap": waited.gap,
+            }
+        entries.append(Entry(point, plan, mine, row))
     return Comparison(
         frontier=frontier,
         envpipe_frontier=rescheduled,
@@ -239,95 +252,188 @@ def compare(
     )
 
 
-def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | None) -> Frontier:
-    """The frontier of EnvPipe's schedule for a 1F1B pipeline; any other frontier as it is."""
-    pipeline = frontier.pipeline
-    if pipeline.schedule != "1f1b":
-        if activation_slots is not None:
-            raise InputError(
-                "activation slots are for rescheduling 1f1b; this pipeline runs "
-                f"{pipeline.schedule}"
-            )
-        return frontier
-    if pipeline.in_turn:  # known of this order alone
-        return frontier
-    rescheduled = Pipeline(
-        "envpipe",
-        pipeline.num_stages,
-        pipeline.num_microbatches,
-        p2p_latency=pipeline.p2p_latency,
-        forwards_ahead=forwards_ahead(
-            frontier.profile, pipeline.num_microbatches, activation_slots
-        ),
-        extras=pipeline.extras,
-    )
-    return frontier.retraced(rescheduled, frontier.profile)
-
-
-def _sync_time(
-    baseline: Plan, straggler_time: float | None, straggler_slowdown: float | None
-) -> float | None:
-    """When a straggler is finished, s.
-
-    Raises:
-        InputError: both are given, or the time is not finite and positive.
-    """
-    if straggler_time is not None and straggler_slowdown is not None:
-        raise InputError("give straggler_time or straggler_slowdown, not both")
-    if straggler_slowdown is not None:
-        straggler_time = baseline.iteration_time * (1 + straggler_slowdown)
-    return Request.asking(straggler_time=straggler_time).straggler_time_s
-
-
 def _until(plan: Plan, sync_time: float) -> float:
     """J until everyone is finished: the plan, and its waiting for a straggler."""
     return plan.energy + plan.waiting_energy(sync_time)
 
 
-class PartsRow(NamedTuple):
-    """Both ways of planning at one switch latency, by the same time; all GPUs.
-
-    Attributes:
-        switch_latency_s: from a request until the clock changes.
-        deadline_s: that both keep: so much later than maximum frequency ends.
-        baseline_j: energy at maximum frequency.
-        one_clock_j: of the plan with one clock an operation; None where none was found in time.
-        by_parts_j: of the plan with clocks by part, or of the former where that uses no more.
-    """
-
-    switch_latency_s: float
-    deadline_s: float
-    baseline_j: float
-    one_clock_j: float | None
-    by_parts_j: float | None
-
-    def saved_percent(self, energy_j: float | None) -> float | None:
-        """What one of both saves, of the energy at maximum frequency."""
-        return None if energy_j is None else percent(self.baseline_j - energy_j, self.baseline_j)
-
-    @property
-    def gained_percent(self) -> float:
-        """What clocks by part save on top, of the energy at maximum frequency."""
-        one, parts = self.one_clock_j, self.by_parts_j
-        return 0.0 if one is None or parts is None else percent(one - parts, self.baseline_j)
-
-
-def beside_one_clock(frontier: Frontier) -> list[PartsRow]:
+def beside_one_clock(frontier: Frontier) -> list[dict[str, Any]]:
     """Plans with clocks by part and with one clock an operation, for each switch latency; none
-    where the profile's operations have no parts."""
-    profile, rows = frontier.profile, list[PartsRow]()
+    where the profile's operations have no parts.
+
+    Returns:
+        For each `switch_latency_s` (s) the `deadline_s` that both keep, so much later than maximum
+        frequency ends; `one_clock_energy_j` and `by_parts_energy_j` over all GPUs, None where no
+        plan was found in time, the latter of the former where clocks by part use no less; what
+        both save, and what the latter gains, in percent of the energy at maximum frequency.
+    """
+    profile, rows = frontier.profile, list[dict[str, Any]]()
     if profile.adjustments.by_parts is None:
         return rows
     alone = frontier.retraced(frontier.pipeline, profile.derived(by_parts=None))
     fastest = alone.max_frequency_plan()
     deadline = fastest.iteration_time * (1 + _SLOWDOWN)
     for latency in LATENCIES_S:
-        found: list[float | None] = []
-        for own in (alone, frontier):
-            least = min((one for one in found if one is not None), default=None)
+        found: list[float] = []
+        row: dict[str, Any] = {"switch_latency_s": latency, "deadline_s": deadline}
+        for name, own in (("one_clock", alone), ("by_parts", frontier)):
             with suppress(NoAnswerError):
-                energy = own.plan(deadline, switch_latency=latency).energy
-                least = energy if least is None else min(least, energy)
-            found.append(least)
-        rows.append(PartsRow(latency, deadline, fastest.energy, *found))
+                found.append(own.plan(deadline, switch_latency=latency).energy)
+            row[f"{name}_energy_j"] = least = min(found, default=None)
+            row[f"{name}_saved_percent"] = (
+                None if least is None else percent(fastest.energy - least, fastest.energy)
+            )
+        one, ours = row["one_clock_energy_j"], row["by_parts_energy_j"]
+        row["gained_percent"] = 0.0 if one is None else percent(one - ours, fastest.energy)
+        rows.append(row)
     return rows
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A schedule for a job, against the job's plan without slowdown.
+
+    Attributes:
+        frontier: of the schedule, with its stages, chunks, microbatches and replicas.
+        is_job: this is the job as it was given.
+        model_share: parts of the model on a GPU, as a multiple of the job's.
+        at_equal_time: least energy found in the time of the job's plan; None: no plan is as fast.
+        at_equal_energy: fastest plan found with no more energy than the job's; None: there is none.
+        saved_percent: of the energy of the job at maximum frequency, by at_equal_time.
+        faster_percent: time that at_equal_energy saves of the job's.
+    """
+
+    frontier: Frontier
+    is_job: bool
+    model_share: float
+    at_equal_time: Plan | None
+    at_equal_energy: Plan | None
+    saved_percent: float | None
+    faster_percent: float | None
+
+
+def advise(
+    frontier: Frontier,
+    *,
+    schedules: Sequence[str] | None = None,
+    chunks: Sequence[int] | None = None,
+    activation_slots: int | Sequence[int] | None = None,
+    best: int = 3,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Advice]:
+    """The schedules that suit a job best, by energy at equal time, and the job itself.
+
+    All run the job's batch on as many GPUs as the job has: with twice the chunks half the stages,
+    twice the replicas, and half the microbatches in each. Each is traced; those that come first in
+    energy at equal time or in time at equal energy by their relaxed frontiers are planned.
+    Schedules that split the backward take its halves from the profile, or assume that they are
+    equal; `frontier.profile.adjustments` says so. Memory is not looked at.
+
+    Args:
+        frontier: of the job as it is.
+        schedules: names in SCHEDULES; default: all.
+        chunks: model chunks of a stage; default: the job's and twice as many.
+        activation_slots: of EnvPipe's order, see forwards_ahead.
+        best: how many to plan of each ranking and number of chunks.
+        progress: called with (done, of how many) for each schedule traced or planned; how many
+            are planned is known once all are traced.
+
+    Raises:
+        InputError: the job runs no generated schedule, or activation_slots do not fit.
+    """
+    if frontier.pipeline.schedule not in SCHEDULES:
+        raise InputError(
+            f"the job runs {frontier.pipeline.schedule}, not a schedule that others can be set "
+            f"beside: {', '.join(SCHEDULES)}"
+        )
+    shapes = list(_shapes(frontier, schedules or list(SCHEDULES), chunks, activation_slots))
+    show = progress or (lambda done, count: None)
+    traced, adjusted = [frontier], frontier.profile.adjustments
+    for done, (pipeline, replicas) in enumerate(shapes, 1):
+        profile = frontier.profile.fitted(
+            {op.instruction for op in pipeline.operations},
+            recompute=adjusted.recompute,
+            by_parts=adjusted.by_parts,
+        )
+        traced.append(frontier.retraced(pipeline, profile, replicas=replicas))
+        show(done, len(shapes) + 1)
+    reference, chosen, rows = frontier.plan(), [frontier], list[Advice]()
+    joules = reference.energy
+    # Those with other parts of the model on a GPU are ranked apart: not all may fit into memory.
+    for count in sorted({one.pipeline.num_chunks for one in traced[1:]}):
+        alike = [one for one in traced[1:] if one.pipeline.num_chunks == count]
+        in_time = [one for one in alike if one.min_time_ns <= frontier.min_time_ns]
+        within = [one for one in alike if one.energies.min() <= joules]
+        in_time.sort(key=lambda one: one.energy_at(frontier.min_time))
+        within.sort(key=lambda one: float(np.interp(-joules, -one.energies, one.times)))
+        chosen += [*in_time[:best], *within[:best]]
+    chosen = list({id(one): one for one in chosen}.values())
+    for done, one in enumerate(chosen, len(shapes) + 1):
+        rows.append(beside(reference, frontier, one))
+        show(done, len(shapes) + len(chosen))
+    return sorted(
+        rows, key=lambda row: math.inf if row.saved_percent is None else -row.saved_percent
+    )
+
+
+def beside(reference: Plan, job: Frontier, other: Frontier) -> Advice:
+    """A frontier's plans beside the plan without slowdown of a job of the same batch and GPUs."""
+    thrifty = fast = reference if other is job else None
+    if other is not job:
+        if other.min_time_ns <= job.min_time_ns:
+            thrifty = other.plan(job.min_time)
+        with suppress(NoAnswerError):
+            fast = other.plan(energy_budget=reference.energy)
+    before = reference.predicted.baseline.energy_j
+    return Advice(
+        frontier=other,
+        is_job=other is job,
+        model_share=other.pipeline.num_chunks / job.pipeline.num_chunks,
+        at_equal_time=thrifty,
+        at_equal_energy=fast,
+        saved_percent=None if thrifty is None else percent(before - thrifty.energy, before),
+        faster_percent=None
+        if fast is None
+        else percent(job.min_time - fast.iteration_time, job.min_time),
+    )
+
+
+def _shapes(
+    job: Frontier,
+    schedules: Sequence[str],
+    chunks: Sequence[int] | None,
+    activation_slots: int | Sequence[int] | None,
+) -> Iterator[tuple[Pipeline, int]]:
+    """Pipelines other than the job's that run its batch on its GPUs, with their replicas."""
+    own = job.pipeline
+    ranks, batch = own.num_stages * job.replicas, own.num_microbatches * job.replicas
+    seen = {own.operations}
+    if own.in_turn:  # known of the job's own order alone
+        return
+    for count in chunks or (own.num_chunks, 2 * own.num_chunks):
+        stages, rest = divmod(own.num_profile_stages, count)
+        if rest or ranks % stages or batch % (ranks // stages):
+            continue
+        replicas, latency = ranks // stages, own.p2p_latency
+        if isinstance(latency, list) and len(latency) != stages - 1:
+            latency = max(latency)
+        # The plainest of several names for one order is the shortest.
+        for name in sorted(schedules, key=len):
+            ahead = None
+            if name == ENVPIPE and count == 1:
+                recompute = job.profile.adjustments.recompute
+                profile = job.profile.fitted(("backward",), recompute=recompute)
+                ahead = forwards_ahead(profile, batch // replicas, activation_slots)
+            with suppress(InputError):  # schedules that have no such shape
+                pipeline = Pipeline(
+                    name,
+                    stages,
+                    batch // replicas,
+                    num_chunks=count,
+                    p2p_latency=latency,
+                    forwards_ahead=ahead,
+                    extras=own.extras,
+                )
+                if pipeline.operations not in seen:
+                    seen.add(pipeline.operations)
+                    yield pipeline, replicas

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from envplan.frontier import Progress
     from envplan.plan import Plan
-    from envplan.planners import Comparison
+    from envplan.planners.comparison import Comparison
     from envplan.solve import Frontier
 
 
@@ -132,7 +132,7 @@ def _draw_others(axes: Axes, comparison: Comparison, scale: float) -> None:
         axes.plot(other.times, other.energies / scale, label=label, **dashed)
     named = {BASELINE.name}
     for entry in comparison.entries:
-        look = LOOKS[entry.planner]
+        look = LOOKS[entry.plan.planner]
         label = "" if look.name in named else look.name
         _mark(axes, look, entry.plan.iteration_time, entry.plan.energy / scale, label)
         named.add(look.name)

@@ -10,6 +10,7 @@ import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,7 @@ from envplan.units import UW_PER_W, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.planners import Comparison
+    from envplan.planners.comparison import Comparison
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 
@@ -206,14 +207,17 @@ def _rivals(comparison: Comparison) -> list[dict[str, Any]]:
     plans on this one are on every chart anyway."""
     shown = []
     for entry in comparison.entries:
-        schedule, name = entry.plan.job.schedule, entry_name(entry.planner, entry.point)
+        schedule, name = entry.plan.job.schedule, entry_name(entry.plan.planner, entry.point)
         if schedule != comparison.frontier.pipeline.schedule:
             name += f" (schedule {schedule})"
-        elif entry.planner == "frontier":
+        elif entry.plan.planner == "frontier":
             continue
-        if entry.planner != "max_frequency":
-            against = {"saved": entry.savings_percent, "slower": entry.slowdown_percent}
-            shown.append(_point(entry.plan, name) | {"planner": entry.planner} | against)
+        if entry.plan.planner != "max_frequency":
+            against = {
+                "saved": entry.row["savings_percent"],
+                "slower": entry.row["slowdown_percent"],
+            }
+            shown.append(_point(entry.plan, name) | {"planner": entry.plan.planner} | against)
     return shown
 
 
@@ -240,7 +244,8 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
     Args:
         name: what to call it, such as "plan" or "maximum frequency".
     """
-    timed, rows = timeline.operations, timeline.rows
+    operations, rows, replay = timeline.pipeline.operations, timeline.rows, timeline.replay
+    times_ns = (replay.finishes_ns - replay.starts_ns).tolist()
     kinds = list(dict.fromkeys(row["instruction"] for row in rows))
     times, watts = timeline.power
     return {
@@ -250,14 +255,14 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
         "stages": len(timeline.stages),
         "kinds": kinds,
         "ops": {
-            "stage": [one.operation.stage for one in timed],
+            "stage": [op.stage for op in operations],
             "kind": [kinds.index(row["instruction"]) for row in rows],
             "microbatch": [row["microbatch"] for row in rows],
             "chunk": [row["chunk"] for row in rows],
             "start": [row["start_s"] for row in rows],
-            "time": [s_from_ns(one.time_ns) for one in timed],
+            "time": list(map(s_from_ns, times_ns)),
             "mhz": [row["frequency_mhz"] for row in rows],
-            "watts": [_watts(one.energy_fj, one.time_ns) for one in timed],
+            "watts": list(map(_watts, replay.energies_fj.tolist(), times_ns)),
             "slack": [row["could_stretch_s"] for row in rows],
             "critical": [int(row["critical_path"]) for row in rows],
         },
@@ -270,14 +275,16 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
                     _watts(part.energy_fj, part.finish_ns - part.start_ns),
                     part.part,
                 )
-                for part in one.slices
+                for part in of
             ]
-            for k, one in enumerate(timed)
-            if one.slices[0].part
+            for k, of in groupby(
+                (one for one in timeline.slices if one.part), key=lambda one: one.operation
+            )
         },
         "bubbles": [
-            (gap.stage, *map(s_from_ns, (gap.start_ns, gap.finish_ns, gap.usable_ns)))
-            for gap in timeline.bubbles
+            (use["stage"], *(gap[name] for name in ("start_s", "finish_s", "could_fill_s")))
+            for use in timeline.stages
+            for gap in use["bubbles"]
         ],
         "power": {
             "times": [s_from_ns(t) for t in times.tolist()],

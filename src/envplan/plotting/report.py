@@ -14,11 +14,10 @@ from envplan.costs.savings import Site
 from envplan.plotting import page
 from envplan.plotting.figures import in_unit
 from envplan.simulation import simulate
-from envplan.units import j_from_fj
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.planners import Comparison
+    from envplan.planners.comparison import Comparison
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 
@@ -162,25 +161,25 @@ def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
 def _stage_table(before: Timeline, after: Timeline) -> str:
     rows = []
     for was, now in zip(before.stages, after.stages, strict=True):
-        had, has = (j_from_fj(use.computation_fj + use.blocking_fj) for use in (was, now))
+        had, has = (use["computation_energy_j"] + use["blocking_energy_j"] for use in (was, now))
         clocks = [
-            (timed.frequency_mhz, timed.time_ns)
-            for timed in after.operations
-            if timed.operation.stage == now.stage and timed.frequency_mhz
+            (row["frequency_mhz"], row["finish_s"] - row["start_s"])
+            for row in now["operations"]
+            if row["frequency_mhz"]
         ]
         busy = sum(time for _, time in clocks)
         rows.append(
             {
-                "": f"stage {now.stage}",
+                "": f"stage {now['stage']}",
                 "saved (%)": f"{100 * (1 - has / had):.1f}" if had else "–",
                 "energy before": in_unit(had, "J"),
                 "energy now": in_unit(has, "J"),
-                "waited before (%)": f"{100 * was.blocked_ns / max(1, before.sync_time_ns):.1f}",
-                "waits now (%)": f"{100 * now.blocked_ns / max(1, after.sync_time_ns):.1f}",
+                "waited before (%)": f"{100 * was['blocked_s'] / max(1e-9, before.sync_time):.1f}",
+                "waits now (%)": f"{100 * now['blocked_s'] / max(1e-9, after.sync_time):.1f}",
                 "mean clock (MHz)": (
                     f"{sum(mhz * time for mhz, time in clocks) / busy:.0f}" if busy else "–"
                 ),
-                "clock changes": str(len(now.clock_changes) - 1),
+                "clock changes": str(len(now["clock_changes"]) - 1),
             }
         )
     note = f"<p class='about'>Energies over {counted(after.num_gpus, 'GPU')} a stage.</p>"
@@ -191,9 +190,9 @@ def _planner_table(comparison: Comparison) -> str:
     return _table(
         [
             {
-                "": page.entry_name(entry.planner, entry.point),
-                "saved (%)": f"{entry.savings_percent:.2f}",
-                "slower (%)": signed_percent(entry.slowdown_percent),
+                "": page.entry_name(entry.plan.planner, entry.point),
+                "saved (%)": f"{entry.row['savings_percent']:.2f}",
+                "slower (%)": signed_percent(entry.row["slowdown_percent"]),
                 "time (s)": significant(entry.plan.iteration_time),
                 "energy": in_unit(entry.plan.energy, "J"),
                 "gap (%)": f"{100 * entry.plan.gap:.3f}",

@@ -96,7 +96,7 @@ def _windows(shown: Sequence[Timeline]) -> list[Window]:
     """Which parts of timelines a figure shows, s: all, or where there are too many operations as
     long a part at the start and at the end."""
     span = max(each.sync_time for each in shown)
-    most = max(len(each.operations) for each in shown)
+    most = max(len(each.rows) for each in shown)
     if most <= _MOST_DRAWN:
         return [(0.0, span)]
     part = span * _WINDOW / most
@@ -107,9 +107,9 @@ def _left_out(timeline: Timeline, spans: Sequence[Window]) -> str:
     if len(spans) == 1:
         return ""
     (_, first), (last, _) = spans
-    count = sum(first * NS_PER_S < each.start_ns < last * NS_PER_S for each in timeline.operations)
+    count = sum(first < row["start_s"] < last for row in timeline.rows)
     return (
-        f"\n{count:,} of {len(timeline.operations):,} operations, between {first:.4g} s and "
+        f"\n{count:,} of {len(timeline.rows):,} operations, between {first:.4g} s and "
         f"{last:.4g} s, are not shown"
     )
 
@@ -141,20 +141,18 @@ class _Drawn:
 
     Attributes:
         mhz: each one's clock; 0 where it has none, (parts,).
+        whole: whether each is all of its operation, (parts,).
     """
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        rows = [
-            (i, one.frequency_mhz, one.start_ns, one.finish_ns)
-            for i, timed in enumerate(timeline.operations)
-            for one in timed.slices
-        ]
-        self.operation, self.mhz, begin_ns, end_ns = np.array(rows, np.int64).T
+        columns = np.array([one[:4] for one in timeline.slices], np.int64).T
+        self.operation, self.mhz, begin_ns, end_ns = columns
         operations = timeline.pipeline.operations
         self.kinds = np.array([op.instruction for op in operations])[self.operation]
         self.stages = np.array([op.stage for op in operations])[self.operation]
         self.begin, self.end = begin_ns / NS_PER_S, end_ns / NS_PER_S
+        self.whole = np.bincount(self.operation)[self.operation] == 1
 
     def draw(self, axes: Axes, scale: ScalarMappable, window: Window, inches_per_s: float) -> None:
         """A row of bars and bubbles for each stage, the first on top, between two times.
@@ -182,7 +180,7 @@ class _Drawn:
         width = 1.5 if edged else 0.7
         outlined: Any = {"facecolor": "none", "linewidth": width, "zorder": 3}
         self._bars(axes, path, edgecolor=_CRITICAL, **outlined)
-        rows_in_time(axes, [f"stage {use.stage}" for use in self.timeline.stages], window)
+        rows_in_time(axes, [f"stage {k}" for k in range(len(self.timeline.stages))], window)
 
     def _bars(self, axes: Axes, parts: NDArray[Any], **look: Any) -> Any:
         heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self.kinds[parts]])
@@ -196,13 +194,13 @@ class _Drawn:
         large as the narrowest bar that has room for one allows."""
         labels = []
         for part, box in zip(parts.tolist(), boxes, strict=True):
-            timed = self.timeline.operations[self.operation[part]]
-            op = timed.operation
+            op = self.timeline.pipeline.operations[self.operation[part]]
             chunk = str(op.chunk) if self.timeline.pipeline.num_chunks > 1 else ""
             number = f"{op.microbatch}{chunk.translate(_SUBSCRIPTS)}"
             digits = sum(1.0 if digit.isascii() else _SUBSCRIPT for digit in number)
-            room = (timed.time_ns / NS_PER_S * inches_per_s * 72 - 2) / (_DIGIT * digits)
-            if room >= _LEAST_NUMBER and len(timed.slices) == 1:
+            seconds = self.end[part] - self.begin[part]
+            room = (seconds * inches_per_s * 72 - 2) / (_DIGIT * digits)
+            if room >= _LEAST_NUMBER and self.whole[part]:
                 labels.append((room, number, box.mean(axis=0).tolist(), ink(fills[part])))
         size = min([room for room, *_ in labels] + [_LARGEST_NUMBER])
         look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
@@ -212,15 +210,15 @@ class _Drawn:
     def _draw_bubbles(self, axes: Axes, window: Window) -> None:
         """What no operation fills, grey; of that what the one before it could fill, hatched."""
         seen = [
-            (bubble.stage, bubble.start_ns, bubble.finish_ns, bubble.start_ns + bubble.usable_ns)
-            for bubble in self.timeline.bubbles
-            if bubble.start_ns < window[1] * NS_PER_S and bubble.finish_ns > window[0] * NS_PER_S
+            (use["stage"], gap["start_s"], gap["finish_s"], gap["start_s"] + gap["could_fill_s"])
+            for use in self.timeline.stages
+            for gap in use["bubbles"]
+            if gap["start_s"] < window[1] and gap["finish_s"] > window[0]
         ]
         for look, end in ((_UNUSABLE, 2), (_USABLE, 3)):
             spans = np.array([(one[0], one[1], one[end]) for one in seen if one[end] > one[1]])
             if len(spans):
-                stages = spans[:, 0]
-                low, spans = stages - _BAR / 2, spans / NS_PER_S
+                low = spans[:, 0] - _BAR / 2
                 bars(axes, spans[:, 1], spans[:, 2], low, _BAR, linewidth=0, zorder=1, **look)
 
 
@@ -229,7 +227,7 @@ def _draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> Non
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    kinds = {timed.operation.instruction for each in shown for timed in each.operations}
+    kinds = {op.instruction for each in shown for op in each.pipeline.operations}
     weight: dict[str, Any] = {"edgecolor": "white", "hatch": _WEIGHT_HATCH}
     of_kinds: list[tuple[set[str], Line2D | Patch]] = [
         ({"forward"}, Line2D([], [], color="0.4", linewidth=4, label="forward (low)")),

@@ -150,7 +150,7 @@ def plans_by(
             plan = search.one_of_many(time_ns)
         except NoAnswerError:
             continue
-        if not plans or plan.uses_less_until_any_time_after(plans[-1]):
+        if not plans or plan.effective_fj < plans[-1].effective_fj:
             plans.append(plan)
     return plans
 

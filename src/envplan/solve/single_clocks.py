@@ -1,6 +1,6 @@
 """Choices of one clock for each stage, or for all: what there is without planning by operation.
 
-They are the baselines that plans are compared with (planners/base.py), and candidates of every
+They are the baselines that plans are compared with (planners/), and candidates of every
 search, so that no plan is worse than one of them.
 """
 

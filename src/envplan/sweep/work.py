@@ -13,8 +13,7 @@ from envplan.errors import DoubtWarning, EnvplanError
 from envplan.pipeline import traits
 from envplan.pipeline.described import described_pipeline, parse_extras
 from envplan.plan import Plan
-from envplan.planners import PLANNERS, forwards_ahead
-from envplan.planners.base import answer
+from envplan.planners import PLANNERS, answer, forwards_ahead
 from envplan.profile import ByParts, Profile
 from envplan.request import Request
 from envplan.simulation import simulate
