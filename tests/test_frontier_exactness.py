@@ -224,7 +224,7 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
     use_cores(None)
     one, two = pieces
     # No walk starts in the middle where all of one kind comes first.
-    assert len(one._walk._main._traces) == (1 if schedule == "gpipe" else 3)
+    assert len(one._walk.main._traces) == (1 if schedule == "gpipe" else 3)
     for found in pieces:
         assert np.array_equal(found.times_ns, frontier.times_ns)
         assert found.slopes_uw[1:] == frontier.slopes_uw[1:]
@@ -252,7 +252,7 @@ def test_frontier_that_a_short_pipeline_proves_is_that_of_the_walk(
     monkeypatch.setattr(start, "_MUCH_LONGER", 1)
     monkeypatch.setattr(start, "_LEAST_PART", 0)
     proved = Relaxation(pipeline, profile, blocking_power=POWER).walk()
-    lifted = [trace for trace in proved._walk._main._traces if isinstance(trace, repeat.Lifted)]
+    lifted = [trace for trace in proved._walk.main._traces if isinstance(trace, repeat.Lifted)]
     if schedule == "1f1b":  # of the others nothing is alike from round to round here
         assert sum(len(trace.breakpoints()[0]) for trace in lifted) > len(walked.times_ns) / 4
     assert np.array_equal(proved.times_ns, walked.times_ns)

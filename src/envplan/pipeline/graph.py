@@ -346,6 +346,16 @@ class Pipeline:
         return f"Pipeline({', '.join([schedule.removeprefix('schedule='), *given])})"
 
     @cached_property
+    def kinds(self) -> NDArray[np.int64]:
+        """Of each operation a number for all but its microbatch, the same in pipelines of any
+        length, and its microbatch, (2, N)."""
+        others = sorted({op.instruction for op in self.operations})
+        number = {name: k for k, name in enumerate(dict.fromkeys([*LETTERS, *EXTRAS, *others]))}
+        chunk, stage = len(number), len(number) * self.num_chunks
+        kinds = [number[o.instruction] + chunk * o.chunk + stage * o.stage for o in self.operations]
+        return np.array([kinds, [op.microbatch for op in self.operations]], np.int64)
+
+    @cached_property
     def before(self) -> list[list[tuple[int, int]]]:
         """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
         before: list[list[tuple[int, int]]] = [[] for _ in self.operations]

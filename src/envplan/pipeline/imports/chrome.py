@@ -203,8 +203,9 @@ def _spans(events: Sequence[Any], file: int) -> Iterator[_Event]:
             continue
         said = {"file": file, "cat": str(event.get("cat", ""))}
         said |= {name: event.get(name, 0) for name in ("pid", "tid")}
-        for given in filter(lambda one: isinstance(one, dict), args):
-            said |= {f"args.{name}": value for name, value in given.items()}
+        for given in args:
+            if isinstance(given, dict):
+                said |= {f"args.{name}": value for name, value in given.items()}
         yield _Event(str(event.get("name", "")), begin, end, said)
 
 
