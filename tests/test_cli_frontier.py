@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import done, envplan, says, small_profile, told
+from envplan.cli.frontier import sketch
 from envplan.cli.output import print_table
-from envplan.cli.sketch import sketch
 from envplan.frontier_file import distinct
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
