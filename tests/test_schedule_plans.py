@@ -5,66 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cli_helpers import assert_refused
 from cli_helpers import envplan as run
 from envplan import simulate
 from envplan.errors import InputError
-from envplan.frontier.network import build_network
-from envplan.pipeline import SCHEDULES, Pipeline
+from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.solve import trace_frontier
-from oracles import relaxed_dual_by_min_cost_flow
-from schedule_oracles import dependency_graph, longest_path, orders_of
-from strategies import EVERY_INSTRUCTION, falling_profiles, noisy, schedules
+from strategies import EVERY_INSTRUCTION
 
-FJ = 1e15
 BUILT_IN = "a40-gpt3-1.3b-8stage"
-
-
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-@given(data=st.data())
-@settings(max_examples=12)
-def test_frontiers_equal_min_cost_flow_and_the_walk_from_t_max(
-    name: str, data: st.DataObject
-) -> None:
-    pipeline = data.draw(schedules(name, max_stages=3, max_microbatches=6))
-    profile = data.draw(
-        falling_profiles(pipeline.num_profile_stages, 6, instructions=EVERY_INSTRUCTION)
-    )
-    quick = trace_frontier(pipeline, profile, blocking_power=70.0)
-    full = trace_frontier(pipeline, profile, blocking_power=70.0, full=True)
-    graph = dependency_graph(orders_of(pipeline), pipeline.p2p_latency_ns)
-    fastest = {
-        op: int(profile.table(op.profile_stage, op.instruction).time_ns.min())
-        for op in pipeline.operations
-    }
-    assert quick.min_time_ns == longest_path(graph, fastest)
-    known = full.times_ns <= full.min_energy_time_ns
-    assert np.array_equal(quick.times_ns, full.times_ns[known])
-    powers = list(quick.blocking_power_uw)
-    network = build_network(pipeline, profile, powers)
-    least = quick.lower_bound_fj(quick.min_energy_time_ns)
-    assert least == relaxed_dual_by_min_cost_flow(network, sum(powers))
-
-
-@pytest.mark.parametrize(
-    ("name", "microbatches"),
-    [("looped-bfs", 83), ("interleaved-zb", 84), ("zb-h1", 83), ("zb-v", 82), ("dualpipe-v", 83)],
-)
-def test_a_long_pipeline_started_from_a_short_one_is_the_same(name: str, microbatches: int) -> None:
-    profile = noisy(Profile.builtin("a40-gpt3-1.3b-4stage")).adjusted(backward_input_share=0.5)
-    chunks = 1 if name == "zb-h1" else 2
-    pipeline = Pipeline(name, 4 // chunks, microbatches, num_chunks=chunks, p2p_latency=0.001)
-    quick = trace_frontier(pipeline, profile, blocking_power=70.0)
-    full = trace_frontier(pipeline, profile, blocking_power=70.0, full=True)
-    assert np.array_equal(quick.times_ns, full.times_ns[full.times_ns <= full.min_energy_time_ns])
-    assert quick.lower_bound_fj(quick.min_time_ns) == full.lower_bound_fj(full.min_time_ns)
 
 
 def with_waiting(num_stages: int, watts: float) -> Profile:
