@@ -93,43 +93,33 @@ NEOX = """{
 }
 """
 TWO = {"pipeline_model_parallel_size": 2}
-
-
 LAYERS = [3, 4, 4, 4, 4, 4, 4, 3]
 
 
 @pytest.mark.parametrize(
-    ("text", "microbatches", "known_as", "shape", "facts"),
+    ("text", "microbatches", "shape", "layers"),
     [
-        (BRIDGE, 16, "interleaved", (4, 2, 16), {"layers_per_stage": LAYERS, "overlap_p2p": True}),
-        # Batch sizes and GPUs tell the microbatches.
-        (NEMO, None, "1f1b", (2, 1, 8), {"layers_per_stage": [15, 13], "overlap_p2p": False}),
-        (SCRIPT, 8, "interleaved", (4, 2, 8), {"layers_per_stage": LAYERS, "overlap_p2p": True}),
-        (
-            PRINTED,
-            None,
-            "interleaved",
-            (4, 2, 8),
-            {"layers_per_stage": LAYERS, "overlap_p2p": True},
-        ),
-        (CASE, 8, "interleaved", (4, 2, 8), {"layers_per_stage": LAYERS, "overlap_p2p": True}),
-        (NEOX, None, "1f1b", (4, 1, 32), {"layers_per_stage": [11] * 4, "overlap_p2p": False}),
+        (BRIDGE, 16, (4, 2, 16), LAYERS),
+        (NEMO, None, (2, 1, 8), [15, 13]),  # batch sizes and GPUs tell the microbatches
+        (SCRIPT, 8, (4, 2, 8), LAYERS),
+        (PRINTED, None, (4, 2, 8), LAYERS),
+        (CASE, 8, (4, 2, 8), LAYERS),
+        (NEOX, None, (4, 1, 32), [11] * 4),
     ],
 )
 def test_a_file_is_a_schedule(
     text: str,
     microbatches: int | None,
-    known_as: str,
     shape: tuple[int, int, int],
-    facts: dict[str, Any],
+    layers: list[int],
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("yaml")
     (tmp_path / "file").write_text(text)
     schedule = read_megatron_file(tmp_path / "file", microbatches)
-    assert schedule.known_as == known_as
+    assert schedule.known_as == ("interleaved" if shape[1] > 1 else "1f1b")
     assert (len(schedule.orders), schedule.num_chunks, schedule.num_microbatches) == shape
-    assert schedule.facts == facts
+    assert schedule.facts == {"layers_per_stage": layers, "overlap_p2p": shape[1] > 1}
 
 
 def test_a_file_of_megatron_bridge_is_imported(tmp_path: Path) -> None:
@@ -185,10 +175,10 @@ def test_layers_are_those_that_megatron_builds() -> None:
         num_layers=22,
         pipeline_model_parallel_size=4,
         virtual_pipeline_model_parallel_size=2,
-        num_layers_in_first_pipeline_stage=None,
-        num_layers_in_last_pipeline_stage=None,
         account_for_embedding_in_pipeline_split=True,
         account_for_loss_in_pipeline_split=True,
+        num_layers_in_first_pipeline_stage=None,
+        num_layers_in_last_pipeline_stage=None,
         pipeline_model_parallel_layout=None,
     )
     built = [
