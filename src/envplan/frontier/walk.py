@@ -150,6 +150,11 @@ class Walk:
         self.slowest_time_ns: int = trace.max_time
         self.max_time_ns = self.main.last_ns
 
+    @property
+    def times_ns(self) -> NDArray[np.int64]:
+        """Every breakpoint, ns, ascending, int64 (n,)."""
+        return self.whole().times_ns
+
     def whole(self, progress: Progress | None = None) -> _Record:
         """Every breakpoint; what is missing is walked, side by side in pieces where it is long.
 
