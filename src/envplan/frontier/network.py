@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from operator import mul
+from itertools import accumulate, pairwise
+from operator import mul, sub
 from typing import Any
 
 import numpy as np
@@ -74,16 +74,17 @@ class Network:
             return None
         curves = []
         for begin, end in pairwise(self.curve_begin.tolist()):
-            kept = sorted({*range(begin, end, every), end - 1})
-            duration, limit = [int(self.duration[begin])], list[int]()
+            kept = sorted({*range(0, end - begin, every), end - begin - 1})
+            level, slopes = self.duration[begin:end].tolist(), self.limit[begin : end - 1].tolist()
+            costs = [0, *accumulate(map(mul, slopes, map(sub, level, level[1:])))]
+            duration, limit = level[:1], list[int]()
             for first, last in pairwise(kept):
-                saved = (-np.diff(self.duration[first : last + 1])).tolist()
-                slope = sum(map(mul, self.limit[first:last].tolist(), saved)) // sum(saved)
+                slope = (costs[last] - costs[first]) // (level[first] - level[last])
                 if limit and slope <= limit[-1]:  # rounded down to that of the chord before
                     duration.pop()
                 else:
                     limit.append(slope)
-                duration.append(int(self.duration[last]))
+                duration.append(level[last])
             curves.append((duration, limit))
         return replace(self, **_levels(curves))
 

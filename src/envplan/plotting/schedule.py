@@ -6,7 +6,7 @@ else; transfers take none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
@@ -97,8 +97,8 @@ class ScheduleLayout:
         """The layout in JSON types."""
 
         def listed(i: int) -> dict[str, Any]:
-            names = ("instruction", "microbatch", "chunk", "profile_stage")
-            operation = {name: getattr(self.pipeline.operations[i], name) for name in names}
+            operation = asdict(self.pipeline.operations[i])
+            del operation["stage"]
             return operation | {"start": float(self.start[i]), "time": float(self.time[i])}
 
         return {
