@@ -7,7 +7,7 @@ test_schedules_against_torch.py.
 from __future__ import annotations
 
 import json
-from itertools import accumulate
+from itertools import accumulate, product
 
 import numpy as np
 import pytest
@@ -200,3 +200,22 @@ def test_a_schedule_of_ones_own_can_be_used_by_name_and_is_checked(
         Pipeline("own", 1, 2)
     monkeypatch.setitem(SCHEDULES, "own", lambda *_shape: [rank(0, "0L0 0F0 0F1")])
     assert drawn(Pipeline("own", 1, 2)) == ["l0 f0 f1"]
+
+
+def test_1f1b_is_what_deepspeeds_train_schedule_says_of_microbatches() -> None:
+    """Forwards take microbatches in order; a backward is that of the one in its buffer."""
+    schedule = pytest.importorskip("deepspeed.runtime.pipe.schedule", reason="needs deepspeed")
+    for stages, microbatches in product((1, 2, 3, 4, 6, 8), (1, 2, 3, 5, 8, 13)):
+        for stage, ours in enumerate(orders_of(Pipeline("1f1b", stages, microbatches))):
+            train = schedule.TrainSchedule(
+                micro_batches=microbatches, stages=stages, stage_id=stage
+            )
+            order: list[tuple[str, int]] = []
+            held: dict[int, int] = {}
+            for command in (command for step in train.steps() for command in step):
+                if isinstance(command, schedule.ForwardPass):
+                    held[command.buffer_id] = sum(name == "forward" for name, _ in order)
+                    order.append(("forward", held[command.buffer_id]))
+                elif isinstance(command, schedule.BackwardPass):
+                    order.append(("backward", held.pop(command.buffer_id)))
+            assert order == [(op.instruction, op.microbatch) for op in ours]
