@@ -1,6 +1,8 @@
+"""`envplan frontier` and the files that it writes, as Python users have them: read, and looked up
+without tracing."""
+
 from __future__ import annotations
 
-import csv
 import json
 import re
 import sys
@@ -9,12 +11,17 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import done, envplan, says, small_profile, told
+from envplan import FrontierFile, NoAnswerError
+from envplan._tables import read_table
+from envplan.cli.frontier import sketch
 from envplan.cli.output import print_table
-from envplan.cli.sketch import sketch
-from envplan.frontier_file import distinct
+from envplan.errors import InputError
+from envplan.frontier_file import Row, distinct
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
-from envplan.solve import trace_frontier
+from envplan.profile import Profile
+from envplan.solve import Frontier, trace_frontier
+from envplan.verify import verify_plan
 
 PNG = b"\x89PNG\r\n\x1a\n"
 COLUMNS = (
@@ -50,29 +57,24 @@ def test_plot_and_output_stand_in_any_order(folder: Path) -> None:
             (folder / name).unlink()
 
 
-def test_csv_has_a_row_for_every_plan_and_gaps_that_hold(folder: Path) -> None:
-    assert done("frontier -o f.csv --quiet") == ""
-    text = (folder / "f.csv").read_text()
-    assert text.splitlines()[0] == COLUMNS
-    rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(text.splitlines())]
-    assert len(rows) > 5
-    assert [r["iteration_time_s"] for r in rows] == sorted(r["iteration_time_s"] for r in rows)
-    for row in rows:
-        assert row["lower_bound_j"] <= row["energy_j"]
-        assert row["gap"] == pytest.approx(row["energy_j"] / row["lower_bound_j"] - 1)
-    assert rows[0]["slowdown_percent"] <= 0 < rows[0]["savings_percent"]
-
-
-def test_json_file_has_the_breakpoints_and_is_what_json_prints(folder: Path) -> None:
+def test_files_hold_plans_and_breakpoints_and_json_is_what_is_printed(folder: Path) -> None:
     document = told("frontier -o f.json")
+    assert done("frontier -o f.csv --quiet") == ""
+    assert (folder / "f.csv").read_text().splitlines()[0] == COLUMNS
     assert json.loads((folder / "f.json").read_text()) == document
     assert document["schema"] == "envplan/frontier/v1"
     times = document["breakpoints"]["iteration_time_s"]
     assert times == sorted(times)
     assert (times[0], times[-1]) == (document["t_min_s"], document["t_star_s"])
-    plan = document["plans"][0]
-    assert [*plan] == [*COLUMNS.split(","), "frequencies_mhz"]
-    assert [len(stage) for stage in plan["frequencies_mhz"]] == [8, 8]
+    plans = document["plans"]
+    assert len(plans) > 5
+    assert plans == sorted(plans, key=lambda plan: plan["iteration_time_s"])
+    for plan in plans:
+        assert [*plan] == [*COLUMNS.split(","), "frequencies_mhz"]
+        assert [len(stage) for stage in plan["frequencies_mhz"]] == [8, 8]
+        assert plan["lower_bound_j"] <= plan["energy_j"]
+        assert plan["gap"] == pytest.approx(plan["energy_j"] / plan["lower_bound_j"] - 1)
+    assert plans[0]["slowdown_percent"] <= 0 < plans[0]["savings_percent"]
 
 
 def test_sidecar_says_schedule_and_microbatches_unless_told_otherwise(folder: Path) -> None:
@@ -124,3 +126,77 @@ def test_the_text_draws_the_curve() -> None:
 def test_a_falling_line_falls() -> None:
     lines = sketch([(0, 1), (1, 0)], [], width=8, height=2, units=(" s", " J"))
     assert lines == ["1 J │⠉⠒⠤⣀", "0 J │    ⠉⠒⠤⣀", "    └────────", "     0 s  1 s"]
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    small_profile(3, blocking=60.0).save_csv(tmp_path / "profile.csv")
+    return Profile.read_csv(tmp_path / "profile.csv")
+
+
+@pytest.fixture
+def frontier(profile: Profile) -> Frontier:
+    return trace_frontier(Pipeline("1f1b", 3, 4), profile, gpus_per_stage=2, replicas=3)
+
+
+@pytest.fixture
+def file(frontier: Frontier, tmp_path: Path) -> FrontierFile:
+    FrontierFile.from_plans(frontier, distinct(frontier.sample_plans(9))).save(
+        tmp_path / "frontier.json"
+    )
+    return FrontierFile.load(tmp_path / "frontier.json")
+
+
+def test_a_plan_is_looked_up_for_any_time_and_holds(
+    file: FrontierFile, frontier: Frontier, profile: Profile
+) -> None:
+    for share in (0.0, 0.3, 0.71, 1.0, 1.5):
+        time = frontier.min_time + share * (frontier.min_energy_time - frontier.min_time)
+        row = [one for one in file.plans if one.iteration_time_s <= time][-1]
+        for plan in (file.plan(time), file.plan(time, profile)):
+            assert plan.iteration_time == row.iteration_time_s <= time
+            assert plan.energy == row.energy_j
+            assert verify_plan(plan, profile)
+
+
+def test_curve_is_that_of_the_frontier_from_t_min_on(
+    file: FrontierFile, frontier: Frontier
+) -> None:
+    for share in (0.0, 0.123, 0.9, 1.0):
+        time = frontier.min_time + share * (frontier.min_energy_time - frontier.min_time)
+        assert file.energy_at(time) == pytest.approx(frontier.energy_at(time))
+    assert file.energy_at(1e6) == file.breakpoints.energy_j[-1]
+    with pytest.raises(NoAnswerError, match="T_min is"):
+        file.energy_at(file.t_min_s / 2)
+    with pytest.raises(NoAnswerError, match="no plan of the file ends by"):
+        file.plan(file.t_min_s / 2)
+
+
+def test_another_profile_is_refused(file: FrontierFile) -> None:
+    with pytest.raises(InputError, match="has changed"):
+        file.plan(1e6, small_profile(3))
+
+
+def test_table_holds_the_same_plans(file: FrontierFile, tmp_path: Path) -> None:
+    file.save(tmp_path / "frontier.csv")
+    rows = list(read_table(tmp_path / "frontier.csv", Row, kind="a frontier").rows())
+    assert [row.model_dump() for row in rows] == [
+        plan.model_dump(exclude={"frequencies_mhz", "configs"}) for plan in file.plans
+    ]
+
+
+def test_configs_of_operations_are_kept(tmp_path: Path) -> None:
+    rows = [
+        f"0,{name},{mhz},{time},{energy},{config}"
+        for name in ("forward", "backward")
+        for mhz, time, energy, config in ((900, 0.2, 20, "a"), (900, 0.1, 30, "b"))
+    ]
+    header = "stage,instruction,frequency,time,energy,config"
+    (tmp_path / "profile.csv").write_text("\n".join([header, *rows, ""]))
+    ran = envplan("frontier", "profile.csv", "-m", 2, "-o", "f.json", "-q", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    file = FrontierFile.load(tmp_path / "f.json")
+    profile = Profile.read_csv(tmp_path / "profile.csv")
+    plan = file.plan(1e6, profile)
+    assert {operation.config for operation in plan.stages[0]} == {"a"}
+    assert envplan("check", "f.json", cwd=tmp_path).code == 0

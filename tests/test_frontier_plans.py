@@ -1,24 +1,29 @@
-"""Plans on the frontier: deadlines, bounds, look-up, polish."""
+"""Plans on the frontier: deadlines, bounds, look-up, polish; and plans of every schedule."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_helpers import assert_refused, envplan
+from envplan import simulate
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
+from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.power_limits import least_average_uw
 from envplan.units import ns_from_s_floor, w_from_uw
 from envplan.verify import verify_plan
-from strategies import noisy, profiles
+from strategies import EVERY_INSTRUCTION, noisy, profiles
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +31,11 @@ def frontier() -> Frontier:
     return trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
 
 
-def test_target_below_t_min_says_t_min(frontier: Frontier) -> None:
+def test_targets_outside_the_frontier(frontier: Frontier) -> None:
     with pytest.raises(NoAnswerError, match=f"T_min is {frontier.min_time:.9f} s"):
         frontier.plan(frontier.min_time - 1e-9)
-
-
-def test_target_beyond_t_star_gives_the_t_star_plan(frontier: Frontier) -> None:
     late, star = frontier.plan(10 * frontier.min_energy_time), frontier.plan(min_energy=True)
-    assert late.energy == star.energy
-    assert late.frequencies == star.frequencies
+    assert (late.energy, late.frequencies) == (star.energy, star.frequencies)
 
 
 def test_energy_budget_gives_the_fastest_plan_that_keeps_it(frontier: Frontier) -> None:
@@ -92,12 +93,9 @@ def test_a_cap_that_needs_rows_dearer_than_waiting_is_kept_with_as_few_as_possib
 
 
 def test_energy_at_interpolates_breakpoints_and_rests_beyond_t_star(frontier: Frontier) -> None:
-    for time_s, energy in zip(frontier.times, frontier.energies, strict=True):
-        assert frontier.energy_at(time_s) == energy
-    a, b = frontier.times[3:5]
-    middle = ns_from_s_floor((a + b) / 2) / 1e9
-    weight = (middle - a) / (b - a)
-    between = frontier.energies[3] * (1 - weight) + frontier.energies[4] * weight
+    assert list(map(frontier.energy_at, frontier.times)) == frontier.energies.tolist()
+    middle = ns_from_s_floor((frontier.times[3] + frontier.times[4]) / 2) / 1e9
+    between = np.interp(middle, frontier.times, frontier.energies)
     assert frontier.energy_at(middle) == pytest.approx(between, rel=1e-12)
     assert frontier.energy_at(1e6) == frontier.energy_at(frontier.min_energy_time)
     with pytest.raises(NoAnswerError):
@@ -133,17 +131,11 @@ def test_polish_keeps_the_deadline_and_never_makes_it_worse(microbatches: int) -
     assert verify_plan(polished, profile)
 
 
-def test_profile_for_another_number_of_stages_is_refused() -> None:
+def test_what_cannot_be_traced_is_refused() -> None:
     with pytest.raises(InputError, match="has 4 stages and the pipeline needs 6"):
         trace_frontier(Pipeline("1f1b", 6, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
-
-
-def test_numbers_beyond_the_integer_range_are_refused() -> None:
-    rows = [
-        (0, i, f, t, e)
-        for i in ("forward", "backward")
-        for f, t, e in ((1000, 9e8, 1.0), (1200, 8e8, 2.0))
-    ]
+    options = ((1000, 9e8, 1.0), (1200, 8e8, 2.0))
+    rows = [(0, name, *option) for name in ("forward", "backward") for option in options]
     with pytest.raises(InputError, match=r"range|64-bit"):
         trace_frontier(Pipeline("1f1b", 1, 10_000), Profile.from_rows(rows), blocking_power=0)
 
@@ -168,18 +160,77 @@ def test_progress_falls_to_t_min_and_an_exception_in_it_ends_the_trace() -> None
 
 def test_other_threads_run_while_a_frontier_is_traced() -> None:
     pipeline, profile = Pipeline("1f1b", 8, 64), Profile.builtin("a40-gpt3-1.3b-8stage")
-    ticks, done = [0], threading.Event()
+    traced = threading.Thread(
+        target=trace_frontier, args=(pipeline, profile), kwargs={"full": True}
+    )
+    traced.start()
+    ticks = 0
+    while traced.is_alive():
+        ticks += 1
+        time.sleep(0.001)
+    assert ticks > 5
 
-    def tick() -> None:
-        while not done.is_set():
-            ticks[0] += 1
-            time.sleep(0.001)
 
-    thread = threading.Thread(target=tick)
-    thread.start()
-    before = ticks[0]
-    trace_frontier(pipeline, profile, full=True)
-    during = ticks[0] - before
-    done.set()
-    thread.join()
-    assert during > 5
+BUILT_IN = "a40-gpt3-1.3b-8stage"
+
+
+def with_waiting(num_stages: int, watts: float) -> Profile:
+    """Every operation takes 0.1 s and 10 J on any model stage; waiting draws the given power."""
+    rows = [
+        (stage, name, 1000, 0.1, 10.0) for stage in range(num_stages) for name in EVERY_INSTRUCTION
+    ]
+    rows += [(stage, "blocking", 1000, 1.0, watts) for stage in range(num_stages)]
+    return Profile.from_rows(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [("interleaved", 2), ("looped-bfs", 3), ("interleaved-zb", 2), ("zb-v", 2), ("dualpipe-v", 2)],
+)
+def test_a_gpu_with_several_model_stages_waits_once(name: str, chunks: int) -> None:
+    pipeline = Pipeline(name, 2, 4, num_chunks=chunks)
+    frontier = trace_frontier(pipeline, with_waiting(2 * chunks, 50.0), gpus_per_stage=3)
+    assert frontier.blocking_power_w == (50.0, 50.0)
+    plan = frontier.max_frequency_plan()
+    computing = 10.0 * len(pipeline.operations)
+    waiting = 50.0 * (2 * plan.iteration_time - 0.1 * len(pipeline.operations))
+    assert plan.energy == pytest.approx(3 * (computing + waiting))
+    timeline = simulate(plan, frontier.profile)
+    assert timeline.blocking_energy == pytest.approx(3 * waiting)
+
+
+def test_a_profile_without_split_backwards_says_how_to_split_them() -> None:
+    profile = Profile.builtin("a40-gpt3-1.3b-4stage")
+    with pytest.raises(InputError, match=r"no rows for backward_input on stage 3.*derive"):
+        trace_frontier(Pipeline("zb-v", 2, 4), profile)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "chunks"),
+    [
+        *((name, 8, 1) for name in ("looped-bfs", "interleaved-zb", "zb-h1")),
+        *((name, 4, 2) for name in ("zb-v", "dualpipe-v")),
+    ],
+)
+def test_a_schedule_is_solved_for_and_checked_by_name_alone(
+    name: str, stages: int, chunks: int, tmp_path: Path
+) -> None:
+    solved = envplan(
+        "solve", BUILT_IN, "--schedule", name, "-m", "8", "--slowdown", "1", cwd=tmp_path
+    )
+    assert solved.code == 0, solved.err
+    for command in ("check plan.json", "apply plan.json", "check run.freqplan.json", "simulate"):
+        ran = envplan(*command.split(), cwd=tmp_path)
+        assert (ran.code, ran.err) == (0, ""), command
+    plan = Plan.load(tmp_path / "plan.json")
+    assert (plan.job.schedule, plan.job.stages, plan.job.chunks) == (name, stages, chunks)
+    counts = Counter(op.instruction for stage in plan.stages for op in stage)
+    assert counts["forward"] == counts["backward"] + counts["backward_input"] == 8 * 8
+    assert counts["backward_weight"] == counts["backward_input"]
+
+
+@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
+def test_a_v_needs_two_chunks_of_an_even_number_of_model_stages(name: str, tmp_path: Path) -> None:
+    with_waiting(3, 50.0).save_csv(tmp_path / "profile.csv")
+    ran = envplan("frontier", "--schedule", name, "-m", "8", cwd=tmp_path)
+    assert_refused(ran, 2, f"{name} with 2 chunks", "3 stages")

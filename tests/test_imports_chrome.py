@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.pipeline import SCHEDULES, Pipeline
+from envplan.pipeline import Pipeline
 from envplan.pipeline.dependencies import short_name
 from envplan.pipeline.imports import ImportedSchedule
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
 from envplan.pipeline.schedules import LETTERS
 from envplan.plotting.schedule import schedule_layout
+from strategies import schedules
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "schedules"
 #: PyTorch's own names of what its schedules of several stages a rank run.
@@ -72,32 +73,17 @@ def refused(folder: Path, events: object, mapping: TraceMapping | None = None) -
     return str(error.value)
 
 
-@given(
-    name=st.sampled_from(sorted(SCHEDULES)),
-    ranks=st.integers(1, 4),
-    microbatches=st.integers(1, 8),
-    chunks=st.integers(1, 3),
-    shuffled=st.randoms(use_true_random=False),
-)
-@settings(max_examples=80, deadline=None)
+@given(schedules(None, 4, 8), st.randoms(use_true_random=False))
+@settings(max_examples=80)
 def test_trace_of_a_schedule_is_imported_as_that_schedule(
-    name: str,
-    ranks: int,
-    microbatches: int,
-    chunks: int,
-    shuffled: random.Random,
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, pipeline: Pipeline, shuffled: random.Random
 ) -> None:
-    try:
-        pipeline = Pipeline(name, ranks, microbatches, num_chunks=chunks)
-    except InputError:
-        return
     events = traced(pipeline)
     shuffled.shuffle(events)
     read_back = read(tmp_path_factory.mktemp("trace"), events, by(PYTORCH))
     assert Pipeline.from_imported(read_back).operations == pipeline.operations
-    pids = [str(40 + rank) for rank in range(ranks)]
-    assert read_back.facts["rank_labels"] == (pids if ranks > 1 else ["7"])
+    pids = [str(40 + rank) for rank in range(pipeline.num_stages)]
+    assert read_back.facts["rank_labels"] == (pids if len(pids) > 1 else ["7"])
 
 
 @pytest.mark.parametrize(("name", "placement"), [("interleaved", "interleaved"), ("zb-v", "v")])
@@ -146,10 +132,9 @@ def test_ranks_are_numbered_by_value_and_by_digits_to_the_nanosecond(tmp_path: P
 
 
 def test_a_file_for_each_rank_may_be_zipped(tmp_path: Path) -> None:
-    events = traced(Pipeline("1f1b", 11, 4))
     paths = [tmp_path / f"rank{rank}.json.gz" for rank in range(11)]
     for rank, path in enumerate(paths):
-        mine = [{**event, "pid": 1} for event in events if event["pid"] == 40 + rank]
+        mine = [e | {"pid": 1} for e in traced(Pipeline("1f1b", 11, 4)) if e["pid"] == 40 + rank]
         path.write_bytes(gzip.compress(json.dumps({"traceEvents": mine}).encode()))
     assert read_chrome_traces(paths, by(PYTORCH)).known_as == "1f1b"
 
@@ -185,18 +170,16 @@ def test_names_may_tell_the_rank_and_leave_the_first_chunk_out(tmp_path: Path) -
 
 
 def test_only_events_of_a_category_count(tmp_path: Path) -> None:
-    pipeline = Pipeline("1f1b", 2, 4)
-    events = traced(pipeline)
-    events += [{**event, "cat": "gpu_user_annotation", "tid": 8} for event in events]
+    cpu = traced(Pipeline("1f1b", 2, 4))
+    gpu = [{**event, "cat": "gpu_user_annotation", "tid": 8} for event in cpu]
     # As ranks of their own, too, they would make a pipeline of four ranks.
-    apart = events[: len(events) // 2] + [{**e, "pid": 90} for e in events[len(events) // 2 :]]
-    for mixed in (events, apart):
+    for mixed in (cpu + gpu, cpu + [{**event, "pid": 90} for event in gpu]):
         words = refused(tmp_path, mixed, by(PYTORCH))
         assert "gpu_user_annotation and user_annotation" in words
         assert "--category" in words
-    trace = read(tmp_path, events, by(PYTORCH, category="^gpu_"))
+    trace = read(tmp_path, cpu + gpu, by(PYTORCH, category="^gpu_"))
     assert trace.known_as == "1f1b"
-    assert sum(trace.skipped.values()) == len(pipeline.operations)
+    assert sum(trace.skipped.values()) == len(cpu)
 
 
 def test_constant_operations_need_not_tell_their_microbatch(tmp_path: Path) -> None:
@@ -259,8 +242,7 @@ def test_mapping_that_does_not_fit_the_trace_is_refused(
     ],
 )
 def test_unusable_file_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(content)
+    (tmp_path / "trace.json").write_bytes(content)
     with pytest.raises(InputError, match=re.escape(words)) as error:
-        read_chrome_traces([path], by(BY_NAME))
+        read_chrome_traces([tmp_path / "trace.json"], by(BY_NAME))
     assert "\n" not in str(error.value)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from cli_helpers import envplan
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.imports.megatron import layers_per_stage, read_megatron_file
+from envplan.pipeline.imports.megatron import layers_per_stage, read_megatron, read_megatron_file
 
 #: As Megatron-Bridge writes its run_config.yaml.
 BRIDGE = """
@@ -93,43 +96,33 @@ NEOX = """{
 }
 """
 TWO = {"pipeline_model_parallel_size": 2}
-
-
 LAYERS = [3, 4, 4, 4, 4, 4, 4, 3]
 
 
 @pytest.mark.parametrize(
-    ("text", "microbatches", "known_as", "shape", "facts"),
+    ("text", "microbatches", "shape", "layers"),
     [
-        (BRIDGE, 16, "interleaved", (4, 2, 16), {"layers_per_stage": LAYERS, "overlap_p2p": True}),
-        # Batch sizes and GPUs tell the microbatches.
-        (NEMO, None, "1f1b", (2, 1, 8), {"layers_per_stage": [15, 13], "overlap_p2p": False}),
-        (SCRIPT, 8, "interleaved", (4, 2, 8), {"layers_per_stage": LAYERS, "overlap_p2p": True}),
-        (
-            PRINTED,
-            None,
-            "interleaved",
-            (4, 2, 8),
-            {"layers_per_stage": LAYERS, "overlap_p2p": True},
-        ),
-        (CASE, 8, "interleaved", (4, 2, 8), {"layers_per_stage": LAYERS, "overlap_p2p": True}),
-        (NEOX, None, "1f1b", (4, 1, 32), {"layers_per_stage": [11] * 4, "overlap_p2p": False}),
+        (BRIDGE, 16, (4, 2, 16), LAYERS),
+        (NEMO, None, (2, 1, 8), [15, 13]),  # batch sizes and GPUs tell the microbatches
+        (SCRIPT, 8, (4, 2, 8), LAYERS),
+        (PRINTED, None, (4, 2, 8), LAYERS),
+        (CASE, 8, (4, 2, 8), LAYERS),
+        (NEOX, None, (4, 1, 32), [11] * 4),
     ],
 )
 def test_a_file_is_a_schedule(
     text: str,
     microbatches: int | None,
-    known_as: str,
     shape: tuple[int, int, int],
-    facts: dict[str, Any],
+    layers: list[int],
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("yaml")
     (tmp_path / "file").write_text(text)
     schedule = read_megatron_file(tmp_path / "file", microbatches)
-    assert schedule.known_as == known_as
+    assert schedule.known_as == ("interleaved" if shape[1] > 1 else "1f1b")
     assert (len(schedule.orders), schedule.num_chunks, schedule.num_microbatches) == shape
-    assert schedule.facts == facts
+    assert schedule.facts == {"layers_per_stage": layers, "overlap_p2p": shape[1] > 1}
 
 
 def test_a_file_of_megatron_bridge_is_imported(tmp_path: Path) -> None:
@@ -185,10 +178,10 @@ def test_layers_are_those_that_megatron_builds() -> None:
         num_layers=22,
         pipeline_model_parallel_size=4,
         virtual_pipeline_model_parallel_size=2,
-        num_layers_in_first_pipeline_stage=None,
-        num_layers_in_last_pipeline_stage=None,
         account_for_embedding_in_pipeline_split=True,
         account_for_loss_in_pipeline_split=True,
+        num_layers_in_first_pipeline_stage=None,
+        num_layers_in_last_pipeline_stage=None,
         pipeline_model_parallel_layout=None,
     )
     built = [
@@ -273,3 +266,74 @@ def test_unusable_file_is_refused(text: str, words: str, tmp_path: Path) -> None
     (tmp_path / "file").write_text(text)
     with pytest.raises(InputError, match=re.escape(words)):
         read_megatron_file(tmp_path / "file", 8)
+
+
+#: The sizes of Llama 3.1 405B, which the recipe would ask Hugging Face for.
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 126,
+    "hidden_size": 16384,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "intermediate_size": 53248,
+    "vocab_size": 128256,
+}
+
+
+class StandIn(ModuleType):
+    """A module that has a class of any name."""
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (torch.nn.Module,), {})
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Any:
+    """The configuration of a recipe, PP=8 and VP=2, as Bridge's own code makes it."""
+    if find_spec("megatron") is None or find_spec("megatron.bridge") is None:
+        pytest.skip("megatron-bridge is not installed")
+    # What cannot be imported without a GPU: layers of Transformer Engine, and recipes for images.
+    for name in ("megatron.bridge.peft.lora", "megatron.bridge.peft.lora_layers"):
+        module = StandIn(name)
+        module.__spec__ = ModuleSpec(name, None)
+        sys.modules[name] = module
+    import megatron.bridge
+
+    recipes = ModuleType("megatron.bridge.recipes")
+    recipes.__path__ = [f"{megatron.bridge.__path__[0]}/recipes"]
+    sys.modules[recipes.__name__] = recipes
+    from megatron.bridge import AutoBridge
+    from megatron.bridge.recipes.llama import llama3
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"])
+    AutoBridge.from_hf_pretrained = lambda *_, **__: AutoBridge.from_hf_config(config)
+    return llama3.llama31_405b_pretrain_config()
+
+
+def test_recipe_that_bridge_writes_is_read(recipe: Any, tmp_path: Path) -> None:
+    recipe.to_yaml(str(tmp_path / "run_config.yaml"))
+    command = ["schedule", "import", "run_config.yaml", "--format", "megatron", "--json"]
+    refused = envplan(*command, cwd=tmp_path)
+    assert refused.code == 2
+    assert "give --microbatches M" in refused.err  # it does not say on how many GPUs it will run
+    said = json.loads(envplan(*command, "--microbatches", "64", cwd=tmp_path).out)
+    assert (said["ranks"], said["chunks"], said["known_as"]) == (8, 2, "interleaved")
+    assert said["layers_per_stage"] == [7, *[8] * 14, 7]
+
+
+def test_recipe_in_memory_is_read_as_megatron_builds_it(recipe: Any) -> None:
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+    model = recipe.model
+    model.apply_rope_fusion = False  # it is Transformer Engine's
+    model.finalize()
+    assert read_megatron(model, 64).num_chunks == 2
+    assert layers_per_stage(model) == [
+        get_num_layers_to_build(model, vp_stage=chunk, pp_rank=rank)
+        for chunk in range(2)
+        for rank in range(8)
+    ]

@@ -17,14 +17,6 @@ from strategies import schedules
 EXAMPLES = Path(__file__).parents[1] / "examples" / "schedules"
 
 
-def refused(path: Path, text: str) -> InputError:
-    path.write_text(text)
-    with pytest.raises(InputError) as error:
-        Pipeline.from_imported(read_torch_csv(path))
-    assert "\n" not in str(error.value)
-    return error.value
-
-
 def test_cells_become_operations_of_their_model_stage_overlapped_ones_in_turn() -> None:
     rows = [["0F0", "", "3F0", "3I0", "3W0", "0B0"], ["", "1F0", "2F0", "2B0", "1B0"]]
     first, second = parse_rows(rows).orders
@@ -105,21 +97,23 @@ def test_instruction_that_pytorch_does_not_have_cannot_be_exported() -> None:
 def test_unusable_file_is_refused_saying_where(
     text: str, line: int | None, column: int | None, words: str, tmp_path: Path
 ) -> None:
-    error = refused(tmp_path / "schedule.csv", text)
+    (tmp_path / "schedule.csv").write_text(text)
+    with pytest.raises(InputError) as caught:
+        Pipeline.from_imported(read_torch_csv(tmp_path / "schedule.csv"))
+    error = caught.value
+    assert "\n" not in str(error)
     assert (error.line, error.column) == (line, column)
     assert words in error.message
 
 
-def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "schedule.csv"
-    path.write_bytes(b"0F0,\xff\xfe\n")
-    with pytest.raises(InputError, match="UTF-8"):
-        read_torch_csv(path)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_torch_csv(tmp_path / "missing.csv")
-    path.write_text("0F0," + "9" * 200_000)
-    with pytest.raises(InputError, match=r"not CSV|no action"):
-        read_torch_csv(path)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"0F0,\xff\xfe\n", "UTF-8"), (b"0F0," + b"9" * 200_000, "not CSV|no action")],
+)
+def test_file_that_is_no_schedule_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "schedule.csv").write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        read_torch_csv(tmp_path / "schedule.csv")
 
 
 def test_example_is_a_schedule_that_envplan_has_no_name_for() -> None:

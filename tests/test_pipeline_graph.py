@@ -1,40 +1,23 @@
+"""Pipelines as graphs: their exact replay, and orders of operations that a user brings."""
+
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from schedule_oracles import orders_of
-
-
-def dag_of(stages: list[int], after: dict[tuple[int, int], int]) -> Pipeline:
-    """Operation i runs on stages[i]; after: (i, j) -> latency in ns."""
-    return Pipeline.from_dag(
-        {
-            "schema": "envplan/dag/v1",
-            "operations": [
-                {
-                    "id": str(j),
-                    "stage": stage,
-                    "instruction": "forward",
-                    "microbatch": j,
-                    "after": [
-                        {"id": str(i), "latency": lag / 1e9}
-                        for (i, then), lag in after.items()
-                        if then == j
-                    ],
-                }
-                for j, stage in enumerate(stages)
-            ],
-        }
-    )
+from envplan.pipeline.dependencies import check_orders, described, short_name
+from schedule_oracles import dependency_graph, longest_path, orders_of, rank
+from strategies import dags, schedules
 
 
 def edges(pipeline: Pipeline) -> dict[tuple[int, int], int]:
@@ -43,22 +26,6 @@ def edges(pipeline: Pipeline) -> dict[tuple[int, int], int]:
         for i in range(len(pipeline.operations))
         for k in range(pipeline.succ_begin[i], pipeline.succ_begin[i + 1])
     }
-
-
-@st.composite
-def random_dags(draw: st.DrawFn) -> tuple[Pipeline, list[int]]:
-    """A DAG over a few stages, each operation waiting for some listed before it, and its times."""
-    size = draw(st.integers(1, 14))
-    num_stages = draw(st.integers(1, min(4, size)))
-    stages = draw(st.permutations([i % num_stages for i in range(size)]))
-    lags = st.integers(0, 50)
-    after = {}
-    for j in range(1, size):
-        # At least one edge back keeps the DAG in one piece.
-        befores = draw(st.sets(st.integers(0, j - 1), min_size=1, max_size=3))
-        after.update({(i, j): draw(lags) for i in sorted(befores)})
-    times = draw(st.lists(st.integers(0, 100), min_size=size, max_size=size))
-    return dag_of(stages, after), times
 
 
 def longest_paths(pipeline: Pipeline, times: list[int]) -> tuple[list[int], int]:
@@ -88,27 +55,29 @@ def test_equal_stages_take_the_textbook_makespan(
     assert pipeline.earliest_starts(times)[1] == (microbatches + stages - 1) * 9
 
 
-@settings(max_examples=60, deadline=None)
-@given(random_dags(), st.integers(0, 20))
-def test_replay_agrees_with_longest_paths(case: tuple[Pipeline, list[int]], spare: int) -> None:
-    pipeline, by_id = case
-    times = np.array([by_id[op.microbatch] for op in pipeline.operations])
+@given(st.one_of(dags(1), dags(3, 14), schedules(None, 3, 3)), st.data())
+def test_replay_agrees_with_longest_paths(pipeline: Pipeline, data: st.DataObject) -> None:
+    count = len(pipeline.operations)
+    # Up to 10 ms, as latencies are 2 or 3 ms.
+    drawn = st.lists(st.integers(0, 10**7), min_size=count, max_size=count)
+    times, spare = np.array(data.draw(drawn)), data.draw(st.integers(0, 20))
     start, makespan = pipeline.earliest_starts(times)
     assert (start.tolist(), makespan) == longest_paths(pipeline, times.tolist())
     latest = pipeline.latest_finishes(times, makespan + spare)
     assert start.dtype == latest.dtype == np.int64
     assert (latest - times - start).min() == spare
-    expected = [
-        min(
-            [makespan + spare]
-            + [latest[j] - times[j] - lag for (k, j), lag in edges(pipeline).items() if k == i]
-        )
-        for i in range(len(times))
-    ]
-    assert latest.tolist() == expected
+    ends = [[makespan + spare] for _ in times]
+    for (i, j), lag in edges(pipeline).items():
+        ends[i].append(latest[j] - times[j] - lag)
+    assert latest.tolist() == list(map(min, ends))
     place = {int(i): k for k, i in enumerate(pipeline.order)}
-    assert sorted(place) == list(range(len(pipeline.operations)))
+    assert sorted(place) == list(range(count))
     assert all(place[i] < place[j] for i, j in edges(pipeline))
+    # Types are those of the kernel.
+    assert pipeline.succ_lag_ns.dtype == np.int64
+    for array in (pipeline.stage_begin, pipeline.succ_begin, pipeline.succ, pipeline.order):
+        assert array.dtype == np.int32
+        assert not array.flags.writeable
 
 
 def test_iterations_are_exact_up_to_62_bits_and_refused_beyond() -> None:
@@ -116,19 +85,9 @@ def test_iterations_are_exact_up_to_62_bits_and_refused_beyond() -> None:
     times = np.array([2**60, 2**60, 2**60 - 1, 3])
     assert pipeline.earliest_starts(times)[1] == 3 * 2**60 + 2
     assert pipeline.latest_finishes(times, 2**62)[0] == 2**62 - 2 * 2**60 - 2
-    times += 2**60
-    with pytest.raises(InputError, match="146 years"):
-        pipeline.earliest_starts(times)
-    with pytest.raises(InputError, match="146 years"):
-        pipeline.latest_finishes(times, 0)
-
-
-def test_array_types_are_those_of_the_kernel() -> None:
-    for pipeline in (Pipeline("1f1b", 2, 2), dag_of([0], {})):  # the second has no edges
-        assert pipeline.succ_lag_ns.dtype == np.int64
-        for array in (pipeline.stage_begin, pipeline.succ_begin, pipeline.succ, pipeline.order):
-            assert array.dtype == np.int32
-            assert not array.flags.writeable
+    for replay in (pipeline.earliest_starts, lambda times: pipeline.latest_finishes(times, 0)):
+        with pytest.raises(InputError, match="146 years"):
+            replay(times + 2**60)
 
 
 @pytest.mark.parametrize("field", ["num_stages", "num_microbatches", "num_chunks"])
@@ -188,3 +147,117 @@ def test_stages_that_take_turns_never_work_at_the_same_time() -> None:
     assert all(a[1] <= b[0] or b[1] <= a[0] for a in spans[0] for b in spans[1])
     side_by_side = Pipeline("1f1b", 4, 16, p2p_latency=1e-6).earliest_starts(times)[1]
     assert makespan > side_by_side + 10 * 2700
+
+
+def refusal(*ranks: str) -> str:
+    with pytest.raises(InputError) as error:
+        Pipeline.from_orders([rank(number, text) for number, text in enumerate(ranks)])
+    assert "\n" not in error.value.message
+    return error.value.message
+
+
+#: The order of each rank, and words of the refusal.
+REFUSED = """
+0F0 0F1 0B0 0B1; 1F0 1B0 1F1 | misses an operation: backward of microbatch 1 on model stage 1
+0F1 0B0 0B1 | misses an operation: forward of microbatch 0 on model stage 0
+0F0 0I0 | backward_weight of microbatch 0 on model stage 0 (rank 0)
+0F0 0W0 | backward_input of microbatch 0 on model stage 0 (rank 0)
+0F0 0F1 0F2 0B0; 1F0 | misses an operation: backward of microbatch 0 on model stage 1 (rank 1)
+0F0 0F2000000000 0B0 0B2000000000 | forward of microbatch 1 on model stage 0 (rank 0)
+0F0 0B0 0B0 | backward of microbatch 0 on model stage 0 (rank 0) is there twice
+0F0 0B0 0W0 | backward of microbatch 0 on model stage 0 (rank 0) is there whole and
+0F0 0B0; | rank 1 has no operations
+0F0 0B0 1F0 1B0; 1F1 1B1 | runs model stage 1 on rank 1, but rank 0 runs it, too
+0F0 0B0; 2F0 2B0 | model stage 1 is on no rank, but model stage 2 is
+"""
+
+
+@pytest.mark.parametrize("row", REFUSED.strip().splitlines())
+def test_an_order_that_is_not_whole_says_what_is_wrong(row: str) -> None:
+    ranks, complaint = row.split(" | ")
+    assert complaint in refusal(*ranks.split(";"))
+
+
+def test_operations_that_cannot_be_there_are_named() -> None:
+    assert refusal() == "there are no operations"
+    with pytest.raises(InputError, match=r"forward of .*\(rank 0\) stands in the order of rank 1"):
+        check_orders([rank(0, "0F0 0B0"), rank(0, "1F0 1B0")])
+    operation = replace(rank(0, "0F0")[0], microbatch=-1)
+    with pytest.raises(InputError, match=r"microbatch -1 .* negative"):
+        Pipeline.from_orders([[operation]])
+
+
+#: The order of each rank, and the circle.
+DEADLOCKS = """
+0F0 0B0 0F1 0B1; 1B0 1F0 1F1 1B1 | 1F0 1B0
+0F0 0W0 0I0 | 0I0 0W0
+1F0 0F0 1B0 0B0 | 0F0 1F0
+0F0 1F0 0B0 1I0 1W0 | 1I0 0B0
+0F0 0B0 0F1 0B1; 1F0 1F1 1B0 1B1 | 0B0 0F1 1F1 1B0
+"""
+
+
+@pytest.mark.parametrize("row", DEADLOCKS.strip().splitlines())
+def test_operations_that_wait_for_each_other_deadlock(row: str) -> None:
+    """On one rank, or on several."""
+    ranks, circle = row.split(" | ")
+    found = re.findall(r'"(\w+)"', refusal(*ranks.split(";")))
+    assert found[0] == found[-1]
+    names = circle.split()
+    assert found[:-1] in [names[k:] + names[:k] for k in range(len(names))]
+
+
+def test_a_circle_of_many_ranks_is_cut_short() -> None:
+    complaint = refusal("0F0 10F0 0B0 10B0", *(f"{s}F0 {s}B0" for s in range(1, 10)))
+    assert re.search(r"\(\d+ more\)", complaint)
+    assert complaint.count(" -> ") == 9
+
+
+def test_inference_and_other_instructions_and_uneven_ranks_can_be() -> None:
+    assert len(Pipeline.from_orders([rank(0, "0F0 0F1"), rank(1, "1F0 1F1")]).succ) == 4
+    orders = [rank(0, "0F0 2F0 2B0 0B0"), rank(1, "1F0 1B0")]
+    assert Pipeline.from_orders(orders).num_profile_stages == 3
+    # Other instructions wait for their turn alone.
+    pipeline = Pipeline.from_orders([rank(0, "0L0 0F0 0L1 0B0"), rank(1, "1F0 1B0 1L5")])
+    assert [short_name(op) for op in pipeline.operations[:3]] == ["0load0", "0F0", "0load1"]
+    assert len(pipeline.succ) == 3 + 2 + 2
+
+
+@given(schedules(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_whatever_operation_is_left_out_is_named(pipeline: Pipeline, data: st.DataObject) -> None:
+    assume(len(pipeline.operations) > 4)
+    orders = orders_of(pipeline)
+    missing = data.draw(st.sampled_from(pipeline.operations))
+    orders[missing.stage].remove(missing)
+    with pytest.raises(InputError) as error:
+        check_orders(orders, num_microbatches=pipeline.num_microbatches)
+    assert f"misses an operation: {described(missing)}" in error.value.message
+
+
+@given(schedules(max_stages=3, max_microbatches=4), st.data())
+@settings(max_examples=120, deadline=None)
+def test_a_shuffled_order_is_refused_exactly_where_it_cannot_run(
+    pipeline: Pipeline, data: st.DataObject
+) -> None:
+    """And else takes as long as networkx says; unshuffled, it is the schedule."""
+    orders = orders_of(pipeline)
+    swaps = st.integers(0, data.draw(st.integers(0, 3)))
+    for order in orders:
+        for _ in range(data.draw(swaps)):
+            i, j = (data.draw(st.integers(0, len(order) - 1)) for _ in range(2))
+            order[i], order[j] = order[j], order[i]
+    graph = dependency_graph(orders, pipeline.p2p_latency_ns)
+    latency = pipeline.p2p_latency_ns * 1e-9
+    if nx.is_directed_acyclic_graph(graph):
+        taken = Pipeline.from_orders(orders, p2p_latency=latency)
+        times = {op: 3 + i for i, op in enumerate(taken.operations)}
+        starts, makespan = taken.earliest_starts(np.array(list(times.values())))
+        assert makespan == longest_path(graph, times)
+        if orders == orders_of(pipeline):
+            own = pipeline.earliest_starts(np.array(list(times.values())))
+            assert (starts.tolist(), makespan) == (own[0].tolist(), own[1])
+            assert taken.num_profile_stages == pipeline.num_profile_stages
+    else:
+        with pytest.raises(InputError, match="deadlock"):
+            Pipeline.from_orders(orders)

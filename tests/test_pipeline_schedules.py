@@ -6,8 +6,8 @@ test_schedules_against_torch.py.
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import Any
+import json
+from itertools import accumulate, product
 
 import numpy as np
 import pytest
@@ -42,7 +42,6 @@ DRAWN = [
         f0 f1 b0 f2 b1 f3 b2 f4 b3 b4
         f0 b0 f1 b1 f2 b2 f3 b3 f4 b4""",
     ),
-    (Pipeline("1f1b", 3, 2), "f0 f1 b0 b1\n f0 f1 b0 b1\n f0 b0 f1 b1"),
     (
         Pipeline("envpipe", 3, 5, forwards_ahead=[2, 1, 0]),
         """f0 f1 f2 f3 f4 b0 b1 b2 b3 b4
@@ -128,52 +127,47 @@ def test_no_transfer_is_waited_for_where_a_v_turns_round(schedule: str) -> None:
     assert across == {(0, 1), (2, 3), (1, 0), (3, 2)}
 
 
-@pytest.mark.parametrize(
-    ("schedule", "arguments", "words"),
-    [
-        ("1f2b", {}, 'unknown schedule "1f2b"; known: 1f1b, gpipe, interl'),
-        (None, {}, "unknown schedule"),
-        (["1f1b"], {}, "unknown schedule"),
-        ("dag", {}, "from_dag_file"),
-        ("zb-h1", {"num_chunks": 2}, "zb-h1 runs one model chunk.*interleaved"),
-        ("zb-v", {"num_chunks": 3}, "zb-v runs two model chunks per stage, not 3"),
-        ("dualpipe-v", {"num_chunks": 1}, "dualpipe-v runs two model chunks per stage, not 1"),
-        ("dualpipe-v", {"num_microbatches": 5}, "6 for 3 pipeline stages, not 5"),
-        ("gpipe", {"forwards_ahead": [0, 0, 0]}, "goes with schedule envpipe, not gpipe"),
-        ("envpipe", {"forwards_ahead": [1, 0]}, "list of 3 numbers"),
-        ("envpipe", {"forwards_ahead": 7}, "forwards_ahead should be a valid list"),
-        (
-            "envpipe",
-            {"forwards_ahead": [-1, 0, 0]},
-            r"ahead\[0\] should be greater than or equal to 0",
-        ),
-        ("envpipe", {"forwards_ahead": [1.5, 0, 0]}, r"ahead\[0\] should be a valid integer"),
-        ("envpipe", {"forwards_ahead": [6, 0, 0]}, r"ahead\[0\] must be at most 5, not 6"),
-        ("envpipe", {"forwards_ahead": [1, 2, 0]}, r"ahead\[1\] must be at most 1, not 2"),
-        ("envpipe", {"forwards_ahead": [1, 1, 1]}, r"ahead\[2\] must be at most 0"),
-        ("1f1b", {"microbatch_group": 2}, "goes with schedule interleaved"),
-        *(
-            ("interleaved", {"num_chunks": 2, "microbatch_group": g}, f"groups of {g} micro")
-            for g in (2, 9, 7)
-        ),
-        ("1f1b", {"extras": {"coffee": [0]}}, "no extra operation; known: load, all_reduce, red"),
-        ("1f1b", {"extras": {"load": []}}, "must list the stages"),
-        ("1f1b", {"extras": {"load": [3]}}, "load must list the stages that have it, of 0 to 2"),
-        ("1f1b", {"extras": {"load": [-1]}}, "greater than or equal to 0"),
-        ("1f1b", {"extras": ["load"]}, "extras should be an object"),
-        ("1f1b", {"in_turn": [2]}, "in_turn .*stages that have a next one"),
-        ("1f1b", {"in_turn": "1"}, "in_turn should be a valid list"),
-        ("looped-bfs", {"num_chunks": 2, "in_turn": [0]}, "in_turn goes with one chunk"),
-        ("1f1b", {"num_stages": None}, "stages should be a valid integer, not null"),
-        ("1f1b", {"num_stages": 2**20, "num_microbatches": 2**20}, "at most 1048576"),
-    ],
-)
-def test_what_cannot_be_scheduled_is_refused(
-    schedule: Any, arguments: dict[str, Any], words: str
-) -> None:
+#: Schedule, further arguments for 3 stages and 8 microbatches, and words of the refusal.
+REFUSED = r"""
+"1f2b" | {} | unknown schedule "1f2b"; known: 1f1b, gpipe, interl
+null | {} | unknown schedule
+["1f1b"] | {} | unknown schedule
+"dag" | {} | from_dag_file
+"zb-h1" | {"num_chunks": 2} | zb-h1 runs one model chunk.*interleaved
+"zb-v" | {"num_chunks": 3} | zb-v runs two model chunks per stage, not 3
+"dualpipe-v" | {"num_chunks": 1} | dualpipe-v runs two model chunks per stage, not 1
+"dualpipe-v" | {"num_microbatches": 5} | 6 for 3 pipeline stages, not 5
+"gpipe" | {"forwards_ahead": [0, 0, 0]} | goes with schedule envpipe, not gpipe
+"envpipe" | {"forwards_ahead": [1, 0]} | list of 3 numbers
+"envpipe" | {"forwards_ahead": 7} | forwards_ahead should be a valid list
+"envpipe" | {"forwards_ahead": [-1, 0, 0]} | ahead\[0\] should be greater than or equal to 0
+"envpipe" | {"forwards_ahead": [1.5, 0, 0]} | ahead\[0\] should be a valid integer
+"envpipe" | {"forwards_ahead": [6, 0, 0]} | ahead\[0\] must be at most 5, not 6
+"envpipe" | {"forwards_ahead": [1, 2, 0]} | ahead\[1\] must be at most 1, not 2
+"envpipe" | {"forwards_ahead": [1, 1, 1]} | ahead\[2\] must be at most 0
+"1f1b" | {"microbatch_group": 2} | goes with schedule interleaved
+"interleaved" | {"num_chunks": 2, "microbatch_group": 2} | groups of 2 micro
+"interleaved" | {"num_chunks": 2, "microbatch_group": 9} | groups of 9 micro
+"interleaved" | {"num_chunks": 2, "microbatch_group": 7} | groups of 7 micro
+"1f1b" | {"extras": {"coffee": [0]}} | no extra operation; known: load, all_reduce, red
+"1f1b" | {"extras": {"load": []}} | must list the stages
+"1f1b" | {"extras": {"load": [3]}} | load must list the stages that have it, of 0 to 2
+"1f1b" | {"extras": {"load": [-1]}} | greater than or equal to 0
+"1f1b" | {"extras": ["load"]} | extras should be an object
+"1f1b" | {"in_turn": [2]} | in_turn .*stages that have a next one
+"1f1b" | {"in_turn": "1"} | in_turn should be a valid list
+"looped-bfs" | {"num_chunks": 2, "in_turn": [0]} | in_turn goes with one chunk
+"1f1b" | {"num_stages": null} | stages should be a valid integer, not null
+"1f1b" | {"num_stages": 1048576, "num_microbatches": 1048576} | at most 1048576
+"""
+
+
+@pytest.mark.parametrize("row", REFUSED.strip().splitlines())
+def test_what_cannot_be_scheduled_is_refused(row: str) -> None:
+    schedule, arguments, words = row.split(" | ")
     shape = {"num_stages": 3, "num_microbatches": 8}
     with pytest.raises(InputError, match=words):
-        Pipeline(schedule, **shape | arguments)
+        Pipeline(json.loads(schedule), **shape | json.loads(arguments))
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "interleaved-zb"])
@@ -206,3 +200,22 @@ def test_a_schedule_of_ones_own_can_be_used_by_name_and_is_checked(
         Pipeline("own", 1, 2)
     monkeypatch.setitem(SCHEDULES, "own", lambda *_shape: [rank(0, "0L0 0F0 0F1")])
     assert drawn(Pipeline("own", 1, 2)) == ["l0 f0 f1"]
+
+
+def test_1f1b_is_what_deepspeeds_train_schedule_says_of_microbatches() -> None:
+    """Forwards take microbatches in order; a backward is that of the one in its buffer."""
+    schedule = pytest.importorskip("deepspeed.runtime.pipe.schedule", reason="needs deepspeed")
+    for stages, microbatches in product((1, 2, 3, 4, 6, 8), (1, 2, 3, 5, 8, 13)):
+        for stage, ours in enumerate(orders_of(Pipeline("1f1b", stages, microbatches))):
+            train = schedule.TrainSchedule(
+                micro_batches=microbatches, stages=stages, stage_id=stage
+            )
+            order: list[tuple[str, int]] = []
+            held: dict[int, int] = {}
+            for command in (command for step in train.steps() for command in step):
+                if isinstance(command, schedule.ForwardPass):
+                    held[command.buffer_id] = sum(name == "forward" for name, _ in order)
+                    order.append(("forward", held[command.buffer_id]))
+                elif isinstance(command, schedule.BackwardPass):
+                    order.append(("backward", held.pop(command.buffer_id)))
+            assert order == [(op.instruction, op.microbatch) for op in ours]

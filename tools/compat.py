@@ -108,7 +108,7 @@ ENVIRONMENTS = (
                 "DeepSpeed",
                 "0.19.8",
                 {
-                    "import": "tests/test_schedules_against_deepspeed.py",
+                    "import": "tests/test_pipeline_schedules.py -k deepspeed",
                     "follow": _megatron("'(follows or example) and deepspeed'"),
                     "record": _megatron("'follows and deepspeed'"),
                     "profile in job": _megatron("'profiles and deepspeed'"),
@@ -131,7 +131,7 @@ ENVIRONMENTS = (
             Row(
                 "NeMo Megatron-Bridge",
                 "0.3.1",
-                {"import": "tests/test_imports_megatron_bridge.py"},
+                {"import": "tests/test_imports_megatron.py -k recipe"},
                 "run_config.yaml of its Llama 3.1 405B recipe; stand-ins for its LoRA layers, "
                 "which need Transformer Engine",
             ),

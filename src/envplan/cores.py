@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from threading import Event
 from typing import Final, TypeVar
@@ -47,30 +46,22 @@ def side_by_side(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[
         return [work(item) for item in todo]
     from concurrent.futures import ThreadPoolExecutor
 
-    stop = Event()
+    stop, before = Event(), sys.getswitchinterval()
 
     def one(item: Item) -> Answer:
         _kernel.STOP.set(stop)
         return work(item)
 
-    with _quick_turns(), ThreadPoolExecutor(threads) as pool:
-        asked = [pool.submit(copy_context().run, one, item) for item in todo]
-        try:
-            return [answer.result() for answer in asked]
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-@contextmanager
-def _quick_turns() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    if before <= _WAIT_S:  # another thread's, which sets it back
-        yield
-        return
-    sys.setswitchinterval(_WAIT_S)
+    sys.setswitchinterval(min(before, _WAIT_S))
     try:
-        yield
+        with ThreadPoolExecutor(threads) as pool:
+            asked = [pool.submit(copy_context().run, one, item) for item in todo]
+            try:
+                return [answer.result() for answer in asked]
+            except BaseException:
+                stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     finally:
-        sys.setswitchinterval(before)
+        if before > _WAIT_S:  # else another thread has set it, which sets it back
+            sys.setswitchinterval(before)

@@ -27,6 +27,7 @@ _IMPORTS: Final = {
     _CHROME_TRACE: f"map {_MAPPING}",
 }
 _EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
+_FRONTIER: Final = ("envplan", "frontier", "PROFILE")
 _MOST_NAMED: Final = 6
 
 
@@ -99,13 +100,13 @@ class SourceOptions:
             raise InputError(
                 "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
             )
-        told: dict[str, Any] = {"instructions": dict(self.map)}
         for (one, text), (other, more) in combinations(self.map, 2):
             if one == other and text != more:
                 raise InputError(f"--map {one} is given twice; join the expressions with |")
-        told |= {name: getattr(self, name) for name in _MAPPING.split()}
+        told = {name: getattr(self, name) for name in _MAPPING.split()}
         known = {name: value for name, value in told.items() if value is not None}
-        return chrome.read_chrome_traces(files, chrome.TraceMapping.of(**known))
+        mapping = chrome.TraceMapping.of(instructions=dict(self.map), **known)
+        return chrome.read_chrome_traces(files, mapping)
 
 
 def list_schedules() -> None:
@@ -155,21 +156,16 @@ def show(
     layout = schedule_layout(pipeline)
     with ui.Working("Drawing"):
         ui.draw(plot, lambda: schedule_figure(layout))
-    ui.answer(
-        layout.to_dict,
-        lambda: _print(layout),
-        then=_frontier_of(shape, pipeline),
-    )
+    ui.answer(layout.to_dict, lambda: _print(layout), then=_frontier_of(shape, pipeline))
 
 
 def _frontier_of(shape: ShapeOptions, pipeline: Pipeline) -> list[str]:
     """The command that traces the frontier of a schedule."""
-    command = ["envplan", "frontier", "PROFILE"]
     if pipeline.schedule == "dag":
-        return [*command, "--dag", shape.name]
-    named = ["--schedule", shape.name, "--pp", f"{pipeline.num_stages}"]
+        return [*_FRONTIER, "--dag", shape.name]
     vp = ["--vp", f"{shape.vp}"] if pipeline.num_chunks > 1 and shape.vp else []
-    return [*command, *named, "-m", f"{pipeline.num_microbatches}", *vp]
+    named = ["--schedule", shape.name, "--pp", f"{pipeline.num_stages}"]
+    return [*_FRONTIER, *named, "-m", f"{pipeline.num_microbatches}", *vp]
 
 
 def _pipeline(shape: ShapeOptions) -> Pipeline:
@@ -184,7 +180,7 @@ def _pipeline(shape: ShapeOptions) -> Pipeline:
     if name in SCHEDULES and (stages is None or microbatches is None):
         raise InputError(f"schedule {name} needs {'--pp' if stages is None else '--microbatches'}")
     more: Any = {"num_chunks": shape.vp, "microbatch_group": shape.microbatch_group}
-    return Pipeline(name, stages or 0, microbatches or 0, **more)
+    return Pipeline(name, stages, microbatches, **more)
 
 
 def _print(layout: ScheduleLayout) -> None:
@@ -268,12 +264,13 @@ def import_schedule(
     ui.answer(
         lambda: {**report, "written": str(output)},
         lambda: _print_report(report),
-        then=["envplan", "frontier", "PROFILE", "--dag", str(output)],
+        then=[*_FRONTIER, "--dag", str(output)],
     )
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    chunks = f" x {report['chunks']} chunks" if report["chunks"] > 1 else ""
+    several = report["chunks"] > 1
+    chunks = f" x {report['chunks']} chunks" if several else ""
     known = f"; the order is that of schedule {report['known_as']}" if report["known_as"] else ""
     if report["microbatch_group"]:
         known += f" with --microbatch-group {report['microbatch_group']}"
@@ -281,15 +278,14 @@ def _print_report(report: dict[str, Any]) -> None:
         f"{report['ranks']} ranks{chunks}, {report['microbatches']} microbatches, "
         f"{report['operations']} operations{known}"
     )
-    if "rank_labels" in report:
-        ui.say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
-    if "layers_per_stage" in report:
-        layers = ",".join(map(str, report["layers_per_stage"]))
-        vp = f" --vp {report['chunks']}" if report["chunks"] > 1 else ""
+    if labels := report.get("rank_labels"):
+        ui.say(f"ranks, as the trace calls them: {', '.join(labels)}")
+    if layers := report.get("layers_per_stage"):
+        vp = f" --vp {report['chunks']}" if several else ""
         alone = "" if report["overlap_p2p"] else " --no-overlap-p2p"
         ui.say(
             f"a profile of its stages: envplan profile ... --pp {report['ranks']}{vp} "
-            f"--layers-per-stage {layers} --p2p-latency TIME{alone}"
+            f"--layers-per-stage {','.join(map(str, layers))} --p2p-latency TIME{alone}"
         )
     if report["skipped"]:
         ui.say(f"left out: {_counts(report['skipped'])}")
@@ -340,7 +336,7 @@ def export_schedule(
     ui.answer(
         lambda: {"written": str(target), "operations": count, "ranks": ranks},
         lambda: ui.say(f"{count} operations on {ranks} ranks"),
-        then=["envplan", "frontier", "PROFILE", "--dag", str(target)]
+        then=[*_FRONTIER, "--dag", str(target)]
         if format == _DAG
         else _frontier_of(shape, pipeline),
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from operator import mul
+from itertools import accumulate, pairwise
+from operator import mul, sub
 from typing import Any
 
 import numpy as np
@@ -74,16 +74,17 @@ class Network:
             return None
         curves = []
         for begin, end in pairwise(self.curve_begin.tolist()):
-            kept = sorted({*range(begin, end, every), end - 1})
-            duration, limit = [int(self.duration[begin])], list[int]()
+            kept = sorted({*range(0, end - begin, every), end - begin - 1})
+            level, slopes = self.duration[begin:end].tolist(), self.limit[begin : end - 1].tolist()
+            costs = [0, *accumulate(map(mul, slopes, map(sub, level, level[1:])))]
+            duration, limit = level[:1], list[int]()
             for first, last in pairwise(kept):
-                saved = (-np.diff(self.duration[first : last + 1])).tolist()
-                slope = sum(map(mul, self.limit[first:last].tolist(), saved)) // sum(saved)
+                slope = (costs[last] - costs[first]) // (level[first] - level[last])
                 if limit and slope <= limit[-1]:  # rounded down to that of the chord before
                     duration.pop()
                 else:
                     limit.append(slope)
-                duration.append(int(self.duration[last]))
+                duration.append(level[last])
             curves.append((duration, limit))
         return replace(self, **_levels(curves))
 
@@ -104,47 +105,40 @@ def build_network(
     Raises:
         InputError: the profile lacks an operation of the pipeline, or numbers outgrow 64 bits.
     """
-    count = len(pipeline.operations)
-    source, sink = 2 * count, 2 * count + 1
-    curve_of: dict[tuple[int, str, int, int | None], int] = {}
-    curve = np.empty(count, np.int32)
-    for i, op in enumerate(pipeline.operations):
-        limit = None if power_limit_uw is None else power_limit_uw[i]
-        key = (op.profile_stage, op.instruction, blocking_power_uw[op.stage], limit)
-        curve[i] = curve_of.setdefault(key, len(curve_of))
-    cost_curves = tuple(
-        cost_curve(profile.table(stage, instruction), power, limit)
-        for stage, instruction, power, limit in curve_of
-    )
-    levels: list[tuple[Sequence[int], Sequence[int]]] = [
-        (c.hull_time_ns.tolist(), c.hull_slope_uw.tolist()) for c in cost_curves
+    limits: Sequence[int | None] = power_limit_uw or [None] * len(pipeline.operations)
+    timed = [
+        (op.profile_stage, op.instruction, blocking_power_uw[op.stage], limit)
+        for op, limit in zip(pipeline.operations, limits, strict=True)
     ]
+    number = {key: k for k, key in enumerate(dict.fromkeys(timed))}
+    curve = [number[key] for key in timed]
+    curves = [cost_curve(profile.table(*key[:2]), *key[2:]) for key in number]
+    lags, lag = np.unique([*pipeline.succ_lag_ns.tolist(), 0], return_inverse=True)
+    lag_curve = len(curves) + lag
+    followers = np.diff(pipeline.succ_begin)
+    operations = np.arange(len(timed))
+    first, last = np.setdiff1d(operations, pipeline.succ), operations[followers == 0]
+    source, sink = 2 * len(timed), 2 * len(timed) + 1
+    around = np.full(len(first), source), np.full(len(last), sink)
 
-    lags, lag_index = np.unique(
-        np.concatenate([pipeline.succ_lag_ns, np.zeros(1, np.int64)]), return_inverse=True
-    )
-    levels += [([lag], []) for lag in lags.tolist()]
-    lag_curve = (len(cost_curves) + lag_index).astype(np.int32)
-    no_lag = lag_curve[-1]
+    def int32(*parts: Any) -> NDArray[np.int32]:
+        return np.concatenate(parts).astype(np.int32)
 
-    operations = np.arange(count, dtype=np.int32)
-    before = np.repeat(operations, np.diff(pipeline.succ_begin))
-    first = np.setdiff1d(operations, pipeline.succ)
-    last = operations[np.diff(pipeline.succ_begin) == 0]
-    begin_of, end_of = 2 * operations, 2 * operations + 1
     return Network(
-        num_nodes=2 * count + 2,
-        tail=_int32(begin_of, end_of[before], np.full(len(first), source), end_of[last]),
-        head=_int32(end_of, begin_of[pipeline.succ], begin_of[first], np.full(len(last), sink)),
-        curve=_int32(curve, lag_curve[:-1], np.full(len(first) + len(last), no_lag)),
-        **_levels(levels),
-        cost_curves=cost_curves,
-        base_cost_fj=sum(
-            int(n) * c.base_cost_fj
-            for n, c in zip(
-                np.bincount(curve, minlength=len(cost_curves)), cost_curves, strict=True
-            )
+        num_nodes=2 * len(timed) + 2,
+        tail=int32(
+            2 * operations, 2 * np.repeat(operations, followers) + 1, around[0], 2 * last + 1
         ),
+        head=int32(2 * operations + 1, 2 * pipeline.succ, 2 * first, around[1]),
+        curve=int32(curve, lag_curve[:-1], np.full(len(first) + len(last), lag_curve[-1])),
+        **_levels(
+            [
+                *((c.hull_time_ns.tolist(), c.hull_slope_uw.tolist()) for c in curves),
+                *(([ns], []) for ns in lags.tolist()),
+            ]
+        ),
+        cost_curves=tuple(curves),
+        base_cost_fj=sum(curves[k].base_cost_fj for k in curve),
     )
 
 
@@ -161,7 +155,3 @@ def network_events(starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> 
     """When each event of the network is, ns, where operations start and end then, (N,)."""
     around = [0, ends_ns.max()]
     return np.concatenate([np.stack([starts_ns, ends_ns], axis=1).ravel(), around]).astype(np.int64)
-
-
-def _int32(*parts: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.int32]:
-    return np.concatenate(parts).astype(np.int32)

@@ -186,7 +186,7 @@ class Relaxation:
     @cached_property
     def min_energy_time_ns(self) -> int:
         """T_star in whole ns."""
-        walked = self._walk.walked
+        walked = self._walk.main.record
         if walked.slopes_uw[-1] > self.total_power_uw or len(walked.times_ns) == 1:
             return self.max_time_ns
         energies = np.array(self._walk.whole().energies_fj, dtype=object)
@@ -234,7 +234,8 @@ class Relaxation:
         Args:
             time_ns: not below T_min, ns.
         """
-        return self._walk.energy_fj(min(time_ns, self.min_energy_time_ns))
+        time_ns = min(time_ns, self.min_energy_time_ns)
+        return self._walk.near(time_ns).energy_fj(time_ns)
 
     def waiting_bound_fj(self, time_ns: int) -> int:
         """Least relaxed energy if everybody waits until a time, one GPU a stage, in fJ.
@@ -250,7 +251,7 @@ class Relaxation:
         walk = self._walk if time_ns <= self.max_time_ns else self.beyond
         last = min(time_ns, walk.max_time_ns)
         # Effective costs are convex in time and least at T_max.
-        effective = walk.energy_fj(last) - self.total_power_uw * last
+        effective = walk.near(last).energy_fj(last) - self.total_power_uw * last
         effective -= self.total_power_uw // _PART * (time_ns - last)
         return max(self.network.base_cost_fj, effective)
 
@@ -302,7 +303,7 @@ class Relaxation:
         """
         walk = self._walk if time_ns <= self.max_time_ns else self.beyond
         last, slowest = walk.max_time_ns, self.slowest_time_ns
-        events, flows = walk.state_at(min(time_ns, last))
+        events, flows = walk.near(min(time_ns, last)).state_at(min(time_ns, last))
         if time_ns > last:
             # Not traced so far. A mean of two optima is in time, and by convexity near the optimum.
             # Rounded down, precedences of whole ns still hold.

@@ -53,16 +53,10 @@ _NO_PAIRS: Final = np.empty((0, 5), np.int32)
 
 
 class Optimum(NamedTuple):
-    """A point of a frontier: flows, uW, (arcs,), and event times, ns, (nodes,)."""
+    """A point of a frontier: event times, ns, (nodes,), and flows, uW, (arcs,)."""
 
-    flow: NDArray[np.int64]
     times: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, trace: Trace, time_ns: int | None = None) -> Optimum:
-        """Where a trace stands, or stood at a time."""
-        times, flow = trace.state() if time_ns is None else trace.state_at(time_ns)
-        return cls(flow, times)
+    flow: NDArray[np.int64]
 
 
 class Cut(NamedTuple):
@@ -122,33 +116,18 @@ class Repeated:
     def __init__(self, pipeline: Pipeline, network: Network) -> None:
         self._pipeline = pipeline
         self._network = network
-        self._kind_numbers: dict[object, int] = {}
-        self._numbered: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-        self._kind, self._microbatch = self._kinds(pipeline)
         self._length = _round_length(pipeline)
         self.in_phases = pipeline.schedule in _IN_PHASES
-        self._before, self._after = _edges(pipeline, network)
-        # An edge is known by the operation after it and the kind of the one before.
-        self._operations = _Finder(self._operation_key(self._kind, self._microbatch))
-        self._edges = _Finder(self._edge_key(self._after, self._kind[self._before]))
-        later = self._operations.find(
-            self._operation_key(self._kind, self._microbatch + self._length)
-        )
-        later_edge = self._edges.find(
-            np.where(
-                later[self._after] < 0,
-                -1,
-                self._edge_key(later[self._after], self._kind[self._before]),
-            )
-        )
+        self._kind, self._microbatch = kind, microbatch = pipeline.kinds
+        self._before, self._after = before, after = _edges(pipeline, network)
+        later = self._operation(kind, microbatch + self._length)
+        later_edge = self._edge(later[after], kind[before])
         # Of each arc but those of the source and the sink, which one it is a round later, or -1.
         self._later = np.concatenate([later, np.where(later_edge < 0, -1, later_edge + len(later))])
+        rounds = microbatch // self._length
         self._middle = pipeline.num_microbatches // self._length // 2
-        self._in_middle = np.flatnonzero(
-            (self._microbatch // self._length == self._middle) & (later >= 0)
-        )
-        self._around = np.flatnonzero(abs(self._microbatch // self._length - self._middle) <= 1)
-        self._after_middle = later[self._in_middle]
+        self._in_middle = np.flatnonzero((rounds == self._middle) & (later >= 0))
+        self._around = np.flatnonzero(abs(rounds - self._middle) <= 1)
 
     def cut(self, optimum: Optimum) -> Cut:
         """The cut in the middle over which the least differs from a round later."""
@@ -178,9 +157,9 @@ class Repeated:
                 best = found
         if best is None or self.in_phases or (self._length > 1 and best[0] > 0):
             # By microbatches, in no one place in time.
-            first = np.full((len(self._kind_numbers), 2), self._middle * self._length)
+            first = np.full((self._kind.max() + 1, 2), self._middle * self._length)
             return Cut(first, self.period_ns(optimum), len(self._kind))
-        first = np.zeros((len(self._kind_numbers), 2), np.int64)
+        first = np.zeros((self._kind.max() + 1, 2), np.int64)
         before = np.flatnonzero(times[: 2 * len(self._kind)] < best[1])
         event = self._kind[before // 2], before % 2
         np.maximum.at(first, event, self._microbatch[before // 2] + 1)
@@ -202,7 +181,7 @@ class Repeated:
         """Walk a trace of this pipeline to a time; the parts that repeat, the latest first."""
         part = int((trace.time - trace.min_time) * _UNPROVED_PART) + 1
         while (now := int(trace.breakpoints()[0][-1])) > until_ns:
-            cut, first = self.cut(Optimum.of(trace, now)), len(trace.periods()) - 1
+            cut, first = self.cut(Optimum(*trace.state_at(now))), len(trace.periods()) - 1
             trace.watch(self.pairs(cut) if cut.differing == 0 else _NO_PAIRS)
             if trace.periods()[-1] >= 0:
                 trace.go_on(until_ns)
@@ -223,7 +202,7 @@ class Repeated:
         """How long after each other the rounds in the middle are, ns."""
         if len(self._in_middle) == 0:  # too short for two
             return int(optimum.times[-1])
-        apart = optimum.times[2 * self._after_middle] - optimum.times[2 * self._in_middle]
+        apart = optimum.times[2 * self._later[self._in_middle]] - optimum.times[2 * self._in_middle]
         return int(np.median(apart))
 
     def taking_ns(self, optimum: Optimum, microbatches: int) -> int:
@@ -245,7 +224,7 @@ class Repeated:
         flow = [np.append(flows[0], 0)[here[:, 1]], np.append(flows[1], 0)[edge], flows[2]]
         ends = optimum.times[2 * here + [0, 1]] + cut.period_ns * later
         last = int(optimum.times[-1]) + cut.period_ns * self.rounds_more(long.num_microbatches)
-        return Optimum(np.concatenate(flow), np.append(ends.ravel(), [0, last]))
+        return Optimum(np.append(ends.ravel(), [0, last]), np.concatenate(flow))
 
     def fits(self, cut: Cut, long: Pipeline, network: Network) -> bool:
         """Whether each arc of a longer pipeline is one of this, as many rounds later as its ends
@@ -271,35 +250,24 @@ class Repeated:
         and the operation before it here, (E,). -1 is what a short one lacks: DualPipeV splits
         backwards at its ends only."""
         more = self.rounds_more(long.num_microbatches)
-        kind, microbatch = self._kinds(long)
+        kind, microbatch = long.kinds
         later = np.clip((microbatch[:, None] - cut.first[kind]) // self._length, 0, more)
-        own = microbatch[:, None] - later * self._length
-        here = self._operations.find(self._operation_key(kind[:, None], own))
+        here = self._operation(kind[:, None], microbatch[:, None] - later * self._length)
         before, after = _edges(long, network)
-        edge = self._edges.find(self._edge_key(here[after, 0], kind[before]))
+        edge = self._edge(here[after, 0], kind[before])
         then = microbatch[before] - later[after, 0] * self._length
-        return later, here, edge, self._operations.find(self._operation_key(kind[before], then))
+        return later, here, edge, self._operation(kind[before], then)
 
-    def _kinds(self, pipeline: Pipeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each operation a number for all but its microbatch, and its microbatch, (N,)."""
-        # How many microbatches there are says all that is different about another pipeline.
-        if (found := self._numbered.get(pipeline.num_microbatches)) is None:
-            known = self._kind_numbers
-            both = [
-                (known.setdefault((op.stage, op.instruction, op.chunk), len(known)), op.microbatch)
-                for op in pipeline.operations
-            ]
-            kind, microbatch = np.array(both, np.int64).T
-            found = self._numbered[pipeline.num_microbatches] = kind, microbatch
-        return found
-
-    def _operation_key(
+    def _operation(
         self, kind: NDArray[np.int64], microbatch: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        return kind * 2**31 + microbatch
+        """Which operation is of a kind and a microbatch, -1 where none is."""
+        return _place(kind * 2**31 + microbatch, self._kind * 2**31 + self._microbatch)
 
-    def _edge_key(self, after: NDArray[np.int64], before: NDArray[np.int64]) -> NDArray[np.int64]:
-        return after * 2**31 + before
+    def _edge(self, after: NDArray[np.int64], kind: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which precedence leads to an operation from one of a kind, -1 where none does."""
+        own = self._after * 2**31 + self._kind[self._before]
+        return _place(np.where(after < 0, -1, after * 2**31 + kind), own)
 
 
 class Lifted:
@@ -317,7 +285,7 @@ class Lifted:
             flow value, uW, or at a time, ns.
 
     Attributes:
-        time, last_ns: the latest and the earliest time, ns.
+        time: the latest, ns.
     """
 
     def __init__(
@@ -328,10 +296,9 @@ class Lifted:
         self._short, self._started = short, started
         self._short_ns, self._slopes = times[own], slopes[own]
         self._times = self._short_ns + rounds_more * part.periods_ns
-        self.last_ns = int(self._times[-1])
         self.time = int(self._times[0])
         # Slopes say all of the costs but one.
-        one = started(self._short_at(int(self._short_ns[0])), part.cut, value=int(self._slopes[0]))
+        one = self._begun(self._short_ns[0], part.cut, value=int(self._slopes[0]))
         assert self._times[1] <= one.time <= self.time
         one.run(until=one.max_time)
         drops = (-np.diff(self._times)).tolist()
@@ -349,28 +316,22 @@ class Lifted:
         ends = [int(times[j]) for times in (self._times, self._short_ns) for j in (k - 1, k)]
         late, early, short_late, short_early = ends
         past = (time_ns - early) * (short_late - short_early) // max(1, late - early)
-        return self._started(self._short_at(short_early + past), None, at=time_ns).state()
+        return self._begun(short_early + past, at=time_ns).state()
 
     def next(self) -> Trace:
         """A trace of the long pipeline that stands a little before the end of this."""
-        optimum = self._short_at(int(self._short_ns[-1]))
-        return self._started(optimum, None, value=int(self._slopes[-2]))
+        return self._begun(self._short_ns[-1], value=int(self._slopes[-2]))
 
-    def _short_at(self, time_ns: int) -> Optimum:
-        return Optimum.of(self._short, time_ns)
+    def _begun(self, short_ns: int, cut: Cut | None = None, **where: int) -> Trace:
+        """A trace of the long pipeline from the optimum of the short one at a time."""
+        return self._started(Optimum(*self._short.state_at(int(short_ns))), cut, **where)
 
 
-class _Finder:
-    """Where keys are among others, which are all different."""
-
-    def __init__(self, among: NDArray[np.int64]) -> None:
-        self._order = np.argsort(among)
-        self._sorted = among[self._order]
-
-    def find(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where each key is; -1 where it is not."""
-        at = np.searchsorted(self._sorted, keys)
-        return np.where(np.append(self._sorted, -1)[at] == keys, np.append(self._order, -1)[at], -1)
+def _place(keys: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each key is among others, which are all different; -1 where it is not."""
+    order = np.argsort(among)
+    at = np.append(order, -1)[np.searchsorted(among, keys, sorter=order)]
+    return np.where(np.append(among, -1)[at] == keys, at, -1)
 
 
 def _edges(pipeline: Pipeline, network: Network) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

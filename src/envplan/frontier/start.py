@@ -52,7 +52,7 @@ class Start:
     """Exact optima of one pipeline's network, wherever a walk is to start.
 
     Attributes:
-        network: of the pipeline.
+        pipeline, network: what is walked.
         waiting_uw: what all waiting GPUs draw together.
         coarser: where guesses come from; None where a guess is made from nothing.
     """
@@ -64,7 +64,7 @@ class Start:
         blocking_power_uw: Sequence[int],
         network: Network,
     ) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._powers = blocking_power_uw
         self.network = network
         self.waiting_uw = sum(blocking_power_uw)
@@ -82,16 +82,11 @@ class Start:
         """A trace that stands where a ns is worth so much."""
         if self.coarser is None:
             trace = self.network.trace()
-            trace.start(*self._at_star, value=flow_uw)
+            trace.start(self._at_star.flow, self._at_star.times, value=flow_uw)
             return trace
         star = flow_uw == self.waiting_uw
-        coarse = self.coarser._at_star if star else Optimum.of(self.coarser.at_flow(flow_uw))
-        return self._from(coarse, value=flow_uw)
-
-    @property
-    def num_operations(self) -> int:
-        """Of the pipeline."""
-        return len(self._pipeline.operations)
+        coarse = self.coarser._at_star if star else self.coarser.at_flow(flow_uw).state()
+        return self._from(Optimum(*coarse), value=flow_uw)
 
     def at_time(self, time_ns: int) -> Trace | None:
         """A trace that stands at a time from T_min to T_star or a little later; None where walking
@@ -99,9 +94,10 @@ class Start:
         if self.coarser is None or (self._short is not None and self.coarser._repeated.in_phases):
             return None
         close_ns = int(_CLOSE * time_ns)
-        trace = self._like(time_ns, self._pipeline.num_microbatches, close_ns)
+        trace = self._like(time_ns, self.pipeline.num_microbatches, close_ns)
         if not 0 <= trace.time - time_ns <= close_ns:
-            trace.start(*Optimum.of(trace), at=time_ns)
+            times, flow = trace.state()
+            trace.start(flow, times, at=time_ns)
         return trace
 
     def _like(self, asked_ns: int, microbatches: int, close_ns: int) -> Trace:
@@ -109,7 +105,7 @@ class Start:
         about as long as asked."""
         assert self.coarser is not None
         near = self.coarser._optimum_near(asked_ns, microbatches, close_ns)
-        at = self.coarser._repeated.taking_ns(near, self._pipeline.num_microbatches)
+        at = self.coarser._repeated.taking_ns(near, self.pipeline.num_microbatches)
         return self._from(near, at=at)
 
     def _from(
@@ -117,22 +113,21 @@ class Start:
     ) -> Trace:
         """A trace that jumps from an optimum of what is coarser to a flow value, or to a time."""
         assert self.coarser is not None
-        trace = self.network.trace()
-        if self._short is None:
-            trace.start(*coarse, value=value, at=at)
-        else:
-            repeated = self.coarser._repeated
-            flow, times = repeated.image(coarse, self._pipeline, self.network, cut)
-            trace.start(flow, None if repeated.in_phases else times, value=value, at=at)
+        trace, repeated, times = self.network.trace(), self.coarser._repeated, None
+        if self._short is not None:
+            coarse = repeated.image(coarse, self.pipeline, self.network, cut)
+        if self._short is None or not repeated.in_phases:
+            times = coarse.times
+        trace.start(coarse.flow, times, value=value, at=at)
         return trace
 
     def proved(self, half: int) -> list[Lifted]:
         """The parts of one of HALVES of the frontier below T_star, the latest first, that the walk
         of a much shorter pipeline proves."""
-        coarser = self.coarser
-        if self._short is None or coarser is None or coarser._repeated.in_phases:
+        coarser, short = self.coarser, self._short
+        if short is None or coarser is None or coarser._repeated.in_phases:
             return []
-        if self.num_operations < _MUCH_LONGER * coarser.num_operations:
+        if len(self.pipeline.operations) < _MUCH_LONGER * len(short.operations):
             return []
         trace = coarser.at_flow(self.waiting_uw)
         trace.run(self.waiting_uw, until=trace.max_time)
@@ -148,12 +143,12 @@ class Start:
         repeated = coarser._repeated
         parts = list(repeated.proved(trace, until_ns))
         fewest = _LEAST_PART * len(trace.periods())
-        more = repeated.rounds_more(self._pipeline.num_microbatches)
+        more = repeated.rounds_more(self.pipeline.num_microbatches)
         return [
             Lifted(trace, part, more, self._from)
             for part in parts
             if len(part.periods_ns) > fewest
-            and repeated.fits(part.cut, self._pipeline, self.network)
+            and repeated.fits(part.cut, self.pipeline, self.network)
         ]
 
     def _optimum_near(self, asked_ns: int, microbatches: int, close_ns: int) -> Optimum:
@@ -164,16 +159,17 @@ class Start:
         else:
             trace = self._like(asked_ns, microbatches, _COARSER * close_ns)
 
-        def at(time_ns: int | None = None) -> tuple[Optimum, int]:
-            """Where the trace stands, or stood at a time, and how much too late that is, ns."""
-            there = Optimum.of(trace, time_ns)
+        def at(time_ns: int) -> tuple[Optimum, int]:
+            """Where the trace was at a time, or is now (-1), and how much too late that is, ns."""
+            there = Optimum(*(trace.state() if time_ns < 0 else trace.state_at(time_ns)))
             return there, self._repeated.taking_ns(there, microbatches) - asked_ns
 
-        optimum, late = at()
-        growth = microbatches / self._pipeline.num_microbatches  # of what is late, with the time
+        optimum, late = at(-1)
+        growth = microbatches / self.pipeline.num_microbatches  # of what is late, with the time
         while late < -close_ns and trace.time < trace.max_time:
-            trace.start(*optimum, at=trace.time + 1 - int(_FARTHER * late / growth))
-            optimum, late = at()
+            later_ns = trace.time + 1 - int(_FARTHER * late / growth)
+            trace.start(optimum.flow, optimum.times, at=later_ns)
+            optimum, late = at(-1)
         low, high = trace.min_time - 1, trace.time
         trace.run(until=high)
         while abs(late) > close_ns and high > low + 1:
@@ -190,15 +186,15 @@ class Start:
     @cached_property
     def _at_star(self) -> Optimum:
         if self.coarser is not None:
-            return Optimum.of(self.at_flow(self.waiting_uw))
+            return Optimum(*self.at_flow(self.waiting_uw).state())
         trace = self.network.trace()
-        chains = _chain_flow(self._pipeline, self._powers, self.network)
+        chains = _chain_flow(self.pipeline, self._powers, self.network)
         trace.start(chains, None, value=self.waiting_uw, rough=True)
-        return Optimum.of(trace)
+        return Optimum(*trace.state())
 
     @cached_property
     def _repeated(self) -> Repeated:
-        return Repeated(self._pipeline, self.network)
+        return Repeated(self.pipeline, self.network)
 
 
 def _chain_flow(

@@ -62,12 +62,6 @@ class _Stretch:
         self._traces = [trace]  # the latest first; each stands for what is before its start, too
         self._start = start
 
-    @classmethod
-    def begun(cls, trace: Trace, start: Start, from_flow: int = -1) -> _Stretch:
-        """What a trace walks from where it stands, or from a flow value on."""
-        trace.run(from_flow, until=trace.max_time)
-        return cls(trace, start)
-
     @cached_property
     def record(self) -> _Record:
         """What has been walked so far; its ends may be no breakpoints."""
@@ -86,10 +80,12 @@ class _Stretch:
 
     @property
     def first_ns(self) -> int:
+        """The earliest time walked so far."""
         return int(self.record.times_ns[0])
 
     @property
     def last_ns(self) -> int:
+        """The latest time."""
         return int(self.record.times_ns[-1])
 
     def reach(self, time_ns: int, progress: Progress | None = None) -> None:
@@ -121,13 +117,8 @@ class _Stretch:
         before = int(times_ns[k]) - time_ns
         return energies_fj[k] + (slopes_uw[k] - self._start.waiting_uw) * before
 
-    def below(self, time_ns: int) -> tuple[int, int]:
-        """The breakpoint next below a time within, ns, and the slope in between, uW."""
-        k = int(np.searchsorted(self.record.times_ns, time_ns))
-        return int(self.record.times_ns[k - 1]), self.record.slopes_uw[k]
-
     def state_at(self, time_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As Walk.state_at, at a time within."""
+        """Event times (nodes,), ns, and flows (arcs,), uW, of the optimum at a time within."""
         return next(t for t in reversed(self._traces) if t.time >= time_ns).state_at(time_ns)
 
 
@@ -141,6 +132,7 @@ class Walk:
         path: of the profile, to name in errors.
 
     Attributes:
+        main: what has been walked from the last breakpoint on.
         min_time_ns, slowest_time_ns: T_min and T_max, ns.
         max_time_ns: the last breakpoint, ns.
     """
@@ -151,16 +143,12 @@ class Walk:
         self._from_flow = from_flow
         with naming_units(path):
             trace = start.network.trace() if from_flow < 0 else start.at_flow(from_flow)
-            self._main = _Stretch.begun(trace, start, from_flow)
+            trace.run(from_flow, until=trace.max_time)
+            self.main = _Stretch(trace, start)
         self._others: list[_Stretch] = []
         self.min_time_ns: int = trace.min_time
         self.slowest_time_ns: int = trace.max_time
-        self.max_time_ns = self._main.last_ns
-
-    @property
-    def walked(self) -> _Record:
-        """What has been walked so far from the last breakpoint on."""
-        return self._main.record
+        self.max_time_ns = self.main.last_ns
 
     @property
     def times_ns(self) -> NDArray[np.int64]:
@@ -173,20 +161,19 @@ class Walk:
         Args:
             progress: called with (time now, T_min), ns.
         """
-        main, least = self._main, self.min_time_ns
+        main, least = self.main, self.min_time_ns
+        if main.first_ns <= least:
+            return main.record
 
         def proved(half: int) -> _Stretch | None:
             """What a shorter pipeline proves of the half, and what is between."""
-            stretch = None if half > 0 else main
-            for part in self._start.proved(half):
-                earlier = _Stretch(part, self._start)
-                if stretch is None:
-                    stretch = earlier
-                else:
-                    stretch.go_on_with(earlier)
-            if stretch is not None and half == HALVES - 1:
-                stretch.reach(least, progress)
-            return stretch
+            own = [_Stretch(part, self._start) for part in self._start.proved(half)]
+            stretches = own if half > 0 else [main, *own]
+            for earlier in stretches[1:]:
+                stretches[0].go_on_with(earlier)
+            if stretches and half == HALVES - 1:
+                stretches[0].reach(least, progress)
+            return stretches[0] if stretches else None
 
         def walked(k: int) -> _Stretch | None:
             stretch = self._started(ends[k - 1]) if k > 0 else main
@@ -200,13 +187,12 @@ class Walk:
                 if earlier is not None and earlier is not main:
                     main.go_on_with(earlier)
 
-        if main.first_ns > least:
-            with naming_units(self._path):
-                if self._from_flow == self._start.waiting_uw:
-                    join(side_by_side(proved, range(HALVES)))
-                ends = [*(t for t in self._times_between() if t < main.first_ns), least]
-                join(side_by_side(walked, range(len(ends))))
-                main.reach(least, progress)
+        with naming_units(self._path):
+            if self._from_flow == self._start.waiting_uw:
+                join(side_by_side(proved, range(HALVES)))
+            ends = [*(t for t in self._times_between() if t < main.first_ns), least]
+            join(side_by_side(walked, range(len(ends))))
+            main.reach(least, progress)
         return main.record
 
     def near(
@@ -216,7 +202,7 @@ class Walk:
         step = max(1, int((self.max_time_ns - self.min_time_ns) * _AT_A_TIME))
         until = time_ns - further * step
         with naming_units(self._path):
-            for known in (self._main, *self._others):
+            for known in (self.main, *self._others):
                 if known.first_ns - step <= time_ns < known.last_ns or time_ns == known.last_ns:
                     if known.first_ns > time_ns:
                         known.reach(until, progress)
@@ -224,32 +210,26 @@ class Walk:
             if len(self._others) < _FEW_STRETCHES:
                 stretch = self._started(time_ns)
                 self._others += [] if stretch is None else [stretch]
-                stretch = stretch or self._main
+                stretch = stretch or self.main
                 stretch.reach(until, progress)
                 return stretch
         self.whole(progress)
-        return self._main
-
-    def energy_fj(self, time_ns: int) -> int:
-        """Least relaxed energy at a time from T_min to max_time_ns, one GPU a stage, fJ."""
-        return self.near(time_ns).energy_fj(time_ns)
+        return self.main
 
     def below(self, time_ns: int) -> tuple[int, int]:
         """The breakpoint, or another point of a straight piece, next below a time after T_min, ns,
         and the slope in between, uW."""
         stretch = self.near(time_ns - 1, further=True)
         # The next stretch may end right here.
-        return stretch.below(min(time_ns, stretch.last_ns))
-
-    def state_at(self, time_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Event times (nodes,), ns, and flows (arcs,), uW, of the optimum at a time."""
-        return self.near(time_ns).state_at(time_ns)
+        times_ns, slopes_uw, _ = stretch.record
+        k = int(np.searchsorted(times_ns, min(time_ns, stretch.last_ns)))
+        return int(times_ns[k - 1]), slopes_uw[k]
 
     def _times_between(self) -> list[int]:
         """The times, ns, descending, that part the walk into pieces of about the same work."""
         if self._start.coarser is None:
             return []
-        pieces = min(_MOST_PIECES, self._start.num_operations // _OF_A_PIECE)
+        pieces = min(_MOST_PIECES, len(self._start.pipeline.operations) // _OF_A_PIECE)
         span = self.max_time_ns - self.min_time_ns
         parts = ((k / pieces) ** _DENSITY for k in range(pieces - 1, 0, -1))
         return [self.min_time_ns + int(part * span) for part in parts]
@@ -257,4 +237,7 @@ class Walk:
     def _started(self, time_ns: int) -> _Stretch | None:
         """A stretch from a little after a time on; None where none is found quickly."""
         trace = self._start.at_time(time_ns)
-        return None if trace is None else _Stretch.begun(trace, self._start)
+        if trace is None:
+            return None
+        trace.run(until=trace.max_time)
+        return _Stretch(trace, self._start)

@@ -81,15 +81,16 @@ def check_orders(orders: _Orders, num_microbatches: int | None = None) -> None:
     training = any(instruction != FORWARD for instruction, *_ in present)
     for m in range(num_microbatches or count):
         for stage, rank in enumerate(rank_of):
-            whole = BACKWARD, m, stage
-            parts = (BACKWARD_INPUT, m, stage), (BACKWARD_WEIGHT, m, stage)
-            split = parts[0] in present or parts[1] in present
-            if split and whole in present:
-                raise InputError(f"{_described(whole, rank)} is there whole and in parts")
-            backwards = (parts if split else (whole,)) if training else ()
-            for key in ((FORWARD, m, stage), *backwards):
-                if key not in present:
-                    raise InputError(f"the order misses an operation: {_described(key, rank)}")
+            needed: tuple[str, ...] = (FORWARD, BACKWARD) if training else (FORWARD,)
+            if (BACKWARD_INPUT, m, stage) in present or (BACKWARD_WEIGHT, m, stage) in present:
+                needed = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+                if (BACKWARD, m, stage) in present:
+                    whole = _described((BACKWARD, m, stage), rank)
+                    raise InputError(f"{whole} is there whole and in parts")
+            for name in needed:
+                if (name, m, stage) not in present:
+                    missing = _described((name, m, stage), rank)
+                    raise InputError(f"the order misses an operation: {missing}")
 
 
 def placement(orders: _Orders) -> list[int]:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,15 +36,9 @@ from envplan.units import MAX_INTEGER, ns_from_s, s_from_ns
 ENVPIPE = "envpipe"
 #: Arguments of one schedule alone.
 _GOES_WITH: Final = {"forwards_ahead": ENVPIPE, "microbatch_group": "interleaved"}
-#: Pipeline's arguments that are called otherwise in a job.
-_ARGUMENTS: Final = {
-    "stages": "num_stages",
-    "microbatches": "num_microbatches",
-    "chunks": "num_chunks",
-    "p2p_latency_s": "p2p_latency",
-}
-_MOST_NAMED = 8
-_Walk = Sequence[tuple[int, Sequence[tuple[int, int]]]]  # operation, and (next one, lag in ns)
+_NUMBERS: Final = ("stages", "microbatches", "chunks")
+_MOST_NAMED: Final = 8
+_Edges = Sequence[tuple[int, int]]  # (next operation, lag in ns)
 
 if TYPE_CHECKING:
     from envplan.pipeline.imports import ImportedSchedule
@@ -118,9 +111,7 @@ class Pipeline:
         extras: Mapping[str, Sequence[int]] | None = None,
         in_turn: Sequence[int] = (),
     ) -> None:
-        if schedule == DAG_SCHEDULE:
-            raise InputError('schedule "dag" is that of a DAG file: use Pipeline.from_dag_file')
-        if not isinstance(schedule, str) or schedule not in SCHEDULES:
+        if not isinstance(schedule, str) or schedule not in {DAG_SCHEDULE, *SCHEDULES}:
             raise InputError(unknown("schedule", str(schedule), SCHEDULES))
         job = Job.of(
             schedule=schedule,
@@ -133,36 +124,7 @@ class Pipeline:
             extras=extras,
             in_turn=in_turn,
         )
-        self.schedule = schedule
-        known = traits(schedule)
-        stages, chunks = job.stages, job.chunks or known.chunks
-        if chunks != known.chunks and not known.any_chunks:
-            runs = "one model chunk" if known.chunks == 1 else "two model chunks"
-            raise InputError(
-                f"schedule {schedule} runs {runs} per stage, not {chunks}; "
-                "schedules interleaved, looped-bfs and interleaved-zb run several"
-            )
-        self.p2p_latency_ns = _latency_ns(job)
-        _refuse_too_large(known.passes * stages * chunks * job.microbatches)
-        options = job.model_dump(include={*_GOES_WITH}, exclude_none=True)
-        for name in options:
-            if schedule != _GOES_WITH[name]:
-                raise InputError(f"{name} goes with schedule {_GOES_WITH[name]}, not {schedule}")
-        self.microbatch_group = job.microbatch_group
-        if schedule == ENVPIPE:
-            wanted = options.get("forwards_ahead", [0] * stages)
-            ahead = _checked_ahead(wanted, stages, job.microbatches)
-            self.forwards_ahead = options["forwards_ahead"] = ahead
-        self.extras = _checked_extras(job.extras or {}, stages * chunks)
-        self.in_turn = tuple(sorted({*(job.in_turn or ())}))
-        if self.in_turn and (chunks > 1 or self.in_turn[-1] > stages - 2):
-            raise InputError(
-                "in_turn goes with one chunk per stage, and names stages that have a next one"
-            )
-        orders = SCHEDULES[schedule](stages, job.microbatches, chunks, **options)
-        check_orders(orders, job.microbatches)
-        listed = with_extras(orders, self.extras)
-        self._build(connected(listed, self.p2p_latency_ns, self.in_turn))
+        self._generate(job)
 
     @property
     def p2p_latency(self) -> float | list[float]:
@@ -226,16 +188,17 @@ class Pipeline:
         read = parse_document(job, Job, kind="job")
         if (read.schedule == DAG_SCHEDULE) != (read.dag is not None):
             raise InputError('job: schedule "dag" and the field dag go together; one is missing')
-        given = read.model_dump(exclude_unset=True, exclude_none=True, exclude={"dag"})
         if read.dag is None:
-            return cls(**{_ARGUMENTS.get(name, name): value for name, value in given.items()})
-        pipeline = cls.from_dag(read.dag)
-        meant = pipeline.to_job()
-        for field, value in given.items():
-            if value != meant.get(field):
+            self = cls.__new__(cls)
+            self._generate(read)
+            return self
+        self = cls.from_dag(read.dag)
+        meant = self.to_job()
+        for field, value in read.model_dump(exclude_unset=True, exclude={"dag"}).items():
+            if value is not None and value != meant.get(field):
                 own = shown(meant.get(field))
                 raise InputError(f"job: {field} is {shown(value)}, but its DAG means {own}")
-        return pipeline
+        return self
 
     @classmethod
     def from_imported(cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0) -> Pipeline:
@@ -305,21 +268,19 @@ class Pipeline:
 
     def to_job(self) -> dict[str, Any]:
         """What plan.json keeps of the pipeline, in JSON types; a custom DAG is there as a whole."""
-        shape = {
+        job = {
             "schedule": self.schedule,
             "stages": self.num_stages,
             "microbatches": self.num_microbatches,
             "chunks": self.num_chunks,
             "p2p_latency_s": self.p2p_latency,
-        }
-        further = {
             "forwards_ahead": list(self.forwards_ahead),
             "microbatch_group": self.microbatch_group,
             "extras": {name: list(stages) for name, stages in self.extras.items()},
             "in_turn": list(self.in_turn),
             "dag": self.to_dag() if self.schedule == DAG_SCHEDULE else None,
         }
-        return shape | {name: value for name, value in further.items() if value}
+        return {name: value for name, value in job.items() if value or name == "p2p_latency_s"}
 
     def to_dag(self) -> dict[str, Any]:
         """The operations and what they wait for as a DAG document (see formats.py)."""
@@ -356,7 +317,7 @@ class Pipeline:
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years.
         """
-        starts = _starts(self._walk, time_ns.tolist(), lags=lags)
+        starts = _starts(self.order, self._after, time_ns.tolist(), lags=lags)
         return starts, int(np.max(starts + time_ns))
 
     def latest_finishes(self, time_ns: NDArray[np.int64], deadline_ns: int) -> NDArray[np.int64]:
@@ -373,17 +334,35 @@ class Pipeline:
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years.
         """
-        backwards = [(i, self.before[i]) for i in reversed(self.order.tolist())]
-        return deadline_ns - _starts(backwards, time_ns.tolist())
+        return deadline_ns - _starts(self.order[::-1], self.before, time_ns.tolist())
 
     def __repr__(self) -> str:
         usual = {"chunks": 1, "p2p_latency_s": 0.0}
         schedule, *given = (
-            f"{_ARGUMENTS.get(name, name)}={value!r}"
+            f"{'num_' * (name in _NUMBERS)}{name.removesuffix('_s')}={value!r}"
             for name, value in self.to_job().items()
             if value != usual.get(name) and name != "dag"
         )
         return f"Pipeline({', '.join([schedule.removeprefix('schedule='), *given])})"
+
+    @cached_property
+    def kinds(self) -> NDArray[np.int64]:
+        """Of each operation a number for all but its microbatch, the same in pipelines of any
+        length, and its microbatch, (2, N)."""
+        others = sorted({op.instruction for op in self.operations})
+        number = {name: k for k, name in enumerate(dict.fromkeys([*LETTERS, *EXTRAS, *others]))}
+        chunk, stage = len(number), len(number) * self.num_chunks
+        kinds = [number[o.instruction] + chunk * o.chunk + stage * o.stage for o in self.operations]
+        return np.array([kinds, [op.microbatch for op in self.operations]], np.int64)
+
+    @cached_property
+    def before(self) -> list[list[tuple[int, int]]]:
+        """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
+        before: list[list[tuple[int, int]]] = [[] for _ in self.operations]
+        for i, after in enumerate(self._after):
+            for j, lag in after:
+                before[j].append((i, lag))
+        return before
 
     @classmethod
     def _from_dag(cls, dag: Dag) -> Pipeline:
@@ -392,38 +371,89 @@ class Pipeline:
         self._build(dag)
         return self
 
-    @cached_property
-    def before(self) -> list[list[tuple[int, int]]]:
-        """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
-        before: list[list[tuple[int, int]]] = [[] for _ in self.operations]
-        for i, after in sorted(self._walk):
-            for j, lag in after:
-                before[j].append((i, lag))
-        return before
+    def _generate(self, job: Job) -> None:
+        """Be the schedule that a job names.
+
+        Raises:
+            InputError: as for the constructor.
+        """
+        name, stages, microbatches = job.schedule, job.stages, job.microbatches
+        if name == DAG_SCHEDULE:
+            raise InputError('schedule "dag" is that of a DAG file: use Pipeline.from_dag_file')
+        if name not in SCHEDULES:
+            raise InputError(unknown("schedule", name, SCHEDULES))
+        known = traits(name)
+        chunks = job.chunks or known.chunks
+        if chunks != known.chunks and not known.any_chunks:
+            runs = "one model chunk" if known.chunks == 1 else "two model chunks"
+            raise InputError(
+                f"schedule {name} runs {runs} per stage, not {chunks}; "
+                "schedules interleaved, looped-bfs and interleaved-zb run several"
+            )
+        _refuse_too_large(known.passes * stages * chunks * microbatches)
+        options = job.model_dump(include={*_GOES_WITH}, exclude_none=True)
+        for option in options:
+            if name != _GOES_WITH[option]:
+                raise InputError(f"{option} goes with schedule {_GOES_WITH[option]}, not {name}")
+        if name == ENVPIPE:
+            ahead = job.forwards_ahead or [0] * stages
+            if len(ahead) != stages:
+                raise InputError(f"forwards_ahead must be a list of {stages} numbers, one a stage")
+            for stage, most in enumerate(fitting_ahead(ahead, microbatches)):
+                if ahead[stage] > most:
+                    raise InputError(
+                        f"forwards_ahead[{stage}] must be at most {most}, not {ahead[stage]}: "
+                        "what the microbatches and the stage before allow"
+                    )
+            self.forwards_ahead = options["forwards_ahead"] = tuple(ahead)
+        extras = job.extras or {}
+        for extra, having in extras.items():
+            if extra not in EXTRAS:
+                known_ones = ", ".join(EXTRAS)
+                raise InputError(f"{shown(extra)} is no extra operation; known: {known_ones}")
+            if not having or max(having) >= stages * chunks:
+                last = stages * chunks - 1
+                raise InputError(
+                    f"extras: {extra} must list the stages that have it, of 0 to {last}"
+                )
+        self.schedule = name
+        self.p2p_latency_ns = _latency_ns(job)
+        self.microbatch_group = job.microbatch_group
+        self.extras = {one: tuple(sorted({*extras[one]})) for one in EXTRAS if one in extras}
+        self.in_turn = tuple(sorted({*(job.in_turn or ())}))
+        if self.in_turn and (chunks > 1 or self.in_turn[-1] > stages - 2):
+            raise InputError(
+                "in_turn goes with one chunk per stage, and names stages that have a next one"
+            )
+        orders = SCHEDULES[name](stages, microbatches, chunks, **options)
+        check_orders(orders, microbatches)
+        listed = with_extras(orders, self.extras)
+        self._build(connected(listed, self.p2p_latency_ns, self.in_turn))
 
     def _build(self, dag: Dag) -> None:
         """Add the edges along each stage to the DAG's and freeze everything into arrays."""
-        operations, edges = dag.operations, dict(dag.after)
-        for i in range(len(operations) - 1):
-            if operations[i].stage == operations[i + 1].stage:
-                edges.setdefault((i, i + 1), 0)
-        after: list[list[tuple[int, int]]] = [[] for _ in operations]
-        for (i, j), lag in sorted(edges.items()):
-            after[i].append((j, lag))
-        order = _topological_order(after, dag.ids)
-        stages = [op.stage for op in operations]
+
+        def frozen(values: Any, dtype: type[Any] = np.int32) -> NDArray[Any]:
+            array = np.array(values, dtype)
+            array.flags.writeable = False
+            return array
+
+        operations, stages = dag.operations, [op.stage for op in dag.operations]
+        along = {(i, i + 1): 0 for i in range(len(stages) - 1) if stages[i] == stages[i + 1]}
+        edges = sorted((along | dag.after).items())
+        self._after: list[list[tuple[int, int]]] = [[] for _ in operations]
+        for (i, j), lag in edges:
+            self._after[i].append((j, lag))
         self.num_stages = stages[-1] + 1
         self.num_microbatches = 1 + max(op.microbatch for op in operations)
         self.num_chunks = 1 + max(op.chunk for op in operations)
         self.num_profile_stages = 1 + max(op.profile_stage for op in operations)
-        self._dag = dag
-        self._walk = [(i, tuple(after[i])) for i in order]
-        self.operations = operations
-        self.stage_begin = _frozen(np.searchsorted(stages, range(self.num_stages + 1)), np.int32)
-        self.succ_begin = _frozen(np.cumsum([0, *map(len, after)]), np.int32)
-        self.succ = _frozen([j for edge in after for j, _ in edge], np.int32)
-        self.succ_lag_ns = _frozen([lag for edge in after for _, lag in edge], np.int64)
-        self.order = _frozen(order, np.int32)
+        self._dag, self.operations = dag, operations
+        self.stage_begin = frozen(np.searchsorted(stages, range(self.num_stages + 1)))
+        self.succ_begin = frozen(np.cumsum([0, *map(len, self._after)]))
+        self.succ = frozen([j for (_, j), _ in edges])
+        self.succ_lag_ns = frozen([lag for _, lag in edges], np.int64)
+        self.order = frozen(_topological_order(self._after, dag.ids))
 
 
 def _latency_ns(job: Job) -> int | tuple[int, ...]:
@@ -439,42 +469,14 @@ def _latency_ns(job: Job) -> int | tuple[int, ...]:
     )
 
 
-def _checked_ahead(ahead: Sequence[int], num_stages: int, num_microbatches: int) -> tuple[int, ...]:
-    """Forwards ahead of each stage, as `envpipe` can run them."""
-    if len(ahead) != num_stages:
-        raise InputError(f"forwards_ahead must be a list of {num_stages} numbers, one a stage")
-    for stage, most in enumerate(fitting_ahead(ahead, num_microbatches)):
-        if ahead[stage] > most:
-            raise InputError(
-                f"forwards_ahead[{stage}] must be at most {most}, not {ahead[stage]}: what the "
-                "microbatches and the stage before allow"
-            )
-    return tuple(ahead)
-
-
-def _checked_extras(
-    extras: Mapping[str, Sequence[int]], num_profile_stages: int
-) -> dict[str, tuple[int, ...]]:
-    """For each extra instruction the model stages that have it, ascending; in the order of EXTRAS.
-
-    Raises:
-        InputError: one is no extra, or names no stage.
-    """
-    for name, stages in extras.items():
-        if name not in EXTRAS:
-            raise InputError(f"{shown(name)} is no extra operation; known: {', '.join(EXTRAS)}")
-        if not stages or max(stages) >= num_profile_stages:
-            last = num_profile_stages - 1
-            raise InputError(f"extras: {name} must list the stages that have it, of 0 to {last}")
-    return {name: tuple(sorted({*extras[name]})) for name in EXTRAS if name in extras}
-
-
-def _starts(walk: _Walk, time: list[int], *, lags: bool = True) -> NDArray[np.int64]:
+def _starts(
+    order: NDArray[np.int32], edges: Sequence[_Edges], time: list[int], *, lags: bool = True
+) -> NDArray[np.int64]:
     """The earliest start of each operation in ns, walking through them in topological order."""
     start = [0] * len(time)
-    for i, after in walk:
+    for i in order.tolist():
         finish = start[i] + time[i]
-        for j, lag in after:
+        for j, lag in edges[i]:
             ready = finish + lag if lags else finish
             if ready > start[j]:
                 start[j] = ready
@@ -483,7 +485,7 @@ def _starts(walk: _Walk, time: list[int], *, lags: bool = True) -> NDArray[np.in
     return np.array(start, np.int64)
 
 
-def _topological_order(after: list[list[tuple[int, int]]], ids: Sequence[str]) -> list[int]:
+def _topological_order(after: Sequence[_Edges], ids: Sequence[str]) -> list[int]:
     """First come, first served.
 
     Raises:
@@ -501,23 +503,20 @@ def _topological_order(after: list[list[tuple[int, int]]], ids: Sequence[str]) -
                 order.append(j)
     if len(order) == len(after):
         return order
-    try:
-        TopologicalSorter({i: [j for j, _ in edges] for i, edges in enumerate(after)}).prepare()
-    except CycleError as error:
-        *cycle, last = (shown(ids[i]) for i in reversed(error.args[1]))
-        if len(cycle) > _MOST_NAMED:
-            cycle[_MOST_NAMED:] = [f"({len(cycle) - _MOST_NAMED} more)"]
-        raise InputError(
-            f"operations deadlock, waiting for each other: {' -> '.join([*cycle, last])} "
-            "(those of one stage run in the order listed)"
-        ) from None
-    raise AssertionError("an order that is cut short has a cycle")
-
-
-def _frozen(values: Any, dtype: type[Any]) -> NDArray[Any]:
-    array = np.array(values, dtype)
-    array.flags.writeable = False
-    return array
+    # Each that is left waits for another of them.
+    waits = {j: i for i, edges in enumerate(after) if waiting[i] for j, _ in edges if waiting[j]}
+    seen, at = dict[int, None](), next(iter(waits))
+    while at not in seen:
+        seen[at] = None
+        at = waits[at]
+    circle = [shown(ids[i]) for i in [*list(seen)[list(seen).index(at) :], at]]
+    named = circle[::-1]
+    if len(named) - 1 > _MOST_NAMED:
+        named[_MOST_NAMED:-1] = [f"({len(named) - 1 - _MOST_NAMED} more)"]
+    raise InputError(
+        f"operations deadlock, waiting for each other: {' -> '.join(named)} "
+        "(those of one stage run in the order listed)"
+    )
 
 
 def _refuse_too_large(count: int) -> None:

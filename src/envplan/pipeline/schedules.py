@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from envplan.errors import InputError
 
@@ -82,14 +82,13 @@ class Traits(NamedTuple):
 _TRAITS: dict[str, Traits] = {}
 
 
-def schedule(
-    name: str, *, chunks: int = 1, any_chunks: bool = False, passes: int = 2
-) -> Callable[[Generator], Generator]:
-    """Decorator that makes a generator known under `name`; the rest as in Traits."""
+def schedule(name: str, **known: Any) -> Callable[[Generator], Generator]:
+    """Decorator that makes a generator known under `name`, with traits that differ from one chunk
+    and two passes."""
 
     def register(generator: Generator) -> Generator:
         SCHEDULES[name] = generator
-        _TRAITS[name] = Traits(chunks, passes, any_chunks)
+        _TRAITS[name] = Traits(**{"any_chunks": False} | known)
         return generator
 
     return register
@@ -293,10 +292,10 @@ def with_extras(orders: Orders, extras: Mapping[str, Sequence[int]]) -> Orders:
             if op.instruction == FORWARD and op.profile_stage in extras.get(LOAD, ()):
                 listed.append(replace(op, instruction=LOAD))
             listed.append(op)
-        model_stages = {op.profile_stage: op for op in order}
+        last = {op.profile_stage: op for op in order}
         for name in _AT_THE_END:
-            for stage in sorted(model_stages.keys() & set(extras.get(name, ()))):
-                listed.append(replace(model_stages[stage], instruction=name, microbatch=0))
+            for stage in sorted(last.keys() & set(extras.get(name, ()))):
+                listed.append(replace(last[stage], instruction=name, microbatch=0))
         extended.append(listed)
     return extended
 
@@ -402,15 +401,15 @@ def _group_length(name: str, num_stages: int, num_microbatches: int, num_chunks:
         return microbatches % max(1, microbatches // num_stages) == 0
 
     groups = max(1, num_microbatches // num_stages)
-    if not divide(num_microbatches):
-        below = next(filter(divide, range(num_microbatches, 0, -1)))
-        above = next(filter(divide, itertools.count(num_microbatches)))
-        raise InputError(
-            f"schedule {name} runs microbatches in equal groups, each at least as long as there "
-            f"are stages: {num_microbatches} do not divide into {groups} such groups for "
-            f"{num_stages} stages; nearest valid: {below} and {above}"
-        )
-    return num_microbatches // groups
+    if divide(num_microbatches):
+        return num_microbatches // groups
+    below = next(filter(divide, range(num_microbatches, 0, -1)))
+    above = next(filter(divide, itertools.count(num_microbatches)))
+    raise InputError(
+        f"schedule {name} runs microbatches in equal groups, each at least as long as there "
+        f"are stages: {num_microbatches} do not divide into {groups} such groups for "
+        f"{num_stages} stages; nearest valid: {below} and {above}"
+    )
 
 
 def _through_chunks(

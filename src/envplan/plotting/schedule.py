@@ -6,7 +6,7 @@ else; transfers take none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
@@ -64,8 +64,7 @@ class ScheduleLayout:
 
     def of_rank(self, rank: int) -> range:
         """The indices of a rank's operations, in execution order."""
-        begin, end = self.pipeline.stage_begin[rank : rank + 2].tolist()
-        return range(begin, end)
+        return range(*self.pipeline.stage_begin[rank : rank + 2].tolist())
 
     def activations(self, rank: int) -> int:
         """How many activations a rank holds at most: from a forward to the end of its backward."""
@@ -96,16 +95,12 @@ class ScheduleLayout:
 
     def to_dict(self) -> dict[str, Any]:
         """The layout in JSON types."""
-        names = ("instruction", "microbatch", "chunk", "profile_stage")
-        listed = [
-            {name: getattr(op, name) for name in names} | {"start": begin, "time": units}
-            for op, begin, units in zip(
-                self.pipeline.operations,
-                self.start.astype(float).tolist(),
-                self.time.astype(float).tolist(),
-                strict=True,
-            )
-        ]
+
+        def listed(i: int) -> dict[str, Any]:
+            operation = asdict(self.pipeline.operations[i])
+            del operation["stage"]
+            return operation | {"start": float(self.start[i]), "time": float(self.time[i])}
+
         return {
             "schedule": self.pipeline.schedule,
             "stages": self.pipeline.num_stages,
@@ -118,7 +113,7 @@ class ScheduleLayout:
                 {
                     "rank": rank,
                     "activations": self.activations(rank),
-                    "operations": [listed[i] for i in self.of_rank(rank)],
+                    "operations": list(map(listed, self.of_rank(rank))),
                 }
                 for rank in range(self.pipeline.num_stages)
             ],
@@ -172,10 +167,8 @@ def schedule_figure(layout: ScheduleLayout) -> Figure:
             "microbatches (forward 1, backward 2, its parts 1)",
             loc="left",
         )
-        handles = [
-            Patch(color=_colour(name, 0, 1), label=f"{sign} {name}")
-            for sign, name in layout.legend().items()
-        ]
+        named = {name: f"{sign} {name}" for sign, name in layout.legend().items()}
+        handles = [Patch(color=_colour(name, 0, 1), label=text) for name, text in named.items()]
         drawn.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=9)
     return drawn
 

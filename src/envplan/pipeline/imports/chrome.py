@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -131,8 +131,8 @@ def read_chrome_traces(
             "no event is a backward: say which are backward, or backward_input and "
             f"backward_weight; {sum(skipped.values())} events match nothing, most often: {most}"
         )
-    categories = {(one.name, one.said["cat"]) for one in found if one.said["cat"]}
-    for (name, one), (other_name, other) in pairwise(sorted(categories)):
+    categories = sorted({(one.name, one.said["cat"]) for one in found if one.said["cat"]})
+    for (name, one), (other_name, other) in pairwise(categories):
         if name == other_name:
             raise InputError(
                 f"events named {shown(name)} are of the categories {one} and {other}: "
@@ -142,7 +142,7 @@ def read_chrome_traces(
     if source is None and not any("rank" in one.said for one in found):
         several = len({str(one.said["pid"]) for one in found}) > 1
         source = "file" if len(paths) > 1 else "pid" if several else "tid"
-    labels, ranks = _numbered(_told(found, source, "rank"))
+    labels, ranks = _column(found, "rank", source)
     placed = sorted(zip(ranks, found, strict=True), key=lambda one: (one[0], *one[1][1:3]))
     for (rank, event), (other_rank, after) in pairwise(placed):
         if rank == other_rank and after.begin < event.end:
@@ -152,11 +152,11 @@ def read_chrome_traces(
                 "a forward and a backward is read where its name has both, as DualPipeV's "
                 "OVERLAP_F_B)"
             )
-    steps = zip((rank for rank, _ in placed), _steps(mapping, placed, len(labels)), strict=True)
+    orders: list[list[Step]] = [[] for _ in labels]
+    for (rank, _), step in zip(placed, _steps(mapping, placed, len(labels)), strict=True):
+        orders[rank].append(step)
     try:
-        schedule = scheduled(
-            [step for _, step in own] for _, own in groupby(steps, key=lambda one: one[0])
-        )
+        schedule = scheduled(orders)
     except InputError as error:
         raise InputError(
             f"{error.message}; is this a trace of several iterations? Then name an event around "
@@ -187,25 +187,25 @@ def _spans(events: Sequence[Any], file: int) -> Iterator[_Event]:
             raise InputError(f"event {number} must be an object, not {shown(event)}")
         if event.get("ph") in ("X", "B", "E"):
             timed.append((_ns(event, "ts", number), number, event))
-    open_spans: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    begun: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for at, number, event in sorted(timed, key=lambda one: one[0]):
-        stack, begin, end = open_spans[str(event.get("pid")), str(event.get("tid"))], at, at
-        closed = {}
+        stack, begin, end = begun[str(event.get("pid")), str(event.get("tid"))], at, at
+        args = [event.get("args")]
         if event["ph"] == "B":
             stack.append((at, event))
             continue
         if event["ph"] == "X":
             end += _ns({"dur": 0, **event}, "dur", number, least=0)
-        elif stack:
-            closed, (begin, event) = event, stack.pop()
+        elif stack:  # arguments may be said at the begin, at the end or at both
+            begin, event = stack.pop()
+            args.append(event.get("args"))
         else:
             continue
         said = {"file": file, "cat": str(event.get("cat", ""))}
         said |= {name: event.get(name, 0) for name in ("pid", "tid")}
-        # Arguments may be said at the begin, at the end or at both.
-        for args in (closed.get("args"), event.get("args")):
-            if isinstance(args, dict):
-                said |= {f"args.{name}": value for name, value in args.items()}
+        for given in args:
+            if isinstance(given, dict):
+                said |= {f"args.{name}": value for name, value in given.items()}
         yield _Event(str(event.get("name", "")), begin, end, said)
 
 
@@ -228,29 +228,25 @@ def _operations(
     """The operations among a file's events; the others are counted."""
     category, within = mapping.category, mapping.within
     found: list[_Event] = []
-    frames: list[_Event] = []
+    frames: dict[str, list[_Event]] = defaultdict(list)
     for event in events:
         counts = category is None or category.search(event.said["cat"])
         if within and within.search(event.name):
-            frames.append(event)
+            frames[str(event.said["pid"])].append(event)
         elif counts and (named := _named(event, mapping.instructions)):
             found += named
         else:
             skipped[event.name] += 1
     if within is None:
         return found
-    inside = [
-        one
-        for one in found
-        if any(
-            frame.begin <= one.begin
-            and one.end <= frame.end
-            and str(frame.said["pid"]) == str(one.said["pid"])
-            for frame in frames
-        )
-    ]
-    if others := len(found) - len(inside):
-        skipped["operations of other iterations"] += others
+
+    def is_inside(one: _Event) -> bool:
+        around = frames[str(one.said["pid"])]
+        return any(frame.begin <= one.begin and one.end <= frame.end for frame in around)
+
+    inside = list(filter(is_inside, found))
+    if len(inside) < len(found):
+        skipped["operations of other iterations"] += len(found) - len(inside)
     return inside
 
 
@@ -263,31 +259,39 @@ def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_
     if any(one.end() > other.start() for (one, _), (other, _) in pairwise(found)):
         names = " and ".join(sorted(name for _, name in found))
         raise InputError(f"{event} matches the expressions of {names}")
-    operations = []
-    for k, (match, name) in enumerate(found):
-        groups = {group: text for group, text in match.groupdict().items() if text is not None}
-        begin, end = (
-            event.begin + (event.end - event.begin) * at // len(found) for at in (k, k + 1)
-        )
-        operations.append(_Event(event.name, begin, end, {**event.said, **groups}, name))
-    return operations
+    count, length = max(1, len(found)), event.end - event.begin
+    ends = [event.begin + length * k // count for k in range(count + 1)]
+    return [
+        _Event(event.name, ends[k], ends[k + 1], {**event.said, **_groups(match)}, name)
+        for k, (match, name) in enumerate(found)
+    ]
 
 
-def _told(operations: Sequence[_Event], source: str | None, what: str) -> list[Any]:
-    """What operations say of themselves at a source, or without one in a group in their names;
-    None where they say nothing.
+def _groups(match: re.Match[str]) -> dict[str, str]:
+    return {group: text for group, text in match.groupdict().items() if text is not None}
+
+
+def _column(
+    operations: Sequence[_Event], what: str, source: str | None = None
+) -> tuple[list[Any], list[Any]]:
+    """What operations say of themselves at a source, or without one in a group in their names.
 
     If one says it, all computation must, and of ranks a data loader's or an optimizer's events,
     too; but names that say no chunk mean the first. All but ranks are whole numbers.
+
+    Returns:
+        All different values in order: whole numbers by value, before others by their digits; and
+        for each operation the place of its own among them, for counters often run on through all
+        iterations. None where it says nothing.
     """
     told = [one.said.get(source or what) for one in operations]
-    first = 0 if what == "chunk" and source is None else None
     if source is None and told.count(None) == len(told):
-        return told
+        return [], told
     for k, (one, value) in enumerate(zip(operations, told, strict=True)):
-        if value is None:
-            told[k] = first
-            if first is None and (what == "rank" or one.instruction in LETTERS):
+        if value is None and what == "chunk" and source is None:
+            told[k] = 0
+        elif value is None:
+            if what == "rank" or one.instruction in LETTERS:
                 where = source or "a group in its name"
                 raise InputError(f"{one} does not say its {what} (by {where}), as others do")
         elif what == "rank":
@@ -296,18 +300,8 @@ def _told(operations: Sequence[_Event], source: str | None, what: str) -> list[A
             told[k] = int(value)
         else:
             raise InputError(f"{one}: {what} must be a whole number, not {shown(value)}")
-    return told
 
-
-def _numbered(told: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """What is told, in order: whole numbers by value, before others by their digits.
-
-    Returns:
-        All different values; and for each one told its place among them, for counters often run
-        on through all iterations. None stays None.
-    """
-
-    def key(label: int | str) -> tuple[bool, list[int | str]]:
+    def key(label: Any) -> tuple[bool, list[int | str]]:
         parts = re.split(r"([0-9]+)", str(label))
         return isinstance(label, str), [int(p) if k % 2 else p for k, p in enumerate(parts)]
 
@@ -325,23 +319,21 @@ def _steps(
     optimizer's events they need not: these are counted, and belong to their rank's first chunk.
     """
     events = [event for _, event in placed]
-    _, microbatches = _numbered(_told(events, mapping.microbatch, "microbatch"))
-    stages, chunks = _told(events, None, "stage"), [None] * len(events)
+    _, microbatches = _column(events, "microbatch", mapping.microbatch)
+    stages, places = _column(events, "stage")
+    _, chunks = _column([] if stages else events, "chunk", mapping.chunk)
     first: dict[int, int] = {}
-    if named := stages.count(None) < len(stages):
-        for (rank, _), stage in zip(placed, stages, strict=True):
-            if stage is not None:
-                first[rank] = min(stage, first.get(rank, stage))
-    else:
-        _, chunks = _numbered(_told(events, mapping.chunk, "chunk"))
+    for (rank, _), place in zip(placed, places, strict=True):
+        if place is not None:
+            first[rank] = min(stages[place], first.get(rank, stages[place]))
     seen: Counter[tuple[str, int]] = Counter()
-    told = zip(placed, microbatches, stages, chunks, strict=True)
-    for (rank, event), microbatch, stage, chunk in told:
-        if named:
-            at = first.get(rank, rank) if stage is None else stage
+    for k, (rank, event) in enumerate(placed):
+        if stages:
+            at = first.get(rank, rank) if places[k] is None else stages[places[k]]
         else:
-            back = mapping.placement == "v" and (chunk or 0) % 2
-            at = (chunk or 0) * num_ranks + (num_ranks - 1 - rank if back else rank)
+            chunk = chunks[k] or 0
+            back = mapping.placement == "v" and chunk % 2
+            at = chunk * num_ranks + (num_ranks - 1 - rank if back else rank)
         counted = seen[event.instruction, at]
-        seen[event.instruction, at] += microbatch is None
-        yield Step(event.instruction, counted if microbatch is None else microbatch, at)
+        seen[event.instruction, at] += microbatches[k] is None
+        yield Step(event.instruction, counted if microbatches[k] is None else microbatches[k], at)

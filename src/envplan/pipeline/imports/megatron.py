@@ -53,14 +53,9 @@ _OTHER_NAMES: Final = {
 
 #: Where a file says what the job is; Bridge's `dataset`, say, has a data_parallel_size of its own.
 _PARTS: Final = ("model", "train", "trainer", "comm_overlap")
-_LAYERS_OF_CHUNK: Final = "num_layers_per_virtual_pipeline_stage"
 #: What may count as a layer each.
-_COUNTED: Final = (
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-)
-#: What runs operations at the same time.
-_OVERLAP: Final = "overlap_moe_expert_parallel_comm"
+_EMBEDDING: Final = "account_for_embedding_in_pipeline_split"
+_LOSS: Final = "account_for_loss_in_pipeline_split"
 
 
 def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedSchedule:
@@ -76,9 +71,9 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
     stages = _number(config, "pipeline_model_parallel_size")
     if stages is None:
         raise InputError("says no pipeline_model_parallel_size")
-    if _value(config, _OVERLAP):
+    if _value(config, overlap := "overlap_moe_expert_parallel_comm"):
         raise InputError(
-            f"{_OVERLAP} runs a forward and a backward together, which a plan cannot follow"
+            f"{overlap} runs a forward and a backward together, which a plan cannot follow"
         )
     microbatches = num_microbatches or _microbatches(config, stages)
     chunks = _chunks(config, stages)
@@ -170,19 +165,20 @@ def _chunks(config: Any, stages: int) -> int | None:
         InputError: layers or a layout do not make as many on each rank.
     """
     chunks = _number(config, "virtual_pipeline_model_parallel_size")
-    listed = 0 if chunks else len(_listed(config))
-    if listed:
-        if listed % stages:
-            raise InputError(f"lists layers of {listed} model stages for {stages} ranks")
-    elif chunks is None and (each := _number(config, _LAYERS_OF_CHUNK)):
+    if chunks is not None:
+        return chunks
+    if count := len(_listed(config)):
+        if count % stages:
+            raise InputError(f"lists layers of {count} model stages for {stages} ranks")
+    elif each := _number(config, asked := "num_layers_per_virtual_pipeline_stage"):
         layers = _number(config, "num_layers")
         if layers is None:
-            raise InputError(f"says {_LAYERS_OF_CHUNK}, but no num_layers")
-        layers += sum(bool(_value(config, name)) for name in _COUNTED)
-        listed, over = divmod(layers, each)
-        if over or listed % stages:
+            raise InputError(f"says {asked}, but no num_layers")
+        layers += bool(_value(config, _EMBEDDING)) + bool(_value(config, _LOSS))
+        count, over = divmod(layers, each)
+        if over or count % stages:
             raise InputError(f"{layers} layers do not make chunks of {each} on {stages} ranks")
-    return listed // stages if listed > stages else chunks
+    return count // stages if count > stages else None
 
 
 def layers_per_stage(config: Any) -> list[int]:
@@ -206,7 +202,7 @@ def layers_per_stage(config: Any) -> list[int]:
     ranks = [0] * stages
     for rank, end in ((0, "first"), (-1, "last")):
         ranks[rank] = _number(config, f"num_layers_in_{end}_pipeline_stage") or ranks[rank]
-    embedding, loss = (bool(_value(config, name)) for name in _COUNTED)
+    embedding, loss = bool(_value(config, _EMBEDDING)), bool(_value(config, _LOSS))
     each, over = divmod(layers + embedding + loss - sum(ranks), ranks.count(0) or 1)
     ranks = [own or each for own in ranks]
     if over or each < 0 or sum(ranks) != layers + embedding + loss:
@@ -220,34 +216,28 @@ def layers_per_stage(config: Any) -> list[int]:
 
 
 def _listed(config: Any) -> list[int]:
-    """Layers of each model stage where a configuration lists them; none where it does not.
+    """Transformer layers of each model stage where a configuration lists them; none where it does
+    not.
 
     Raises:
         InputError: it lists them in no way that Megatron knows.
     """
-    if layout := _value(config, "pipeline_model_parallel_layout"):
-        return _laid_out(getattr(layout, "input_data", layout))
-    # Layers of several kinds, a character each, without those that predict further tokens.
-    pattern, *_ = str(_value(config, "hybrid_layer_pattern") or "").split("/")
-    return [len(part) for part in pattern.split("|")] if "|" in pattern else []
-
-
-def _laid_out(layout: Any) -> list[int]:
-    """Transformer layers of each model stage of a layout.
-
-    Raises:
-        InputError: it is no layout.
-    """
+    layout = _value(config, named := "pipeline_model_parallel_layout")
+    if not layout:
+        # Layers of several kinds, a character each, without those that predict further tokens.
+        pattern, *_ = str(_value(config, "hybrid_layer_pattern") or "").split("/")
+        return [len(part) for part in pattern.split("|")] if "|" in pattern else []
+    layout = getattr(layout, "input_data", layout)
     if isinstance(layout, str):
         text = layout.replace(",", "")
         for repeated in (_GROUP, _LETTER):
             length = sum(len(part) * int(times) for part, times in repeated.findall(text))
             if len(text) + length > _LONGEST:
-                raise InputError(f"pipeline_model_parallel_layout {shown(layout)} is too long")
+                raise InputError(f"{named} {shown(layout)} is too long")
             text = repeated.sub(lambda found: found[1] * int(found[2]), text)
         layout = [list(stage) for stage in text.split("|")]
     if not isinstance(layout, list) or not all(isinstance(stage, list) for stage in layout):
-        raise InputError(f"pipeline_model_parallel_layout {shown(layout)} is no list of stages")
+        raise InputError(f"{named} {shown(layout)} is no list of stages")
     return [sum(layer in ("t", "decoder") for layer in stage) for stage in layout]
 
 
@@ -255,13 +245,11 @@ def _microbatches(config: Any, stages: int) -> int:
     """How many the batch sizes make, where they and the number of replicas are said."""
     if steps := _number(config, "gradient_accumulation_steps"):  # of GPT-NeoX, which is DeepSpeed's
         return steps
-    batch, size, replicas, nodes, devices, tensor, context = (
-        _number(config, name)
-        for name in (
-            *("global_batch_size", "micro_batch_size", "data_parallel_size", "num_nodes"),
-            *("devices", "tensor_model_parallel_size", "context_parallel_size"),
-        )
+    batch, size, replicas = (
+        _number(config, f"{name}_size") for name in ("global_batch", "micro_batch", "data_parallel")
     )
+    nodes, devices = _number(config, "num_nodes"), _number(config, "devices")
+    tensor, context = (_number(config, f"{k}_parallel_size") for k in ("tensor_model", "context"))
     if replicas is None and nodes and devices:
         replicas = nodes * devices // (stages * (tensor or 1) * (context or 1))
     if not batch or not size or not replicas:
