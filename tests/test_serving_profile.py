@@ -14,8 +14,7 @@ from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, Slo, classify_all, serves
 from envplan.serving.profile import BUILTIN, ServingProfile
 from envplan.serving.settings import Settings
-from envplan.serving.simulation import Fleet, Machines, PoolSpec
-from envplan.serving.sizing import Stream
+from envplan.serving.simulation import Fleet, Machines, PoolSpec, Stream
 from envplan.serving.trace import Trace
 from serving_helpers import profile_of, row, small_serving_profile, write_profile
 

@@ -22,9 +22,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, hosts
@@ -94,37 +93,19 @@ def exact_plan(
     return make_plan("exact", profile, asked, pools, proved)
 
 
-@dataclass(frozen=True)
-class _Site:
+class _Site(NamedTuple):
     """A pool that might be: a class's stretches of straight power under an SLO.
 
-    Variables of the program: instances on each stretch (`counts`), what they carry together
-    (`loads`), and the load of each class that is sent here (`routed`).
+    Attributes:
+        name: the class.
+        stretches: of each its configuration and loads, and two variables of the program: its number
+            of instances, and what they carry together.
+        routed: variables, the load of each class that is sent here.
     """
 
     name: str
-    slo: Slo
-    stretches: Sequence[Stretch]
-    counts: list[Any] = field(default_factory=list)
-    loads: list[Any] = field(default_factory=list)
-    routed: dict[str, Any] = field(default_factory=dict)
-
-
-def _sites(profile: ServingProfile, asked: Asked) -> list[_Site]:
-    sites = []
-    for name in CLASSES if asked.merge else asked.slos:
-        may = [slo for c, slo in asked.slos.items() if name in hosts(c, merge=asked.merge)]
-        promised = {Slo(a.ttft_s, b.tbt_s) for a in may for b in may}
-        known: list[Any] = [[]]
-        # The strictest first: another that leaves no more loads adds nothing.
-        for slo in sorted(promised, key=lambda slo: (slo.ttft_s, slo.tbt_s)):
-            pairs = [(curve, part) for curve in profile.of(name) for part in curve.segments(slo)]
-            if pairs not in known and any(map(slo.covers, may)):
-                known.append(pairs)
-                if not asked.one_frequency:
-                    pairs = [pair for pair in pairs if not _beaten(pair, pairs)]
-                sites.append(_Site(name, slo, pairs))
-    return sites
+    stretches: list[tuple[Curve, Segment, Any, Any]]
+    routed: dict[str, Any]
 
 
 def _beaten(pair: Stretch, pairs: Iterable[Stretch]) -> bool:
@@ -146,28 +127,41 @@ class _Program:
     def __init__(self, profile: ServingProfile, asked: Asked) -> None:
         from ortools.math_opt.python import mathopt
 
-        self._mathopt = mathopt
-        self.profile, self._asked, self._loads = profile, asked, asked.loads_tokens_s
-        self._sites = _sites(profile, asked)
-        self._unit = min(_KILO, _FINEST * min(self._loads.values()))
+        self._mathopt, self._profile, self._asked = mathopt, profile, asked
+        self._unit = min(_KILO, _FINEST * min(asked.loads_tokens_s.values()))
         self._model = mathopt.Model(name="fleet")
         self._power: Any = 0.0  # kW
         self._gpus: Any = 0
-        for site in self._sites:
-            self._add_site(site)
+        self._sites: list[_Site] = []
+        for name in CLASSES if asked.merge else asked.slos:
+            may = {c: slo for c, slo in asked.slos.items() if name in hosts(c, merge=asked.merge)}
+            promised = {Slo(a.ttft_s, b.tbt_s) for a in may.values() for b in may.values()}
+            known: list[Any] = [[]]
+            # The strictest first: another that leaves no more loads adds nothing.
+            for slo in sorted(promised, key=lambda slo: (slo.ttft_s, slo.tbt_s)):
+                served = [c for c, wanted in may.items() if slo.covers(wanted)]
+                pairs = [
+                    (curve, part) for curve in profile.of(name) for part in curve.segments(slo)
+                ]
+                if served and pairs not in known:
+                    known.append(pairs)
+                    self._add_site(name, served, pairs)
         if asked.one_frequency:
             self._tie_clocks()
-        for name, load in self._loads.items():
+        for name, load in asked.loads_tokens_s.items():
             shares = [site.routed[name] for site in self._sites if name in site.routed]
             self._model.add_linear_constraint(sum(shares) == load / self._unit)
 
-    def _add_site(self, site: _Site) -> None:
-        """Its variables and constraints."""
-        model = self._model
-        for curve, (low, high, at_low, at_high) in site.stretches:
+    def _add_site(self, name: str, served: Iterable[str], pairs: Sequence[Stretch]) -> None:
+        """A site that these classes may be sent to, with its variables and constraints."""
+        model, site = self._model, _Site(name, [], {})
+        self._sites.append(site)
+        for curve, part in pairs:
+            if not self._asked.one_frequency and _beaten((curve, part), pairs):
+                continue
+            low, high, at_low, at_high = part
             count, load = model.add_integer_variable(lb=0), model.add_variable(lb=0)
-            site.counts.append(count)
-            site.loads.append(load)
+            site.stretches.append((curve, part, count, load))
             if low > 0:
                 model.add_linear_constraint(load >= low / self._unit * count)
             model.add_linear_constraint(load <= high / self._unit * count)
@@ -175,23 +169,23 @@ class _Program:
             self._power += (at_low - slope * low) / _KILO * count
             self._power += slope * self._unit / _KILO * load
             self._gpus += curve.tp * count
-        for name, slo in self._asked.slos.items():
-            if site.name in hosts(name, merge=self._asked.merge) and site.slo.covers(slo):
-                site.routed[name] = model.add_variable(lb=0)
-        model.add_linear_constraint(sum(site.loads) == self._brought(site, site.routed))
+        site.routed.update({other: model.add_variable(lb=0) for other in served})
+        carried = sum(load for *_, load in site.stretches)
+        model.add_linear_constraint(carried == self._brought(name, site.routed))
 
-    def _brought(self, site: _Site, loads: Mapping[str, Any]) -> Any:
-        """What loads of classes come to at a site."""
-        needed = (self.profile.needed_for(name, site.name) for name in loads)
-        return sum(each * load for each, load in zip(needed, loads.values(), strict=True))
+    def _brought(self, name: str, loads: Mapping[str, Any]) -> Any:
+        """What loads of classes come to in a pool of another."""
+        return sum(self._profile.needed_for(c, name) * load for c, load in loads.items())
 
     def _tie_clocks(self) -> None:
         """One clock for all instances of a class's pools with the same TP."""
         chosen: dict[tuple[str, int], dict[int, Any]] = {}
         for site in self._sites:
             # However much is routed here, no more instances of a stretch are needed than this.
-            total = self._brought(site, {name: self._loads[name] for name in site.routed})
-            for (curve, segment), count in zip(site.stretches, site.counts, strict=True):
+            total = self._brought(
+                site.name, {c: self._asked.loads_tokens_s[c] for c in site.routed}
+            )
+            for curve, segment, count, _ in site.stretches:
                 clocks = chosen.setdefault((curve.name, curve.tp), {})
                 if curve.frequency_mhz not in clocks:
                     clocks[curve.frequency_mhz] = self._model.add_binary_variable()
@@ -221,30 +215,24 @@ class _Program:
         return pools, bound if 0 < bound < math.inf else 0.0
 
     def _pools(self, values: Mapping[Any, float]) -> list[Pool]:
+        """The fleet; what goes to each site adds up to the loads but for rounding."""
+        shares: list[dict[str, float]] = [{} for _ in self._sites]
+        for name, load in self._asked.loads_tokens_s.items():
+            least = _NEGLIGIBLE * load / self._unit
+            sites = [(site, share) for site, share in zip(self._sites, shares, strict=True)
+                     if name in site.routed and values[site.routed[name]] > least]  # fmt: skip
+            total = sum(values[site.routed[name]] for site, _ in sites)
+            for site, share in sites:
+                share[name] = values[site.routed[name]] * (load / total)
         pools: dict[tuple[str, Slo], tuple[Counter[str], list[tuple[Curve, int, float]]]] = {}
-        for site, served in zip(self._sites, self._shares(values), strict=True):
+        for site, served in zip(self._sites, shares, strict=True):
             if served:
                 # What it must promise may be less than what it could: then it is one with its like.
                 slo = Slo.strictest(self._asked.slos[name] for name in served)
-                key = site.name, slo
-                all_served, all_instances = pools.setdefault(key, (Counter(), []))
+                all_served, instances = pools.setdefault((site.name, slo), (Counter(), []))
                 all_served.update(served)
-                all_instances += self._instances(site, values, self._brought(site, served))
+                instances += self._instances(site, values, self._brought(site.name, served))
         return [make_pool(*key, *known) for key, known in pools.items()]
-
-    def _shares(self, values: Mapping[Any, float]) -> list[dict[str, float]]:
-        """What goes to each site, tokens/s, adding up to the loads but for rounding."""
-        shares: list[dict[str, float]] = [{} for _ in self._sites]
-        for name, load in self._loads.items():
-            least = _NEGLIGIBLE * load / self._unit
-            routed = {
-                k: value
-                for k, site in enumerate(self._sites)
-                if name in site.routed and (value := values[site.routed[name]]) > least
-            }
-            for k, value in routed.items():
-                shares[k][name] = value * (load / sum(routed.values()))
-        return shares
 
     def _instances(
         self, site: _Site, values: Mapping[Any, float], brought: float
@@ -256,13 +244,10 @@ class _Program:
         """
         found = [
             (curve, segment, number, values[load] * self._unit / number)
-            for (curve, segment), count, load in zip(
-                site.stretches, site.counts, site.loads, strict=True
-            )
+            for curve, segment, count, load in site.stretches
             if (number := round(values[count]))
         ]
-        rest = brought - sum(number * load for *_, number, load in found)
-        instances = []
+        rest, instances = brought - sum(number * load for *_, number, load in found), []
         for curve, segment, number, load in found:
             kept = min(max(load + rest / number, segment.low), segment.high)
             rest -= number * (kept - load)

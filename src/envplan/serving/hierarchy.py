@@ -13,63 +13,31 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from envplan.errors import NoAnswerError
-from envplan.serving.classes import CLASSES, Slo, hosts
-from envplan.serving.phases import FloatArray
+from envplan.serving.classes import CLASSES, FloatArray, Slo, hosts
 from envplan.serving.plan import Asked, Pool, ServingPlan, make_plan, make_pool, too_few
 from envplan.serving.profile import Curve, ServingProfile
 
 _ROOM: Final = 1 + 1e-12  # for rounding, where loads are compared with capacities
 
-
-class PoolModel:
-    """What instances of a pool can do: a class's configurations under one SLO.
-
-    Args:
-        profile: where they are from.
-        name: the class.
-        slo: what the pool promises.
-
-    Attributes:
-        most: that an instance can carry at any clock, tokens/s, by TP.
-    """
-
-    def __init__(self, profile: ServingProfile, name: str, slo: Slo) -> None:
-        self.name, self.slo = name, slo
-        self._able: dict[int, list[tuple[Curve, float]]] = {}
-        for curve in profile.of(name):
-            if most := curve.capacity(slo):
-                self._able.setdefault(curve.tp, []).append((curve, most))
-        self.most = {tp: max(most for _, most in known) for tp, known in self._able.items()}
-
-    def fastest(self, tp: int) -> tuple[Curve, float]:
-        """The configuration at maximum frequency and what it can carry, tokens/s."""
-        return self._able[tp][-1]
-
-    def best(self, tp: int, load: float) -> Curve:
-        """The GPU manager: the clock that draws the least at a load up to `most`."""
-        able = [curve for curve, most in self._able[tp] if load <= most * _ROOM]
-        return min(able, key=lambda curve: curve.power_at(load))
-
-    def least_power(self, tp: int, loads: FloatArray) -> FloatArray:
-        """What `best` draws, W, for many loads; infinite above `most`. Shape as `loads`."""
-        drawn = [
-            np.where(loads <= most * _ROOM, np.interp(loads, curve.load, curve.power_w), np.inf)
-            for curve, most in self._able[tp]
-        ]
-        return np.asarray(np.min(drawn, axis=0))
+#: Of each TP the configurations that can keep an SLO, by clock, and what each can carry, tokens/s.
+Able = Mapping[int, Sequence[tuple[Curve, float]]]
 
 
-class SizedPool(NamedTuple):
+@dataclass(frozen=True)
+class SizedPool:
     """What the pool manager has decided of a pool.
 
     Attributes:
-        model: what its instances can do.
+        name: the class whose configurations it runs.
+        slo: what it promises.
+        able: what its instances can do.
         served: tokens/s of each class it serves, in that class's own tokens.
         load: tokens/s of the pool's own class that this comes to.
         tp: GPUs of an instance.
@@ -77,7 +45,9 @@ class SizedPool(NamedTuple):
         power_w: of all of them at maximum frequency.
     """
 
-    model: PoolModel
+    name: str
+    slo: Slo
+    able: Able
     served: Mapping[str, float]
     load: float
     tp: int
@@ -90,17 +60,35 @@ class SizedPool(NamedTuple):
         return self.tp * self.instances
 
 
+def able_within(profile: ServingProfile, name: str, slo: Slo) -> Able:
+    """What instances of a class's pool can do within an SLO."""
+    able: dict[int, list[tuple[Curve, float]]] = {}
+    for curve in profile.of(name):
+        if most := curve.capacity(slo):
+            able.setdefault(curve.tp, []).append((curve, most))
+    return able
+
+
+def powers(known: Sequence[tuple[Curve, float]], loads: Any) -> FloatArray:
+    """What each of n configurations draws, W, at m loads (tokens/s); infinite above what it can.
+
+    Returns:
+        (n, m), or (n,) for one load. The GPU manager takes the least.
+    """
+    drawn = [(np.interp(loads, curve.load, curve.power_w), most * _ROOM) for curve, most in known]
+    return np.array([np.where(loads <= most, power, np.inf) for power, most in drawn])
+
+
 def _sizes(profile: ServingProfile, name: str, served: Mapping[str, float]) -> list[SizedPool]:
     """What a pool might be made of, least power first, each with fewer GPUs than the last."""
-    model = PoolModel(profile, name, Slo.strictest(profile.classes[k].slo for k in served))
+    slo = Slo.strictest(profile.classes[k].slo for k in served)
     load = sum(x * profile.needed_for(k, name) for k, x in served.items())
-    found = []
-    for tp in model.most:
-        curve, most = model.fastest(tp)
+    able, found, kept = able_within(profile, name, slo), [], list[SizedPool]()
+    for tp, known in able.items():
+        curve, most = known[-1]
         count = max(1, math.ceil(load / most))
         power = count * curve.power_at(load / count)
-        found.append(SizedPool(model, dict(served), load, tp, count, power))
-    kept: list[SizedPool] = []
+        found.append(SizedPool(name, slo, able, dict(served), load, tp, count, power))
     for size in sorted(found, key=lambda pool: (pool.power_w, pool.gpus)):
         if not kept or size.gpus < kept[-1].gpus:
             kept.append(size)
@@ -113,15 +101,24 @@ def size_pools(profile: ServingProfile, asked: Asked) -> list[SizedPool]:
     Raises:
         NoAnswerError: a class's own pool cannot keep its SLO, or GPUs run short.
     """
-    loads = asked.loads_tokens_s
-    options = {name: _sizes(profile, name, {name: load}) for name, load in loads.items()}
+    options = {name: _sizes(profile, name, {name: x}) for name, x in asked.loads_tokens_s.items()}
     for name in [name for name, found in options.items() if not found]:
         raise NoAnswerError(
             f"the hierarchical planner finds no pool for {name}: its own cannot keep its SLO, only "
             "a higher class's; the exact planner can use that"
         )
+    # A class's pool goes into the higher one where that saves most, if it saves anything.
     for name in [name for name in CLASSES if name in options and asked.merge]:
-        _merge(profile, options, name)
+        alone, gain, into = options[name][0], 0.0, None
+        for host in [host for host in hosts(name)[1:] if host in options]:
+            there = options[host][0]
+            joint = _sizes(profile, host, Counter(there.served) + Counter(alone.served))
+            saved = alone.power_w + there.power_w - joint[0].power_w if joint else 0.0
+            if saved > gain:
+                gain, into = saved, (host, joint)
+        if into is not None:
+            options[into[0]] = into[1]
+            del options[name]
     # The cheapest choices, the first ones, are made denser one after another until they fit.
     while (needed := sum(choices[0].gpus for choices in options.values())) > asked.gpus:
         steps = {
@@ -136,24 +133,16 @@ def size_pools(profile: ServingProfile, asked: Asked) -> list[SizedPool]:
     return [choices[0] for choices in options.values()]
 
 
-def _merge(profile: ServingProfile, options: dict[str, list[SizedPool]], name: str) -> None:
-    """Merge a class's pool into a higher one where that draws less."""
-    alone, gain = options[name][0], 0.0
-    for host in [host for host in hosts(name)[1:] if host in options]:
-        there = options[host][0]
-        joint = _sizes(profile, host, Counter(there.served) + Counter(alone.served))
-        if joint and alone.power_w + there.power_w - joint[0].power_w > gain:
-            gain, into, together = alone.power_w + there.power_w - joint[0].power_w, host, joint
-    if gain > 0:
-        options[into] = together
-        del options[name]
+def _most(able: Able) -> dict[int, float]:
+    """What an instance can carry at any clock, tokens/s, by TP."""
+    return {tp: max(most for _, most in known) for tp, known in able.items()}
 
 
-def reshard(model: PoolModel, gpus: int, load: float) -> dict[int, int] | None:
+def reshard(able: Able, gpus: int, load: float) -> dict[int, int] | None:
     """The instance manager: how many instances of each TP draw the least.
 
     Args:
-        model: of the pool.
+        able: what the pool's instances can do.
         gpus: that it has.
         load: tokens/s.
 
@@ -161,20 +150,17 @@ def reshard(model: PoolModel, gpus: int, load: float) -> dict[int, int] | None:
         Instances by TP; None if the GPUs cannot carry the load.
     """
     best: tuple[float, dict[int, int]] = (np.inf, {})
-    degrees = sorted(model.most)
-    pairs: list[Sequence[int]] = [*combinations(degrees, 2)]
-    for pair in pairs or [degrees]:
+    most = _most(able)
+    for pair in combinations(sorted(most), min(2, len(most))):
         # More than enough to carry twice the load cannot draw less: idle instances draw, too.
-        ranges = [
-            np.arange(min(gpus // tp, 1 + int(2 * load // model.most[tp])) + 1) for tp in pair
-        ]
+        ranges = [np.arange(min(gpus // tp, 1 + int(2 * load // most[tp])) + 1) for tp in pair]
         counts = dict(zip(pair, (grid.ravel() for grid in np.meshgrid(*ranges)), strict=True))
-        carried = np.asarray(sum(n * model.most[tp] for tp, n in counts.items()))
+        carried = np.asarray(sum(n * most[tp] for tp, n in counts.items()))
         used = np.asarray(sum(n * tp for tp, n in counts.items()))
         fits = np.flatnonzero((used <= gpus) & (carried * _ROOM >= load) & (used > 0))
         share, power = load / carried[fits], np.zeros(len(fits))
         for tp, n in counts.items():
-            each = model.least_power(tp, share * model.most[tp])
+            each = powers(able[tp], share * most[tp]).min(axis=0)
             power += np.where(n[fits] > 0, n[fits] * each, 0.0)
         if len(fits) and power.min() < best[0]:
             at = fits[power.argmin()]
@@ -185,15 +171,15 @@ def reshard(model: PoolModel, gpus: int, load: float) -> dict[int, int] | None:
 def hierarchical_pools(profile: ServingProfile, asked: Asked) -> list[Pool]:
     """What all three managers decide; raises as size_pools."""
     pools = []
-    for sized in size_pools(profile, asked):
-        model = sized.model
-        counts = reshard(model, sized.gpus, sized.load) or {sized.tp: sized.instances}
-        carried = sum(n * model.most[tp] for tp, n in counts.items())
-        instances = []
+    for pool in size_pools(profile, asked):
+        most = _most(pool.able)
+        counts = reshard(pool.able, pool.gpus, pool.load) or {pool.tp: pool.instances}
+        carried, instances = sum(n * most[tp] for tp, n in counts.items()), []
         for tp, count in sorted(counts.items(), reverse=True):
-            load = min(model.most[tp], sized.load / carried * model.most[tp])
-            instances.append((model.best(tp, load), count, load))
-        pools.append(make_pool(model.name, model.slo, sized.served, instances))
+            load = min(most[tp], pool.load / carried * most[tp])
+            clock = int(powers(pool.able[tp], load).argmin())
+            instances.append((pool.able[tp][clock][0], count, load))
+        pools.append(make_pool(pool.name, pool.slo, pool.served, instances))
     return pools
 
 

@@ -30,8 +30,7 @@ from envplan.serving.classes import CLASSES, hosts, serves
 from envplan.serving.plan import check_reachable
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
-from envplan.serving.simulation import Fleet, Machines, PoolSpec, Simulation
-from envplan.serving.sizing import Need, Stream
+from envplan.serving.simulation import Fleet, Machines, Need, PoolSpec, Simulation, Stream
 from envplan.serving.trace import SLOT_S, Trace
 
 _HOUR_S: Final = 3600.0
@@ -157,52 +156,49 @@ class Outlook:
 
 
 class Choice(NamedTuple):
-    """A pool that is wanted: its key in the fleet, which class it is for, what it serves, TPs."""
+    """A pool that is wanted: the class it is for, what it serves, and the TPs it may have."""
 
-    key: str
     name: str
     classes: Sequence[str]
     tps: Sequence[int]
 
 
-def one_pool(outlook: Outlook) -> list[Choice]:
+Choices = Mapping[str, Choice]  # by the pools' keys in the fleet
+
+
+def one_pool(outlook: Outlook) -> Choices:
     """One for everything."""
     return _choices(outlook, {_home(outlook.classes): outlook.classes})
 
 
-def by_class(outlook: Outlook) -> list[Choice]:
+def by_class(outlook: Outlook) -> Choices:
     """One for each class."""
     return _choices(outlook, {name: [name] for name in outlook.classes})
 
 
-def merged(outlook: Outlook) -> list[Choice]:
+def merged(outlook: Outlook) -> Choices:
     """One for each class, those that need little put into higher ones, as many as there may be."""
-    served: Mapping[str, Sequence[str]] = {name: [name] for name in outlook.classes}
+    served: dict[str, Sequence[str]] = {name: [name] for name in outlook.classes}
 
     def need(name: str) -> float:
         return outlook.need(served[name], outlook.able(served[name])[-1]).instances
 
-    def joined() -> Mapping[str, Sequence[str]] | None:
-        """The pools with the smallest that can be put into another; None: nothing is to be."""
-        for name in sorted(served, key=need):
-            several = len(served) > outlook.settings.pools
-            if need(name) >= _SMALL and not several:
-                return None
-            rest = {other: classes for other, classes in served.items() if other != name}
-            if higher := [host for host in hosts(name) if host in rest]:
-                return {**rest, higher[0]: [*served[name], *rest[higher[0]]]}
+    while True:
+        several = len(served) > outlook.settings.pools
+        for name in [n for n in sorted(served, key=need) if several or need(n) < _SMALL]:
+            others = [other for other in served if other != name]
+            if higher := [host for host in hosts(name) if host in others]:
+                served[higher[0]] = [*served.pop(name), *served[higher[0]]]
+                break
             if several:
-                other = next(iter(rest))
-                into, moved = _home([name, other]), [*served[name], *rest.pop(other)]
-                return {**rest, into: [*moved, *rest.get(into, ())]}
-        return None
-
-    while fewer := joined():
-        served = fewer
-    return _choices(outlook, served)
+                both = [*served.pop(name), *served.pop(others[0])]
+                served[_home([name, others[0]])] = both
+                break
+        else:
+            return _choices(outlook, served)
 
 
-def best_split(outlook: Outlook) -> list[Choice]:
+def best_split(outlook: Outlook) -> Choices:
     """Pools as least_power has them, or those that run where others draw hardly less."""
     drawn, split = least_power(outlook)
     if outlook.present.routes.keys() >= set(outlook.classes):
@@ -213,7 +209,7 @@ def best_split(outlook: Outlook) -> list[Choice]:
         if outlook.worth * _power(outlook, present) <= drawn:
             split = present
     name = _home(outlook.classes)
-    return [Choice(f"{name} on TP{tp}", name, split[tp], [tp]) for tp in split]
+    return {f"{name} on TP{tp}": Choice(name, classes, [tp]) for tp, classes in split.items()}
 
 
 def least_power(outlook: Outlook) -> tuple[float, Mapping[int, Sequence[str]]]:
@@ -247,14 +243,13 @@ def _power(outlook: Outlook, split: Mapping[int, Sequence[str]]) -> float:
     )
 
 
-def _choices(outlook: Outlook, served: Mapping[str, Sequence[str]]) -> list[Choice]:
-    return [Choice(name, name, each, outlook.able(each)) for name, each in served.items()]
+def _choices(outlook: Outlook, served: Mapping[str, Sequence[str]]) -> Choices:
+    return {name: Choice(name, each, outlook.able(each)) for name, each in served.items()}
 
 
-def _home(classes: Iterable[str]) -> str:
+def _home(classes: Sequence[str]) -> str:
     """The lowest class that is shorter than none of these."""
-    names = list(classes)
-    return next(host for host in CLASSES if all(serves(host, name) for name in names))
+    return next(host for host in CLASSES if all(serves(host, name) for name in classes))
 
 
 @dataclass(frozen=True)
@@ -273,7 +268,7 @@ class Policy:
     """
 
     about: str
-    sort: Callable[[Outlook], list[Choice]]
+    sort: Callable[[Outlook], Choices]
     scales: bool = False
     shards: bool = False
     same_gpus: bool = False
@@ -282,10 +277,11 @@ class Policy:
 
     def plan(self, outlook: Outlook) -> Fleet:
         """The fleet for what is expected."""
-        return Fleet({choice.key: self._pool(outlook, choice) for choice in self.sort(outlook)})
+        wanted = self.sort(outlook).items()
+        return Fleet({key: self._pool(outlook, choice) for key, choice in wanted})
 
     def _pool(self, outlook: Outlook, choice: Choice) -> PoolSpec:
-        _, name, classes, tps = choice
+        name, classes, tps = choice
         tps = outlook.quick(classes, tps) if self.shards else tps[-1:]
         counts = {tp: outlook.count(classes, tp) for tp in tps}
         if self.same_gpus:
@@ -436,11 +432,10 @@ def _next(name: str, outlook: Outlook, now: float, *, shrinks: bool) -> Fleet:
 
     def short(recent: Outlook) -> bool:
         """Whether some pool has fewer instances than what it serves needed of late."""
-        for pool in fleet.values():
-            served = pool.serves.intersection(recent.classes)
-            if served and recent.need(served, pool.tp).instances > pool.count:
-                return True
-        return not fleet.routes.keys() >= set(recent.classes)
+        served = [(pool, pool.serves.intersection(recent.classes)) for pool in fleet.values()]
+        return not fleet.routes.keys() >= set(recent.classes) or any(
+            names and recent.need(names, pool.tp).instances > pool.count for pool, names in served
+        )
 
     stretches = expected(stream, now, settings.epoch + settings.startup_s + SLOT_S)
     recent = Stretch(max(0.0, now - _RECENT_S), now, _RECENT)

@@ -9,11 +9,10 @@ least so far. (DynamoLLM, section IV-B, names the problem; its unit of time is t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -54,15 +53,14 @@ class TransferPlan:
     @property
     def longest(self) -> int:
         """Parts that the busiest GPU sends or receives; the time of the transfers, in parts."""
-        sent = Counter(transfer.source for transfer in self.transfers)
-        received = Counter(transfer.target for transfer in self.transfers)
-        return max([*sent.values(), *received.values()], default=0)
+        ends = np.array(self.transfers, dtype=np.int64).reshape(-1, 3)[:, 1:].T
+        return max(int(np.bincount(gpus, minlength=1).max()) for gpus in ends)
 
 
-def _shards(tps: Sequence[int]) -> list[frozenset[int]]:
-    """The parts that each rank of instances holds."""
-    shares = [(PARTS // tp, rank) for tp in tps for rank in range(tp)]
-    return [frozenset(range(rank * each, (rank + 1) * each)) for each, rank in shares]
+def _shards(tps: Sequence[int], gpus: int) -> Any:
+    """Whether each of so many GPUs holds each part, (gpus, PARTS) bool; those left hold none."""
+    ranks = [np.repeat(np.eye(tp, dtype=bool), PARTS // tp, axis=1) for tp in tps]
+    return np.concatenate([*ranks, np.zeros((gpus - sum(tps), PARTS), dtype=bool)])
 
 
 @lru_cache(maxsize=4096)
@@ -77,38 +75,29 @@ def transfer_plan(before: Sequence[int], after: Sequence[int], idle: int = 0) ->
     Raises:
         ValueError: there are too few GPUs, or no instance to copy from.
     """
-    held = _shards(before) + [frozenset()] * idle
-    wanted = _shards(after)
-    if len(wanted) > len(held) or not before:
-        raise ValueError(f"{len(held)} GPUs cannot become instances on {len(wanted)}")
-    place = _cheapest([[len(need - have) for have in held] for need in wanted])
-    sources = {part: [g for g, parts in enumerate(held) if part in parts] for part in range(PARTS)}
-    lacking = [
-        (part, target)
-        for need, target in zip(wanted, place, strict=True)
-        for part in need - held[target]
-    ]
-    sent, transfers = [0] * len(held), []
-    for part, target in sorted(lacking, key=lambda lack: len(sources[lack[0]])):
-        source = min(sources[part], key=lambda gpu: sent[gpu])
+    gpus = sum(before) + idle
+    if sum(after) > gpus or not before:
+        raise ValueError(f"{gpus} GPUs cannot become instances on {sum(after)}")
+    held, wanted = _shards(before, gpus), _shards(after, gpus)
+    place = _cheapest(wanted.astype(np.int64) @ ~held.T)
+    sent, transfers = [0] * gpus, []
+    lacking = np.argwhere(wanted & ~held[place]).tolist()
+    for rank, part in sorted(lacking, key=lambda lack: held[:, lack[1]].sum()):
+        source = min(np.flatnonzero(held[:, part]).tolist(), key=sent.__getitem__)
         sent[source] += 1
-        transfers.append(Transfer(part, source, target))
+        transfers.append(Transfer(part, source, place[rank]))
     ranks = iter(place)
-    gpus = tuple(tuple(next(ranks) for _ in range(tp)) for tp in after)
-    return TransferPlan(gpus, tuple(sorted(transfers, key=lambda t: (t.source, t.target, t.part))))
+    made = tuple(tuple(next(ranks) for _ in range(tp)) for tp in after)
+    return TransferPlan(made, tuple(sorted(transfers, key=lambda t: (t.source, t.target, t.part))))
 
 
-def _cheapest(costs: Sequence[Sequence[int]]) -> list[int]:
-    """A column for each row, all different, with the least sum of costs."""
+def _cheapest(costs: Any) -> list[int]:
+    """A column for each row of a square of whole numbers, all different, with the least sum."""
     from ortools.graph.python.linear_sum_assignment import SimpleLinearSumAssignment
 
-    if not costs:
-        return []
-    square = np.zeros((len(costs[0]), len(costs[0])), dtype=np.int64)
-    square[: len(costs)] = costs
-    rows, columns = np.indices(square.shape)
+    rows, columns = np.indices(costs.shape)
     solver = SimpleLinearSumAssignment()
-    solver.add_arcs_with_cost(rows.ravel(), columns.ravel(), square.ravel())
+    solver.add_arcs_with_cost(rows.ravel(), columns.ravel(), costs.ravel())
     solver.solve()
     return [solver.right_mate(row) for row in range(len(costs))]
 
@@ -148,11 +137,9 @@ def move_fleet(
         raise InputError(
             f"the fleets' nodes have {before.gpus_per_node} and {size} GPUs; they must be the same"
         )
-    count = max(before.nodes, after.nodes)
-    old, new = (
-        [[i for i in fleet.instances if i.node == node] for node in range(count)]
-        for fleet in (before, after)
-    )
+    nodes = range(max(before.nodes, after.nodes))
+    old, new = ([[i for i in fleet.instances if i.node == node] for node in nodes]
+                for fleet in (before, after))  # fmt: skip
 
     def change(node: int, there: list[Instance]) -> NodeChange:
         was, now = (tuple(instance.tp for instance in each) for each in (old[node], there))
@@ -160,23 +147,24 @@ def move_fleet(
         return NodeChange(node, was, now, plan)
 
     def cost(node: int, there: list[Instance]) -> int:
-        found = change(node, there)  # without an old instance, all weights come from elsewhere
-        return len(found.plan.transfers) if found.plan else 2 * PARTS * len(there)
+        plan = change(node, there).plan  # without an old instance, all weights come from elsewhere
+        return len(plan.transfers) if plan else 2 * PARTS * len(there)
 
-    places = _cheapest([[cost(node, there) for node in range(count)] for there in new])
+    costs = np.array([[cost(node, there) for node in nodes] for there in new])
     moved, changes = [], []
-    for there, node in zip(new, places, strict=True):
+    for there, node in zip(new, _cheapest(costs), strict=True):
         devices = [device for instance in old[node] for device in instance.devices]
         devices += [device for device in range(size) if device not in devices]
         found = change(node, there)
-        plan = found.plan
-        for k, instance in enumerate(there):
-            gpus = [devices[g] for g in plan.gpus[k]] if plan else instance.devices
-            moved.append(instance.model_copy(update={"node": node, "devices": gpus}))
-        if plan:
-            transfers = (Transfer(part, devices[a], devices[b]) for part, a, b in plan.transfers)
-            plan = replace(plan, transfers=tuple(transfers))
-        changes.append(found._replace(plan=plan))
-    nodes = max(instance.node for instance in moved) + 1
+        if plan := found.plan:
+            gpus = [[devices[g] for g in ranks] for ranks in plan.gpus]
+            sent = (Transfer(part, devices[a], devices[b]) for part, a, b in plan.transfers)
+            found = found._replace(plan=replace(plan, transfers=tuple(sent)))
+        else:
+            gpus = [instance.devices for instance in there]
+        for instance, own in zip(there, gpus, strict=True):
+            moved.append(instance.model_copy(update={"node": node, "devices": own}))
+        changes.append(found)
     moved.sort(key=lambda instance: instance.instance)
-    return after.model_copy(update={"instances": moved, "nodes": nodes}), sorted(changes)
+    count = max(instance.node for instance in moved) + 1
+    return after.model_copy(update={"instances": moved, "nodes": count}), sorted(changes)

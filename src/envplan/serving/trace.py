@@ -24,8 +24,7 @@ import numpy.typing as npt
 
 from envplan._files import named_file, refuse_slip, unzipped
 from envplan.errors import InputError, shown
-from envplan.serving.classes import CLASSES, classify_all
-from envplan.serving.phases import FloatArray
+from envplan.serving.classes import CLASSES, FloatArray, classify_all
 from envplan.serving.profile import ServingProfile, builtin_folder
 
 IntArray = npt.NDArray[np.int32]
