@@ -22,10 +22,8 @@ from serving_helpers import (
     UNIT,
     Curves,
     least_power,
-    least_power_within_slos,
     profile_of,
     queueing_profile,
-    row,
     small_serving_profile,
 )
 
@@ -104,12 +102,11 @@ def test_merging_requests_of_other_lengths_is_as_good_as_brute_force(
     # unit of SS that is merged is one of SM again.
     curves, demand, gpus = case
     units = {"SS": UNIT / longer, "SM": float(UNIT)}
-    rows = [
-        row(*key, load * units[key[0]], power_w=power)
+    scaled = {
+        key: [(load * units[key[0]], power) for load, power in points]
         for key, points in curves.items()
-        for load, power in points
-    ]
-    profile = profile_of(rows, {"SM": EQUAL | {"input_tokens": 2 * longer - 1}})
+    }
+    profile = profile_of(scaled, {"SM": EQUAL | {"input_tokens": 2 * longer - 1}})
     loads = {name: load * units[name] for name, load in demand.items()}
     found = power_or_nothing(profile, loads, gpus, unit=1)
     assert found == pytest.approx(least_power(curves, demand, gpus), rel=1e-5, abs=1e-4)
@@ -119,11 +116,7 @@ def test_merging_requests_of_other_lengths_is_as_good_as_brute_force(
 def test_instances_may_share_a_load_inside_a_stretch(steep: float) -> None:
     # Power is flat up to 40 tokens/s and then rises; the SLO is reached at 50. For 85 tokens/s two
     # instances must rise by 5 tokens/s in all, where 50 and 35 would be 10.
-    rows = [
-        row("SS", 1, 1000, 40, power_w=310, ttft_s=0.5),
-        row("SS", 1, 1000, 80, power_w=steep, ttft_s=2.5),
-    ]
-    profile = profile_of(rows)
+    profile = profile_of({("SS", 1, 1000): [(40, 310, 0.5), (80, steep, 2.5)]})
     plan = exact_plan(profile, {"SS": 85.0}, 2)
     assert plan.power == pytest.approx(620 + 5 * (steep - 310) / 40)
     assert plan.predicted.gap == pytest.approx(0.0, abs=1e-6)
@@ -138,7 +131,7 @@ def test_pools_with_different_slos_are_as_good_as_brute_force(
     slopes = {key: data.draw(st.sampled_from([0.25, 0.5, 1.0])) for key in curves}
     demand["SS"] = max(1, demand["SS"])
     found = power_or_nothing(queueing_profile(curves, slopes), demand, gpus)
-    best = least_power_within_slos(curves, slopes, demand, gpus)
+    best = least_power(curves, demand, gpus, slopes)
     assert found == pytest.approx(best, rel=1e-5, abs=1e-4)
 
 

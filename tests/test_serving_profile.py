@@ -16,7 +16,7 @@ from envplan.serving.profile import BUILTIN, ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.simulation import Fleet, Machines, PoolSpec, Stream
 from envplan.serving.trace import Trace
-from serving_helpers import profile_of, row, small_serving_profile, write_profile
+from serving_helpers import profile_of, small_serving_profile, write_profile
 
 
 def test_the_built_in_profile_holds_the_measured_times_and_powers() -> None:
@@ -123,11 +123,8 @@ def test_segments_are_the_loads_that_meet_the_slo(
     latencies: list[tuple[float, float]], ttft: float, tbt: float, share: float
 ) -> None:
     rising = zip(*(sorted(values) for values in zip(*latencies, strict=True)), strict=True)
-    rows = [
-        row("SS", 2, 1000, 100 * k, power_w=k, ttft_s=first, tbt_s=between)
-        for k, (first, between) in enumerate(rising)
-    ]
-    curve = profile_of(rows).curves["SS", 2, 1000]
+    points = [(100 * k, k, *pair) for k, pair in enumerate(rising)]
+    curve = profile_of({("SS", 2, 1000): points}).curves["SS", 2, 1000]
     slo, load = Slo(ttft, tbt), share * curve.max_load
     segments = curve.segments(slo)
     assert [segment.low for segment in segments[1:]] == [part.high for part in segments[:-1]]

@@ -203,26 +203,20 @@ def test_the_least_number_of_instances_leaves_just_enough_in_time(
     assert found < 2e-3 or found <= 1.01 * busy or missed(found * 0.99) > late * len(arrival)
 
 
-def test_contexts_that_are_there_at_once_must_fit_into_what_is_needed() -> None:
-    requests = [(0.1 * k, 100, 500) for k in range(100)]  # each stays ten seconds
-    wide, narrow = (service(requests, kv=kv).need(0.0, 10.0, 1, 0, 0.0) for kv in (1e9, 1e3))
-    assert narrow[1:] == wide[1:]
-    assert narrow[0] > 2 * wide[0]
-
-
-def test_requests_that_decode_at_once_must_fit_into_the_batch() -> None:
-    # Each decodes for two seconds, 20 at a time; a batch has room for five.
-    found, *_ = service([(0.1 * k, 100, 100) for k in range(100)]).need(0.0, 10.0, 1, 0, 0.0)
-    assert found == pytest.approx(4)
-
-
-def test_what_no_instance_can_answer_in_time_is_no_reason_for_more_of_them() -> None:
+def test_memory_and_batches_are_needed_and_what_is_hopeless_is_not() -> None:
     usual = [(0.1 * k, 1000, 1) for k in range(100)]
     long = [(at + 0.05, 20000, 1) for at, *_ in usual[::10]]
-    found, busy, _, hopeless = service(sorted(usual + long)).need(0.0, 10.0, 1, 0, 0.0)
-    assert hopeless == pytest.approx(10 / 110)
-    assert busy == pytest.approx(3)
-    assert 2.9 <= found < 4
+    stay = [(0.1 * k, 100, 500) for k in range(100)]  # each for ten seconds
+    short = [(0.1 * k, 100, 100) for k in range(100)]  # for two: 20 at a time, a batch has five
+    wide, narrow, batch, late = (
+        service(sorted(requests), kv=kv).need(0.0, 10.0, 1, 0, 0.0)
+        for requests, kv in ((stay, 1e9), (stay, 1e3), (short, 1e6), (usual + long, 1e6))
+    )
+    assert narrow[1:] == wide[1:]
+    assert narrow[0] > 2 * wide[0]
+    assert batch[0] == pytest.approx(4)
+    assert (late[1], late[3]) == (pytest.approx(3), pytest.approx(10 / 110))
+    assert 2.9 <= late[0] < 4
 
 
 def test_only_the_classes_that_are_asked_for_count() -> None:

@@ -20,7 +20,7 @@ from envplan.serving.policies import POLICIES, simulate
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.trace import Trace
-from serving_helpers import profile_of, row, write_profile
+from serving_helpers import profile_of, write_profile
 
 LOADS = st.lists(st.integers(1, 3000), min_size=1, max_size=4, unique=True)
 TTFT, TBT = st.floats(0.01, 3.0), st.floats(0.005, 0.15)
@@ -29,18 +29,18 @@ TTFT, TBT = st.floats(0.01, 3.0), st.floats(0.005, 0.15)
 @st.composite
 def profiles(draw: st.DrawFn) -> ServingProfile:
     """Up to four classes on any TP at two clocks; latencies rise with load."""
-    rows = []
+    curves = {}
     for name in draw(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=4, unique=True)):
         for tp in draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, unique=True)):
             for clock in draw(st.sampled_from([[1000], [2000], [1000, 2000]])):
                 loads = sorted(draw(st.sampled_from([{0}, set[int]()])) | set(draw(LOADS)))
-                ttft = sorted(draw(st.lists(TTFT, min_size=len(loads), max_size=len(loads))))
-                tbt = sorted(draw(st.lists(TBT, min_size=len(loads), max_size=len(loads))))
-                for load, first, between in zip(loads, ttft, tbt, strict=True):
-                    power = draw(st.floats(10, 700)) * tp
-                    latencies = {"ttft_s": first, "tbt_s": between}
-                    rows.append(row(name, tp, clock, load, power_w=power, **latencies))
-    return profile_of(rows)
+                power, ttft, tbt = (
+                    draw(st.lists(each, min_size=len(loads), max_size=len(loads)))
+                    for each in (st.floats(10 * tp, 700 * tp), TTFT, TBT)
+                )
+                points = zip(loads, power, sorted(ttft), sorted(tbt), strict=True)
+                curves[name, tp, clock] = list(points)
+    return profile_of(curves)
 
 
 def assert_within_slos(plan: ServingPlan, profile: ServingProfile) -> None:
