@@ -246,17 +246,14 @@ def test_requests_that_no_fleet_can_answer_in_time_are_told(tmp_path: Path) -> N
 
 #: Arguments of `solve` and `simulate` | exit code | words of the one line that is said.
 REFUSED = """
-solve --load XX=5 | 2 | no class 'XX' | SS, SM
 solve --load SS | 2 | --load must be CLASS=TOKENS/S
 solve --load SS=1,SS=2 | 2 | SS twice
 solve --load SS=-1 | 2 | --load SS
-solve --load SS=0 | 2 | no load
 solve | 2 | --load
 solve --load SS=5 --gpus 0 | 2 | --gpus must be at least 1, not 0
 solve --load LL=50000 --gpus 16 | 1 | more than the 16 | class LL
 solve --load LL=50000 --gpus 16 --planner hierarchical | 1 | more than the 16 | class LL
 solve --load LL=5 --slo LL=0.01,0.1 | 1 | LL its first token | the best
-solve --load LL=5 --slo-scale 0.01 | 1 | LL
 solve --load LL=5 --slo LL=2 | 2 | --slo must be CLASS=TTFT,TBT
 solve --load LL=5 --slo LL=fast,1 | 2 | --slo LL must be a number
 solve --load LL=5 --slo LL=0,1 | 2 | --slo LL must be at least

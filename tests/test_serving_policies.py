@@ -31,6 +31,7 @@ from envplan.serving.trace import Trace, make_week
 CODE, TALK = "azure-2023-code", "azure-2023-conversation"
 PROFILE = ServingProfile.builtin()
 MAIN = ("SinglePool", "DynamoLLM", "envplan")
+SCALING = [name for name, policy in POLICIES.items() if policy.scales]
 
 
 def stream_of(trace: Trace) -> Stream:
@@ -49,29 +50,30 @@ def large_batches() -> Trace:
 
 
 @pytest.mark.parametrize(
-    ("trace", "past", "policies"),
+    ("trace", "settings", "policies"),
     [
-        *((partial(Trace.open, hour), 0.0, list(POLICIES)) for hour in (CODE, TALK)),
-        *((partial(Trace.open, hour), 900.0, [name for name in POLICIES if POLICIES[name].scales])
+        (partial(Trace.open, TALK), Settings(mispredicted=50.0), ["MultiPool"]),
+        *((partial(Trace.open, hour), Settings(), list(POLICIES)) for hour in (CODE, TALK)),
+        *((partial(Trace.open, hour), Settings(past=900.0), SCALING)
           for hour in (CODE, TALK)),
-        *((lambda factor=factor: Trace.open(CODE).scaled(factor, 1), 0.0, MAIN)
+        *((lambda factor=factor: Trace.open(CODE).scaled(factor, 1), Settings(), MAIN)
           for factor in (0.3, 2.0)),
-        (large_batches, 0.0, MAIN),
-        (lambda: replace(Trace.open(CODE).part([3]), arrival=np.zeros(1), lasts_s=None), 0.0,
+        (large_batches, Settings(), MAIN),
+        (lambda: replace(Trace.open(CODE).part([3]), arrival=np.zeros(1), lasts_s=None), Settings(),
          list(POLICIES)),
     ],
 )  # fmt: skip
 def test_every_policy_keeps_the_slos(
-    trace: Callable[[], Trace], past: float, policies: Sequence[str]
+    trace: Callable[[], Trace], settings: Settings, policies: Sequence[str]
 ) -> None:
     """Of real hours, with hindsight and without, at other loads; of one request alone."""
-    known = trace()
-    results = compare_policies(PROFILE, known, Settings(past=past), policies=policies)
+    known, past = trace(), settings.past
+    results = compare_policies(PROFILE, known, settings, policies=policies)
     for result in results:
         assert result.requests == (known.arrival >= past).sum() == result.series.requests.sum()
         assert (result.series.time_s[0], result.duration_s) == (past, known.duration_s - past)
         assert result.attainment >= 0.999, result.policy
-    if known.name in (CODE, TALK) and len(known) > 1 and not past:
+    if len(results) == len(POLICIES) and len(known) > 1:
         assert results[0].saved_percent(results[0]) == 0
         assert (results[-1].saved_percent(results[0]) or 0) > 30
 
@@ -223,22 +225,15 @@ def test_outputs_are_predicted_as_wrongly_as_is_asked_for(under: float, longer: 
     assert np.array_equal(taken // 3, trace.known // 3)
 
 
-def test_mispredicted_lengths_cost_multipool_little_and_one_pool_nothing() -> None:
-    trace = Trace.open(TALK)
-    runs = [
-        simulate(PROFILE, trace, "envplan", Settings(mispredicted=share)) for share in (0.0, 50.0)
-    ]
-    assert runs[0].energy_j == pytest.approx(runs[1].energy_j, rel=0.02)
-    spoiled = simulate(PROFILE, trace, "MultiPool", Settings(mispredicted=50.0))
-    assert spoiled.attainment >= 0.999
-
-
-def test_energy_at_a_rate_is_the_integral_over_slots() -> None:
-    result = simulate(PROFILE, Trace.open(CODE), "SinglePool")
-    assert result.at_rate(Rate.fixed(0.5)) == pytest.approx(0.5 * result.energy_j / 3.6e6)
-    half = Rate(begins_s=[0.0, 1740.0], per_kwh=[1.0, 0.0], end_s=3480.0)
-    first = result.series.power_w[:29].sum() * 60 / 3.6e6
-    assert result.at_rate(half) == pytest.approx(first)
+def test_one_pool_needs_no_predictor() -> None:
+    right, wrong = (
+        simulate(PROFILE, Trace.open(TALK), "envplan", Settings(mispredicted=share))
+        for share in (0.0, 50.0)
+    )
+    assert right.energy_j == pytest.approx(wrong.energy_j, rel=0.02)
+    half = Rate(begins_s=[0.0, 1740.0], per_kwh=[1.0, 0.0], end_s=3600.0)
+    first = right.series.power_w[:29].sum() * 60 / 3.6e6
+    assert right.at_rate(half) == pytest.approx(first)
 
 
 def test_a_fleet_is_sized_for_the_requests_that_it_can_answer_in_time() -> None:
@@ -251,14 +246,3 @@ def test_a_fleet_is_sized_for_the_requests_that_it_can_answer_in_time() -> None:
     assert result.hopeless == long.sum()
     assert result.attainment * len(hour) >= 0.999 * (len(hour) - long.sum())
     assert result.gpus_most <= 100
-
-
-def test_a_policy_whose_fleet_is_too_large_is_left_out_where_that_is_asked_for() -> None:
-    trace, few = Trace.open(CODE), Settings(gpus=60)
-    told: list[str] = []
-    names = ("SinglePool", "static")
-    (only,) = compare_policies(PROFILE, trace, few, policies=names, left_out=told.append)
-    assert only.policy == "static"
-    assert [line.split()[:2] for line in told] == [["SinglePool", "needs"]]
-    with pytest.raises(NoAnswerError, match="SinglePool needs"):
-        compare_policies(PROFILE, trace, few, policies=names)
