@@ -155,28 +155,20 @@ class Outlook:
         return min(self.stream.clocks[tp], key=energy)
 
 
-class Choice(NamedTuple):
-    """A pool that is wanted: the class it is for, what it serves, and the TPs it may have."""
-
-    name: str
-    classes: Sequence[str]
-    tps: Sequence[int]
+Sorted = Mapping[str, Sequence[str]]  # the classes of each pool, by the lowest that can serve them
 
 
-Choices = Mapping[str, Choice]  # by the pools' keys in the fleet
-
-
-def one_pool(outlook: Outlook) -> Choices:
+def one_pool(outlook: Outlook) -> Sorted:
     """One for everything."""
-    return _choices(outlook, {_home(outlook.classes): outlook.classes})
+    return {_home(outlook.classes): outlook.classes}
 
 
-def by_class(outlook: Outlook) -> Choices:
+def by_class(outlook: Outlook) -> Sorted:
     """One for each class."""
-    return _choices(outlook, {name: [name] for name in outlook.classes})
+    return {name: [name] for name in outlook.classes}
 
 
-def merged(outlook: Outlook) -> Choices:
+def merged(outlook: Outlook) -> Sorted:
     """One for each class, those that need little put into higher ones, as many as there may be."""
     served: dict[str, Sequence[str]] = {name: [name] for name in outlook.classes}
 
@@ -195,21 +187,19 @@ def merged(outlook: Outlook) -> Choices:
                 served[_home([name, others[0]])] = both
                 break
         else:
-            return _choices(outlook, served)
+            return served
 
 
-def best_split(outlook: Outlook) -> Choices:
-    """Pools as least_power has them, or those that run where others draw hardly less."""
+def best_split(outlook: Outlook) -> Mapping[int, Sequence[str]]:
+    """Classes by TP as least_power has them, or as they are where others draw hardly less."""
     drawn, split = least_power(outlook)
-    if outlook.present.routes.keys() >= set(outlook.classes):
-        pools = [
-            (p.tp, [c for c in outlook.classes if c in p.serves]) for p in outlook.present.values()
-        ]
-        present = {tp: names for tp, names in pools if names}
-        if outlook.worth * _power(outlook, present) <= drawn:
-            split = present
-    name = _home(outlook.classes)
-    return {f"{name} on TP{tp}": Choice(name, classes, [tp]) for tp, classes in split.items()}
+    pools = [
+        (p.tp, [c for c in outlook.classes if c in p.serves]) for p in outlook.present.values()
+    ]
+    present = {tp: names for tp, names in pools if names}
+    served = {name for names in present.values() for name in names}
+    stays = len(served) == len(outlook.classes)
+    return present if stays and outlook.worth * _power(outlook, present) <= drawn else split
 
 
 def least_power(outlook: Outlook) -> tuple[float, Mapping[int, Sequence[str]]]:
@@ -243,10 +233,6 @@ def _power(outlook: Outlook, split: Mapping[int, Sequence[str]]) -> float:
     )
 
 
-def _choices(outlook: Outlook, served: Mapping[str, Sequence[str]]) -> Choices:
-    return {name: Choice(name, each, outlook.able(each)) for name, each in served.items()}
-
-
 def _home(classes: Sequence[str]) -> str:
     """The lowest class that is shorter than none of these."""
     return next(host for host in CLASSES if all(serves(host, name) for name in classes))
@@ -258,7 +244,7 @@ class Policy:
 
     Attributes:
         about: what it does, in a line.
-        sort: the pools it wants.
+        sort: the pools it wants; None: those of best_split.
         scales: it is asked again as time passes; otherwise once, with hindsight of the whole trace.
         shards: pools have the TP that draws least, or nearly so and is there; otherwise the largest
             one.
@@ -268,7 +254,7 @@ class Policy:
     """
 
     about: str
-    sort: Callable[[Outlook], Choices]
+    sort: Callable[[Outlook], Sorted] | None
     scales: bool = False
     shards: bool = False
     same_gpus: bool = False
@@ -277,11 +263,18 @@ class Policy:
 
     def plan(self, outlook: Outlook) -> Fleet:
         """The fleet for what is expected."""
-        wanted = self.sort(outlook).items()
-        return Fleet({key: self._pool(outlook, choice) for key, choice in wanted})
+        if self.sort is not None:
+            wanted = self.sort(outlook).items()
+            return Fleet({name: self._pool(outlook, name, each) for name, each in wanted})
+        split, home = best_split(outlook).items(), _home(outlook.classes)
+        return Fleet(
+            {f"{home} on TP{tp}": self._pool(outlook, home, each, tp) for tp, each in split}
+        )
 
-    def _pool(self, outlook: Outlook, choice: Choice) -> PoolSpec:
-        name, classes, tps = choice
+    def _pool(
+        self, outlook: Outlook, name: str, classes: Sequence[str], only: int | None = None
+    ) -> PoolSpec:
+        tps = [only] if only else outlook.able(classes)
         tps = outlook.quick(classes, tps) if self.shards else tps[-1:]
         counts = {tp: outlook.count(classes, tp) for tp in tps}
         if self.same_gpus:
@@ -316,8 +309,8 @@ POLICIES: Final[Mapping[str, Policy]] = {
         "all three, and small pools are merged into higher ones", merged, scales=True, shards=True,
         managed=True,
     ),
-    "static": Policy("the best pools for the peak, never changed", best_split, **_OURS),
-    "exact": Policy("the best pools for what each epoch needs", best_split, scales=True, **_OURS),
+    "static": Policy("the best pools for the peak, never changed", None, **_OURS),
+    "exact": Policy("the best pools for what each epoch needs", None, scales=True, **_OURS),
     # One pool, because bursts of different classes even each other out. Prompts with near deadlines
     # go first in every instance, so short requests do not wait for long ones.
     "envplan": Policy(
