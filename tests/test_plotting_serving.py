@@ -13,7 +13,7 @@ from envplan.plotting.serving import (
     plan_figure,
     serving_profile_figure,
 )
-from envplan.serving.exact import exact_plan
+from envplan.serving.planners import exact_plan
 from envplan.serving.policies import compare_policies
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import make_week

@@ -16,8 +16,8 @@ from envplan.devices import DeviceError
 from envplan.enforce.clocks import given_clocks
 from envplan.errors import InputError
 from envplan.serving.apply import ServingApplied, apply_serving_plan, hold_clocks
-from envplan.serving.exact import exact_plan
 from envplan.serving.plan import ServingPlan
+from envplan.serving.planners import exact_plan
 from envplan.serving.profile import ServingProfile
 from fake_nvml import FakeNvml
 from serving_helpers import queueing_profile, small_serving_profile

@@ -7,8 +7,8 @@ import pytest
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import Slo
-from envplan.serving.hierarchy import able_within, powers, reshard, size_pools
 from envplan.serving.plan import Asked
+from envplan.serving.planners import able_within, powers, reshard, size_pools
 from serving_helpers import Curves, small_serving_profile
 
 CLOCKS = {("SS", 2, 1000): [(0, 10), (4, 50)], ("SS", 2, 2000): [(0, 20), (6, 90)]}

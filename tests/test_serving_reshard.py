@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.serving.apply import Instance, ServingApplied
-from envplan.serving.reshard import PARTS, move_fleet, transfer_plan
+from envplan.serving.apply import PARTS, Instance, ServingApplied, move_fleet, transfer_plan
 
 FLEETS = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8).filter(
     lambda tps: sum(tps) <= 8

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES
-from envplan.serving.exact import exact_plan
-from envplan.serving.hierarchy import hierarchical_plan
 from envplan.serving.plan import ServingPlan
+from envplan.serving.planners import exact_plan, hierarchical_plan
 from envplan.serving.policies import POLICIES, simulate
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings

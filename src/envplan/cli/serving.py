@@ -333,8 +333,7 @@ def solve(
       envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
-    from envplan.serving.exact import exact_plan
-    from envplan.serving.hierarchy import hierarchical_plan
+    from envplan.serving.planners import exact_plan, hierarchical_plan
 
     loads = dict[str, float]()
     parts = [part for text in load or [] for part in text.split(",")]
@@ -567,8 +566,7 @@ def reshard(
     Example:
       envplan serving reshard old.clocks.json new.clocks.json
     """
-    from envplan.serving.apply import ServingApplied
-    from envplan.serving.reshard import PARTS, move_fleet
+    from envplan.serving.apply import PARTS, ServingApplied, move_fleet
 
     target = output or after
     if output is None:

@@ -26,9 +26,9 @@ import numpy.typing as npt
 from envplan._serving import Replay, Service
 from envplan.costs.model import Overheads
 from envplan.costs.rates import Rate
+from envplan.serving.apply import transfer_plan
 from envplan.serving.classes import CLASSES, Slo, hosts, serves
 from envplan.serving.profile import ServingProfile
-from envplan.serving.reshard import transfer_plan
 from envplan.serving.settings import Settings
 from envplan.serving.trace import SLOT_S, Trace
 from envplan.units import J_PER_KWH
