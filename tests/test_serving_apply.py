@@ -186,7 +186,7 @@ def shards(tps: list[int]) -> list[set[int]]:
 
 @settings(max_examples=100, deadline=None)
 @given(FLEETS, FLEETS)
-def test_every_gpu_gets_what_it_lacks_from_one_that_had_it(
+def test_every_gpu_gets_what_it_lacks_from_one_that_had_it_and_no_assignment_moves_less(
     before: list[int], after: list[int]
 ) -> None:
     idle = max(0, sum(after) - sum(before))
@@ -201,21 +201,11 @@ def test_every_gpu_gets_what_it_lacks_from_one_that_had_it(
     assert len(set(used)) == len(used) == sum(after)
     for gpu, wanted in zip(used, shards(after), strict=True):
         assert wanted <= has[gpu]
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=5).filter(lambda t: sum(t) <= 5),
-    st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=5).filter(lambda t: sum(t) <= 5),
-)
-def test_no_assignment_moves_less(before: list[int], after: list[int]) -> None:
-    idle = max(0, sum(after) - sum(before))
-    held = [*shards(before), *[set[int]() for _ in range(idle)]]
-    least = min(
-        sum(len(need - held[gpu]) for gpu, need in zip(order, shards(after), strict=True))
-        for order in permutations(range(len(held)), sum(after))
-    )
-    assert len(transfer_plan(tuple(before), tuple(after), idle).transfers) == least
+    if len(held) <= 6:
+        assert len(plan.transfers) == min(
+            sum(len(need - held[gpu]) for gpu, need in zip(order, shards(after), strict=True))
+            for order in permutations(range(len(held)), sum(after))
+        )
 
 
 def test_the_longest_transfer_counts() -> None:

@@ -155,7 +155,7 @@ class Trace:
         path = Path(path)
         columns: dict[str, Any] = {}
         named: dict[str, str] = {}
-        seen, last = 0, None
+        seen = 0
         try:
             with unzipped(path) as file, warnings.catch_warnings():
                 warnings.simplefilter("error", pd.errors.ParserWarning)  # cells without a column
@@ -166,9 +166,8 @@ class Trace:
                     frame.columns = list(named)
                     if frame.empty:
                         continue
-                    found = _checked(frame, named, path, seen + 2, last)
-                    last = float(found["at"][-1])
-                    for name, values in found.items():
+                    last = columns["at"][-1] if seen else None
+                    for name, values in _checked(frame, named, path, seen + 2, last).items():
                         column = columns.setdefault(name, np.empty(0, values.dtype))
                         column.resize(seen + len(frame), refcheck=False)  # never there twice
                         column[seen:] = values
