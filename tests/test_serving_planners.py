@@ -68,36 +68,29 @@ def power_or_nothing(
     return plan.power
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.one_of(fleets(), fleets(tps=(2, 4, 8), clocks=(1000,), starts=((0,),), gpus=18)))
-def test_the_plan_is_as_good_as_brute_force(case: tuple[Curves, dict[str, int], int]) -> None:
-    curves, demand, gpus = case
-    profile, best = small_serving_profile(curves), least_power(curves, demand, gpus)
-    found = power_or_nothing(profile, demand, gpus)
-    assert found == pytest.approx(best, rel=1e-5, abs=1e-6)
-    if best == math.inf:
-        fits = next(n for n in range(gpus, 200) if least_power(curves, demand, n) < math.inf)
-        loads = {name: float(load * UNIT) for name, load in demand.items()}
-        missing = f"at least {fits} GPUs, {fits - gpus} more than"
-        with pytest.raises(NoAnswerError, match=missing):
-            exact_plan(profile, loads, gpus)
-
-
-@settings(max_examples=30, deadline=None)
-@given(fleets())
-def test_with_one_clock_per_pool_it_is_as_good_as_brute_force(
-    case: tuple[Curves, dict[str, int], int],
+@settings(max_examples=130, deadline=None)
+@given(
+    st.one_of(fleets(), fleets(tps=(2, 4, 8), clocks=(1000,), starts=((0,),), gpus=18)),
+    st.booleans(),
+)
+def test_the_plan_is_as_good_as_brute_force(
+    case: tuple[Curves, dict[str, int], int], one_clock: bool
 ) -> None:
     curves, demand, gpus = case
     pairs = sorted({key[:2] for key in curves})
-    clocks = [[key[2] for key in curves if key[:2] == pair] for pair in pairs]
+    clocks = [[key for key in curves if key[:2] == pair] for pair in pairs]
     best = min(
-        least_power({(*pair, f): curves[*pair, f] for pair, f in chosen}, demand, gpus)
-        for chosen in (list(zip(pairs, picked, strict=True)) for picked in product(*clocks))
+        least_power({key: curves[key] for key in chosen}, demand, gpus)
+        for chosen in (product(*clocks) if one_clock else [curves])
     )
     profile = small_serving_profile(curves)
-    found = power_or_nothing(profile, demand, gpus, one_frequency=True)
+    found = power_or_nothing(profile, demand, gpus, one_frequency=one_clock)
     assert found == pytest.approx(best, rel=1e-5, abs=1e-6)
+    if best == math.inf and not one_clock:
+        fits = next(n for n in range(gpus, 200) if least_power(curves, demand, n) < math.inf)
+        loads = {name: float(load * UNIT) for name, load in demand.items()}
+        with pytest.raises(NoAnswerError, match=f"at least {fits} GPUs, {fits - gpus} more than"):
+            exact_plan(profile, loads, gpus)
 
 
 @settings(max_examples=40, deadline=None)
@@ -247,3 +240,59 @@ def test_the_gpu_manager_knows_what_each_clock_draws_at_a_load() -> None:
         pytest.approx([20.0, 20 + 70 * 4 / 6, 20 + 70 * 5 / 6, np.inf]),
     ]
     assert powers(known, 40.0).argmin() == 0
+
+
+LOADS = st.lists(st.integers(1, 3000), min_size=1, max_size=4, unique=True)
+TTFT, TBT = st.floats(0.01, 3.0), st.floats(0.005, 0.15)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> ServingProfile:
+    """Up to four classes on any TP at two clocks; latencies rise with load."""
+    curves = {}
+    for name in draw(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=4, unique=True)):
+        for tp in draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, unique=True)):
+            for clock in draw(st.sampled_from([[1000], [2000], [1000, 2000]])):
+                loads = sorted(draw(st.sampled_from([{0}, set[int]()])) | set(draw(LOADS)))
+                power, ttft, tbt = (
+                    draw(st.lists(each, min_size=len(loads), max_size=len(loads)))
+                    for each in (st.floats(10 * tp, 700 * tp), TTFT, TBT)
+                )
+                points = zip(loads, power, sorted(ttft), sorted(tbt), strict=True)
+                curves[name, tp, clock] = list(points)
+    return profile_of(curves)
+
+
+def assert_within_slos(plan: ServingPlan, profile: ServingProfile) -> None:
+    """By the profile's points alone."""
+    for pool in plan.pools:
+        for group in pool.groups:
+            curve = profile.curves[pool.request_class, group.tp, group.frequency_mhz]
+            load = group.load_tokens_s
+            assert load <= curve.load[-1]
+            for served in pool.serves:
+                slo = profile.classes[served.request_class].slo
+                assert np.interp(load, curve.load, curve.ttft_s) <= slo.ttft_s * (1 + 1e-9)
+                assert np.interp(load, curve.load, curve.tbt_s) <= slo.tbt_s * (1 + 1e-9)
+    assert sum(pool.gpus for pool in plan.pools) <= plan.asked.gpus
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    profiles(),
+    st.dictionaries(st.sampled_from(CLASSES), st.floats(0.01, 10_000), min_size=1, max_size=4),
+    st.sampled_from([4, 64, 1024]),
+)
+def test_a_plan_of_either_planner_for_any_profile_keeps_its_slos(
+    profile: ServingProfile, loads: dict[str, float], gpus: int
+) -> None:
+    power = dict.fromkeys(("exact", "hierarchical"), math.inf)
+    for planner in (exact_plan, hierarchical_plan):
+        try:
+            plan = planner(profile, loads, gpus)
+        except NoAnswerError:
+            continue
+        assert_within_slos(plan, profile)
+        assert plan.check(profile)
+        power[plan.planner] = plan.power
+    assert power["exact"] <= power["hierarchical"] * (1 + 1e-5) + 0.01

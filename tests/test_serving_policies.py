@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import combinations
+from itertools import combinations, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from envplan.costs.rates import Rate
 from envplan.errors import InputError, NoAnswerError
@@ -27,6 +31,7 @@ from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import READY, Settings
 from envplan.serving.simulation import Fleet, Machines, PoolSpec, Stream
 from envplan.serving.trace import Trace, make_week
+from serving_helpers import write_profile
 
 CODE, TALK = "azure-2023-code", "azure-2023-conversation"
 PROFILE = ServingProfile.builtin()
@@ -94,14 +99,14 @@ def test_with_a_past_nothing_knows_what_is_still_to_come(policy: str) -> None:
 def test_what_cannot_be_replayed_is_told() -> None:
     trace = Trace.open(CODE)
     late, strict = trace.part(trace.arrival > 1800), PROFILE.with_slos({}, 0.01)
-    for profile, known, settings, kind, words in (
+    for profile, known, how, kind, words in (
         (PROFILE, trace, Settings(past=3600.0), InputError, "after a past of 3600 s"),
         (PROFILE, late, Settings(past=600.0), InputError, "in a past"),
         (PROFILE, trace, Settings(gpus=16), NoAnswerError, r"envplan needs \d+ GPUs"),
         (strict, trace, Settings(), NoAnswerError, "gives SS its tokens 0.001 s apart; the best"),
     ):
         with pytest.raises(kind, match=words):
-            simulate(profile, known, "envplan", settings)
+            simulate(profile, known, "envplan", how)
 
 
 def test_a_scaling_fleet_follows_a_real_shaped_morning() -> None:
@@ -246,3 +251,41 @@ def test_a_fleet_is_sized_for_the_requests_that_it_can_answer_in_time() -> None:
     assert result.hopeless == long.sum()
     assert result.attainment * len(hour) >= 0.999 * (len(hour) - long.sum())
     assert result.gpus_most <= 100
+
+
+@st.composite
+def profiles_by_phases(draw: st.DrawFn) -> ServingProfile:
+    """One or two TPs at two clocks, with any times and powers, and with much or little memory."""
+    rows, watts = [], st.floats(50, 700)
+    tps = draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=2, unique=True))
+    for tp, clock in product(tps, (1000, 2000)):
+        rows.append(f"{tp},{clock},idle,0,0,{tp * 50}")
+        for phase, longest in (("prefill", 5.0), ("decode", 0.15)):
+            sizes = draw(st.lists(st.integers(1, 4000), min_size=1, max_size=3, unique=True))
+            rows += [
+                f"{tp},{clock},{phase},{size},{draw(st.floats(1e-3, longest))},{tp * draw(watts)}"
+                for size in sorted(sizes)
+            ]
+    memory = {str(tp): draw(st.sampled_from([300, 10_000, 500_000])) for tp in tps}
+    with TemporaryDirectory() as folder:
+        return ServingProfile.read_csv(write_profile(Path(folder, "p.csv"), rows, kv_tokens=memory))
+
+
+@settings(max_examples=20, deadline=None)
+@given(profiles_by_phases(), st.lists(st.integers(1, 300), min_size=4, max_size=12), st.data())
+def test_any_profile_by_phases_can_be_replayed_under_every_policy(
+    profile: ServingProfile, counts: list[int], data: st.DataObject
+) -> None:
+    place = data.draw(st.integers(0, len(CLASSES) - 1))
+    arrival = np.concatenate([60.0 * k + np.linspace(0, 59, n) for k, n in enumerate(counts)])
+    trace = Trace("any", arrival, None, None, np.full(len(arrival), place, dtype=np.uint8))
+    policy = data.draw(st.sampled_from(list(POLICIES)))
+    for curve in profile.curves.values():
+        assert min(map(np.min, map(np.diff, (curve.ttft_s, curve.tbt_s)))) >= 0
+    try:
+        result = simulate(profile, trace, policy, Settings(gpus=256, epoch=600.0))
+    except NoAnswerError:
+        return
+    assert result.requests == len(trace)
+    assert 0 <= result.attainment <= 1
+    assert result.energy_j >= 0
