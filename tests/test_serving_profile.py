@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,18 +80,26 @@ GOOD = ["2,1980,idle,0,0,200", "2,1980,prefill,128,0.05,600", "2,1980,decode,4,0
         ("2,1980,decode,8,0.1,90000", "power_w", "45000 W on each GPU"),
         ("2,1980,decode,8,0.1", "power_w", "is empty"),
         ("2,1500,decode,8,0.1,300", "", "has no rows of idle"),
+        ("", {"classes": {"QQ": {}}}, "no class 'QQ'"),
+        ("", {"classes": {"SS": {"ttft_slo_s": 0}}}, "classes.SS.ttft_slo_s"),
+        ("", {"classes": {"SS": {"speed": 1}}}, "classes.SS"),
+        ("", {"classes": []}, "classes should be an object"),
+        ("", {"source": "guessed"}, "measured"),
+        ("", {"gpu": 7}, "gpu should be a valid string, not 7"),
     ],
 )
-def test_a_bad_profile_is_refused_with_its_place(
-    tmp_path: Path, line: str, column: str, words: str
+def test_a_bad_profile_or_sidecar_is_refused_with_its_place(
+    tmp_path: Path, line: str, column: str | dict[str, Any], words: str
 ) -> None:
-    path = write_profile(tmp_path / "my.csv", GOOD, kv_tokens={"2": 9000})
+    path = write_profile(tmp_path / "my.csv", GOOD)
     assert ServingProfile.read_csv(path).phases
-    path.write_text(path.read_text() + line + "\n")
+    sidecar = column if isinstance(column, dict) else {}
+    write_profile(path, [*GOOD, line], **sidecar)
     with pytest.raises(InputError) as refused:
         ServingProfile.read_csv(path)
-    where = f":5, column {column}" if column else ""
-    assert str(refused.value).startswith(f"{path}{where}: ")
+    where = f"my.csv:5, column {column}" if line and column else "my.csv"
+    where = "my.meta.json" if sidecar else where
+    assert str(refused.value).startswith(str(tmp_path / where))
     assert words in str(refused.value)
 
 
@@ -137,25 +145,6 @@ def test_segments_are_the_loads_that_meet_the_slo(
         assert between <= tbt * (1 + 1e-9)
     elif load > most + 1e-5:
         assert first > ttft or between > tbt
-
-
-@pytest.mark.parametrize(
-    ("sidecar", "words"),
-    [
-        ({"classes": {"QQ": {}}}, "no class 'QQ'"),
-        ({"classes": {"SS": {"ttft_slo_s": 0}}}, "classes.SS.ttft_slo_s"),
-        ({"classes": {"SS": {"speed": 1}}}, "classes.SS"),
-        ({"classes": []}, "classes should be an object"),
-        ({"source": "guessed"}, "measured"),
-        ({"gpu": 7}, "gpu should be a valid string, not 7"),
-    ],
-)
-def test_a_bad_sidecar_is_refused(tmp_path: Path, sidecar: object, words: str) -> None:
-    path = write_profile(tmp_path / "p.csv", GOOD)
-    (tmp_path / "p.meta.json").write_text(json.dumps(sidecar))
-    with pytest.raises(InputError, match=r"p\.meta\.json") as refused:
-        ServingProfile.read_csv(path)
-    assert words in str(refused.value)
 
 
 def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
