@@ -22,7 +22,7 @@ from envplan.costs.rates import Rate
 from envplan.serving import ServingProfile, Simulation, Trace
 from envplan.serving.policies import POLICIES, replay, stream_of
 from envplan.serving.settings import Settings
-from envplan.serving.sizing import Stream
+from envplan.serving.simulation import Stream
 from envplan.serving.trace import make_week
 from envplan.units import J_PER_KWH
 

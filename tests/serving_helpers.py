@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,48 +17,39 @@ from envplan.serving.profile import Curve, ServingProfile
 #: Loads of small profiles are multiples of this, tokens/s.
 UNIT = 10
 
-#: (class, tp, MHz) -> [(load in units, W), ...]
-Curves = Mapping[tuple[str, int, int], Iterable[tuple[int, float]]]
+#: (class, tp, MHz) -> [(load, W), ...], or with TTFT and TBT (s) that are not short
+Curves = Mapping[tuple[str, int, int], Sequence[tuple[float, ...]]]
 
 EQUAL = {"input_tokens": 1, "output_tokens": 1, "ttft_slo_s": 1.0, "tbt_slo_s": 1.0}
-
-
-def small_serving_profile(curves: Curves) -> ServingProfile:
-    """Configurations that answer at once, of classes that are all equally long."""
-    return profile_of(
-        row(name, tp, clock, load * UNIT, power_w=power)
-        for (name, tp, clock), points in curves.items()
-        for load, power in points
-    )
+FAST = (0.1, 0.01)  # TTFT and TBT (s) that meet every SLO
 
 
 def profile_of(
-    rows: Iterable[Mapping[str, Any]], classes: Mapping[str, Mapping[str, float]] | None = None
+    curves: Curves, classes: Mapping[str, Mapping[str, float]] | None = None, unit: float = 1.0
 ) -> ServingProfile:
-    """A profile of any curves; below the lowest load of a configuration they are flat."""
-    points: dict[tuple[str, int, int], list[tuple[float, ...]]] = {}
-    for each in rows:
-        name, tp, clock, *values = each.values()
-        mine = points.setdefault((name, tp, clock), [])
-        if not mine and values[0] > 0:
-            mine.append((0.0, *values[1:]))
-        mine.append(tuple(values))
-    curves = {key: Curve(*key, *np.array(mine, dtype=float).T) for key, mine in points.items()}
+    """A profile of any curves; below the lowest load of a configuration they are flat.
+
+    Args:
+        classes: those that are not as short, and as patient, as all others.
+        unit: tokens/s that a load counts.
+    """
+    made = {}
+    for key, points in curves.items():
+        rows = [(unit * load, *rest, *FAST[len(rest) - 1 :]) for load, *rest in points]
+        if rows[0][0] > 0:
+            rows.insert(0, (0.0, *rows[0][1:]))
+        made[key] = Curve(*key, *np.array(rows, dtype=float).T)
     known = {
         name: RequestClass(**lengths)
         for name, lengths in filled(dict.fromkeys(CLASSES, EQUAL) | (classes or {})).items()
     }
-    sha256 = hashlib.sha256(repr(points).encode()).hexdigest()
-    return ServingProfile("small", Path("small.csv"), sha256, curves, known, {})
+    sha256 = hashlib.sha256(repr(curves).encode()).hexdigest()
+    return ServingProfile("small", Path("small.csv"), sha256, made, known, {})
 
 
-def row(
-    name: str, tp: int, clock: int, load: float, *, power_w: float, ttft_s: float = 0.1,
-    tbt_s: float = 0.01,
-) -> dict[str, Any]:  # fmt: skip
-    """A point of a curve, fast enough for every SLO unless it says otherwise."""
-    return {"class": name, "tp": tp, "frequency": clock, "load": load, "power_w": power_w,
-            "ttft_s": ttft_s, "tbt_s": tbt_s}  # fmt: skip
+def small_serving_profile(curves: Curves) -> ServingProfile:
+    """Configurations that answer at once, of classes that are all equally long; loads in units."""
+    return profile_of(curves, unit=UNIT)
 
 
 #: TTFT slope of a configuration, s per unit of load: where it meets STRICT and LOOSE.
@@ -68,78 +59,50 @@ STRICT, LOOSE = 1 + 1e-7, 2 + 1e-7  # s; a little more, so that whole units are 
 
 def queueing_profile(curves: Curves, slopes: Slopes) -> ServingProfile:
     """SS, which must answer within STRICT, and LS within LOOSE; TTFT is proportional to load."""
-    rows = [
-        row(*key, load * UNIT, power_w=power, ttft_s=slopes[key] * load or 1e-9)
+    slower = {
+        key: [(load, power, slopes[key] * load or 1e-9) for load, power in points]
         for key, points in curves.items()
-        for load, power in points
-    ]
-    classes = {
-        "SS": EQUAL | {"ttft_slo_s": STRICT},
-        "LS": EQUAL | {"ttft_slo_s": LOOSE},
     }
-    return profile_of(rows, classes)
-
-
-class BruteForce:
-    """Every fleet whose instances carry whole units of load.
-
-    Powers are piecewise linear with all bends at whole units, so some best fleet is among them.
-
-    Args:
-        curves: of all configurations.
-    """
-
-    def __init__(self, curves: Curves) -> None:
-        self._tables = {key: dict(points) for key, points in curves.items()}
-        self.pool = cache(self._pool)
-
-    def _power(self, key: tuple[str, int, int], load: int) -> float:
-        knots = sorted(self._tables[key])
-        return float(np.interp(load, knots, [self._tables[key][k] for k in knots]))
-
-    def _pool(self, name: str, load: int, gpus: int, most: tuple[int, ...] = ()) -> float:
-        """Least power of a pool that carries this load on at most so many GPUs.
-
-        Args:
-            most: units that an instance may carry, by configuration; default: as measured.
-        """
-        best = 0.0 if load == 0 else float("inf")
-        for place, key in enumerate(self._tables):
-            if key[0] == name and key[1] <= gpus:
-                limit = min(load, max(self._tables[key]), most[place] if most else load)
-                for part in range(1, limit + 1):
-                    rest = self.pool(name, load - part, gpus - key[1], most)
-                    best = min(best, self._power(key, part) + rest)
-        return best
-
-
-def least_power(curves: Curves, demand: Mapping[str, int], gpus: int) -> float:
-    """By brute force; SS may be served by SM's pool, as one of its own."""
-    force = BruteForce(curves)
-    return min(
-        force.pool("SS", demand.get("SS", 0) - merged, first)
-        + force.pool("SM", demand.get("SM", 0) + merged, gpus - first)
-        for merged in range(demand.get("SS", 0) + 1)
-        for first in range(gpus + 1)
+    slos = {"SS": STRICT, "LS": LOOSE}
+    return profile_of(
+        slower, {name: EQUAL | {"ttft_slo_s": slo} for name, slo in slos.items()}, UNIT
     )
 
 
-def least_power_within_slos(
-    curves: Curves, slopes: Slopes, demand: Mapping[str, int], gpus: int
+def least_power(
+    curves: Curves, demand: Mapping[str, int], gpus: int, slopes: Slopes | None = None
 ) -> float:
-    """By brute force; SS may be served by LS's pools, but only by a strict one."""
-    force = BruteForce(curves)
-    strict = tuple(int(STRICT / slopes[key]) for key in curves)
-    loose = tuple(int(LOOSE / slopes[key]) for key in curves)
-    ss, ls = demand["SS"], demand["LS"]
+    """By brute force: every fleet for two classes whose instances carry whole units of load.
+
+    The first class may be served by the second one's pools, as one of its own, but with `slopes`
+    only by a strict pool. Powers are piecewise linear with all bends at whole units, so some best
+    fleet is among these.
+    """
+    drawn = {
+        key: np.interp(range(int(points[-1][0]) + 1), *zip(*points, strict=True)).tolist()
+        for key, points in curves.items()
+    }
+
+    @cache
+    def pool(name: str, load: int, left: int, slo: float) -> float:
+        """Least power of a pool that carries this load on at most so many GPUs."""
+        best = 0.0 if load == 0 else float("inf")
+        for key, power in drawn.items():
+            if key[0] == name and key[1] <= left:
+                most = min(load, len(power) - 1, int(slo / slopes[key]) if slopes else load)
+                for part in range(1, most + 1):
+                    best = min(best, power[part] + pool(name, load - part, left - key[1], slo))
+        return best
+
+    (low, mine), (high, other) = demand.items()
     return min(
-        force.pool("SS", ss - merged, own, strict)
-        + force.pool("LS", merged + beside, mixed, strict)
-        + force.pool("LS", ls - beside, gpus - own - mixed, loose)
-        for merged in range(ss + 1)
-        for beside in range(ls + 1)
+        pool(low, mine - merged, own, STRICT)
+        + pool(high, merged + beside, mixed, STRICT)
+        + pool(high, other - beside, gpus - own - mixed, LOOSE)
+        for merged in range(mine + 1)
+        for beside in (range(other + 1) if slopes else [other])
         for own in range(gpus + 1)
-        for mixed in range(gpus - own + 1)
+        for mixed in (range(gpus - own + 1) if slopes else [gpus - own])
     )
 
 

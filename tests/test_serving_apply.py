@@ -1,9 +1,13 @@
-"""Serving plans on GPUs: every instance has its place, its clock, and a guard for each GPU."""
+"""Serving plans on GPUs: places, clocks and guards, and the fewest weights moved."""
 
 from __future__ import annotations
 
 import json
+from functools import reduce
+from itertools import permutations
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +16,17 @@ from hypothesis import strategies as st
 from envplan.devices import DeviceError
 from envplan.enforce.clocks import given_clocks
 from envplan.errors import InputError
-from envplan.serving.apply import ServingApplied, apply_serving_plan, hold_clocks
-from envplan.serving.exact import exact_plan
+from envplan.serving.apply import (
+    PARTS,
+    Instance,
+    ServingApplied,
+    apply_serving_plan,
+    hold_clocks,
+    move_fleet,
+    transfer_plan,
+)
 from envplan.serving.plan import ServingPlan
+from envplan.serving.planners import exact_plan
 from envplan.serving.profile import ServingProfile
 from fake_nvml import FakeNvml
 from serving_helpers import queueing_profile, small_serving_profile
@@ -54,15 +66,10 @@ def test_a_clock_the_gpu_lacks_becomes_the_next_one_above() -> None:
     assert {i.clock_mhz for i in just_below.instances} == {990, 900}
     with pytest.raises(InputError, match="wants 1005 MHz, but the GPU reaches 900"):
         apply_serving_plan(plan, profile, clocks=given_clocks("210-900:30"))
-
-
-def test_the_built_in_profile_is_applied_to_clocks_an_h100_has() -> None:
-    profile = ServingProfile.builtin()
-    plan = exact_plan(profile, {"LL": 3000.0}, 64)
-    applied = apply_serving_plan(plan, profile)
+    builtin = ServingProfile.builtin()
+    applied = apply_serving_plan(exact_plan(builtin, {"LL": 3000.0}, 64), builtin)
     assert applied.gpu == "NVIDIA H100 80GB HBM3"
-    planned = {group.frequency_mhz for pool in plan.pools for group in pool.groups}
-    assert {i.clock_mhz for i in applied.instances} == planned  # all of them are clocks it has
+    assert all(i.clock_mhz == i.planned_mhz for i in applied.instances)  # it has all of them
 
 
 def test_a_clock_below_the_plans_is_held_against_the_slo_again() -> None:
@@ -85,19 +92,11 @@ def test_a_clock_below_the_plans_is_held_against_the_slo_again() -> None:
     assert (instance.planned_mhz, instance.clock_mhz, instance.slo_proven) == (900, 890, False)
 
 
-def test_a_file_comes_back_as_it_was_saved(tmp_path: Path) -> None:
-    plan, profile = small_plan(SS=10.0)
-    applied = apply_serving_plan(plan, profile)
-    applied.save(tmp_path / "c.json")
-    assert ServingApplied.load(tmp_path / "c.json") == applied
-    plan.save(tmp_path / "p.json")
-    assert ServingPlan.load(tmp_path / "p.json") == plan
-
-
 def test_a_file_in_which_instances_share_a_gpu_is_refused(tmp_path: Path) -> None:
     plan, profile = small_plan(SS=10.0, SM=10.0)
-    path = tmp_path / "c.json"
-    apply_serving_plan(plan, profile).save(path)
+    path, applied = tmp_path / "c.json", apply_serving_plan(plan, profile)
+    applied.save(path)
+    assert ServingApplied.load(path) == applied
     document = json.loads(path.read_text())
     words = "instance 1 is to have 2 different GPUs, which no other"
     for devices, node, said in (
@@ -110,32 +109,37 @@ def test_a_file_in_which_instances_share_a_gpu_is_refused(tmp_path: Path) -> Non
             ServingApplied.load(path)
 
 
+POOL, GROUP = ("pools", 0), ("pools", 0, "groups", 0)
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("where", "change", "words"),
     [
-        (lambda d: d["pools"][0]["groups"][0].update(load_tokens_s=101.0), "violate the SLO"),
-        (lambda d: d["pools"][0]["groups"][0].update(load_tokens_s=5.0), "draws another power"),
-        (lambda d: d["pools"][0]["groups"][0].update(frequency_mhz=7), "no such configuration"),
-        (lambda d: d["pools"][0]["serves"][0].update(load_tokens_s=1.0), "carry 10"),
-        (lambda d: d["pools"][0]["serves"][0].update(request_class="LL"), "cannot serve LL"),
-        (lambda d: d["predicted"].update(power_w=1.0), "as stated"),
-        (lambda d: d["predicted"].update(gpus=3), "4 GPUs"),
-        (lambda d: d["asked"]["loads_tokens_s"].update(SS=20.0), "not what was asked"),
-        (lambda d: d["pools"][0]["slo"].update(ttft_s=9.0), "does not promise"),
-        (lambda d: d["pools"][0].update(request_class="ZZ"), "no class 'ZZ'"),
-        (lambda d: d.update(extra=1), "extra"),
+        (GROUP, {"load_tokens_s": 101.0}, "violate the SLO"),
+        (GROUP, {"load_tokens_s": 5.0}, "draws another power"),
+        (GROUP, {"frequency_mhz": 7}, "no such configuration"),
+        ((*POOL, "serves", 0), {"load_tokens_s": 1.0}, "carry 10"),
+        ((*POOL, "serves", 0), {"request_class": "LL"}, "cannot serve LL"),
+        (("predicted",), {"power_w": 1.0}, "as stated"),
+        (("predicted",), {"gpus": 3}, "4 GPUs"),
+        (("asked", "loads_tokens_s"), {"SS": 20.0}, "not what was asked"),
+        ((*POOL, "slo"), {"ttft_s": 9.0}, "does not promise"),
+        (POOL, {"request_class": "ZZ"}, "no class 'ZZ'"),
+        ((), {"extra": 1}, "extra"),
     ],
 )
-def test_a_plan_that_does_not_hold_is_refused(tmp_path: Path, change: object, words: str) -> None:
+def test_a_plan_that_does_not_hold_is_refused(
+    tmp_path: Path, where: tuple[str | int, ...], change: dict[str, object], words: str
+) -> None:
     plan, profile = small_plan(SS=10.0)
     plan.save(tmp_path / "p.json")
+    assert ServingPlan.load(tmp_path / "p.json") == plan
     document = json.loads((tmp_path / "p.json").read_text())
-    assert callable(change)
-    change(document)
+    part: Any = reduce(getitem, where, document)
+    part.update(change)
     (tmp_path / "p.json").write_text(json.dumps(document))
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError, match=words):
         ServingPlan.load(tmp_path / "p.json").check(profile)
-    assert words in str(refused.value)
 
 
 def test_a_changed_profile_is_refused_unless_forced() -> None:
@@ -166,3 +170,72 @@ def test_a_gpu_that_is_not_there_leaves_no_clock_set(fake_nvml: FakeNvml) -> Non
     assert fake_nvml.locked(0) is None
     with pytest.raises(InputError, match="no node 7"), hold_clocks(applied, 7):
         pass
+
+
+FLEETS = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8).filter(
+    lambda tps: sum(tps) <= 8
+)
+
+
+def shards(tps: list[int]) -> list[set[int]]:
+    """The parts of each GPU, instance after instance."""
+    return [
+        set(range(rank * PARTS // tp, (rank + 1) * PARTS // tp)) for tp in tps for rank in range(tp)
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(FLEETS, FLEETS)
+def test_every_gpu_gets_what_it_lacks_from_one_that_had_it_and_no_assignment_moves_less(
+    before: list[int], after: list[int]
+) -> None:
+    idle = max(0, sum(after) - sum(before))
+    plan = transfer_plan(tuple(before), tuple(after), idle)
+    held = [*shards(before), *[set[int]() for _ in range(idle)]]
+    has = [set(parts) for parts in held]
+    for part, source, target in plan.transfers:
+        assert part in held[source]
+        assert part not in has[target]
+        has[target].add(part)
+    used = [gpu for instance in plan.gpus for gpu in instance]
+    assert len(set(used)) == len(used) == sum(after)
+    for gpu, wanted in zip(used, shards(after), strict=True):
+        assert wanted <= has[gpu]
+    if len(held) <= 6:
+        assert len(plan.transfers) == min(
+            sum(len(need - held[gpu]) for gpu, need in zip(order, shards(after), strict=True))
+            for order in permutations(range(len(held)), sum(after))
+        )
+
+
+def test_the_longest_transfer_counts() -> None:
+    for after, moved, longest in (((4, 4), 1.0, 1), ((2, 2, 2, 2), 3.0, 3), ((8,), 0.0, 0)):
+        plan = transfer_plan((8,), after)
+        assert (plan.moved, plan.longest) == (moved, longest)
+
+
+def fleet(*nodes: list[int], gpus: int = 8) -> ServingApplied:
+    instances = []
+    for node, tps in enumerate(nodes):
+        first = 0
+        for tp in tps:
+            instances.append(Instance(
+                instance=len(instances), pool="LL", serves=["LL"], tp=tp, node=node,
+                devices=list(range(first, first + tp)), planned_mhz=1980, clock_mhz=1980,
+                load_tokens_s=1.0,
+            ))  # fmt: skip
+            first += tp
+    return ServingApplied(schema="envplan/serving-clocks/v1", plan_sha256="0" * 64,
+                          profile_sha256="0" * 64, gpu=None, clocks_source="profile",
+                          gpus_per_node=gpus, nodes=len(nodes), instances=instances)  # fmt: skip
+
+
+def test_a_fleet_stays_on_the_nodes_that_hold_its_weights() -> None:
+    moved, changes = move_fleet(fleet([8], [4, 4], []), fleet([4, 4], [], [8]))
+    assert [instance.node for instance in moved.instances] == [1, 1, 0]
+    assert [change.plan.moved if change.plan else None for change in changes] == [0.0, 0.0, None]
+    grown, changes = move_fleet(fleet([4]), fleet([2, 2], [8]))
+    assert [change.node for change in changes] == [0, 1]
+    assert sorted(device for i in grown.instances[:2] for device in i.devices) == [0, 1, 2, 3]
+    with pytest.raises(InputError, match="nodes have 8 and 4 GPUs"):
+        move_fleet(fleet([8]), fleet([4], gpus=4))

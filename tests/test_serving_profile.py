@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +14,9 @@ from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, Slo, classify_all, serves
 from envplan.serving.profile import BUILTIN, ServingProfile
 from envplan.serving.settings import Settings
-from envplan.serving.simulation import Fleet, Machines, PoolSpec
-from envplan.serving.sizing import Stream
+from envplan.serving.simulation import Fleet, Machines, PoolSpec, Stream
 from envplan.serving.trace import Trace
-from serving_helpers import profile_of, row, small_serving_profile, write_profile
+from serving_helpers import profile_of, small_serving_profile, write_profile
 
 
 def test_the_built_in_profile_holds_the_measured_times_and_powers() -> None:
@@ -32,10 +31,6 @@ def test_the_built_in_profile_holds_the_measured_times_and_powers() -> None:
         assert np.interp(batch, four.batch, four.step_w) == pytest.approx(watts, rel=0.06)
     assert profile.source == "identified"
     assert profile.modelled
-
-
-def test_no_gpu_draws_more_than_it_may_and_steady_loads_lie_between_idle_and_busy() -> None:
-    profile = ServingProfile.builtin()
     for (tp, _), phases in profile.phases.items():
         assert max(*phases.prompt_w, *phases.step_w) <= 700.5 * tp
     for curve in profile.curves.values():
@@ -60,9 +55,8 @@ def test_steady_loads_agree_with_the_replay() -> None:
         machines = Machines(Stream(trace, profile, classes), Settings(gpus=8))
         pool = PoolSpec(name, frozenset({name}), tp, 1980, 1)
         machines.adopt(Fleet({name: pool}), 0.0, warm=True)
+        machines.advance(trace.duration_s)
         slots = int(trace.duration_s / 60)
-        for slot in range(slots):
-            machines.advance(60.0 * (slot + 1))
         result = machines.result("steady", [tp] * slots)
         middle = result.series.power_w[2:-2].mean()
         assert middle == pytest.approx(curve.power_at(load), rel=0.12)
@@ -72,43 +66,49 @@ GOOD = ["2,1980,idle,0,0,200", "2,1980,prefill,128,0.05,600", "2,1980,decode,4,0
 
 
 @pytest.mark.parametrize(
-    ("line", "where", "words"),
+    ("line", "column", "words"),
     [
-        ("3,1980,decode,1,0.1,300", ":5, column tp", "1, 2, 4 or 8 GPUs"),
-        ("8,1980,decode,1,0.1,300", ":5, column tp", "does not say in kv_tokens"),
-        ("2,fast,decode,8,0.1,300", ":5, column frequency", "should be a valid integer"),
-        ("2,1980,nothing,1,0.1,300", ":5, column phase", "should be 'prefill', 'decode' or 'idle'"),
-        ("2,1980,decode,2,0.1,300", ":5, column size", "must be above 4"),
-        ("2,1980,decode,4,0.1,300", ":5, column size", "must be above 4"),
-        ("2,1980,decode,-5,0.1,300", ":5, column size", "or equal to 0"),
-        ("2,1980,decode,nan,0.1,300", ":5, column size", "nan"),
-        ("2,1980,decode,8,0,300", ":5, column time_s", "must be a number above 0"),
-        (
-            "2,1980,decode,8,0.1,90000",
-            ":5, column power_w",
-            "45000 W on each GPU",
-        ),
-        ("2,1980,decode,8,0.1", ":5, column power_w", "is empty"),
+        ("3,1980,decode,1,0.1,300", "tp", "1, 2, 4 or 8 GPUs"),
+        ("8,1980,decode,1,0.1,300", "tp", "does not say in kv_tokens"),
+        ("2,fast,decode,8,0.1,300", "frequency", "should be a valid integer"),
+        ("2,1980,nothing,1,0.1,300", "phase", "should be 'prefill', 'decode' or 'idle'"),
+        ("2,1980,decode,2,0.1,300", "size", "must be above 4"),
+        ("2,1980,decode,4,0.1,300", "size", "must be above 4"),
+        ("2,1980,decode,-5,0.1,300", "size", "or equal to 0"),
+        ("2,1980,decode,nan,0.1,300", "size", "nan"),
+        ("2,1980,decode,8,0,300", "time_s", "must be a number above 0"),
+        ("2,1980,decode,8,0.1,90000", "power_w", "45000 W on each GPU"),
+        ("2,1980,decode,8,0.1", "power_w", "is empty"),
         ("2,1500,decode,8,0.1,300", "", "has no rows of idle"),
+        ("", {"classes": {"QQ": {}}}, "no class 'QQ'"),
+        ("", {"classes": {"SS": {"ttft_slo_s": 0}}}, "classes.SS.ttft_slo_s"),
+        ("", {"classes": {"SS": {"speed": 1}}}, "classes.SS"),
+        ("", {"classes": []}, "classes should be an object"),
+        ("", {"source": "guessed"}, "measured"),
+        ("", {"gpu": 7}, "gpu should be a valid string, not 7"),
     ],
 )
-def test_a_bad_profile_is_refused_with_its_place(
-    tmp_path: Path, line: str, where: str, words: str
+def test_a_bad_profile_or_sidecar_is_refused_with_its_place(
+    tmp_path: Path, line: str, column: str | dict[str, Any], words: str
 ) -> None:
-    path = write_profile(tmp_path / "my.csv", GOOD, kv_tokens={"2": 9000})
+    path = write_profile(tmp_path / "my.csv", GOOD)
     assert ServingProfile.read_csv(path).phases
-    path.write_text(path.read_text() + line + "\n")
+    sidecar = column if isinstance(column, dict) else {}
+    write_profile(path, [*GOOD, line], **sidecar)
     with pytest.raises(InputError) as refused:
         ServingProfile.read_csv(path)
-    assert str(refused.value).startswith(f"{path}{where}: ")
+    where = f"my.csv:5, column {column}" if line and column else "my.csv"
+    where = "my.meta.json" if sidecar else where
+    assert str(refused.value).startswith(str(tmp_path / where))
     assert words in str(refused.value)
 
 
-def test_classes_follow_lengths() -> None:
+def test_classes_follow_lengths_and_slos_are_set_and_scaled() -> None:
     place = classify_all(np.array([255, 256, 1024]), np.array([99, 100, 350]))
     assert [CLASSES[k] for k in place] == ["SS", "MM", "LL"]
-    assert serves("LM", "SS")
-    assert not serves("LM", "SL")
+    assert [serves("LM", name) for name in ("SS", "SL")] == [True, False]
+    classes = ServingProfile.builtin().with_slos({"LL": Slo(3.0, 0.2)}, 0.5).classes
+    assert (classes["LL"].slo, classes["SS"].slo) == (Slo(1.5, 0.1), Slo(0.125, 0.05))
 
 
 def test_power_is_exact_at_knots_and_straight_between() -> None:
@@ -131,11 +131,8 @@ def test_segments_are_the_loads_that_meet_the_slo(
     latencies: list[tuple[float, float]], ttft: float, tbt: float, share: float
 ) -> None:
     rising = zip(*(sorted(values) for values in zip(*latencies, strict=True)), strict=True)
-    rows = [
-        row("SS", 2, 1000, 100 * k, power_w=k, ttft_s=first, tbt_s=between)
-        for k, (first, between) in enumerate(rising)
-    ]
-    curve = profile_of(rows).curves["SS", 2, 1000]
+    points = [(100 * k, k, *pair) for k, pair in enumerate(rising)]
+    curve = profile_of({("SS", 2, 1000): points}).curves["SS", 2, 1000]
     slo, load = Slo(ttft, tbt), share * curve.max_load
     segments = curve.segments(slo)
     assert [segment.low for segment in segments[1:]] == [part.high for part in segments[:-1]]
@@ -150,43 +147,19 @@ def test_segments_are_the_loads_that_meet_the_slo(
         assert first > ttft or between > tbt
 
 
-def test_slos_can_be_set_and_scaled() -> None:
-    profile = ServingProfile.builtin().with_slos({"LL": Slo(3.0, 0.2)}, 0.5)
-    assert profile.classes["LL"].slo == Slo(1.5, 0.1)
-    assert profile.classes["SS"].slo == Slo(0.125, 0.05)
-
-
-@pytest.mark.parametrize(
-    ("sidecar", "words"),
-    [
-        ({"classes": {"QQ": {}}}, "no class 'QQ'"),
-        ({"classes": {"SS": {"ttft_slo_s": 0}}}, "classes.SS.ttft_slo_s"),
-        ({"classes": {"SS": {"speed": 1}}}, "classes.SS"),
-        ({"classes": []}, "classes should be an object"),
-        ({"source": "guessed"}, "measured"),
-        ({"gpu": 7}, "gpu should be a valid string, not 7"),
-    ],
-)
-def test_a_bad_sidecar_is_refused(tmp_path: Path, sidecar: object, words: str) -> None:
-    path = write_profile(tmp_path / "p.csv", GOOD)
-    (tmp_path / "p.meta.json").write_text(json.dumps(sidecar))
-    with pytest.raises(InputError, match=r"p\.meta\.json") as refused:
-        ServingProfile.read_csv(path)
-    assert words in str(refused.value)
-
-
 def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
     path = write_profile(tmp_path / "p.csv", [])
-    with pytest.raises(InputError, match="no rows"):
-        ServingProfile.read_csv(path)
+
+    def refused(words: str, name: str = str(path)) -> None:
+        with pytest.raises(InputError, match=words):
+            ServingProfile.open(name)
+
+    refused("no rows")
     path.write_text("class,tp,frequency,load,power_w,ttft_s,tbt_s\n")
-    with pytest.raises(InputError, match="column phase: the column is missing"):
-        ServingProfile.open(str(path))
+    refused("column phase: the column is missing")
     path.with_suffix(".meta.json").unlink()
-    with pytest.raises(InputError, match=r"p\.meta\.json"):
-        ServingProfile.open(str(path))
-    with pytest.raises(InputError, match=BUILTIN):
-        ServingProfile.open("nothing-here")
+    refused(r"p\.meta\.json")
+    refused(BUILTIN, "nothing-here")
 
 
 def test_public_names_are_all_there() -> None:

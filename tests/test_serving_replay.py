@@ -38,10 +38,12 @@ def service(
 
 
 def replay(
-    requests: list[tuple[float, int, int]], *, running: int = 1, squash: float = 1e9, **of: Any
-) -> Replay:
+    requests: list[tuple[float, int, int]], *, running: int = 1, squash: float = 1e9,
+    pack: bool = False, **of: Any,
+) -> Replay:  # fmt: skip
     """A fleet of so many instances, all in pool 0 and at the highest clock."""
     made = Replay(service(requests, **of), 0.0, 1.0, 0.0, 0.5, squash, 60.0, 60.0)
+    made.set_pack(0, pack)
     for k in range(9):
         made.route(k, 0, [1])
     for _ in range(running):
@@ -67,15 +69,6 @@ def test_one_request_takes_its_prompt_and_its_steps() -> None:
     assert counts == [1, 1, 1, 1]
 
 
-def one_by_one(requests: list[tuple[float, int]], ttft: float) -> int:
-    """First tokens in time on one instance if outputs are one token: a queue by arrival."""
-    free, in_time = 0.0, 0
-    for arrival, tokens in requests:
-        free = max(free, arrival) + tokens * TOKEN
-        in_time += free - arrival <= ttft + 1e-9
-    return in_time
-
-
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(
@@ -88,53 +81,44 @@ def test_prompts_alone_are_a_queue(drawn: list[tuple[int, int]]) -> None:
     made = replay([(at, size, 1) for at, size in requests], ttft=(1e6,))
     busy, counts = outcome(made, 600.0)
     work = sum(size * TOKEN for _, size in requests)
-    assert counts[3] == len(requests) == one_by_one(requests, 1e6)
+    assert counts[3] == len(requests)
     drawn_w = PROMPT_W * min(work, 60.0) + IDLE * max(0.0, 60 - work)
     assert busy <= drawn_w + 1e-6
     if requests[-1][0] + work < 60:
         assert busy == pytest.approx(drawn_w)
 
 
-def test_the_nearest_deadline_goes_first_and_long_prompts_make_way_in_between() -> None:
-    # A prompt of one second in chunks of a tenth; a short one with a near deadline comes after.
-    requests = [(0.0, 10000, 1), (0.05, 100, 1)]
-    made = replay(requests, classes=[8, 0], ttft=(0.2, *[5.0] * 8))
-    assert outcome(made)[1] == [2, 2, 2, 2]
-    whole = replay(requests, classes=[8, 0], ttft=(0.2, *[5.0] * 8), chunk=10000)
-    assert outcome(whole)[1] == [2, 1, 2, 1]
+TWO = [(0.0, 10000, 1), (0.05, 100, 1)]  # a prompt of one second, and a short one
+DEADLINES = {"classes": [8, 0], "ttft": (0.2, *[5.0] * 8)}  # that of the second is the nearest
+ALIKE = [(0.0, 100, 101), (0.0, 100, 101)]
 
 
-def test_what_is_late_already_goes_behind_what_is_not() -> None:
-    requests = [(0.0, 10000, 1), (0.01, 5000, 1), (1.0, 4000, 1)]
-    made = replay(requests, ttft=(0.95,))
-    # At 1.0 s the first is through, late; the second has missed its deadline; the third makes it.
-    assert outcome(made)[1][1] == 1
-
-
-def test_a_long_prompt_that_is_late_makes_way_though_it_has_begun() -> None:
-    made = replay([(0.0, 20000, 1), (1.0, 3000, 1)], ttft=(0.5,))
-    assert outcome(made)[1] == [2, 1, 2, 1]
-
-
-def test_a_late_prompt_that_holds_memory_goes_on_where_others_do_not_fit() -> None:
-    # The first is late at 0.5 s, half through. The second comes then, and the memory is full.
-    made = replay([(0.0, 10000, 1), (0.7, 1000, 1)], ttft=(0.5,), kv=10500)
-    assert outcome(made)[1] == [2, 1, 2, 1]
-
-
-def test_what_waits_has_its_place_in_memory_too() -> None:
-    # While a long prompt runs, three with long outputs come: the third does not fit beside them.
-    requests = [(0.0, 10000, 1), *[(0.1, 100, 2000)] * 3]
-    made = replay(requests, ttft=(10.0,), running=2, chunk=10000, kv=15000)
-    made.set_pack(0, True)
-    assert outcome(made)[1] == [4, 4, 4, 4]
-
-
-def test_requests_that_do_not_fit_into_memory_wait_for_those_that_leave() -> None:
-    requests = [(0.0, 100, 101), (0.0, 100, 101)]
-    together, apart = replay(requests, ttft=(1.5,)), replay(requests, ttft=(1.5,), kv=250)
-    assert outcome(together)[1] == [2, 2, 2, 2]
-    assert outcome(apart)[1] == [2, 1, 2, 1]  # the second waits for two seconds
+@pytest.mark.parametrize(
+    ("requests", "how", "first"),
+    [
+        pytest.param(TWO, DEADLINES, 2, id="the nearest deadline goes first, between chunks"),
+        pytest.param(TWO, DEADLINES | {"chunk": 10000}, 1, id="but not within a chunk"),
+        # At 1 s the first is through, late; the second has missed its deadline; the third makes it.
+        pytest.param([(0.0, 10000, 1), (0.01, 5000, 1), (1.0, 4000, 1)], {"ttft": (0.95,)}, 1,
+                     id="what is late already goes behind what is not"),
+        pytest.param([(0.0, 20000, 1), (1.0, 3000, 1)], {"ttft": (0.5,)}, 1,
+                     id="a long prompt that is late makes way though it has begun"),
+        # The first is late at 0.5 s, half through. The second comes then, and the memory is full.
+        pytest.param([(0.0, 10000, 1), (0.7, 1000, 1)], {"ttft": (0.5,), "kv": 10500}, 1,
+                     id="a late prompt that holds memory goes on where others do not fit"),
+        # While a long prompt runs, three with long outputs come: the third does not fit there.
+        pytest.param([(0.0, 10000, 1), *[(0.1, 100, 2000)] * 3],
+                     {"ttft": (10.0,), "running": 2, "chunk": 10000, "kv": 15000, "pack": True}, 4,
+                     id="what waits has its place in memory too"),
+        pytest.param(ALIKE, {"ttft": (1.5,)}, 2, id="two fit into memory"),
+        pytest.param(ALIKE, {"ttft": (1.5,), "kv": 250}, 1, id="the second waits for two seconds"),
+    ],
+)  # fmt: skip
+def test_whose_first_token_is_in_time(
+    requests: list[tuple[float, int, int]], how: dict[str, Any], first: int
+) -> None:
+    """`first` of them; further tokens always are."""
+    assert outcome(replay(requests, **how))[1] == [len(requests), first, len(requests), first]
 
 
 def test_an_instance_serves_when_it_is_ready_and_finishes_what_it_has_when_it_goes() -> None:
@@ -175,8 +159,7 @@ def test_a_managed_clock_rises_only_where_the_slow_one_would_be_late(
 def test_packed_instances_are_filled_one_after_another() -> None:
     requests = [(0.1 * k, 100, 101) for k in range(4)]
     for pack, inside in ((True, [4, 0]), (False, [2, 2])):
-        made = replay(requests, running=2)
-        made.set_pack(0, pack)
+        made = replay(requests, running=2, pack=pack)
         made.advance(1.0)
         assert sorted((i[5] for i in made.instances()), reverse=True) == inside
 
@@ -220,26 +203,20 @@ def test_the_least_number_of_instances_leaves_just_enough_in_time(
     assert found < 2e-3 or found <= 1.01 * busy or missed(found * 0.99) > late * len(arrival)
 
 
-def test_contexts_that_are_there_at_once_must_fit_into_what_is_needed() -> None:
-    requests = [(0.1 * k, 100, 500) for k in range(100)]  # each stays ten seconds
-    wide, narrow = (service(requests, kv=kv).need(0.0, 10.0, 1, 0, 0.0) for kv in (1e9, 1e3))
-    assert narrow[1:] == wide[1:]
-    assert narrow[0] > 2 * wide[0]
-
-
-def test_requests_that_decode_at_once_must_fit_into_the_batch() -> None:
-    # Each decodes for two seconds, 20 at a time; a batch has room for five.
-    found, *_ = service([(0.1 * k, 100, 100) for k in range(100)]).need(0.0, 10.0, 1, 0, 0.0)
-    assert found == pytest.approx(4)
-
-
-def test_what_no_instance_can_answer_in_time_is_no_reason_for_more_of_them() -> None:
+def test_memory_and_batches_are_needed_and_what_is_hopeless_is_not() -> None:
     usual = [(0.1 * k, 1000, 1) for k in range(100)]
     long = [(at + 0.05, 20000, 1) for at, *_ in usual[::10]]
-    found, busy, _, hopeless = service(sorted(usual + long)).need(0.0, 10.0, 1, 0, 0.0)
-    assert hopeless == pytest.approx(10 / 110)
-    assert busy == pytest.approx(3)
-    assert 2.9 <= found < 4
+    stay = [(0.1 * k, 100, 500) for k in range(100)]  # each for ten seconds
+    short = [(0.1 * k, 100, 100) for k in range(100)]  # for two: 20 at a time, a batch has five
+    wide, narrow, batch, late = (
+        service(sorted(requests), kv=kv).need(0.0, 10.0, 1, 0, 0.0)
+        for requests, kv in ((stay, 1e9), (stay, 1e3), (short, 1e6), (usual + long, 1e6))
+    )
+    assert narrow[1:] == wide[1:]
+    assert narrow[0] > 2 * wide[0]
+    assert batch[0] == pytest.approx(4)
+    assert (late[1], late[3]) == (pytest.approx(3), pytest.approx(10 / 110))
+    assert 2.9 <= late[0] < 4
 
 
 def test_only_the_classes_that_are_asked_for_count() -> None:

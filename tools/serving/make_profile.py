@@ -20,8 +20,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from envplan.serving.classes import CLASSES, classify_all
-from envplan.serving.phases import Phases
-from envplan.serving.profile import ServingProfile
+from envplan.serving.profile import Phases, ServingProfile
 
 TPS = (2, 4, 8)
 CLOCKS = (795, 1005, 1200, 1500, 1980)

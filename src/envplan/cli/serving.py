@@ -333,8 +333,7 @@ def solve(
       envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
-    from envplan.serving.exact import exact_plan
-    from envplan.serving.hierarchy import hierarchical_plan
+    from envplan.serving.planners import exact_plan, hierarchical_plan
 
     loads = dict[str, float]()
     parts = [part for text in load or [] for part in text.split(",")]
@@ -346,12 +345,10 @@ def solve(
         raise InputError(f"which load? Give --load {_LOAD}")
     if planner == "hierarchical" and one_frequency:
         raise InputError("--one-frequency goes with planner exact, not hierarchical")
-    how: Any = {"merge": not no_merge}
-    if planner == "exact":
-        how |= {"one_frequency": one_frequency, "time_limit": time_limit}
+    exact: Any = {"one_frequency": one_frequency, "time_limit": time_limit}
     with ui.Working("looking for the least power"):
-        find = exact_plan if planner == "exact" else hierarchical_plan
-        plan = find(service.known, loads, gpus, **how)
+        find, how = (exact_plan, exact) if planner == "exact" else (hierarchical_plan, {})
+        plan = find(service.known, loads, gpus, merge=not no_merge, **how)
     plan.save(output)
     ui.draw(plot, lambda: pictures.plan_figure(plan))
     ui.answer(
@@ -567,8 +564,7 @@ def reshard(
     Example:
       envplan serving reshard old.clocks.json new.clocks.json
     """
-    from envplan.serving.apply import ServingApplied
-    from envplan.serving.reshard import PARTS, move_fleet
+    from envplan.serving.apply import PARTS, ServingApplied, move_fleet
 
     target = output or after
     if output is None:
@@ -656,17 +652,16 @@ def _watch(guards: Sequence[Guard], end: float) -> None:
     Raises:
         DeviceError: a guard is gone, or a clock could not be set in the end either.
     """
-    lasting, now = "", -math.inf
-    while now < end:
-        time.sleep(max(0.0, min(_LOOK_S, end - time.monotonic())))
+    said = ""
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(_LOOK_S, left))
         for guard in guards:
-            for lasting in guard.problems():
-                print(f"envplan: warning: {lasting}", file=sys.stderr, flush=True)
+            for said in guard.problems():
+                print(f"envplan: warning: {said}", file=sys.stderr, flush=True)
             if not guard.alive:
                 raise DeviceError("a clock guard has ended; start holding again")
-        now = time.monotonic()
     if any(guard.failing for guard in guards):
-        raise DeviceError(lasting)
+        raise DeviceError(said)
 
 
 serving = cmd.group(

@@ -15,9 +15,8 @@ _HOME: Final = {
     for module, names in {
         "apply": "ServingApplied apply_serving_plan hold_clocks",
         "classes": "CLASSES Slo",
-        "exact": "exact_plan",
-        "hierarchy": "hierarchical_plan",
         "plan": "ServingPlan",
+        "planners": "exact_plan hierarchical_plan",
         "policies": "compare_policies simulate",
         "profile": "ServingProfile",
         "settings": "Settings",

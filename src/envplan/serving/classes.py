@@ -28,7 +28,7 @@ INPUT_BOUNDS: Final = (256, 1024)
 #: Tokens from which on an output is medium, and long.
 OUTPUT_BOUNDS: Final = (100, 350)
 
-
+FloatArray = npt.NDArray[np.float64]
 Positive = Annotated[float, Field(gt=0, strict=True)]
 
 

@@ -7,7 +7,6 @@ share, too: what they may be asked, why there may be no answer, and how a plan i
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Final, Literal, Self
 
@@ -254,19 +253,20 @@ class ServingPlan(Document):
 
 def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
     """What does not hold."""
-    asked, served = plan.asked, Counter[str]()
+    asked, served = plan.asked, dict.fromkeys(CLASSES, 0.0)
     for pool in plan.pools:
-        name, brought = pool.request_class, 0.0
+        name, brought, carried = pool.request_class, 0.0, 0.0
         for part in pool.serves:
             other, load = part.request_class, part.load_tokens_s
             if not serves(name, other):
                 yield f"pool {name} cannot serve {other}"
             if other not in asked.slos or not pool.slo.covers(asked.slos[other]):
                 yield f"pool {name} does not promise what {other} needs"
-            served[other] += load  # type: ignore[assignment]
+            served[other] += load
             brought += load * profile.needed_for(other, name)
         for group in pool.groups:
             where, load = f"pool {name}, {group}", group.load_tokens_s
+            carried += group.instances * load
             curve = profile.curves.get((name, group.tp, group.frequency_mhz))
             if curve is None:
                 yield f"{where}: the profile has no such configuration"
@@ -274,7 +274,6 @@ def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
                 yield f"{where}: {load:g} tokens/s violate the SLO"
             elif not _close(curve.power_at(load), group.power_w):
                 yield f"{where}: draws another power than the plan states"
-        carried = sum(group.instances * group.load_tokens_s for group in pool.groups)
         if not _close(carried, brought):
             yield f"pool {name} is brought {brought:g} tokens/s; its instances carry {carried:g}"
     gpus, power = (sum(getattr(pool, of) for pool in plan.pools) for of in ("gpus", "power_w"))
@@ -282,9 +281,9 @@ def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
         yield f"the plan's pools hold {gpus} GPUs; {asked.gpus} were given"
     if not _close(power, plan.power):
         yield f"the pools draw {power:g} W, not {plan.power:g} as stated"
-    for name in CLASSES:
-        if not _close(served[name], asked.loads_tokens_s.get(name, 0.0)):
-            yield f"{served[name]:g} tokens/s of {name} are served, not what was asked for"
+    for name, load in served.items():
+        if not _close(load, asked.loads_tokens_s.get(name, 0.0)):
+            yield f"{load:g} tokens/s of {name} are served, not what was asked for"
 
 
 def _close(a: float, b: float) -> bool:

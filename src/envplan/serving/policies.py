@@ -30,8 +30,7 @@ from envplan.serving.classes import CLASSES, hosts, serves
 from envplan.serving.plan import check_reachable
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
-from envplan.serving.simulation import Fleet, Machines, PoolSpec, Simulation
-from envplan.serving.sizing import Need, Stream
+from envplan.serving.simulation import Fleet, Machines, Need, PoolSpec, Simulation, Stream
 from envplan.serving.trace import SLOT_S, Trace
 
 _HOUR_S: Final = 3600.0
@@ -156,64 +155,51 @@ class Outlook:
         return min(self.stream.clocks[tp], key=energy)
 
 
-class Choice(NamedTuple):
-    """A pool that is wanted: its key in the fleet, which class it is for, what it serves, TPs."""
-
-    key: str
-    name: str
-    classes: Sequence[str]
-    tps: Sequence[int]
+Sorted = Mapping[str, Sequence[str]]  # the classes of each pool, by the lowest that can serve them
 
 
-def one_pool(outlook: Outlook) -> list[Choice]:
+def one_pool(outlook: Outlook) -> Sorted:
     """One for everything."""
-    return _choices(outlook, {_home(outlook.classes): outlook.classes})
+    return {_home(outlook.classes): outlook.classes}
 
 
-def by_class(outlook: Outlook) -> list[Choice]:
+def by_class(outlook: Outlook) -> Sorted:
     """One for each class."""
-    return _choices(outlook, {name: [name] for name in outlook.classes})
+    return {name: [name] for name in outlook.classes}
 
 
-def merged(outlook: Outlook) -> list[Choice]:
+def merged(outlook: Outlook) -> Sorted:
     """One for each class, those that need little put into higher ones, as many as there may be."""
-    served: Mapping[str, Sequence[str]] = {name: [name] for name in outlook.classes}
+    served: dict[str, Sequence[str]] = {name: [name] for name in outlook.classes}
 
     def need(name: str) -> float:
         return outlook.need(served[name], outlook.able(served[name])[-1]).instances
 
-    def joined() -> Mapping[str, Sequence[str]] | None:
-        """The pools with the smallest that can be put into another; None: nothing is to be."""
-        for name in sorted(served, key=need):
-            several = len(served) > outlook.settings.pools
-            if need(name) >= _SMALL and not several:
-                return None
-            rest = {other: classes for other, classes in served.items() if other != name}
-            if higher := [host for host in hosts(name) if host in rest]:
-                return {**rest, higher[0]: [*served[name], *rest[higher[0]]]}
+    while True:
+        several = len(served) > outlook.settings.pools
+        for name in [n for n in sorted(served, key=need) if several or need(n) < _SMALL]:
+            others = [other for other in served if other != name]
+            if higher := [host for host in hosts(name) if host in others]:
+                served[higher[0]] = [*served.pop(name), *served[higher[0]]]
+                break
             if several:
-                other = next(iter(rest))
-                into, moved = _home([name, other]), [*served[name], *rest.pop(other)]
-                return {**rest, into: [*moved, *rest.get(into, ())]}
-        return None
-
-    while fewer := joined():
-        served = fewer
-    return _choices(outlook, served)
+                both = [*served.pop(name), *served.pop(others[0])]
+                served[_home([name, others[0]])] = both
+                break
+        else:
+            return served
 
 
-def best_split(outlook: Outlook) -> list[Choice]:
-    """Pools as least_power has them, or those that run where others draw hardly less."""
+def best_split(outlook: Outlook) -> Mapping[int, Sequence[str]]:
+    """Classes by TP as least_power has them, or as they are where others draw hardly less."""
     drawn, split = least_power(outlook)
-    if outlook.present.routes.keys() >= set(outlook.classes):
-        pools = [
-            (p.tp, [c for c in outlook.classes if c in p.serves]) for p in outlook.present.values()
-        ]
-        present = {tp: names for tp, names in pools if names}
-        if outlook.worth * _power(outlook, present) <= drawn:
-            split = present
-    name = _home(outlook.classes)
-    return [Choice(f"{name} on TP{tp}", name, split[tp], [tp]) for tp in split]
+    pools = [
+        (p.tp, [c for c in outlook.classes if c in p.serves]) for p in outlook.present.values()
+    ]
+    present = {tp: names for tp, names in pools if names}
+    served = {name for names in present.values() for name in names}
+    stays = len(served) == len(outlook.classes)
+    return present if stays and outlook.worth * _power(outlook, present) <= drawn else split
 
 
 def least_power(outlook: Outlook) -> tuple[float, Mapping[int, Sequence[str]]]:
@@ -247,14 +233,9 @@ def _power(outlook: Outlook, split: Mapping[int, Sequence[str]]) -> float:
     )
 
 
-def _choices(outlook: Outlook, served: Mapping[str, Sequence[str]]) -> list[Choice]:
-    return [Choice(name, name, each, outlook.able(each)) for name, each in served.items()]
-
-
-def _home(classes: Iterable[str]) -> str:
+def _home(classes: Sequence[str]) -> str:
     """The lowest class that is shorter than none of these."""
-    names = list(classes)
-    return next(host for host in CLASSES if all(serves(host, name) for name in names))
+    return next(host for host in CLASSES if all(serves(host, name) for name in classes))
 
 
 @dataclass(frozen=True)
@@ -263,7 +244,7 @@ class Policy:
 
     Attributes:
         about: what it does, in a line.
-        sort: the pools it wants.
+        sort: the pools it wants; None: those of best_split.
         scales: it is asked again as time passes; otherwise once, with hindsight of the whole trace.
         shards: pools have the TP that draws least, or nearly so and is there; otherwise the largest
             one.
@@ -273,7 +254,7 @@ class Policy:
     """
 
     about: str
-    sort: Callable[[Outlook], list[Choice]]
+    sort: Callable[[Outlook], Sorted] | None
     scales: bool = False
     shards: bool = False
     same_gpus: bool = False
@@ -282,10 +263,18 @@ class Policy:
 
     def plan(self, outlook: Outlook) -> Fleet:
         """The fleet for what is expected."""
-        return Fleet({choice.key: self._pool(outlook, choice) for choice in self.sort(outlook)})
+        if self.sort is not None:
+            wanted = self.sort(outlook).items()
+            return Fleet({name: self._pool(outlook, name, each) for name, each in wanted})
+        split, home = best_split(outlook).items(), _home(outlook.classes)
+        return Fleet(
+            {f"{home} on TP{tp}": self._pool(outlook, home, each, tp) for tp, each in split}
+        )
 
-    def _pool(self, outlook: Outlook, choice: Choice) -> PoolSpec:
-        _, name, classes, tps = choice
+    def _pool(
+        self, outlook: Outlook, name: str, classes: Sequence[str], only: int | None = None
+    ) -> PoolSpec:
+        tps = [only] if only else outlook.able(classes)
         tps = outlook.quick(classes, tps) if self.shards else tps[-1:]
         counts = {tp: outlook.count(classes, tp) for tp in tps}
         if self.same_gpus:
@@ -320,8 +309,8 @@ POLICIES: Final[Mapping[str, Policy]] = {
         "all three, and small pools are merged into higher ones", merged, scales=True, shards=True,
         managed=True,
     ),
-    "static": Policy("the best pools for the peak, never changed", best_split, **_OURS),
-    "exact": Policy("the best pools for what each epoch needs", best_split, scales=True, **_OURS),
+    "static": Policy("the best pools for the peak, never changed", None, **_OURS),
+    "exact": Policy("the best pools for what each epoch needs", None, scales=True, **_OURS),
     # One pool, because bursts of different classes even each other out. Prompts with near deadlines
     # go first in every instance, so short requests do not wait for long ones.
     "envplan": Policy(
@@ -436,11 +425,10 @@ def _next(name: str, outlook: Outlook, now: float, *, shrinks: bool) -> Fleet:
 
     def short(recent: Outlook) -> bool:
         """Whether some pool has fewer instances than what it serves needed of late."""
-        for pool in fleet.values():
-            served = pool.serves.intersection(recent.classes)
-            if served and recent.need(served, pool.tp).instances > pool.count:
-                return True
-        return not fleet.routes.keys() >= set(recent.classes)
+        served = [(pool, pool.serves.intersection(recent.classes)) for pool in fleet.values()]
+        return not fleet.routes.keys() >= set(recent.classes) or any(
+            names and recent.need(names, pool.tp).instances > pool.count for pool, names in served
+        )
 
     stretches = expected(stream, now, settings.epoch + settings.startup_s + SLOT_S)
     recent = Stretch(max(0.0, now - _RECENT_S), now, _RECENT)

@@ -1,26 +1,36 @@
 """A trace replayed under a policy, request by request, with a fleet that changes as it decides.
 
-The replay itself is csrc/serving.hpp. Here the fleet that a policy wants becomes instances that
+What a stretch of requests needs is measured on them, not assumed. Work is counted in seconds of an
+instance at its highest clock. It arrives in bins of a tenth of a second, and N instances do N
+seconds of it per second, the nearest deadline first. A request is late if the work that goes before
+it takes longer than its SLO leaves. The least N at which no more than the wanted share of requests
+is late is what the stretch needs: how bursty the traffic is, which lengths come together and which
+quantile is asked for are all in it. Memory is the other limit: the contexts of the requests that
+are there at once must fit.
+
+csrc/serving.hpp counts and replays. Here the fleet that a policy wants becomes instances that
 start, move, change their clocks and leave, each with the time that takes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from envplan._serving import Replay
+from envplan._serving import Replay, Service
 from envplan.costs.model import Overheads
 from envplan.costs.rates import Rate
+from envplan.serving.apply import transfer_plan
 from envplan.serving.classes import CLASSES, Slo, hosts, serves
-from envplan.serving.reshard import transfer_plan
+from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
-from envplan.serving.sizing import Stream
-from envplan.serving.trace import SLOT_S
+from envplan.serving.trace import SLOT_S, Trace
 from envplan.units import J_PER_KWH
 
 #: Columns over time: a slot's beginning (s), mean power of the fleet (W), load that arrives
@@ -32,6 +42,89 @@ _CLOCK_HOLD_S: Final = 1.0  # before a managed clock goes down
 _CLOCK_MARGIN: Final = 0.4  # of the TTFT SLO that a managed clock leaves
 _PARTS: Final = 8  # in which a fleet is re-sharded, one after another, each at least an instance
 _PACK_SHARE: Final = 0.3  # of it that a request may wait at an instance that is filled up
+
+
+class Need(NamedTuple):
+    """What a stretch of requests asks of one instance size.
+
+    Attributes:
+        instances: that it needs, not rounded.
+        busy: instances that prompts keep busy on average.
+        decoding: requests that decode at a time, on average.
+        hopeless: share of requests whose prompts alone take longer than their SLOs.
+    """
+
+    instances: float
+    busy: float
+    decoding: float
+    hopeless: float
+
+
+class Stream:
+    """Requests of a trace as a policy may know them: when, how long, which class they look like.
+
+    Args:
+        trace: what arrives.
+        profile: of the instances, with the SLOs.
+        taken: uint8, the class that each request looks like on arrival.
+
+    Attributes:
+        service: the same and the profile's tables, compiled; sizes are numbered as in `clocks`.
+        clocks: of each TP, MHz; both ascend.
+    """
+
+    def __init__(self, trace: Trace, profile: ServingProfile, taken: npt.NDArray[np.uint8]) -> None:
+        self.trace, self.profile, self.taken = trace, profile, taken
+        self.clocks: dict[int, list[int]] = {}
+        places: dict[int, list[int]] = {}
+        keys = sorted(profile.phases)
+        for place, (tp, clock) in enumerate(keys):
+            self.clocks.setdefault(tp, []).append(clock)
+            places.setdefault(tp, []).append(place)
+        fastest = [(tp, profile.phases[tp, clocks[-1]]) for tp, clocks in self.clocks.items()]
+        self.service = Service(
+            trace.arrival, *trace.lengths(profile), trace.known, taken,
+            [profile.phases[key].tables() for key in keys],
+            [(tp, best.kv_tokens, best.chunk_tokens, places[tp]) for tp, best in fastest],
+            [(c.slo.ttft_s, c.slo.tbt_s) for c in (profile.classes[name] for name in CLASSES)],
+        )  # fmt: skip
+        self._need = cache(self.service.need)
+
+    def since(self, begin_s: float) -> Stream:
+        """The same without the requests that come before a time, s."""
+        kept = slice(int(np.searchsorted(self.trace.arrival, begin_s)), None)
+        return Stream(self.trace.part(kept), self.profile, self.taken[kept])
+
+    @cached_property
+    def hopeless(self) -> int:
+        """Requests whose prompts alone take longer than their SLOs, on any size at any clock."""
+        trace, found = self.trace, 0
+        given, _ = trace.lengths(self.profile)
+        fastest = [self.profile.phases[tp, clocks[-1]] for tp, clocks in self.clocks.items()]
+        for place, name in enumerate(CLASSES):
+            tokens, count = np.unique(given[trace.known == place], return_counts=True)
+            best = np.min([phases.whole_prompt_time(tokens) for phases in fastest], axis=0)
+            found += count[best > self.profile.classes[name].slo.ttft_s].sum()
+        return int(found)
+
+    def counts(self, begin_s: float, end_s: float) -> dict[str, int]:
+        """Requests that arrive in a stretch, by the class they look like; none that has none."""
+        found = zip(CLASSES, self.service.counts(begin_s, end_s), strict=True)
+        return {name: count for name, count in found if count}
+
+    def need(
+        self, begin_s: float, end_s: float, classes: Iterable[str], tp: int, late: float
+    ) -> Need:
+        """What the requests of some classes in a stretch need; counted once.
+
+        Args:
+            begin_s, end_s: of the stretch.
+            classes: those that count.
+            tp: GPUs of an instance; at its highest clock.
+            late: share of requests that may be late.
+        """
+        mask = sum(1 << CLASSES.index(name) for name in set(classes))
+        return Need(*self._need(begin_s, end_s, mask, list(self.clocks).index(tp), late))
 
 
 @dataclass(frozen=True)
@@ -195,28 +288,30 @@ class Machines:
         Args:
             warm: all of it is there at once, as before the first request.
         """
-        wanted: dict[tuple[int, int], list[_Start]] = {}  # by pool and size
+        lacking: list[_Start] = []
         for key, pool in fleet.items():
             number = self._pools.setdefault(key, len(self._pools))
             self.replay.set_pack(number, pool.packs)
             size, clock = self._tps.index(pool.tp), self.stream.clocks[pool.tp].index(pool.clock)
-            start = _Start(number, size, clock, pool.managed)
-            wanted[number, size] = [start] * pool.count
+            lacking += [_Start(number, size, clock, pool.managed)] * pool.count
         self._route(fleet)
-        self._steps.clear()  # of the last change: what was to come of it is in `wanted`
+        self._steps.clear()  # of the last change: what was to come of it is in `lacking`
         there = self.replay.instances()
         there.sort(key=lambda i: (i[4], -i[5]))  # those that serve first, the fullest of them
-        spare: dict[int, list[int]] = {}
-        for instance, number, size, *_ in there:
-            if slots := wanted.get((number, size)):
-                self._move(instance, slots.pop(0))
-            else:
-                spare.setdefault(size, []).append(instance)
-        for (_, size), slots in wanted.items():
-            while slots and spare.get(size):
-                self._move(spare[size].pop(0), slots.pop(0))
-        lacking = [start for slots in wanted.values() for start in slots]
-        left = [(instance, self._tps[size]) for size, ids in spare.items() for instance in ids]
+        sizes: dict[int, None] = {}  # of what does not fit, in order
+        for move in (False, True):  # what stays in its pool, then what changes to another
+            rest = []
+            for known in there:
+                instance, number, size, *_ = known
+                fits = (s for s in lacking if s.size == size and (move or s.pool == number))
+                if start := next(fits, None):
+                    self.replay.move(instance, start.pool, start.clock, start.managed)
+                    lacking.remove(start)
+                else:
+                    rest.append(known)
+                    sizes.setdefault(size)
+            there = rest
+        left = [(i[0], self._tps[size]) for size in sizes for i in there if i[2] == size]
         if warm:
             for start in lacking:
                 self.replay.start(*start, now)
@@ -274,9 +369,6 @@ class Machines:
         """GPUs that serve, start or leave."""
         return sum(self._tps[size] * n for size, n in self.replay.gpus().items())
 
-    def _move(self, instance: int, start: _Start) -> None:
-        self.replay.move(instance, start.pool, start.clock, start.managed)
-
     def _route(self, fleet: Fleet) -> None:
         """Send classes where they belong; pools that could serve them help, the best ones first.
 
@@ -285,15 +377,14 @@ class Machines:
         old = [number for key, number in self._pools.items() if key not in fleet]
         slos = {name: known.slo for name, known in self.stream.profile.classes.items()}
         promised = {key: Slo.strictest(slos[c] for c in pool.serves) for key, pool in fleet.items()}
+
+        def rank(key: str, name: str) -> tuple[bool, int]:
+            home = fleet[key].name
+            able = promised[key].covers(slos[name]) and serves(home, name)
+            return not able, [*hosts(name), *reversed(CLASSES)].index(home)
+
         for place, name in enumerate(CLASSES):
-            order = [*hosts(name), *reversed(CLASSES)]
-
-            def rank(key: str) -> tuple[bool, int]:
-                home = fleet[key].name
-                able = promised[key].covers(slos[name]) and serves(home, name)  # noqa: B023
-                return not able, order.index(home)  # noqa: B023
-
-            ranked = sorted(fleet, key=rank)
+            ranked = sorted(fleet, key=partial(rank, name=name))
             home = fleet.routes.get(name, ranked[0])
             helpers = [self._pools[key] for key in ranked if key != home]
             self.replay.route(place, self._pools[home], helpers + old)

@@ -24,8 +24,7 @@ import numpy.typing as npt
 
 from envplan._files import named_file, refuse_slip, unzipped
 from envplan.errors import InputError, shown
-from envplan.serving.classes import CLASSES, classify_all
-from envplan.serving.phases import FloatArray
+from envplan.serving.classes import CLASSES, FloatArray, classify_all
 from envplan.serving.profile import ServingProfile, builtin_folder
 
 IntArray = npt.NDArray[np.int32]
@@ -105,23 +104,19 @@ class Trace:
             return self.input_tokens, self.output_tokens
         classes = [profile.classes[name] for name in CLASSES]
         means = [(known.input_tokens, known.output_tokens) for known in classes]
-        given, made = np.maximum(1, np.rint(means)).astype(np.int32)[self.known].T
-        return np.ascontiguousarray(given), np.ascontiguousarray(made)
+        given, made = np.maximum(1, np.rint(means)).astype(np.int32).T
+        return given[self.known], made[self.known]
 
     def mean_lengths(self) -> dict[str, tuple[float, float]]:
         """Mean input and output of each class that is there, tokens; none if it gives classes."""
-        if self.input_tokens is None or self.output_tokens is None:
+        if self.input_tokens is None:
             return {}
-        number = np.bincount(self.known, minlength=len(CLASSES))
-        given, made = (
-            np.bincount(self.known, weights=tokens, minlength=len(CLASSES))
-            for tokens in (self.input_tokens, self.output_tokens)
+        number, given, made = (
+            np.bincount(self.known, tokens, len(CLASSES))
+            for tokens in (None, self.input_tokens, self.output_tokens)
         )
-        return {
-            name: (given[k] / number[k], made[k] / number[k])
-            for k, name in enumerate(CLASSES)
-            if number[k]
-        }
+        there = np.flatnonzero(number)
+        return {CLASSES[k]: (given[k] / number[k], made[k] / number[k]) for k in there}
 
     def part(self, kept: npt.NDArray[Any] | slice) -> Trace:
         """Those requests that a mask, a slice or an array of places selects, at the same times."""
@@ -160,7 +155,7 @@ class Trace:
         path = Path(path)
         columns: dict[str, Any] = {}
         named: dict[str, str] = {}
-        seen, last = 0, None
+        seen = 0
         try:
             with unzipped(path) as file, warnings.catch_warnings():
                 warnings.simplefilter("error", pd.errors.ParserWarning)  # cells without a column
@@ -171,8 +166,8 @@ class Trace:
                     frame.columns = list(named)
                     if frame.empty:
                         continue
-                    found, last = _checked(frame, named, path, seen + 2, last)
-                    for name, values in found.items():
+                    last = columns["at"][-1] if seen else None
+                    for name, values in _checked(frame, named, path, seen + 2, last).items():
                         column = columns.setdefault(name, np.empty(0, values.dtype))
                         column.resize(seen + len(frame), refcheck=False)  # never there twice
                         column[seen:] = values
@@ -282,15 +277,15 @@ def _named(columns: Iterable[str], path: Path) -> dict[str, str]:
 
 
 def _checked(
-    frame: Any, named: Mapping[str, str], path: Path, line: int, last: tuple[float, bool] | None
-) -> tuple[dict[str, Any], tuple[float, bool]]:
+    frame: Any, named: Mapping[str, str], path: Path, line: int, last: float | None
+) -> dict[str, Any]:
     """The columns of some rows: `at` (s), `known` (classes), and token counts and requests if any.
 
     Args:
         frame: the rows, numbers as such and all else as text.
         named: the columns as the file has them.
         line: of the first row.
-        last: time (s) of the row before, and whether it was a date; returned for the next piece.
+        last: time of the row before, s; None if there is none.
     """
     import pandas as pd
 
@@ -313,8 +308,7 @@ def _checked(
     for column in [name for name in named if name in _COLUMNS]:
         refuse(frame[column].isna(), column, "is blank; the table must have no holes")
     times = frame["timestamp"]
-    dated = not pd.api.types.is_numeric_dtype(times)
-    if dated:  # s since 1970
+    if not pd.api.types.is_numeric_dtype(times):  # s since 1970
         when = pd.to_datetime(times, format="ISO8601", utc=True, errors="coerce")
         wanted = "must be seconds from 0 up, or a time as in 2026-11-16T09:00:00, not {}"
         refuse(when.isna(), "timestamp", wanted)
@@ -324,12 +318,8 @@ def _checked(
         at = times.to_numpy(np.float64, copy=True)
         bad = ~((at >= 0) & (at < _LATEST_S))
         refuse(bad, "timestamp", "must be seconds from 0 up, not {}, which may be milliseconds")
-    before, was_dated = last or (at[0], dated)
-    if dated != was_dated:
-        raise InputError("mixes seconds with dates and times", path=path, line=line)
-    gaps = np.diff(at, prepend=before)
-    early = "comes before the line above it ({}); sort the trace by time"
-    refuse(gaps < 0, "timestamp", early)
+    gaps = np.diff(at, prepend=at[0] if last is None else last)
+    refuse(gaps < 0, "timestamp", "comes before the line above it ({}); sort the trace by time")
     found: dict[str, Any] = {"at": at}
     if "requests" in frame:
         found["requests"] = numbers("requests")
@@ -340,16 +330,14 @@ def _checked(
             "there, or give counts in a column requests, 0 where there are none",
         )  # fmt: skip
     if "class" in frame:
-        unknown = (
-            f"there is no class {{}}; the classes are {', '.join(CLASSES)} (input then output)"
-        )
-        refuse(~frame["class"].isin(CLASSES), "class", unknown)
-        places = {name: place for place, name in enumerate(CLASSES)}
-        found["known"] = frame["class"].map(places).to_numpy(np.uint8)
+        place = pd.Index(CLASSES).get_indexer(frame["class"])
+        words = f"{', '.join(CLASSES)} (input then output)"
+        refuse(place < 0, "class", f"there is no class {{}}; the classes are {words}")
+        found["known"] = place.astype(np.uint8)
     else:
         found |= {name: np.maximum(1, numbers(name)).astype(np.int32) for name in _LENGTHS}
         found["known"] = classify_all(*(found[name] for name in _LENGTHS))
-    return found, (float(at[-1]), dated)
+    return found
 
 
 def _expanded(trace: Trace, number: FloatArray, path: Path) -> Trace:
