@@ -25,8 +25,7 @@ from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
 from envplan.simulation import simulate
 from envplan.sweep import Row, read_config, run_sweep, work
-from envplan.sweep.journal import open_journal
-from envplan.sweep.running import SweepResult, journal_of
+from envplan.sweep.running import SweepResult, journal_of, open_journal
 from envplan.units import s_from_ns
 
 PATIENCE_S = 240.0

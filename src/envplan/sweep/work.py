@@ -24,6 +24,9 @@ from envplan.sweep.table import Row
 
 __all__ = ["Done", "Group", "Task", "compute", "failed_row"]
 
+#: A row, and whether doing the same again would end the same way.
+Done = tuple[Row, bool]
+
 
 class Task(NamedTuple):
     """A point to be computed.
@@ -39,27 +42,17 @@ class Task(NamedTuple):
     point: Point
 
 
-class Done(NamedTuple):
-    """A task's outcome.
-
-    Attributes:
-        final: doing it again would end the same way.
-    """
-
-    row: Row
-    final: bool
-
-
 class Group(NamedTuple):
     """Tasks that share a frontier; those that are done are taken away."""
 
     profile: Profile
     tasks: deque[Task]
 
-    def lose(self, why: str) -> tuple[Task, Done]:
-        """The first of the tasks, as failed."""
-        task = self.tasks.popleft()
-        return task, Done(failed_row(task.point, self.profile, why), final=False)
+    def lose(self, why: str) -> Iterator[tuple[Task, Done]]:
+        """The first of the tasks, if there is one, as failed."""
+        if self.tasks:
+            task = self.tasks.popleft()
+            yield task, (failed_row(task.point, self.profile, why), False)
 
 
 def failed_row(point: Point, profile: Profile | None, error: str) -> Row:
@@ -87,11 +80,11 @@ def compute(group: Group) -> Iterator[Done]:
             plan = planned(frontier, task.point.model_copy(update={"seed": 0}))
             row |= _found(plan, frontier.profile, task.point)
             row["wall_s"] = time.perf_counter() - begin
-            yield Done(Row(**row), final=True)
+            yield Row(**row), True
         except EnvplanError as error:
-            yield Done(Row(**row, error=str(error)), final=True)
+            yield Row(**row, error=str(error)), True
         except Exception as error:  # nor a point
-            yield Done(Row(**row, error=f"{type(error).__name__}: {error}"), final=False)
+            yield Row(**row, error=f"{type(error).__name__}: {error}"), False
 
 
 def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
@@ -150,13 +143,11 @@ def _plan(frontier: Frontier, point: Point) -> Plan:
         if point.min_energy:
             asked = {"target_time": frontier.min_energy_time}
         return answer(PLANNERS[point.planner], frontier, Request.asking(**asked))
-    return frontier.plan(
-        **asked,
-        probability=None if point.robust is None else point.robust / 100,
-        noise=None if point.robust is None or point.noise is None else point.noise / 100,
-        switch_latency=(point.switch_latency or 0.0) / 1000,
-        min_hold=(point.min_dwell or 0.0) / 1000,
-    )
+    if point.robust is not None:
+        asked["probability"] = point.robust / 100
+        asked["noise"] = point.noise and point.noise / 100
+    asked["switch_latency"] = (point.switch_latency or 0.0) / 1000
+    return frontier.plan(**asked, min_hold=(point.min_dwell or 0.0) / 1000)
 
 
 def _found(plan: Plan, profile: Profile, point: Point) -> dict[str, Any]:

@@ -13,9 +13,10 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from envplan.cores import use_cores
@@ -40,70 +41,69 @@ def run_on_processes(groups: Sequence[Group], jobs: int) -> Outcomes:
         EnvplanError: processes die before they begin.
     """
     waiting = deque(groups)
-    workers: dict[Connection, _Worker] = {}
+    # For each connection its process, and the group that this was given last.
+    workers: dict[Any, tuple[BaseProcess, Group | None]] = {}
     try:
         while waiting or workers:
             while waiting and len(workers) < min(jobs, len(groups)):
-                worker = _Worker()
-                workers[worker.connection] = worker
+                workers.update(_started())
             for connection in wait(list(workers)):
                 assert isinstance(connection, Connection)
-                worker = workers[connection]
+                process, group = workers[connection]
                 try:
                     done = connection.recv()
                 except (EOFError, ConnectionError):
+                    _end(connection, process)
                     del workers[connection]
-                    group, why = worker.died()
-                    if group.tasks:
-                        yield group.lose(why)
-                    if group.tasks:
+                    yield from _lost(group, process.exitcode or 0)
+                    if group is not None and group.tasks:
                         waiting.appendleft(group)
                     continue
                 if done is not None:
-                    assert worker.group is not None
-                    yield worker.group.tasks.popleft(), done
+                    assert group is not None
+                    yield group.tasks.popleft(), done
                 elif waiting:
-                    worker.begin(waiting.popleft())
+                    workers[connection] = process, (group := waiting.popleft())
+                    with suppress(ConnectionError):  # it has died, as waiting for it will show
+                        connection.send(group)
                 else:
-                    worker.stop()
+                    _end(connection, process)
                     del workers[connection]
     finally:
-        for worker in workers.values():
-            worker.stop(at_once=True)
+        for connection, (process, _) in workers.items():
+            process.terminate()
+            _end(connection, process)
 
 
-class _Worker:
-    """A process and the group that it was given last; it says None when it has nothing to do."""
+def _started() -> dict[Any, tuple[BaseProcess, None]]:
+    """A process that says None when it has nothing to do, and then takes a group. We end it
+    ourselves, so it ignores Ctrl-C from its first instruction on."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            process.start()
+        finally:
+            signal.signal(signal.SIGINT, before)
+    else:
+        process.start()
+    theirs.close()
+    return {ours: (process, None)}
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with _interrupts_ignored():
-            self._process.start()
-        theirs.close()
-        self.group: Group | None = None
 
-    def begin(self, group: Group) -> None:
-        self.group = group
-        with suppress(ConnectionError):  # it has died, as waiting for it will show
-            self.connection.send(group)
+def _end(connection: Connection, process: BaseProcess) -> None:
+    """Let a process end: it does so where nobody sends it any more."""
+    connection.close()
+    process.join()
 
-    def died(self) -> tuple[Group, str]:
-        """What it has not done of its group, and how it ended."""
-        self.stop()
-        code = self._process.exitcode
-        if self.group is None:
-            raise EnvplanError(f"a process of the sweep ended as it began, with exit code {code}")
-        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-        return self.group, f"its process was ended {how}"
 
-    def stop(self, *, at_once: bool = False) -> None:
-        """Let it end: it does so where nobody sends it any more."""
-        self.connection.close()
-        if at_once:
-            self._process.terminate()
-        self._process.join()
+def _lost(group: Group | None, code: int) -> Iterator[tuple[Task, Done]]:
+    if group is None:
+        raise EnvplanError(f"a process of the sweep ended as it began, with exit code {code}")
+    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    yield from group.lose(f"its process was ended {how}")
 
 
 def _serve(connection: Connection) -> None:
@@ -115,19 +115,6 @@ def _serve(connection: Connection) -> None:
             connection.send(None)
             for done in compute(connection.recv()):
                 connection.send(done)
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """A process started here ignores Ctrl-C from its first instruction on: we end it ourselves."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def run_on_ray(groups: Sequence[Group], address: str) -> Outcomes:
@@ -158,11 +145,24 @@ def run_on_ray(groups: Sequence[Group], address: str) -> Outcomes:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, OverflowError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"--ray {address}: no Ray cluster can be reached there ({reason})"
-        ) from None
+        words = f"--ray {address}: no Ray cluster can be reached there ({reason})"
+        raise InputError(words) from None
     try:
-        yield from _outcomes(ray, groups)
+        remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_compute)
+        running = {remote.remote(group): group for group in groups}
+        while running:
+            (stream,), _ = ray.wait(list(running), num_returns=1)
+            group = running[stream]
+            try:
+                done = ray.get(next(stream))
+                yield group.tasks.popleft(), done
+            except StopIteration:
+                del running[stream]
+            except ray.exceptions.RayError as error:
+                del running[stream]
+                yield from group.lose(f"Ray: {str(error).strip()}"[:500])
+                if group.tasks:
+                    running[remote.remote(group)] = group
     finally:
         ray.shutdown()
 
@@ -170,23 +170,3 @@ def run_on_ray(groups: Sequence[Group], address: str) -> Outcomes:
 def _compute(group: Group) -> Iterator[Done]:
     use_cores(1)
     yield from compute(group)
-
-
-def _outcomes(ray: Any, groups: Sequence[Group]) -> Iterator[tuple[Task, Done]]:
-    remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_compute)
-    running = {remote.remote(group): group for group in groups}
-    while running:
-        ready, _ = ray.wait(list(running), num_returns=1)
-        stream = ready[0]
-        group = running[stream]
-        try:
-            done = ray.get(next(stream))
-            yield group.tasks.popleft(), done
-        except StopIteration:
-            del running[stream]
-        except ray.exceptions.RayError as error:
-            del running[stream]
-            if group.tasks:
-                yield group.lose(f"Ray: {str(error).strip()}"[:500])
-            if group.tasks:
-                running[remote.remote(group)] = group
