@@ -14,7 +14,7 @@ import typer
 
 from cli_helpers import COMMAND, assert_refused, done, envplan, installed, says, small_profile
 from envplan.cli import app, output
-from envplan.cli.commands import app as every_command
+from envplan.cli.app import app as every_command
 
 # What a command may import only once it needs it.
 HEAVY = {"numpy", "pandas", "pydantic", "ortools", "matplotlib", "rich"}

@@ -12,7 +12,7 @@ from cli_helpers import done, envplan, says, small_profile
 from envplan.cli.command import Numbers, typed
 from envplan.cli.options import JobOptions
 from envplan.costs import Rate
-from envplan.costs.savings import Site
+from envplan.costs.spending import Site
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile, ProfileMetadata

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from envplan.cli.options import CostOptions
     from envplan.costs import Run
     from envplan.costs.model import Pair, Spent
-    from envplan.costs.savings import Amounts
+    from envplan.costs.spending import Amounts
 
 #: What money is called where nobody says.
 CURRENCY: Final = "USD"
@@ -63,7 +63,7 @@ def _title(run: Run) -> str:
 def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     """What a year of iterations saves on the job's GPUs, in a sentence."""
     from envplan.costs import Run
-    from envplan.costs.savings import Site
+    from envplan.costs.spending import Site
 
     run = Run(overheads=costs.overheads()) if plan.costs is None else plan.costs.of_run()
     site = Site.of_run(run)

@@ -13,7 +13,7 @@ from envplan.cli.options import JobOptions, RateOptions
 from envplan.quantities import PERCENT
 
 if TYPE_CHECKING:
-    from envplan.costs.savings import Amounts, Saving, Site
+    from envplan.costs.spending import Amounts, Saving, Site
 
 #: What JSON says of a plan.
 _ROW: Final = """
@@ -44,7 +44,7 @@ class SiteOptions(RateOptions):
     def site(self) -> Site:
         """As the library takes it."""
         from envplan.costs import Run
-        from envplan.costs.savings import Site
+        from envplan.costs.spending import Site
 
         run = Run.of(**self.rates(), iterations=1, overheads=self.overheads())
         return Site.of_run(run, self.utilization)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envplan import __version__
 from envplan._words import counted, signed_percent, significant
-from envplan.costs.savings import Site
+from envplan.costs.spending import Site
 from envplan.plotting import page
 from envplan.plotting.figures import in_unit
 from envplan.simulation import simulate
