@@ -106,10 +106,9 @@ def test_a_file_of_rates(
         assert read_rate(rate.file or "", "carbon").per_kwh == [300, 400]
 
 
-TIMES = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n"
+TIMES = "time,price 2026-12-01T00:00,1 2026-12-01T01:00,2"
 #: What stands in a file, its lines parted by blanks, when the run starts, and words of the refusal.
-WRONG = (
-    f"""
+WRONG = f"""
 hour,price 0,1 1,1 4,1 | | :4: | from hour 4 to hour 5, and all before it until hour 2
 {TIMES} 2026-12-01T03:00,3 | | :4: | from 2026-12-01T03:00:00 | before it until 2026-12-01T02:00:00
 hour,price 2,1 3,1 | | from hour 2 to hour 4 | starts at hour 0
@@ -127,10 +126,7 @@ hour,price 0,1 | | a single row needs a column end
 {TIMES} | 2026-11-30T23:00 | starts at 2026-11-30T23:00:00
 {TIMES} | 2026-12-01T00:00Z | some times have a time zone
 {TIMES} | tomorrow | --start must be as in
-""".replace("\n2026", " 2026")
-    .replace("\n |", " |")
-    .replace("\n  2026", " 2026")
-)
+"""
 
 
 @pytest.mark.parametrize("row", WRONG.strip().splitlines())
