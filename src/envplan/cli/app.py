@@ -179,7 +179,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except EnvplanError as error:
         return _fail(str(error), error.exit_code)
     except SystemExit as done:  # a shell's completion ends so
-        return done.code if isinstance(done.code, int) else 0
+        code = done.code
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", _INTERRUPTED)
     except BrokenPipeError:

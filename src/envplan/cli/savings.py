@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import envplan
@@ -13,7 +12,7 @@ from envplan.cli.options import JobOptions, RateOptions
 from envplan.quantities import PERCENT
 
 if TYPE_CHECKING:
-    from envplan.costs.spending import Amounts, Saving, Site
+    from envplan.costs.spending import Site
 
 #: What JSON says of a plan.
 _ROW: Final = """
@@ -65,72 +64,56 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
     where = site.site()
     frontier = job.trace()
     rows = envplan.savings(frontier, gpus=site.gpus, **where.model_dump())
-    ui.answer(
-        lambda: _document(frontier, rows, site, where),
-        lambda: _print(frontier, rows, site, where),
-        then=_then(rows, job, site),
-    )
-
-
-def _print(
-    frontier: envplan.Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site
-) -> None:
     gpus = site.gpus or frontier.num_gpus * frontier.pipeline.num_stages
-    assumed = " (assumed; --price says yours)" if site.price is None else ""
-    beside = where.in_words() or "GPUs alone"
-    ui.say(ui.describe_job(frontier))
-    ui.say(f"one year at {where.price:g} {site.currency or CURRENCY} a kWh{assumed}, {beside}:")
-    spent = ", ".join(f"{text} {unit}" for unit, text in _amounts(rows[0].spent, site).items())
-    used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
-    ui.say(f"{gpus:,} GPUs at maximum frequency{used} take {spent}")
-    columns: dict[str, Any] = {
-        "": [row.point for row in rows],
-        "slower (%)": [row.plan.predicted.slowdown_percent for row in rows],
-        "energy saved (%)": [row.plan.savings.percent for row in rows],
-    }
-    for period in ("month", "year"):
-        cells = [_amounts(getattr(row, period), site) for row in rows]
-        columns |= {f"{unit} a {period}": [cell[unit] for cell in cells] for unit in cells[0]}
-    energies = frontier.profile.metadata.energies_are
-    title = f"Saved for the same work, {gpus:,} GPUs"
-    monthly = [name for name in reversed(columns) if name.endswith("a month")]
-    ui.print_columns(title + (f", energies {energies}" if energies else ""), columns, drop=monthly)
-    if not site.gpu_hour:
-        ui.say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
-    if site.carbon is None:
-        ui.say("--carbon G (gCO2 of a kWh) adds CO2")
-
-
-def _amounts(amounts: Amounts, site: SiteOptions) -> dict[str, str]:
-    """Numbers by their units."""
-    known = year_amounts(amounts, site.currency)
-    return {unit: ui.significant(amount) for unit, amount in known.items()}
-
-
-def _then(rows: Sequence[Saving], job: JobOptions, site: SiteOptions) -> list[str]:
-    """The command that makes the plan: of the best money where time is paid for, else at T_min."""
-    none, best, star = rows
+    currency, energies = site.currency or CURRENCY, frontier.profile.metadata.energies_are
+    best, star = (row.plan for row in rows[1:])
+    # To type next: the plan of the best money where time is paid for, else that at T_min.
     target: list[str] = []
-    if site.gpu_hour and best.plan.iteration_time > none.plan.iteration_time:
+    if site.gpu_hour and best.iteration_time > rows[0].plan.iteration_time:
         target = ["--min-energy"]
-        if best.plan.iteration_time < star.plan.iteration_time:
-            target = ["--target-time", ui.exact_seconds(best.plan.target.deadline_s)]
-    return ["envplan", "solve", *typed(job), *target]
+        if best.iteration_time < star.iteration_time:
+            target = ["--target-time", ui.exact_seconds(best.target.deadline_s)]
 
+    def document() -> dict[str, Any]:
+        return {
+            "profile": best.profile.model_dump(exclude_none=True),
+            "energies_are": energies,
+            "gpus": gpus,
+            "currency": currency,
+            "price_is_assumed": site.price is None,
+            "site": where.model_dump(),
+            "max_frequency_year": rows[0].spent._asdict(),
+            "savings": [
+                {**ui.picked(row, _ROW), "month": row.month._asdict(), "year": row.year._asdict()}
+                for row in rows
+            ],
+        }
 
-def _document(
-    frontier: envplan.Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site
-) -> dict[str, Any]:
-    return {
-        "profile": rows[0].plan.profile.model_dump(exclude_none=True),
-        "energies_are": frontier.profile.metadata.energies_are,
-        "gpus": site.gpus or frontier.num_gpus * frontier.pipeline.num_stages,
-        "currency": site.currency or CURRENCY,
-        "price_is_assumed": site.price is None,
-        "site": where.model_dump(),
-        "max_frequency_year": rows[0].spent._asdict(),
-        "savings": [
-            {**ui.picked(row, _ROW), "month": row.month._asdict(), "year": row.year._asdict()}
-            for row in rows
-        ],
-    }
+    def tell() -> None:
+        assumed = " (assumed; --price says yours)" if site.price is None else ""
+        beside = where.in_words() or "GPUs alone"
+        ui.say(ui.describe_job(frontier))
+        ui.say(f"one year at {where.price:g} {currency} a kWh{assumed}, {beside}:")
+        year = year_amounts(rows[0].spent, currency)
+        spent = ", ".join(f"{ui.significant(amount)} {unit}" for unit, amount in year.items())
+        used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
+        ui.say(f"{gpus:,} GPUs at maximum frequency{used} take {spent}")
+        columns: dict[str, Any] = {
+            "": [row.point for row in rows],
+            "slower (%)": [row.plan.predicted.slowdown_percent for row in rows],
+            "energy saved (%)": [row.plan.savings.percent for row in rows],
+        }
+        for period in ("month", "year"):
+            saved = [year_amounts(getattr(row, period), currency) for row in rows]
+            for unit in saved[0]:
+                columns[f"{unit} a {period}"] = [ui.significant(one[unit]) for one in saved]
+        title = f"Saved for the same work, {gpus:,} GPUs"
+        monthly = [name for name in reversed(columns) if name.endswith("a month")]
+        title += f", energies {energies}" if energies else ""
+        ui.print_columns(title, columns, drop=monthly)
+        if not site.gpu_hour:
+            ui.say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
+        if site.carbon is None:
+            ui.say("--carbon G (gCO2 of a kWh) adds CO2")
+
+    ui.answer(document, tell, then=["envplan", "solve", *typed(job), *target])
