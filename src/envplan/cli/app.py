@@ -57,7 +57,8 @@ PANELS: Final = {
 }
 #: Where commands stand that have no module of their own.
 MODULES: Final = {
-    "guard": "devices", "reset": "devices", "smooth": "profiles", "timeline": "report"
+    "guard": "devices", "reset": "devices", "savings": "costs", "smooth": "profiles",
+    "timeline": "report"
 }  # fmt: skip
 
 

@@ -58,9 +58,8 @@ def before_and_after(
     Args:
         straggler_s: as for priced.
     """
-    if straggler_s is None:
-        straggler_s = plan.target.straggler_time_s
-    before, until_s = plan.predicted.baseline, straggler_s or 0.0
+    known = plan.target.straggler_time_s if straggler_s is None else straggler_s
+    before, until_s = plan.predicted.baseline, known or 0.0
     return (
         plan.until(until_s, before.iteration_time_s, before.energy_j),
         plan.until(until_s, plan.iteration_time, plan.energy),
@@ -109,10 +108,9 @@ def _each_and_all(
 ) -> tuple[Spent, Spent | None]:
     """What an iteration takes on average, and what the run does; None where that is one."""
     whole = spent(time_s, energy_j, run, gpus)
-    if run.iterations is None:
+    if (count := run.iterations) is None:
         return whole, None
-    amounts = whole.model_dump(exclude_none=True)
-    return Spent(**{name: amount / run.iterations for name, amount in amounts.items()}), whole
+    return Spent(**{name: x / count for name, x in whole if x is not None}), whole
 
 
 def spent(time_s: float, energy_j: float, run: Run, gpus: int) -> Spent:
@@ -190,15 +188,14 @@ def tokens_per_iteration(frontier: Relaxation) -> int:
         InputError: the sidecar does not say microbatch_size or sequence_length.
     """
     metadata = frontier.profile.metadata
-    length = metadata.extra.get("sequence_length")
-    if metadata.microbatch_size is None or not isinstance(length, int) or not 0 < length < 2**31:
-        missing = "microbatch_size" if metadata.microbatch_size is None else "sequence_length"
+    size, length = metadata.microbatch_size, metadata.extra.get("sequence_length")
+    if size is None or not isinstance(length, int) or not 0 < length < 2**31:
         raise InputError(
             f"how many tokens has an iteration? Give --tokens-per-iteration (the sidecar of "
-            f"profile {frontier.profile.name} does not say {missing})"
+            f"profile {frontier.profile.name} does not say "
+            f"{'microbatch_size' if size is None else 'sequence_length'})"
         )
-    batch = metadata.microbatch_size * frontier.pipeline.num_microbatches * frontier.replicas
-    return batch * length
+    return size * frontier.pipeline.num_microbatches * frontier.replicas * length
 
 
 class Amounts(NamedTuple):

@@ -30,8 +30,7 @@ from envplan.pipeline import traits
 from envplan.profile import Profile
 from envplan.profile.sidecar import Job
 from envplan.sweep.table import Row
-from envplan.sweep.work import Group, Task, failed_row
-from envplan.sweep.workers import run_on_processes, run_on_ray
+from envplan.sweep.work import Group, Task, failed_row, run_on_processes, run_on_ray
 
 if TYPE_CHECKING:
     from envplan.sweep.config import Point, SweepConfig
