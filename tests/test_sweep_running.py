@@ -27,7 +27,6 @@ import pytest
 from cli_helpers import (
     COMMAND,
     Ran,
-    assert_refused,
     done,
     envplan,
     in_this_process,
@@ -588,12 +587,6 @@ def test_the_example_runs(folder: Path) -> None:
     last = table()[-1]
     assert (last["schedule"], last["stages"], last["chunks"]) == ("interleaved", "4", "2")
     assert last["replayed_time_s"]
-
-
-def test_a_journal_that_is_none_is_refused_and_left_alone(folder: Path) -> None:
-    Path("sweep.csv.journal").write_text("Dear diary\n")
-    assert_refused(sweep(EIGHT, "--fresh"), 2, "sweep.csv.journal:1:", "journal")
-    assert Path("sweep.csv.journal").read_text() == "Dear diary\n"
 
 
 # ---- the picture
