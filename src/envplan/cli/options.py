@@ -271,8 +271,8 @@ class RateOptions:
         from envplan.costs.rates import read_rate
 
         kinds: tuple[Kind, ...] = ("price", "carbon")
-        asked = {kind: getattr(self, kind) for kind in kinds}
-        return {kind: read_rate(rate, kind, **how) for kind, rate in asked.items() if rate}
+        asked = ((kind, getattr(self, kind)) for kind in kinds)
+        return {kind: read_rate(rate, kind, **how) for kind, rate in asked if rate}
 
 
 @cmd.options(

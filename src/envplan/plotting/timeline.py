@@ -162,14 +162,13 @@ class _Drawn:
         fills[self.mhz == 0] = (*(float(_CONSTANT),) * 3, 1.0)
         for kind in dict.fromkeys(self.kinds.tolist()):
             of_kind = seen[self.kinds[seen] == kind]
-            hatch: Any = {"hatch": _WEIGHT_HATCH} if kind == _HATCHED else {}
-            look = {"facecolor": fills[of_kind], "zorder": 2, **edges, **hatch}
+            hatch = _WEIGHT_HATCH if kind == _HATCHED else None
+            look = {"facecolor": fills[of_kind], "zorder": 2, "hatch": hatch, **edges}
             boxes = self._bars(axes, of_kind, **look)
             if kind != _HATCHED:
                 self._number(axes, of_kind, boxes, fills, inches_per_s)
         path = seen[np.isin(self.operation[seen], self.timeline.critical_path)]
-        width = 1.5 if edged else 0.7
-        outlined: Any = {"facecolor": "none", "linewidth": width, "zorder": 3}
+        outlined: Any = {"facecolor": "none", "linewidth": 1.5 if edged else 0.7, "zorder": 3}
         self._bars(axes, path, edgecolor=_CRITICAL, **outlined)
         rows_in_time(axes, [f"stage {use.stage}" for use in self.timeline.stages], window)
 

@@ -79,13 +79,8 @@ class Journal(NamedTuple):
     file: FileIO
     rows: dict[str, Row]
 
-    def append(self, key: str, row: Row, *, final: bool) -> None:
-        """Put a finished point on the disk; when this returns, it is there."""
-        entry = _Entry(key=key, final=final, row=row)
-        self.write(entry.model_dump_json(exclude_none=True).encode() + b"\n")
-
-    def write(self, line: bytes) -> None:
-        """Put a line on the disk."""
+    def append(self, line: bytes) -> None:
+        """Put a line on the disk; when this returns, it is there."""
         try:
             append_whole(self.file.fileno(), line)
         except OSError as error:
@@ -128,7 +123,7 @@ def open_journal(path: AnyPath, *, fresh: bool = False) -> Iterator[Journal]:
         file.truncate(sum(map(len, whole)))
         journal = Journal(file, {one.key: one.row for one in read if one.final})
         if not whole:
-            journal.write(_HEADER)
+            journal.append(_HEADER)
         yield journal
 
 
@@ -194,7 +189,8 @@ def run_sweep(
         progress(len(rows), count, failed)
         with closing(run_on_ray(shared, ray) if shared and ray is not None else run) as outcomes:
             for task, (row, final) in outcomes:
-                book.append(task.key, row, final=final)
+                entry = _Entry(key=task.key, final=final, row=row)
+                book.append(entry.model_dump_json(exclude_none=True).encode() + b"\n")
                 rows[task.place] = row
                 failed += row.error is not None
                 progress(len(rows), count, failed)

@@ -116,25 +116,22 @@ def check_table(path: Path) -> None:
     """Refuse a table that could not be written, before the work is done.
 
     Raises:
-        InputError: the name ends in neither .csv nor .parquet, or pyarrow is missing.
+        InputError: the name ends in .parquet, and pyarrow is missing.
     """
-    parquet = path.suffix.lower() == ".parquet"
-    if not parquet and path.suffix.lower() != ".csv":
-        raise InputError("must end in .csv or .parquet; choose one of the two", path=path)
-    if parquet and find_spec("pyarrow") is None:
+    if path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         reason = "needs pyarrow: pip install 'envplan[parquet]', or a name that ends in .csv"
         raise InputError(reason, path=path)
 
 
 def write_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """Write rows to a .csv or .parquet file, whole or not at all; no value is an empty cell.
+    """Write rows to a .parquet file or else as CSV, whole or not at all; no value is an empty cell.
 
     Raises:
         InputError: as for check_table, or the file cannot be written.
     """
     check_table(Path(path))
     cells, buffer = [dict(row) for row in rows], io.BytesIO()
-    if Path(path).suffix.lower() == ".csv":
+    if Path(path).suffix.lower() != ".parquet":
         text = io.TextIOWrapper(buffer, encoding="utf-8", newline="", write_through=True)
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
