@@ -187,9 +187,9 @@ def test_every_planner_has_its_plans(folder: Path) -> None:
     targets = {"slowdowns": [10], "target_times": [99.0], "min_energy": True}
     result = swept(grid(planners=list(PLANNERS), **targets))
     assert not result.failures
-    told = Counter((row.planner, row.target) for row in result.rows)
-    assert told["zeus_global", "time"] == told["zeus_per_stage", "min-energy"] == 1
-    assert told["envpipe", "own"] == told["max_frequency", "own"] == 1
+    count = Counter((row.planner, row.target) for row in result.rows)
+    assert count["zeus_global", "time"] == count["zeus_per_stage", "min-energy"] == 1
+    assert count["envpipe", "own"] == count["max_frequency", "own"] == 1
     best = {row.target: row.energy_j for row in result.rows if row.planner == "frontier"}
     for row in result.rows:
         assert (row.energy_j or 0.0) >= 0.999 * (best.get(row.target) or 0.0)
@@ -242,27 +242,21 @@ def test_a_point_that_fails_does_not_lose_the_others(folder: Path) -> None:
     small_profile(microbatches=None).save_csv("silent.csv")
     names = ["nothere.csv", "profile.csv", "silent.csv"]
     result = swept(grid(profiles=names, target_times=[1e-3, 50.0], chunks=[1, 3]))
-    errors = [row.error for row in result.rows]
-    assert (len(errors), len(result.failures)) == (12, 11)
-    assert errors[5] is None
-    for place, words in (
-        (0, "no such file"),
-        (4, "T_min is"),
-        (6, "has 3 model stages, but profile profile has 2 stages"),
-        (8, "how many microbatches"),
-    ):
-        assert words in errors[place]
+    errors = {place: row.error or "" for place, row in enumerate(result.rows)}
+    assert (len(errors), len(result.failures), errors[5]) == (12, 11, "")
+    says(errors[0], "no such file")
+    says(errors[4], "T_min is")
+    says(errors[6], "has 3 model stages, but profile profile has 2 stages")
+    says(errors[8], "how many microbatches")
     assert result.rows[4].t_min_s is not None
-
-
-def test_errors_that_may_pass_are_tried_again_and_others_are_not(folder: Path) -> None:
+    # Errors that may pass are tried again, and others are not.
     text = grid(target_times=[1e-3, 50.0])
     with mock.patch.object(work, "trace_frontier", side_effect=MemoryError("no more")):
-        first = swept(text)
+        first = swept(text, "other")
     assert [row.error for row in first.rows] == ["MemoryError: no more"] * 2
-    again = swept(text)
+    again = swept(text, "other")
     assert (again.computed, len(again.failures)) == (2, 1)
-    assert swept(text).computed == 0
+    assert swept(text, "other").computed == 0
 
 
 def test_parallelism_is_the_sidecars_unless_the_file_says_it(folder: Path) -> None:
@@ -282,38 +276,34 @@ def test_parallelism_is_the_sidecars_unless_the_file_says_it(folder: Path) -> No
 HEADER = b'{"schema": "envplan/sweep-journal/v1"}\n'
 
 
-@pytest.mark.parametrize("cut", [0, 1, 37])
-def test_a_journal_torn_in_its_header_begins_anew(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "journal"
-    path.write_bytes(HEADER[:cut])
-    with open_journal(path) as book:
-        assert book.rows == {}
-        with pytest.raises(InputError, match="another sweep is writing to it"), open_journal(path):
-            pass
-    assert path.read_bytes() == HEADER
-
-
+@pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize(
     ("content", "line"),
     [
+        *((HEADER[:cut], 0) for cut in (0, 1, 37)),  # torn in its header, it begins anew
         (b"stage,instruction\n0,forward\n", 1),
         (b"diary", 1),
         (b"{}\n", 1),
         (HEADER + b'{"key": "x", "row": 3}\n{}\n', 2),
     ],
 )
-@pytest.mark.parametrize("fresh", [True, False])
 def test_a_file_that_is_no_journal_is_left_alone(
-    tmp_path: Path, content: bytes, line: int, fresh: bool
+    folder: Path, content: bytes, line: int, fresh: bool
 ) -> None:
-    path = tmp_path / "journal"
+    path = Path("journal")
     path.write_bytes(content)
-    words = rf"journal:{line}: is not a line of a sweep's journal"
-    with pytest.raises(InputError, match=words), open_journal(path, fresh=fresh):
-        pass
-    assert path.read_bytes() == content
-    nowhere = tmp_path / "nothere" / "j"
-    with pytest.raises(InputError, match="cannot be written"), open_journal(nowhere):
+    if line:
+        words = rf"journal:{line}: is not a line of a sweep's journal"
+        with pytest.raises(InputError, match=words), open_journal(path, fresh=fresh):
+            pass
+        assert path.read_bytes() == content
+        return
+    with open_journal(path, fresh=fresh) as book:
+        assert book.rows == {}
+        with pytest.raises(InputError, match="another sweep is writing to it"), open_journal(path):
+            pass
+    assert path.read_bytes() == HEADER
+    with pytest.raises(InputError, match="cannot be written"), open_journal("nothere/j"):
         pass
 
 
@@ -565,20 +555,14 @@ def test_parquet_holds_what_csv_holds_and_failures_are_rows_that_are_said(folder
 
 def test_when_all_fail_so_does_the_sweep_but_the_table_is_there(folder: Path) -> None:
     ran = sweep(grid(profiles=["nothere.csv"]), "--plot")
-    assert ran.code == 1
+    assert (ran.code, Path("sweep.png").exists()) == (1, False)
     assert "1 points: 0 planned, 1 failed" in ran.out
     assert "no such file" in table()[0]["error"]
-    assert not Path("sweep.png").exists()
-
-
-def test_profiles_are_looked_for_beside_the_sweeps_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "elsewhere").mkdir()
+    # Profiles are looked for beside the sweep's file.
     sweep_file(grid())
-    monkeypatch.chdir(folder / "elsewhere")
-    assert told("sweep ../sweep.toml -j 1")["failed"] == 0
-    assert Path("sweep.csv").exists()
+    Path("elsewhere").mkdir()
+    assert told("sweep ../sweep.toml -j 1", cwd=Path("elsewhere"))["failed"] == 0
+    assert Path("elsewhere/sweep.csv").exists()
 
 
 def test_the_example_runs(folder: Path) -> None:
