@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -94,15 +95,11 @@ def test_shells_complete_commands_profiles_files_and_options(
     assert (set(said.split()) == offered) if shell == "bash" else "frontier" in said
 
 
-def test_interruption_is_exit_code_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
+def test_interruption_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = mock.Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("envplan.builtin_profiles", interrupted)
-    assert app._run(["profiles"]) == 130
-    assert capsys.readouterr().err == "envplan: error: interrupted\n"
+    ran = envplan("profiles")
+    assert (ran.code, ran.err) == (130, "envplan: error: interrupted\n")
 
 
 def test_an_interruption_while_commands_are_imported_is_one_line() -> None:
@@ -118,8 +115,8 @@ from envplan.cli.main import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "envplan: error: interrupted\n"
+    said = (done.returncode, done.stdout, done.stderr)
+    assert said == (130, "", "envplan: error: interrupted\n")
 
 
 def test_with_json_an_error_is_a_document_too() -> None:

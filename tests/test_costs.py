@@ -72,6 +72,8 @@ def test_numbers_are_fixed_rates_and_only_prices_may_be_negative() -> None:
     for text in ("nan", "-inf", "1e300"):
         with pytest.raises(InputError, match="price must be a number"):
             read_rate(text, "price")
+    with pytest.raises(InputError, match=r"nothere\.csv: cannot be read .*--price takes a number"):
+        read_rate("nothere.csv", "price")
 
 
 DATED = "\ufeffTime,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n2026-12-01T02:00,3\n"
@@ -140,11 +142,6 @@ def test_a_bad_file_of_rates_is_refused(tmp_path: Path, row: str) -> None:
     assert "rates.csv" in str(caught.value) or "--start" in str(caught.value)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nothere\.csv: cannot be read .*--price takes a number"):
-        read_rate(str(tmp_path / "nothere.csv"), "price")
-
-
 def value_at(rate: Rate, clock_s: float) -> float:
     inside = clock_s % rate.end_s if rate.repeats else clock_s
     return rate.per_kwh[sum(begin <= inside for begin in rate.begins_s) - 1]
@@ -189,13 +186,12 @@ def test_a_rate_in_a_file_that_is_no_step_function_is_refused(
 def test_a_fixed_price_costs_price_times_energy(frontier: Frontier) -> None:
     run = Run(iterations=1000, price=Rate.fixed(0.3), carbon=Rate.fixed(400))
     plan = priced(frontier.plan(slowdown=0.05), run)
-    costs, kwh = plan.costs, plan.energy / KWH
-    assert costs.iteration.plan.energy_kwh == pytest.approx(kwh)
-    assert costs.run.plan.energy_kwh == pytest.approx(1000 * kwh)
-    assert costs.run.plan.money == pytest.approx(0.3 * 1000 * kwh)
-    assert costs.run.plan.carbon_g == pytest.approx(400 * 1000 * kwh)
-    before = plan.predicted.baseline.energy_j / KWH
-    assert costs.run.max_frequency.money == pytest.approx(0.3 * 1000 * before)
+    costs = plan.costs
+    for pair, count in ((costs.iteration, 1), (costs.run, 1000)):
+        for spent, one in ((pair.plan, plan), (pair.max_frequency, plan.predicted.baseline)):
+            kwh = count * (one.energy if one is plan else one.energy_j) / KWH
+            known = (spent.energy_kwh, spent.money, spent.carbon_g)
+            assert known == pytest.approx((kwh, 0.3 * kwh, 400 * kwh))
     assert priced(frontier.plan(), Run(price=Rate.fixed(1.0))).costs.run is None
     with pytest.raises(InputError, match="--iterations or --tokens"):
         Run.of(price=Rate(begins_s=[0.0], per_kwh=[1.0], end_s=10.0))
@@ -353,37 +349,34 @@ def solved(line: str) -> Plan:
 
 def test_with_a_straggler_costs_are_until_it_has_finished(folder: Path) -> None:
     rates = "--price 0.3 --iterations 1000"
+    assert "until the straggler has finished" in done(f"solve --straggler-time 2.5 {rates}")
     plan = solved(f"{rates} --straggler-time 2.5")
-    until, costs = plan.predicted.until_straggler, plan.costs
+    until, run = plan.predicted.until_straggler, plan.costs.run
     for spent, joules in (
-        (costs.run.plan, until.energy_j),
-        (costs.run.max_frequency, until.baseline_energy_j),
+        (run.plan, until.energy_j),
+        (run.max_frequency, until.baseline_energy_j),
     ):
-        assert spent.time_s == pytest.approx(2500.0)
-        assert spent.energy_kwh == pytest.approx(1000 * joules / KWH)
-        assert spent.money == pytest.approx(0.3 * 1000 * joules / KWH)
+        kwh = 1000 * joules / KWH
+        known = (spent.time_s, spent.energy_kwh, spent.money)
+        assert known == pytest.approx((2500.0, kwh, 0.3 * kwh))
     assert "costs follow from" in done("check plan.json")
     alone = plan.target.model_copy(update={"straggler_time_s": None})
     with pytest.raises(InputError, match=r"costs\.iteration"):
         check_costs(plan.model_copy(update={"target": alone}))
-    said = done(f"solve --straggler-time 2.5 {rates}")
-    assert "iterations that last until the straggler has finished" in said
     # One that is not slower than the plan changes nothing.
     assert solved(f"{rates} --straggler-time 0.5").costs == solved(rates).costs
 
 
 def test_the_cheapest_plan_in_time_is_recorded_and_less_time_costs_more(folder: Path) -> None:
-    work = "--price day.csv --iterations 20000"
-    document = told(f"solve --deadline 12h {work}")
-    costs = document["costs"]
+    document = told("solve --deadline 12h --price day.csv --iterations 20000")
+    costs, day = document["costs"], 12 * 3600
     assert (costs["price"]["file"], costs["minimized"]) == ("day.csv", "money")
-    assert costs["deadline_s"] == 12 * 3600
-    assert costs["run"]["plan"]["time_s"] <= 12 * 3600
+    assert costs["run"]["plan"]["time_s"] <= day == costs["deadline_s"]
     assert costs["run"]["plan"]["money"] < costs["run"]["max_frequency"]["money"]
     says(document["notes"][-1], "least money", "12 h")
     plan = Plan.load("plan.json")
     assert len(check_costs(plan)) == 2
-    assert plan.iteration_time * 20000 <= 12 * 3600
+    assert plan.iteration_time * 20000 <= day
     fast = solved("--price 1 --iterations 20000 --deadline 8h")
     assert fast.iteration_time * 20000 <= 8 * 3600
     assert fast.energy > solved("--price 1 --iterations 20000 --deadline 1d12h").energy
