@@ -96,7 +96,7 @@ def chart(kind: str, key: str) -> str:
         kind: one that page.js knows: frontier, timeline, series or animation.
         key: names its data in the page's document.
     """
-    return _each('<div data-chart="{}" data-key="{}"></div>', [(kind, key)])
+    return f'<div data-chart="{kind}" data-key="{key}"></div>'
 
 
 def _each(pattern: str, rows: Iterable[Sequence[str]]) -> str:
