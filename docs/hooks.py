@@ -95,7 +95,7 @@ def all_commands() -> list[tuple[str, Any]]:
     """All commands in the order of work, with what to type for them."""
     import typer
 
-    from envplan.cli.commands import app
+    from envplan.cli.app import app
 
     root: Any = typer.main.get_command(app)
     return commands("envplan", root)

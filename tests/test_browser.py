@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import envplan
+from cli_helpers import envplan, says
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.chrome.service import Service  # noqa: E402
@@ -30,19 +30,18 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pages")
-    job = ("a40-gpt3-1.3b-4stage", "-m", "8")
-    for arguments in (
-        ("solve", *job, "--slowdown", "1"),
-        ("report",),
-        ("timeline", "-o", "timeline.html"),
-        ("solve", *job, "--straggler-time", "4.6", "-o", "waits.json"),
-        ("report", "waits.json", "--no-compare", "-o", "waits.html"),
-        ("frontier", *job, "--plot", "frontier.html", "--plans", "9"),
-        ("frontier", *job, "--animate", "animation.html", "--plans", "9"),
-        ("serving", "compare", "--plot", "serving.html"),
-    ):
-        assert envplan(*arguments, cwd=folder).code == 0
+    folder, job = tmp_path_factory.mktemp("pages"), "a40-gpt3-1.3b-4stage -m 8"
+    for line in f"""
+        solve {job} --slowdown 1
+        report
+        timeline -o timeline.html
+        solve {job} --straggler-time 4.6 -o waits.json
+        report waits.json --no-compare -o waits.html
+        frontier {job} --plot frontier.html --plans 9
+        frontier {job} --animate animation.html --plans 9
+        serving compare --plot serving.html
+    """.strip().splitlines():
+        assert envplan(*line.split(), cwd=folder).code == 0
     return folder
 
 
@@ -117,30 +116,23 @@ def test_pages_load_without_errors_and_fit(
 def test_the_straggler_slider_moves_the_line_and_the_plan(browser: Browser, pages: Path) -> None:
     browser.visit(pages / "report.html")
     answer = browser.one(".answer")
-    before = answer.text
     plan = browser.execute_script("return DATA.frontier.points.at(-1)")
-    assert before.startswith(f"This plan takes {plan['time']:.3f} s;")
-    assert f"{plan['saved']:.1f}% saved" in before
-    assert f"{plan['energy']:,.0f} J" in before
+    says(
+        answer.text,
+        f"This plan takes {plan['time']:.3f} s;",
+        f"{plan['saved']:.1f}% saved | {plan['energy']:,.0f} J",
+    )
     line = browser.one("line.straggler").get_attribute("x1")
     followed = browser.one("circle.followed").get_attribute("cx")
     browser.put("input[type=range]", "500")
-    assert answer.text.startswith("A straggler takes")
-    assert "saved (modelled)" in answer.text
+    says(answer.text, "A straggler takes", "saved (modelled)")
     assert browser.one("line.straggler").get_attribute("x1") > line
-    moved = browser.one("circle.followed").get_attribute("cx")
-    assert float(moved) > float(followed)
-
-
-def test_a_plan_for_a_straggler_opens_at_it_and_saves_what_its_card_says(
-    browser: Browser, pages: Path
-) -> None:
+    assert float(browser.one("circle.followed").get_attribute("cx")) > float(followed)
+    # A plan for a straggler opens at it and saves what its card says.
     browser.visit(pages / "waits.html")
-    answer = browser.one(".answer").text
-    assert answer.startswith("A straggler takes 4.600 s")
-    cards = browser.all(".card")
-    saved = next(card for card in cards if "until the straggler" in card.text)
-    assert f"{saved.find_element(By.TAG_NAME, 'b').text} saved" in answer
+    saved = next(one for one in browser.all(".card") if "until the straggler" in one.text)
+    said = saved.find_element(By.TAG_NAME, "b").text
+    says(browser.one(".answer").text, "A straggler takes 4.600 s", f"{said} saved")
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -153,6 +145,31 @@ def test_the_ends_of_the_frontier_are_named_above_it_and_apart(
     assert high["x"] + high["width"] <= width
     points = browser.all("circle[r='4']")
     assert max(low["y"], high["y"]) + 10 < min(point.rect["y"] for point in points)
+
+
+def test_a_straggler_beyond_t_star_has_a_slower_plan_and_plans_tell_their_figures(
+    browser: Browser, pages: Path
+) -> None:
+    browser.visit(pages / "frontier.html")
+    ActionChains(browser).move_to_element(browser.all("circle[r='4']")[3]).perform()
+    says(browser.tip, "% saved", "certified gap")
+    ActionChains(browser).move_to_element(browser.one("h1")).perform()
+    assert browser.tip == ""
+    data = browser.execute_script("return DATA.frontier")
+    slower = [plan["time"] for plan in data["slower"]]
+    assert data["t_star"] < min(slower) <= max(slower) <= data["t_max"]
+    # The chart ends soon after the frontier, until a straggler needs more room.
+    assert len(browser.all("circle.slower")) < len(slower)
+    browser.put("input[type=range]", "s.max")
+    assert len(browser.all("circle.slower")) == len(slower)
+    found, energy = browser.execute_script(
+        "const d = DATA.frontier, found = lookUp(d, d.t_max);return [found.plan.time, found.energy]"
+    )
+    assert found == max(slower)
+    at_star = data["plans"][-1]
+    assert energy < at_star["energy"] + data["waiting_w"] * (data["t_max"] - at_star["time"])
+    assert f"follow the plan of {found:.5g}"[:-1] in browser.one(".answer").text
+    assert browser.get_log("browser") == []
 
 
 def test_a_timeline_zooms_and_moves_by_keys_wheel_and_drag(browser: Browser, pages: Path) -> None:
@@ -184,7 +201,9 @@ def test_a_timeline_zooms_and_moves_by_keys_wheel_and_drag(browser: Browser, pag
     assert both[0] == both[1]
 
 
-def test_operations_are_found_and_selected(browser: Browser, pages: Path) -> None:
+def test_operations_are_found_selected_pointed_at_and_coloured_anew(
+    browser: Browser, pages: Path
+) -> None:
     browser.visit(pages / "timeline.html")
     search = browser.one("input[type=search]")
     search.send_keys("backward 3 stage 2")
@@ -197,6 +216,16 @@ def test_operations_are_found_and_selected(browser: Browser, pages: Path) -> Non
     browser.press()
     assert "stage 2" in chosen.text
     assert "backward of microbatch 3" not in chosen.text
+    canvas = browser.all("canvas")[1]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    left = int(66 + 8 - canvas.size["width"] / 2)
+    ActionChains(browser).move_to_element_with_offset(canvas, left, -50).perform()
+    says(browser.tip, "forward of microbatch 0, stage 0", "MHz")
+    before = browser.execute_script("return document.querySelector('canvas').toDataURL()")
+    browser.put("select", "'watts'")
+    after = browser.execute_script("return document.querySelector('canvas').toDataURL()")
+    assert after != before
+    assert "W" in browser.one(".ramp").text
 
 
 def test_series_are_read_off_together(browser: Browser, pages: Path) -> None:
@@ -204,9 +233,7 @@ def test_series_are_read_off_together(browser: Browser, pages: Path) -> None:
     charts = browser.all("[data-chart=series] svg[role=img]")
     assert len(charts) == 4
     ActionChains(browser).move_to_element(charts[1]).perform()
-    text = browser.tip
-    assert "Power of all GPUs (kW)" in text
-    assert "envplan: " in text
+    says(browser.tip, "Power of all GPUs (kW)", "envplan: ")
 
 
 def test_a_command_can_be_copied_and_the_theme_be_switched(browser: Browser, pages: Path) -> None:
@@ -220,67 +247,13 @@ def test_a_command_can_be_copied_and_the_theme_be_switched(browser: Browser, pag
     assert browser.one("body").value_of_css_property("background-color") != ground
 
 
-def test_a_straggler_beyond_t_star_has_a_slower_plan(browser: Browser, pages: Path) -> None:
-    browser.visit(pages / "frontier.html")
-    data = browser.execute_script("return DATA.frontier")
-    slower = [plan["time"] for plan in data["slower"]]
-    assert data["t_star"] < min(slower)
-    assert max(slower) <= data["t_max"]
-    # The chart ends soon after the frontier, until a straggler needs more room.
-    assert len(browser.all("circle.slower")) < len(slower)
-    browser.put("input[type=range]", "s.max")
-    assert len(browser.all("circle.slower")) == len(slower)
-    found, energy = browser.execute_script(
-        "const d = DATA.frontier, found = lookUp(d, d.t_max);return [found.plan.time, found.energy]"
-    )
-    assert found == max(slower)
-    at_star = data["plans"][-1]
-    assert energy < at_star["energy"] + data["waiting_w"] * (data["t_max"] - at_star["time"])
-    assert f"follow the plan of {found:.5g}"[:-1] in browser.one(".answer").text
-    assert browser.get_log("browser") == []
-
-
-def test_pointing_at_a_plan_tells_its_figures(browser: Browser, pages: Path) -> None:
-    browser.visit(pages / "frontier.html")
-    point = browser.all("circle[r='4']")[3]
-    ActionChains(browser).move_to_element(point).perform()
-    text = browser.tip
-    assert "% saved" in text
-    assert "certified gap" in text
-    ActionChains(browser).move_to_element(browser.one("h1")).perform()
-    assert browser.tip == ""
-
-
-def test_pointing_at_an_operation_tells_its_clock(browser: Browser, pages: Path) -> None:
-    browser.visit(pages / "timeline.html")
-    canvas = browser.all("canvas")[1]
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
-    width = canvas.size["width"]
-    ActionChains(browser).move_to_element_with_offset(
-        canvas, int(66 + 8 - width / 2), -50
-    ).perform()
-    text = browser.tip
-    assert "forward of microbatch 0, stage 0" in text
-    assert "MHz" in text
-
-
-def test_colour_by_power_redraws(browser: Browser, pages: Path) -> None:
-    browser.visit(pages / "timeline.html")
-    before = browser.execute_script("return document.querySelector('canvas').toDataURL()")
-    browser.put("select", "'watts'")
-    after = browser.execute_script("return document.querySelector('canvas').toDataURL()")
-    assert after != before
-    assert "W" in browser.one(".ramp").text
-
-
 def test_the_animation_walks(browser: Browser, pages: Path) -> None:
     browser.visit(pages / "animation.html")
     title = browser.one("h3").text
     browser.put("input[type=range]", "s.max")
     assert browser.one("h3").text != title
     button = browser.find_element(By.XPATH, "//button[text()='Play']")
-    button.click()
-    assert button.text == "Pause"
-    button.click()
-    assert button.text == "Play"
+    for now in ("Pause", "Play"):
+        button.click()
+        assert button.text == now
     assert browser.get_log("browser") == []

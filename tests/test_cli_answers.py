@@ -32,7 +32,6 @@ solve -o {long} | File name too long
 apply -o loop | loop: cannot be written (Too many levels of symbolic links)
 solve --replicas {huge} | must be at most 2147483647, not a number beyond
 check empty | empty: is empty
-check none.json | none.json | No such file
 check . | cannot be read
 devices --gpu a40 | --backend modelled
 devices --backend modelled --gpu a41 | a41
@@ -44,12 +43,9 @@ solve --robust 150 --noise 2 | --robust must be at most 99.9, not 150
 frontier nothing.csv | nothing.csv | no such file | envplan profiles
 frontier -m 99999999 | operations | at most
 frontier --chunks 3 | 3 chunks (--vp) on 1 pipeline stage (--pp)
-frontier --chunks 2 --schedule 1f1b | one model chunk | interleaved
 frontier --schedule zigzag | zigzag | 1f1b, gpipe, interleaved
-frontier --blocking-power 1e9 | blocking power
 frontier --dag dag.json -m 3 | --dag | --microbatches | exclude
 frontier --dag dag.json | dag.json | cannot be read
-report nothing.json | cannot be read
 frontier -o profile.csv | profile.csv | itself
 solve --target-time 1 --slowdown 1 | --target-time | --slowdown | exclude
 solve --min-energy --slowdown 9 | --min-energy | --slowdown | exclude
@@ -65,7 +61,6 @@ solve three.csv --planner zeus_global --polish 1 | --polish | frontier
 solve three.csv --reconfigure greedy | --reconfigure | envpipe
 solve three.csv --planner envpipe --reconfigure fast | fast | balanced, greedy
 solve three.csv --activation-slots 9 | --activation-slots | envpipe | 1f1b
-solve three.csv --planner envpipe --activation-slots 1 | 1F1B alone keeps
 solve --currency EUR | --currency goes with --price
 solve --minimize money | --minimize goes with --deadline
 solve --start 2026-12-01 | --start goes with --price or --carbon
@@ -75,12 +70,9 @@ solve --iterations 5 --deadline 14 | --deadline must be | 14d
 solve --iterations 5 --deadline 1d --slowdown 1 | exclude each other
 solve --iterations 5 --deadline 1d --minimize joy | joy
 solve --iterations 5 --deadline 1d --minimize carbon | --carbon
-solve --price nothere.csv | nothere.csv | cannot be read
-solve --price day.csv | --iterations or --tokens
 solve --iterations 5 --deadline 1d --planner zeus_global | zeus_global | --deadline
 simulate --price day.csv | give --iterations
 compare three.csv --straggler-time 9 --straggler-slowdown 9 | exclude each other
-compare three.csv --activation-slots 2 | stage 0 has 2 | 1F1B alone keeps 3
 compare three.csv --activation-slots 3,x | --activation-slots | not x
 compare three.csv --activation-slots 3,3 | 2 numbers for 3 stages
 compare three.csv --schedule gpipe --activation-slots 9 | activation slots | gpipe
@@ -100,11 +92,9 @@ simulate profile.csv | profile.csv | JSON
 simulate four.json --trace four.json | is an input itself
 apply --dp 4 | --dp 4 | --dp 2 | again with --dp 4
 apply --tp 4 | 4 GPUs a stage | for 2 | tp times cp must be 2
-apply --rank-order tp-pp-xp | 'xp' | permutation
 apply --devices 0,a | --devices must be numbers separated by commas
 apply --devices 1,1 | twice
 apply --format yaml | envplan, zeus or csv, not yaml
-apply --clocks fast | --clocks must list MHz
 apply --clocks 100-200:10 | 1740 MHz | highest clock of the GPU is 200 MHz
 apply --gpu b9000 | 'b9000' | did you mean b200
 apply --gpu v100 | 1740 MHz | 1530 MHz
@@ -137,20 +127,16 @@ profile --backend modelled --tp 3 | --tp 3 | 16 heads
 profile --backend modelled --workload t5 --tp 5 | --tp 5 | 32 heads
 profile --backend modelled --workload wide-resnet --tp 2 | leave --tp
 profile --split-backward --recompute | --split-backward and --recompute | solve
-sweep nothere.toml | nothere.toml | cannot be read
 sweep sweep.toml --jobs 1 --ray auto | --jobs and --ray exclude each other
 sweep profile.csv | profile.csv: is not valid TOML
 savings three.csv --pue 0.5 | pue
 savings three.csv --embodied 150 | --carbon
-savings three.csv --utilization 80 | utilization
 """
 
 #: Questions that have no answer.
 NO_ANSWER = """
 solve --energy-budget 1 | least
-solve --power-cap 1 | no plan draws less than
 solve --iterations 20000 --deadline 1h | 20000 iterations take at least | deadline of 1 h
-solve three.csv --planner zeus_per_stage --target-time 0.1 | zeus_per_stage | fastest takes
 """
 
 #: What is typed, and words of what is said; after an exclamation mark, words that are not.

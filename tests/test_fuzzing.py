@@ -39,7 +39,7 @@ from envplan.serving.plan import ServingPlan
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace
 from envplan.sweep import read_config
-from envplan.sweep.journal import open_journal
+from envplan.sweep.running import open_journal
 from test_imports_chrome import PYTORCH, traced
 
 EXAMPLES = 30

@@ -1,3 +1,5 @@
+"""The web pages: reports, frontiers, timelines, animations."""
+
 from __future__ import annotations
 
 import json
@@ -8,36 +10,20 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import done, small_profile, told
+from cli_helpers import done, says, small_profile, told
 from envplan._words import significant
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.planners.comparison import compare
 from envplan.plotting import page
 from envplan.plotting.report import animation_page, frontier_page, report_page, timeline_page
-from envplan.simulation import Timeline, simulate
+from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
 
 
 @pytest.fixture(scope="module")
 def frontier() -> Frontier:
     return trace_frontier(Pipeline("1f1b", 3, 4), small_profile(stages=3))
-
-
-@pytest.fixture(scope="module")
-def plan(frontier: Frontier) -> Plan:
-    return frontier.plan(slowdown=0.02)
-
-
-@pytest.fixture(scope="module")
-def timeline(frontier: Frontier, plan: Plan) -> Timeline:
-    return simulate(plan, frontier.profile)
-
-
-@pytest.fixture(scope="module")
-def report(frontier: Frontier, plan: Plan, timeline: Timeline) -> str:
-    along = frontier.sample_plans(5)
-    return report_page(plan, Path("plan.json"), frontier, along, timeline, compare(frontier))
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -47,44 +33,38 @@ def data_of(text: str) -> dict[str, Any]:
     return document
 
 
-def test_a_page_fetches_nothing(report: str) -> None:
-    assert not re.search(r'(src|href)\s*=\s*["\'](?!#|data:)', report)
-    assert "@import" not in report
-    assert "url(" not in report
-
-
-def test_a_report_says_what_is_saved_and_that_it_is_modelled(report: str, plan: Plan) -> None:
-    assert f"{plan.predicted.savings_percent:.1f}%" in report
-    assert '<span class="badge modelled">modelled</span>' in report
-    assert "modelled, not measured" in report
-    assert "(assumed; say <code>--price</code>)" in report
-    assert plan.profile.sha256 in report
-
-
-def test_the_chart_has_every_plan_and_planner(report: str, frontier: Frontier) -> None:
-    chart = data_of(report)["frontier"]
-    times = [plan.iteration_time for plan in frontier.sample_plans(5)]
-    assert [point["time"] for point in chart["plans"]] == times
+def test_a_report_has_all_plans_planners_and_operations(frontier: Frontier) -> None:
+    plan, along = frontier.plan(slowdown=0.02), frontier.sample_plans(5)
+    timeline = simulate(plan, frontier.profile)
+    text = report_page(plan, Path("plan.json"), frontier, along, timeline, compare(frontier))
+    # It fetches nothing.
+    assert not re.search(r'(src|href)\s*=\s*["\'](?!#|data:)', text)
+    assert not re.search(r"@import|url\(", text)
+    says(
+        text,
+        f"{plan.predicted.savings_percent:.1f}%",
+        '<span class="badge modelled">modelled</span> | modelled, not measured',
+        "(assumed; say <code>--price</code>)",
+        plan.profile.sha256,
+    )
+    chart, drawn = (data_of(text)[name] for name in ("frontier", "timeline"))
+    assert [point["time"] for point in chart["plans"]] == [plan.iteration_time for plan in along]
     planners = [point["planner"] for point in chart["points"]]
     rivals = ["zeus_global", "zeus_per_stage", "envpipe"]
     assert planners == ["max_frequency", *rivals, "frontier", "this_plan"]
     # Neither EnvPipe's plan nor ours on its schedule contradicts this schedule's T_min.
     labels = [point["label"] for point in chart["points"] if point["time"] < chart["t_min"]]
     assert all("(schedule envpipe)" in label for label in labels)
-    assert chart["curve"][0][0] == frontier.min_time
-    assert chart["curve"][-1][0] == frontier.min_energy_time
-
-
-def test_timelines_hold_every_operation(report: str, timeline: Timeline) -> None:
-    chart = data_of(report)["timeline"]
+    curve = chart["curve"]
+    assert (curve[0][0], curve[-1][0]) == (frontier.min_time, frontier.min_energy_time)
     both = timeline.at_max_frequency(), timeline
-    for drawn, shown in zip(chart["timelines"], both, strict=True):
-        ops = drawn["ops"]
+    for one, shown in zip(drawn["timelines"], both, strict=True):
+        ops = one["ops"]
         assert len(ops["start"]) == len(shown.rows)
         joules = sum(w * t for w, t in zip(ops["watts"], ops["time"], strict=True))
         assert joules == pytest.approx(shown.computation_energy, rel=1e-5)
         assert sum(ops["critical"]) == len(shown.critical_path)
-    assert chart["span"] == max(shown.sync_time for shown in both)
+    assert drawn["span"] == max(shown.sync_time for shown in both)
 
 
 def test_a_hostile_name_stays_text() -> None:
@@ -93,41 +73,32 @@ def test_a_hostile_name_stays_text() -> None:
     assert data_of(text) == {"a": "</script>"}
 
 
-def test_a_very_long_curve_is_thinned_and_keeps_its_ends(
+def test_frontier_timeline_and_animation_have_pages_of_their_own(
     frontier: Frontier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "_MOST_CURVE_POINTS", 5)
-    curve = page.frontier_data(frontier, [frontier.plan()])["curve"]
-    assert 2 < len(curve) <= 6 < len(frontier.times)
-    assert (curve[0][0], curve[-1][0]) == (frontier.min_time, frontier.min_energy_time)
-
-
-def test_frontier_and_timeline_have_pages_of_their_own(
-    frontier: Frontier, timeline: Timeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     along = frontier.sample_plans(5)
     data = data_of(frontier_page(frontier, along))
     assert set(data) == {"frontier"}
     slower = [plan["time"] for plan in data["frontier"]["slower"]]
     assert slower == sorted(slower)
-    assert data["frontier"]["t_star"] < slower[0]
-    assert slower[-1] <= data["frontier"]["t_max"]
+    assert data["frontier"]["t_star"] < slower[0] <= slower[-1] <= data["frontier"]["t_max"]
+    timeline = simulate(along[1], frontier.profile)
     timelines = timeline_page(timeline, timeline.at_max_frequency())
     assert len(data_of(timelines)["timeline"]["timelines"]) == 2
-    # Of larger jobs there are none.
+    frames = data_of(animation_page(frontier, along))["animation"]["frames"]
+    assert len({frame["title"] for frame in frames}) == len(along)
+    # Larger jobs have no slower plans; a very long curve is thinned and keeps its ends.
     monkeypatch.setattr(page, "_MOST_FOR_SLOWER", 10)
-    assert data_of(frontier_page(frontier, along))["frontier"]["slower"] == []
+    monkeypatch.setattr(page, "_MOST_CURVE_POINTS", 5)
+    thin = data_of(frontier_page(frontier, along))["frontier"]
+    assert thin["slower"] == []
+    assert 2 < len(thin["curve"]) <= 6 < len(frontier.times)
+    assert [thin["curve"][k][0] for k in (0, -1)] == [frontier.min_time, frontier.min_energy_time]
 
 
-def test_an_animation_has_a_frame_a_plan(frontier: Frontier) -> None:
-    plans = frontier.sample_plans(4)
-    frames = data_of(animation_page(frontier, plans))["animation"]["frames"]
-    assert len({frame["title"] for frame in frames}) == len(plans)
-
-
-def reported() -> str:
+def reported(line: str = "") -> str:
     """The page about the plan in the current folder."""
-    done("report --no-compare")
+    done(f"report --no-compare {line}")
     return Path("report.html").read_text()
 
 
@@ -146,42 +117,38 @@ def test_the_commands_write_what_they_say(folder: Path) -> None:
         assert (folder / name).stat().st_size > 1000
 
 
-def test_a_report_of_a_plan_for_a_straggler_counts_the_waiting(folder: Path) -> None:
-    done("solve --straggler-time 9")
-    until = json.loads((folder / "plan.json").read_text())["predicted"]["until_straggler"]
-    saved = 100 * (1 - until["energy_j"] / until["baseline_energy_j"])
-    text = reported()
-    assert f"<b>{saved:.1f}%</b><span>energy saved until the straggler has finished" in text
-    assert f"<b>{100 * until['gap']:.3f}%</b><span>certified gap, waiting included" in text
-    assert data_of(text)["frontier"]["straggler"] == 9
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("", "Clocks change at once"),
-        ("--switch-latency 10", "Every clock comes 10 ms after it is asked for"),
-        ("--robust 90 --noise 1", "of 10000 replays end by"),
+        ("--slowdown 3", "Clocks change at once"),
+        ("--slowdown 3 --switch-latency 10", "Every clock comes 10 ms after it is asked for"),
+        ("--slowdown 3 --robust 90 --noise 1", "of 10000 replays end by"),
+        ("--straggler-time 9", "energy saved until the straggler has finished"),
     ],
 )
-def test_a_report_says_what_it_takes_for_granted(folder: Path, options: str, words: str) -> None:
-    done(f"solve --slowdown 3 {options}")
+def test_a_report_says_what_it_takes_for_granted_and_counts_the_waiting(
+    folder: Path, options: str, words: str
+) -> None:
+    done(f"solve {options}")
     text = reported()
     assert words in text
     assert "`" not in text.partition("<script")[0]
+    if until := Plan.load("plan.json").predicted.until_straggler:
+        saved = 100 * (1 - until.energy_j / until.baseline_energy_j)
+        says(text, f"<b>{saved:.1f}%</b><span>{words}")
+        says(text, f"<b>{100 * until.gap:.3f}%</b><span>certified gap, waiting included")
+        assert data_of(text)["frontier"]["straggler"] == 9
 
 
 def test_a_report_tells_money_and_carbon_of_the_run(folder: Path) -> None:
     done("solve --slowdown 1")
-    priced = "--price 0.25 --currency EUR --carbon 380 --iterations 1000000"
-    document = told(f"report --no-compare {priced}")
-    text = Path("report.html").read_text()
-    predicted = json.loads((folder / "plan.json").read_text())["predicted"]
-    assert (document["energy_j"], document["source"]) == (predicted["energy_j"], "modelled")
-    saved_j = (predicted["baseline"]["energy_j"] - predicted["energy_j"]) * 1e6
-    assert f"<b>{significant(saved_j / 3.6e6 * 0.25)} EUR</b>" in text
-    assert f"<b>{significant(saved_j / 3.6e6 * 0.38)} kg CO2</b>" in text
-    assert "at 380 g a kWh" in text
+    run = "--price 0.25 --currency EUR --carbon 380 --iterations 1000000"
+    document, text = told(f"report --no-compare {run}"), reported(run)
+    predicted = Plan.load("plan.json").predicted
+    assert (document["energy_j"], document["source"]) == (predicted.energy_j, "modelled")
+    saved_kwh = (predicted.baseline.energy_j - predicted.energy_j) / 3.6
+    says(text, f"<b>{significant(saved_kwh * 0.25)} EUR</b> | at 380 g a kWh")
+    says(text, f"<b>{significant(saved_kwh * 0.38)} kg CO2</b>")
 
 
 def test_the_script_of_the_pages_parses() -> None:

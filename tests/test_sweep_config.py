@@ -1,7 +1,12 @@
+"""The TOML file of a sweep, and the points it asks for."""
+
 from __future__ import annotations
 
+import json
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,32 +25,57 @@ def points(folder: Path, text: str) -> list[Point]:
     return list(read_config(folder / "sweep.toml").points)
 
 
-def refused(folder: Path, text: str, *words: str) -> None:
-    with pytest.raises(InputError) as caught:
-        points(folder, text)
-    for word in ("sweep.toml: ", *words):
-        assert word in str(caught.value)
+#: Keys of a grid in the order in which its points vary, the last fastest: the field of a point, and
+#: what may stand in the list. All targets are one axis; other keys come in the order of the file.
+AXES: dict[str, tuple[str, list[Any]]] = {
+    "profiles": ("profile", ["a", "b", "c"]),
+    "microbatches": ("microbatches", [2, 4, 8]),
+    "vp": ("chunks", [1, 2]),
+    "planners": ("planner", list(PLANNERS)),
+    "slowdowns": ("slowdown", [0, 2.5, 20]),
+    "target_times": ("target_time", [9.5, 3]),
+    "seeds": ("seed", [0, 1]),
+    "dp": ("replicas", [1, 3]),
+    "noise": ("noise", [1]),
+    "p2p_latency": ("p2p_latency", [0.0, 0.001]),
+    "recompute": ("recompute", [True, False]),
+}
+
+
+def combined(grid: dict[str, list[Any]]) -> list[Point]:
+    """All points of a grid, each once."""
+    axes = [[{AXES[key][0]: one} for one in grid[key]] for key in AXES]
+    axes[4:6] = [axes[4] + axes[5]]
+    made = []
+    for chosen in product(*(axis or [{}] for axis in axes)):
+        fields = {name: value for part in chosen for name, value in part.items()}
+        if not PLANNERS[fields.get("planner", "frontier")].takes_target:
+            fields = {k: v for k, v in fields.items() if k not in ("slowdown", "target_time")}
+        made.append(Point(**fields))
+    return list(dict.fromkeys(made))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.fixed_dictionaries({key: st.lists(st.sampled_from(values), unique=True, max_size=2)
+                              for key, (_, values) in AXES.items()}))  # fmt: skip
+def test_a_grid_is_every_combination_once_and_in_order(grid: dict[str, list[Any]]) -> None:
+    grid |= {"profiles": grid["profiles"] or ["a"], "noise": [1]}  # a seed needs some
+    text = "".join(f"{key} = {json.dumps(grid[key])}\n" for key in AXES)
+    with TemporaryDirectory() as folder:
+        made = points(Path(folder), f"[grid]\n{text}")
+    assert made == combined(grid)
 
 
 @pytest.mark.parametrize(
     ("lines", "fields", "expected"),
     [
         (
-            'profiles = ["a", "b"]\nmicrobatches = [4, 8]\nslowdowns = [0, 2.5]',
-            ("profile", "microbatches", "slowdown"),
-            [(name, count, slow) for name in "ab" for count in (4, 8) for slow in (0, 2.5)],
-        ),
-        (
             'profiles = ["a"]\nslowdowns = [1]\ntarget_times = [9.5]\nmin_energy = true\n'
             "energy_budgets = [9]\npower_caps = [8, 7.5]\npeak_power_caps = [6]",
             ("target",),
             [
-                (("slowdown", 1),),
-                (("time", 9.5),),
-                (("min-energy", None),),
-                (("energy-budget", 9),),
-                (("power-cap", 8),),
-                (("power-cap", 7.5),),
+                *((("slowdown", 1),), (("time", 9.5),), (("min-energy", None),)),
+                *((("energy-budget", 9),), (("power-cap", 8),), (("power-cap", 7.5),)),
                 (("peak-power-cap", 6),),
             ],
         ),
@@ -55,71 +85,32 @@ def refused(folder: Path, text: str, *words: str) -> None:
             ("target",),
             [(("slowdown", 0.0),), (("own", None),)],
         ),
-        # A planner that takes no target gets one point for all of them.
-        (
-            'profiles = ["a"]\nplanners = ["max_frequency", "frontier"]\nslowdowns = [0, 1]',
-            ("planner", "slowdown"),
-            [("max_frequency", None), ("frontier", 0), ("frontier", 1)],
-        ),
         # Stages take their place in names.
         (
             'profiles = ["x-{stages}stage", "y"]\nstages = [4, 8]',
             ("profile",),
             [("x-4stage",), ("x-8stage",), ("y",)],
         ),
-        # Whatever a point has may be a list.
+        # What a grid has one of goes to all its points; other names mean the same.
         (
-            'profiles = "a"\nswitch_latency = [0, 5]\nvp = [1, 2]',
-            ("chunks", "switch_latency"),
-            [(chunks, late) for chunks in (1, 2) for late in (0, 5)],
+            'profiles = "a"\ngpus_per_stage = 2\ncp = 3\nswitch_latency = [0, 5]',
+            ("gpus_per_stage", "cp", "switch_latency"),
+            [(2, 3, late) for late in (0, 5)],
         ),
-        # What a grid has one of goes to all its points.
+        # Points one by one come after the grid, and twins are dropped.
         (
-            'profiles = ["a"]\np2p_latency = 0.001\ngpus_per_stage = 2\n'
-            "dp = 3\nrecompute = true\nnoise = 1\nseeds = [1, 2]",
-            ("seed", "p2p_latency", "gpus_per_stage", "replicas", "recompute", "noise"),
-            [(seed, 0.001, 2, 3, True, 1) for seed in (1, 2)],
+            'profiles = ["a"]\nslowdowns = [1, 2, 1]\n[[points]]\nprofile = "a"\nslowdown = 2\n'
+            '[[points]]\nprofile = "a"\nslowdown = 3\nnoise = 2\nseed = 5',
+            ("slowdown", "noise", "seed"),
+            [(1, None, 0), (2, None, 0), (3, 2, 5)],
         ),
     ],
 )
-def test_a_grid_is_every_combination_once_and_in_order(
+def test_a_file_says_these_points(
     tmp_path: Path, lines: str, fields: tuple[str, ...], expected: list[tuple[object, ...]]
 ) -> None:
     made = points(tmp_path, f"[grid]\n{lines}\n")
     assert [tuple(getattr(point, name) for name in fields) for point in made] == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('planners = ["frontier", "zeus_global"]\nswitch_latency = 5', "zeus_global"),
-        ('planners = ["zeus_global"]\npower_caps = [5]', "power_cap, which goes with planner"),
-        ("robust = 100", "a point of grid: robust"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    refused(tmp_path, f'[grid]\nprofiles = ["a"]\n{text}\n', words)
-
-
-def test_points_one_by_one_come_after_the_grid_and_twins_are_dropped(tmp_path: Path) -> None:
-    made = points(
-        tmp_path,
-        """
-        [grid]
-        profiles = ["a"]
-        slowdowns = [1, 2, 1]
-        [[points]]
-        profile = "a"
-        slowdown = 2
-        [[points]]
-        profile = "a"
-        slowdown = 3
-        noise = 2
-        seed = 5
-        """,
-    )
-    assert [p.slowdown for p in made] == [1, 2, 3]
-    assert (made[-1].noise, made[-1].seed) == (2, 5)
 
 
 def test_the_example_is_a_sweep() -> None:
@@ -128,62 +119,40 @@ def test_the_example_is_a_sweep() -> None:
     assert len({p.profile for p in config.points}) == 2
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.sampled_from("abc"), min_size=1, unique=True),
-    st.lists(st.integers(1, 9), min_size=1, unique=True),
-    st.lists(st.sampled_from(list(PLANNERS)), min_size=1, unique=True),
-    st.lists(st.integers(0, 20), unique=True),
-)
-def test_a_grid_has_the_product_of_its_lists(
-    profiles: list[str], microbatches: list[int], planners: list[str], slowdowns: list[int]
-) -> None:
-    lists = {"profiles": profiles, "microbatches": microbatches, "planners": planners}
-    text = "".join(f"{key} = {value}\n" for key, value in {**lists, "slowdowns": slowdowns}.items())
-    with TemporaryDirectory() as folder:
-        made = points(Path(folder), f"[grid]\n{text}")
-    free = sum(PLANNERS[planner].takes_target for planner in planners)
-    each = free * max(1, len(slowdowns)) + len(planners) - free
-    assert len(set(made)) == len(made) == len(profiles) * len(microbatches) * each
+MANY = list(range(1, 2000))
+#: What stands in a file, a grid of profile "a" where no table begins, and words of the refusal.
+WRONG = f"""
+microbatch = [2] | a point of grid: microbatch is not a field
+microbatches = [2.5] | microbatches should be | 2.5
+schedules = ["1f1b", "x"] | schedule should be | gpipe
+planners = ["x"] | planner should be | zeus_global
+planners = ["frontier", "zeus_global"];switch_latency = 5 | zeus_global
+planners = ["zeus_global"];power_caps = [5] | power_cap, which goes with planner
+robust = 100 | a point of grid: robust
+target_times = [inf] | target_time | finite
+stages = [4] | stages is not a field
+seeds = [1, 2] | a point of grid: has a seed | noise
+x = [1;y = 1 | is not valid TOML | line 4
+microbatches = {MANY};target_times = {MANY} | {MAX_POINTS}
+[grid];microbatches = [2] | profile is missing
+[grid];profiles = [] | profile is missing
+[[points]];profile = "a";slowdown = 0;min_energy = true | points[0] | slowdown
+[[points]];profile = "a";planner = "envpipe";target_time = 3 | points[0] has target_time | envpipe
+[output];file = 3 | output is not a field of a sweep
+[grid] | asks for 0 points
+"""
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            '[grid]\nprofiles = ["a"]\nmicrobatch = [2]\n',
-            ("a point of grid: microbatch is not a field",),
-        ),
-        ("[grid]\nmicrobatches = [2]\n", ("profile is missing",)),
-        ("[grid]\nprofiles = []\n", ("profile is missing",)),
-        ('[grid]\nprofiles = ["a"]\nmicrobatches = [2.5]\n', ("microbatches should be", "2.5")),
-        ('[grid]\nprofiles = ["a"]\nschedules = ["1f1b", "x"]\n', ("schedule should be", "gpipe")),
-        ('[grid]\nprofiles = ["a"]\nplanners = ["x"]\n', ("planner should be", "zeus_global")),
-        ('[grid]\nprofiles = ["a"]\ntarget_times = [inf]\n', ("target_time", "finite")),
-        ('[grid]\nprofiles = ["a"]\nstages = [4]\n', ("stages is not a field",)),
-        ('[grid]\nprofiles = ["a"]\nseeds = [1, 2]\n', ("a point of grid: has a seed", "noise")),
-        ('[[points]]\nprofile = "a"\nslowdown = 0\nmin_energy = true\n', ("points[0]", "slowdown")),
-        (
-            '[[points]]\nprofile = "a"\n[[points]]\nprofile = "a"\nplanner = "envpipe"\n'
-            "target_time = 3\n",
-            ("points[1] has target_time", "envpipe"),
-        ),
-        ("[output]\nfile = 3\n", ("output is not a field of a sweep",)),
-        ("", ("asks for 0 points",)),
-        ('[grid]\nprofiles = ["a"\nx = 1\n', ("is not valid TOML", "line 3")),
-    ],
-)
-def test_a_wrong_key_is_named(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
-    refused(tmp_path, text, *words)
-
-
-def test_more_than_a_million_points_are_refused_before_they_are_made(tmp_path: Path) -> None:
-    numbers = list(range(1, 2000))
-    refused(
-        tmp_path,
-        f'[grid]\nprofiles = ["a"]\nmicrobatches = {numbers}\ntarget_times = {numbers}\n',
-        str(MAX_POINTS),
-    )
+@pytest.mark.parametrize("row", WRONG.strip().splitlines())
+def test_what_is_wrong_is_named(tmp_path: Path, row: str) -> None:
+    lines, *words = row.split(" | ")
+    text = lines if lines.startswith("[") else f'[grid];profiles = ["a"];{lines}'
+    if lines == "[grid]":
+        text = ""
+    with pytest.raises(InputError) as caught:
+        points(tmp_path, text.replace(";", "\n") + "\n")
+    for word in ("sweep.toml: ", *words):
+        assert word in str(caught.value)
 
 
 def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:

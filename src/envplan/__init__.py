@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
     from envplan.check import check_file
     from envplan.cluster import ClusterReport, read_slowdowns, simulate_cluster, strong_scaling
-    from envplan.costs.savings import savings
+    from envplan.costs.spending import savings
     from envplan.enforce.freqplan import FrequencyPlan
     from envplan.errors import DoubtWarning, EnvplanError, InputError, NoAnswerError
     from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
@@ -51,7 +51,7 @@ _HOME = {
     for module, names in {
         "check": "check_file",
         "cluster": "ClusterReport read_slowdowns simulate_cluster strong_scaling",
-        "costs.savings": "savings",
+        "costs.spending": "savings",
         "enforce.freqplan": "FrequencyPlan",
         "errors": "DoubtWarning EnvplanError InputError NoAnswerError",
         "frontier.mincut": "MinimumCut UNLIMITED minimum_cut",

@@ -17,14 +17,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    TypeVar,
-    dataclass_transform,
-    get_type_hints,
-)
+from typing import Annotated, Any, Final, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -42,7 +35,6 @@ _OPTIONAL_FILE: Final = "[FILE]"
 #: What help says of a file that is written: its types, and what it is called without a name.
 _FILE_TYPES: Final = re.compile(r": ((?:\.\w+(?:, | or )?)+)")
 _WITHOUT_A_NAME: Final = re.compile(r"without a name: ([\w.-]+\w)")
-_DECLARED: Final = "declared"
 _SAYS_DEFAULT: Final = "efault: "
 #: What an option takes whose spec ends so.
 _QUANTITIES: Final[dict[str, Any]] = {
@@ -50,7 +42,9 @@ _QUANTITIES: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 Kind = TypeVar("Kind", bound=type)
-Function = TypeVar("Function", bound=Callable[..., None])
+Declaring = TypeVar("Declaring", bound=Callable[..., Any])
+#: Turns the text that an option is given, and the option's name, into its value.
+Parser = Callable[[str, str], Any]
 #: Options and arguments by the names of their fields.
 Table = dict[str, Any]
 
@@ -70,10 +64,10 @@ def argument(
         in_place: the file that it names may be an output, too.
         more: for typer.Argument.
     """
-    said = _SAYS_DEFAULT in about
-    declared: Any = typer.Argument(metavar=name, help=about, show_default=not said, **more)
+    shown = _SAYS_DEFAULT not in about
+    declared: Any = typer.Argument(metavar=name, help=about, show_default=shown, **more)
     declared.in_place = in_place
-    return dataclasses.field(default=default, metadata={_DECLARED: declared})
+    return dataclasses.field(default=default, metadata={"declared": declared})
 
 
 def read_table(table: str, parsers: Mapping[str, Any]) -> Table:
@@ -87,22 +81,22 @@ def read_table(table: str, parsers: Mapping[str, Any]) -> Table:
         spec, _, about = line.strip().partition("  ")
         names = [word.rstrip(",") for word in spec.split() if word.startswith("-")]
         if not names:
-            declared[spec.lower()] = argument(spec, about).metadata[_DECLARED]
+            declared[spec.lower()] = argument(spec, about).metadata["declared"]
             continue
         long = [name.split("/")[0] for name in names if name.startswith("--")]
         fields = [name.removeprefix("--").replace("-", "_") for name in long]
-        usual = _QUANTITIES.get(spec.split()[-1])
+        takes = _QUANTITIES.get(spec.split()[-1])
         if types := _FILE_TYPES.search(about):
             bare = _WITHOUT_A_NAME.search(about)
-            usual = _file_of(re.findall(r"\.\w+", types[1]), bare[1] if bare else "")
-        takes = next((parsers[field] for field in fields if field in parsers), usual)
+            takes = _file_of(re.findall(r"\.\w+", types[1]), bare[1] if bare else "")
+        takes = next((parsers[field] for field in fields if field in parsers), takes)
         # The default is that of the field or parameter; Typer adds it where the help says none.
         option: Any = typer.Option(
             *names,
             help=about,
             metavar=" ".join(spec.split()[len(names) :]) or None,
             rich_help_panel=panel,
-            parser=_parser(takes, "/".join(long)) if takes else None,
+            parser=_of_text(takes, "/".join(long)) if takes else None,
             show_default=_SAYS_DEFAULT not in about,
         )
         option.writes = "output" in fields or hasattr(takes, "writes")
@@ -110,21 +104,29 @@ def read_table(table: str, parsers: Mapping[str, Any]) -> Table:
     return declared
 
 
-def _parser(takes: Any, label: str) -> Callable[[Any], Any]:
-    """What turns the text that an option is given into its value."""
+def _of_text(takes: Quantity | Parser, label: str) -> Callable[[Any], Any]:
+    """What Typer calls with the text that an option is given, and also with its default."""
     parse = takes.parse if isinstance(takes, Quantity) else takes
-
-    def parser(given: Any) -> Any:
-        return parse(given, label) if isinstance(given, str) else given
-
-    return parser
+    return lambda given: parse(given, label) if isinstance(given, str) else given
 
 
-def _check_used(declared: Table, names: Iterable[str], where: str) -> None:
-    """Find options that no field or parameter of a group or command receives."""
-    used = {id(declared[name]) for name in names if name in declared}
-    lost = [name for name, info in declared.items() if id(info) not in used]
-    assert not lost, f"{where} has no place for {', '.join(lost)}"
+def takes(table: str, **parsers: Any) -> Callable[[Declaring], Declaring]:
+    """Declare parameters of a function, or fields of a dataclass, by a table; see `options`."""
+    own = read_table(table, parsers)
+
+    def declaring(thing: Declaring) -> Declaring:
+        held = {name for kind in getattr(thing, "__mro__", [thing]) for name in _annotated(kind)}
+        used = {id(own[name]) for name in held & own.keys()}
+        lost = [name for name, info in own.items() if id(info) not in used]
+        assert not lost, f"{thing.__name__} has no place for {', '.join(lost)}"
+        thing.declared = SHARED | getattr(thing, "declared", {}) | own  # type: ignore[attr-defined]
+        return thing
+
+    return declaring
+
+
+def _annotated(thing: Any) -> Iterable[str]:
+    return getattr(thing, "__annotations__", {})
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -151,29 +153,17 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
         parsers: for each field what turns text and the option's name into its value, where it is
             something else; None: the type does.
     """
-    own = read_table(table, parsers)
 
     def made(kind: Kind) -> Kind:
-        frozen: Any = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
-        fields = {field.name: field for field in dataclasses.fields(frozen)}
-        _check_used(own, fields, kind.__name__)
-        given = {name: f.metadata[_DECLARED] for name, f in fields.items() if f.metadata}
-        frozen.declared = SHARED | getattr(kind, _DECLARED, {}) | own | given
+        frozen: Any = takes(table, **parsers)(
+            dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+        )
+        fields = dataclasses.fields(frozen)
+        given = {field.name: field.metadata["declared"] for field in fields if field.metadata}
+        frozen.declared |= given
         return frozen  # type: ignore[no-any-return]
 
     return made
-
-
-def takes(table: str, **parsers: Any) -> Callable[[Function], Function]:
-    """The same for parameters of a function."""
-
-    def declaring(function: Function) -> Function:
-        own = read_table(table, parsers)
-        _check_used(own, function.__annotations__, function.__name__)
-        function.declared = own  # type: ignore[attr-defined]
-        return function
-
-    return declaring
 
 
 #: Options for every field and parameter of their name that nothing else declares.
@@ -220,7 +210,7 @@ SHARED: Final[Table] = read_table(
 )
 
 
-def one_of(*choices: str) -> Callable[[str, str], str]:
+def one_of(*choices: str) -> Parser:
     """What an option takes that has one of these values."""
 
     def chosen(text: str, name: str) -> str:
@@ -235,18 +225,14 @@ class Numbers(list[int]):
     """Whole numbers that one option lists. Typer takes a plain list for an option given often."""
 
 
-def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[str, str], Numbers]:
+def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Parser:
     """What an option takes that lists whole numbers, separated by commas."""
     what = f"numbers separated by commas, as in {example}"
     each = dataclasses.replace(WHOLE, what=what, least=least, most=most)
-
-    def listed(text: str, name: str) -> Numbers:
-        return Numbers(int(each.parse(part, name)) for part in text.split(","))
-
-    return listed
+    return lambda text, name: Numbers(int(each.parse(part, name)) for part in text.split(","))
 
 
-def _file_of(types: Sequence[str], default: str) -> Callable[[str, str], Path]:
+def _file_of(types: Sequence[str], default: str) -> Parser:
     """What an option takes that names a file of one of these types, to be written.
 
     Args:
@@ -311,7 +297,7 @@ def typed(group: Any) -> list[str]:
     for field in dataclasses.fields(group):
         for name, value in given(group, field.name).items():
             text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
-            is_argument = isinstance(type(group).declared[field.name], ArgumentInfo)
+            is_argument = isinstance(group.declared[field.name], ArgumentInfo)
             words += [*([] if is_argument else [name]), *([] if value is True else [text])]
     return words
 
@@ -340,20 +326,18 @@ class Command(TyperCommand):
             if param.param_type_name == "argument":
                 panel, record = _FIRST[0], (param.metavar or record[0], record[1])
             panels.setdefault(panel, []).append(record)
-        last = panels.pop(_LAST)
-        for name, rows in {**panels, _LAST: last}.items():
-            if rows:
+        for name in sorted(panels, key=_LAST.__eq__):
+            if panels[name]:
                 with formatter.section(name):
-                    formatter.write_dl(rows)
+                    formatter.write_dl(panels[name])
 
 
 class Group(TyperGroup):
     """A command of commands: bare, it prints its help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args and not self.invoke_without_command:
-            args = ["--help"]
-        return super().parse_args(ctx, args)
+        bare = not args and not self.invoke_without_command
+        return super().parse_args(ctx, ["--help"] if bare else args)
 
 
 def add(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
@@ -363,42 +347,52 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
     and parameters keep their types and defaults; no name may come twice.
     """
     hints = get_type_hints(function)
-    table = SHARED | getattr(function, _DECLARED, {})
     groups: dict[str, type[Any]] = {}
-    keywords: list[inspect.Parameter] = []
-
-    def take(name: str, kind: Any, default: Any, declared: Table) -> None:
-        keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
-        annotation = Annotated[kind, declared[name]]
-        default = keyword.empty if default is dataclasses.MISSING else default
-        keywords.append(keyword.replace(default=default, annotation=annotation))
-
+    # Of each option its name, type, default and what Typer shall know of it.
+    known: list[tuple[str, Any, Any, Any]] = []
     for own, parameter in inspect.signature(function).parameters.items():
         default, kind = parameter.default, hints[own]
-        if hasattr(kind, _DECLARED):
-            groups[own] = kind
-            held = get_type_hints(kind)
+        if hasattr(kind, "declared"):
+            groups[own], held = kind, get_type_hints(kind)
             for field in dataclasses.fields(kind):
-                take(field.name, held[field.name], field.default, kind.declared)
+                known.append(
+                    (field.name, held[field.name], field.default, kind.declared[field.name])
+                )
         elif isinstance(default, dataclasses.Field):
-            take(own, kind, default.default, {own: default.metadata[_DECLARED]})
+            known.append((own, kind, default.default, default.metadata["declared"]))
         else:
-            take(own, kind, default, table)
-    take("json", bool, False, SHARED)
-    take("quiet", bool, False, SHARED)
+            known.append((own, kind, default, getattr(function, "declared", SHARED)[own]))
+    known += [(own, bool, False, SHARED[own]) for own in ("json", "quiet")]
 
     def command(**given: Any) -> None:
-        _note_files(keywords, given)
+        state.inputs, state.outputs, outputs = [], [], []
+        for own, _, _, declared in known:
+            for file in given[own] if isinstance(given[own], list) else [given[own]]:
+                if getattr(declared, "writes", False) and file is not None:
+                    outputs.append(file)
+                elif isinstance(file, (str, Path)) and not getattr(declared, "in_place", False):
+                    state.inputs.append(file)
+        will_write(*outputs)
         state.json, state.quiet = given.pop("json"), given.pop("quiet")
         built = {
-            name: kind(**{f.name: given.pop(f.name) for f in dataclasses.fields(kind)})
-            for name, kind in groups.items()
+            own: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+            for own, kind in groups.items()
         }
         function(**built, **given)
 
+    empty = inspect.Parameter.empty
+    keywords = [
+        inspect.Parameter(
+            own,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=empty if default is dataclasses.MISSING else default,
+            annotation=Annotated[kind, declared],
+        )
+        for own, kind, default, declared in known
+    ]
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in keywords}
+    command.__annotations__ = {one.name: one.annotation for one in keywords}
     app.command(name, cls=Command)(command)
 
 
@@ -408,23 +402,6 @@ def group(about: str, functions: Mapping[str, Callable[..., None]]) -> typer.Typ
     for name, function in functions.items():
         add(made, function, name)
     return made
-
-
-def _note_files(keywords: Iterable[inspect.Parameter], given: Mapping[str, Any]) -> None:
-    """Keep in mind what a command may read and write, by the values of its options.
-
-    Raises: InputError: as for will_write.
-    """
-    state.inputs, state.outputs, outputs = [], [], []
-    for keyword in keywords:
-        (declared,) = keyword.annotation.__metadata__
-        value = given[keyword.name]
-        for file in value if isinstance(value, list) else [value]:
-            if getattr(declared, "writes", False) and file is not None:
-                outputs.append(file)
-            elif isinstance(file, (str, Path)) and not getattr(declared, "in_place", False):
-                state.inputs.append(file)
-    will_write(*outputs)
 
 
 def will_write(*outputs: Path) -> None:

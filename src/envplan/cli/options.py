@@ -159,17 +159,14 @@ class JobOptions(ParallelOptions):
         self,
         loaded: tuple[envplan.Profile, envplan.Pipeline] | None = None,
         replicas: int | None = None,
-        *,
-        full: bool = False,
-        whole: bool = True,
+        **how: bool,
     ) -> envplan.Frontier:
         """The frontier, with a sign of how far it is if it takes long.
 
         Args:
             loaded: what it is of; None: as load says.
             replicas: None: as the options or the sidecar say.
-            full: as for trace_frontier.
-            whole: now, not only what is asked for later.
+            how: full and whole, as for trace_frontier.
 
         Raises:
             InputError: as for load, the profile does not fit the pipeline, or it would be replaced.
@@ -184,9 +181,8 @@ class JobOptions(ParallelOptions):
                 blocking_power=self.blocking_power,
                 gpus_per_stage=known.gpus_per_stage_with(self.tp, self.cp),
                 replicas=replicas or self.dp or known.job.replicas,
-                full=full,
-                whole=whole,
                 progress=work.walked,
+                **how,
             )
 
     def _warn_of_contradictions(self, profile: envplan.Profile) -> None:
@@ -275,8 +271,8 @@ class RateOptions:
         from envplan.costs.rates import read_rate
 
         kinds: tuple[Kind, ...] = ("price", "carbon")
-        asked = {kind: getattr(self, kind) for kind in kinds}
-        return {kind: read_rate(rate, kind, **how) for kind, rate in asked.items() if rate}
+        asked = ((kind, getattr(self, kind)) for kind in kinds)
+        return {kind: read_rate(rate, kind, **how) for kind, rate in asked if rate}
 
 
 @cmd.options(
@@ -333,13 +329,12 @@ class CostOptions(RateOptions):
 
         if not cmd.given(self, "price carbon iterations tokens"):
             return None
-        iterations = self.iterations
+        iterations, each = self.iterations, self.tokens_per_iteration
         if self.tokens is not None:
-            each = self.tokens_per_iteration
-            if each is None:
-                if frontier is None:
-                    raise InputError("--tokens needs --tokens-per-iteration here")
+            if each is None and frontier is not None:
                 each = tokens_per_iteration(frontier)
+            if each is None:
+                raise InputError("--tokens needs --tokens-per-iteration here")
             iterations = -(-self.tokens // each)
         return Run.of(
             **self.rates(start=self.start, repeats=self.repeat_rates),

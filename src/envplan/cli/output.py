@@ -17,7 +17,7 @@ from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import typer
 
@@ -103,9 +103,9 @@ def print_columns(
     texts = list(columns)[:words]
     widths: dict[str, int] = {}
     for name, values in cells.items():
-        longest = max((len(part) for text in values for part in text.split()), default=0)
+        parts = [part for text in values for part in (text.split() if name in texts else [text])]
+        longest = max(map(len, parts), default=0)
         least = min(longest, _FOLDED) if name in wrap else longest
-        least = least if name in texts else max(map(len, values), default=0)
         widths[name] = max(1, least, *map(len, name.split()))
 
     def spare() -> int:
@@ -118,11 +118,14 @@ def print_columns(
             for cell, width in zip(row, widths.values(), strict=True)
         ]
         for parts in [*zip_longest(*folded, fillvalue="")][::step] or [tuple(row)]:
-            aligned = (
-                part.ljust(width) if name in texts else part.rjust(width)
-                for part, (name, width) in zip(parts, widths.items(), strict=True)
+            line = (
+                (" " * _BETWEEN)
+                .join(
+                    part.ljust(width) if name in texts else part.rjust(width)
+                    for part, (name, width) in zip(parts, widths.items(), strict=True)
+                )
+                .rstrip()
             )
-            line = (" " * _BETWEEN).join(aligned).rstrip()
             say(_bold(line) if step < 0 else line)
 
     left_out = []
@@ -133,8 +136,7 @@ def print_columns(
     for name, width in widths.items():
         whole = max(map(len, (name, *cells[name])))
         widths[name] += max(0, min(spare(), whole - width))
-    if title:
-        say("\n".join(map(_bold, textwrap.wrap(title, room))))
+    say(*map(_bold, textwrap.wrap(title, room)))
     show(list(widths), -1)
     say("─" * (room - spare()))
     for row in zip(*(cells[name] for name in widths), strict=True):
@@ -147,25 +149,21 @@ def _bold(text: str) -> str:
     return f"\x1b[1m{text}\x1b[0m" if text and colored() else text
 
 
+#: Percentages that are not shown with two decimals and no sign.
+_PERCENTS: Final = {
+    "slower (%)": signed_percent, "change (%)": signed_percent, "gap (%)": "{:.3f}".format
+}  # fmt: skip
+
+
 def _texts(header: str, values: list[Any]) -> list[str]:
     """The cells of a column: of fractions as many digits as its header asks for; None is "-"."""
     known = [value for value in values if isinstance(value, float)]
-    if header.endswith("(%)"):
-        shown = iter([_PERCENTS.get(header, "{:.2f}".format)(value) for value in known])
-    else:
-        shown = iter(column(known))
+    percent = _PERCENTS.get(header, "{:.2f}".format)
+    shown = iter(map(percent, known) if header.endswith("(%)") else column(known))
     return [
         next(shown) if isinstance(value, float) else "-" if value is None else str(value)
         for value in values
     ]
-
-
-#: Percentages that are not shown with two decimals and no sign.
-_PERCENTS = {
-    "slower (%)": signed_percent,
-    "change (%)": signed_percent,
-    "gap (%)": "{:.3f}".format,
-}
 
 
 ITERATION = "One iteration, all GPUs"
@@ -231,19 +229,25 @@ def warn(line: str) -> None:
 
 
 def describe_job(frontier: Frontier) -> str:
-    """One or two lines that say what numbers below them are about."""
+    """Two or three lines that say what numbers below them are about; the last one names operations
+    that the profile times and the pipeline leaves out."""
+    from envplan.pipeline.schedules import EXTRAS
     from envplan.plotting.figures import job_line
 
+    profile, pipeline = frontier.profile, frontier.pipeline
     powers = [significant(power, 3) for power in sorted(frontier.blocking_power_w)]
     source = {
         "profile": "from the profile",
         "argument": "as given",
         "default": "default, the profile does not say; --blocking-power sets it",
     }[frontier.blocking_power_source]
+    used = {op.instruction for op in pipeline.operations}
+    unused = ", ".join(name for name in EXTRAS if name in profile.instructions and name not in used)
+    adds = "the DAG file has none" if pipeline.schedule == "dag" else "--extra adds them"
     return (
-        f"{describe_profile(frontier.profile)}; {job_line(frontier.pipeline, frontier.num_gpus)}\n"
+        f"{describe_profile(profile)}; {job_line(pipeline, frontier.num_gpus)}\n"
         f"waiting GPUs draw {span(powers, ' to ')} W ({source})"
-        f"{_unused_rows(frontier)}"
+        + (f"\nthe profile's rows for {unused} are not used; {adds}" if unused else "")
     )
 
 
@@ -255,28 +259,13 @@ def describe_ends(frontier: Frontier) -> str:
     )
 
 
-def _unused_rows(frontier: Frontier) -> str:
-    """A line about operations that the profile times and the pipeline leaves out."""
-    from envplan.pipeline.schedules import EXTRAS
-
-    used = {op.instruction for op in frontier.pipeline.operations}
-    unused = [name for name in EXTRAS if name in frontier.profile.instructions and name not in used]
-    if not unused:
-        return ""
-    adds = "the DAG file has none" if frontier.pipeline.schedule == "dag" else "--extra adds them"
-    return f"\nthe profile's rows for {', '.join(unused)} are not used; {adds}"
-
-
 def config_counts(plan: Plan) -> dict[str, int]:
     """How often a plan chose which config; empty where operations have no configs."""
     from envplan.profile import changes_of
 
-    counts = Counter(
-        "by part" if changes_of(op.config) else op.config or "none"
-        for stage in plan.stages
-        for op in stage
-    )
-    return {} if counts.keys() <= {"none"} else dict(sorted(counts.items()))
+    configs = [op.config for stage in plan.stages for op in stage]
+    counts = Counter("by part" if changes_of(one) else one or "none" for one in configs)
+    return dict(sorted(counts.items())) if any(configs) else {}
 
 
 def describe_configs(plan: Plan) -> list[str]:
@@ -298,17 +287,17 @@ class Working:
         self._part: float | None = None
         self._first, self._from_ns = 0.0, 0
         self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
         self._begun = time.monotonic()
         if not state.quiet:
-            self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        if not state.quiet:
+        if self._thread.ident is not None:
             self._thread.join()
 
     def at(self, part: float, task: str) -> None:

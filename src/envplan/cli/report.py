@@ -59,10 +59,8 @@ def report(
     if operations <= _MOST_COMPARED if compare is None else compare:
         with ui.Working("Comparing planners"):
             comparison = run_planners(frontier)
-    notes = plan_notes(frontier, loaded)
-    atomic_write(
-        output, report_page(loaded, source.plan, frontier, along, after, comparison, notes)
-    )
+    about = (loaded, source.plan, frontier, along, after, comparison, plan_notes(frontier, loaded))
+    atomic_write(output, report_page(*about))
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
     words = (
         f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
@@ -88,11 +86,7 @@ def report(
       --alone  Without maximum frequency above it.
     """,
 )
-def timeline(
-    source: PlanOptions,
-    output: Path = Path("timeline.png"),
-    alone: bool = False,
-) -> None:
+def timeline(source: PlanOptions, output: Path = Path("timeline.png"), alone: bool = False) -> None:
     """Draw what every stage does when, at maximum frequency above and under the plan below.
 
     \b
@@ -119,9 +113,7 @@ def timeline(
 
 
 def draw_timeline(
-    path: Path,
-    timeline: envplan.Timeline,
-    before: envplan.Timeline | None = None,
+    path: Path, shown: envplan.Timeline, before: envplan.Timeline | None = None
 ) -> None:
     """Write the picture or the page of a timeline.
 
@@ -132,7 +124,5 @@ def draw_timeline(
     from envplan.plotting.timeline import timeline_figure
 
     ui.draw(
-        path,
-        lambda: timeline_figure(timeline, before=before),
-        lambda: timeline_page(timeline, before),
+        path, lambda: timeline_figure(shown, before=before), lambda: timeline_page(shown, before)
     )

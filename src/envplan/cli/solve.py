@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _ASKED: Final = """
     target_time min_energy straggler_time energy_budget power_cap peak_power_cap polish ladder
 """
+#: What our planner alone can do.
+_OURS: Final = """
+    min_energy energy_budget power_cap peak_power_cap switch_latency min_dwell robust deadline
+    polish ladder
+"""
 
 
 @cmd.options(
@@ -93,14 +98,11 @@ class AskedOptions(CostOptions):
         Raises:
             InputError: two of them exclude each other, or a rate cannot be read.
         """
-        percents: dict[str, Any] = {
-            "slowdown": self.slowdown,
-            "probability": self.robust,
-            "noise": self.noise,
-        }
+        percents = {"slowdown": self.slowdown, "probability": self.robust, "noise": self.noise}
+        asked: dict[str, Any] = {name: getattr(self, name) for name in _ASKED.split()}
+        asked |= {name: percent and percent / 100 for name, percent in percents.items()}
         return envplan.Request.asking(
-            **{name: getattr(self, name) for name in _ASKED.split()},
-            **{name: percent and percent / 100 for name, percent in percents.items()},
+            **asked,
             switch_latency=self.switch_latency or 0.0,
             min_hold=self.min_dwell or 0.0,
             run=self.run(frontier, deadline_s=self.deadline, minimize=self.minimize),
@@ -121,14 +123,11 @@ class AskedOptions(CostOptions):
             why = f"goes with --planner envpipe, not {self.planner}"
             cmd.refuse(cmd.given(self, "reconfigure"), why)
         cmd.refuse_both(cmd.given(self, "clocks planner"))
-        who, takes, limits = self.planner, "no target", "target_time slowdown "
-        if self.clocks is not None:
-            who = "--clocks"
-        elif planner.takes_target:
-            takes, limits = "--target-time or --slowdown", ""
-        limits += "min_energy energy_budget power_cap peak_power_cap "
+        timely = self.clocks is None and planner.takes_target
+        takes = "--target-time or --slowdown" if timely else "no target"
+        who = self.planner if self.clocks is None else "--clocks"
         cmd.refuse(
-            cmd.given(self, f"{limits} switch_latency min_dwell robust deadline polish ladder"),
+            cmd.given(self, _OURS if timely else f"target_time slowdown {_OURS}"),
             f"goes with --planner frontier; {who} takes {takes} and knows no limits, so leave one "
             "of the two out",
         )
@@ -183,11 +182,10 @@ def solve(
         if asked.clocks is not None:
             from envplan.enforce.given_clocks import read_clocks
 
+            shape = frontier.pipeline, frontier.profile
             clocks = read_clocks(asked.clocks, frontier.pipeline)
             with naming(asked.clocks):
-                plan = envplan.plan_from_clocks(
-                    frontier.pipeline, frontier.profile, clocks, frontier=frontier
-                )
+                plan = envplan.plan_from_clocks(*shape, clocks, frontier=frontier)
         elif planner is None:
             plan = frontier.solve(request, progress=work.walked)
         else:
@@ -206,11 +204,11 @@ def solve(
 def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
     ui.say(ui.describe_job(frontier))
     before, after = plan.predicted.baseline, plan.predicted
+    gap, until = ("certified gap (%)", after.gap), after.until_straggler
     rows = [
         ("iteration time (s)", before.iteration_time_s, after.iteration_time_s),
         ("energy (J)", before.energy_j, after.energy_j),
     ]
-    gap, until = ("certified gap (%)", after.gap), after.until_straggler
     if until is not None:
         rows.append(("energy with waiting (J)", until.baseline_energy_j, until.energy_j))
         gap = ("certified gap with waiting (%)", until.gap)
@@ -229,15 +227,9 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
 def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> dict[str, Any]:
     left_out: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
     head = plan.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
-    if plan.costs is not None:
-        head["costs"] = costs_document(plan)
-    return {
-        "plan": str(output),
-        "t_min_s": frontier.min_time,
-        "t_star_s": frontier.min_energy_time,
-        "notes": plan_notes(frontier, plan),
-        **head,
-    }
+    costs = {} if plan.costs is None else {"costs": costs_document(plan)}
+    ends = {"t_min_s": frontier.min_time, "t_star_s": frontier.min_energy_time}
+    return {"plan": str(output), **ends, "notes": plan_notes(frontier, plan), **head, **costs}
 
 
 def _solve_replicas(

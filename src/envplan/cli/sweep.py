@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,10 @@ import typer
 
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import argument, refuse_both, takes
+from envplan.cli.command import argument, dashed, refuse_both, takes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from envplan.sweep import Row, SweepResult
+    from envplan.sweep import Row, SweepConfig, SweepResult
 
 _TABLE_ROWS = 20
 _BEST = 5
@@ -61,66 +60,78 @@ def sweep(
     read, journal = read_config(config), journal_of(output)
     try:
         with ui.Working("points") as work:
-            result = run_sweep(
-                read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=work.counted
-            )
+            how: Any = {"jobs": jobs, "ray": ray, "fresh": fresh, "progress": work.counted}
+            result = run_sweep(read, journal, **how)
     except KeyboardInterrupt:
         print(f"what is done is kept in {journal}; the same command does the rest", file=sys.stderr)
         raise
     table.write_table(result.rows, output)
-    all_failed = len(result.failures) == len(result.rows)
-    if plot is not None and all_failed:
+    planned, best = len(result.rows) - len(result.failures), table.best_rows(result.rows, _BEST)
+    if plot is not None and not planned:
         state.outputs.remove(plot)
         plot = None
     ui.draw(plot, lambda: sweep_figure(result.rows))
-    ui.answer(
-        lambda: _document(result, output, journal, plot),
-        lambda: _print(result, output),
-        then=_then(config, table.best_rows(result.rows, 1)),
-    )
-    if all_failed:
+
+    def document() -> dict[str, Any]:
+        best_ones, failures = (
+            [row.model_dump(exclude_none=True) for row in some] for some in (best, result.failures)
+        )
+        return {
+            "output": str(output),
+            "journal": str(journal),
+            "plot": plot and str(plot),
+            "points": len(result.rows),
+            "planned": planned,
+            "failed": len(result.failures),
+            **ui.picked(result, "computed resumed wall_s"),
+            "best": best_ones,
+            "by_what_varies": table.by_what_varies(result.rows),
+            "failures": failures,
+        }
+
+    following = _then(read, result.rows, best[0]) if best else []
+    ui.answer(document, lambda: _print(result, best, output), then=following)
+    if not planned:
         raise typer.Exit(1)
 
 
-def _then(config: Path, best: Sequence[Row]) -> list[str]:
-    """The command that makes the plan that saves most; none where there is no plan."""
-    if not best:
-        return []
-    row, target = best[0], list[str]()
-    if row.target == "slowdown":
-        target = ["--slowdown", f"{row.target_value:g}"] if row.target_value else []
-    elif row.target != "own":
-        name = "target-time" if row.target == "time" else row.target
-        target = [f"--{name}", *([] if name == "min-energy" else [f"{row.target_value}"])]
-    there = config.parent / row.profile
-    profile = str(there) if there.is_file() else row.profile
-    words = ["envplan", "solve", profile, "--microbatches", f"{row.microbatches}"]
-    words += ["--schedule", row.schedule or "1f1b"]
-    return [*words, *(["--planner", row.planner] if row.planner != "frontier" else []), *target]
+def _then(config: SweepConfig, rows: Sequence[Row], best: Row) -> list[str]:
+    """The command that makes the plan of a row: what its point says, each by the option of that
+    name; the microbatches and the schedule also where the sidecar says them."""
+    point = config.points[rows.index(best)]
+    said = {"microbatches": best.microbatches, "schedule": best.schedule}
+    said |= point.model_dump(exclude_defaults=True, exclude={"profile", "seed"})
+    if not point.robust:
+        said.pop("noise", None)  # of the replay alone
+    there = config.folder / best.profile
+    words = ["envplan", "solve", str(there) if there.is_file() else best.profile]
+    for name, value in said.items():
+        if value:
+            text = str(value).removesuffix(".0")
+            words += [dashed(name), *([] if value is True else [text])]
+    return words
 
 
-def _print(result: SweepResult, output: Path) -> None:
-    from envplan.sweep.table import best_rows, by_what_varies, varying
+def _print(result: SweepResult, best: Sequence[Row], output: Path) -> None:
+    from envplan.sweep.table import by_what_varies, varying
 
     planned, failures = [row for row in result.rows if row.error is None], result.failures
     if planned:
         title, shown = ui.titled(ui.ITERATION, *(row.source for row in planned)), planned
         if len(planned) > _TABLE_ROWS:
-            shown = best_rows(planned, _BEST)
+            shown = list(best)
             title += f": the {len(shown)} of {len(planned)} points that save most"
         varied = varying(planned)
         words = [name for name in ("profile", "schedule", "planner") if name in varied]
         counts = [name for name in ("microbatches", "chunks", "replicas") if name in varied]
-        said = {name: [getattr(row, name) for row in shown] for name in (*words, *counts)}
-        columns: dict[str, Any] = {
-            **{name: said[name] for name in words},
-            "target": [row.asked for row in shown],
-            **{name: said[name] for name in counts},
-            "time (s)": [row.iteration_time_s for row in shown],
-            "slower (%)": [row.slowdown_percent for row in shown],
-            "energy (J)": [row.energy_j for row in shown],
-            "saved (%)": [row.savings_percent for row in shown],
+        attributes = {name: name for name in words} | {"target": "asked"}
+        attributes |= {name: name for name in counts} | {
+            "time (s)": "iteration_time_s",
+            "slower (%)": "slowdown_percent",
+            "energy (J)": "energy_j",
+            "saved (%)": "savings_percent",
         }
+        columns = {name: [getattr(row, of) for row in shown] for name, of in attributes.items()}
         ui.print_columns(title, columns, words=len(words) + 1)
     if shares := by_what_varies(planned):
         headers = ("what varies", "value", "points", "slower (%)", "saved (%)", "most saved (%)")
@@ -137,25 +148,3 @@ def _print(result: SweepResult, output: Path) -> None:
         ui.say(f"failed: {', '.join(part for part in parts if part)}: {row.error}")
     if len(failures) > _FAILURES:
         ui.say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
-
-
-def _document(
-    result: SweepResult, output: Path, journal: Path, plot: Path | None
-) -> dict[str, Any]:
-    from envplan.sweep.table import best_rows, by_what_varies
-
-    def shown(rows: Sequence[Row]) -> list[dict[str, Any]]:
-        return [row.model_dump(exclude_none=True) for row in rows]
-
-    return {
-        "output": str(output),
-        "journal": str(journal),
-        "plot": plot and str(plot),
-        "points": len(result.rows),
-        "planned": len(result.rows) - len(result.failures),
-        "failed": len(result.failures),
-        **ui.picked(result, "computed resumed wall_s"),
-        "best": shown(best_rows(result.rows, _BEST)),
-        "by_what_varies": by_what_varies(result.rows),
-        "failures": shown(result.failures),
-    }

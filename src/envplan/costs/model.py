@@ -81,16 +81,14 @@ class Run(Model):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        for kind, rate in (("price", self.price), ("carbon", self.carbon)):
+        for kind, rate, what in (("price", self.price, "money"), ("carbon", self.carbon, "carbon")):
+            if rate is None and self.minimize == what:
+                raise ValueError(f"to minimize {what}, give the {kind} of a kWh (--{kind})")
             if rate is not None and not rate.is_fixed and self.iterations is None:
                 raise ValueError(
                     f"a {kind} that changes with time needs to know how long the run is: give "
                     "--iterations or --tokens"
                 )
-        if self.minimize == "money" and self.price is None:
-            raise ValueError("to minimize money, give a price per kWh (--price)")
-        if self.minimize == "carbon" and self.carbon is None:
-            raise ValueError("to minimize carbon, give gCO2 per kWh (--carbon)")
         if self.deadline_s is not None and self.iterations is None:
             raise ValueError("a deadline needs to know the work: give --iterations or --tokens")
         return self

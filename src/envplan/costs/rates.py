@@ -55,15 +55,15 @@ class Rate(Model):
 
     @model_validator(mode="after")
     def _is_a_step_function(self) -> Self:
-        if len(self.begins_s) != len(self.per_kwh):
-            raise ValueError("begins_s and per_kwh should be of one length")
         ends = [*self.begins_s, math.inf if self.end_s is None else self.end_s]
-        if any(later <= earlier for earlier, later in pairwise(ends)):
-            raise ValueError("begins_s and then end_s should ascend")
-        if self.end_s is None and len(self.begins_s) > 1:
-            raise ValueError("end_s should say until when the last value holds")
-        if not self.begins_s[0] <= self.start_s < ends[-1]:
-            raise ValueError("start_s should lie where the rate is known")
+        for wrong, words in (
+            (len(ends) != len(self.per_kwh) + 1, "begins_s and per_kwh should be of one length"),
+            (any(b <= a for a, b in pairwise(ends)), "begins_s and then end_s should ascend"),
+            (self.end_s is None and len(ends) > 2, "end_s should say when the last value ends"),
+            (not ends[0] <= self.start_s < ends[-1], "start_s should lie where the rate is known"),
+        ):
+            if wrong:
+                raise ValueError(words)
         return self
 
     @classmethod
@@ -92,12 +92,10 @@ class Rate(Model):
         return self._until(self.start_s + seconds) - self._until(self.start_s)
 
     def _until(self, clock_s: float) -> float:
-        whole = 0.0
-        if self.repeats and self.end_s is not None:
-            rounds = math.floor((clock_s - self.begins_s[0]) / self._period_s)
-            clock_s -= rounds * self._period_s
-            whole = rounds * self._within(self.end_s)
-        return whole + self._within(clock_s)
+        if not self.repeats or self.end_s is None:
+            return self._within(clock_s)
+        rounds = math.floor((clock_s - self.begins_s[0]) / self._period_s)
+        return rounds * self._within(self.end_s) + self._within(clock_s - rounds * self._period_s)
 
     def _within(self, clock_s: float) -> float:
         k = max(0, bisect_right(self.begins_s, clock_s) - 1)
@@ -174,9 +172,8 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
         try:
             return float((when - zero).total_seconds() if clock == "time" else when * _HOUR_S)
         except TypeError:
-            raise InputError(
-                "some times have a time zone, and others (or --start) none", path=path
-            ) from None
+            words = "some times have a time zone, and others (or --start) none"
+            raise InputError(words, path=path) from None
 
     def text(seconds: float) -> str:
         """A time as it would stand in the file."""
@@ -199,20 +196,14 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
     begin = 0.0
     if clock == "time" and start is not None:
         try:
-            begin = seconds(datetime.fromisoformat(start))
+            begin = seconds(_moment(start))
         except ValueError:
             raise InputError(f"--start must be as in 2026-12-01T00:00, not {start}") from None
     if not begins[0] <= begin < over:
         reach = f"{text(begins[0])} to {text(over)}, and the run starts at {text(begin)}"
         raise InputError(f"reaches from {reach}", path=path)
-    return Rate.of(
-        begins_s=begins,
-        per_kwh=list(table.columns[kind]),
-        end_s=over,
-        start_s=begin,
-        repeats=repeats,
-        file=path.as_posix(),
-    )
+    known: Any = {"begins_s": begins, "per_kwh": list(table.columns[kind]), "end_s": over}
+    return Rate.of(**known, start_s=begin, repeats=repeats, file=path.as_posix())
 
 
 def _moment(text: str) -> datetime:
@@ -229,9 +220,6 @@ def _row_model(clock: str, kind: Kind) -> type[BaseModel]:
         when, example = Annotated[datetime, BeforeValidator(_moment)], "one as in 2026-12-01T00:00"
     least = 0.0 if kind == "carbon" else -MAX_PER_KWH
     value = Field(ge=least, le=MAX_PER_KWH, allow_inf_nan=False, description=f"{kind} per kWh")
-    fields: dict[str, Any] = {
-        clock: (when, Field(description=example)),
-        "end": (when | None, Field(None, description=example)),
-        kind: (float, value),
-    }
+    begins, ends = Field(description=example), Field(None, description=example)
+    fields: Any = {clock: (when, begins), "end": (when | None, ends), kind: (float, value)}
     return create_model("RateRow", **fields)

@@ -77,42 +77,40 @@ def frontier_figure(
         plans: along the frontier, at least one, by ascending time.
         comparison: other planners to show beside it.
     """
-    place: dict[str, Any] = {"loc": "outside right upper"}
-    with figure(*((7.6, 5.2) if comparison is None else (10.4, 5.0))) as drawn:
-        axes = drawn.add_subplot()
-        scale = _draw_plans(axes, frontier, plans)
-        if comparison is None:
-            _keep_limits(axes)
-            _draw_savings(axes, plans, scale)
-            # Curves may be all over the axes.
-            place = {"loc": "outside lower left", "ncols": 2}
-        else:
-            _draw_others(axes, comparison, scale)
-        _draw_ends(axes, frontier, scale)
-        axes.set_title(title(frontier), loc="left")
-        drawn.legend(**place)
-    return drawn
-
-
-def _draw_plans(axes: Axes, frontier: Frontier, plans: Sequence[Plan]) -> float:
-    """The curve, a dot at every plan, and a cross at maximum frequency.
-
-    Returns:
-        What the energies on the axis are divided by.
-    """
     before = plans[0].predicted.baseline
     scale, unit = unit_of(before.energy_j, "J")
-    axes.plot(frontier.times, frontier.energies / scale, color=BLUE, linewidth=2.2, label=_BOUND)
-    dots = ([p.iteration_time for p in plans], [p.energy / scale for p in plans])
-    edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
-    axes.plot(*dots, "o", color=ORANGE, markersize=5.5, label=_PLANS, **edge)
-    _mark(axes, BASELINE, before.iteration_time_s, before.energy_j / scale, BASELINE.name)
-    off = "axis does not start at 0"
-    label_axes(axes, f"Iteration time (s), {off}", f"Energy per iteration ({unit}),\n{off}")
-    axes.margins(0.08, 0.1)
-    axes.ticklabel_format(useOffset=False, style="plain")
-    axes.locator_params(nbins=7)
-    return scale
+    with figure(*((7.6, 5.2) if comparison is None else (10.4, 5.0))) as drawn:
+        axes = drawn.add_subplot()
+        exact = frontier.times, frontier.energies / scale
+        axes.plot(*exact, color=BLUE, linewidth=2.2, label=_BOUND)
+        dots = [p.iteration_time for p in plans], [p.energy / scale for p in plans]
+        edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+        axes.plot(*dots, "o", color=ORANGE, markersize=5.5, label=_PLANS, **edge)
+        _mark(axes, BASELINE, before.iteration_time_s, before.energy_j / scale, BASELINE.name)
+        off = "axis does not start at 0"
+        label_axes(axes, f"Iteration time (s), {off}", f"Energy per iteration ({unit}),\n{off}")
+        axes.margins(0.08, 0.1)
+        axes.ticklabel_format(useOffset=False, style="plain")
+        axes.locator_params(nbins=7)
+        if comparison is not None:
+            _draw_others(axes, comparison, scale)
+        # From here on the axes stay as they are, with room below for T_min and T_star.
+        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+        axes.set_xlim(left, right)
+        axes.set_ylim(low - 0.16 * (high - low), high)
+        if comparison is None:
+            _draw_savings(axes, plans, scale)
+        else:  # may run out on the right
+            for planner, points in comparison.curves.items():
+                times, energies = np.array(points).T
+                thin: Any = {"color": LOOKS[planner].colour, "linewidth": 1.2, "markersize": 4}
+                axes.plot(times, energies / scale, ".-", **thin)
+        _draw_ends(axes, frontier, scale)
+        axes.set_title(title(frontier), loc="left")
+        # Curves may be all over the axes.
+        alone: Any = {"loc": "outside lower left", "ncols": 2}
+        drawn.legend(**(alone if comparison is None else {"loc": "outside right upper"}))
+    return drawn
 
 
 def _mark(axes: Axes, look: Look, time: float, energy: float, label: str) -> None:
@@ -123,8 +121,7 @@ def _mark(axes: Axes, look: Look, time: float, energy: float, label: str) -> Non
 
 
 def _draw_others(axes: Axes, comparison: Comparison, scale: float) -> None:
-    """All planners' plans, EnvPipe's bound, a straggler; and the planners' own frontiers, which may
-    run out on the right."""
+    """All planners' plans, EnvPipe's bound, a straggler."""
     other = comparison.envpipe_frontier
     dashed: dict[str, Any] = {"linestyle": "--", "linewidth": 1.6, "color": LOOKS["envpipe"].colour}
     if other is not comparison.frontier:
@@ -139,18 +136,6 @@ def _draw_others(axes: Axes, comparison: Comparison, scale: float) -> None:
     if comparison.straggler_time is not None:
         dashed |= {"color": "#6D28D9", "linewidth": 1.4}
         axes.axvline(comparison.straggler_time, label="straggler finished", **dashed)
-    _keep_limits(axes)
-    for planner, points in comparison.curves.items():
-        times, energies = np.array(points).T
-        style: dict[str, Any] = {"color": LOOKS[planner].colour, "linewidth": 1.2, "markersize": 4}
-        axes.plot(times, energies / scale, ".-", **style)
-
-
-def _keep_limits(axes: Axes) -> None:
-    """Fix the axes around what is drawn so far, with room below for T_min and T_star."""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    axes.set_xlim(left, right)
-    axes.set_ylim(low - 0.16 * (high - low), high)
 
 
 def _draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
@@ -173,25 +158,22 @@ def _draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
 def _draw_savings(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
     """An arrow from maximum frequency down to the cheapest plan that is no slower, and a note on
     the cheapest plan of all."""
-
-    def note(plan: Plan, place: tuple[float, float], **how: Any) -> None:
-        predicted = plan.predicted
-        words = savings_words(predicted.savings_percent, predicted.slowdown_percent)
-        look: dict[str, Any] = {"color": GREEN, "weight": "bold", **_OFFSET, **how}
-        axes.annotate(words.replace(", ", ",\n"), place, **look)
-
     before = plans[0].predicted.baseline
     cheapest = min(plans, key=lambda plan: plan.energy)
     free = [plan for plan in plans if plan.iteration_time <= before.iteration_time_s]
     best = min(free, key=lambda plan: plan.energy, default=cheapest)
     if best.predicted.savings_percent < 0.05:
         return
-    begin = (before.iteration_time_s, before.energy_j / scale)
-    end = (best.iteration_time, best.energy / scale)
+    begin = before.iteration_time_s, before.energy_j / scale
+    end, least = ((plan.iteration_time, plan.energy / scale) for plan in (best, cheapest))
     arrow = {"arrowstyle": "-|>", "color": GREEN, "lw": 2, "shrinkA": 8, "shrinkB": 6}
     axes.annotate("", end, begin, arrowprops=arrow)
-    middle = (max(begin[0], end[0]), (begin[1] + end[1]) / 2)
-    note(best, middle, xytext=(10, 0), ha="left", va="center")
-    if cheapest is not best:
-        place = (cheapest.iteration_time, cheapest.energy / scale)
-        note(cheapest, place, xytext=(4, 12), ha="right", va="bottom")
+    middle = max(begin[0], end[0]), (begin[1] + end[1]) / 2
+    notes: list[tuple[Plan, Any, dict[str, Any]]] = [
+        (best, middle, {"xytext": (10, 0), "ha": "left", "va": "center"}),
+        (cheapest, least, {"xytext": (4, 12), "ha": "right", "va": "bottom"}),
+    ]
+    for plan, place, how in notes[: 1 + (cheapest is not best)]:
+        words = savings_words(plan.predicted.savings_percent, plan.predicted.slowdown_percent)
+        green: dict[str, Any] = {"color": GREEN, "weight": "bold", **_OFFSET, **how}
+        axes.annotate(words.replace(", ", ",\n"), place, **green)

@@ -31,6 +31,13 @@ _SLOWER: Final = 12
 _MOST_FOR_SLOWER: Final = 8000
 _ASSETS: Final = Path(__file__).parent / "assets"
 _MOST_CURVE_POINTS: Final = 1500
+#: What the charts say of a plan: s, J, percent, a fraction, W.
+_POINT: Final = ("planner", "label", "time", "energy", "saved", "slower", "gap", "power")
+#: What they say of an operation, and what a timeline calls it.
+_OPERATION: Final = {
+    "microbatch": "microbatch", "chunk": "chunk", "start": "start_s", "mhz": "frequency_mhz",
+    "slack": "could_stretch_s",
+}  # fmt: skip
 
 
 def document(
@@ -90,7 +97,7 @@ def chart(kind: str, key: str) -> str:
         kind: one that page.js knows: frontier, timeline, series or animation.
         key: names its data in the page's document.
     """
-    return _each('<div data-chart="{}" data-key="{}"></div>', [(kind, key)])
+    return f'<div data-chart="{kind}" data-key="{key}"></div>'
 
 
 def _each(pattern: str, rows: Iterable[Sequence[str]]) -> str:
@@ -149,16 +156,9 @@ def frontier_data(
         beyond: with plans beyond T_star to look up for stragglers, unless the job is too large.
     """
     before = along[0].predicted.baseline
-    highest = {
-        "planner": "max_frequency",
-        "label": "maximum frequency everywhere",
-        "time": before.iteration_time_s,
-        "energy": before.energy_j,
-        "saved": 0.0,
-        "slower": 0.0,
-        "gap": None,
-        "power": before.average_power_w,
-    }
+    spent = before.iteration_time_s, before.energy_j, 0.0, 0.0, None, before.average_power_w
+    everywhere = ("max_frequency", "maximum frequency everywhere", *spent)
+    highest = dict(zip(_POINT, everywhere, strict=True))
     points, curves, slower = [highest], {}, []
     if comparison is not None:
         points += _rivals(comparison)
@@ -189,17 +189,9 @@ def frontier_data(
 
 def _point(plan: Plan, label: str) -> dict[str, Any]:
     """A plan as a point of the frontier chart."""
-    predicted = plan.predicted
-    return {
-        "planner": plan.planner,
-        "label": label,
-        "time": plan.iteration_time,
-        "energy": plan.energy,
-        "saved": predicted.savings_percent,
-        "slower": predicted.slowdown_percent,
-        "gap": plan.gap,
-        "power": plan.average_power,
-    }
+    than_highest = plan.predicted.savings_percent, plan.predicted.slowdown_percent
+    spent = plan.iteration_time, plan.energy, *than_highest, plan.gap, plan.average_power
+    return dict(zip(_POINT, (plan.planner, label, *spent), strict=True))
 
 
 def _rivals(comparison: Comparison) -> list[dict[str, Any]]:
@@ -207,17 +199,16 @@ def _rivals(comparison: Comparison) -> list[dict[str, Any]]:
     plans on this one are on every chart anyway."""
     shown = []
     for entry in comparison.entries:
-        schedule, name = entry.plan.job.schedule, entry_name(entry.plan.planner, entry.point)
-        if schedule != comparison.frontier.pipeline.schedule:
-            name += f" (schedule {schedule})"
-        elif entry.plan.planner == "frontier":
-            continue
-        if entry.plan.planner != "max_frequency":
+        planner, schedule = entry.plan.planner, entry.plan.job.schedule
+        name = entry_name(planner, entry.point)
+        other = schedule != comparison.frontier.pipeline.schedule
+        if planner != "max_frequency" and (other or planner != "frontier"):
+            name += f" (schedule {schedule})" if other else ""
             against = {
                 "saved": entry.row["savings_percent"],
                 "slower": entry.row["slowdown_percent"],
             }
-            shown.append(_point(entry.plan, name) | {"planner": entry.plan.planner} | against)
+            shown.append(_point(entry.plan, name) | {"planner": planner} | against)
     return shown
 
 
@@ -227,9 +218,9 @@ def entry_name(planner: str, point: str | None) -> str:
     return name + (f" at {point}" if point in ("T_min", "T_star") else "")
 
 
-def _curve(frontier: Frontier) -> list[tuple[float, float]]:
+def _curve(of: Frontier) -> list[tuple[float, float]]:
     """The relaxed frontier's breakpoints, (s, J)."""
-    return _thinned(list(zip(frontier.times.tolist(), frontier.energies.tolist(), strict=True)))
+    return _thinned(list(zip(of.times.tolist(), of.energies.tolist(), strict=True)))
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -255,15 +246,11 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
         "stages": len(timeline.stages),
         "kinds": kinds,
         "ops": {
+            **{name: [row[of] for row in rows] for name, of in _OPERATION.items()},
             "stage": [op.stage for op in operations],
             "kind": [kinds.index(row["instruction"]) for row in rows],
-            "microbatch": [row["microbatch"] for row in rows],
-            "chunk": [row["chunk"] for row in rows],
-            "start": [row["start_s"] for row in rows],
             "time": list(map(s_from_ns, times_ns)),
-            "mhz": [row["frequency_mhz"] for row in rows],
             "watts": list(map(_watts, replay.energies_fj.tolist(), times_ns)),
-            "slack": [row["could_stretch_s"] for row in rows],
             "critical": [int(row["critical_path"]) for row in rows],
         },
         # Of operations whose parts have clocks of their own: begin and end, s, MHz, W, part.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from envplan.plotting.figures import figure, label_axes, workload_title
@@ -70,7 +71,7 @@ def plateau(profile: Profile) -> tuple[int, int, float] | None:
         power of backwards on it, W. None where higher clocks are faster to the end, or where power
         still grows with the clock, so that something else than its limit holds the speed.
     """
-    starts, tops, powers = [], [], []
+    found = []
     for table in profile.tables():
         if table.instruction not in ("backward", "backward_input") or not table.frequency_mhz.any():
             continue
@@ -80,10 +81,8 @@ def plateau(profile: Profile) -> tuple[int, int, float] | None:
         flat = (times <= (1 + _FLAT) * times.min()) & (watts >= (1 - 2 * _FLAT) * watts.max())
         at = 0 if flat.all() else len(flat) - int((~flat[::-1]).argmax())
         if at < len(flat) - 1 and clocks[-1] >= (1 + _WIDE) * clocks[at]:
-            starts.append(int(clocks[at]))
-            tops.append(int(clocks[-1]))
-            powers.append(float(watts[at:].mean()))
-    if 2 * len(starts) <= profile.num_stages:
+            found.append((int(clocks[at]), int(clocks[-1]), float(watts[at:].mean())))
+    if 2 * len(found) <= profile.num_stages:
         return None
-    middle = sorted(starts)[len(starts) // 2]
-    return middle, max(tops), sum(powers) / len(powers)
+    starts, tops, powers = zip(*sorted(found), strict=True)
+    return starts[len(starts) // 2], max(tops), fmean(powers)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envplan import __version__
 from envplan._words import counted, signed_percent, significant
-from envplan.costs.savings import Site
+from envplan.costs.spending import Site
 from envplan.plotting import page
 from envplan.plotting.figures import in_unit
 from envplan.simulation import simulate
@@ -110,23 +110,29 @@ def report_page(
 def _plan_cards(plan: Plan) -> list[tuple[str, str, str]]:
     before, after, until = plan.predicted.baseline, plan.predicted, plan.predicted.until_straggler
     modelled = " (modelled)" if plan.profile.source == "modelled" else ""
-    was = before.iteration_time_s
-    power = f"average over all GPUs, was {in_unit(before.average_power_w, 'W')}"
-    changed = f"{signed_percent(after.slowdown_percent)}%"
-    saved, gap, what = 0.0, plan.gap, "certified gap: no plan saves more than this beyond it"
-    if until is not None:  # what counts is all energy until the straggler has finished
-        saved = 100 * (1 - until.energy_j / until.baseline_energy_j)
-        gap, what = until.gap, "certified gap, waiting included"
-    with_waiting = "energy saved until the straggler has finished, waiting included"
-    return [
+    joules, watts, seconds = (
+        (in_unit(before.energy_j, "J"), in_unit(after.energy_j, "J")),
+        (in_unit(before.average_power_w, "W"), in_unit(after.average_power_w, "W")),
+        tuple(f"{significant(one.iteration_time_s)} s" for one in (before, after)),
+    )
+    shown = [
         (f"{after.savings_percent:.1f}%", f"energy saved{modelled}", "good"),
-        (changed, "iteration time against maximum frequency", ""),
-        (in_unit(after.energy_j, "J"), f"an iteration, was {in_unit(before.energy_j, 'J')}", ""),
-        (f"{significant(after.iteration_time_s)} s", f"an iteration, was {significant(was)} s", ""),
-        (in_unit(after.average_power_w, "W"), power, ""),
-        *([] if until is None else [(f"{saved:.1f}%", with_waiting, "good")]),
-        (f"{100 * gap:.3f}%", what, ""),
+        (
+            f"{signed_percent(after.slowdown_percent)}%",
+            "iteration time against maximum frequency",
+            "",
+        ),
+        (joules[1], f"an iteration, was {joules[0]}", ""),
+        (seconds[1], f"an iteration, was {seconds[0]}", ""),
+        (watts[1], f"average over all GPUs, was {watts[0]}", ""),
     ]
+    gap, what = plan.gap, "certified gap: no plan saves more than this beyond it"
+    if until is not None:  # what counts is all energy until the straggler has finished
+        with_waiting = "energy saved until the straggler has finished, waiting included"
+        saved = 100 * (1 - until.energy_j / until.baseline_energy_j)
+        shown.append((f"{saved:.1f}%", with_waiting, "good"))
+        gap, what = until.gap, "certified gap, waiting included"
+    return [*shown, (f"{100 * gap:.3f}%", what, "")]
 
 
 def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
@@ -159,6 +165,10 @@ def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _stage_table(before: Timeline, after: Timeline) -> str:
+    headers = (
+        "", "saved (%)", "energy before", "energy now", "waited before (%)", "waits now (%)",
+        "mean clock (MHz)", "clock changes",
+    )  # fmt: skip
     rows = []
     for was, now in zip(before.stages, after.stages, strict=True):
         had, has = (use["computation_energy_j"] + use["blocking_energy_j"] for use in (was, now))
@@ -168,43 +178,37 @@ def _stage_table(before: Timeline, after: Timeline) -> str:
             if row["frequency_mhz"]
         ]
         busy = sum(time for _, time in clocks)
-        rows.append(
-            {
-                "": f"stage {now['stage']}",
-                "saved (%)": f"{100 * (1 - has / had):.1f}" if had else "–",
-                "energy before": in_unit(had, "J"),
-                "energy now": in_unit(has, "J"),
-                "waited before (%)": f"{100 * was['blocked_s'] / max(1e-9, before.sync_time):.1f}",
-                "waits now (%)": f"{100 * now['blocked_s'] / max(1e-9, after.sync_time):.1f}",
-                "mean clock (MHz)": (
-                    f"{sum(mhz * time for mhz, time in clocks) / busy:.0f}" if busy else "–"
-                ),
-                "clock changes": str(len(now["clock_changes"]) - 1),
-            }
+        weighed = sum(mhz * time for mhz, time in clocks)
+        waits = (
+            use["blocked_s"] / max(1e-9, of.sync_time) for use, of in ((was, before), (now, after))
         )
+        cells = (
+            f"{100 * (1 - has / had):.1f}" if had else "–",
+            *(in_unit(joules, "J") for joules in (had, has)),
+            *(f"{100 * share:.1f}" for share in waits),
+            f"{weighed / busy:.0f}" if busy else "–",
+            str(len(now["clock_changes"]) - 1),
+        )
+        rows.append((f"stage {now['stage']}", *cells))
     note = f"<p class='about'>Energies over {counted(after.num_gpus, 'GPU')} a stage.</p>"
-    return note + _table(rows)
+    return note + page.table(headers, rows)
 
 
 def _planner_table(comparison: Comparison) -> str:
-    return _table(
-        [
-            {
-                "": page.entry_name(entry.plan.planner, entry.point),
-                "saved (%)": f"{entry.row['savings_percent']:.2f}",
-                "slower (%)": signed_percent(entry.row["slowdown_percent"]),
-                "time (s)": significant(entry.plan.iteration_time),
-                "energy": in_unit(entry.plan.energy, "J"),
-                "gap (%)": f"{100 * entry.plan.gap:.3f}",
-                "schedule": entry.plan.job.schedule,
-            }
-            for entry in comparison.entries
-        ]
-    )
-
-
-def _table(rows: Sequence[dict[str, str]]) -> str:
-    return page.table(list(rows[0]), [list(row.values()) for row in rows])
+    headers = ("", "saved (%)", "slower (%)", "time (s)", "energy", "gap (%)", "schedule")
+    rows = [
+        (
+            page.entry_name(entry.plan.planner, entry.point),
+            f"{entry.row['savings_percent']:.2f}",
+            signed_percent(entry.row["slowdown_percent"]),
+            significant(entry.plan.iteration_time),
+            in_unit(entry.plan.energy, "J"),
+            f"{100 * entry.plan.gap:.3f}",
+            entry.plan.job.schedule,
+        )
+        for entry in comparison.entries
+    ]
+    return page.table(headers, rows)
 
 
 _SOURCES: Final = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
@@ -51,32 +50,31 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     varied = [name for name in _TOLD_BY if name in varying(rows)]
     facet, *rest = varied or ["profile"]
 
-    def kind(row: Row) -> str:
-        """What tells a job apart from others in its panel."""
-        parts = [_words(name, getattr(row, name)) for name in rest]
-        return ", ".join([*parts, *(["recomputation"] if row.recompute else []), *row.conditions])
+    def words(name: str, row: Row) -> str:
+        value = getattr(row, name)
+        return counted(value or 0, _NOUNS[name]) if name in _NOUNS else str(value)
 
-    panels = list(dict.fromkeys(getattr(row, facet) for row in rows))
-    kinds = list(dict.fromkeys(map(kind, rows)))
+    # For each panel the points of each kind of job and planner.
+    panels: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {}
+    for row in rows:
+        told = [*(words(name, row) for name in rest), *["recomputation"] * row.recompute]
+        lines = panels.setdefault(words(facet, row), {})
+        line = lines.setdefault((", ".join([*told, *row.conditions]), row.planner), [])
+        line.append((row.slowdown_percent or 0.0, row.savings_percent or 0.0))
+    kinds = dict.fromkeys(kind for lines in panels.values() for kind, _ in lines)
     looks = ({"color": colour, "linestyle": line} for line in _LINES for colour in OKABE_ITO)
-    styles = dict(zip(kinds, cycle(looks), strict=False))
-    shown = panels[:_MOST_PANELS]
+    styles: dict[str, Any] = dict(zip(kinds, cycle(looks), strict=False))
+    shown = list(panels)[:_MOST_PANELS]
     columns = min(_COLUMNS, len(shown))
-    lines = -(-len(shown) // columns)
-    width = max(7.2, _PANEL_IN[0] * columns)
-    with figure(width, 1.6 + _PANEL_IN[1] * lines, 10) as drawn:
-        grid = drawn.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
-        for axes, value in zip(grid, shown, strict=False):
-            points: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-            for row in rows:
-                if getattr(row, facet) == value:
-                    at = row.slowdown_percent or 0.0, row.savings_percent or 0.0
-                    points[kind(row), row.planner].append(at)
+    height, width = -(-len(shown) // columns), max(7.2, _PANEL_IN[0] * columns)
+    with figure(width, 1.6 + _PANEL_IN[1] * height, 10) as drawn:
+        grid = drawn.subplots(height, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for axes, name in zip(grid, shown, strict=False):
             axes.axhline(0, color="0.6", linewidth=0.8)
-            for (each, planner), line in points.items():
-                look = {"markersize": 5, "linewidth": 1.2, **styles[each]}
+            for (kind, planner), line in panels[name].items():
+                look = {"markersize": 5, "linewidth": 1.2, **styles[kind]}
                 axes.plot(*zip(*sorted(line), strict=True), marker=LOOKS[planner].marker, **look)
-            label_axes(axes, "", "", shortened(_words(facet, value)) if varied else "")
+            label_axes(axes, "", "", shortened(name) if varied else "")
         for axes in grid[len(shown) :]:
             axes.set_visible(False)
         for axes in grid[max(0, len(shown) - columns) : len(shown)]:
@@ -84,10 +82,10 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
             axes.tick_params(labelbottom=True)
         drawn.supylabel("Energy saved against maximum frequency (%)", fontsize=11)
         modelled = sum(row.source == "modelled" for row in rows)
-        told = f" ({'' if modelled == len(rows) else f'{modelled} '}modelled)" if modelled else ""
+        said = f" ({'' if modelled == len(rows) else f'{modelled} '}modelled)" if modelled else ""
         of = "" if "profile" in varied else f" of {shortened(rows[0].profile)}"
         left_out = f"; {len(shown)} of {len(panels)} shown" if len(shown) < len(panels) else ""
-        drawn.suptitle(f"{len(rows)} plans{of}{told}{left_out}", fontsize=11)
+        drawn.suptitle(f"{len(rows)} plans{of}{said}{left_out}", fontsize=11)
         handles = _handles(styles, list(dict.fromkeys(row.planner for row in rows)))
         longest = max(len(str(handle.get_label())) for handle in handles) + 7
         beside = min(max(1, int(width * _CHARACTERS_PER_IN) // longest), len(handles))
@@ -107,12 +105,7 @@ def _handles(styles: dict[str, Any], planners: Sequence[str]) -> list[Line2D]:
     if len(kinds) > _MOST_COLOURS:
         words = f"and {len(kinds) - _MOST_COLOURS} more"
         handles.append(Line2D([], [], linestyle="none", label=words))
-    for look in (LOOKS[planner] for planner in planners):
-        if len(planners) > 1 or not kinds:
-            mark: dict[str, Any] = {"marker": look.marker, "linestyle": "none", "color": "0.3"}
-            handles.append(Line2D([], [], label=look.name, **mark))
+    for look in (LOOKS[planner] for planner in planners if len(planners) > 1 or not kinds):
+        mark: dict[str, Any] = {"marker": look.marker, "linestyle": "none", "color": "0.3"}
+        handles.append(Line2D([], [], label=look.name, **mark))
     return handles
-
-
-def _words(name: str, value: Any) -> str:
-    return counted(value or 0, _NOUNS[name]) if name in _NOUNS else str(value)

@@ -37,6 +37,7 @@ _CONSTANT: Final = "0.55"
 _BAR: Final = 0.84
 #: How high an operation stands in its row, as a share of it; all but these fill it.
 _HEIGHTS: Final = {"forward": 0.62, "backward_weight": 0.8}
+_HIGH: Final = {"backward", "backward_input"}
 _HATCHED: Final = "backward_weight"  # too busy for a number
 _WEIGHT_HATCH: Final = "\\\\\\\\"
 _FONT: Final = 11
@@ -65,8 +66,10 @@ def timeline_figure(timeline: Timeline, *, before: Timeline | None = None) -> Fi
             frequency.
     """
     shown = [timeline] if before is None else [before, timeline]
-    rows = [_height(len(each.stages)) for each in shown]
-    spans = _windows(shown)
+    stages = [len(each.stages) for each in shown]
+    low = [_LOW_ROW_IN if count > _MANY_STAGES else _ROW_IN for count in stages]
+    rows = [max(3 * _ROW_IN, count * inches) for count, inches in zip(stages, low, strict=True)]
+    spans, about = _windows(shown)
     per_s = _AXES_SHARE * _WIDTH_IN / sum(end - begin for begin, end in spans)
     with figure(_WIDTH_IN, 2.9 + sum(rows) + 0.5 * len(rows), _FONT) as drawn:
         shape: Any = {"squeeze": False, "sharex": "col", "sharey": "row"}
@@ -78,8 +81,7 @@ def timeline_figure(timeline: Timeline, *, before: Timeline | None = None) -> Fi
             for axes, span in zip(axes_row, spans, strict=True):
                 one.draw(axes, scale, span, per_s)
             axes_row[0].set_title(_title(one.timeline, before), loc="left")
-        about = title(timeline).replace("\n", ": ")
-        _draw_legend(drawn, shown, about + _left_out(timeline, spans))
+        _draw_legend(drawn, shown, title(timeline).replace("\n", ": ") + about)
         peak = max(each.peak_power for each in shown)
         watts, unit = unit_of(peak, "W")
         for axes, span in zip(grid[-1], spans, strict=True):
@@ -92,31 +94,18 @@ def timeline_figure(timeline: Timeline, *, before: Timeline | None = None) -> Fi
     return drawn
 
 
-def _windows(shown: Sequence[Timeline]) -> list[Window]:
+def _windows(shown: Sequence[Timeline]) -> tuple[list[Window], str]:
     """Which parts of timelines a figure shows, s: all, or where there are too many operations as
-    long a part at the start and at the end."""
+    long a part at the start and at the end; and what to say of what the last one has between."""
     span = max(each.sync_time for each in shown)
     most = max(len(each.rows) for each in shown)
     if most <= _MOST_DRAWN:
-        return [(0.0, span)]
-    part = span * _WINDOW / most
-    return [(0.0, part), (span - part, span)]
-
-
-def _left_out(timeline: Timeline, spans: Sequence[Window]) -> str:
-    if len(spans) == 1:
-        return ""
-    (_, first), (last, _) = spans
-    count = sum(first < row["start_s"] < last for row in timeline.rows)
-    return (
-        f"\n{count:,} of {len(timeline.rows):,} operations, between {first:.4g} s and "
-        f"{last:.4g} s, are not shown"
-    )
-
-
-def _height(stages: int) -> float:
-    """Inches of the rows of so many stages."""
-    return max(3 * _ROW_IN, stages * (_LOW_ROW_IN if stages > _MANY_STAGES else _ROW_IN))
+        return [(0.0, span)], ""
+    first, rows = span * _WINDOW / most, shown[-1].rows
+    last = span - first
+    count = sum(first < row["start_s"] < last for row in rows)
+    between = f"between {first:.4g} s and {last:.4g} s, are not shown"
+    return [(0.0, first), (last, span)], f"\n{count:,} of {len(rows):,} operations, {between}"
 
 
 def _colour_scale(drawn: Figure, charts: Sequence[Axes], shown: Sequence[_Drawn]) -> ScalarMappable:
@@ -171,14 +160,13 @@ class _Drawn:
         fills[self.mhz == 0] = (*(float(_CONSTANT),) * 3, 1.0)
         for kind in dict.fromkeys(self.kinds.tolist()):
             of_kind = seen[self.kinds[seen] == kind]
-            hatch: Any = {"hatch": _WEIGHT_HATCH} if kind == _HATCHED else {}
-            look = {"facecolor": fills[of_kind], "zorder": 2, **edges, **hatch}
+            hatch = _WEIGHT_HATCH if kind == _HATCHED else None
+            look = {"facecolor": fills[of_kind], "zorder": 2, "hatch": hatch, **edges}
             boxes = self._bars(axes, of_kind, **look)
             if kind != _HATCHED:
                 self._number(axes, of_kind, boxes, fills, inches_per_s)
         path = seen[np.isin(self.operation[seen], self.timeline.critical_path)]
-        width = 1.5 if edged else 0.7
-        outlined: Any = {"facecolor": "none", "linewidth": width, "zorder": 3}
+        outlined: Any = {"facecolor": "none", "linewidth": 1.5 if edged else 0.7, "zorder": 3}
         self._bars(axes, path, edgecolor=_CRITICAL, **outlined)
         rows_in_time(axes, [f"stage {k}" for k in range(len(self.timeline.stages))], window)
 
@@ -229,21 +217,20 @@ def _draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> Non
 
     kinds = {op.instruction for each in shown for op in each.pipeline.operations}
     weight: dict[str, Any] = {"edgecolor": "white", "hatch": _WEIGHT_HATCH}
-    of_kinds: list[tuple[set[str], Line2D | Patch]] = [
-        ({"forward"}, Line2D([], [], color="0.4", linewidth=4, label="forward (low)")),
-        ({"backward", "backward_input"}, Patch(color="0.4", label="backward (high)")),
-        ({_HATCHED}, Patch(facecolor="0.4", **weight, label="weight gradient")),
+    subscript: Any = {"marker": "$3_1$", "markersize": 13, "color": "black", "linestyle": "none"}
+    known: list[tuple[bool, Line2D | Patch]] = [
+        ("forward" in kinds, Line2D([], [], color="0.4", linewidth=4, label="forward (low)")),
+        (bool(kinds & _HIGH), Patch(color="0.4", label="backward (high)")),
+        (_HATCHED in kinds, Patch(facecolor="0.4", **weight, label="weight gradient")),
+        (True, Patch(**_USABLE, linewidth=0, label="waiting that slower clocks could fill")),
+        (True, Patch(**_UNUSABLE, linewidth=0, label="other waiting")),
+        (True, Patch(fc="none", ec=_CRITICAL, linewidth=1.5, label="critical path")),
+        (
+            any(each.pipeline.num_chunks > 1 for each in shown),
+            Line2D([], [], label="chunk 1", **subscript),
+        ),
     ]
-    handles = [
-        *(handle for some, handle in of_kinds if kinds & some),
-        Patch(**_USABLE, linewidth=0, label="waiting that slower clocks could fill"),
-        Patch(**_UNUSABLE, linewidth=0, label="other waiting"),
-        Patch(facecolor="none", edgecolor=_CRITICAL, linewidth=1.5, label="critical path"),
-    ]
-    if any(each.pipeline.num_chunks > 1 for each in shown):
-        mark = Line2D([], [], marker="$3_1$", markersize=13, color="black", linestyle="none")
-        mark.set_label("chunk 1")
-        handles.append(mark)
+    handles = [handle for there, handle in known if there]
     drawn.legend(
         handles=handles,
         title=headline,

@@ -46,14 +46,15 @@ _CONDITIONS: Final = ("switch_latency", "min_dwell", "robust")
 _ABOVE_A_FRONTIER: Final = {*TARGETS, *_CONDITIONS, "planner", "noise", "seed"}
 
 
-def _one_of(name: str, known: Iterable[str]) -> str:
-    if name not in known:
-        raise ValueError(f"should be one of {', '.join(known)}")
-    return name
+def _one_of(known: Iterable[str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"should be one of {', '.join(known)}")
+        return name
+
+    return AfterValidator(check)
 
 
-ScheduleName = Annotated[str, AfterValidator(lambda name: _one_of(name, SCHEDULES))]
-PlannerName = Annotated[str, AfterValidator(lambda name: _one_of(name, PLANNERS))]
 Percent = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(ge=0, le=3.6e6)]
 AllWatts = Annotated[float, Field(ge=0, le=1e12)]
@@ -100,9 +101,9 @@ class Point(Model):
 
     profile: Annotated[str, Field(min_length=1)]
     microbatches: Count | None = None
-    schedule: ScheduleName | None = None
+    schedule: Annotated[str, _one_of(SCHEDULES)] | None = None
     chunks: Count | None = _named("chunks", "vp")
-    planner: PlannerName = "frontier"
+    planner: Annotated[str, _one_of(PLANNERS)] = "frontier"
     p2p_latency: Seconds | None = _told("p2p_latency_s")
     blocking_power: Annotated[float, Field(ge=0, le=1e5)] | None = _told("blocking_power_w")
     gpus_per_stage: GpuCount | None = _named("gpus_per_stage", "tp")
@@ -125,18 +126,21 @@ class Point(Model):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
-    def _has_one_target(self) -> Self:
+    def _goes_together(self) -> Self:
         targets = self._targets()
-        conditions = [name for name in _CONDITIONS if getattr(self, name)]
-        ours = [name for name in (*targets, *conditions) if name not in _TIMELY]
+        ours = [name for name in targets if name not in _TIMELY]
+        ours += [name for name in _CONDITIONS if getattr(self, name)]
+        wrong = ""
         if len(targets) > 1:
-            raise ValueError(f"has both {targets[0]} and {targets[1]}: a point has one target")
-        if targets and not PLANNERS[self.planner].takes_target:
-            raise ValueError(f"has {targets[0]}, but planner {self.planner} takes no target")
-        if ours and self.planner != "frontier":
-            raise ValueError(f"has {ours[0]}, which goes with planner frontier, not {self.planner}")
-        if self.seed and self.noise is None:
-            raise ValueError("has a seed, but no noise for it")
+            wrong = f"both {targets[0]} and {targets[1]}: a point has one target"
+        elif targets and not PLANNERS[self.planner].takes_target:
+            wrong = f"{targets[0]}, but planner {self.planner} takes no target"
+        elif ours and self.planner != "frontier":
+            wrong = f"{ours[0]}, which goes with planner frontier, not {self.planner}"
+        elif self.seed and self.noise is None:
+            wrong = "a seed, but no noise for it"
+        if wrong:
+            raise ValueError(f"has {wrong}")
         return self
 
     @property
@@ -151,8 +155,8 @@ class Point(Model):
 
     def _targets(self) -> list[str]:
         """The fields of the targets that it has."""
-        known = {name: getattr(self, name) for name in TARGETS}
-        return [name for name, value in known.items() if not (value is None or value is False)]
+        none = (None, False)
+        return [name for name in TARGETS if all(getattr(self, name) is not one for one in none)]
 
     @property
     def frontier_key(self) -> tuple[object, ...]:
@@ -180,10 +184,9 @@ def _axes(grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
         filled = (name.replace(_STAGES, str(count)) for name in names for count in counts)
         lists["profile"] = list(dict.fromkeys(filled))
     axes = {name: [{name: value} for value in values] for name, values in lists.items() if values}
-    targets = [axes.pop(name, []) for name in TARGETS]
-    axes["target"] = [one for each in targets for one in each if one != {"min_energy": False}]
-    known = dict.fromkeys(_ORDER) | axes
-    return [axes[name] or [{}] for name in known if name in axes]
+    targets = [one for name in TARGETS for one in axes.pop(name, [])]
+    axes["target"] = [one for one in targets if one != {"min_energy": False}]
+    return [axes[name] or [{}] for name in dict.fromkeys(_ORDER) | axes if name in axes]
 
 
 def _points(axes: list[list[dict[str, Any]]]) -> Iterator[Point]:

@@ -1,38 +1,46 @@
-"""Running a sweep: what is left of it, on processes or on Ray, into the journal."""
+"""Running a sweep: what its journal lacks, on processes or on Ray, point by point into the journal.
+
+A journal is JSON lines: a header, then for each finished point its key and its row. It is only ever
+appended to, and every line is on the disk before the next point is reported. A process that is
+killed leaves at most a torn last line, which is cut off when the journal is opened again.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from functools import cache
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan import __version__
-from envplan._files import AnyPath, is_file
+from envplan._files import AnyPath, append_whole, check_writable, is_file
+from envplan._model import Model
 from envplan.cores import cores
-from envplan.errors import EnvplanError
+from envplan.errors import EnvplanError, InputError
 from envplan.pipeline import traits
 from envplan.profile import Profile
-from envplan.sweep.journal import open_journal
-from envplan.sweep.work import Group, Task, failed_row
-from envplan.sweep.workers import run_on_processes, run_on_ray
+from envplan.profile.sidecar import Job
+from envplan.sweep.table import Row
+from envplan.sweep.work import Group, Task, failed_row, run_on_processes, run_on_ray
 
 if TYPE_CHECKING:
     from envplan.sweep.config import Point, SweepConfig
-    from envplan.sweep.table import Row
 
-__all__ = ["SweepResult", "journal_of", "run_sweep"]
+__all__ = ["Journal", "SweepResult", "journal_of", "open_journal", "run_sweep"]
+
+_HEADER: Final = b'{"schema": "envplan/sweep-journal/v1"}\n'
 
 
-@dataclass(frozen=True)
-class SweepResult:
+class SweepResult(NamedTuple):
     """A finished sweep.
 
     Attributes:
@@ -53,6 +61,72 @@ class SweepResult:
         return [row for row in self.rows if row.error is not None]
 
 
+class _Entry(Model):
+    """A finished point; where it is final, the same point would end the same way again."""
+
+    key: str
+    final: bool
+    row: Row
+
+
+class Journal(NamedTuple):
+    """An open journal, which no other process can write to at the same time.
+
+    Attributes:
+        rows: by key, of all points that need not be done again.
+    """
+
+    file: FileIO
+    rows: dict[str, Row]
+
+    def append(self, line: bytes) -> None:
+        """Put a line on the disk; when this returns, it is there."""
+        try:
+            append_whole(self.file.fileno(), line)
+        except OSError as error:
+            reason = f"cannot be written ({error.strerror})"
+            raise InputError(reason, path=self.file.name) from error
+
+
+@contextmanager
+def open_journal(path: AnyPath, *, fresh: bool = False) -> Iterator[Journal]:
+    """The journal at a path, which is created where there is none.
+
+    Args:
+        fresh: forget what an earlier sweep has done.
+
+    Raises:
+        InputError: the file cannot be written, another sweep has it open, or it is no journal
+            (names the line).
+    """
+    check_writable(path)
+    with Path(path).open("a+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            words = "another sweep is writing to it; wait for it, or choose another output"
+            raise InputError(words, path=path) from None
+        file.seek(0)
+        lines = file.readall().splitlines(keepends=True) or [b""]
+        whole = [line for line in lines if line.endswith(b"\n")]
+        read: list[_Entry] = []
+        bad = 0 if _HEADER.startswith(lines[0]) else 1
+        try:
+            read.extend(map(_Entry.model_validate_json, [] if bad else whole[1:]))
+        except ValueError:
+            bad = len(read) + 2
+        if bad:
+            words = "is not a line of a sweep's journal; choose another output, or delete this file"
+            raise InputError(f"{words} to start anew", path=path, line=bad)
+        if fresh:
+            whole, read = [], []
+        file.truncate(sum(map(len, whole)))
+        journal = Journal(file, {one.key: one.row for one in read if one.final})
+        if not whole:
+            journal.append(_HEADER)
+        yield journal
+
+
 def journal_of(output: AnyPath) -> Path:
     """Where the journal of a sweep with this output lies: beside it."""
     return Path(f"{os.fspath(output)}.journal")
@@ -65,7 +139,7 @@ def run_sweep(
     jobs: int | None = None,
     ray: str | None = None,
     fresh: bool = False,
-    progress: Callable[[int, int, int], None] | None = None,
+    progress: Callable[[int, int, int], None] = lambda *_: None,
 ) -> SweepResult:
     """Compute every point that the journal does not have, and put it there as soon as it is done.
 
@@ -82,7 +156,7 @@ def run_sweep(
         InputError: the journal cannot be used, or the cluster not be reached. What is wrong with a
             single point is in its row instead.
     """
-    begin, tell = time.monotonic(), progress or (lambda *_: None)
+    begin = time.monotonic()
 
     @cache
     def opened(name: str) -> Profile | EnvplanError:
@@ -95,7 +169,7 @@ def run_sweep(
 
     rows: dict[int, Row] = {}
     groups: dict[tuple[object, ...], Group] = {}
-    count, resumed = len(config.points), 0
+    count, resumed, failed = len(config.points), 0, 0
     with open_journal(journal, fresh=fresh) as book:
         for place, point in enumerate(config.points):
             profile = opened(point.profile)
@@ -108,20 +182,18 @@ def run_sweep(
                 rows[place] = book.rows[task.key]
                 resumed += 1
             else:
-                new = Group(profile, deque())
-                groups.setdefault(filled.frontier_key, new).tasks.append(task)
-        computed = count - len(rows)
-        outcomes = run_on_processes([*groups.values()], jobs or cores())
-        if groups and ray is not None:
-            outcomes = run_on_ray([*groups.values()], ray)
+                groups.setdefault(filled.frontier_key, Group(profile, deque())).tasks.append(task)
+        computed, shared = count - len(rows), [*groups.values()]
+        run = run_on_processes(shared, jobs or cores())
         failed = sum(row.error is not None for row in rows.values())
-        tell(len(rows), count, failed)
-        with closing(outcomes):
-            for task, done in outcomes:
-                book.append(task.key, done.row, final=done.final)
-                rows[task.place] = done.row
-                failed += done.row.error is not None
-                tell(len(rows), count, failed)
+        progress(len(rows), count, failed)
+        with closing(run_on_ray(shared, ray) if shared and ray is not None else run) as outcomes:
+            for task, (row, final) in outcomes:
+                entry = _Entry(key=task.key, final=final, row=row)
+                book.append(entry.model_dump_json(exclude_none=True).encode() + b"\n")
+                rows[task.place] = row
+                failed += row.error is not None
+                progress(len(rows), count, failed)
     ordered = tuple(rows[place] for place in range(count))
     return SweepResult(ordered, computed, resumed, time.monotonic() - begin)
 
@@ -145,6 +217,9 @@ def _filled(point: Point, profile: Profile) -> Point:
 
 
 def _key(point: Point, profile: Profile) -> str:
-    """What decides a point's outcome: what it says, its profile and the version of envplan."""
+    """What decides a point's outcome: the version of envplan, the profile, what the point says and
+    what its sidecar says of the job besides."""
     document = [__version__, profile.sha256, point.model_dump(exclude_defaults=True)]
+    if profile.metadata.job != Job():
+        document.append(asdict(profile.metadata.job))
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

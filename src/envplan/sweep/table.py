@@ -76,9 +76,7 @@ class Row(Model):
     def conditions(self) -> list[str]:
         """A phrase for each thing that the plan was made to bear, or has beside its schedule."""
         known = ((text, getattr(self, name)) for name, text in _CONDITIONS.items())
-        return [
-            text.format(value) for text, value in known if not (value is None or value is False)
-        ]
+        return [text.format(one) for text, one in known if one is not None and one is not False]
 
     @property
     def asked(self) -> str:
@@ -118,32 +116,37 @@ def check_table(path: Path) -> None:
     """Refuse a table that could not be written, before the work is done.
 
     Raises:
-        InputError: the name ends in neither .csv nor .parquet, or pyarrow is missing.
+        InputError: the name ends in .parquet, and pyarrow is missing.
     """
-    parquet = path.suffix.lower() == ".parquet"
-    if not parquet and path.suffix.lower() != ".csv":
-        raise InputError("must end in .csv or .parquet; choose one of the two", path=path)
-    if parquet and find_spec("pyarrow") is None:
+    if path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         reason = "needs pyarrow: pip install 'envplan[parquet]', or a name that ends in .csv"
         raise InputError(reason, path=path)
 
 
 def write_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """Write rows to a .csv or .parquet file, whole or not at all; no value is an empty cell.
+    """Write rows to a .parquet file or else as CSV, whole or not at all; no value is an empty cell.
 
     Raises:
         InputError: as for check_table, or the file cannot be written.
     """
     check_table(Path(path))
-    cells = [dict(row) for row in rows]
-    if Path(path).suffix.lower() == ".csv":
-        text = io.StringIO()
+    cells, buffer = [dict(row) for row in rows], io.BytesIO()
+    if Path(path).suffix.lower() != ".parquet":
+        text = io.TextIOWrapper(buffer, encoding="utf-8", newline="", write_through=True)
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(cells)
-        atomic_write(path, text.getvalue())
     else:
-        atomic_write(path, _parquet(cells))
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
+        fields = []
+        for name, field in Row.model_fields.items():
+            kinds = [*get_args(field.annotation), field.annotation]
+            fields.append((name, next((types[one] for one in kinds if one in types), pa.string())))
+        pq.write_table(pa.Table.from_pylist(cells, schema=pa.schema(fields)), buffer)
+    atomic_write(path, buffer.getvalue())
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -164,20 +167,6 @@ def read_rows(path: Path) -> list[Row]:
             raise InputError(f"is no table in Parquet's format: {error}", path=path) from None
         content = read.to_pandas().to_csv(index=False).encode()
     return list(parse_table(content, Row, path=path, kind="a sweep's table").rows())
-
-
-def _parquet(cells: list[dict[str, object]]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
-    fields = []
-    for name, field in Row.model_fields.items():
-        kinds = get_args(field.annotation) or (field.annotation,)
-        fields.append((name, next((types[kind] for kind in kinds if kind in types), pa.string())))
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(cells, schema=pa.schema(fields)), buffer)
-    return buffer.getvalue()
 
 
 def varying(rows: Sequence[Row]) -> dict[str, list[Any]]:
@@ -202,9 +191,14 @@ def by_what_varies(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for value in dict.fromkeys(values):
             alike = [row for row, its in zip(planned, values, strict=True) if its == value]
             saved = [row.savings_percent or 0.0 for row in alike]
-            share: dict[str, Any] = {"name": name, "value": str(value), "points": len(alike)}
-            if value is None or isinstance(value, float):
-                share["value"] = "-" if value is None else f"{value:g}"
-            share["slowdown_percent"] = fmean(row.slowdown_percent or 0.0 for row in alike)
-            shares.append(share | {"savings_percent": fmean(saved), "most_percent": max(saved)})
+            shown = "-" if value is None else value
+            share: dict[str, Any] = {
+                "name": name,
+                "value": f"{shown:g}" if isinstance(shown, float) else str(shown),
+                "points": len(alike),
+                "slowdown_percent": fmean(row.slowdown_percent or 0.0 for row in alike),
+                "savings_percent": fmean(saved),
+                "most_percent": max(saved),
+            }
+            shares.append(share)
     return shares

@@ -1,15 +1,30 @@
-"""What a worker does: trace a frontier once, and plan every point on it."""
+"""Who computes a sweep's points, and how: frontier by frontier, on processes of this machine or on
+a Ray cluster that is there already.
+
+Both report task by task. A worker that dies costs the task it was at, which then has failed;
+another one takes the rest of its group.
+"""
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import signal
+import socket
+import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, NamedTuple
 
-from envplan.errors import DoubtWarning, EnvplanError
+from envplan.cores import use_cores
+from envplan.errors import DoubtWarning, EnvplanError, InputError
 from envplan.pipeline import traits
 from envplan.pipeline.described import described_pipeline, parse_extras
 from envplan.plan import Plan
@@ -21,7 +36,11 @@ from envplan.solve import Frontier, trace_frontier
 from envplan.sweep.config import TARGETS, Point
 from envplan.sweep.table import Row
 
-__all__ = ["Done", "Group", "Task", "compute", "failed_row"]
+__all__ = ["Done", "Group", "Task", "compute", "failed_row", "run_on_processes", "run_on_ray"]
+
+_PATIENCE_S: Final = 10.0
+#: A row, and whether doing the same again would end the same way.
+Done = tuple[Row, bool]
 
 
 class Task(NamedTuple):
@@ -38,27 +57,21 @@ class Task(NamedTuple):
     point: Point
 
 
-class Done(NamedTuple):
-    """A task's outcome.
-
-    Attributes:
-        final: doing it again would end the same way.
-    """
-
-    row: Row
-    final: bool
-
-
 class Group(NamedTuple):
     """Tasks that share a frontier; those that are done are taken away."""
 
     profile: Profile
     tasks: deque[Task]
 
-    def lose(self, why: str) -> tuple[Task, Done]:
-        """The first of the tasks, as failed."""
-        task = self.tasks.popleft()
-        return task, Done(failed_row(task.point, self.profile, why), final=False)
+    def lose(self, why: str) -> Iterator[tuple[Task, Done]]:
+        """The first of the tasks, if there is one, as failed."""
+        if self.tasks:
+            task = self.tasks.popleft()
+            yield task, (failed_row(task.point, self.profile, why), False)
+
+
+#: Every task with its outcome, as they come.
+Outcomes = Generator[tuple[Task, Done], None, None]
 
 
 def failed_row(point: Point, profile: Profile | None, error: str) -> Row:
@@ -67,7 +80,8 @@ def failed_row(point: Point, profile: Profile | None, error: str) -> Row:
 
 
 def compute(group: Group) -> Iterator[Done]:
-    """The outcome of each task, in order; an error is an outcome, too."""
+    """The outcome of each task, in order, on one core; an error is an outcome, too."""
+    use_cores(1)
     warnings.simplefilter("ignore", DoubtWarning)  # of each of many points
     traced: tuple[Frontier, dict[str, Any]] | Exception
     try:
@@ -86,11 +100,11 @@ def compute(group: Group) -> Iterator[Done]:
             plan = planned(frontier, task.point.model_copy(update={"seed": 0}))
             row |= _found(plan, frontier.profile, task.point)
             row["wall_s"] = time.perf_counter() - begin
-            yield Done(Row(**row), final=True)
+            yield Row(**row), True
         except EnvplanError as error:
-            yield Done(Row(**row, error=str(error)), final=True)
+            yield Row(**row, error=str(error)), True
         except Exception as error:  # nor a point
-            yield Done(Row(**row, error=f"{type(error).__name__}: {error}"), final=False)
+            yield Row(**row, error=f"{type(error).__name__}: {error}"), False
 
 
 def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
@@ -149,13 +163,11 @@ def _plan(frontier: Frontier, point: Point) -> Plan:
         if point.min_energy:
             asked = {"target_time": frontier.min_energy_time}
         return answer(PLANNERS[point.planner], frontier, Request.asking(**asked))
-    return frontier.plan(
-        **asked,
-        probability=None if point.robust is None else point.robust / 100,
-        noise=None if point.robust is None or point.noise is None else point.noise / 100,
-        switch_latency=(point.switch_latency or 0.0) / 1000,
-        min_hold=(point.min_dwell or 0.0) / 1000,
-    )
+    if point.robust is not None:
+        asked["probability"] = point.robust / 100
+        asked["noise"] = point.noise and point.noise / 100
+    asked["switch_latency"] = (point.switch_latency or 0.0) / 1000
+    return frontier.plan(**asked, min_hold=(point.min_dwell or 0.0) / 1000)
 
 
 def _found(plan: Plan, profile: Profile, point: Point) -> dict[str, Any]:
@@ -174,3 +186,138 @@ def _found(plan: Plan, profile: Profile, point: Point) -> dict[str, Any]:
         found["replayed_time_s"] = timeline.iteration_time
         found["replayed_energy_j"] = timeline.energy
     return found
+
+
+def run_on_processes(groups: Sequence[Group], jobs: int) -> Outcomes:
+    """Every task with its outcome, as they come.
+
+    Args:
+        jobs: processes, at most.
+
+    Raises:
+        EnvplanError: processes die before they begin.
+    """
+    waiting = deque(groups)
+    # For each connection its process, and the group that this was given last.
+    workers: dict[Any, tuple[BaseProcess, Group | None]] = {}
+    try:
+        while waiting or workers:
+            while waiting and len(workers) < min(jobs, len(groups)):
+                workers.update(_started())
+            for connection in wait(list(workers)):
+                assert isinstance(connection, Connection)
+                process, group = workers[connection]
+                try:
+                    done = connection.recv()
+                except (EOFError, ConnectionError):
+                    _end(connection, process)
+                    del workers[connection]
+                    yield from _lost(group, process.exitcode or 0)
+                    if group is not None and group.tasks:
+                        waiting.appendleft(group)
+                    continue
+                if done is not None:
+                    assert group is not None
+                    yield group.tasks.popleft(), done
+                elif waiting:
+                    workers[connection] = process, (group := waiting.popleft())
+                    with suppress(ConnectionError):  # it has died, as waiting for it will show
+                        connection.send(group)
+                else:
+                    _end(connection, process)
+                    del workers[connection]
+    finally:
+        for connection, (process, _) in workers.items():
+            process.terminate()
+            _end(connection, process)
+
+
+def _started() -> dict[Any, tuple[BaseProcess, None]]:
+    """A process that says None when it has nothing to do, and then takes a group. We end it
+    ourselves, so it ignores Ctrl-C from its first instruction on."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            process.start()
+        finally:
+            signal.signal(signal.SIGINT, before)
+    else:
+        process.start()
+    theirs.close()
+    return {ours: (process, None)}
+
+
+def _end(connection: Connection, process: BaseProcess) -> None:
+    """Let a process end: it does so where nobody sends it any more."""
+    connection.close()
+    process.join()
+
+
+def _lost(group: Group | None, code: int) -> Iterator[tuple[Task, Done]]:
+    if group is None:
+        raise EnvplanError(f"a process of the sweep ended as it began, with exit code {code}")
+    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    yield from group.lose(f"its process was ended {how}")
+
+
+def _serve(connection: Connection) -> None:
+    """Compute groups until nobody sends any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            connection.send(None)
+            for done in compute(connection.recv()):
+                connection.send(done)
+
+
+def run_on_ray(groups: Sequence[Group], address: str) -> Outcomes:
+    """Every task with its outcome, as they come.
+
+    A group is a Ray task on one CPU. envplan must be installed on the nodes; profiles need not be
+    there.
+
+    Args:
+        address: of the cluster's head, such as 10.0.0.1:6379, or "auto".
+
+    Raises:
+        InputError: ray is not installed, or there is no cluster at the address.
+    """
+    if find_spec("ray") is None:
+        raise InputError("--ray needs ray: pip install 'envplan[ray]'")
+    if "://" in address:
+        raise InputError(
+            f"--ray {address}: Ray clients cannot run sweeps; run it on a node of the cluster with "
+            "--ray auto, or give the address of its head, as in 10.0.0.1:6379"
+        )
+    import ray
+
+    host, colon, port = address.rpartition(":")
+    try:
+        if colon:  # fail at once where Ray would go on trying for minutes
+            socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        words = f"--ray {address}: no Ray cluster can be reached there ({reason})"
+        raise InputError(words) from None
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(compute)
+        running = {remote.remote(group): group for group in groups}
+        while running:
+            (stream,), _ = ray.wait(list(running), num_returns=1)
+            group = running[stream]
+            try:
+                done = ray.get(next(stream))
+                yield group.tasks.popleft(), done
+            except StopIteration:
+                del running[stream]
+            except ray.exceptions.RayError as error:
+                del running[stream]
+                yield from group.lose(f"Ray: {str(error).strip()}"[:500])
+                if group.tasks:
+                    running[remote.remote(group)] = group
+    finally:
+        ray.shutdown()
