@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from cli_helpers import small_profile
 from envplan.pipeline import Pipeline
-from envplan.planners import compare
+from envplan.planners.comparison import compare
 from envplan.plotting.figures import figure, made, save_figure
 from envplan.plotting.frontier import frontier_figure
 from envplan.plotting.profile import plateau, profile_figure
@@ -156,8 +156,8 @@ def test_numbers_stay_inside_their_bars_and_tell_chunks_apart(pipeline: Pipeline
         assert "chunk 1" in [text.get_text() for text in figure.legends[0].get_texts()]
         assert "2 stages x 2 chunks" in headline(figure)
     bars = [
-        axes.transData.transform([(timed.start_ns / 1e9, 0), (timed.finish_ns / 1e9, 0)])[:, 0]
-        for timed in timeline.operations
+        axes.transData.transform([(row["start_s"], 0), (row["finish_s"], 0)])[:, 0]
+        for row in timeline.rows
     ]
     assert len(axes.texts) > 10
     for text in axes.texts:
@@ -187,8 +187,8 @@ def test_of_very_many_operations_the_first_and_the_last_are_drawn_and_it_says_so
     figure = timeline_figure(timeline, before=timeline)
     (begin, first), (last, end) = (axes.get_xlim() for axes in figure.axes[:2])
     assert begin == 0 < first < last < end == timeline.sync_time
-    hidden = sum(first < timed.start_ns / 1e9 < last for timed in timeline.operations)
-    assert f"{hidden} of {len(timeline.operations)} operations" in headline(figure)
+    hidden = sum(first < row["start_s"] < last for row in timeline.rows)
+    assert f"{hidden} of {len(timeline.rows)} operations" in headline(figure)
 
 
 # ---- profiles

@@ -57,8 +57,8 @@ PANELS: Final = {
 }
 #: Where commands stand that have no module of their own.
 MODULES: Final = {
-    "guard": "devices", "reset": "devices", "savings": "costs", "smooth": "profiles",
-    "timeline": "report"
+    "advise": "compare", "guard": "devices", "reset": "devices", "savings": "costs",
+    "smooth": "profiles", "timeline": "report",
 }  # fmt: skip
 
 
