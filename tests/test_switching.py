@@ -73,9 +73,13 @@ def solved(folder: Path, *options: object) -> Plan:
 
 
 def test_apply_writes_clocks_that_meet_the_deadline_with_the_latency(a40: Frontier) -> None:
-    # Replayed without it this plan is late.
-    plan = a40.plan(slowdown=0.03, switch_latency=0.05)
-    assert simulate(plan, a40.profile, switch_latency=0.0).iteration_time > plan.target.deadline_s
+    # One that is late if replayed without it.
+    plans = (a40.plan(slowdown=percent / 100, switch_latency=0.05) for percent in range(1, 9))
+    plan = next(
+        one
+        for one in plans
+        if simulate(one, a40.profile, switch_latency=0.0).iteration_time > one.target.deadline_s
+    )
     applied = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job))
     assert (applied.iteration_time_s, applied.energy_j) == (plan.iteration_time, plan.energy)
 

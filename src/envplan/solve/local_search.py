@@ -11,9 +11,9 @@ is what `envplan.replay` says of it, to the nanosecond. It starts from several c
   choices are in time by a ns only, which are hard to find;
 - under a cap on the peak, plans made with power limits for single operations (power_limits.py).
 
-All this is done for some deadlines of a fixed grid. Between two of them, a shorter search for each
-deadline starts from what was found for the one before and from rounded optima. What is found for a
-deadline often ends earlier, so the next one after that asked for is looked at, too. Where a search
+All this is done for every second deadline of a fixed grid. For the others, a shorter search starts
+from what was found for the one before and from rounded optima. What is found for a deadline often
+ends earlier, so the next one after that asked for is looked at, too. Where a search
 finds nothing in time, the fastest choice that is known is what there is, and earlier deadlines are
 not looked at.
 """
@@ -37,10 +37,10 @@ from envplan.solve.power_limits import PowerLimited
 _ROUNDED_HEATS: Final = (1.5, 0.6)
 _CONSTANT_HEAT: Final = 4.0
 _LAST_HEAT: Final = 0.25  # from a plan that is nearly there; and once more, from the best of all
-_MOVES_PER_OPERATION: Final = 30
-_FURTHER_MOVES: Final = 90_000  # or this many an operation, where that is less:
-_FURTHER_MOVES_PER_OPERATION: Final = 500
-_MOST_WORK: Final = 1.5 * 10**8  # moves x operations: a move may replay them all
+_MOVES_PER_OPERATION: Final = 20
+_FURTHER_MOVES: Final = 60_000  # or this many an operation, where that is less:
+_FURTHER_MOVES_PER_OPERATION: Final = 330
+_MOST_WORK: Final = 10**8  # moves x operations: a move may replay them all
 _MOST_WORK_UNDER_PEAK: Final = 2.5 * 10**6  # there, a move looks at the power over all time
 _LATE_PRICE: Final = 1.1  # of what a ns saves at the deadline
 _HURRY: Final = 20.0  # the same where nothing but time counts, or little time is to be had
@@ -49,10 +49,10 @@ _HURRIED_MOVES: Final = 4.0  # times the usual moves; also of a round of polishi
 _LATENCIES: Final = (10**6, 2 * 10**7)
 #: The grid: whole searches are made for so many deadlines up to T_star, and for so many from there
 #: to T_max; between two of them lie others, each of which starts from the one before.
-_SEARCHED: Final = 24
-_SEARCHED_BEYOND: Final = 8
-_STEPS: Final = 8  # from one whole search to the next
-_STEP_MOVES: Final = 0.25  # of the usual moves, for each start
+_SEARCHED: Final = 96
+_SEARCHED_BEYOND: Final = 32
+_STEPS: Final = 2  # from one whole search to the next
+_STEP_MOVES: Final = 0.5  # of the usual moves, for each start
 _STEP_HEAT: Final = 0.6
 _BEND: Final = 1.5  # deadlines lie closer where the frontier is steep, near T_min
 
