@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from cli_helpers import small_profile
 from envplan.pipeline import Pipeline
-from envplan.planners.comparison import compare
+from envplan.planners import compare
 from envplan.plotting.figures import figure, made, save_figure
 from envplan.plotting.frontier import frontier_figure
 from envplan.plotting.profile import plateau, profile_figure

@@ -14,7 +14,7 @@ from cli_helpers import done, says, small_profile, told
 from envplan._words import significant
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
-from envplan.planners.comparison import compare
+from envplan.planners import compare
 from envplan.plotting import page
 from envplan.plotting.report import animation_page, frontier_page, report_page, timeline_page
 from envplan.simulation import simulate

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from envplan.frontier_file import FrontierFile
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
     from envplan.plan import Plan
-    from envplan.planners import PLANNERS, forwards_ahead
-    from envplan.planners.comparison import advise, compare
+    from envplan.planners import PLANNERS, advise, compare, forwards_ahead
     from envplan.profile import Profile, ProfileMetadata, builtin_profiles
     from envplan.replicas import plan_replicas, replay_replicas
     from envplan.request import Request

@@ -17,7 +17,7 @@ from envplan.cli.options import CostOptions, JobOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
-    from envplan.planners.comparison import Advice, Comparison
+    from envplan.planners import Advice, Comparison
 
 _ALONG: Final = 17
 #: Why EnvPipe raised no further clock.
@@ -70,7 +70,7 @@ def compare(
     refuse_both(name for name, value in stragglers.items() if value is not None)
 
     from envplan.costs import priced
-    from envplan.planners.comparison import beside_one_clock
+    from envplan.planners import beside_one_clock
 
     frontier = job.trace()
     run = costs.run(frontier)

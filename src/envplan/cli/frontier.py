@@ -16,7 +16,7 @@ from envplan.cli.options import JobOptions
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.planners.comparison import Comparison
+    from envplan.planners import Comparison
 
 _TABLE_PLANS = 9
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Unicode's numbering, by row

@@ -41,7 +41,7 @@ def report(
     """
     from envplan.costs import priced
     from envplan.frontier_file import distinct
-    from envplan.planners.comparison import compare as run_planners
+    from envplan.planners import compare as run_planners
     from envplan.plotting.frontier import plans_along
     from envplan.plotting.report import report_page
     from envplan.solve import trace_job

@@ -20,7 +20,8 @@ from envplan.pipeline.graph import ENVPIPE
 from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
 from envplan.plan.model import Baseline
-from envplan.planners import EnvPipe, EnvPipeRun, ZeusGlobal, ZeusPerStage, forwards_ahead
+from envplan.planners.base import ZeusGlobal, ZeusPerStage
+from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
 from envplan.request import Request
 from envplan.solve import Frontier
 from envplan.solve.search import remember

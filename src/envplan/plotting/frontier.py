@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from envplan.frontier import Progress
     from envplan.plan import Plan
-    from envplan.planners.comparison import Comparison
+    from envplan.planners import Comparison
     from envplan.solve import Frontier
 
 

@@ -21,7 +21,7 @@ from envplan.units import UW_PER_W, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.planners.comparison import Comparison
+    from envplan.planners import Comparison
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 

@@ -17,7 +17,7 @@ from envplan.simulation import simulate
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.planners.comparison import Comparison
+    from envplan.planners import Comparison
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 
