@@ -50,6 +50,8 @@ _FEW_TIMES: Final = 1000
 #: Annealing of choices for the grid: in turn hot, for other arrangements, and cool.
 _MEMBER_HEATS: Final[tuple[tuple[float, ...], ...]] = ((0.3,), (1.0, 0.3))
 _MEMBER_MOVES: Final = 0.4
+#: After so many deadlines in a row that nothing was found for, earlier ones are not looked at.
+_MOST_FAILURES: Final = 8
 #: Clocks follow at once.
 _AT_ONCE: Final = Machine()
 
@@ -135,13 +137,18 @@ class Candidates:
         def value(one: Replay) -> int:
             return one.effective_fj if waits else one.energy_fj
 
+        failures = 0
         for time_ns in self._worth_a_look(deadline_ns, waits):
+            if failures == _MOST_FAILURES:
+                break
             if found and bound(time_ns) >= min(map(value, found)):
                 break
             try:
                 choice = self.at(time_ns)
             except NoPlanInTimeError:
-                break
+                failures += 1
+                continue
+            failures = 0
             if choice.makespan_ns <= deadline_ns:
                 found.append(choice)
         found = found or self._besides(deadline_ns)
@@ -188,6 +195,10 @@ class Candidates:
             NoAnswerError: none keeps them; says by how much.
         """
         return self.at(self._frontier.min_time_ns)
+
+    def sooner(self, replay: Replay) -> Replay:
+        """The fastest choice that a search from a choice finds, or that one itself."""
+        return replay
 
     @property
     def fastest_rows(self) -> Rows:

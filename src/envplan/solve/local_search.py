@@ -13,9 +13,8 @@ is what `envplan.replay` says of it, to the nanosecond. It starts from several c
 
 All this is done for every second deadline of a fixed grid. For the others, a shorter search starts
 from what was found for the one before and from rounded optima. What is found for a deadline often
-ends earlier, so the next one after that asked for is looked at, too. Where a search
-finds nothing in time, the fastest choice that is known is what there is, and earlier deadlines are
-not looked at.
+ends earlier, so the next one after that asked for is looked at, too. Where a search finds nothing
+in time, the fastest choice that is known is what there is.
 """
 
 from __future__ import annotations
@@ -54,6 +53,7 @@ _SEARCHED_BEYOND: Final = 32
 _STEPS: Final = 2  # from one whole search to the next
 _STEP_MOVES: Final = 0.5  # of the usual moves, for each start
 _STEP_HEAT: Final = 0.6
+_SOONER: Final = 4  # searches between two deadlines of the grid, for the least time
 _BEND: Final = 1.5  # deadlines lie closer where the frontier is steep, near T_min
 
 
@@ -94,6 +94,16 @@ class LocalSearch(Candidates):
         hurried = self._replay(self._hurried(self._rounded(self._frontier.min_time_ns).rows))
         search = self._search(hurried, hurried.makespan_ns)
         return self._replay(search.improve(hurried.rows, self._moved(), _LAST_HEAT, 91))
+
+    def sooner(self, replay: Replay) -> Replay:
+        """As Candidates.sooner."""
+        latest = replay.makespan_ns - 1
+        span = latest - next(self._grid_below(latest), latest)
+        found = [replay]
+        for k in range(_SOONER):
+            search, rows = self._searched(latest - span * k // _SOONER)
+            found += [self._replay(rows)] if search.score(rows).holds else []
+        return min(found, key=lambda one: one.makespan_ns)
 
     @property
     def fastest_rows(self) -> Rows:
@@ -177,7 +187,9 @@ class LocalSearch(Candidates):
         search = self._search(rounded, time_ns)
         best = min(self._found(search, rounded, time_ns), key=search.score)
         if not search.score(best).holds:
-            best = self.fastest.rows
+            hurry = self._search(self._replay(best), time_ns, _HURRY)
+            hurried = hurry.improve(best, self._moved(_HURRIED_MOVES), 1.0, 90)
+            best = min([hurried, self.fastest.rows], key=search.score)
         return search, search.improve(best, self._moved(), _LAST_HEAT, 91)
 
     def _nearly(self, rounded: Replay, deadline_ns: int) -> list[Rows]:

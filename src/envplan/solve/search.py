@@ -388,7 +388,10 @@ class _Search(Deadlines[_Found]):
             middle, steps = max(middle, self._candidates.fastest.makespan_ns), _FEW_STEPS
         found = self.soonest(min(earliest, frontier.slowest_time_ns), middle, steps)
         if found is not None:
-            return found
+            sooner = self._candidates.sooner(found.replay)
+            setting = self._setting(sooner.makespan_ns)
+            kept = self._probability is None and not self._broken(sooner, setting, self._exact)
+            return _Found(sooner, sooner.makespan_ns) if kept else found
         # Rows that draw less on average than waiting does take more energy than any others.
         capped = self.request.limit(AveragePower) is not None
         return self._thriftiest() if capped else self.by(frontier.min_energy_time_ns)
