@@ -39,6 +39,7 @@ _LAST_HEAT: Final = 0.25  # from a plan that is nearly there; and once more, fro
 _MOVES_PER_OPERATION: Final = 20
 _FURTHER_MOVES: Final = 60_000  # or this many an operation, where that is less:
 _FURTHER_MOVES_PER_OPERATION: Final = 330
+_LATENCY_ALONE: Final = 1.5  # times as many where clocks come late and nothing else is limited
 _MOST_WORK: Final = 1.0 * 10**8  # moves x operations: a move may replay them all
 _MOST_WORK_UNDER_PEAK: Final = 2.5 * 10**6  # there, a move looks at the power over all time
 _LATE_PRICE: Final = 1.1  # of what a ns saves at the deadline
@@ -75,7 +76,8 @@ class LocalSearch(Candidates):
             self._power_limited = PowerLimited(frontier, self._machine, self._prices["peak_uw"])
         further = min(_FURTHER_MOVES, count * _FURTHER_MOVES_PER_OPERATION)
         wanted = count * _MOVES_PER_OPERATION + further
-        self._each = min(wanted, work / count) * self._moves
+        times = 1.0 if self._prices else _LATENCY_ALONE
+        self._each = min(wanted, work / count) * times * self._moves
 
     def polished(
         self, best: Replay, deadline_ns: int, waits: bool, seconds: float
