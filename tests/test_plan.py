@@ -203,11 +203,11 @@ def test_any_change_to_a_plan_is_found(
 def test_a_bound_that_cannot_be_proved_is_found_or_said_to_be_cp_sats(
     plan: Plan, profile: Profile
 ) -> None:
-    bound = (plan.energy + plan.energy_lower_bound) / 2
-    document = json.loads(plan.to_json())
-    document["predicted"] |= {"energy_lower_bound_j": bound, "gap": plan.energy / bound - 1}
-    with pytest.raises(InputError, match="can be proved"):
-        verify_plan(Plan.from_document(document), profile)
+    least, document = plan.energy_lower_bound, json.loads(plan.to_json())
+    for bound in (1.000001 * least, (plan.energy + least) / 2):
+        document["predicted"] |= {"energy_lower_bound_j": bound, "gap": plan.energy / bound - 1}
+        with pytest.raises(InputError, match="can be proved"):
+            verify_plan(Plan.from_document(document), profile)
     document["predicted"]["bound"] = "cp-sat"
     proved = verify_plan(Plan.from_document(document), profile)
     assert any("CP-SAT" in line and "not proved" in line for line in proved)
