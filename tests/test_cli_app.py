@@ -225,8 +225,9 @@ def test_profiles_are_listed_with_what_is_known_of_them() -> None:
 
 
 def test_long_work_says_how_far_it_is_where_there_is_no_terminal(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("envplan.cli.output._REPORT_PERIOD_S", 0.01)
     arguments = ("frontier", "a40-gpt3-1.3b-4stage", "-m", 32)
     said = envplan(*arguments).err
