@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,7 @@ from plan_checks import assert_answers, keeps
 from strategies import CONDITIONS, Case, frontiers, requests
 
 #: What a later deadline, or another planner's plan, may be compared under.
-FOUND_BY_SEARCH = ["latency", "min hold", "peak cap", "probability"]
-LIMITS = [*FOUND_BY_SEARCH, "energy budget", "power cap"]
+LIMITS = ["latency", "min hold", "peak cap", "probability", "energy budget", "power cap"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,11 +32,9 @@ def few_noisy_replays() -> Any:
         yield
 
 
-def drawn_limits(
-    frontier: Frontier, data: st.DataObject, limits: Sequence[str] = LIMITS
-) -> dict[str, Any]:
+def drawn_limits(frontier: Frontier, data: st.DataObject) -> dict[str, Any]:
     asked: dict[str, Any] = {"moves": 0.05}
-    for name in sorted(data.draw(st.sets(st.sampled_from(limits), max_size=2))):
+    for name in sorted(data.draw(st.sets(st.sampled_from(LIMITS), max_size=2))):
         asked |= CONDITIONS[name](frontier, data.draw)
     return asked
 
@@ -73,7 +69,7 @@ def test_a_plan_answers_its_request(case: Case) -> None:
 def test_a_later_deadline_never_costs_more_in_whatever_order_they_are_asked_for(
     frontier: Frontier, limited: bool, data: st.DataObject
 ) -> None:
-    asked = drawn_limits(frontier, data, FOUND_BY_SEARCH) if limited else {}
+    asked = drawn_limits(frontier, data) if limited else {}
     plans = []
     for time in sorted(drawn_times(frontier, data, 4), reverse=True):
         # As in a process of its own: nothing is remembered.

@@ -16,7 +16,7 @@ One clock for each stage is a candidate, too: no planner that chooses such is ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Final, NamedTuple, Self
@@ -121,17 +121,25 @@ class Candidates:
         found: Self = store.get(key) or store.setdefault(key, cls(frontier, *key))
         return found
 
-    def best_by(self, deadline_ns: int, *, waits: bool = False) -> Replay:
+    def best_by(
+        self,
+        deadline_ns: int,
+        *,
+        waits: bool = False,
+        keeps: Callable[[Replay], bool] = lambda _: True,
+    ) -> Replay:
         """The best known choice that ends by a deadline and keeps the local limits.
 
         Args:
             deadline_ns: not below T_min, ns.
             waits: everybody waits until then, so what counts is used above waiting.
+            keeps: whether a choice keeps the limits on the whole plan; one that does goes before
+                all that do not.
 
         Raises:
             NoPlanInTimeError: none was found.
         """
-        frontier, found = self._frontier, list[Replay]()
+        frontier, found, keeping = self._frontier, list[Replay](), list[Replay]()
         bound = frontier.effective_bound_fj if waits else frontier.lower_bound_fj
 
         def value(one: Replay) -> int:
@@ -141,7 +149,7 @@ class Candidates:
         for time_ns in self._worth_a_look(deadline_ns, waits):
             if failures == _MOST_FAILURES:
                 break
-            if found and bound(time_ns) >= min(map(value, found)):
+            if found and bound(time_ns) >= min(map(value, keeping or found)):
                 break
             try:
                 choice = self.at(time_ns)
@@ -151,7 +159,8 @@ class Candidates:
             failures = 0
             if choice.makespan_ns <= deadline_ns:
                 found.append(choice)
-        found = found or self._besides(deadline_ns)
+                keeping += [choice] if keeps(choice) else []
+        found = keeping or found or self._besides(deadline_ns)
         if not found:
             raise self._late(deadline_ns)
         return min(found, key=value)

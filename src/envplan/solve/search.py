@@ -558,7 +558,12 @@ class _Search(Deadlines[_Found]):
         if self._probability is not None:
             return self._sure(self._probability, setting, waits)
         deadline_ns, seconds = setting.deadline_ns, self.request.effort.polish_s
-        replay, bound_fj = self._candidates.best_by(deadline_ns, waits=waits), None
+
+        def keeps(replay: Replay) -> bool:
+            return not self._broken(replay, setting, self._global)
+
+        replay = self._candidates.best_by(deadline_ns, waits=waits, keeps=keeps)
+        bound_fj: int | None = None
         if seconds:
             replay, bound_fj = self._candidates.polished(replay, deadline_ns, waits, seconds)
         return _Found(replay, deadline_ns, bound_fj=bound_fj)
