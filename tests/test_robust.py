@@ -177,13 +177,6 @@ def test_nearly_certain_is_not_said_to_be_certain(a40: Frontier) -> None:
     assert any("at least 99.99%" in line for line in verify_plan(plan, a40.profile))
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_derived_rows_have_no_spread_of_their_own(folder: Path) -> None:
     rows = [
         (0, name, mhz, time, 9.0, 0.01)

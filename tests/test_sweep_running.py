@@ -50,14 +50,6 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "sweep.toml"
 PATIENCE_S = 240.0
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a small profile."""
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def sweep_file(text: str) -> Path:
     Path("sweep.toml").write_text(text)
     return Path("sweep.toml")

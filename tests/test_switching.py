@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cli_helpers import done, refused, says, small_profile, told
+from cli_helpers import done, refused, says, told
 from envplan.cluster import simulate_cluster
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.freqplan import FrequencyPlan
@@ -58,13 +58,6 @@ def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
     verify_plan(plan, profile)
     with pytest.raises(NoAnswerError, match="the least time found is"):
         frontier.plan(frontier.min_time, switch_latency=0.4)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_profile().save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def solved(folder: Path, *options: object) -> Plan:

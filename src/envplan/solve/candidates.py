@@ -38,11 +38,12 @@ _LEAST_STEP: Final = 3e-5
 #: About so many deadlines at most, up to T_star and beyond it.
 _MOST_TIMES: Final = 256
 _MOST_TIMES_BEYOND: Final = 128
-#: So many at least; more where there are few operations, so that choices are rare and quickly made:
-#: about so many divided by the number of operations.
+#: So many at least.
 _FEWEST_TIMES: Final = 32
-_FEWEST_TIMES_IF_TINY: Final = 512
+#: More where there are few operations, so that choices are rare and quickly made: so many divided
+#: by the number of operations, but no more than this.
 _TIMES_X_OPERATIONS: Final = 4096
+_FEWEST_TIMES_IF_TINY: Final = 512
 #: What rounding loses is measured on so many microbatches, where the schedule has no chunks.
 _FEW_MICROBATCHES: Final = 8
 #: Where plans can end at no more times than this, all of them are on the grid.
@@ -160,10 +161,8 @@ class Candidates:
             if choice.makespan_ns <= deadline_ns:
                 found.append(choice)
                 keeping += [choice] if keeps(choice) else []
-        found = keeping or found or self._besides(deadline_ns)
-        if not found:
-            raise self._late(deadline_ns)
-        return min(found, key=value)
+        found = keeping or found
+        return min(found, key=value) if found else self._otherwise(deadline_ns)
 
     @cached_property
     def single_clocks(self) -> list[Known]:
@@ -252,13 +251,9 @@ class Candidates:
         latest = frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
         return self._grid_below(min(deadline_ns, latest))
 
-    def _besides(self, deadline_ns: int) -> list[Replay]:
-        """What ends by a deadline where no choice for one of the grid does."""
-        return []
-
-    def _late(self, deadline_ns: int) -> NoPlanInTimeError:
-        """What to say where nothing ends by a deadline."""
-        return NoPlanInTimeError(deadline_ns, self._frontier.min_time_ns, "")
+    def _otherwise(self, deadline_ns: int) -> Replay:
+        """What ends by a deadline where no choice for one of the grid does; raises as best_by."""
+        raise NoPlanInTimeError(deadline_ns, self._frontier.min_time_ns, "")
 
     def _grid_below(self, latest_ns: int) -> Iterator[int]:
         """The grid's deadlines up to one, ns, the latest first: T_max, T_star, T_min, and those

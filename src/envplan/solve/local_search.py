@@ -112,10 +112,6 @@ class LocalSearch(Candidates):
         """As Candidates.fastest_rows."""
         return self.fastest.rows
 
-    def at(self, time_ns: int) -> Replay:
-        """As Candidates.at, for the deadline of the grid that is not later."""
-        return super().at(next(self._grid_below(time_ns)))
-
     def _worth_a_look(self, deadline_ns: int, waits: bool) -> Iterator[int]:
         star = self._frontier.min_energy_time_ns
         if deadline_ns > star and not (waits or self._saves_beyond_star):
@@ -136,8 +132,10 @@ class LocalSearch(Candidates):
             return True
         return False
 
-    def _besides(self, deadline_ns: int) -> list[Replay]:
-        return [one for one in [self.fastest] if one.makespan_ns <= deadline_ns]
+    def _otherwise(self, deadline_ns: int) -> Replay:
+        if self.fastest.makespan_ns > deadline_ns:
+            raise self._late(deadline_ns)
+        return self.fastest
 
     @cached_property
     def _grid(self) -> list[int]:
@@ -175,10 +173,8 @@ class LocalSearch(Candidates):
             start = self.at(before)
         except NoPlanInTimeError:
             start = self.fastest
-        search, rounded = (
-            self._search(start, time_ns),
-            self._nearly(self._rounded(time_ns), time_ns),
-        )
+        search = self._search(start, time_ns)
+        rounded = self._nearly(self._rounded(time_ns), time_ns)
         starts = [(start.rows, _LAST_HEAT), *((rows, _STEP_HEAT) for rows in rounded)]
         found = [*self._improved(search, starts, _STEP_MOVES), *self._later(time_ns)]
         return search, min(found, key=search.score)
@@ -217,7 +213,7 @@ class LocalSearch(Candidates):
                 machine = Machine(latency_ns)
                 later = LocalSearch.of(self._frontier, machine, self._limits, self._moves)
                 with suppress(NoPlanInTimeError):
-                    found.append(later.at(time_ns).rows)
+                    found.append(later.near(time_ns).rows)
         return found
 
     def _found(self, search: Search, rounded: Replay, deadline_ns: int) -> list[Rows]:

@@ -388,10 +388,11 @@ class _Search(Deadlines[_Found]):
             middle, steps = max(middle, self._candidates.fastest.makespan_ns), _FEW_STEPS
         found = self.soonest(min(earliest, frontier.slowest_time_ns), middle, steps)
         if found is not None:
+            if self._probability is not None:
+                return found  # a sooner one would have to be proved anew
             sooner = self._candidates.sooner(found.replay)
-            setting = self._setting(sooner.makespan_ns)
-            kept = self._probability is None and not self._broken(sooner, setting, self._exact)
-            return _Found(sooner, sooner.makespan_ns) if kept else found
+            broken = self._broken(sooner, self._setting(sooner.makespan_ns), self._exact)
+            return found if broken else _Found(sooner, sooner.makespan_ns)
         # Rows that draw less on average than waiting does take more energy than any others.
         capped = self.request.limit(AveragePower) is not None
         return self._thriftiest() if capped else self.by(frontier.min_energy_time_ns)
@@ -592,8 +593,8 @@ class _Search(Deadlines[_Found]):
                 if self._time_at_place(place, waits) > setting.deadline_ns:
                     return None
                 replay = self._at_place(place, waits)
-                excess = not keeps_local(replay) or limit.excess(replay, setting, attempt=attempt)
-                return None if excess else replay
+                holds = keeps_local(replay) and not limit.excess(replay, setting, attempt=attempt)
+                return replay if holds else None
 
             best = first_between(-1, last, holding, _STEPS, self._progress) or fastest
             evidence = limit.evidence(best, setting, attempt)
