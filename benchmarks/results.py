@@ -33,11 +33,11 @@ from envplan import (
     strong_scaling,
     trace_frontier,
 )
-from envplan._files import atomic_write
-from envplan.pipeline.described import described_pipeline
+from envplan._io.files import atomic_write
 from envplan.plan.build import beyond_raw_rows
 from envplan.planners import EnvPipe
 from envplan.planners.comparison import Entry, compare
+from envplan.profile.described import described_pipeline
 from envplan.profile.smoothing import jumps
 
 MICROBATCHES: Final = (12, 24, 48, 96)

@@ -23,7 +23,7 @@ from benchmarks.serving_runs import (
     jobs,
     stored,
 )
-from envplan._files import atomic_write
+from envplan._io.files import atomic_write
 from envplan.plotting.serving import kwh
 from envplan.units import J_PER_KWH
 

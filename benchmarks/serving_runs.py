@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.running import note
-from envplan._files import atomic_write
+from envplan._io.files import atomic_write
 from envplan.costs.rates import Rate
 from envplan.serving import ServingProfile, Simulation, Trace
 from envplan.serving.policies import POLICIES, replay, stream_of

@@ -13,7 +13,7 @@ from benchmarks.report import percent, seconds, table
 from benchmarks.running import note
 from envplan import Pipeline, Profile
 from envplan.planners import ZeusPerStage
-from envplan.simulation import Timeline, simulate
+from envplan.simulation.iteration import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import j_from_fj, s_from_ns
 

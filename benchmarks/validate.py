@@ -35,7 +35,7 @@ from tools.sosp24.workloads import (
 
 from benchmarks.report import table
 from envplan import Profile
-from envplan._files import atomic_write
+from envplan._io.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.machine import memory_bytes, peak_memory_bytes
 from envplan import Pipeline, Profile
-from envplan.cores import use_cores
 from envplan.frontier import Relaxation
+from envplan.replay.cores import use_cores
 from envplan.solve import trace_frontier
 
 

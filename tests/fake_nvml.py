@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from envplan.devices.locks import places
 from envplan.devices.modelled import ModelledGpu, gpu
-from envplan.runtime.locks import places
 
 SOURCE = Path(__file__).parent / "fake_nvml" / "libnvidia-ml.c"
 KINDS = ("init", "lock", "reset", "energy", "power", "clock", "throttle", "limit", "handle")

@@ -9,15 +9,15 @@ import numpy as np
 
 import replay_oracle as oracle
 from envplan import Plan, simulate, verify_plan
-from envplan.limits import (
+from envplan.replay import Machine
+from envplan.request import Request
+from envplan.request.limits import (
     AveragePower,
     EnergyBudget,
     HoldsWithProbability,
     MinHold,
     PeakPower,
 )
-from envplan.replay import Machine
-from envplan.request import Request
 from envplan.solve import Frontier, trace_job
 from envplan.units import (
     fj_from_j,

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Pipeline, Profile, simulate, trace_frontier
+from envplan.check.plans import verify_plan
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.profile import INCLUDES_RECOMPUTATION, Adjustments, ProfileMetadata
 from envplan.runtime.drift import measure_drift, rescale
-from envplan.verify import verify_plan
 from strategies import falling_profiles, profiles
 
 Row = tuple[int, str, int, float, float]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import done, put, refused, says
-from envplan.frontier_file import COLUMNS
+from envplan.plan.frontier_file import COLUMNS
 
 
 @pytest.fixture

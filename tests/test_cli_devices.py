@@ -122,9 +122,9 @@ def test_reset_needs_no_place_for_locks(
     squatted = tmp_path / "squatted"
     squatted.mkdir(mode=0o777)
     squatted.chmod(0o777)
-    monkeypatch.setattr("envplan.runtime.locks._names", lambda _: [(tmp_path / trouble, "x")])
+    monkeypatch.setattr("envplan.devices.locks._names", lambda _: [(tmp_path / trouble, "x")])
     if trouble == "squatted":
-        monkeypatch.setattr("envplan.runtime.locks._names", lambda _: [(tmp_path, "squatted")])
+        monkeypatch.setattr("envplan.devices.locks._names", lambda _: [(tmp_path, "squatted")])
     fake_nvml.gpu(1).locked = 1005
     done("reset")
     assert fake_nvml.locked(1) is None
@@ -137,7 +137,7 @@ def test_gpu_that_hangs_stops_only_itself(
     monkeypatch: pytest.MonkeyPatch,
     command: str,
 ) -> None:
-    monkeypatch.setattr("envplan.runtime.locks._PATIENCE_S", 2.0)
+    monkeypatch.setattr("envplan.devices.locks._PATIENCE_S", 2.0)
     monkeypatch.setattr("envplan.devices._ANSWER_S", 2.0)
     fake_nvml.hang("handle", index=1)
     for index in (0, 2, 3):

@@ -12,16 +12,16 @@ import pytest
 
 from cli_helpers import done, envplan, says, small_profile, told
 from envplan import FrontierFile, NoAnswerError
-from envplan._tables import read_table
+from envplan._io.tables import read_table
+from envplan.check.plans import verify_plan
 from envplan.cli.frontier import sketch
 from envplan.cli.output import print_table
 from envplan.errors import InputError
-from envplan.frontier_file import Row, distinct
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
+from envplan.plan.frontier_file import Row, distinct
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
-from envplan.verify import verify_plan
 
 PNG = b"\x89PNG\r\n\x1a\n"
 COLUMNS = (

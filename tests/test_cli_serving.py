@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import COMMAND, Ran, assert_refused, done, envplan, says, told
-from envplan.check import check_file
+from envplan.check.files import check_file
 from envplan.errors import InputError
 from envplan.serving.profile import ServingProfile
 from fake_nvml import FakeNvml, fake_nvml

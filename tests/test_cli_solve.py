@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import done, envplan, refused, says
+from envplan.check.plans import verify_plan
 from envplan.plan import Plan, find_profile
-from envplan.verify import verify_plan
 
 
 def solved(line: str = "") -> Plan:

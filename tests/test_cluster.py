@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import done, small_profile, told
-from envplan.cluster import (
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+from envplan.plan import Plan
+from envplan.profile import Profile
+from envplan.simulation.cluster import (
     MOST_OWN_RUNGS,
     read_slowdowns,
     simulate_cluster,
     strong_scaling,
 )
-from envplan.errors import InputError
-from envplan.pipeline import Pipeline
-from envplan.plan import Plan
-from envplan.profile import Profile
-from envplan.simulation import Conditions, simulate
+from envplan.simulation.iteration import Conditions, simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.frontier import LADDER
 from envplan.units import j_from_fj, s_from_ns
@@ -83,7 +83,7 @@ def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
 def test_plans_are_looked_up_in_the_ladder_of_the_plan_without_a_trace(
     plan: Plan, profile: Profile, frontier: Frontier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.cluster.trace_job", None)
+    monkeypatch.setattr("envplan.simulation.cluster.trace_job", None)
     laddered = plan.with_ladder(frontier.ladder(5))
     report = simulate_cluster(laddered, profile, slowdowns=[{0: 1.15}])
     times = [rung.iteration_time_s for rung in laddered.ladder or ()]

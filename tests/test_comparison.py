@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_helpers import done, refused, says, small_profile, told
+from envplan.check.plans import verify_plan
 from envplan.errors import InputError
 from envplan.frontier.network import Network
 from envplan.pipeline import SCHEDULES, Pipeline
@@ -19,7 +20,6 @@ from envplan.planners.comparison import Comparison, Entry, advise, compare
 from envplan.plotting.frontier import LOOKS
 from envplan.profile import Profile, ProfileMetadata, builtin_paths
 from envplan.solve import Frontier, trace_frontier
-from envplan.verify import verify_plan
 from strategies import frontiers
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from cli_helpers import done, refused, says, told
 from envplan import Pipeline, Plan, Profile, trace_frontier
+from envplan.check.plans import verify_plan
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError
-from envplan.verify import verify_plan
 
 CLOCKS = (1740, 1500, 1260, 1020)
 

@@ -19,12 +19,13 @@ from cli_helpers import done, refused, says, small_profile, told
 from envplan import Frontier, Pipeline, trace_frontier
 from envplan.cli.command import Numbers, typed
 from envplan.cli.options import JobOptions
-from envplan.costs import Overheads, Run, priced
+from envplan.costs import Overheads, Run
 from envplan.costs.rates import Rate, read_rate
-from envplan.costs.spending import Site, check_costs, tokens_per_iteration
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Plan
+from envplan.plan.costs import check_costs, priced, tokens_per_iteration
 from envplan.profile import Profile, ProfileMetadata
+from envplan.solve.savings import Site
 from envplan.solve.search import cheapest_times
 from envplan.units import duration_text, s_from_ns
 from strategies import falling_profiles, rates

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
+from envplan.check.plans import verify_plan
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -20,7 +21,6 @@ from envplan.runtime import Shim
 from envplan.runtime.drift import measure_drift, replan, rescale
 from envplan.runtime.runlog import read_run_log, steps_of_plan
 from envplan.solve import trace_frontier
-from envplan.verify import verify_plan
 from fake_nvml import FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envplan._files import (
+from envplan._io.files import (
     atomic_write,
     check_writable,
     parse_json,
@@ -17,7 +17,7 @@ from envplan._files import (
     refuse_slip,
     same_file,
 )
-from envplan.check import check_file
+from envplan.check.files import check_file
 from envplan.errors import InputError
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan.cores import use_cores
 from envplan.frontier import Relaxation, repeat, start, walk
 from envplan.frontier.network import build_network
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.profile import Profile
+from envplan.replay.cores import use_cores
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import uw_from_w
 from oracles import relaxed_cost_by_lp, relaxed_dual_by_min_cost_flow

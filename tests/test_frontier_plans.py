@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan
 from envplan import simulate
+from envplan.check.plans import verify_plan
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -22,7 +23,6 @@ from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.power_limits import least_average_uw
 from envplan.units import ns_from_s_floor, w_from_uw
-from envplan.verify import verify_plan
 from strategies import EVERY_INSTRUCTION, noisy, profiles
 
 

@@ -18,26 +18,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan._tables import read_table
-from envplan.check import check_file
-from envplan.cluster import read_slowdowns
+from envplan._io.tables import read_table
+from envplan.check.files import check_file
 from envplan.costs.rates import read_rate
+from envplan.devices.locks import Mark
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.given_clocks import read_clocks
 from envplan.errors import EnvplanError
-from envplan.frontier_file import FrontierFile, Row
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
 from envplan.pipeline.imports.torch_csv import as_torch_csv, read_torch_csv
 from envplan.plan import Plan
+from envplan.plan.frontier_file import FrontierFile, Row
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.huggingface import read_model
-from envplan.runtime.locks import Mark
 from envplan.runtime.runlog import read_run_log
 from envplan.serving.apply import ServingApplied
 from envplan.serving.plan import ServingPlan
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace
+from envplan.simulation.cluster import read_slowdowns
 from envplan.sweep import read_config
 from envplan.sweep.running import open_journal
 from test_imports_chrome import PYTORCH, traced

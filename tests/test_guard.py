@@ -15,9 +15,9 @@ import pytest
 
 from cli_helpers import envplan
 from envplan.devices import DeviceError, opened
+from envplan.devices.locks import LockFile, recover
 from envplan.runtime import Guard, locks
 from envplan.runtime import guard as guard_module
-from envplan.runtime.locks import LockFile, recover
 from fake_nvml import FakeNvml, open_fake_nvml, wait_for
 from shim_helpers import end, holding, training
 

@@ -16,7 +16,12 @@ import pytest
 from cli_helpers import envplan
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.imports.megatron import layers_per_stage, read_megatron, read_megatron_file
+from envplan.pipeline.imports.megatron import (
+    layers_per_stage,
+    pipeline_from_megatron,
+    read_megatron,
+    read_megatron_file,
+)
 
 #: As Megatron-Bridge writes its run_config.yaml.
 BRIDGE = """
@@ -169,7 +174,7 @@ def test_chunks_and_layers_are_shared_out_as_megatron_does(
     """Of mappings and of objects in memory."""
     for known in (TWO | config, SimpleNamespace(**TWO, **config)):
         assert layers_per_stage(known) == layers
-        assert Pipeline.from_megatron(known, 4).num_chunks == chunks
+        assert pipeline_from_megatron(known, 4).num_chunks == chunks
 
 
 def test_layers_are_those_that_megatron_builds() -> None:
@@ -204,7 +209,7 @@ def test_layouts_are_those_that_megatron_builds(layout: str) -> None:
     ]
     assert layers_per_stage(config) == built
     chunks = theirs.virtual_pipeline_model_parallel_size
-    assert Pipeline.from_megatron(config, 8).num_chunks == chunks
+    assert pipeline_from_megatron(config, 8).num_chunks == chunks
 
 
 def test_order_of_groups_is_megatrons() -> None:
@@ -247,7 +252,7 @@ def test_order_of_groups_is_megatrons() -> None:
 )
 def test_what_megatron_cannot_run_is_refused(config: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Pipeline.from_megatron(TWO | config, 8)
+        pipeline_from_megatron(TWO | config, 8)
 
 
 @pytest.mark.parametrize(

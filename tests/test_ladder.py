@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envplan.check.plans import verify_plan
 from envplan.errors import InputError
 from envplan.frontier import relaxation
 from envplan.pipeline import Pipeline
@@ -17,7 +18,6 @@ from envplan.plan.model import Target
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import s_from_ns
-from envplan.verify import verify_plan
 from plan_checks import bound_until, until
 from strategies import falling_profiles, pipelines, profiles
 

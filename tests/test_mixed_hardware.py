@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from cli_helpers import done, refused, says, small_profile, told
 from envplan import Frontier, Pipeline, Plan, Profile, simulate, trace_frontier
+from envplan.check.plans import verify_plan
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.clocks import modelled_clocks, stage_clocks
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
 from envplan.profile import ProfileMetadata
-from envplan.replicas import plan_replicas, replay_replicas
 from envplan.request import Request
+from envplan.simulation.replicas import plan_replicas, replay_replicas
 from envplan.units import fj_from_j, ns_from_s
-from envplan.verify import verify_plan
 from strategies import falling_profiles, slower
 
 A40, A100 = "NVIDIA A40", "NVIDIA A100-SXM4-80GB"

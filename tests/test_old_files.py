@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envplan import Plan, verify_plan
-from envplan.check import check_file
+from envplan.check.files import check_file
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.plan import find_profile
 from envplan.runtime.drift import measure_drift

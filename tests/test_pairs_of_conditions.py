@@ -18,8 +18,8 @@ from envplan import (
     verify_plan,
 )
 from envplan.costs import Rate, Run
-from envplan.limits import probability
 from envplan.request import Request
+from envplan.request.limits import probability
 from envplan.solve import trace_job
 from plan_checks import assert_answers
 from strategies import slower

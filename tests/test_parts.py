@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import done, refused, told
+from envplan.check.plans import verify_plan
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.clocks import given_clocks
 from envplan.enforce.freqplan import FrequencyPlan
@@ -31,9 +32,8 @@ from envplan.profile import (
     pieces,
 )
 from envplan.profile.parts import by_parts
-from envplan.simulation import simulate
+from envplan.simulation.iteration import simulate
 from envplan.solve import trace_frontier
-from envplan.verify import verify_plan
 
 CLOCKS = (900, 1200, 1500)
 EXACT = ByParts(within=0.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Frontier, Pipeline, Profile, simulate, trace_frontier
+from envplan.check.plans import verify_plan
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.clocks import given_clocks
 from envplan.enforce.topology import Topology
@@ -19,7 +20,6 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.replay import Machine
 from envplan.solve.power_limits import PowerLimited
 from envplan.units import ns_from_s_floor, uw_from_w
-from envplan.verify import verify_plan
 from strategies import falling_profiles
 
 

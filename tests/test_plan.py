@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from cli_helpers import put, small_profile
-from envplan._model import Document
-from envplan.costs import Run, priced
+from envplan._io.documents import Document
+from envplan.check.plans import verify_plan
+from envplan.costs import Run
 from envplan.costs.rates import Rate
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, find_profile
+from envplan.plan.costs import priced
 from envplan.profile import Profile, builtin_profiles
 from envplan.solve import trace_frontier
-from envplan.verify import verify_plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_helpers import small_profile
+from envplan.check.plans import verify_plan
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -26,7 +27,6 @@ from envplan.request import Request
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.single_clocks import ClockRows
 from envplan.units import ns_from_s
-from envplan.verify import verify_plan
 from strategies import falling_profiles, frontiers, pipelines
 
 # Two stages, the second twice as slow: 100 ms against 50 ms forward at the top.

@@ -18,7 +18,7 @@ from envplan.plotting.frontier import frontier_figure
 from envplan.plotting.profile import plateau, profile_figure
 from envplan.plotting.timeline import timeline_figure
 from envplan.profile import Profile
-from envplan.simulation import Timeline, simulate
+from envplan.simulation.iteration import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from cli_helpers import done, says, small_profile, told
-from envplan._words import significant
+from envplan._io.words import significant
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.planners import compare
 from envplan.plotting import page
 from envplan.plotting.report import animation_page, frontier_page, report_page, timeline_page
-from envplan.simulation import simulate
+from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
 
 

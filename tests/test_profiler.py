@@ -160,7 +160,7 @@ def test_driver_that_hangs_at_the_start_leaves_training_alone(
 ) -> None:
     monkeypatch.setattr("envplan.devices._PATIENCE_S", 0.3)
     monkeypatch.setattr("envplan.runtime.profiler._OPEN_S", 0.3)
-    monkeypatch.setattr("envplan.runtime.guard._START_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("envplan.devices.guard._START_TIMEOUT_S", 0.5)
     fake_nvml.hang(kind)
     with started(tmp_path) as profiler:
         train(profiler, steps=3)
@@ -171,8 +171,8 @@ def test_driver_that_hangs_at_the_start_leaves_training_alone(
 def test_driver_that_hangs_at_the_end_does_not_keep_training(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.runtime.guard._CLOSE_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("envplan.runtime.guard._KILL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("envplan.devices.guard._CLOSE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("envplan.devices.guard._KILL_TIMEOUT_S", 0.1)
     monkeypatch.setattr("envplan.runtime.profiler._CLOSE_S", 0.2)
     with started(tmp_path) as profiler:
         train(profiler, steps=4)

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 import replay_oracle as oracle
 from envplan import _kernel
-from envplan.cores import side_by_side
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Search
+from envplan.replay.cores import side_by_side
 from strategies import dags, falling_profiles, knobbed_profiles, pipelines, profiles
 
 LATENCIES = [0, 0, 1, 7, 3_000_000, 20_000_000, 30_000_003, 300_000_000, 5_000_000_000]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from envplan import Pipeline, Plan, Profile, trace_frontier
 from envplan.errors import InputError, NoAnswerError
-from envplan.limits import probability
 from envplan.planners import ZeusGlobal, ZeusPerStage
 from envplan.replay import Machine, Replay
 from envplan.request import Request
+from envplan.request.limits import probability
 from envplan.solve import Frontier
 from envplan.units import j_from_fj, s_from_ns
 from plan_checks import assert_answers, keeps

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from cli_helpers import done, refused, says, small_profile
+from envplan.check.plans import verify_plan
 from envplan.costs import Run
 from envplan.errors import InputError, NoAnswerError
-from envplan.limits import Setting
-from envplan.limits.probability import RUNS, proved_share
-from envplan.noise import CONFIDENCE, NoisyRun, least_held, share_at_least, spreads
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
+from envplan.replay.noise import CONFIDENCE, NoisyRun, least_held, share_at_least, spreads
+from envplan.request.limits import Setting
+from envplan.request.limits.probability import RUNS, proved_share
 from envplan.runtime.drift import replan
 from envplan.solve import Frontier, trace_frontier
-from envplan.verify import verify_plan
 from plan_checks import rows_of
 
 

@@ -11,7 +11,12 @@ import pytest
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.dependencies import short_name
-from envplan.pipeline.imports.torch_csv import as_torch_csv, read_torch_csv, read_torch_schedule
+from envplan.pipeline.imports.torch_csv import (
+    as_torch_csv,
+    pipeline_from_torch,
+    read_torch_csv,
+    read_torch_schedule,
+)
 from schedule_oracles import orders_of
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
@@ -151,12 +156,12 @@ def test_csv_and_live_objects_are_read_and_written_as_pytorch_does(
         if name in SINGLE_STAGE:
             for cls in (SINGLE_STAGE[name], type("Mine", (SINGLE_STAGE[name],), {})):
                 theirs = cls(*stages(ranks, 1), microbatches, loss_fn=lambda a, b: a - b)
-                assert Pipeline.from_torch(theirs).operations == pipeline.operations
+                assert pipeline_from_torch(theirs).operations == pipeline.operations
         else:
             theirs = live(name, ranks, chunks, microbatches)
             other_rank = live(name, ranks, chunks, microbatches, ranks - 1)
             assert named(read_torch_schedule(other_rank).orders) == order
-            taken = Pipeline.from_torch(theirs, p2p_latency=0.001)
+            taken = pipeline_from_torch(theirs, p2p_latency=0.001)
             assert taken.operations == pipeline.operations
             assert taken.p2p_latency_ns == 1_000_000
             for form in ("compute_only", "compute_comms"):
@@ -178,12 +183,12 @@ def test_changed_order_becomes_a_dag() -> None:
     theirs = live("looped-bfs", 2, 1, 2)
     row = theirs.pipeline_order[1]
     row[-2], row[-1] = row[-1], row[-2]
-    pipeline = Pipeline.from_torch(theirs)
+    pipeline = pipeline_from_torch(theirs)
     assert pipeline.schedule == "dag"
     assert [op.microbatch for op in pipeline.operations[-2:]] == [0, 1]
     row[-1] = "1BW0"
     with pytest.raises(InputError, match='line 2, column 5: "1BW0" is no action'):
-        Pipeline.from_torch(theirs)
+        pipeline_from_torch(theirs)
 
 
 def test_object_that_is_no_such_schedule_is_refused() -> None:
@@ -193,4 +198,4 @@ def test_object_that_is_no_such_schedule_is_refused() -> None:
     forward_only = torch_schedules._ScheduleForwardOnly(stages(2, 1)[0], 4)
     for thing in (object(), Loop(), forward_only, None):
         with pytest.raises(InputError, match="is no schedule of torch"):
-            Pipeline.from_torch(thing)
+            pipeline_from_torch(thing)

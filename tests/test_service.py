@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from cli_helpers import COMMAND, envplan
+from envplan.devices.locks import LockFile, Mark, places
 from envplan.runtime import Guard
-from envplan.runtime.locks import LockFile, Mark, places
 from envplan.runtime.service import Service
 from fake_nvml import FakeNvml, open_fake_nvml, wait_for
 from shim_helpers import end, holding, training
@@ -86,7 +86,7 @@ def python_for_all() -> str:
     """A Python like this one that other users can run."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
-        script = [python, "-c", "import envplan.runtime.guard, pynvml"]
+        script = [python, "-c", "import envplan.devices.guard, pynvml"]
         try:
             subprocess.run(script, check=True, capture_output=True, **as_user(VICTIM))
             return python
@@ -171,7 +171,7 @@ def test_service_wakes_a_stopped_guard_whose_owner_was_killed(fake_nvml: FakeNvm
 def test_service_says_what_it_cannot_give_back_and_tries_it_later(
     fake_nvml: FakeNvml, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.runtime.locks._LAST_TRIES", 5)
+    monkeypatch.setattr("envplan.devices.locks._LAST_TRIES", 5)
     kill_both(fake_nvml)
     fake_nvml.fail("reset")
     service = Service(lambda line: print(line, flush=True))

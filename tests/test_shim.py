@@ -203,7 +203,7 @@ def test_without_permission_guard_or_driver_training_goes_on_and_one_line_says_w
     if lacks == "guard":
         monkeypatch.setattr(sys, "executable", "/no/such/python")
     elif lacks == "driver":
-        monkeypatch.setattr("envplan.runtime.guard._START_TIMEOUT_S", 0.3)
+        monkeypatch.setattr("envplan.devices.guard._START_TIMEOUT_S", 0.3)
         fake_nvml.hang("init")
     else:
         fake_nvml.gpu(0).permission = 0
@@ -240,7 +240,7 @@ def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
 def test_driver_that_hangs_is_no_success(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.runtime.guard._IN_TIME_S", 0.1)
+    monkeypatch.setattr("envplan.devices.guard._IN_TIME_S", 0.1)
     with started(tmp_path) as shim:
         run_step(shim)
         wait_until_set(shim)

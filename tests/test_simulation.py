@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import done, refused, small_profile, told
-from envplan.chrome_trace import save_chrome_trace
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, build_plan
 from envplan.plan.model import Target
 from envplan.profile import Profile
-from envplan.simulation import Timeline, simulate
+from envplan.simulation.chrome_trace import save_chrome_trace
+from envplan.simulation.iteration import Timeline, simulate
 from envplan.solve import trace_frontier
 from envplan.units import s_from_ns
 from strategies import dags, pipelines, profiles

@@ -40,7 +40,7 @@ from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
 from envplan.plotting.sweep import sweep_figure
-from envplan.simulation import simulate
+from envplan.simulation.iteration import simulate
 from envplan.sweep import Row, read_config, run_sweep, work
 from envplan.sweep.running import SweepResult, journal_of, open_journal
 from envplan.sweep.table import COLUMNS

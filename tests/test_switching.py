@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cli_helpers import done, refused, says, told
-from envplan.cluster import simulate_cluster
+from envplan.check.plans import verify_plan
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.topology import Topology
@@ -21,11 +21,11 @@ from envplan.plan import Plan
 from envplan.plan.build import rounding_allowance_fj
 from envplan.profile import Profile
 from envplan.replay import Machine
-from envplan.simulation import simulate
+from envplan.simulation.cluster import simulate_cluster
+from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.local_search import _LATENCIES
 from envplan.units import j_from_fj, ns_from_s
-from envplan.verify import verify_plan
 from plan_checks import bound_until, rows_of, until
 from strategies import falling_profiles
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from envplan._tables import Table, parse_table, read_table
+from envplan._io.tables import Table, parse_table, read_table
 from envplan.errors import InputError
 
 

@@ -22,8 +22,8 @@ import pytest
 
 from cli_helpers import envplan
 from envplan.devices import Device, DeviceError, PermissionDeniedError, opened
+from envplan.devices.locks import places
 from envplan.runtime import Guard
-from envplan.runtime.locks import places
 from fake_nvml import NO_PERMISSION, FakeNvml
 from shim_helpers import A40
 from test_service import (

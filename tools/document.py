@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from envplan._files import atomic_write
+from envplan._io.files import atomic_write
 from envplan.errors import InputError
 
 __all__ = ["block", "markdown_table", "update_block"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from envplan._model import Document
+from envplan._io.documents import Document
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.plan import Plan
 from envplan.serving.apply import ServingApplied

@@ -15,22 +15,29 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
-    from envplan.check import check_file
-    from envplan.cluster import ClusterReport, read_slowdowns, simulate_cluster, strong_scaling
-    from envplan.costs.spending import savings
+    from envplan.check.files import check_file
+    from envplan.check.plans import verify_plan
     from envplan.enforce.freqplan import FrequencyPlan
     from envplan.errors import DoubtWarning, EnvplanError, InputError, NoAnswerError
     from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
-    from envplan.frontier_file import FrontierFile
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
+    from envplan.pipeline.imports.megatron import pipeline_from_megatron
+    from envplan.pipeline.imports.torch_csv import pipeline_from_torch
     from envplan.plan import Plan
+    from envplan.plan.frontier_file import FrontierFile
     from envplan.planners import PLANNERS, advise, compare, forwards_ahead
     from envplan.profile import Profile, ProfileMetadata, builtin_profiles
-    from envplan.replicas import plan_replicas, replay_replicas
     from envplan.request import Request
-    from envplan.simulation import Timeline, simulate
+    from envplan.simulation.cluster import (
+        ClusterReport,
+        read_slowdowns,
+        simulate_cluster,
+        strong_scaling,
+    )
+    from envplan.simulation.iteration import Timeline, simulate
+    from envplan.simulation.replicas import plan_replicas, replay_replicas
     from envplan.solve import Frontier, plan_from_clocks, trace_frontier
-    from envplan.verify import verify_plan
+    from envplan.solve.savings import savings
 
     __version__: str
 
@@ -39,34 +46,51 @@ __all__ = [
     "FrequencyPlan", "Frontier", "FrontierFile", "InputError", "MinimumCut", "NoAnswerError",
     "Operation", "Pipeline", "Plan", "Profile", "ProfileMetadata", "Request", "Timeline",
     "__version__", "advise", "builtin_profiles", "check_file", "compare", "forwards_ahead",
-    "minimum_cut", "plan_from_clocks", "plan_replicas", "read_slowdowns", "replay_replicas",
+    "minimum_cut", "pipeline_from_megatron", "pipeline_from_torch",
+    "plan_from_clocks", "plan_replicas", "read_slowdowns", "replay_replicas",
     "savings", "simulate", "simulate_cluster", "strong_scaling", "trace_frontier",
     "verify_plan",
 ]  # fmt: skip
 
-#: Where each name is defined, as in the imports above.
+#: The module that defines each name, as in the imports above.
 _HOME = {
-    name: f"envplan.{module}"
-    for module, names in {
-        "check": "check_file",
-        "cluster": "ClusterReport read_slowdowns simulate_cluster strong_scaling",
-        "costs.spending": "savings",
-        "enforce.freqplan": "FrequencyPlan",
-        "errors": "DoubtWarning EnvplanError InputError NoAnswerError",
-        "frontier.mincut": "MinimumCut UNLIMITED minimum_cut",
-        "frontier_file": "FrontierFile",
-        "pipeline": "Operation Pipeline SCHEDULES",
-        "plan": "Plan",
-        "planners": "PLANNERS forwards_ahead",
-        "planners.comparison": "advise compare",
-        "profile": "Profile ProfileMetadata builtin_profiles",
-        "replicas": "plan_replicas replay_replicas",
-        "request": "Request",
-        "simulation": "Timeline simulate",
-        "solve": "Frontier plan_from_clocks trace_frontier",
-        "verify": "verify_plan",
-    }.items()
-    for name in names.split()
+    "ClusterReport": "envplan.simulation.cluster",
+    "DoubtWarning": "envplan.errors",
+    "EnvplanError": "envplan.errors",
+    "FrequencyPlan": "envplan.enforce.freqplan",
+    "Frontier": "envplan.solve",
+    "FrontierFile": "envplan.plan.frontier_file",
+    "InputError": "envplan.errors",
+    "MinimumCut": "envplan.frontier.mincut",
+    "NoAnswerError": "envplan.errors",
+    "Operation": "envplan.pipeline",
+    "PLANNERS": "envplan.planners",
+    "Pipeline": "envplan.pipeline",
+    "Plan": "envplan.plan",
+    "Profile": "envplan.profile",
+    "ProfileMetadata": "envplan.profile",
+    "Request": "envplan.request",
+    "SCHEDULES": "envplan.pipeline",
+    "Timeline": "envplan.simulation.iteration",
+    "UNLIMITED": "envplan.frontier.mincut",
+    "advise": "envplan.planners.comparison",
+    "builtin_profiles": "envplan.profile",
+    "check_file": "envplan.check.files",
+    "compare": "envplan.planners.comparison",
+    "forwards_ahead": "envplan.planners",
+    "minimum_cut": "envplan.frontier.mincut",
+    "pipeline_from_megatron": "envplan.pipeline.imports.megatron",
+    "pipeline_from_torch": "envplan.pipeline.imports.torch_csv",
+    "plan_from_clocks": "envplan.solve",
+    "plan_replicas": "envplan.simulation.replicas",
+    "read_slowdowns": "envplan.simulation.cluster",
+    "replay_replicas": "envplan.simulation.replicas",
+    "savings": "envplan.solve.savings",
+    "simulate": "envplan.simulation.iteration",
+    "simulate_cluster": "envplan.simulation.cluster",
+    "strong_scaling": "envplan.simulation.cluster",
+    "trace_frontier": "envplan.solve",
+    "verify_plan": "envplan.check.plans",
 }
 
 

@@ -79,11 +79,11 @@ def apply(
     if devices is not None and len(set(devices)) < len(devices):
         raise InputError("--devices names a device twice")
     file = output or Path(_DEFAULT_OUTPUT[format])
-    from envplan._files import atomic_write
+    from envplan._io.files import atomic_write
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
     from envplan.enforce.topology import Topology
-    from envplan.limits import MinHold
+    from envplan.request.limits import MinHold
     from envplan.runtime.drift import replan
 
     solved, profile = source.load()

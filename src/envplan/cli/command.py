@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from envplan._files import check_writable, same_file
+from envplan._io.files import check_writable, same_file
 from envplan.cli import state
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quantity

@@ -69,7 +69,7 @@ def compare(
     stragglers = {"--straggler-time": straggler_time, "--straggler-slowdown": straggler_slowdown}
     refuse_both(name for name, value in stragglers.items() if value is not None)
 
-    from envplan.costs import priced
+    from envplan.plan.costs import priced
     from envplan.planners import beside_one_clock
 
     frontier = job.trace()

@@ -15,7 +15,7 @@ from envplan.units import duration_text
 if TYPE_CHECKING:
     from envplan.costs import Run
     from envplan.costs.model import Pair, Spent
-    from envplan.costs.spending import Amounts, Site
+    from envplan.solve.savings import Amounts, Site
 
 #: What money is called where nobody says.
 CURRENCY: Final = "USD"
@@ -65,7 +65,7 @@ def _title(run: Run) -> str:
 def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     """What a year of iterations saves on the job's GPUs, in a sentence."""
     from envplan.costs import Run
-    from envplan.costs.spending import Site
+    from envplan.solve.savings import Site
 
     run = Run(overheads=costs.overheads()) if plan.costs is None else plan.costs.of_run()
     site = Site.of_run(run)
@@ -163,7 +163,7 @@ class SiteOptions(RateOptions):
     def site(self) -> Site:
         """As the library takes it."""
         from envplan.costs import Run
-        from envplan.costs.spending import Site
+        from envplan.solve.savings import Site
 
         run = Run.of(**self.rates(), iterations=1, overheads=self.overheads())
         return Site.of_run(run, self.utilization)

@@ -16,7 +16,7 @@ from envplan.devices import BACKENDS, DEFAULT_BACKEND, DeviceError, opened
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
-    from envplan.runtime.locks import GivenBack
+    from envplan.devices.locks import GivenBack
 
 #: Seconds between looks, and how long one last look may take.
 _EVERY_S = 1.0
@@ -139,7 +139,7 @@ def reset() -> None:
     Example:
       envplan reset
     """
-    from envplan.runtime.locks import give_back_all
+    from envplan.devices.locks import give_back_all
 
     with opened() as source:
         outcomes = give_back_all(source.devices())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import envplan
-from envplan._files import atomic_write
+from envplan._io.files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.command import takes, typed
@@ -51,7 +51,7 @@ def frontier(
       envplan frontier a40-gpt3-1.3b-4stage --microbatches 32 --plot out.svg -o frontier.csv
     """
     traced = job.trace()
-    from envplan.frontier_file import distinct
+    from envplan.plan.frontier_file import distinct
 
     with ui.Working("choosing frequencies") as work:
         along = distinct(traced.sample_plans(plans, progress=work.walked))

@@ -124,7 +124,7 @@ class JobOptions(ParallelOptions):
         Raises:
             InputError: there is no such profile or pipeline, or options contradict each other.
         """
-        from envplan.cores import use_cores
+        from envplan.replay.cores import use_cores
 
         use_cores(self.jobs)
         profile = envplan.Profile.open(self.profile, raw=self.raw)
@@ -201,7 +201,7 @@ class JobOptions(ParallelOptions):
                 return
 
     def _from_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
-        from envplan.pipeline.described import described_pipeline, parse_extras
+        from envplan.profile.described import described_pipeline, parse_extras
 
         schedule = self.schedule or profile.metadata.schedule or "1f1b"
         if schedule != "envpipe":
@@ -325,7 +325,7 @@ class CostOptions(RateOptions):
             InputError: a rate cannot be read, or nothing says how many tokens an iteration has.
         """
         from envplan.costs import Run
-        from envplan.costs.spending import tokens_per_iteration
+        from envplan.plan.costs import tokens_per_iteration
 
         if not cmd.given(self, "price carbon iterations tokens"):
             return None

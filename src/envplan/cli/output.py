@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import typer
 
-from envplan._files import atomic_write
-from envplan._words import column as column
-from envplan._words import describe_profile as describe_profile
-from envplan._words import exact_seconds as exact_seconds
-from envplan._words import signed_percent as signed_percent
-from envplan._words import significant as significant
+from envplan._io.files import atomic_write
+from envplan._io.words import column as column
+from envplan._io.words import exact_seconds as exact_seconds
+from envplan._io.words import signed_percent as signed_percent
+from envplan._io.words import significant as significant
 from envplan.cli import state
 from envplan.errors import DoubtWarning
+from envplan.profile import describe_profile as describe_profile
 from envplan.units import duration_text
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import envplan
-from envplan._words import counted
+from envplan._io.words import counted
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli.options import DEFAULT_PROFILE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import envplan
-from envplan._files import atomic_write
+from envplan._io.files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli.command import takes
 from envplan.cli.options import CostOptions, PlanOptions
@@ -39,8 +39,8 @@ def report(
       envplan report plan.json -o report.html
       envplan report plan.json --price 0.25 --currency EUR --carbon 380 --iterations 100000
     """
-    from envplan.costs import priced
-    from envplan.frontier_file import distinct
+    from envplan.plan.costs import priced
+    from envplan.plan.frontier_file import distinct
     from envplan.planners import compare as run_planners
     from envplan.plotting.frontier import plans_along
     from envplan.plotting.report import report_page

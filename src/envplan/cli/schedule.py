@@ -15,7 +15,7 @@ from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.pipeline import Pipeline
-    from envplan.pipeline.imports import ImportedSchedule
+    from envplan.pipeline.imported import ImportedSchedule
     from envplan.plotting.schedule import ScheduleLayout
 
 _TORCH_CSV, _CHROME_TRACE, _MEGATRON, _DAG = "torch-csv", "chrome-trace", "megatron", "dag"
@@ -328,7 +328,7 @@ def export_schedule(
     if format == _DAG:
         pipeline.save_dag(target)
     else:
-        from envplan._files import atomic_write
+        from envplan._io.files import atomic_write
         from envplan.pipeline.imports.torch_csv import as_torch_csv
 
         atomic_write(target, as_torch_csv(pipeline))

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envplan._files import atomic_write
-from envplan._words import counted
+from envplan._io.files import atomic_write
+from envplan._io.words import counted
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
@@ -26,7 +26,7 @@ from envplan.serving.settings import READY, Settings
 
 if TYPE_CHECKING:
     from envplan.costs.rates import Rate
-    from envplan.runtime.guard import Guard
+    from envplan.devices.guard import Guard
     from envplan.serving.plan import ServingPlan
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import envplan
-from envplan._words import counted
+from envplan._io.words import counted
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli.costs import cost_columns, cost_rows, replay_cost_notes
@@ -19,11 +19,11 @@ from envplan.errors import InputError, naming
 from envplan.quantities import NUMBER, WHOLE
 
 if TYPE_CHECKING:
-    from envplan._model import Model
+    from envplan._io.documents import Model
     from envplan.costs import Run
     from envplan.costs.model import Spent
-    from envplan.replicas import ReplicaPlans
-    from envplan.simulation import Conditions
+    from envplan.simulation.iteration import Conditions
+    from envplan.simulation.replicas import ReplicaPlans
 
 _PERCENTS = (5, 25, 50, 75, 95, 99)
 
@@ -156,8 +156,8 @@ def simulate(
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
     from envplan.plan import find_profile
-    from envplan.replicas import plan_beside
-    from envplan.simulation import Conditions
+    from envplan.simulation.iteration import Conditions
+    from envplan.simulation.replicas import plan_beside
 
     loaded, profile = source.load()
     conditions = Conditions.of(
@@ -181,7 +181,7 @@ def simulate(
         together = dataclasses.replace(together, run=run)
     reports = cluster.reports(loaded, profile, conditions, force=source.force)
     if trace is not None:
-        from envplan.chrome_trace import save_chrome_trace
+        from envplan.simulation.chrome_trace import save_chrome_trace
 
         save_chrome_trace(timeline, trace)
     if plot is not None:
@@ -197,7 +197,7 @@ def simulate(
     elif not (noise or other_clocks):
         notes.append("the plan states another time or energy; `envplan check` says which is wrong")
     if run is not None:
-        from envplan.costs.spending import spent_in_replays
+        from envplan.simulation.costs import spent_in_replays
 
         spent = spent_in_replays(run, timeline, sync_time)
         if together is None and not reports:

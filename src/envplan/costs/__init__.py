@@ -1,7 +1,10 @@
-"""What a training run costs in money and carbon."""
+"""Rates, runs, money and carbon.
+
+Enters: prices and carbon intensities, how long a run is, time and energy. Leaves: what they cost.
+Knows no profile and no plan; anything above may import it.
+"""
 
 from envplan.costs.model import Overheads, Run
 from envplan.costs.rates import Rate
-from envplan.costs.spending import priced
 
-__all__ = ["Overheads", "Rate", "Run", "priced"]
+__all__ = ["Overheads", "Rate", "Run"]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from envplan._model import Model
+from envplan._io.documents import Model
 from envplan.costs.rates import Rate
 
 MAX_ITERATIONS: Final = 10**12

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, create_model, model_validator
 
-from envplan._files import read_bounded
-from envplan._model import Model
-from envplan._tables import parse_table
+from envplan._io.documents import Model
+from envplan._io.files import read_bounded
+from envplan._io.tables import parse_table
 from envplan.errors import InputError
 
 __all__ = ["Kind", "Rate", "read_rate"]

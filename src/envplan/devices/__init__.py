@@ -1,6 +1,9 @@
 """GPUs: how fast they compute, what they draw at each clock, and how to set their clocks.
 
 NVML and a modelled GPU look alike to their users: a `Backend` is a source of `Device`s.
+
+Enters: indices of GPUs, clocks to set. Leaves: clocks, powers, energies; and clocks given back,
+whatever dies (guard.py). Knows no profile and no plan; whoever touches a GPU imports it.
 """
 
 from __future__ import annotations

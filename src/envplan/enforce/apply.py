@@ -31,12 +31,12 @@ from envplan.enforce.freqplan import (
 )
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
-from envplan.limits import HoldsWithProbability, Setting
 from envplan.pipeline import Operation
 from envplan.plan import Plan, Rung, as_referenced, check_reference, rung_rows
 from envplan.plan.build import check_operations
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Replay
+from envplan.request.limits import HoldsWithProbability, Setting
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = ["apply_plan"]

@@ -16,8 +16,8 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, Strict
 
-from envplan._files import AnyPath
-from envplan._model import Count, Document, Index, Joules, Model, Seconds
+from envplan._io.documents import Count, Document, Index, Joules, Model, Seconds
+from envplan._io.files import AnyPath
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, naming
 from envplan.plan import Rung

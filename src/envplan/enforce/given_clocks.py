@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
-from envplan._files import AnyPath, decoded, parse_json, read_bounded
-from envplan._tables import Table, parse_table
+from envplan._io.files import AnyPath, decoded, parse_json, read_bounded
+from envplan._io.tables import Table, parse_table
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline import Operation, Pipeline

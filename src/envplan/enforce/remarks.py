@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from envplan._words import exact_seconds
+from envplan._io.words import exact_seconds
 from envplan.profile import changes_of
 
 if TYPE_CHECKING:

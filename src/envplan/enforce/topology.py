@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
-from envplan._model import Model
+from envplan._io.documents import Model
 from envplan.errors import InputError
 
 if TYPE_CHECKING:

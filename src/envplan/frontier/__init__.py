@@ -1,4 +1,8 @@
-"""The relaxed time-energy frontier of a pipeline: the lower bound that all plans stand above."""
+"""The relaxed time-energy frontier of a pipeline: the lower bound that all plans stand above.
+
+Enters: a pipeline and a profile. Leaves: the exact curve and its states, as a `Relaxation`.
+Knows no plan; limits, plans and the search import it.
+"""
 
 from envplan.frontier.network import Network, build_network, network_events
 from envplan.frontier.relaxation import BlockingPowerSource, Relaxation

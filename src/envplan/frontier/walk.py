@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.cores import side_by_side
 from envplan.errors import InputError
 from envplan.frontier.repeat import Lifted
 from envplan.frontier.start import HALVES, Start
+from envplan.replay.cores import side_by_side
 
 if TYPE_CHECKING:
     from pathlib import Path

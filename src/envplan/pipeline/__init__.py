@@ -1,4 +1,8 @@
-"""What a training iteration runs: a schedule or the user's own DAG, as one graph of operations."""
+"""What a training iteration runs: a schedule or the user's own DAG, as one graph of operations.
+
+Enters: a schedule's name and shape, a DAG file, the order of another framework (imports/). Leaves:
+operations in execution order with what each waits for. Knows no profile; everything may import it.
+"""
 
 from __future__ import annotations
 

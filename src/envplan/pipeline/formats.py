@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from envplan._model import Count, Index, Model, parse_document
+from envplan._io.documents import Count, Index, Model, parse_document
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Dag, Edges
 from envplan.pipeline.schedules import Operation

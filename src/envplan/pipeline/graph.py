@@ -10,17 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from operator import add
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan._files import AnyPath, atomic_write
-from envplan._model import parse_document, read_json, readable_json
+from envplan._io.documents import parse_document, read_json, readable_json
+from envplan._io.files import AnyPath, atomic_write
 from envplan.errors import InputError, naming, shown, unknown
 from envplan.pipeline import formats
 from envplan.pipeline.dependencies import Dag, check_orders, connected
 from envplan.pipeline.formats import DAG_SCHEDULE, Job
+from envplan.pipeline.imported import ImportedSchedule
 from envplan.pipeline.schedules import (
     EXTRAS,
     LETTERS,
@@ -39,9 +40,6 @@ _GOES_WITH: Final = {"forwards_ahead": ENVPIPE, "microbatch_group": "interleaved
 _NUMBERS: Final = ("stages", "microbatches", "chunks")
 _MOST_NAMED: Final = 8
 _Edges = Sequence[tuple[int, int]]  # (next operation, lag in ns)
-
-if TYPE_CHECKING:
-    from envplan.pipeline.imports import ImportedSchedule
 
 
 class Pipeline:
@@ -225,31 +223,6 @@ class Pipeline:
             p2p_latency=p2p_latency,
             microbatch_group=schedule.microbatch_group,
         )
-
-    @classmethod
-    def from_torch(cls, schedule: Any, *, p2p_latency: float = 0.0) -> Pipeline:
-        """The pipeline that a live schedule object of torch.distributed.pipelining runs.
-
-        Raises:
-            InputError: as for read_torch_schedule and from_orders.
-        """
-        from envplan.pipeline.imports.torch_csv import read_torch_schedule
-
-        return cls.from_imported(read_torch_schedule(schedule), p2p_latency=p2p_latency)
-
-    @classmethod
-    def from_megatron(
-        cls, config: Any, num_microbatches: int | None = None, *, p2p_latency: float = 0.0
-    ) -> Pipeline:
-        """The pipeline that Megatron runs with a configuration: an object, or a mapping.
-
-        Raises:
-            InputError: as for read_megatron and from_orders.
-        """
-        from envplan.pipeline.imports.megatron import read_megatron
-
-        schedule = read_megatron(config, num_microbatches)
-        return cls.from_imported(schedule, p2p_latency=p2p_latency)
 
     def with_microbatches(self, num_microbatches: int) -> Pipeline:
         """The same pipeline with another number of microbatches.

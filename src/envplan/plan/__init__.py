@@ -1,4 +1,8 @@
-"""Plans: a frequency for every operation, what it costs, and its file plan.json."""
+"""Plans: a frequency for every operation, what it costs, and its file plan.json.
+
+Enters: a replayed choice and a bound, or a file. Leaves: plans, frontier files, replays of plans.
+Does not look for plans; solve/ and everything after it import it.
+"""
 
 from envplan.plan.build import (
     as_referenced,

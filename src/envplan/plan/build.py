@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan._files import is_file
-from envplan._model import check_stated
+from envplan._io.documents import check_stated
+from envplan._io.files import is_file
 from envplan.errors import InputError
 from envplan.frontier import Relaxation
-from envplan.limits import AveragePower, EnergyBudget, MinHold, PeakPower
 from envplan.pipeline import Pipeline
 from envplan.plan.model import (
     PLAN_SCHEMA,
@@ -35,6 +34,7 @@ from envplan.plan.model import (
 from envplan.profile import Adjustments, Profile, builtin_paths
 from envplan.replay import Machine, Problem, Replay
 from envplan.request import Request
+from envplan.request.limits import AveragePower, EnergyBudget, MinHold, PeakPower
 from envplan.units import UW_PER_W, j_from_fj, ns_from_s_floor, s_from_ns
 
 

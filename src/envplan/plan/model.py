@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Name
 
 from pydantic import ConfigDict, Field
 
-from envplan._model import Count, Document, GpuCount, Index, Joules, Model, Seconds, Watts
+from envplan._io.documents import Count, Document, GpuCount, Index, Joules, Model, Seconds, Watts
 from envplan.costs.model import Costs
 from envplan.errors import InputError
 from envplan.frontier import BlockingPowerSource
-from envplan.limits import Robustness
 from envplan.pipeline import Pipeline, formats
 from envplan.profile import Adjustments, Profile
 from envplan.replay import Machine, Problem
 from envplan.request import Request
+from envplan.request.limits import Robustness
 from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, uw_from_w
 
 if TYPE_CHECKING:

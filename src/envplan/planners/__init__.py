@@ -1,13 +1,17 @@
-"""Planners: ways to choose a frequency for every operation, all behind one protocol."""
+"""Planners: ways to choose a frequency for every operation, all behind one protocol.
+
+Enters: a frontier and a request. Leaves: a plan; comparisons of planners; advice on schedules.
+Simulation, sweeps and the command line may import it.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from envplan.costs import priced
 from envplan.errors import InputError, unknown
 from envplan.plan import Plan, replay_plan
 from envplan.plan.build import note_straggler
+from envplan.plan.costs import priced
 from envplan.planners.base import (
     FrontierPlanner,
     MaxFrequency,

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from envplan._model import Model
+from envplan._io.documents import Model
 from envplan.errors import InputError, NoAnswerError, naming
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.pipeline.graph import ENVPIPE

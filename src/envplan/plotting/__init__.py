@@ -1,1 +1,5 @@
-"""Figures. matplotlib is imported here and nowhere else, and only when something is drawn."""
+"""Figures and pages. matplotlib is imported here alone, and only when something is drawn.
+
+Enters: frontiers, plans, timelines, reports. Leaves: pictures and pages.
+Only the command line imports it; values show themselves in notebooks through _io/notebook.py.
+"""

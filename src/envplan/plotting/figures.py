@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from envplan._files import atomic_write
-from envplan._words import counted, significant
+from envplan._io.files import atomic_write
+from envplan._io.words import counted, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from envplan.pipeline import Pipeline
     from envplan.profile import Profile
-    from envplan.simulation import Timeline
+    from envplan.simulation.iteration import Timeline
     from envplan.solve import Frontier
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; shapes differ as well.

@@ -22,7 +22,7 @@ from envplan.units import UW_PER_W, s_from_ns
 if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.planners import Comparison
-    from envplan.simulation import Timeline
+    from envplan.simulation.iteration import Timeline
     from envplan.solve import Frontier
 
 #: Plans beyond T_star, for the straggler that one can move along the chart.

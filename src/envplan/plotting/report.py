@@ -5,20 +5,20 @@ from __future__ import annotations
 import html
 import shlex
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan import __version__
-from envplan._words import counted, signed_percent, significant
-from envplan.costs.spending import Site
+from envplan._io.words import counted, signed_percent, significant
 from envplan.plotting import page
 from envplan.plotting.figures import in_unit
-from envplan.simulation import simulate
+from envplan.simulation.iteration import simulate
+from envplan.solve.savings import Site
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.planners import Comparison
-    from envplan.simulation import Timeline
+    from envplan.simulation.iteration import Timeline
     from envplan.solve import Frontier
 
 _CURRENCY: Final = "USD"
@@ -102,7 +102,7 @@ def report_page(
     body += [
         page.section("Use this plan", page.commands(commands)),
         page.section("Method and assumptions", _assumptions(plan, frontier, notes)),
-        f"<footer>envplan {html.escape(__version__)}</footer>",
+        f"<footer>envplan {html.escape(version('envplan'))}</footer>",
     ]
     return page.job_page("Energy plan of {}", frontier, body, data)
 

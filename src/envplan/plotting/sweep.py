@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan._words import counted
+from envplan._io.words import counted
 from envplan.errors import InputError
 from envplan.plotting.figures import OKABE_ITO, figure, label_axes, shortened
 from envplan.plotting.frontier import LOOKS

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from envplan.simulation import Timeline
+    from envplan.simulation.iteration import Timeline
 
 Window = tuple[float, float]
 

@@ -11,11 +11,14 @@ operation; order of first appearance is order of execution), `time_std`, `energy
 that waits for a neighbour. A sidecar NAME.meta.json beside NAME.csv may say where it comes from.
 
 Times and energies become integers (ns, fJ) here, and everything after this module trusts them.
+
+Enters: a profile's files. Leaves: tables of options, their cost curves, the pipeline of the job.
+Imports pipeline/ only; everything from replay/ on may import it.
 """
 
 from envplan.profile.curve import CostCurve, cost_curve
 from envplan.profile.derived import Adjustments
-from envplan.profile.model import Profile, builtin_paths, builtin_profiles
+from envplan.profile.model import Profile, builtin_paths, builtin_profiles, describe_profile
 from envplan.profile.options import (
     BLOCKING,
     DEFAULT_BLOCKING_POWER_W,
@@ -47,5 +50,6 @@ __all__ = [
     "builtin_profiles",
     "changes_of",
     "cost_curve",
+    "describe_profile",
     "pieces",
 ]

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import numpy as np
 from pydantic import Field
 
-from envplan._model import Model
+from envplan._io.documents import Model
 from envplan.errors import InputError
 from envplan.profile.options import BACKWARDS, Key, Measured, OptionTable, Parts
 from envplan.profile.parts import ByParts, by_parts

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envplan._files import atomic_write, named_file, read_bounded
-from envplan._tables import MAX_TABLE_BYTES
+from envplan._io.files import atomic_write, named_file, read_bounded
+from envplan._io.tables import MAX_TABLE_BYTES
 from envplan.errors import InputError, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
 from envplan.profile.options import (
@@ -114,7 +114,7 @@ class Profile(Contents):
         Raises:
             InputError: the sidecar says too little, or what cannot be.
         """
-        from envplan.pipeline.described import described_pipeline
+        from envplan.profile.described import described_pipeline
 
         return described_pipeline(self)
 
@@ -398,3 +398,10 @@ def _plain(value: object) -> object:
     if isinstance(value, float) and math.isfinite(value):
         return np.format_float_positional(value, trim="-")
     return value
+
+
+def describe_profile(profile: Profile) -> str:
+    """A profile's name, its GPU, whether it was measured or modelled, and what was derived."""
+    known = [text for text in (profile.metadata.gpu, profile.metadata.source) if text]
+    known += [*profile.notes, *profile.adjustments.in_words()]
+    return profile.name + (f" ({', '.join(known)})" if known else "")

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from envplan import _kernel
-from envplan._model import Model
+from envplan._io.documents import Model
 from envplan.errors import InputError
 from envplan.profile.options import (
     IntArray,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from envplan._tables import Table, parse_table
+from envplan._io.tables import Table, parse_table
 from envplan.errors import InputError
 from envplan.profile.options import BACKWARDS, BLOCKING, INSTRUCTIONS, NAME, Key, Knob, Parts
 from envplan.profile.parts import scaled

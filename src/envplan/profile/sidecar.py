@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, Strict
 
-from envplan._files import exists, refuse_slip
-from envplan._model import parse_document, read_json
+from envplan._io.documents import parse_document, read_json
+from envplan._io.files import exists, refuse_slip
 from envplan.errors import InputError
 from envplan.profile.options import INCLUDES_RECOMPUTATION
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from envplan._model import parse_document, read_json
+from envplan._io.documents import parse_document, read_json
 from envplan.errors import meant
 from envplan.profiling.workloads import Experts, LatentAttention, TransformerModel
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from envplan.devices import Counted, Device, DeviceError, choose, opened, visible_gpus
+from envplan.devices.guard import Guard
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.sweep import Settings, Workload, sweep
 from envplan.profiling.waiting import Peers
-from envplan.runtime.guard import Guard
 
 __all__ = ["measure", "wait_with"]
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from envplan._files import exists
+from envplan._io.files import exists
 from envplan.errors import InputError, meant, shown, unknown
 from envplan.profiling.huggingface import read_model
 from envplan.profiling.workloads import (

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from envplan._tables import read_table
+from envplan._io.tables import read_table
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, RAW_COLUMNS, Profile, ProfileRow
 from envplan.profile.smoothing import smooth_curve

@@ -262,7 +262,7 @@ def sweep(
         metadata: for the sidecar; GPU, driver, source, workload, date and version are added.
         progress: called before each operation at a clock with the share that is done and where it
             is.
-        hold: makes what is held while clocks are set: an `envplan.runtime.guard.Guard` gives the
+        hold: makes what is held while clocks are set: an `envplan.devices.guard.Guard` gives the
             clock back if this process is killed.
         now: the host's clock, s; tests pass their own. It times the work, too, unless the
             workload has a timer.

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from pydantic import TypeAdapter
 
-from envplan._files import append_whole, atomic_write, check_writable
+from envplan._io.files import append_whole, atomic_write, check_writable
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
 from envplan.profile.sidecar import sidecar_path

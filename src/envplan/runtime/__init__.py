@@ -1,4 +1,8 @@
-"""What runs beside training: clocks set to a plan, and always given back."""
+"""What runs beside training: clocks set to a plan, and always given back.
+
+Enters: a frequency plan and a framework's schedule. Leaves: clocks, run logs, measured profiles.
+Checks of run logs and the command line may import it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from envplan.runtime.guard import Guard
+    from envplan.devices.guard import Guard
     from envplan.runtime.profiler import Profiler
     from envplan.runtime.shim import Shim
 

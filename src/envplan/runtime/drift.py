@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from envplan.errors import InputError
-from envplan.limits import MinHold
 from envplan.plan import Plan, as_referenced
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
 from envplan.request import Deadline
+from envplan.request.limits import MinHold
 from envplan.solve import solve, trace_job
 from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
 

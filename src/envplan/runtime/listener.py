@@ -14,8 +14,8 @@ from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import Any, Final, Protocol
 
+from envplan.devices.guard import Guard
 from envplan.errors import InputError
-from envplan.runtime.guard import Guard
 
 __all__ = ["Clocks", "Listener", "Marker", "Moment", "environment_number", "seconds"]
 

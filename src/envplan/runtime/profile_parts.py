@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from pydantic import Field
 
-from envplan._model import Document
+from envplan._io.documents import Document
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling.sweep_file import COLUMNS

@@ -35,7 +35,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from envplan._files import check_writable
+from envplan._io.files import check_writable
 from envplan.devices import (
     DEFAULT_BACKEND,
     Backend,
@@ -48,10 +48,10 @@ from envplan.devices import (
     spaced_clocks,
     within,
 )
+from envplan.devices.guard import Guard
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.sweep import Valley
-from envplan.runtime.guard import Guard
 from envplan.runtime.listener import Clocks, Listener, Marker, Moment, environment_number
 from envplan.runtime.metering import EnergyLog, Span, measure, on_host
 from envplan.runtime.profile_parts import Part, merge_parts, part_path

@@ -23,8 +23,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, Strict
 
-from envplan._files import append_line, read_bounded
-from envplan._model import Index, Model
+from envplan._io.documents import Index, Model
+from envplan._io.files import append_line, read_bounded
 from envplan.errors import InputError
 
 RUN_SCHEMA: Final = "envplan/run/v1"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from envplan.devices import BACKENDS, DeviceError, backend_class, opened, uuid_of, within
-from envplan.runtime.locks import MARK_BYTES, LockFile, Mark, places
+from envplan.devices.locks import MARK_BYTES, LockFile, Mark, places
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
 

@@ -28,9 +28,9 @@ from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError
+from envplan.devices.guard import Guard
 from envplan.enforce.freqplan import FrequencyPlan, RankPlan
 from envplan.profile import Change, changes_of
-from envplan.runtime.guard import Guard
 from envplan.runtime.joules import Joules
 from envplan.runtime.listener import Clocks, Listener, Marker, Moment, environment_number, seconds
 from envplan.runtime.runlog import RUN_SCHEMA, RunLog

@@ -3,6 +3,9 @@
 After DynamoLLM (Stojkovic et al.): requests fall into nine classes, an instance of a model runs on
 2, 4 or 8 GPUs at some clock, and the fleet that meets every SLO with the least power is looked for,
 for one load (`exact_plan`, `hierarchical_plan`) or along a trace of requests (`simulate`).
+
+Enters: a serving profile, loads or traces. Leaves: fleets, replays of fleets, frequency plans.
+Pictures, checks and the command line may import it.
 """
 
 from __future__ import annotations

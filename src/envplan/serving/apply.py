@@ -24,12 +24,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from envplan._model import Count, Document, Index, Model
+from envplan._io.documents import Count, Document, Index, Model
 from envplan.devices import DeviceError
+from envplan.devices.guard import Guard
 from envplan.enforce.clocks import named_clocks
 from envplan.enforce.freqplan import StageClocks
 from envplan.errors import InputError
-from envplan.runtime.guard import Guard
 from envplan.serving.plan import ServingPlan
 from envplan.serving.profile import ServingProfile
 

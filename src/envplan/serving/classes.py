@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
-from envplan._model import Model
+from envplan._io.documents import Model
 from envplan.errors import InputError
 
 _LENGTHS: Final = "SML"

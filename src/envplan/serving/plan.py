@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field
 
-from envplan._files import is_file
-from envplan._model import Count, Document, Model
-from envplan._words import counted
+from envplan._io.documents import Count, Document, Model
+from envplan._io.files import is_file
+from envplan._io.words import counted
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES, Class, Positive, Slo, check_class, hosts, serves
 from envplan.serving.profile import Curve, ServingProfile, builtin_profiles

@@ -25,9 +25,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from envplan._files import atomic_write, named_file, read_bounded, refuse_slip
-from envplan._model import Model, parse_document, read_json
-from envplan._tables import MAX_TABLE_BYTES, Table, parse_table
+from envplan._io.documents import Model, parse_document, read_json
+from envplan._io.files import atomic_write, named_file, read_bounded, refuse_slip
+from envplan._io.tables import MAX_TABLE_BYTES, Table, parse_table
 from envplan.errors import InputError
 from envplan.profile import builtin_paths
 from envplan.profile.sidecar import sidecar_path

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from envplan._files import named_file, refuse_slip, unzipped
+from envplan._io.files import named_file, refuse_slip, unzipped
 from envplan.errors import InputError, shown
 from envplan.serving.classes import CLASSES, FloatArray, classify_all
 from envplan.serving.profile import ServingProfile, builtin_folder

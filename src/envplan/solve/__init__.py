@@ -1,4 +1,8 @@
-"""From a request to a plan: relaxation, rounding, and one search under all limits."""
+"""From a request to a plan: relaxation, rounding, and one search under all limits.
+
+Enters: a frontier and a request. Leaves: a plan with its certified gap.
+Planners, simulation, sweeps, checks and the command line import it.
+"""
 
 from envplan.solve.frontier import Frontier, plan_from_clocks, trace_frontier, trace_job
 from envplan.solve.search import solve

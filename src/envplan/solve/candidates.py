@@ -25,8 +25,8 @@ import numpy as np
 
 from envplan.errors import NoAnswerError
 from envplan.frontier import Relaxation
-from envplan.limits import Limit
 from envplan.replay import Machine, Replay, Rows
+from envplan.request.limits import Limit
 from envplan.solve.rounding import HEATS, Rounding
 from envplan.solve.single_clocks import StageClocks
 from envplan.units import s_from_ns

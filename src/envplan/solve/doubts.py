@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from envplan.errors import DoubtWarning
-from envplan.limits import AveragePower, PeakPower
+from envplan.request.limits import AveragePower, PeakPower
 from envplan.units import UW_PER_W, duration_text, s_from_ns
 
 if TYPE_CHECKING:

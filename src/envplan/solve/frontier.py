@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan._notebook import drawing, png_of
+from envplan._io.notebook import drawing, png_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline

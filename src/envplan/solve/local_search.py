@@ -3,7 +3,7 @@
 Where a clock comes late, how long an operation takes depends on its neighbours; where power or the
 spacing of requests is limited, whether a row may be taken depends on all that runs at that time. So
 rows are chosen by a search that replays every move exactly (csrc/annealing.hpp), and what comes out
-is what `envplan.replay` says of it, to the nanosecond. It starts from several choices:
+is what `envplan.replay.engine` says of it, to the nanosecond. It starts from several choices:
 
 - the rounded relaxed optimum of the deadline, and of one that is earlier by what it is late;
 - one clock a stage;
@@ -26,9 +26,9 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
-from envplan.cores import side_by_side
 from envplan.errors import NoAnswerError
 from envplan.replay import Machine, Replay, Rows, Search
+from envplan.replay.cores import side_by_side
 from envplan.solve.candidates import Candidates, NoPlanInTimeError
 from envplan.solve.power_limits import PowerLimited
 

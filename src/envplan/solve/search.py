@@ -12,10 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.costs import Run
-from envplan.costs.spending import check_span, priced, spent
+from envplan.costs.spending import check_span, spent
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
-from envplan.limits import (
+from envplan.plan import Plan, build_plan
+from envplan.plan.build import note_straggler, target_of
+from envplan.plan.costs import priced
+from envplan.replay import Machine, Replay, Rows
+from envplan.replay.noise import NoisyRun
+from envplan.request import Request
+from envplan.request.limits import (
     AveragePower,
     HoldsWithProbability,
     Limit,
@@ -24,11 +30,6 @@ from envplan.limits import (
     Robustness,
     Setting,
 )
-from envplan.noise import NoisyRun
-from envplan.plan import Plan, build_plan
-from envplan.plan.build import note_straggler, target_of
-from envplan.replay import Machine, Replay, Rows
-from envplan.request import Request
 from envplan.solve.candidates import Candidates, Known, NoPlanInTimeError
 from envplan.solve.local_search import LocalSearch
 from envplan.solve.power_limits import least_average_rows, least_average_uw

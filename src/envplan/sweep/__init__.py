@@ -1,4 +1,8 @@
-"""Sweeps: many plans in one go, on several processes; what is done is never done again."""
+"""Sweeps: many plans in one go, on several processes; what is done is never done again.
+
+Enters: a TOML file of questions. Leaves: a row for each, as CSV or Parquet.
+Pictures, checks and the command line may import it.
+"""
 
 from envplan.sweep.config import SweepConfig, read_config
 from envplan.sweep.running import SweepResult, run_sweep

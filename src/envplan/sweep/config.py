@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
-from envplan._files import AnyPath, decoded, read_bounded
-from envplan._model import Count, GpuCount, Joules, Model, Seconds
+from envplan._io.documents import Count, GpuCount, Joules, Model, Seconds
+from envplan._io.files import AnyPath, decoded, read_bounded
 from envplan.errors import InputError, naming
 from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS

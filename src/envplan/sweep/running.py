@@ -17,18 +17,18 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import cache
+from importlib.metadata import version
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from envplan import __version__
-from envplan._files import AnyPath, append_whole, check_writable, is_file
-from envplan._model import Model
-from envplan.cores import cores
+from envplan._io.documents import Model
+from envplan._io.files import AnyPath, append_whole, check_writable, is_file
 from envplan.errors import EnvplanError, InputError
 from envplan.pipeline import traits
 from envplan.profile import Profile
 from envplan.profile.sidecar import Job
+from envplan.replay.cores import cores
 from envplan.sweep.table import Row
 from envplan.sweep.work import Group, Task, failed_row, run_on_processes, run_on_ray
 
@@ -219,7 +219,7 @@ def _filled(point: Point, profile: Profile) -> Point:
 def _key(point: Point, profile: Profile) -> str:
     """What decides a point's outcome: the version of envplan, the profile, what the point says and
     what its sidecar says of the job besides."""
-    document = [__version__, profile.sha256, point.model_dump(exclude_defaults=True)]
+    document = [version("envplan"), profile.sha256, point.model_dump(exclude_defaults=True)]
     if profile.metadata.job != Job():
         document.append(asdict(profile.metadata.job))
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

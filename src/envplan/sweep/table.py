@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal, get_args
 
-from envplan._files import atomic_write, read_bounded
-from envplan._model import Model
-from envplan._tables import MAX_TABLE_BYTES, parse_table
+from envplan._io.documents import Model
+from envplan._io.files import atomic_write, read_bounded
+from envplan._io.tables import MAX_TABLE_BYTES, parse_table
 from envplan.errors import InputError
 from envplan.sweep.config import TargetKind
 

@@ -23,15 +23,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple
 
-from envplan.cores import use_cores
 from envplan.errors import DoubtWarning, EnvplanError, InputError
 from envplan.pipeline import traits
-from envplan.pipeline.described import described_pipeline, parse_extras
 from envplan.plan import Plan
 from envplan.planners import PLANNERS, answer, forwards_ahead
 from envplan.profile import ByParts, Profile
+from envplan.profile.described import described_pipeline, parse_extras
+from envplan.replay.cores import use_cores
 from envplan.request import Request
-from envplan.simulation import simulate
+from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.sweep.config import TARGETS, Point
 from envplan.sweep.table import Row

@@ -26,11 +26,12 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from envplan._files import read_bounded
-from envplan._model import Model
+from envplan._io.documents import Model
+from envplan._io.files import read_bounded
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.formats import identifier
-from envplan.pipeline.imports import ImportedSchedule, Step, scheduled
+from envplan.pipeline.imported import ImportedSchedule
+from envplan.pipeline.imports import Step, scheduled
 from envplan.pipeline.schedules import BACKWARD, LETTERS
 
 __all__ = ["TraceMapping", "read_chrome_traces"]

@@ -15,10 +15,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from envplan._files import decoded, parse_json, read_bounded
+from envplan._io.files import decoded, parse_json, read_bounded
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.formats import whole_number
-from envplan.pipeline.imports import MAX_FILE_BYTES, ImportedSchedule
+from envplan.pipeline.graph import Pipeline
+from envplan.pipeline.imported import ImportedSchedule
+from envplan.pipeline.imports import MAX_FILE_BYTES
 from envplan.pipeline.schedules import interleaved, one_forward_one_backward
 
 __all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]
@@ -274,3 +276,18 @@ def _value(config: Any, name: str) -> Any:
     if len(found) > 1:
         raise InputError(f"says two things under {name}: {' and '.join(found)}")
     return next(iter(found.values()), None)
+
+
+def pipeline_from_megatron(
+    config: Any, num_microbatches: int | None = None, *, p2p_latency: float = 0.0
+) -> Pipeline:
+    """The pipeline that Megatron runs with a configuration: an object, or a mapping.
+
+    Args:
+        p2p_latency: seconds that a transfer between ranks takes.
+
+    Raises:
+        InputError: as for read_megatron and Pipeline.from_orders.
+    """
+    schedule = read_megatron(config, num_microbatches)
+    return Pipeline.from_imported(schedule, p2p_latency=p2p_latency)

@@ -23,26 +23,25 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
-from envplan._files import decoded, read_bounded
+from envplan._io.files import decoded, read_bounded
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.dependencies import short_name
-from envplan.pipeline.imports import (
-    MAX_FILE_BYTES,
-    MOST_DIGITS,
-    ImportedSchedule,
-    Step,
-    scheduled,
-)
+from envplan.pipeline.graph import Pipeline
+from envplan.pipeline.imported import ImportedSchedule
+from envplan.pipeline.imports import MAX_FILE_BYTES, MOST_DIGITS, Step, scheduled
 from envplan.pipeline.schedules import LETTERS, SCHEDULES
 
-if TYPE_CHECKING:
-    from envplan.pipeline.graph import Pipeline
-
-__all__ = ["as_torch_csv", "parse_rows", "read_torch_csv", "read_torch_schedule"]
+__all__ = [
+    "as_torch_csv",
+    "parse_rows",
+    "pipeline_from_torch",
+    "read_torch_csv",
+    "read_torch_schedule",
+]
 
 _INSTRUCTIONS: Final = {letter: instruction for instruction, letter in LETTERS.items()}
 _NUMBER: Final = rf"([0-9]{{1,{MOST_DIGITS}}})"
@@ -152,3 +151,15 @@ def as_torch_csv(pipeline: Pipeline) -> str:
     for op, step in zip(pipeline.operations, starts.tolist(), strict=True):
         rows[op.stage] += [""] * (step - len(rows[op.stage])) + [short_name(op)]
     return "".join(",".join(row) + "\n" for row in rows)
+
+
+def pipeline_from_torch(schedule: Any, *, p2p_latency: float = 0.0) -> Pipeline:
+    """The pipeline that a live schedule object of torch.distributed.pipelining runs.
+
+    Args:
+        p2p_latency: seconds that a transfer between ranks takes.
+
+    Raises:
+        InputError: as for read_torch_schedule and Pipeline.from_orders.
+    """
+    return Pipeline.from_imported(read_torch_schedule(schedule), p2p_latency=p2p_latency)

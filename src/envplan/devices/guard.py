@@ -19,7 +19,7 @@ the guard calls the driver. What may happen, and what then does:
   training is process 1 of a container: its end kills all others there. Start it with --init.
 - Somebody else had set the clock before: that clock is put back, as far as the driver tells it.
 
-This module also is the guard's program: `python -m envplan.runtime.guard`.
+This module also is the guard's program: `python -m envplan.devices.guard`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from functools import partial
 from typing import Any, Final
 
 from envplan.devices import Counted, Device, DeviceError, DeviceInfo, backend, choose
+from envplan.devices.locks import RETRY_S, LockFile, Mark, give_back, insist, recover
 from envplan.errors import EnvplanError
-from envplan.runtime.locks import RETRY_S, LockFile, Mark, give_back, insist, recover
 
 __all__ = ["Guard"]
 
@@ -364,7 +364,7 @@ class _Program(subprocess.Popen[bytes]):
             # -P: files in the folder that training was started in are no modules of ours. Its own
             # session: what a terminal sends to the training's processes is not for the guard.
             super().__init__(
-                [sys.executable, "-P", "-m", "envplan.runtime.guard", json.dumps(arguments)],
+                [sys.executable, "-P", "-m", "envplan.devices.guard", json.dumps(arguments)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 bufsize=0,

@@ -1,13 +1,9 @@
-"""Jobs, profiles and numbers in words, as tables, pictures, pages and proofs show them."""
+"""Counts and numbers in words, as tables, pictures, pages and proofs show them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from envplan.profile import Profile
 
 
 def counted(count: int, noun: str) -> str:
@@ -42,10 +38,3 @@ def signed_percent(percent: float) -> str:
 
 def _decimals(value: float, digits: int) -> int:
     return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else digits - 1
-
-
-def describe_profile(profile: Profile) -> str:
-    """A profile's name, its GPU, whether it was measured or modelled, and what was derived."""
-    known = [text for text in (profile.metadata.gpu, profile.metadata.source) if text]
-    known += [*profile.notes, *profile.adjustments.in_words()]
-    return profile.name + (f" ({', '.join(known)})" if known else "")

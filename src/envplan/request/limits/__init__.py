@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from envplan.limits.base import (
+from envplan.request.limits.base import (
     AveragePower,
     EnergyBudget,
     Limit,
@@ -14,7 +14,7 @@ from envplan.limits.base import (
     PeakPower,
     Setting,
 )
-from envplan.limits.probability import HoldsWithProbability, Robustness
+from envplan.request.limits.probability import HoldsWithProbability, Robustness
 
 AnyLimit = Annotated[
     MinHold | PeakPower | AveragePower | EnergyBudget | HoldsWithProbability,

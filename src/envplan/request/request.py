@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from envplan._model import Model
+from envplan._io.documents import Model
 from envplan.costs.model import Run
 from envplan.errors import InputError
-from envplan.limits import (
+from envplan.request.limits import (
     AnyLimit,
     AveragePower,
     EnergyBudget,

@@ -22,7 +22,12 @@ from envplan.costs import Run
 from envplan.costs.model import Pair
 from envplan.costs.spending import pairs
 from envplan.errors import NoAnswerError
-from envplan.limits import (
+from envplan.plan import Plan, replay_plan
+from envplan.plan.build import gap_over, percent, predict
+from envplan.planners import Planner, answer
+from envplan.profile import Profile
+from envplan.request import Deadline, Request
+from envplan.request.limits import (
     AnyLimit,
     AveragePower,
     EnergyBudget,
@@ -30,12 +35,7 @@ from envplan.limits import (
     MinHold,
     PeakPower,
 )
-from envplan.plan import Plan, replay_plan
-from envplan.plan.build import gap_over, percent, predict
-from envplan.planners import Planner, answer
-from envplan.profile import Profile
-from envplan.request import Deadline, Request
-from envplan.simulation import PLANNED, Conditions
+from envplan.simulation.iteration import PLANNED, Conditions
 from envplan.solve import Frontier, solve, trace_frontier
 from envplan.solve.search import Deadlines
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns

@@ -68,7 +68,7 @@ class Mark:
         """The parent of the guard's process; None if it does not live."""
         process = Path(f"/proc/{self.guard}")
         try:
-            if b"envplan.runtime.guard" not in (process / "cmdline").read_bytes():
+            if b"envplan.devices.guard" not in (process / "cmdline").read_bytes():
                 return None
             return int((process / "stat").read_text().rpartition(") ")[2].split()[1])
         except (OSError, ValueError):

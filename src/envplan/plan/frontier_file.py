@@ -1,4 +1,4 @@
-"""Frontier files: `envplan frontier -o frontier.csv|.json`, written, read, looked up and checked.
+"""Frontier files: `envplan frontier -o frontier.csv|.json`, written, read and looked up.
 
 frontier.csv has a row for each plan along the frontier. frontier.json holds the exact relaxed curve
 and each plan's clocks as well, so that a plan for any time can be had from it and the profile
@@ -12,23 +12,22 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 import numpy as np
 from pydantic import Field
 
-from envplan._files import AnyPath, atomic_write
-from envplan._model import Document, Index, Model, check_stated
-from envplan.errors import InputError, NoAnswerError
+from envplan._io.documents import Document, Index, Model
+from envplan._io.files import AnyPath, atomic_write
+from envplan.errors import NoAnswerError
+from envplan.frontier import Relaxation
 from envplan.plan import Job, Plan, Rung, as_referenced, check_reference, find_profile, rung_rows
-from envplan.plan.build import check_cost, gap_over, plan_of, target_of
+from envplan.plan.build import plan_of, target_of
 from envplan.plan.model import Baseline, ProfileReference
 from envplan.profile import Profile
 from envplan.replay import Problem, Replay
 from envplan.request import Request
-from envplan.solve import Frontier
 from envplan.units import fj_from_j, ns_from_s_floor
 
 FRONTIER_SCHEMA: Final = "envplan/frontier/v1"
@@ -104,7 +103,7 @@ class FrontierFile(Document):
     breakpoints: Breakpoints
 
     @classmethod
-    def from_plans(cls, frontier: Frontier, plans: Sequence[Plan]) -> Self:
+    def from_plans(cls, frontier: Relaxation, plans: Sequence[Plan]) -> Self:
         """The file of a frontier and some of its plans, by ascending time."""
         return cls(
             schema=FRONTIER_SCHEMA,
@@ -190,55 +189,3 @@ def distinct(plans: Sequence[Plan]) -> list[Plan]:
         if not kept or plan.energy < kept[-1].energy:
             kept.append(plan)
     return kept
-
-
-def check_rows(rows: Sequence[Row]) -> list[str]:
-    """That the rows are a frontier and agree with themselves.
-
-    Returns:
-        A sentence for everything that was proved.
-
-    Raises:
-        InputError: the first thing that is not so; plans count from 1.
-    """
-    for number, row in enumerate(rows, start=1):
-        name = f"plan {number}"
-        if row.lower_bound_j > row.energy_j:
-            raise InputError(f"{name}: lower_bound_j lies above energy_j")
-        check_stated(f"{name}: gap", row.gap, gap_over(row.energy_j, row.lower_bound_j), _TOLERANCE)
-        average_j = row.average_power_w * row.iteration_time_s
-        check_stated(f"{name}: average_power_w x time", average_j, row.energy_j, _TOLERANCE)
-    for number, (one, other) in enumerate(pairwise(rows), start=2):
-        if not (one.iteration_time_s < other.iteration_time_s and one.energy_j > other.energy_j):
-            raise InputError(f"plan {number} is not both slower and cheaper than the one before it")
-    worst = max(row.gap for row in rows)
-    return [
-        f"{len(rows)} plans, each slower and cheaper than the one before",
-        f"every lower bound is at most the energy; the largest gap is {100 * worst:.4f}%",
-        "gaps and average powers follow from times and energies",
-    ]
-
-
-def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
-    """That the relaxed curve of a file is the one traced again, to 1e-9, and that its plans take
-    what they say, to the nanosecond.
-
-    Raises:
-        InputError: it is not; says where.
-    """
-    expected = FrontierFile.from_plans(frontier, [frontier.plan()])
-    for name in ("t_min_s", "t_star_s", "baseline", "breakpoints"):
-        check_stated(name, getattr(file, name), getattr(expected, name), _TOLERANCE)
-    for number, row in enumerate(file.plans, start=1):
-        name = f"plan {number}"
-        replay = row.replayed(name, frontier.problem)
-        check_cost(f"{name}: ", row, replay, frontier.num_gpus)
-        if row.iteration_time_s < frontier.min_time:
-            raise InputError(f"{name}: faster than T_min")
-        if row.lower_bound_j > frontier.energy_at(row.iteration_time_s) * (1 + _TOLERANCE):
-            raise InputError(f"{name}: lower_bound_j lies above the curve")
-    return [
-        "every plan's time and energy are those of its clocks, replayed",
-        f"T_min, T_star, the baseline and all {len(file.breakpoints.energy_j)} breakpoints are "
-        "those of the frontier traced again",
-    ]

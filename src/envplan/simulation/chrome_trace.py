@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, Final
 
-from envplan._files import atomic_write
-from envplan.simulation import Timeline
+from envplan._io.files import atomic_write
+from envplan.simulation.iteration import Timeline
 from envplan.units import j_from_fj, ns_from_s
 
 __all__ = ["save_chrome_trace"]

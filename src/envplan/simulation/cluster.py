@@ -18,8 +18,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
-from envplan._model import GpuCount, Model
-from envplan._tables import read_table
+from envplan._io.documents import GpuCount, Model
+from envplan._io.tables import read_table
 from envplan.costs import Run
 from envplan.costs.model import Pair
 from envplan.costs.spending import pairs
@@ -30,7 +30,7 @@ from envplan.plan.build import percent
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.request import Effort
-from envplan.simulation import PLANNED, Conditions
+from envplan.simulation.iteration import PLANNED, Conditions
 from envplan.solve import Frontier, trace_job
 from envplan.solve.frontier import LADDER
 from envplan.solve.search import ladder, plans_by, with_late_parts

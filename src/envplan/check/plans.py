@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from envplan._model import check_stated
-from envplan.costs.spending import check_costs
+from envplan._io.documents import check_stated
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import Progress, Relaxation
-from envplan.limits import PeakPower, Setting
 from envplan.plan import Plan, as_referenced, check_reference, replay_plan, rung_rows
 from envplan.plan.build import check_cost, predict, until_straggler
+from envplan.plan.costs import check_costs
 from envplan.plan.model import told_request
 from envplan.profile import Profile
 from envplan.replay import Replay
+from envplan.request.limits import PeakPower, Setting
 from envplan.solve import trace_job
 from envplan.units import (
     MAX_INTEGER,

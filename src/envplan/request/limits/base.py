@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from envplan._model import Model
+from envplan._io.documents import Model
 from envplan.errors import InputError
 from envplan.units import (
     fj_from_j,
@@ -25,10 +25,10 @@ from envplan.units import (
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
-    from envplan.noise import NoisyRun
     from envplan.plan import Plan
     from envplan.profile import Profile
     from envplan.replay import Replay
+    from envplan.replay.noise import NoisyRun
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from envplan._files import AnyPath, decoded, read_bounded, refuse_slip
+from envplan._io.files import AnyPath, decoded, read_bounded, refuse_slip
 from envplan.errors import InputError, shown
 
 MAX_TABLE_BYTES: Final = 256 * 2**20

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from envplan._files import AnyPath, atomic_write, parse_json, read_bounded
+from envplan._io.files import AnyPath, atomic_write, parse_json, read_bounded
 from envplan.errors import InputError, shown
 
 MAX_DOCUMENT_BYTES: Final = 256 * 2**20

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envplan._model import Model, check_stated
+from envplan._io.documents import Model, check_stated
 from envplan.costs.model import Iterations
 from envplan.errors import InputError
-from envplan.limits.base import Limit, Setting
-from envplan.noise import (
+from envplan.replay.noise import (
     CONFIDENCE,
     NoisyRun,
     least_held,
@@ -27,6 +26,7 @@ from envplan.noise import (
     spreads,
     time_factors,
 )
+from envplan.request.limits.base import Limit, Setting
 from envplan.units import ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:

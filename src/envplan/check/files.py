@@ -9,29 +9,30 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import FiniteFloat, create_model
 
-from envplan._files import is_file, parse_json, read_bounded
-from envplan._model import MAX_DOCUMENT_BYTES
-from envplan._tables import read_table
-from envplan._words import counted, describe_profile, significant
-from envplan.cluster import read_slowdowns
+from envplan._io.documents import MAX_DOCUMENT_BYTES
+from envplan._io.files import is_file, parse_json, read_bounded
+from envplan._io.tables import read_table
+from envplan._io.words import counted, significant
+from envplan.check.frontiers import check_curve, check_rows
+from envplan.check.plans import verify_plan
 from envplan.costs.rates import read_rate
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.given_clocks import count_clocks
 from envplan.errors import InputError, naming, shown
-from envplan.frontier_file import FrontierFile, Row, check_curve, check_rows
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
 from envplan.pipeline.imports.torch_csv import read_torch_csv
 from envplan.pipeline.schedules import EXTRAS, LETTERS
 from envplan.plan import Plan, check_reference, find_profile
-from envplan.profile import Profile
+from envplan.plan.frontier_file import FrontierFile, Row
+from envplan.profile import Profile, describe_profile
 from envplan.runtime.runlog import read_run_log
+from envplan.simulation.cluster import read_slowdowns
 from envplan.solve import trace_job
 from envplan.solve.doubts import doubt_profile
 from envplan.sweep import read_config
 from envplan.sweep.table import read_rows
 from envplan.units import duration_text
-from envplan.verify import verify_plan
 
 __all__ = ["Checked", "check_file"]
 

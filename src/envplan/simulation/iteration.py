@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from envplan._model import Model
-from envplan._notebook import drawing, png_of
-from envplan.noise import time_factors
+from envplan._io.documents import Model
+from envplan._io.notebook import drawing, png_of
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, Target, replay_plan
 from envplan.plan.build import operation_rows, plan_of
 from envplan.profile import Profile, pieces
 from envplan.replay import Machine, Replay
-from envplan.request import MAX_LATENCY_S
+from envplan.replay.noise import time_factors
+from envplan.request.request import MAX_LATENCY_S
 from envplan.units import MAX_INTEGER, UW_PER_W, j_from_fj, ns_from_s, s_from_ns
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from envplan._words import counted
+from envplan._io.words import counted
 from envplan.errors import InputError
 from envplan.pipeline.graph import ENVPIPE, Pipeline
 from envplan.pipeline.schedules import EXTRAS, traits

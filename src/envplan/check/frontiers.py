@@ -1,0 +1,67 @@
+"""The proof of a frontier file: its plans replayed, its curve traced again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from envplan._io.documents import check_stated
+from envplan.errors import InputError
+from envplan.plan.build import check_cost, gap_over
+from envplan.plan.frontier_file import FrontierFile, Row
+from envplan.solve import Frontier
+
+_TOLERANCE: Final = 1e-9
+
+
+def check_rows(rows: Sequence[Row]) -> list[str]:
+    """That the rows are a frontier and agree with themselves.
+
+    Returns:
+        A sentence for everything that was proved.
+
+    Raises:
+        InputError: the first thing that is not so; plans count from 1.
+    """
+    for number, row in enumerate(rows, start=1):
+        name = f"plan {number}"
+        if row.lower_bound_j > row.energy_j:
+            raise InputError(f"{name}: lower_bound_j lies above energy_j")
+        check_stated(f"{name}: gap", row.gap, gap_over(row.energy_j, row.lower_bound_j), _TOLERANCE)
+        average_j = row.average_power_w * row.iteration_time_s
+        check_stated(f"{name}: average_power_w x time", average_j, row.energy_j, _TOLERANCE)
+    for number, (one, other) in enumerate(pairwise(rows), start=2):
+        if not (one.iteration_time_s < other.iteration_time_s and one.energy_j > other.energy_j):
+            raise InputError(f"plan {number} is not both slower and cheaper than the one before it")
+    worst = max(row.gap for row in rows)
+    return [
+        f"{len(rows)} plans, each slower and cheaper than the one before",
+        f"every lower bound is at most the energy; the largest gap is {100 * worst:.4f}%",
+        "gaps and average powers follow from times and energies",
+    ]
+
+
+def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
+    """That the relaxed curve of a file is the one traced again, to 1e-9, and that its plans take
+    what they say, to the nanosecond.
+
+    Raises:
+        InputError: it is not; says where.
+    """
+    expected = FrontierFile.from_plans(frontier, [frontier.plan()])
+    for name in ("t_min_s", "t_star_s", "baseline", "breakpoints"):
+        check_stated(name, getattr(file, name), getattr(expected, name), _TOLERANCE)
+    for number, row in enumerate(file.plans, start=1):
+        name = f"plan {number}"
+        replay = row.replayed(name, frontier.problem)
+        check_cost(f"{name}: ", row, replay, frontier.num_gpus)
+        if row.iteration_time_s < frontier.min_time:
+            raise InputError(f"{name}: faster than T_min")
+        if row.lower_bound_j > frontier.energy_at(row.iteration_time_s) * (1 + _TOLERANCE):
+            raise InputError(f"{name}: lower_bound_j lies above the curve")
+    return [
+        "every plan's time and energy are those of its clocks, replayed",
+        f"T_min, T_star, the baseline and all {len(file.breakpoints.energy_j)} breakpoints are "
+        "those of the frontier traced again",
+    ]

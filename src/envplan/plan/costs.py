@@ -1,0 +1,93 @@
+"""What a plan costs, in money and carbon, and the proof of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envplan._io.documents import check_stated
+from envplan.costs.model import Costs, Run
+from envplan.costs.spending import pairs
+from envplan.errors import InputError
+from envplan.frontier import Relaxation
+from envplan.plan.model import Plan
+from envplan.units import ns_from_s, ns_from_s_floor, s_from_ns
+
+#: How far a stated cost may lie from its recomputation.
+_TOLERANCE: Final = 1e-9
+
+
+def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
+    """The plan, with what it costs; where it waits for a straggler, until that has finished.
+
+    Args:
+        straggler_s: when the straggler has finished, s; default: what the plan's target says.
+
+    Raises:
+        InputError: a rate ends before the run does.
+    """
+    iteration, whole = pairs(*before_and_after(plan, straggler_s), run, plan.job.all_gpus)
+    asked = run.model_dump(exclude={"minimize"})
+    asked["minimized"] = run.minimized if run.deadline_s is not None else None
+    costs = Costs(**asked, iteration=iteration, run=whole)
+    return plan.model_copy(update={"costs": costs})
+
+
+def before_and_after(
+    plan: Plan, straggler_s: float | None = None
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Time (s) and energy (J) of an iteration at maximum frequency and by the plan; where there is
+    a straggler, both until it has finished.
+
+    Args:
+        straggler_s: as for priced.
+    """
+    known = plan.target.straggler_time_s if straggler_s is None else straggler_s
+    before, until_s = plan.predicted.baseline, known or 0.0
+    return (
+        plan.until(until_s, before.iteration_time_s, before.energy_j),
+        plan.until(until_s, plan.iteration_time, plan.energy),
+    )
+
+
+def check_costs(plan: Plan) -> list[str]:
+    """Prove the costs in a plan from its rates, time and energy.
+
+    Returns:
+        A sentence for what was proved; none where the plan has no costs.
+
+    Raises:
+        InputError: the first number that is not so.
+    """
+    costs = plan.costs
+    if costs is None:
+        return []
+    iteration, run = pairs(*before_and_after(plan), costs.of_run(), plan.job.all_gpus)
+    check_stated("costs.iteration", costs.iteration, iteration, _TOLERANCE)
+    check_stated("costs.run", costs.run, run, _TOLERANCE)
+    proved = ["costs follow from the plan's time and energy and the rates in the file"]
+    if costs.deadline_s is not None and costs.iterations is not None:
+        taken_ns = ns_from_s(before_and_after(plan)[1][0]) * costs.iterations
+        taken = f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s"
+        if taken_ns > ns_from_s_floor(costs.deadline_s):
+            raise InputError(f"{taken}, more than the deadline of {costs.deadline_s!r} s")
+        proved.append(f"{taken} <= deadline {costs.deadline_s!r} s")
+    return proved
+
+
+def tokens_per_iteration(frontier: Relaxation) -> int:
+    """Tokens of one iteration over all replicas, from what the profile's sidecar says.
+
+    Microbatch size x sequence length x microbatches x replicas.
+
+    Raises:
+        InputError: the sidecar does not say microbatch_size or sequence_length.
+    """
+    metadata = frontier.profile.metadata
+    size, length = metadata.microbatch_size, metadata.extra.get("sequence_length")
+    if size is None or not isinstance(length, int) or not 0 < length < 2**31:
+        raise InputError(
+            f"how many tokens has an iteration? Give --tokens-per-iteration (the sidecar of "
+            f"profile {frontier.profile.name} does not say "
+            f"{'microbatch_size' if size is None else 'sequence_length'})"
+        )
+    return size * frontier.pipeline.num_microbatches * frontier.replicas * length
