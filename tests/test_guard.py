@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import envplan
-from envplan.devices import DeviceError, opened
+from envplan.devices import DeviceError, locks, opened
+from envplan.devices import guard as guard_module
 from envplan.devices.locks import LockFile, recover
-from envplan.runtime import Guard, locks
-from envplan.runtime import guard as guard_module
+from envplan.runtime import Guard
 from fake_nvml import FakeNvml, open_fake_nvml, wait_for
 from shim_helpers import end, holding, training
 

@@ -252,7 +252,8 @@ def test_folder_that_another_user_took_first_does_not_stop_a_guard(for_all: Fake
     os.chown(taken, OTHER, OTHER)
     script = """
 from envplan.devices import DeviceError
-from envplan.runtime import Guard, guard
+from envplan.devices import guard
+from envplan.runtime import Guard
 guard._HANDOVER_S = 0.1
 with Guard.start("nvml", 0):
     try:

@@ -184,7 +184,7 @@ class Document(Model):
     def schema_file(cls) -> Path:
         """Where the JSON Schema of the format is."""
         name, version = cls.schema_name.split("/")[1:]
-        return Path(__file__).parent / "schemas" / f"{name}.{version}.schema.json"
+        return Path(__file__).parents[1] / "schemas" / f"{name}.{version}.schema.json"
 
 
 def check_stated(where: str, stated: Any, true: Any, tolerance: float = 0.0) -> None:

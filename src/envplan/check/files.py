@@ -25,7 +25,7 @@ from envplan.pipeline.imports.torch_csv import read_torch_csv
 from envplan.pipeline.schedules import EXTRAS, LETTERS
 from envplan.plan import Plan, check_reference, find_profile
 from envplan.plan.frontier_file import FrontierFile, Row
-from envplan.profile import Profile, describe_profile
+from envplan.profile import Profile
 from envplan.runtime.runlog import read_run_log
 from envplan.simulation.cluster import read_slowdowns
 from envplan.solve import trace_job
@@ -303,8 +303,7 @@ def _profile(given: _Given) -> list[str]:
     constant = [f"{fixed} of the operations take the same time at any clock"] if fixed else []
     powers = ", ".join(significant(power, 3) for power in profile.blocking_power_w or ())
     return [
-        f"{describe_profile(profile)}: {profile.num_stages} stages with "
-        f"{', '.join(profile.instructions)}",
+        f"{profile.describe()}: {profile.num_stages} stages with {', '.join(profile.instructions)}",
         f"{sum(map(len, tables))} options {span}, all times and energies in range, no gaps",
         *constant,
         f"blocking power {powers} W by stage"

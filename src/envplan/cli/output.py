@@ -28,7 +28,6 @@ from envplan._io.words import signed_percent as signed_percent
 from envplan._io.words import significant as significant
 from envplan.cli import state
 from envplan.errors import DoubtWarning
-from envplan.profile import describe_profile as describe_profile
 from envplan.units import duration_text
 
 if TYPE_CHECKING:
@@ -245,7 +244,7 @@ def describe_job(frontier: Frontier) -> str:
     unused = ", ".join(name for name in EXTRAS if name in profile.instructions and name not in used)
     adds = "the DAG file has none" if pipeline.schedule == "dag" else "--extra adds them"
     return (
-        f"{describe_profile(profile)}; {job_line(pipeline, frontier.num_gpus)}\n"
+        f"{profile.describe()}; {job_line(pipeline, frontier.num_gpus)}\n"
         f"waiting GPUs draw {span(powers, ' to ')} W ({source})"
         + (f"\nthe profile's rows for {unused} are not used; {adds}" if unused else "")
     )

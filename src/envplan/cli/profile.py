@@ -324,7 +324,7 @@ def _print(profile: envplan.Profile) -> None:
     from envplan.profiling.remarks import remarks, summarize_profile
 
     metadata, stages = profile.metadata, summarize_profile(profile)
-    ui.say(f"{ui.describe_profile(profile)}: {metadata.workload}")
+    ui.say(f"{profile.describe()}: {metadata.workload}")
     lowest = ["" if one.clocks == 1 else f"-{one.lowest} ({one.clocks})" for one in stages]
     columns = {
         "stage": [one.stage for one in stages],

@@ -102,6 +102,6 @@ def smooth(
     said = smoothed.metadata.extra["smoothed"]
     ui.answer(
         lambda: {"profile": str(output), **said},
-        lambda: ui.say(f"{ui.describe_profile(source)}: {describe_smoothing(said)}"),
+        lambda: ui.say(f"{source.describe()}: {describe_smoothing(said)}"),
         then=["envplan", "frontier", str(output)],
     )

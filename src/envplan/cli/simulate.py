@@ -229,7 +229,7 @@ def _print(
 
     plan, shown = timeline.plan, ui.significant
     job = job_line(timeline.pipeline, plan.job.num_gpus)
-    ui.say(f"{ui.describe_profile(profile)}; planner {plan.planner}; {job}")
+    ui.say(f"{profile.describe()}; planner {plan.planner}; {job}")
     source = plan.profile.source
     first = ", first run" if len(timeline.run_times_ns) > 1 else ""
     ui.print_columns(ui.titled(ui.ITERATION, source) + first, _stages(timeline))

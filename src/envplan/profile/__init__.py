@@ -18,7 +18,7 @@ Imports pipeline/ only; everything from replay/ on may import it.
 
 from envplan.profile.curve import CostCurve, cost_curve
 from envplan.profile.derived import Adjustments
-from envplan.profile.model import Profile, builtin_paths, builtin_profiles, describe_profile
+from envplan.profile.model import Profile, builtin_paths, builtin_profiles
 from envplan.profile.options import (
     BLOCKING,
     DEFAULT_BLOCKING_POWER_W,
@@ -50,6 +50,5 @@ __all__ = [
     "builtin_profiles",
     "changes_of",
     "cost_curve",
-    "describe_profile",
     "pieces",
 ]

@@ -378,6 +378,12 @@ class Profile(Contents):
         atomic_write(path, self._content)
         atomic_write(sidecar_path(Path(path)), self.metadata.to_json())
 
+    def describe(self) -> str:
+        """Its name, its GPU, whether it was measured or modelled, and what was derived."""
+        facts = [text for text in (self.metadata.gpu, self.metadata.source) if text]
+        facts += [*self.notes, *self.adjustments.in_words()]
+        return self.name + (f" ({', '.join(facts)})" if facts else "")
+
 
 def builtin_profiles() -> list[Profile]:
     """The profiles that ship with envplan, by name."""
@@ -398,10 +404,3 @@ def _plain(value: object) -> object:
     if isinstance(value, float) and math.isfinite(value):
         return np.format_float_positional(value, trim="-")
     return value
-
-
-def describe_profile(profile: Profile) -> str:
-    """A profile's name, its GPU, whether it was measured or modelled, and what was derived."""
-    known = [text for text in (profile.metadata.gpu, profile.metadata.source) if text]
-    known += [*profile.notes, *profile.adjustments.in_words()]
-    return profile.name + (f" ({', '.join(known)})" if known else "")

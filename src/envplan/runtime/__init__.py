@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Guard", "Profiler", "Shim"]
 
+_HOME = {
+    "Guard": "envplan.devices.guard",
+    "Profiler": "envplan.runtime.profiler",
+    "Shim": "envplan.runtime.shim",
+}
+
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{name.lower()}"), name)
+    return getattr(import_module(_HOME[name]), name)
