@@ -478,7 +478,7 @@ def test_log_that_is_full_goes_on_in_a_file_of_its_own(fake_nvml: FakeNvml, tmp_
 # Writes many lines in pieces, as a network file system may, and is killed in one of them or not.
 APPENDS = """
 import os, random, sys, time
-from envplan import _files
+from envplan._io import files as _files
 write, chance = os.write, random.Random(sys.argv[2])
 
 def in_pieces(descriptor, data):
