@@ -14,7 +14,8 @@ from envplan.plan.costs import check_costs
 from envplan.plan.model import told_request
 from envplan.profile import Profile
 from envplan.replay import Replay
-from envplan.request.limits import PeakPower, Setting
+from envplan.replay.noise import NoisyRun
+from envplan.request.limits import PeakPower, Setting, StatedResults
 from envplan.solve import trace_job
 from envplan.units import (
     MAX_INTEGER,
@@ -86,7 +87,9 @@ def verify_plan(
             raise InputError(
                 f"replayed, the iteration takes {taken!r} s, more than the target of {time!r} s"
             )
-    setting = Setting(job.num_gpus, target.deadline_ns, profile)
+    # A plan for a straggler is made for a later deadline than the one that it has to hold.
+    asked_s = target.deadline_s if target.time_s is None else target.time_s
+    setting = Setting(job.num_gpus, ns_from_s_floor(asked_s), profile)
     proved += [
         f"{len(replay.rows)} operations on {job.stages} stages, in the order of schedule "
         f"{job.schedule}",
@@ -100,11 +103,19 @@ def verify_plan(
         "maximum frequency everywhere",
         *_of_ladder(plan, replay, profile),
         f"{taken!r} s <= target {min(times)!r} s, to the nanosecond",
-        *(limit.prove(plan, replay, setting) for limit in plan.request.limits),
+        *(limit.prove(_stated_results(plan), replay, setting) for limit in plan.request.limits),
         *check_costs(plan),
     ]
     frontier = trace_job(plan.job, profile, progress, whole=False)
     return [*proved, *_of_bounds(plan, frontier)]
+
+
+def _stated_results(plan: Plan) -> StatedResults:
+    """What a plan states of its own results, for its limits to prove."""
+    costs, run = plan.costs, None
+    if costs is not None and costs.iterations is not None and costs.deadline_s is not None:
+        run = NoisyRun(costs.iterations, ns_from_s_floor(costs.deadline_s))
+    return StatedResults(plan.energy, plan.average_power, plan.predicted.robustness, run)
 
 
 def _of_ladder(plan: Plan, replay: Replay, profile: Profile) -> Iterator[str]:

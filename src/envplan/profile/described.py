@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 from envplan._io.words import counted
 from envplan.errors import InputError
 from envplan.pipeline.graph import ENVPIPE, Pipeline
 from envplan.pipeline.schedules import EXTRAS, traits
-
-if TYPE_CHECKING:
-    from envplan.profile import Profile
+from envplan.profile.sidecar import ProfileMetadata
 
 __all__ = ["described_pipeline", "parse_extras"]
 
 
+class DescribedProfile(Protocol):
+    """The part of a Profile that says which job it was measured for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> Path | None: ...
+    @property
+    def metadata(self) -> ProfileMetadata: ...
+    @property
+    def num_stages(self) -> int: ...
+    def has(self, stage: int, instruction: str) -> bool: ...
+
+
 def described_pipeline(
-    profile: Profile,
+    profile: DescribedProfile,
     *,
     schedule: str | None = None,
     num_stages: int | None = None,
@@ -88,7 +101,7 @@ def described_pipeline(
     )
 
 
-def parse_extras(text: str | None, profile: Profile) -> dict[str, list[int]] | None:
+def parse_extras(text: str | None, profile: DescribedProfile) -> dict[str, list[int]] | None:
     """The operations that `--extra` names, and the stages for which the profile has rows.
 
     Raises:

@@ -13,8 +13,10 @@ from envplan.request.limits.base import (
     MinHold,
     PeakPower,
     Setting,
+    StatedResults,
 )
-from envplan.request.limits.probability import HoldsWithProbability, Robustness
+from envplan.request.limits.probability import HoldsWithProbability
+from envplan.request.limits.robustness import Robustness
 
 AnyLimit = Annotated[
     MinHold | PeakPower | AveragePower | EnergyBudget | HoldsWithProbability,
@@ -31,4 +33,5 @@ __all__ = [
     "PeakPower",
     "Robustness",
     "Setting",
+    "StatedResults",
 ]

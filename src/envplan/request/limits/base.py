@@ -25,10 +25,10 @@ from envplan.units import (
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
-    from envplan.plan import Plan
     from envplan.profile import Profile
     from envplan.replay import Replay
     from envplan.replay.noise import NoisyRun
+    from envplan.request.limits.robustness import Robustness
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,23 @@ class Setting:
     num_gpus: int
     deadline_ns: int
     profile: Profile
+    run: NoisyRun | None = None
+
+
+@dataclass(frozen=True)
+class StatedResults:
+    """What a plan's file states of its own results, for limits to prove.
+
+    Attributes:
+        energy_j: of an iteration over all GPUs.
+        average_power_w: over all GPUs.
+        robustness: how sure the deadline is held; None where times are exact.
+        run: the run whose costs are stated with a deadline of its own, where there is one.
+    """
+
+    energy_j: float
+    average_power_w: float
+    robustness: Robustness | None = None
     run: NoisyRun | None = None
 
 
@@ -80,7 +97,7 @@ class Limit(Model):
         """How a replay breaks it, in words."""
         raise NotImplementedError
 
-    def prove(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+    def prove(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
         """The sentence that `envplan check` states of a plan that keeps it.
 
         Raises:
@@ -88,9 +105,9 @@ class Limit(Model):
         """
         if self.excess(replay, setting):
             raise InputError(f"replayed, {self.broken(replay, setting)}")
-        return self.kept(plan, replay, setting)
+        return self.kept(stated, replay, setting)
 
-    def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+    def kept(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
         """That sentence."""
         raise NotImplementedError
 
@@ -123,7 +140,7 @@ class MinHold(Limit):
             f"{s_from_ns(held)!r} s later, within the least time of {self.time_s!r} s"
         )
 
-    def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+    def kept(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
         return f"no stage asks for another clock within {self.time_s!r} s"
 
 
@@ -146,8 +163,8 @@ class EnergyBudget(Limit):
         at_s = s_from_ns(replay.makespan_ns)
         return f"{used:.10g} J at {at_s:.9f} s are not within the budget of {self.energy_j:.10g} J"
 
-    def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
-        return f"energy_j {plan.energy!r} <= {self.energy_j!r}"
+    def kept(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
+        return f"energy_j {stated.energy_j!r} <= {self.energy_j!r}"
 
 
 class PowerCap(Limit):
@@ -183,7 +200,7 @@ class PeakPower(PowerCap):
             f"than the {self.power_w!r} W allowed"
         )
 
-    def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+    def kept(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
         peak_w = w_from_uw(replay.peak_uw * setting.num_gpus)
         return f"{peak_w!r} W at the peak of the replay <= {self.power_w!r} W"
 
@@ -202,8 +219,8 @@ class AveragePower(PowerCap):
         watts = replay.energy_fj * setting.num_gpus / (replay.makespan_ns * 10**6)
         return f"{watts:.10g} W on average is above {self.power_w:.10g} W"
 
-    def prove(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+    def prove(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
         # What is stated in floats may be off by what they round.
-        if self.excess(replay, setting) > fj_from_j(plan.energy) // 10**9:
+        if self.excess(replay, setting) > fj_from_j(stated.energy_j) // 10**9:
             raise InputError(f"predicted.average_power_w: {self.broken(replay, setting)}")
-        return f"average_power_w {plan.average_power!r} <= {self.power_w!r}"
+        return f"average_power_w {stated.average_power_w!r} <= {self.power_w!r}"

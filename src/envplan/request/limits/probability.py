@@ -15,64 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envplan._io.documents import Model, check_stated
-from envplan.costs.model import Iterations
+from envplan._io.documents import check_stated
 from envplan.errors import InputError
 from envplan.replay.noise import (
     CONFIDENCE,
-    NoisyRun,
     least_held,
     share_at_least,
     spreads,
     time_factors,
 )
-from envplan.request.limits.base import Limit, Setting
-from envplan.units import ns_from_s_floor, s_from_ns
+from envplan.request.limits.base import Limit, Setting, StatedResults
+from envplan.request.limits.robustness import Robustness
+from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan
     from envplan.replay import Replay
 
 #: Fresh replays that prove a share; so many can prove up to 0.999.
 RUNS: Final = 10_000
 #: Replays that the search looks at for each candidate; the same draws for all of them.
 SEARCH_RUNS: Final = 2_000
-
-
-class Robustness(Model):
-    """How sure it is that a plan holds its target under noise.
-
-    Each operation's time is multiplied by a lognormal factor of its own with mean 1.
-    """
-
-    probability: Annotated[float, Field(gt=0, lt=1)] = Field(description="asked for")
-    noise: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None,
-        description="standard deviation of times, as a fraction of them; absent: by the profile's "
-        "column time_std",
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**31)]
-    runs: Annotated[int, Field(ge=1, le=10**6)] = Field(
-        description="replays with noise drawn from the seed"
-    )
-    held_runs: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        description="those of them that ended by the target"
-    )
-    confidence: Annotated[float, Field(gt=0, lt=1)]
-    share_at_least: Annotated[float, Field(ge=0, le=1)] = Field(
-        description="the probability that this proves with the confidence (Clopper and Pearson; of "
-        "a run by Cantelli's inequality)"
-    )
-    iterations: Iterations | None = Field(
-        None,
-        description="what is sure to be over by the deadline under costs is a run of so many; "
-        "absent: one iteration by the target",
-    )
-
-    @property
-    def percent_at_least(self) -> str:
-        """share_at_least in percent, rounded down."""
-        return f"{math.floor(1e4 * self.share_at_least) / 100:.2f}%"
 
 
 class HoldsWithProbability(Limit):
@@ -165,40 +127,39 @@ class HoldsWithProbability(Limit):
             f"{RUNS} replays do; {s_from_ns(could_ns):.9f} s could be held"
         )
 
-    def prove(self, plan: Plan, replay: Replay, setting: Setting) -> str:
-        """As Limit.prove: by the replays that the plan's `robustness` names."""
-        stated, name = plan.predicted.robustness, "predicted.robustness"
-        if stated is None:
+    def prove(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
+        """As Limit.prove: by the replays that the stated robustness names."""
+        robustness, name = stated.robustness, "predicted.robustness"
+        if robustness is None:
             raise InputError(f"{name} is missing, though a probability was asked for")
-        costs, run = plan.costs, None
-        asked_s = plan.target.deadline_s if plan.target.time_s is None else plan.target.time_s
-        if stated.iterations is not None:
-            if costs is None or costs.deadline_s is None or costs.iterations != stated.iterations:
+        run = None
+        if robustness.iterations is not None:
+            run = stated.run
+            if run is None or run.iterations != robustness.iterations:
                 raise InputError(
                     f"{name}.iterations goes with costs of as many iterations and a deadline"
                 )
-            run = NoisyRun(stated.iterations, ns_from_s_floor(costs.deadline_s))
-        setting = replace(setting, deadline_ns=ns_from_s_floor(asked_s), run=run)
-        told = HoldsWithProbability.of(probability=stated.probability, noise=stated.noise)
-        true = told.shown(replay, setting, stated.seed, stated.runs, stated.confidence)
+        setting = replace(setting, run=run)
+        told = HoldsWithProbability.of(probability=robustness.probability, noise=robustness.noise)
+        true = told.shown(replay, setting, robustness.seed, robustness.runs, robustness.confidence)
         held, share = true.held_runs, true.share_at_least
-        check_stated(name, stated, true, 1e-9)
+        check_stated(name, robustness, true, 1e-9)
         if share < self.probability:
             raise InputError(
-                f"{name}: {held} of {stated.runs} replays in time prove a probability of "
+                f"{name}: {held} of {robustness.runs} replays in time prove a probability of "
                 f"{share!r}, less than {self.probability!r}"
             )
         sure = (
-            f"with a probability of at least {stated.percent_at_least}, with a confidence of "
-            f"{100 * stated.confidence:g}%"
+            f"with a probability of at least {robustness.percent_at_least}, with a confidence of "
+            f"{100 * robustness.confidence:g}%"
         )
         if setting.run is not None:
             return (
-                f"by {stated.runs} replays with noise, {setting.run.iterations} iterations end by "
-                f"{s_from_ns(setting.run.deadline_ns)!r} s {sure}"
+                f"by {robustness.runs} replays with noise, {setting.run.iterations} iterations "
+                f"end by {s_from_ns(setting.run.deadline_ns)!r} s {sure}"
             )
         by = s_from_ns(setting.deadline_ns)
-        return f"{held} of {stated.runs} replays with noise end by {by!r} s: {sure[5:]}"
+        return f"{held} of {robustness.runs} replays with noise end by {by!r} s: {sure[5:]}"
 
 
 def proved_share(
