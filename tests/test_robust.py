@@ -18,7 +18,7 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.replay.noise import CONFIDENCE, NoisyRun, least_held, share_at_least, spreads
-from envplan.request.limits import Setting
+from envplan.request.limits import Setting, StatedResults
 from envplan.request.limits.probability import RUNS, proved_share
 from envplan.runtime.drift import replan
 from envplan.solve import Frontier, trace_frontier
@@ -76,12 +76,12 @@ def test_noise_and_late_clocks_together_take_more_than_either(a40: Frontier) -> 
     assert both.gap < 0.03
     assert replan(both, a40.profile) == both
     # What is proved is proved of replays with the latency.
-    hasty = both.job.model_copy(update={"switch_latency_s": None})
     replay = a40.problem.replay(np.array(rows_of(a40, both), np.int32))
     (limit,) = both.request.limits
     setting = Setting(1, both.target.deadline_ns, a40.profile)
+    stated = StatedResults(both.energy, both.average_power, both.predicted.robustness)
     with pytest.raises(InputError, match="held_runs is"):
-        limit.prove(both.model_copy(update={"job": hasty}), replay, setting)
+        limit.prove(stated, replay, setting)
 
 
 def test_where_t_min_is_too_late_operations_off_the_critical_path_get_faster(
