@@ -106,9 +106,10 @@ def _then(config: SweepConfig, rows: Sequence[Row], best: Row) -> list[str]:
     there = config.folder / best.profile
     words = ["envplan", "solve", str(there) if there.is_file() else best.profile]
     for name, value in said.items():
-        if value:
-            text = str(value).removesuffix(".0")
-            words += [dashed(name), *([] if value is True else [text])]
+        if value is True:
+            words.append(dashed(name))
+        elif value is not None and value is not False:
+            words += [dashed(name), str(value).removesuffix(".0")]
     return words
 
 
