@@ -15,7 +15,7 @@ from envplan.units import duration_text
 if TYPE_CHECKING:
     from envplan.costs import Run
     from envplan.costs.model import Pair, Spent
-    from envplan.solve.savings import Amounts, Site
+    from envplan.solve.savings import Amounts, Saving, Site
 
 #: What money is called where nobody says.
 CURRENCY: Final = "USD"
@@ -160,13 +160,6 @@ def costs_document(plan: envplan.Plan) -> dict[str, Any]:
     return document
 
 
-#: What JSON says of a plan.
-_ROW: Final = """
-    point iteration_time_s=plan.iteration_time slowdown_percent=plan.predicted.slowdown_percent
-    energy_j=plan.energy savings_percent=plan.savings.percent
-"""
-
-
 def _share(text: str, name: str) -> float:
     """A share such as 0.8 or 80%."""
     return PERCENT.parse(text, name) / (100 if "%" in text else 1)
@@ -229,10 +222,7 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
             "price_is_assumed": site.price is None,
             "site": where.model_dump(),
             "max_frequency_year": rows[0].spent._asdict(),
-            "savings": [
-                {**ui.picked(row, _ROW), "month": row.month._asdict(), "year": row.year._asdict()}
-                for row in rows
-            ],
+            "savings": [_saving_document(row) for row in rows],
         }
 
     def tell() -> None:
@@ -263,3 +253,15 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
             ui.say("--carbon G (gCO2 of a kWh) adds CO2")
 
     ui.answer(document, tell, then=["envplan", "solve", *typed(job), *target])
+
+
+def _saving_document(saving: Saving) -> dict[str, Any]:
+    return {
+        "point": saving.point,
+        "iteration_time_s": saving.plan.iteration_time,
+        "slowdown_percent": saving.plan.predicted.slowdown_percent,
+        "energy_j": saving.plan.energy,
+        "savings_percent": saving.plan.savings.percent,
+        "month": saving.month._asdict(),
+        "year": saving.year._asdict(),
+    }
