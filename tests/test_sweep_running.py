@@ -154,6 +154,18 @@ def test_rows_say_what_the_library_says_and_the_next_line_makes_the_plan(folder:
     assert "recomputation" in (rows[-1].assumed or "")
 
 
+def test_the_next_line_keeps_a_zero_that_the_sweep_asks_for(folder: Path) -> None:
+    """Without it, waiting GPUs would draw 70 W, transfers take what the sidecar says, and so on."""
+    zeros = "parts_within = 0\np2p_latency = 0\nblocking_power = 0\n"
+    ran = sweep(f"[[points]]\nprofile = 'profile.csv'\nmicrobatches = 6\n{zeros}", "--json")
+    document = json.loads(ran.out)
+    words = shlex.split(document["next"])
+    for option in ("--parts-within", "--p2p-latency", "--blocking-power"):
+        assert words[words.index(option) + 1] == "0"
+    done("", *words[1:])
+    assert Plan.load("plan.json").energy == document["best"][0]["energy_j"]
+
+
 def test_every_schedule_gets_the_chunks_it_needs(folder: Path) -> None:
     names = [name for name in SCHEDULES if name != "dualpipe-v"]
     result = swept(grid(microbatches=[4], schedules=names))

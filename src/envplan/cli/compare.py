@@ -25,12 +25,6 @@ _STOPPED: Final = {
     "outer envelope": "the critical path is the outer envelope",
     "highest clocks": "the critical path has only highest clocks left",
 }
-#: What JSON says of a schedule.
-_SCHEDULE: Final = """
-    schedule=frontier.pipeline.schedule is_job stages=frontier.pipeline.num_stages
-    chunks=frontier.pipeline.num_chunks microbatches=frontier.pipeline.num_microbatches
-    replicas=frontier.replicas model_share
-"""
 
 
 @takes(
@@ -323,14 +317,24 @@ def _better_schedule(row: Advice) -> str:
 
 def _schedule_document(row: Advice) -> dict[str, Any]:
     """What JSON says of a schedule."""
-    points = {"at_equal_time": row.at_equal_time, "at_equal_energy": row.at_equal_energy}
+    pipeline = row.frontier.pipeline
     return {
-        **ui.picked(row, _SCHEDULE),
+        "schedule": pipeline.schedule,
+        "is_job": row.is_job,
+        "stages": pipeline.num_stages,
+        "chunks": pipeline.num_chunks,
+        "microbatches": pipeline.num_microbatches,
+        "replicas": row.frontier.replicas,
+        "model_share": row.model_share,
         "adjustments": row.frontier.profile.adjustments.model_dump(exclude_defaults=True),
         "saved_percent": row.saved_percent,
         "faster_percent": row.faster_percent,
-        **{
-            name: plan and ui.picked(plan, "iteration_time_s=iteration_time energy_j=energy")
-            for name, plan in points.items()
-        },
+        "at_equal_time": _figures(row.at_equal_time),
+        "at_equal_energy": _figures(row.at_equal_energy),
     }
+
+
+def _figures(plan: envplan.Plan | None) -> dict[str, float] | None:
+    if plan is None:
+        return None
+    return {"iteration_time_s": plan.iteration_time, "energy_j": plan.energy}

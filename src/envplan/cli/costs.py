@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import envplan
 from envplan.cli import output as ui
@@ -15,26 +15,47 @@ from envplan.units import duration_text
 if TYPE_CHECKING:
     from envplan.costs import Run
     from envplan.costs.model import Pair, Spent
-    from envplan.solve.savings import Amounts, Site
+    from envplan.solve.savings import Amounts, Saving, Site
 
 #: What money is called where nobody says.
 CURRENCY: Final = "USD"
 _GRAMS: Final = {"g": 1.0, "kg": 1000.0}
 
 
-def cost_rows(pair: Pair, currency: str | None, unit: str) -> list[tuple[str, float, float]]:
-    """Name, before and after of what is known; `unit` is that of carbon, "g" or "kg"."""
-    named = {
-        "energy_kwh": ("energy (kWh)", 1.0),
-        "money": (f"cost ({currency or CURRENCY})", 1.0),
-        "carbon_g": (f"carbon ({unit} CO2)", _GRAMS[unit]),
-    }
-    before, after = dict(pair.max_frequency), dict(pair.plan)
-    return [
-        (name, before[field] / scale, after[field] / scale)
-        for field, (name, scale) in named.items()
-        if after[field] is not None
-    ]
+class CostRow(NamedTuple):
+    """What the same work takes at maximum frequency and with a plan, of one kind.
+
+    Attributes:
+        kind: energy, cost or carbon.
+        unit: of both amounts.
+        max_frequency: the amount at maximum frequency.
+        plan: the amount with the plan.
+    """
+
+    kind: str
+    unit: str
+    max_frequency: float
+    plan: float
+
+    @property
+    def name(self) -> str:
+        """Kind and unit, as in `energy (kWh)`."""
+        return f"{self.kind} ({self.unit})"
+
+
+def cost_rows(
+    pair: Pair, currency: str | None, carbon_unit: Literal["g", "kg"] = "kg"
+) -> list[CostRow]:
+    """Energy, and money and carbon where they are known, in this order."""
+    before, after = pair.max_frequency, pair.plan
+    rows = [CostRow("energy", "kWh", before.energy_kwh, after.energy_kwh)]
+    if before.money is not None and after.money is not None:
+        rows.append(CostRow("cost", currency or CURRENCY, before.money, after.money))
+    if before.carbon_g is not None and after.carbon_g is not None:
+        grams = _GRAMS[carbon_unit]
+        carbon = before.carbon_g / grams, after.carbon_g / grams
+        rows.append(CostRow("carbon", f"{carbon_unit} CO2", *carbon))
+    return rows
 
 
 def year_amounts(amounts: Amounts, currency: str | None) -> dict[str, float]:
@@ -51,8 +72,9 @@ def print_costs(plan: envplan.Plan) -> None:
     old, new = costs.run.max_frequency.time_s, costs.run.plan.time_s
     lost = "-" if old == new else ("-" if new > old else "") + duration_text(abs(old - new))
     rows = [["time", duration_text(old), duration_text(new), lost, _saved(old, new)]]
-    for name, old, new in cost_rows(costs.run, costs.currency, "kg"):
-        rows.append([name, *map(ui.significant, (old, new, old - new)), _saved(old, new)])
+    for row in cost_rows(costs.run, costs.currency):
+        amounts = row.max_frequency, row.plan, row.max_frequency - row.plan
+        rows.append([row.name, *map(ui.significant, amounts), _saved(row.max_frequency, row.plan)])
     headers = ("", "max frequency", "plan", "saved", "saved (%)")
     ui.print_table(ui.titled(_title(costs), plan.profile.source), headers, rows)
 
@@ -83,17 +105,21 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     return f"a year of it on the job's GPUs {verb} {', '.join(what)} {', '.join(notes)}"
 
 
-def replay_cost_notes(run: Run, spent_on: Sequence[Spent | None]) -> list[str]:
+def replay_cost_notes(run: Run, iteration: Spent, whole_run: Spent | None) -> list[str]:
     """What an iteration costs and what the run does, in sentences."""
+    notes = [f"an iteration costs {_amounts(iteration, run.currency)} over all GPUs"]
+    if whole_run is not None:
+        amounts = _amounts(whole_run, run.currency)
+        notes.append(f"{run.iterations:,} iterations cost {amounts} over all GPUs")
+    return notes
+
+
+def _amounts(spent: Spent, currency: str | None) -> str:
+    """Energy, money and carbon that are known, as in `3.2 kWh, 0.4 USD`."""
     from envplan.costs.model import Pair
 
-    notes = []
-    for what, spent in zip(("an iteration costs", "{:,} iterations cost"), spent_on, strict=True):
-        if spent is not None:
-            rows = cost_rows(Pair(max_frequency=spent, plan=spent), run.currency, "kg")
-            parts = [f"{ui.significant(x)} {name.split('(')[1][:-1]}" for name, x, _ in rows]
-            notes.append(f"{what.format(run.iterations)} {', '.join(parts)} over all GPUs")
-    return notes
+    rows = cost_rows(Pair(max_frequency=spent, plan=spent), currency)
+    return ", ".join(f"{ui.significant(row.plan)} {row.unit}" for row in rows)
 
 
 def cost_columns(
@@ -106,13 +132,13 @@ def cost_columns(
     """
     shown = [whole or iteration for iteration, whole in spent_on]
     columns = {"time": [duration_text(pair.plan.time_s) for pair in shown]}
-    energies, *others = zip(*(cost_rows(pair, run.currency, "kg") for pair in shown), strict=True)
-    columns[energies[0][0]] = [ui.significant(energy) for *_, energy in energies]
+    energies, *others = zip(*(cost_rows(pair, run.currency) for pair in shown), strict=True)
+    columns[energies[0].name] = [ui.significant(row.plan) for row in energies]
     for rows in others:
-        name, before, _ = rows[0]
-        columns[name] = [ui.significant(after) for *_, after in rows]
-        less = "avoided (%)" if name.startswith("carbon") else "saved (%)"
-        columns[less] = [_saved(before, after) for *_, after in rows]
+        first = rows[0]
+        columns[first.name] = [ui.significant(row.plan) for row in rows]
+        less = "avoided (%)" if first.kind == "carbon" else "saved (%)"
+        columns[less] = [_saved(first.max_frequency, row.plan) for row in rows]
     return _title(run), columns
 
 
@@ -132,13 +158,6 @@ def costs_document(plan: envplan.Plan) -> dict[str, Any]:
             else {key: known[key] for key in ("file", "start_s", "end_s", "repeats")}
         )
     return document
-
-
-#: What JSON says of a plan.
-_ROW: Final = """
-    point iteration_time_s=plan.iteration_time slowdown_percent=plan.predicted.slowdown_percent
-    energy_j=plan.energy savings_percent=plan.savings.percent
-"""
 
 
 def _share(text: str, name: str) -> float:
@@ -203,10 +222,7 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
             "price_is_assumed": site.price is None,
             "site": where.model_dump(),
             "max_frequency_year": rows[0].spent._asdict(),
-            "savings": [
-                {**ui.picked(row, _ROW), "month": row.month._asdict(), "year": row.year._asdict()}
-                for row in rows
-            ],
+            "savings": [_saving_document(row) for row in rows],
         }
 
     def tell() -> None:
@@ -237,3 +253,15 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
             ui.say("--carbon G (gCO2 of a kWh) adds CO2")
 
     ui.answer(document, tell, then=["envplan", "solve", *typed(job), *target])
+
+
+def _saving_document(saving: Saving) -> dict[str, Any]:
+    return {
+        "point": saving.point,
+        "iteration_time_s": saving.plan.iteration_time,
+        "slowdown_percent": saving.plan.predicted.slowdown_percent,
+        "energy_j": saving.plan.energy,
+        "savings_percent": saving.plan.savings.percent,
+        "month": saving.month._asdict(),
+        "year": saving.year._asdict(),
+    }

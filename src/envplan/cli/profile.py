@@ -228,7 +228,9 @@ def profile(
     ui.answer(
         lambda: {
             "profile": str(made.path),
-            **ui.picked(made.metadata, "source gpu workload"),
+            "source": made.metadata.source,
+            "gpu": made.metadata.gpu,
+            "workload": made.metadata.workload,
             "stages": [asdict(summary) for summary in summarize_profile(made)],
             "notes": remarks(made),
         },

@@ -60,19 +60,22 @@ def refine(
         new = replan(old, envplan.Profile.open(str(profile_output)), work.walked)
     new.save(output)
     unmeasured = sorted(set(range(known.num_stages)) - {drift.stage for drift in drifts})
-    figures = "iteration_time_s=iteration_time energy_j=energy"
     ui.answer(
         lambda: {
             "profile": str(profile_output),
             "plan": str(output),
             "drift": [asdict(drift) for drift in drifts],
             "unmeasured_stages": unmeasured,
-            "before": ui.picked(old, figures),
-            "after": ui.picked(new, figures),
+            "before": _figures(old),
+            "after": _figures(new),
         },
         lambda: _print(old, new, drifts, unmeasured),
         then=["envplan", "apply", str(output)],
     )
+
+
+def _figures(plan: envplan.Plan) -> dict[str, float]:
+    return {"iteration_time_s": plan.iteration_time, "energy_j": plan.energy}
 
 
 def _print(

@@ -201,7 +201,7 @@ def simulate(
 
         spent = spent_in_replays(run, timeline, sync_time)
         if together is None and not reports:
-            notes += replay_cost_notes(run, spent)
+            notes += replay_cost_notes(run, *spent)
 
     def tell() -> None:
         _print(timeline, profile, reports, run, notes)
@@ -341,8 +341,9 @@ def print_replicas(planned: ReplicaPlans) -> None:
         ui.say(f"certified gap of all together {100 * planned.gap:.3f}%")
     if planned.costs is not None and planned.run is not None:
         what = "the run" if planned.run.iterations else "an iteration"
-        for name, old, new in cost_rows(planned.costs, planned.run.currency, "g"):
-            ui.say(f"{name} of {what}: {ui.significant(new)}, before {ui.significant(old)}")
+        for row in cost_rows(planned.costs, planned.run.currency, "g"):
+            plan, before = ui.significant(row.plan), ui.significant(row.max_frequency)
+            ui.say(f"{row.name} of {what}: {plan}, before {before}")
 
 
 def _document(

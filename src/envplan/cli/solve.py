@@ -214,7 +214,8 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
         gap = ("certified gap with waiting (%)", until.gap)
     rows.append(("average power (W)", before.average_power_w, after.average_power_w))
     if plan.costs is not None:  # without the energy, which stands there in J
-        rows += cost_rows(plan.costs.iteration, plan.costs.currency, "g")[1:]
+        costs = cost_rows(plan.costs.iteration, plan.costs.currency, "g")
+        rows += [(row.name, row.max_frequency, row.plan) for row in costs[1:]]
     table = [*ui.changes(rows), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
     headers = ("", "max frequency", "plan", "change (%)")
     ui.print_table(ui.titled(ui.ITERATION, plan.profile.source), headers, table)

@@ -83,7 +83,9 @@ def sweep(
             "points": len(result.rows),
             "planned": planned,
             "failed": len(result.failures),
-            **ui.picked(result, "computed resumed wall_s"),
+            "computed": result.computed,
+            "resumed": result.resumed,
+            "wall_s": result.wall_s,
             "best": best_ones,
             "by_what_varies": table.by_what_varies(result.rows),
             "failures": failures,
@@ -106,9 +108,10 @@ def _then(config: SweepConfig, rows: Sequence[Row], best: Row) -> list[str]:
     there = config.folder / best.profile
     words = ["envplan", "solve", str(there) if there.is_file() else best.profile]
     for name, value in said.items():
-        if value:
-            text = str(value).removesuffix(".0")
-            words += [dashed(name), *([] if value is True else [text])]
+        if value is True:
+            words.append(dashed(name))
+        elif value is not None and value is not False:
+            words += [dashed(name), str(value).removesuffix(".0")]
     return words
 
 
