@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import argument, takes
 from envplan.cli.options import DEFAULT_PROFILE, complete_profiles
+from envplan.cli.shared import MOST_USED
+from envplan.cli.types import OPTIONAL_FILE, InPlace, output_file
 
 if TYPE_CHECKING:
     from envplan.profile.summary import ProfileSummary
@@ -53,24 +56,37 @@ def _print(summaries: Sequence[ProfileSummary]) -> None:
     )
 
 
-@takes(
-    """
-    Most used:
-      -o, --output FILE  Where the smooth profile goes: .csv.
-      --plot [FILE]  Draw the smooth energy against clock: .png, .svg or .pdf; without a name:
-          smooth.png.
-    """,
-)
 def smooth(
-    profile: str = argument(
-        "PROFILE",
-        "Profile CSV, or the name of a built-in profile.",
-        DEFAULT_PROFILE,
-        in_place=True,
-        autocompletion=complete_profiles,
-    ),
-    plot: Path | None = None,
-    output: Path = Path("smooth.csv"),
+    profile: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROFILE",
+            help="Profile CSV, or the name of a built-in profile.",
+            autocompletion=complete_profiles,
+        ),
+        InPlace(),
+    ] = DEFAULT_PROFILE,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar=OPTIONAL_FILE,
+            help="Draw the smooth energy against clock: .png, .svg or .pdf; without a name: "
+            "smooth.png.",
+            parser=output_file(".png", ".svg", ".pdf", bare="smooth.png"),
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            rich_help_panel=MOST_USED,
+            metavar="FILE",
+            help="Where the smooth profile goes: .csv.",
+            parser=output_file(".csv"),
+        ),
+    ] = Path("smooth.csv"),
 ) -> None:
     """Take the noise out of a measured profile.
 
