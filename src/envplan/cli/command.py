@@ -346,18 +346,20 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
     For each parameter that is a dataclass, the command has the fields of it as parameters. Fields
     and parameters keep their types and defaults; no name may come twice.
     """
-    hints = get_type_hints(function)
+    hints = get_type_hints(function, include_extras=True)
     groups: dict[str, type[Any]] = {}
     # Of each option its name, type, default and what Typer shall know of it.
     known: list[tuple[str, Any, Any, Any]] = []
     for own, parameter in inspect.signature(function).parameters.items():
         default, kind = parameter.default, hints[own]
-        if hasattr(kind, "declared"):
-            groups[own], held = kind, get_type_hints(kind)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            groups[own], held = kind, get_type_hints(kind, include_extras=True)
             for field in dataclasses.fields(kind):
-                known.append(
-                    (field.name, held[field.name], field.default, kind.declared[field.name])
-                )
+                inner = held[field.name]
+                declared = annotated(inner) or getattr(kind, "declared", {})[field.name]
+                known.append((field.name, bare_type(inner), field.default, declared))
+        elif (info := annotated(kind)) is not None:
+            known.append((own, bare_type(kind), default, info))
         elif isinstance(default, dataclasses.Field):
             known.append((own, kind, default.default, default.metadata["declared"]))
         else:
@@ -385,7 +387,7 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
         inspect.Parameter(
             own,
             inspect.Parameter.KEYWORD_ONLY,
-            default=empty if default is dataclasses.MISSING else default,
+            default=empty if default in (dataclasses.MISSING, inspect._empty) else default,
             annotation=Annotated[kind, declared],
         )
         for own, kind, default, declared in known
@@ -394,6 +396,19 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
     command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in keywords}
     app.command(name, cls=Command)(command)
+
+
+def annotated(hint: Any) -> Any:
+    """The option or argument of `Annotated[T, typer.Option(...)]`, else None."""
+    for info in getattr(hint, "__metadata__", ()):
+        info.writes = getattr(info, "writes", hasattr(info.parser, "writes"))
+        return info
+    return None
+
+
+def bare_type(hint: Any) -> Any:
+    """T of `Annotated[T, ...]`."""
+    return getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
 
 
 def group(about: str, functions: Mapping[str, Callable[..., None]]) -> typer.Typer:

@@ -1,0 +1,127 @@
+"""What options take: each kind of value has a parser, for `typer.Option(parser=...)`.
+
+A parser turns the text of an option into its value. Typer also hands it the default, which goes
+through as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from envplan.errors import InputError, unknown
+from envplan.quantities import WHOLE, Quantity
+
+#: Turns the text of an option into its value.
+Parser = Callable[[Any], Any]
+
+#: The metavar of an option that may stand without its file.
+OPTIONAL_FILE: Final = "[FILE]"
+
+
+#: Turns the text of an option, and the option's name for errors, into its value.
+Parse = Callable[[str, str], Any]
+
+
+class OptionError(typer.BadParameter):
+    """A value that an option does not take; what it says names the option as typed."""
+
+    def __init__(self, parse: Parse, text: str) -> None:
+        super().__init__("")
+        self._parse, self._text = parse, text
+
+    def format_message(self) -> str:
+        """As in `--error must be a percentage, such as 2 or 2%, not x`."""
+        typed = self.param.opts if self.param else []
+        option = "/".join(name for name in typed if name.startswith("--"))
+        try:
+            self._parse(self._text, option)
+        except InputError as error:
+            return str(error)
+        raise AssertionError(f"{option} {self._text} was refused and is fine")
+
+
+def parser_of(parse: Parse) -> Parser:
+    """What `typer.Option(parser=...)` takes, which knows no names of options."""
+
+    def parser(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value  # the default
+        try:
+            return parse(value, "")
+        except InputError:
+            raise OptionError(parse, value) from None
+
+    return parser
+
+
+def quantity(kind: Quantity) -> Parser:
+    """A number with a unit, such as `5ms` or `2%`."""
+    return parser_of(kind.parse)
+
+
+class Numbers(list[int]):
+    """Whole numbers that one option lists. Typer takes a plain list for an option given often."""
+
+
+def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Parser:
+    """Whole numbers, separated by commas."""
+    what = f"numbers separated by commas, as in {example}"
+    number = dataclasses.replace(WHOLE, what=what, least=least, most=most)
+
+    def parse(text: str, option: str) -> Numbers:
+        return Numbers(int(number.parse(part, option)) for part in text.split(","))
+
+    return parser_of(parse)
+
+
+def one_of(*choices: str) -> Parser:
+    """One of a few words."""
+
+    def parse(text: str, option: str) -> str:
+        if text not in choices:
+            raise InputError(f"{option} must be {either(choices)}, not {text}")
+        return text
+
+    return parser_of(parse)
+
+
+def registered(kind: str, names: Collection[str]) -> Parser:
+    """A name of a registry, such as that of schedules; an error lists or suggests names."""
+
+    def parse(text: str, option: str) -> str:
+        if text not in names:
+            raise InputError(f"{option}: {unknown(kind, text, names)}")
+        return text
+
+    return parser_of(parse)
+
+
+def output_file(*suffixes: str, bare: str = "") -> Parser:
+    """A file to be written.
+
+    Args:
+        suffixes: its name must have one of these.
+        bare: what it is called where the option stands alone; "" where it may not.
+    """
+
+    def parse(text: str, option: str) -> Path:
+        path = Path(text or bare)
+        if suffixes and path.suffix.lower() not in suffixes:
+            before = f"; other arguments go before {option}" if bare else ""
+            raise InputError(f"{option} {path} must end in {' or '.join(suffixes)}{before}")
+        return path
+
+    parser = parser_of(parse)
+    parser.writes = True  # type: ignore[attr-defined]
+    return parser
+
+
+def either(names: Iterable[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
