@@ -11,7 +11,7 @@ import typer
 
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import dashed, refuse_both
+from envplan.cli.command import dashed, refuse_both, refuse_overwriting
 from envplan.cli.shared import MOST_USED
 from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
 from envplan.quantities import COUNT
@@ -93,6 +93,7 @@ def sweep(
 
     table.check_table(output)
     read, journal = read_config(config), journal_of(output)
+    refuse_overwriting(*{read.folder / point.profile for point in read.points})
     try:
         with ui.Working("points") as work:
             how: Any = {"jobs": jobs, "ray": ray, "fresh": fresh, "progress": work.counted}
