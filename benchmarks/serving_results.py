@@ -24,7 +24,7 @@ from benchmarks.serving_runs import (
     stored,
 )
 from envplan._io.files import atomic_write
-from envplan.plotting.serving import kwh
+from envplan.serving.metrics import kwh
 from envplan.units import J_PER_KWH
 
 #: kW of a GPU without work: assumed, as in the profile.

@@ -110,7 +110,7 @@ def jobs() -> Iterator[Job]:
     for named, sized in (("", usual), ("tight: ", replace(usual, slo_quantile=95.0, headroom=0.0))):
         for policy in ("DynamoLLM", "envplan"):
             for ready in READY:
-                settings = replace(sized, ready=",".join(ready))
+                settings = replace(sized, ready=tuple(ready))
                 yield Job(
                     "start", *SMALL, policy, named + (", ".join(ready) or "nothing"), settings
                 )

@@ -83,7 +83,7 @@ def test_trace_of_a_schedule_is_imported_as_that_schedule(
     read_back = read(tmp_path_factory.mktemp("trace"), events, by(PYTORCH))
     assert Pipeline.from_imported(read_back).operations == pipeline.operations
     pids = [str(40 + rank) for rank in range(pipeline.num_stages)]
-    assert read_back.facts["rank_labels"] == (pids if len(pids) > 1 else ["7"])
+    assert read_back.rank_labels == tuple(pids if len(pids) > 1 else ["7"])
 
 
 @pytest.mark.parametrize(("name", "placement"), [("interleaved", "interleaved"), ("zb-v", "v")])
@@ -96,7 +96,7 @@ def test_arguments_tell_rank_chunk_and_microbatch(
     where = {"rank": "args.rank", "microbatch": "args.mb", "chunk": "args.chunk"}
     trace = read(tmp_path, events, by(instructions, **where, placement=placement))
     assert trace.known_as == name
-    assert trace.facts["rank_labels"] == ["r0", "r1"]
+    assert trace.rank_labels == ("r0", "r1")
     assert Pipeline.from_imported(trace).operations == pipeline.operations
 
 
@@ -127,7 +127,7 @@ def test_ranks_are_numbered_by_value_and_by_digits_to_the_nanosecond(tmp_path: P
     ]
     path.write_text(f"[{', '.join(events)}]")
     trace = read_chrome_traces([path], by(BY_NAME))
-    assert trace.facts["rank_labels"] == ["3", "20", "gpu9", "gpu10"]
+    assert trace.rank_labels == ("3", "20", "gpu9", "gpu10")
     assert [len(order) for order in trace.orders] == [2] * 4
 
 

@@ -127,7 +127,8 @@ def test_a_file_is_a_schedule(
     schedule = read_megatron_file(tmp_path / "file", microbatches)
     assert schedule.known_as == ("interleaved" if shape[1] > 1 else "1f1b")
     assert (len(schedule.orders), schedule.num_chunks, schedule.num_microbatches) == shape
-    assert schedule.facts == {"layers_per_stage": layers, "overlap_p2p": shape[1] > 1}
+    assert schedule.layers_per_stage == tuple(layers)
+    assert schedule.overlap_p2p == (shape[1] > 1)
 
 
 def test_a_file_of_megatron_bridge_is_imported(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from functools import cache
 from envplan.plotting.figures import made
 from envplan.plotting.serving import (
     comparison_page,
-    comparison_table,
     over_time_figure,
     plan_figure,
     serving_profile_figure,
 )
+from envplan.serving.metrics import saved_percent_text
 from envplan.serving.planners import exact_plan
 from envplan.serving.policies import compare_policies
 from envplan.serving.profile import ServingProfile
@@ -73,5 +73,5 @@ def test_where_nothing_is_asked_no_slo_is_missed() -> None:
 def test_nothing_is_saved_of_nothing() -> None:
     free = [replace(result, energy_j=0.0) for result in a_comparison()]
     assert [result.saved_percent(free[0]) for result in free] == [None, None]
-    assert [row[1] for row in comparison_table(free)[1]] == ["-", "-"]
+    assert [saved_percent_text(result, free[0]) for result in free] == ["-", "-"]
     assert "0.0%" in comparison_page(free, "free", None)

@@ -21,10 +21,10 @@ from envplan.serving.apply import (
     Instance,
     ServingApplied,
     apply_serving_plan,
-    hold_clocks,
     move_fleet,
     transfer_plan,
 )
+from envplan.serving.hold import hold_clocks
 from envplan.serving.plan import ServingPlan
 from envplan.serving.planners import exact_plan
 from envplan.serving.profile import ServingProfile

@@ -180,8 +180,8 @@ def test_a_change_never_takes_away_what_serves_and_goes_part_after_part() -> Non
 def test_overheads_are_the_published_ones() -> None:
     assert (Settings().startup_s, Settings().reshard_s) == (423.0, 33.0)
     for ready, start in (("vm", 333.0), ("weights", 243.0), ("snapshot", 285.0)):
-        assert Settings(ready=ready).startup_s == start
-    assert Settings(ready=",".join(READY)).startup_s == 15.0
+        assert Settings(ready=(ready,)).startup_s == start
+    assert Settings(ready=tuple(READY)).startup_s == 15.0
 
 
 def test_no_split_of_classes_over_pools_draws_less_than_the_exact_one() -> None:

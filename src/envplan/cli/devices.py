@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,6 +16,7 @@ from envplan.devices import BACKENDS, DEFAULT_BACKEND, DeviceError, opened
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
+    from envplan.devices import GpuState
     from envplan.devices.locks import GivenBack
 
 #: Seconds between looks, and how long one last look may take.
@@ -51,38 +52,49 @@ def devices(
     models = backend_class(backend).models()
     if gpu is not None and not models:
         raise InputError("--gpu names a modelled GPU; add --backend modelled")
-    options = [{"gpu": model} for model in ([gpu] if gpu else models)]
-    found = [entry for option in options or [{}] for entry in describe_gpus(backend, **option)]
-    modelled = ["--backend", "modelled", "--gpu", str(found[0]["gpu"])] if models else []
+    if not models:
+        states = describe_gpus(backend)
+    else:
+        states = [
+            state
+            for model in ([gpu] if gpu is not None else models)
+            for state in describe_gpus(backend, gpu=model)
+        ]
+    modelled = ["--backend", "modelled", "--gpu", str(states[0].gpu)] if models else []
     ui.answer(
-        lambda: {"gpus": found},
-        lambda: _print(found),
+        lambda: {"gpus": [state.to_dict() for state in states]},
+        lambda: _print(states),
         then=["envplan", "profile", *modelled],
     )
 
 
-def _print(found: Sequence[dict[str, Any]]) -> None:
+def _print(states: Sequence[GpuState]) -> None:
+    """A row for each GPU, and below the table why clocks may not be set."""
+    infos = [state.info for state in states]
     columns = {
-        "GPU": [one["gpu"] or one["index"] for one in found],
-        "name": [one["name"] for one in found],
-        "driver": [one["driver"] for one in found],
-        "clocks (MHz)": [ui.span(one["supported_clocks_mhz"] or []) or "-" for one in found],
-        "limit (W)": [_whole(one["power_limit_w"] or None) for one in found],
-        "now (MHz)": [_now(one["clock_mhz"], one["throttle_reasons"] or ()) for one in found],
-        "now (W)": [_whole(one["power_w"]) for one in found],
-        "energy": [one["energy_source"] for one in found],
-        "may set clocks": ["yes" if one["refusal"] is None else "no" for one in found],
+        "GPU": [state.gpu or str(state.index) for state in states],
+        "name": [info and info.name for info in infos],
+        "driver": [info and info.driver for info in infos],
+        "clocks (MHz)": [(info and ui.span(info.supported_clocks)) or "-" for info in infos],
+        "limit (W)": [_whole_watts((info and info.power_limit) or None) for info in infos],
+        "now (MHz)": [_clock_now(state) for state in states],
+        "now (W)": [_whole_watts(state.power_w) for state in states],
+        "energy": [info and info.energy_source for info in infos],
+        "may set clocks": ["yes" if state.refusal is None else "no" for state in states],
     }
     ui.print_columns("", columns, words=3)
-    ui.say(*(one["refusal"] for one in found if one["refusal"] is not None))
+    ui.say(*(state.refusal for state in states if state.refusal is not None))
 
 
-def _whole(watts: float | None) -> str:
+def _whole_watts(watts: float | None) -> str:
     return "-" if watts is None else f"{watts:.0f}"
 
 
-def _now(clock: int | None, throttled: Sequence[str]) -> str:
-    return str(clock or "-") + (f" ({', '.join(throttled)})" if throttled else "")
+def _clock_now(state: GpuState) -> str:
+    """The clock, and in brackets why it is lower than asked for."""
+    clock = str(state.clock_mhz or "-")
+    reasons = ", ".join(state.throttle_reasons)
+    return f"{clock} ({reasons})" if reasons else clock
 
 
 @takes(

@@ -252,51 +252,73 @@ def import_schedule(
             left_out = f" (left out: {_counts(imported.skipped)})" if imported.skipped else ""
             path = files[0] if len(files) == 1 else None
             raise InputError(error.message + left_out, path=path) from None
-    report: dict[str, Any] = {
-        **ui.picked(pipeline, "ranks=num_stages microbatches=num_microbatches chunks=num_chunks"),
-        "profile_stages": pipeline.num_profile_stages,
-        "operations": len(pipeline.operations),
-        **ui.picked(imported, "known_as microbatch_group"),
-        "skipped": dict(imported.skipped),
-        **imported.facts,
-    }
     pipeline.save_dag(output)
     ui.answer(
-        lambda: {**report, "written": str(output)},
-        lambda: _print_report(report),
+        lambda: {**_imported_document(pipeline, imported), "written": str(output)},
+        lambda: _print_imported(pipeline, imported),
         then=[*_FRONTIER, "--dag", str(output)],
     )
 
 
-def _print_report(report: dict[str, Any]) -> None:
-    several = report["chunks"] > 1
-    chunks = f" x {report['chunks']} chunks" if several else ""
-    known = f"; the order is that of schedule {report['known_as']}" if report["known_as"] else ""
-    if report["microbatch_group"]:
-        known += f" with --microbatch-group {report['microbatch_group']}"
-    ui.say(
-        f"{report['ranks']} ranks{chunks}, {report['microbatches']} microbatches, "
-        f"{report['operations']} operations{known}"
+def _imported_document(pipeline: Pipeline, imported: ImportedSchedule) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "ranks": pipeline.num_stages,
+        "microbatches": pipeline.num_microbatches,
+        "chunks": pipeline.num_chunks,
+        "profile_stages": pipeline.num_profile_stages,
+        "operations": len(pipeline.operations),
+        "known_as": imported.known_as,
+        "microbatch_group": imported.microbatch_group,
+        "skipped": dict(imported.skipped),
+    }
+    if imported.rank_labels is not None:
+        document["rank_labels"] = list(imported.rank_labels)
+    if imported.overlap_p2p is not None:
+        document["overlap_p2p"] = imported.overlap_p2p
+    if imported.layers_per_stage is not None:
+        document["layers_per_stage"] = list(imported.layers_per_stage)
+    return document
+
+
+def _print_imported(pipeline: Pipeline, imported: ImportedSchedule) -> None:
+    chunks = f" x {pipeline.num_chunks} chunks" if pipeline.num_chunks > 1 else ""
+    size = (
+        f"{pipeline.num_stages} ranks{chunks}, {pipeline.num_microbatches} microbatches, "
+        f"{len(pipeline.operations)} operations"
     )
-    if labels := report.get("rank_labels"):
-        ui.say(f"ranks, as the trace calls them: {', '.join(labels)}")
-    if layers := report.get("layers_per_stage"):
-        vp = f" --vp {report['chunks']}" if several else ""
-        alone = "" if report["overlap_p2p"] else " --no-overlap-p2p"
+    ui.say(size + _same_order_as(imported))
+    if imported.rank_labels is not None:
+        ui.say(f"ranks, as the trace calls them: {', '.join(imported.rank_labels)}")
+    if imported.layers_per_stage is not None:
+        vp = f" --vp {pipeline.num_chunks}" if pipeline.num_chunks > 1 else ""
+        layers = ",".join(map(str, imported.layers_per_stage))
+        overlap = "" if imported.overlap_p2p else " --no-overlap-p2p"
         ui.say(
-            f"a profile of its stages: envplan profile ... --pp {report['ranks']}{vp} "
-            f"--layers-per-stage {','.join(map(str, layers))} --p2p-latency TIME{alone}"
+            f"a profile of its stages: envplan profile ... --pp {pipeline.num_stages}{vp} "
+            f"--layers-per-stage {layers} --p2p-latency TIME{overlap}"
         )
-    if report["skipped"]:
-        ui.say(f"left out: {_counts(report['skipped'])}")
+    if imported.skipped:
+        ui.say(f"left out: {_counts(imported.skipped)}")
+
+
+def _same_order_as(imported: ImportedSchedule) -> str:
+    """The generated schedule with this order, for the end of a line; empty if there is none."""
+    if imported.known_as is None:
+        return ""
+    words = f"; the order is that of schedule {imported.known_as}"
+    if imported.microbatch_group is not None:
+        words += f" with --microbatch-group {imported.microbatch_group}"
+    return words
 
 
 def _counts(skipped: Mapping[str, int]) -> str:
     """The most frequent names and how often they occur."""
-    most = Counter(skipped).most_common(_MOST_NAMED)
-    others = sum(skipped.values()) - sum(count for _, count in most)
-    named = [f"{name} ({count})" for name, count in most]
-    return ", ".join([*named, f"and {others} others"] if others else named)
+    most_frequent = Counter(skipped).most_common(_MOST_NAMED)
+    parts = [f"{name} ({count})" for name, count in most_frequent]
+    others = sum(skipped.values()) - sum(count for _, count in most_frequent)
+    if others:
+        parts.append(f"and {others} others")
+    return ", ".join(parts)
 
 
 @cmd.takes(

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
@@ -234,41 +234,84 @@ def opened(name: str = DEFAULT_BACKEND, **options: Any) -> Iterator[Backend]:
             within(_CLOSE_S, source.close, "the driver")
 
 
-def describe_gpus(name: str, **options: Any) -> list[dict[str, Any]]:
-    """GPUs of a backend as they are now, in JSON types, and why a clock may not be set (`refusal`).
+@dataclass(frozen=True, kw_only=True)
+class GpuState:
+    """A GPU as it is now; of one that is lost or hangs, only why nothing is known.
 
-    No clock is changed. Of a GPU that is lost, or hangs, only why nothing is known.
+    Attributes:
+        gpu: the modelled GPU that was asked for, such as "a40"; None for any other.
+        index: as the driver counts, from 0.
+        info: what stays the same about it; None where the driver does not say.
+        clock_mhz: the SM clock now.
+        power_w: drawn now.
+        throttle_reasons: why the clock is lower than asked for; empty if it is not.
+        refusal: why its clock may not be set, in one line; None if this user may set it.
     """
-    found: list[dict[str, Any]] = []
+
+    gpu: str | None
+    index: int
+    info: DeviceInfo | None = None
+    clock_mhz: int | None = None
+    power_w: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    refusal: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state in JSON types, with the same keys for every GPU."""
+        info = self.info
+        return {
+            "gpu": self.gpu,
+            "index": self.index,
+            "name": info and info.name,
+            "uuid": info and info.uuid,
+            "driver": info and info.driver,
+            "source": info and info.source,
+            "supported_clocks_mhz": info and list(info.supported_clocks),
+            "power_limit_w": info and info.power_limit,
+            "clock_mhz": self.clock_mhz,
+            "power_w": self.power_w,
+            "throttle_reasons": info and list(self.throttle_reasons),
+            "energy_source": info and info.energy_source,
+            "mig": info and info.mig,
+            "refusal": self.refusal,
+        }
+
+
+def describe_gpus(name: str, **options: Any) -> list[GpuState]:
+    """GPUs of a backend as they are now. No clock is changed.
+
+    Args:
+        name: of the backend.
+        options: for the backend.
+
+    Raises:
+        DeviceError: as for `opened`, or there is no GPU.
+        InputError: as for `opened`.
+    """
+    states: list[GpuState] = []
     with opened(name, **options) as source:
         for index, device in enumerate(source.devices()):
-            entry = {"gpu": options.get("gpu"), **dict.fromkeys(_FIELDS), "index": index}
+            state = GpuState(gpu=options.get("gpu"), index=index)
             try:
-                entry |= within(_ANSWER_S, partial(_describe, device), f"GPU {index}")
+                state = within(_ANSWER_S, partial(_read_state, device, state), f"GPU {index}")
             except DeviceError as error:
-                entry["refusal"] = str(error)
-            found.append(entry)
-    return found
+                state = replace(state, refusal=str(error))
+            states.append(state)
+    return states
 
 
-_FIELDS: Final = (
-    *("index", "name", "uuid", "driver", "source", "supported_clocks_mhz", "power_limit_w"),
-    *("clock_mhz", "power_w", "throttle_reasons", "energy_source", "mig", "refusal"),
-)
-
-
-def _describe(device: Device) -> dict[str, Any]:
-    info, now = device.info, dict[str, Any]()
-    reads = {"clock": device.clock, "power": device.power, "reasons": device.throttle_reasons}
-    for name, read in reads.items() if info.source == "measured" else ():  # others do nothing now
-        with suppress(DeviceError):  # some cards do not say
-            now[name] = read()
-    facts = (
-        *(info.index, info.name, info.uuid, info.driver, info.source),
-        *(list(info.supported_clocks), info.power_limit, now.get("clock"), now.get("power")),
-        *(list(now.get("reasons", ())), info.energy_source, info.mig, device.can_lock()),
-    )
-    return dict(zip(_FIELDS, facts, strict=True))
+def _read_state(device: Device, state: GpuState) -> GpuState:
+    info = device.info
+    state = replace(state, index=info.index, info=info)
+    if info.source == "measured":  # modelled GPUs run nothing now
+        # Some cards do not say all of these.
+        with suppress(DeviceError):
+            state = replace(state, clock_mhz=device.clock())
+        with suppress(DeviceError):
+            state = replace(state, power_w=device.power())
+        with suppress(DeviceError):
+            state = replace(state, throttle_reasons=tuple(device.throttle_reasons()))
+    return replace(state, refusal=device.can_lock())
 
 
 class Counted(StrEnum):

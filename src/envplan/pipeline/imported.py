@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from envplan.errors import InputError
 from envplan.pipeline.schedules import FORWARD, LETTERS, SCHEDULES, Operation
@@ -19,12 +18,16 @@ class ImportedSchedule:
     Attributes:
         orders: for each rank, its operations.
         skipped: what the source has beside operations, and how often, by the source's names.
-        facts: what else the source says of the pipeline, in JSON types.
+        rank_labels: what a recorded trace calls each rank.
+        layers_per_stage: layers of each model stage, where a configuration says so.
+        overlap_p2p: whether ranks compute during transfers, where a configuration says so.
     """
 
     orders: tuple[tuple[Operation, ...], ...]
     skipped: Mapping[str, int] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    rank_labels: tuple[str, ...] | None = None
+    layers_per_stage: tuple[int, ...] | None = None
+    overlap_p2p: bool | None = None
 
     @property
     def known_as(self) -> str | None:

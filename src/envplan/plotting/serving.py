@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envplan.plotting import page
 from envplan.plotting.figures import OKABE_ITO, RED, figure, label_axes
-from envplan.units import J_PER_KWH
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +54,7 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
     parts = [
         page.cards(shown),
         page.section("Over time", page.chart("series", "over_time")),
-        page.section("Policies side by side", page.table(*comparison_table(simulations))),
+        page.section("Policies side by side", comparison_table(simulations)),
         page.section("What the policies do", page.notes(about)),
     ]
     against = f"Energy of all GPUs in use, against {base.policy}"
@@ -241,38 +240,13 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     return drawn
 
 
-def kwh(joules: float) -> str:
-    """An energy in kWh, to a tenth, or to three digits where there is little."""
-    energy = joules / J_PER_KWH
-    return f"{energy:.1f}" if energy >= 10 else f"{energy:.3g}"
+def comparison_table(simulations: Sequence[Simulation]) -> str:
+    """HTML of the figures of policies side by side; savings are against the first one."""
+    from envplan.serving.metrics import COMPARED, saved_percent_text
 
-
-def figures(simulation: Simulation) -> dict[str, str]:
-    """What came of a simulation, by what it is."""
-    return {
-        "energy (kWh)": kwh(simulation.energy_j),
-        "requests": str(simulation.requests),
-        "SLOs met (%)": f"{100 * simulation.attainment:.3f}",
-        "first token in time (%)": f"{100 * simulation.first_in_time:.3f}",
-        "further tokens in time (%)": f"{100 * simulation.tokens_in_time:.3f}",
-        "GPUs, mean": f"{simulation.gpus_mean:.1f}",
-        "GPUs, most": f"{simulation.gpus_most:.0f}",
-        "GPU hours": f"{simulation.gpu_hours:.4g}",
-        "started": str(simulation.started),
-        "re-sharded": str(simulation.resharded),
-        "clock changes": str(simulation.clock_changes),
-        "requests that another pool took": str(simulation.helped),
-        "requests given up": str(simulation.squashed),
-    }
-
-
-def comparison_table(simulations: Sequence[Simulation]) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows of a comparison; savings are against the first one."""
-    tables, beside = [figures(each) for each in simulations], ("request", "in time")
-    headers = [name for name in tables[0] if not any(word in name for word in beside)]
+    headers = ["policy", "saved (%)", *(metric.name for metric in COMPARED)]
     rows = []
-    for simulation, found in zip(simulations, tables, strict=True):
-        percent = simulation.saved_percent(simulations[0])
-        saved = "-" if percent is None else f"{percent:.1f}"
-        rows.append([simulation.policy, saved, *(found[name] for name in headers)])
-    return ["policy", "saved (%)", *headers], rows
+    for simulation in simulations:
+        saved = saved_percent_text(simulation, simulations[0])
+        rows.append([simulation.policy, saved, *(metric.text(simulation) for metric in COMPARED)])
+    return page.table(headers, rows)

@@ -13,20 +13,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Final
 
+#: The module that each public name stands in.
 _HOME: Final = {
-    name: module
-    for module, names in {
-        "apply": "ServingApplied apply_serving_plan hold_clocks",
-        "classes": "CLASSES Slo",
-        "plan": "ServingPlan",
-        "planners": "exact_plan hierarchical_plan",
-        "policies": "compare_policies simulate",
-        "profile": "ServingProfile",
-        "settings": "Settings",
-        "simulation": "Simulation",
-        "trace": "Trace",
-    }.items()
-    for name in names.split()
+    "CLASSES": "classes",
+    "Slo": "classes",
+    "ServingProfile": "profile",
+    "Trace": "trace",
+    "Settings": "settings",
+    "ServingPlan": "plan",
+    "exact_plan": "planners",
+    "hierarchical_plan": "planners",
+    "Simulation": "simulation",
+    "compare_policies": "policies",
+    "simulate": "policies",
+    "ServingApplied": "apply",
+    "apply_serving_plan": "apply",
+    "hold_clocks": "hold",
 }
 
 __all__ = list(_HOME)

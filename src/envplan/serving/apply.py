@@ -1,8 +1,7 @@
-"""From a serving plan to clocks on GPUs: which instance runs where, and who holds its clock.
+"""From a serving plan to clocks on GPUs: which instance runs where, and at which clock.
 
 `envplan serving apply` writes serving.clocks.json ("envplan/serving-clocks/v1"): each instance with
-its node, its GPUs on that node and the clock these shall run at. `hold_clocks` starts the guard of
-every GPU of a node, which sets the clock and gives it back whatever becomes of its owner.
+its node, its GPUs on that node and the clock these shall run at; hold.py holds these clocks.
 
 When a fleet follows another, its GPUs are re-sharded in place: `move_fleet` says which GPU sends
 which part of the weights to which. An instance on n GPUs cuts the weights into n equal shards, one
@@ -15,8 +14,7 @@ exactly. What a GPU still lacks comes from one that held it, the one that has se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
@@ -25,8 +23,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from envplan._io.documents import Count, Document, Index, Model
-from envplan.devices import DeviceError
-from envplan.devices.guard import Guard
 from envplan.enforce.clocks import named_clocks
 from envplan.enforce.freqplan import StageClocks
 from envplan.errors import InputError
@@ -199,37 +195,6 @@ def _supported(mhz: int, known: StageClocks) -> int:
     )
 
 
-@contextmanager
-def hold_clocks(
-    applied: ServingApplied, node: int, *, backend: str = "nvml", **options: Any
-) -> Iterator[list[Guard]]:
-    """Hold the clocks of a node's GPUs, a guard for each, until the context ends.
-
-    The guards give the clocks back when it does, and when this process dies in any way.
-
-    Args:
-        applied: the file.
-        node: which node this is.
-        backend: "nvml" or "modelled".
-        options: for the backend.
-
-    Raises:
-        DeviceError: a GPU is not there, or its clock may not be set; none is left set.
-        InputError: there is no such node.
-    """
-    clocks = applied.clocks_of(node)
-    with ExitStack() as stack:
-        guards = []
-        for device, mhz in sorted(clocks.items()):
-            guards.append(stack.enter_context(Guard.start(backend, device, **options)))
-            guards[-1].request(mhz)
-        yield guards
-        problems = [problem for guard in guards for problem in guard.problems()]
-    problems += [problem for guard in guards for problem in guard.problems()]
-    if problems:
-        raise DeviceError(problems[0])
-
-
 class Transfer(NamedTuple):
     """One part of the weights that goes from a GPU to another."""
 
@@ -317,6 +282,11 @@ class NodeChange(NamedTuple):
     before: tuple[int, ...]
     after: tuple[int, ...]
     plan: TransferPlan | None
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What the node's GPUs send each other, by their numbers there."""
+        return () if self.plan is None else self.plan.transfers
 
 
 def move_fleet(

@@ -212,6 +212,38 @@ class Curve:
         return [Segment(a, b, at_a, at_b) for (a, at_a), (b, at_b) in pairwise(points)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """What one configuration carries, and what its requests cost at some load.
+
+    Attributes:
+        request_class: such as "LL".
+        tp: GPUs of the instance.
+        frequency_mhz: SM clock.
+        capacity_tokens_s: the highest load at which it meets the SLO.
+        max_load_tokens_s: the highest load that it carries.
+        energy_per_request_j: at the load in question; None where the SLO is violated.
+    """
+
+    request_class: str
+    tp: int
+    frequency_mhz: int
+    capacity_tokens_s: float
+    max_load_tokens_s: float
+    energy_per_request_j: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same in JSON types."""
+        return {
+            "class": self.request_class,
+            "tp": self.tp,
+            "frequency_mhz": self.frequency_mhz,
+            "capacity_tokens_s": self.capacity_tokens_s,
+            "max_load_tokens_s": self.max_load_tokens_s,
+            "energy_per_request_j": self.energy_per_request_j,
+        }
+
+
 @dataclass(frozen=True, eq=False)
 class ServingProfile:
     """A validated serving profile. Made by read_csv, builtin or open.
@@ -276,6 +308,26 @@ class ServingProfile:
     def energy_per_request(self, curve: Curve, load: float) -> float:
         """J per request at a load above 0."""
         return curve.power_at(load) * self.classes[curve.name].tokens / load
+
+    def efficiencies(self, load: float) -> list[Efficiency]:
+        """Every configuration of every class, by class, TP and clock.
+
+        Args:
+            load: of an instance, tokens/s, above 0.
+        """
+        return [self._efficiency(curve, load) for name in self.classes for curve in self.of(name)]
+
+    def _efficiency(self, curve: Curve, load: float) -> Efficiency:
+        slo = self.classes[curve.name].slo
+        within_slo = curve.meets(slo, load)
+        return Efficiency(
+            request_class=curve.name,
+            tp=curve.tp,
+            frequency_mhz=curve.frequency_mhz,
+            capacity_tokens_s=curve.capacity(slo),
+            max_load_tokens_s=curve.max_load,
+            energy_per_request_j=self.energy_per_request(curve, load) if within_slo else None,
+        )
 
     @property
     def sidecar(self) -> Path:

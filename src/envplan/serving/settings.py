@@ -16,7 +16,7 @@ _INSTALL_S: Final = 15.0  # weights and KV cache are put into the GPUs
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a simulation is run; the options of `envplan serving simulate` and `compare`.
+    """How a simulation is run.
 
     Attributes:
         gpus: at most.
@@ -32,7 +32,7 @@ class Settings:
             long; a short one cannot be too short, nor a long one too long.
         underestimated: percent of these that are predicted too short.
         seed: of whatever is drawn.
-        ready: of READY, what is ready before an instance is needed, separated by commas.
+        ready: names in READY of what is ready before an instance is needed.
         clock_delay: until a clock that was asked for is in force, s.
     """
 
@@ -46,14 +46,13 @@ class Settings:
     mispredicted: float = 5.0
     underestimated: float = 50.0
     seed: int = 0
-    ready: str | None = None
+    ready: tuple[str, ...] = ()
     clock_delay: float = 0.03
 
     @property
     def startup_s(self) -> float:
         """Until a new instance serves, s."""
-        ready = (self.ready or "").split(",")
-        return _INSTALL_S + sum(step for name, step in READY.items() if name not in ready)
+        return _INSTALL_S + sum(step for name, step in READY.items() if name not in self.ready)
 
     @property
     def reshard_s(self) -> float:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.trace import SLOT_S, Trace
 from envplan.units import J_PER_KWH
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: Columns over time: a slot's beginning (s), mean power of the fleet (W), load that arrives
 #: (tokens/s), GPUs in use at its end, starting and leaving ones too, requests that arrive, and how
@@ -222,6 +225,34 @@ class Simulation:
     def duration_s(self) -> float:
         """From the first slot to the end of the last, s."""
         return SLOT_S * len(self.series)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results in JSON types, but for what happens over time."""
+        return {
+            "policy": self.policy,
+            "energy_j": self.energy_j,
+            "requests": self.requests,
+            "slo_attainment": self.attainment,
+            "slo_attainment_by_class": self.attainment_by_class,
+            "first_tokens_in_time": self.first_in_time,
+            "further_tokens_in_time": self.tokens_in_time,
+            "instances_started": self.started,
+            "instances_resharded": self.resharded,
+            "weights_moved_copies": self.moved,
+            "clock_changes": self.clock_changes,
+            "requests_helped": self.helped,
+            "requests_squashed": self.squashed,
+            "requests_hopeless": self.hopeless,
+            "gpus_mean": self.gpus_mean,
+            "gpus_most": self.gpus_most,
+            "gpu_hours": self.gpu_hours,
+        }
+
+    def to_frame(self) -> DataFrame:
+        """What happens over time: a row for each slot, a column for each of SERIES."""
+        from pandas import DataFrame
+
+        return DataFrame(self.series)
 
     def saved_percent(self, base: Simulation) -> float | None:
         """Energy saved against another simulation, of its energy; None where that used none."""

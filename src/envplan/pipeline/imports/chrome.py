@@ -115,7 +115,7 @@ def read_chrome_traces(
     follows from the instructions.
 
     Returns:
-        The schedule; its fact `rank_labels` says what the trace calls each rank.
+        The schedule, with what the trace calls each rank.
 
     Raises:
         InputError: a file cannot be read or is larger than 256 MiB unpacked, an expression or event
@@ -163,7 +163,7 @@ def read_chrome_traces(
             f"{error.message}; is this a trace of several iterations? Then name an event around "
             "one of them (--within); or of several model chunks on a rank (--chunk)?"
         ) from None
-    return replace(schedule, skipped=skipped, facts={"rank_labels": list(map(str, labels))})
+    return replace(schedule, skipped=skipped, rank_labels=tuple(map(str, labels)))
 
 
 def _events(path: str | os.PathLike[str]) -> list[Any]:

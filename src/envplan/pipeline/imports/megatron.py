@@ -92,8 +92,8 @@ def read_megatron_file(
 ) -> ImportedSchedule:
     """The order that a configuration file asks for, and what else it says of the pipeline.
 
-    That is, in its facts, `layers_per_stage`, of each model stage, if it says, and `overlap_p2p`:
-    whether ranks compute during transfers.
+    That is the layers of each model stage, if it says them, and whether ranks compute during
+    transfers.
 
     Raises:
         InputError: the file is neither YAML nor JSON, or as for read_megatron.
@@ -110,8 +110,9 @@ def read_megatron_file(
         # Megatron's 1F1B has no such transfers.
         overlap = schedule.num_chunks > 1 and bool(_value(document, "overlap_p2p_comm"))
         layers = layers_per_stage(document)
-        facts = {"layers_per_stage": layers} if layers else {}
-        return replace(schedule, facts={"overlap_p2p": overlap, **facts})
+        return replace(
+            schedule, overlap_p2p=overlap, layers_per_stage=tuple(layers) if layers else None
+        )
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""`envplan serving hold`: the clocks of one node's GPUs, for as long as the fleet runs."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from envplan.cli import command as cmd
+from envplan.cli import output as ui
+from envplan.cli import state
+from envplan.quantities import WHOLE
+
+
+@cmd.takes(
+    """
+    Most used:
+      FILE  What `envplan serving apply` wrote.
+    Fleet:
+      --node K  Which node this is, from 0.
+      --backend NAME  nvml: this machine's GPUs; modelled: none needed.
+      --seconds TIME  So long; default: until interrupted.
+    """,
+    node=WHOLE,
+)
+def hold(
+    file: Path = Path("serving.clocks.json"),
+    node: int = 0,
+    backend: str = "nvml",
+    seconds: float | None = None,
+) -> None:
+    """Hold the clocks of this node's GPUs until interrupted.
+
+    Then they are given back. A guard for each GPU sets its clock, and gives it back however this
+    process ends.
+
+    \b
+    Example:
+      envplan serving hold serving.clocks.json --node 0
+      envplan serving hold --backend modelled --seconds 1
+    """
+    from envplan.serving.apply import ServingApplied
+    from envplan.serving.hold import hold_clocks, modelled_model, watch_guards
+
+    applied = ServingApplied.load(file)
+    options: dict[str, Any] = {}
+    if backend == "modelled":
+        options = {"gpu": modelled_model(applied.gpu), "count": applied.gpus_per_node}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with (
+        suppress(KeyboardInterrupt),  # the usual end of holding
+        hold_clocks(applied, node, backend=backend, **options) as guards,
+        suppress(KeyboardInterrupt),
+    ):
+        if not (state.quiet or state.json):
+            for device, mhz in sorted(applied.clocks_of(node).items()):
+                ui.say(f"GPU {device}: {mhz} MHz")
+        end_s = math.inf if seconds is None else time.monotonic() + seconds
+        watch_guards(guards, end_s, _warn_at_once)
+    ui.answer(
+        lambda: {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True},
+        lambda: ui.say("clocks given back"),
+        then="envplan devices",
+    )
+
+
+def _warn_at_once(problem: str) -> None:
+    """Warnings are kept for a command's end, but holding may go on for days."""
+    print(f"envplan: warning: {problem}", file=sys.stderr, flush=True)

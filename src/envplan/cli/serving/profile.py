@@ -1,0 +1,101 @@
+"""`envplan serving profile`: what requests cost, by parallelism and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from envplan.cli import command as cmd
+from envplan.cli import output as ui
+from envplan.cli.serving.service import ServiceOptions
+from envplan.quantities import NUMBER
+
+if TYPE_CHECKING:
+    from envplan.serving.profile import Efficiency, ServingProfile
+
+_J_PER_WH: Final = 3600.0
+
+
+@cmd.takes(
+    """
+    Most used:
+      --load TOKENS/S  The load to show energies at; default: 2000.
+      --plot [FILE]  Draw energies over clocks: .png, .svg or .pdf; without a name:
+          serving-profile.png.
+    Output:
+      -o, --output FILE  Write the profile there: .csv.
+    """,
+    load=NUMBER.within(1e-6, 1e9),
+)
+def profile(
+    service: ServiceOptions,
+    load: float = 2000.0,
+    output: Path | None = None,
+    plot: Path | None = None,
+) -> None:
+    """Show what requests cost, by parallelism and clock.
+
+    Energies are per request, and blank where the SLO is violated.
+
+    \b
+    Example:
+      envplan serving profile
+      envplan serving profile h100-llama2-70b -o my.csv
+      envplan serving profile my.csv --load 1000 --plot
+    """
+    from envplan.plotting.serving import serving_profile_figure
+
+    profile = service.known
+    if output is not None:
+        profile.save_copy(output)
+    ui.draw(plot, lambda: serving_profile_figure(profile, load))
+    efficiencies = profile.efficiencies(load)
+    ui.answer(
+        lambda: _document(profile, load, efficiencies),
+        lambda: _print(profile, load, efficiencies),
+        then=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
+    )
+
+
+def _document(
+    profile: ServingProfile, load: float, efficiencies: Sequence[Efficiency]
+) -> dict[str, Any]:
+    return {
+        "name": profile.name,
+        "gpu": profile.gpu,
+        "model": profile.model,
+        "source": profile.source,
+        "modelled": profile.modelled,
+        "sha256": profile.sha256,
+        "load_tokens_s": load,
+        "classes": {name: each.model_dump() for name, each in profile.classes.items()},
+        "configurations": [efficiency.to_dict() for efficiency in efficiencies],
+    }
+
+
+def _print(profile: ServingProfile, load: float, efficiencies: Sequence[Efficiency]) -> None:
+    """The profile's origin, and a table: a row for each class, a column for each TP and clock."""
+    facts = [text for text in (profile.model, profile.gpu, profile.source) if text]
+    ui.say(profile.name + (f" ({', '.join(facts)})" if facts else ""))
+    if profile.modelled:
+        ui.say(f"modelled: {profile.modelled}")
+    names = [name for name in profile.classes if profile.of(name)]
+    slos = [profile.classes[name].slo for name in names]
+    columns: dict[str, list[str | None]] = {
+        "class": list(names),
+        "TTFT (s)": [f"{slo.ttft_s:g}" for slo in slos],
+        "TBT (s)": [f"{slo.tbt_s:g}" for slo in slos],
+    }
+    energies_j = {
+        (each.tp, each.frequency_mhz, each.request_class): each.energy_per_request_j
+        for each in efficiencies
+    }
+    for tp, mhz in sorted({(tp, mhz) for tp, mhz, _ in energies_j}):
+        columns[f"TP{tp} {mhz}"] = [_wh(energies_j.get((tp, mhz, name))) for name in names]
+    title = f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz"
+    ui.print_columns(title, columns)
+
+
+def _wh(energy_j: float | None) -> str | None:
+    return None if energy_j is None else f"{energy_j / _J_PER_WH:.2f}"

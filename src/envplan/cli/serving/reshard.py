@@ -1,0 +1,77 @@
+"""`envplan serving reshard`: a new fleet where an old one's weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envplan.cli import command as cmd
+from envplan.cli import output as ui
+
+if TYPE_CHECKING:
+    from envplan.serving.apply import NodeChange
+
+
+@cmd.takes(
+    """
+    Output:
+      -o, --output FILE  Where the new fleet goes; default: AFTER.
+    """
+)
+def reshard(
+    before: Path = cmd.argument("BEFORE", "What `envplan serving apply` wrote before."),
+    after: Path = cmd.argument("AFTER", "What it wrote for the new fleet.", in_place=True),
+    output: Path | None = None,
+) -> None:
+    """Put a new fleet where an old one's weights are.
+
+    Says which GPU sends which part of the weights to which. Nodes and GPUs of AFTER are chosen
+    anew, such that the fewest weights are moved.
+
+    \b
+    Example:
+      envplan serving reshard old.clocks.json new.clocks.json
+    """
+    from envplan.serving.apply import PARTS, ServingApplied, move_fleet
+
+    target = output or after
+    if output is None:
+        cmd.will_write(target)
+    moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
+    moved.save(target)
+    copies = sum(len(change.transfers) for change in changes) / PARTS
+    transfers = [
+        {"node": change.node, **transfer._asdict()}
+        for change in changes
+        for transfer in change.transfers
+    ]
+    ui.answer(
+        lambda: {"clocks": str(target), "moved_copies": copies, "transfers": transfers},
+        lambda: _print(changes, copies),
+        then=["envplan", "serving", "hold", str(target), "--node", "0"],
+    )
+
+
+def _print(changes: Sequence[NodeChange], copies: float) -> None:
+    """A row for each node, then a line for each part that is sent."""
+    rows = []
+    for change in changes:
+        sent, in_turn = "-", "-"
+        if change.plan is not None:
+            sent, in_turn = str(len(change.plan.transfers)), str(change.plan.longest)
+        before, after = _sizes(change.before), _sizes(change.after)
+        rows.append((str(change.node), before, after, sent, in_turn))
+    headers = ("node", "before", "after", "sent", "one after another")
+    ui.print_table("Eighths of the weights that GPUs send each other", headers, rows, words=3)
+    for change in changes:
+        for transfer in change.transfers:
+            ui.say(
+                f"node {change.node}: GPU {transfer.source} sends eighth {transfer.part} "
+                f"to GPU {transfer.target}"
+            )
+    ui.say(f"{copies:g} copies of the weights in all")
+
+
+def _sizes(tps: Sequence[int]) -> str:
+    return " + ".join(f"TP{tp}" for tp in tps) or "-"

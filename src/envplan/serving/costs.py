@@ -1,0 +1,56 @@
+"""What the energy of a simulated fleet costs, in money and CO2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from envplan.costs.model import Overheads
+from envplan.costs.rates import Rate
+from envplan.serving.simulation import Simulation
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetCosts:
+    """What a simulated fleet costs; None where no rate is given.
+
+    Attributes:
+        money: currency units.
+        carbon_g: gCO2.
+    """
+
+    money: float | None = None
+    carbon_g: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetRates:
+    """What a kWh costs, and what is counted beside the energy of GPUs.
+
+    Attributes:
+        price: currency units per kWh, over the trace; None: not given.
+        carbon: gCO2 per kWh, over the trace; None: not given.
+        overheads: PUE, hosts, and what GPUs cost besides energy.
+    """
+
+    price: Rate | None = None
+    carbon: Rate | None = None
+    overheads: Overheads = field(default_factory=Overheads)
+
+    def costs_of(self, simulation: Simulation) -> FleetCosts:
+        """The costs of a simulation: money with a price of energy or of GPU hours, else None."""
+        return FleetCosts(money=self._money(simulation), carbon_g=self._carbon_g(simulation))
+
+    def _money(self, simulation: Simulation) -> float | None:
+        if self.price is None and not self.overheads.gpu_hour:
+            return None
+        hours = self.overheads.hours_cost(_HOUR_S, 1) * simulation.gpu_hours
+        energy = 0.0 if self.price is None else simulation.at_rate(self.price, self.overheads)
+        return energy + hours
+
+    def _carbon_g(self, simulation: Simulation) -> float | None:
+        if self.carbon is None:
+            return None
+        made = self.overheads.made_g(_HOUR_S, 1) * simulation.gpu_hours
+        return simulation.at_rate(self.carbon, self.overheads) + made

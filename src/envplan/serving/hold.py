@@ -1,0 +1,82 @@
+"""Holding the clocks of a fleet: a guard for each GPU of a node.
+
+A guard sets the clock of its GPU, and gives it back whatever becomes of its owner
+(devices/guard.py says how).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+from envplan.devices import DeviceError
+from envplan.devices.guard import Guard
+from envplan.devices.modelled import GPUS
+from envplan.serving.apply import ServingApplied
+
+_LOOK_S: Final = 0.5
+_USUAL_MODEL: Final = "h100-sxm"
+
+
+@contextmanager
+def hold_clocks(
+    applied: ServingApplied, node: int, *, backend: str = "nvml", **options: Any
+) -> Iterator[list[Guard]]:
+    """Hold the clocks of a node's GPUs, a guard for each, until the context ends.
+
+    The guards give the clocks back when it does, and when this process dies in any way.
+
+    Args:
+        applied: the file.
+        node: which node this is.
+        backend: "nvml" or "modelled".
+        options: for the backend.
+
+    Raises:
+        DeviceError: a GPU is not there, or its clock may not be set; none is left set.
+        InputError: there is no such node.
+    """
+    clocks = applied.clocks_of(node)
+    with ExitStack() as stack:
+        guards = []
+        for device, mhz in sorted(clocks.items()):
+            guards.append(stack.enter_context(Guard.start(backend, device, **options)))
+            guards[-1].request(mhz)
+        yield guards
+        problems = [problem for guard in guards for problem in guard.problems()]
+    problems += [problem for guard in guards for problem in guard.problems()]
+    if problems:
+        raise DeviceError(problems[0])
+
+
+def watch_guards(guards: Sequence[Guard], end_s: float, warn: Callable[[str], None]) -> None:
+    """Wait while guards hold their clocks.
+
+    Args:
+        guards: as hold_clocks gives them.
+        end_s: how long to wait, in s of the monotonic clock; may be infinite.
+        warn: is told what goes wrong meanwhile, in a line.
+
+    Raises:
+        DeviceError: a guard is gone, or a clock could not be set in the end either.
+    """
+    last_problem = ""
+    while (left_s := end_s - time.monotonic()) > 0:
+        time.sleep(min(_LOOK_S, left_s))
+        for guard in guards:
+            for last_problem in guard.problems():
+                warn(last_problem)
+            if not guard.alive:
+                raise DeviceError("a clock guard has ended; start holding again")
+    if any(guard.failing for guard in guards):
+        raise DeviceError(last_problem)
+
+
+def modelled_model(gpu: str | None) -> str:
+    """The modelled GPU that stands in for one of a name, such as "a40"; an H100 for all others."""
+    for model in GPUS.values():
+        if model.name == gpu:
+            return model.key
+    return _USUAL_MODEL

@@ -1,0 +1,65 @@
+"""The figures of a simulation as people read them, in tables and on pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from envplan.serving.simulation import Simulation
+from envplan.units import J_PER_KWH
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a simulation.
+
+    Attributes:
+        name: with its unit, as a header.
+        text: the figure of a simulation.
+        compared: whether it stands in the table that compares policies.
+    """
+
+    name: str
+    text: Callable[[Simulation], str]
+    compared: bool = True
+
+
+def kwh(joules: float) -> str:
+    """An energy in kWh, to a tenth, or to three digits where there is little."""
+    energy = joules / J_PER_KWH
+    return f"{energy:.1f}" if energy >= 10 else f"{energy:.3g}"
+
+
+#: All figures, in the order in which they are shown.
+METRICS: Final = (
+    Metric("energy (kWh)", lambda result: kwh(result.energy_j)),
+    Metric("requests", lambda result: str(result.requests), compared=False),
+    Metric("SLOs met (%)", lambda result: f"{100 * result.attainment:.3f}"),
+    Metric(
+        "first token in time (%)",
+        lambda result: f"{100 * result.first_in_time:.3f}",
+        compared=False,
+    ),
+    Metric(
+        "further tokens in time (%)",
+        lambda result: f"{100 * result.tokens_in_time:.3f}",
+        compared=False,
+    ),
+    Metric("GPUs, mean", lambda result: f"{result.gpus_mean:.1f}"),
+    Metric("GPUs, most", lambda result: f"{result.gpus_most:.0f}"),
+    Metric("GPU hours", lambda result: f"{result.gpu_hours:.4g}"),
+    Metric("started", lambda result: str(result.started)),
+    Metric("re-sharded", lambda result: str(result.resharded)),
+    Metric("clock changes", lambda result: str(result.clock_changes)),
+    Metric("requests that another pool took", lambda result: str(result.helped), compared=False),
+    Metric("requests given up", lambda result: str(result.squashed), compared=False),
+)
+#: Those that compare policies.
+COMPARED: Final = tuple(metric for metric in METRICS if metric.compared)
+
+
+def saved_percent_text(simulation: Simulation, base: Simulation) -> str:
+    """Energy saved against another simulation, in percent; "-" where that used none."""
+    percent = simulation.saved_percent(base)
+    return "-" if percent is None else f"{percent:.1f}"
