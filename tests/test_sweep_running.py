@@ -27,6 +27,7 @@ import pytest
 from cli_helpers import (
     COMMAND,
     Ran,
+    assert_refused,
     done,
     envplan,
     in_this_process,
@@ -164,6 +165,13 @@ def test_the_next_line_keeps_a_zero_that_the_sweep_asks_for(folder: Path) -> Non
         assert words[words.index(option) + 1] == "0"
     done("", *words[1:])
     assert Plan.load("plan.json").energy == document["best"][0]["energy_j"]
+
+
+def test_a_sweep_does_not_replace_a_profile_that_it_plans(folder: Path) -> None:
+    before = Path("profile.csv").read_bytes()
+    ran = sweep("[[points]]\nprofile = 'profile.csv'\nmicrobatches = 6\n", "-o", "profile.csv")
+    assert_refused(ran, 2, "profile.csv: is an input itself; choose another output file")
+    assert Path("profile.csv").read_bytes() == before
 
 
 def test_every_schedule_gets_the_chunks_it_needs(folder: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+
+import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import options, typed
+from envplan.cli.command import typed
 from envplan.cli.options import CostOptions, JobOptions, RateOptions
-from envplan.quantities import PERCENT
+from envplan.cli.shared import JOB
+from envplan.cli.types import parser_of, quantity
+from envplan.quantities import COUNT, PERCENT
 from envplan.units import duration_text
 
 if TYPE_CHECKING:
@@ -160,24 +165,34 @@ def costs_document(plan: envplan.Plan) -> dict[str, Any]:
     return document
 
 
-def _share(text: str, name: str) -> float:
+def _share(text: str, option: str) -> float:
     """A share such as 0.8 or 80%."""
-    return PERCENT.parse(text, name) / (100 if "%" in text else 1)
+    return PERCENT.parse(text, option) / (100 if "%" in text else 1)
 
 
-@options(
-    """
-    Job:
-      --gpus N  How many GPUs run such jobs; default: those of the job.
-      --utilization SHARE  Share of the year they train: 0.8 or 80%; default: 1.
-    """,
-    utilization=_share,
-)
+@dataclass(frozen=True, kw_only=True)
 class SiteOptions(RateOptions):
     """Where a job runs, how much, and what is paid there."""
 
-    gpus: int | None = None
-    utilization: float = 1.0
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=quantity(COUNT),
+            help="How many GPUs run such jobs; default: those of the job.",
+            rich_help_panel=JOB,
+        ),
+    ] = None
+    utilization: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            parser=parser_of(_share),
+            help="Share of the year they train: 0.8 or 80%; default: 1.",
+            rich_help_panel=JOB,
+            show_default=False,
+        ),
+    ] = 1.0
 
     def site(self) -> Site:
         """As the library takes it."""

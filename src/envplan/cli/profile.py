@@ -2,132 +2,287 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
 
 import envplan
 from envplan._io.words import counted
-from envplan.cli import command as cmd
 from envplan.cli import output as ui
+from envplan.cli.command import refuse, refuse_both
+from envplan.cli.groups import options_given
 from envplan.cli.options import DEFAULT_PROFILE
-from envplan.errors import InputError, unknown
-from envplan.quantities import PERCENT, TIME, WHOLE
+from envplan.cli.shared import JOB, MOST_USED, OUTPUT
+from envplan.cli.types import (
+    OPTIONAL_FILE,
+    Numbers,
+    either,
+    numbers,
+    one_of,
+    output_file,
+    quantity,
+    registered,
+)
+from envplan.devices import DEFAULT_BACKEND, backend_class
+from envplan.errors import InputError
+from envplan.pipeline import SCHEDULES, traits
+from envplan.profiling.models import PRESETS, WORKLOADS, model_of, named_model
+from envplan.profiling.workloads import Model, TrainingJob
+from envplan.quantities import COUNT, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.profiling.sweep import Workload
-    from envplan.profiling.workloads import Model, TrainingJob
+    from envplan.profiling.sweep import Settings, Workload
 
+_MEASURING: Final = "Measuring"
+_SIZES: Final = "Sizes of the workload"
+
+_DEFAULT_WORKLOAD: Final = "gpt"
+_DEFAULT_STAGES: Final = 4
 _DEFAULT_GPU: Final = "a40"
+#: The GPU that `--model` is modelled on.
 _MODEL_GPU: Final = "h100"
+_DEFAULT_ERROR_PERCENT: Final = 1.0
+_DTYPES: Final = ("bfloat16", "float16", "float32")
+#: Samples of a microbatch by workload; of a model by name it is one.
 _MICROBATCH_SIZES: Final = {"gpt": 4, "bert": 8, "t5": 4, "wide-resnet": 32}
-_SIZES: Final = "layers hidden_size heads vocabulary_size sequence_length width_factor image_size"
-_MEASURING: Final = "device error time_limit no_lock"
 
 
-def _known_schedule(name: str, option_name: str) -> str:
-    from envplan.pipeline import SCHEDULES
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """What runs: one of these, a workload where none is given."""
 
-    if name not in SCHEDULES:
-        raise InputError(f"{option_name}: {unknown('schedule', name, SCHEDULES)}")
-    return name
-
-
-@cmd.options(
-    """
-    Most used:
-      --workload NAME  gpt (the default), bert, t5 or wide-resnet.
-      --model NAME|FILE  Instead, modelled: llama3-8b, llama3-70b, llama3-405b, qwen3-32b,
-          mixtral-8x7b, deepseek-v3, gpt3-175b, or a config.json of Hugging Face.
-      --entry MODULE:FUNCTION  Measure the stages that this function returns: pairs of a torch
-          module and inputs.
-      --pp, --stages N  Pipeline stages; default: 4.
-      --backend NAME  nvml: measure on a GPU here (the default); zeusd: the same, with clocks set
-          by the Zeus daemon; modelled: no GPU needed.
-      --gpu NAME  The GPU to model: h100, h200, b200, a100, l40s, a40, v100 and more (envplan
-          devices --backend modelled); default: a40, with --model h100.
-      --step MHZ  Clocks at least this far apart; 0: all there are.
-    Job:
-      --vp, --chunks N  Model chunks of a stage; default: the schedule's, else 1.
-      --layers-per-stage LIST  Layers of each stage or chunk, in the model's order, as in 6,7,7,4;
-          default: the split of least imbalance.
-      --microbatch-group N  Schedule interleaved: microbatches that go through a chunk before the
-          next. Default: the number of stages.
-      --p2p-latency TIME  How long a transfer between stages takes.
-      --no-overlap-p2p  With --backend modelled: the GPU that sends does not compute meanwhile.
-      --tp, --tensor-parallel N  GPUs of a stage; one is measured.
-      --cp N  Context-parallel size: GPUs that share a sequence.
-      --dp, --replicas N  Replicas of the pipeline.
-      --microbatch-size N  Samples of a microbatch; default: by workload, 1 with --model.
-      -m, --microbatches M  Microbatches of an iteration.
-      --schedule NAME  The job's schedule.
-      --dtype TYPE  bfloat16, float16 or float32.
-      --recompute  A backward does its forward again.
-      --split-backward  Gradients of inputs and weights apart; default: as the schedule has it.
-      --parts  With --backend modelled: rows for each module of a layer.
-    Measuring:
-      --device N  Which GPU, by nvidia-smi; default: CUDA's first.
-      --error PCT  Repeat until time and energy have this standard error; default: 1.
-      --time-limit TIME  But at most so long for an operation; default: 20s.
-      --no-lock  Touch no clock: measure at the current ones only.
-    Sizes of the workload:
-      --layers N  Layers; t5: of either part; wide-resnet: 50, 101, 152.
-      --hidden-size N  Width of a transformer.
-      --heads N  Attention heads.
-      --vocabulary-size N  Words; 0: no embedding and head (gpt, bert).
-      --sequence-length N  Tokens of a sample.
-      --width-factor N  How much wider than ResNet's 3x3 convolutions.
-      --image-size N  Pixels on a side of an image.
-    """,
-    **dict.fromkeys(_SIZES.split(), WHOLE),
-    step=WHOLE,
-    schedule=_known_schedule,
-    dtype=cmd.one_of("bfloat16", "float16", "float32"),
-    layers_per_stage=cmd.numbers("6,7,7,4"),
-    device=WHOLE,
-    error=PERCENT.within(1e-6),
-    time_limit=TIME.within(1e-6),
-)
-class WorkOptions:
-    """What is profiled and how, and the job it is part of; None where nothing was said."""
-
-    workload: str | None = None
-    model: str | None = None
-    entry: str | None = None
-    stages: int | None = None
-    backend: str | None = None
-    gpu: str | None = None
-    step: int = 0
-    vp: int | None = None
-    layers_per_stage: cmd.Numbers | None = None
-    microbatch_group: int | None = None
-    p2p_latency: float = 0.0
-    no_overlap_p2p: bool = False
-    tp: int = 1
-    cp: int = 1
-    dp: int = 1
-    microbatch_size: int | None = None
-    microbatches: int = 32
-    schedule: str = "1f1b"
-    dtype: str = "bfloat16"
-    recompute: bool = False
-    split_backward: bool = False
-    parts: bool = False
-    device: int | None = None
-    error: float | None = None
-    time_limit: float | None = None
-    no_lock: bool = False
-    layers: int | None = None
-    hidden_size: int | None = None
-    heads: int | None = None
-    vocabulary_size: int | None = None
-    sequence_length: int | None = None
-    width_factor: int | None = None
-    image_size: int | None = None
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"{either(WORKLOADS)}; default: {_DEFAULT_WORKLOAD}.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help=f"Instead, modelled: {', '.join(PRESETS)}, or a config.json of Hugging Face.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    entry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Measure the stages that this function returns: pairs of a torch module and "
+            "inputs.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        """Raises: InputError: more than one option says what runs, or the stages differ."""
-        cmd.refuse_both(cmd.given(self, "workload model entry"))
+        """Raises: InputError: more than one option says what runs."""
+        refuse_both(options_given(self))
+
+
+def _size(meaning: str) -> Any:
+    """An option for one of a workload's sizes."""
+    return typer.Option(metavar="N", parser=quantity(WHOLE), help=meaning, rich_help_panel=_SIZES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """Sizes of the workload that are not its own ones."""
+
+    layers: Annotated[
+        int | None, _size("Layers; t5: of either part; wide-resnet: 50, 101, 152.")
+    ] = None
+    hidden_size: Annotated[
+        int | None,
+        _size("Width of a transformer."),
+    ] = None
+    heads: Annotated[
+        int | None,
+        _size("Attention heads."),
+    ] = None
+    vocabulary_size: Annotated[
+        int | None, _size("Words; 0: no embedding and head (gpt, bert).")
+    ] = None
+    sequence_length: Annotated[
+        int | None,
+        _size("Tokens of a sample."),
+    ] = None
+    width_factor: Annotated[int | None, _size("How much wider than ResNet's 3x3 convolutions.")] = (
+        None
+    )
+    image_size: Annotated[
+        int | None,
+        _size("Pixels on a side of an image."),
+    ] = None
+
+    def chosen(self) -> dict[str, int]:
+        """Those that are given, by their names."""
+        return {name: size for name, size in asdict(self).items() if size is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """The job that the workload is part of; None where nothing is said."""
+
+    stages: Annotated[
+        int | None,
+        typer.Option(
+            "--pp",
+            "--stages",
+            metavar="N",
+            parser=quantity(COUNT),
+            help=f"Pipeline stages; default: {_DEFAULT_STAGES}.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    vp: Annotated[
+        int | None,
+        typer.Option(
+            "--vp",
+            "--chunks",
+            metavar="N",
+            parser=quantity(COUNT),
+            help="Model chunks of a stage; default: the schedule's, else 1.",
+            rich_help_panel=JOB,
+        ),
+    ] = None
+    layers_per_stage: Annotated[
+        Numbers | None,
+        typer.Option(
+            metavar="LIST",
+            parser=numbers("6,7,7,4"),
+            help="Layers of each stage or chunk, in the model's order, as in 6,7,7,4; default: "
+            "the split of least imbalance.",
+            rich_help_panel=JOB,
+        ),
+    ] = None
+    microbatch_group: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=quantity(COUNT),
+            help="Schedule interleaved: microbatches that go through a chunk before the next. "
+            "Default: the number of stages.",
+            rich_help_panel=JOB,
+        ),
+    ] = None
+    p2p_latency: Annotated[
+        float,
+        typer.Option(
+            metavar="TIME",
+            parser=quantity(TIME),
+            help="How long a transfer between stages takes.",
+            rich_help_panel=JOB,
+        ),
+    ] = 0.0
+    no_overlap_p2p: Annotated[
+        bool,
+        typer.Option(
+            "--no-overlap-p2p",
+            help="With --backend modelled: the GPU that sends does not compute meanwhile.",
+            rich_help_panel=JOB,
+        ),
+    ] = False
+    tp: Annotated[
+        int,
+        typer.Option(
+            "--tp",
+            "--tensor-parallel",
+            metavar="N",
+            parser=quantity(COUNT),
+            help="GPUs of a stage; one is measured.",
+            rich_help_panel=JOB,
+        ),
+    ] = 1
+    cp: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            parser=quantity(COUNT),
+            help="Context-parallel size: GPUs that share a sequence.",
+            rich_help_panel=JOB,
+        ),
+    ] = 1
+    dp: Annotated[
+        int,
+        typer.Option(
+            "--dp",
+            "--replicas",
+            metavar="N",
+            parser=quantity(COUNT),
+            help="Replicas of the pipeline.",
+            rich_help_panel=JOB,
+        ),
+    ] = 1
+    microbatch_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=quantity(COUNT),
+            help="Samples of a microbatch; default: by workload, 1 with --model.",
+            rich_help_panel=JOB,
+        ),
+    ] = None
+    microbatches: Annotated[
+        int,
+        typer.Option(
+            "-m",
+            "--microbatches",
+            metavar="M",
+            parser=quantity(COUNT),
+            help="Microbatches of an iteration.",
+            rich_help_panel=JOB,
+        ),
+    ] = 32
+    schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            parser=registered("schedule", SCHEDULES),
+            help="The job's schedule.",
+            rich_help_panel=JOB,
+        ),
+    ] = "1f1b"
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="TYPE",
+            parser=one_of(*_DTYPES),
+            help=f"{either(_DTYPES)}.",
+            rich_help_panel=JOB,
+        ),
+    ] = "bfloat16"
+    recompute: Annotated[
+        bool,
+        typer.Option(
+            "--recompute",
+            help="A backward does its forward again.",
+            rich_help_panel=JOB,
+        ),
+    ] = False
+    split_backward: Annotated[
+        bool,
+        typer.Option(
+            "--split-backward",
+            help="Gradients of inputs and weights apart; default: as the schedule has it.",
+            rich_help_panel=JOB,
+        ),
+    ] = False
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts",
+            help="With --backend modelled: rows for each module of a layer.",
+            rich_help_panel=JOB,
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        """Raises: InputError: the layers listed are those of another number of stages."""
         listed = self.layers_per_stage
         if listed and len(listed) != self.num_stages * self.chunks:
             raise InputError(
@@ -137,64 +292,140 @@ class WorkOptions:
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages."""
-        listed = self.layers_per_stage
-        return self.stages or (max(1, len(listed) // self.chunks) if listed else 4)
+        """Pipeline stages: as given, else as many as layers are listed for."""
+        if self.stages:
+            return self.stages
+        if self.layers_per_stage:
+            return max(1, len(self.layers_per_stage) // self.chunks)
+        return _DEFAULT_STAGES
 
     @property
     def chunks(self) -> int:
-        """Model chunks of each: as given, else as many as the schedule needs."""
-        from envplan.pipeline import traits
-
+        """Model chunks of each stage: as given, else as many as the schedule needs."""
         return self.vp or traits(self.schedule).chunks
 
-    def job(self) -> TrainingJob:
-        """What is trained and how. Raises: InputError: there is no model of that name or size."""
-        from envplan.pipeline import traits
-        from envplan.profiling.workloads import TrainingJob
 
-        samples = 1 if self.model else _MICROBATCH_SIZES.get(self.workload or "gpt", 1)
-        interleaved = self.schedule == "1f1b" and self.chunks > 1
-        return TrainingJob(
-            model=None if self.entry else self._model(),
-            num_stages=self.num_stages,
-            chunks=self.chunks,
-            num_microbatches=self.microbatches,
-            microbatch_size=None if self.entry else self.microbatch_size or samples,
-            tensor_parallel=self.tp,
-            context_parallel=self.cp,
-            replicas=self.dp,
-            dtype=self.dtype,
-            recompute=self.recompute,
-            split_backward=self.split_backward or traits(self.schedule).passes > 2,
-            schedule="interleaved" if interleaved else self.schedule,
-            microbatch_group=self.microbatch_group,
-            p2p_latency=self.p2p_latency,
-            overlap_p2p=not self.no_overlap_p2p,
-            layers=self.layers_per_stage,
+@dataclass(frozen=True, kw_only=True)
+class GpuOptions:
+    """What is measured or modelled, and at which clocks."""
+
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="nvml: measure on a GPU here (the default); zeusd: the same, with clocks set by "
+            "the Zeus daemon; modelled: no GPU needed.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=(
+                f"The GPU to model, such as {_DEFAULT_GPU} or {_MODEL_GPU} (envplan devices "
+                f"--backend modelled lists them); default: {_DEFAULT_GPU}, with --model "
+                f"{_MODEL_GPU}."
+            ),
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    step: Annotated[
+        int,
+        typer.Option(
+            metavar="MHZ",
+            parser=quantity(WHOLE),
+            help="Clocks at least this far apart; 0: all there are.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuringOptions:
+    """How to measure."""
+
+    device: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=quantity(WHOLE),
+            help="Which GPU, by nvidia-smi; default: CUDA's first.",
+            rich_help_panel=_MEASURING,
+        ),
+    ] = None
+    error: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PCT",
+            parser=quantity(PERCENT.within(1e-6)),
+            help="Repeat until time and energy have this standard error; default: "
+            f"{_DEFAULT_ERROR_PERCENT:g}.",
+            rich_help_panel=_MEASURING,
+        ),
+    ] = None
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            parser=quantity(TIME.within(1e-6)),
+            help="But at most so long for an operation; default: 20s.",
+            rich_help_panel=_MEASURING,
+        ),
+    ] = None
+    no_lock: Annotated[
+        bool,
+        typer.Option(
+            "--no-lock",
+            help="Touch no clock: measure at the current ones only.",
+            rich_help_panel=_MEASURING,
+        ),
+    ] = False
+
+    def settings(self, step: int, *, split_backward: bool) -> Settings:
+        """As the library takes them.
+
+        Args:
+            step: MHz between clocks at least.
+            split_backward: measure the two parts of a backward apart.
+        """
+        from envplan.profiling.sweep import Settings
+
+        return Settings(
+            step=step,
+            split_backward=split_backward,
+            lock=not self.no_lock,
+            target_error=(self.error or _DEFAULT_ERROR_PERCENT) / 100,
+            time_limit=self.time_limit or Settings.time_limit,
         )
 
-    def _model(self) -> Model:
-        from envplan.profiling.models import model_of, named_model
 
-        sizes = {name: size for name in _SIZES.split() if (size := getattr(self, name)) is not None}
-        if self.model is not None:
-            return named_model(self.model, **sizes)
-        return model_of(self.workload or "gpt", **sizes)
-
-
-@cmd.takes(
-    """
-    Most used:
-      --plot [FILE]  Draw energy against clock: .png, .svg or .pdf; without a name: profile.png.
-    Output:
-      -o, --output FILE  Where the profile goes: .csv.
-    """,
-)
 def profile(
-    work: WorkOptions,
-    plot: Path | None = None,
-    output: Path = Path(DEFAULT_PROFILE),
+    workload: WorkloadOptions,
+    pipeline: PipelineOptions,
+    gpu: GpuOptions,
+    measuring: MeasuringOptions,
+    sizes: SizeOptions,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar=OPTIONAL_FILE,
+            parser=output_file(".png", ".svg", ".pdf", bare="profile.png"),
+            help=("Draw energy against clock: .png, .svg or .pdf; without a name: profile.png."),
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=output_file(".csv"),
+            help="Where the profile goes: .csv.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = Path(DEFAULT_PROFILE),
 ) -> None:
     """Find out what time and energy each stage takes at each clock.
 
@@ -209,20 +440,21 @@ def profile(
       envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30 --plot
       envplan profile --entry mymodel.stages:build --no-lock
     """
-    from envplan.devices import DEFAULT_BACKEND, backend_class
     from envplan.plotting.profile import profile_figure
     from envplan.profiling.remarks import remarks, summarize_profile
 
-    backend = work.backend or ("modelled" if work.model else DEFAULT_BACKEND)
+    backend = gpu.backend or ("modelled" if workload.model else DEFAULT_BACKEND)
     if backend_class(backend).real:
-        why = f"goes with --backend modelled, not {backend}"
-        cmd.refuse(cmd.given(work, "gpu"), why)
-        cmd.refuse(cmd.given(work, "model"), f"{why}; measure your model's stages with --entry")
-        made = _measure(backend, work, output)
+        _refuse_what_only_models_have(backend, workload, pipeline, gpu)
+        job = _training_job(workload, pipeline, sizes)
+        _refuse_what_cannot_be_measured(job, workload, pipeline, sizes)
+        made = _measure(backend, job, workload.entry, gpu.step, measuring, output)
     else:
-        unfit = cmd.given(work, f"entry {_MEASURING}")
-        cmd.refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
-        made = _model(work, output)
+        measured_only = options_given(workload, "entry") + options_given(measuring)
+        refuse(measured_only, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
+        job = _training_job(workload, pipeline, sizes)
+        key = gpu.gpu or (_MODEL_GPU if workload.model else _DEFAULT_GPU)
+        made = _model(job, key, gpu.step, output, parts=pipeline.parts)
     ui.draw(plot, lambda: profile_figure(made))
     named = [] if output == Path(DEFAULT_PROFILE) else [str(output)]
     ui.answer(
@@ -239,10 +471,66 @@ def profile(
     )
 
 
-def _model(work: WorkOptions, output: Path) -> envplan.Profile:
+def _training_job(
+    workload: WorkloadOptions, pipeline: PipelineOptions, sizes: SizeOptions
+) -> TrainingJob:
+    """What is trained and how.
+
+    Raises:
+        InputError: there is no model of that name or size.
+    """
+    model, microbatch_size = None, None
+    if workload.entry is None:
+        model = _model_of(workload, sizes)
+        microbatch_size = pipeline.microbatch_size or _usual_microbatch_size(workload)
+    interleaved = pipeline.schedule == "1f1b" and pipeline.chunks > 1
+    return TrainingJob(
+        model=model,
+        num_stages=pipeline.num_stages,
+        chunks=pipeline.chunks,
+        num_microbatches=pipeline.microbatches,
+        microbatch_size=microbatch_size,
+        tensor_parallel=pipeline.tp,
+        context_parallel=pipeline.cp,
+        replicas=pipeline.dp,
+        dtype=pipeline.dtype,
+        recompute=pipeline.recompute,
+        split_backward=pipeline.split_backward or traits(pipeline.schedule).passes > 2,
+        schedule="interleaved" if interleaved else pipeline.schedule,
+        microbatch_group=pipeline.microbatch_group,
+        p2p_latency=pipeline.p2p_latency,
+        overlap_p2p=not pipeline.no_overlap_p2p,
+        layers=pipeline.layers_per_stage,
+    )
+
+
+def _model_of(workload: WorkloadOptions, sizes: SizeOptions) -> Model:
+    if workload.model is not None:
+        return named_model(workload.model, **sizes.chosen())
+    return model_of(workload.workload or _DEFAULT_WORKLOAD, **sizes.chosen())
+
+
+def _usual_microbatch_size(workload: WorkloadOptions) -> int:
+    if workload.model is not None:
+        return 1
+    return _MICROBATCH_SIZES.get(workload.workload or _DEFAULT_WORKLOAD, 1)
+
+
+def _model(
+    job: TrainingJob, gpu: str, step_mhz: int, output: Path, *, parts: bool
+) -> envplan.Profile:
+    """The modelled profile, written.
+
+    Args:
+        gpu: name of the modelled GPU.
+        step_mhz: between clocks at least.
+        parts: whether modules of a layer have rows of their own.
+
+    Raises:
+        InputError: there is no such GPU, or the output holds something else.
+    """
     from envplan.profiling.modelled import modelled_profile
 
-    job = work.job()
     if output.exists():
         there = envplan.ProfileMetadata.read_json(output.with_suffix(".meta.json"))
         if there.source != "modelled":
@@ -250,44 +538,79 @@ def _model(work: WorkOptions, output: Path) -> envplan.Profile:
                 "exists and is not a modelled profile; choose another file with -o, or delete it",
                 path=output,
             )
-    gpu = work.gpu or (_MODEL_GPU if work.model else _DEFAULT_GPU)
-    made = modelled_profile(job, gpu, name=output.stem, step=work.step, parts=work.parts)
+    made = modelled_profile(job, gpu, name=output.stem, step=step_mhz, parts=parts)
     made.save_csv(output)
     return envplan.Profile.read_csv(output)
 
 
-def _measure(backend: str, work: WorkOptions, output: Path) -> envplan.Profile:
-    from envplan.profiling.measuring import measure
-    from envplan.profiling.sweep import Settings
-
-    why = "is not measured: measure stages with the part of the sequence that one GPU has"
-    cmd.refuse(cmd.given(work, "cp"), why)
-    cmd.refuse(
-        cmd.given(work, "no_overlap_p2p parts"),
+def _refuse_what_only_models_have(
+    backend: str, workload: WorkloadOptions, pipeline: PipelineOptions, gpu: GpuOptions
+) -> None:
+    """Raises: InputError: an option says what can only be modelled."""
+    why = f"goes with --backend modelled, not {backend}"
+    refuse(options_given(gpu, "gpu"), why)
+    refuse(options_given(workload, "model"), f"{why}; measure your model's stages with --entry")
+    refuse(
+        options_given(pipeline, "cp"),
+        "is not measured: measure stages with the part of the sequence that one GPU has",
+    )
+    refuse(
+        options_given(pipeline, "no_overlap_p2p", "parts"),
         "goes with --backend modelled; a job that profiles itself, with envplan.runtime's "
         "Profiler(parts=), measures its own waits and parts",
     )
-    job = work.job()
+
+
+def _refuse_what_cannot_be_measured(
+    job: TrainingJob, workload: WorkloadOptions, pipeline: PipelineOptions, sizes: SizeOptions
+) -> None:
+    """Raises: InputError: options that go with no measurement are given together."""
     if job.split_backward and job.recompute:
         raise InputError(
             "--split-backward and --recompute are not measured together: torch would do the "
             "forward again for either part; measure without --recompute, and give --recompute to "
             "envplan frontier or solve instead"
         )
-    settings = Settings(
-        step=work.step,
-        split_backward=job.split_backward,
-        lock=not work.no_lock,
-        target_error=(work.error or 1.0) / 100,
-        time_limit=work.time_limit or Settings.time_limit,
-    )
+    if workload.entry is not None:
+        shape = ("stages", "layers_per_stage", "microbatch_size", "recompute")
+        refuse(
+            options_given(pipeline, *shape) + options_given(sizes),
+            "and --entry exclude each other; the function says it all",
+        )
+
+
+def _measure(
+    backend: str,
+    job: TrainingJob,
+    entry: str | None,
+    step_mhz: int,
+    measuring: MeasuringOptions,
+    output: Path,
+) -> envplan.Profile:
+    """The measured profile, which is written row by row.
+
+    Args:
+        entry: MODULE:FUNCTION that returns the stages; None: torch modules of the job's model.
+        step_mhz: between clocks at least.
+    """
+    from envplan.profiling.measuring import measure
+
+    def build_stages(device: str) -> Workload:
+        if entry is not None:
+            from envplan.profiling.entry import load_entry
+
+            return load_entry(entry, device)
+        from envplan.profiling.torch_workloads import torch_workload
+
+        return torch_workload(job, device)
+
     with ui.Working("Measuring") as running:
         return measure(
-            lambda device: _workload(work, job, device),
+            build_stages,
             output,
-            settings,
+            measuring.settings(step_mhz, split_backward=job.split_backward),
             source=backend,
-            device=work.device,
+            device=measuring.device,
             metadata=_metadata(job),
             progress=running.at,
         )
@@ -307,19 +630,6 @@ def _metadata(job: TrainingJob) -> envplan.ProfileMetadata:
         layers_per_stage=job.layers,
         **{INCLUDES_RECOMPUTATION: job.recompute},
     )
-
-
-def _workload(work: WorkOptions, job: TrainingJob, device: str) -> Workload:
-    if work.entry is not None:
-        from envplan.profiling.entry import load_entry
-
-        beside = "workload stages layers_per_stage microbatch_size recompute"
-        why = "and --entry exclude each other; the function says it all"
-        cmd.refuse(cmd.given(work, f"{beside} {_SIZES}"), why)
-        return load_entry(work.entry, device)
-    from envplan.profiling.torch_workloads import torch_workload
-
-    return torch_workload(job, device)
 
 
 def _print(profile: envplan.Profile) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import argument, takes
 from envplan.cli.options import PlanOptions
+from envplan.cli.shared import MOST_USED, MovedProfile
+from envplan.cli.types import output_file
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,19 +21,32 @@ if TYPE_CHECKING:
     from envplan.runtime.drift import Drift
 
 
-@takes(
-    """
-    Most used:
-      --profile-output FILE  Where the new profile goes: .csv.
-      -o, --output FILE  Where the new plan goes.
-    """,
-)
 def refine(
-    plan: Path = argument("PLAN", "The plan.json that was followed."),
-    logs: list[Path] = argument("LOG...", "Run logs that the shim wrote."),
-    profile: str | None = None,
-    profile_output: Path = Path("profile.refined.csv"),
-    output: Path = Path("plan.refined.json"),
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan.json that was followed.")],
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="Run logs that the shim wrote.")
+    ],
+    profile: MovedProfile = None,
+    profile_output: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            parser=output_file(".csv"),
+            help="Where the new profile goes: .csv.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = Path("profile.refined.csv"),
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=output_file(),
+            help="Where the new plan goes.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = Path("plan.refined.json"),
 ) -> None:
     """Scale the profile to the times a run measured, and make the plan anew for the same target.
 

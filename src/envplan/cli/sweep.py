@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import argument, dashed, refuse_both, takes
+from envplan.cli.command import dashed, refuse_both, refuse_overwriting
+from envplan.cli.shared import MOST_USED
+from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
+from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.sweep import Row, SweepConfig, SweepResult
@@ -21,23 +24,55 @@ _BEST = 5
 _FAILURES = 5
 
 
-@takes(
-    """
-    Most used:
-      -o, --output FILE  The table: .csv or .parquet.
-      -j, --jobs N  Processes; default: one for each core.
-      --plot [FILE]  Draw savings against slowdown: .png, .svg or .pdf; without a name: sweep.png.
-      --ray ADDRESS  Run on the Ray cluster there, such as auto or 10.0.0.1:6379.
-      --fresh  Compute what an earlier run has done once more.
-    """,
-)
 def sweep(
-    config: Path = argument("CONFIG", "The sweep's file, in TOML."),
-    output: Path = Path("sweep.csv"),
-    plot: Path | None = None,
-    jobs: int | None = None,
-    ray: str | None = None,
-    fresh: bool = False,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The sweep's file, in TOML.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=output_file(".csv", ".parquet"),
+            help="The table: .csv or .parquet.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = Path("sweep.csv"),
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar=OPTIONAL_FILE,
+            parser=output_file(".png", ".svg", ".pdf", bare="sweep.png"),
+            help="Draw savings against slowdown: .png, .svg or .pdf; without a name: sweep.png.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "-j",
+            "--jobs",
+            metavar="N",
+            parser=quantity(COUNT),
+            help="Processes; default: one for each core.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on the Ray cluster there, such as auto or 10.0.0.1:6379.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Compute what an earlier run has done once more.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = False,
 ) -> None:
     """Make many plans: every combination of profiles, schedules, microbatches and targets.
 
@@ -58,6 +93,7 @@ def sweep(
 
     table.check_table(output)
     read, journal = read_config(config), journal_of(output)
+    refuse_overwriting(*{read.folder / point.profile for point in read.points})
     try:
         with ui.Working("points") as work:
             how: Any = {"jobs": jobs, "ray": ray, "fresh": fresh, "progress": work.counted}
