@@ -25,6 +25,7 @@ from typer.models import ArgumentInfo
 
 from envplan._io.files import check_writable, same_file
 from envplan.cli import state
+from envplan.cli.types import InPlace
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quantity
 
@@ -400,10 +401,11 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
 
 def annotated(hint: Any) -> Any:
     """The option or argument of `Annotated[T, typer.Option(...)]`, else None."""
-    for info in getattr(hint, "__metadata__", ()):
+    info, *marks = getattr(hint, "__metadata__", (None,))
+    if info is not None:
+        info.in_place = any(isinstance(mark, InPlace) for mark in marks)
         info.writes = getattr(info, "writes", hasattr(info.parser, "writes"))
-        return info
-    return None
+    return info
 
 
 def bare_type(hint: Any) -> Any:

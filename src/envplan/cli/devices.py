@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import one_of, takes
+from envplan.cli.shared import MOST_USED
+from envplan.cli.types import one_of
 from envplan.devices import BACKENDS, DEFAULT_BACKEND, DeviceError, opened
 from envplan.errors import InputError
 
@@ -19,23 +20,32 @@ if TYPE_CHECKING:
     from envplan.devices import GpuState
     from envplan.devices.locks import GivenBack
 
-#: Seconds between looks, and how long one last look may take.
-_EVERY_S = 1.0
-_LAST_S = 60.0
-_INSTALL = "systemctl enable --now envplan-guard"
+#: Between two looks for clocks to give back.
+_PERIOD_S: Final = 1.0
+#: How long the last look may take.
+_LAST_LOOK_S: Final = 60.0
+_INSTALL: Final = "systemctl enable --now envplan-guard"
 
 
-@takes(
-    """
-    Most used:
-      --backend NAME  GPUs of this machine (nvml), or modelled ones.
-      --gpu NAME  Which modelled GPU; default: all.
-    """,
-    backend=one_of(*BACKENDS),
-)
 def devices(
-    backend: str = DEFAULT_BACKEND,
-    gpu: str | None = None,
+    backend: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar="NAME",
+            help="GPUs of this machine (nvml), or modelled ones.",
+            parser=one_of(*BACKENDS),
+        ),
+    ] = DEFAULT_BACKEND,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar="NAME",
+            help="Which modelled GPU; default: all.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """List the GPUs, and whether this user may set their clocks.
 
@@ -63,12 +73,12 @@ def devices(
     modelled = ["--backend", "modelled", "--gpu", str(states[0].gpu)] if models else []
     ui.answer(
         lambda: {"gpus": [state.to_dict() for state in states]},
-        lambda: _print(states),
+        lambda: _print_states(states),
         then=["envplan", "profile", *modelled],
     )
 
 
-def _print(states: Sequence[GpuState]) -> None:
+def _print_states(states: Sequence[GpuState]) -> None:
     """A row for each GPU, and below the table why clocks may not be set."""
     infos = [state.info for state in states]
     columns = {
@@ -97,14 +107,24 @@ def _clock_now(state: GpuState) -> str:
     return f"{clock} ({reasons})" if reasons else clock
 
 
-@takes(
-    """
-    Most used:
-      --once  Give back what there is now, and end: for an epilog.
-      --unit  Print a systemd unit and a Slurm epilog, and end.
-    """
-)
-def guard(once: bool = False, unit: bool = False) -> None:
+def guard(
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once",
+            rich_help_panel=MOST_USED,
+            help="Give back what there is now, and end: for an epilog.",
+        ),
+    ] = False,
+    unit: Annotated[
+        bool,
+        typer.Option(
+            "--unit",
+            rich_help_panel=MOST_USED,
+            help="Print a systemd unit and a Slurm epilog, and end.",
+        ),
+    ] = False,
+) -> None:
     """Give back the clocks that killed trainings left set, until it is stopped.
 
     A training gives its clocks back by itself, however it ends. Only where the guard process that
@@ -116,29 +136,41 @@ def guard(once: bool = False, unit: bool = False) -> None:
       envplan guard --unit > /etc/systemd/system/envplan-guard.service
       systemctl enable --now envplan-guard
     """
-    from envplan.runtime.service import Service, unit_file
-
-    def tell(line: str) -> None:
-        if not state.quiet:
-            typer.echo(line, err=state.json)
-
     if unit:
-        text = unit_file().rstrip()
-        ui.answer(lambda: {"unit": text}, lambda: ui.say(text))
-        if not state.json:  # the unit is for a file
-            typer.echo(f"next: {_INSTALL}", err=True)
-        return
-    service = Service(tell)
+        _print_unit()
+    else:
+        _serve(once=once)
+
+
+def _print_unit() -> None:
+    from envplan.runtime.service import unit_file
+
+    text = unit_file().rstrip()
+    ui.answer(lambda: {"unit": text}, lambda: ui.say(text))
+    if not state.json:  # stdout is for the unit's file
+        typer.echo(f"next: {_INSTALL}", err=True)
+
+
+def _serve(*, once: bool) -> None:
+    from envplan.runtime.service import Service
+
+    service = Service(_log)
     service.look()
     if not once:
-        tell("giving back what killed trainings leave set, until interrupted")
-        tell("next: envplan guard --unit (makes it a service)")
+        _log("giving back what killed trainings leave set, until interrupted")
+        _log("next: envplan guard --unit (makes it a service)")
     while not once:
-        time.sleep(_EVERY_S)
+        time.sleep(_PERIOD_S)
         service.look()
-    if not service.finish(_LAST_S):
+    if not service.finish(_LAST_LOOK_S):
         raise DeviceError("some clocks could not be given back; see the lines above")
     ui.answer(lambda: {"left_set": 0}, then="envplan devices")
+
+
+def _log(line: str) -> None:
+    """Say at once what happened; beside a JSON document on stderr."""
+    if not state.quiet:
+        typer.echo(line, err=state.json)
 
 
 def reset() -> None:
@@ -155,22 +187,26 @@ def reset() -> None:
 
     with opened() as source:
         outcomes = give_back_all(source.devices())
-    failed = [outcome for outcome in outcomes if outcome.problem is not None]
-
-    def tell() -> None:
-        for outcome in outcomes:
-            if outcome.problem is None:
-                ui.say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
-
-    if not (state.json and failed):  # there is one JSON document, and it is the error
-        document = {"gpus": [asdict(outcome) for outcome in outcomes]}
-        ui.answer(lambda: document, tell, then="envplan devices")
-    if failed:
-        others = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
-        raise DeviceError(f"{failed[0].problem}{others}")
+    problems = [outcome.problem for outcome in outcomes if outcome.problem is not None]
+    if not (state.json and problems):  # there is one JSON document, and it is the error
+        ui.answer(
+            lambda: {"gpus": [asdict(outcome) for outcome in outcomes]},
+            lambda: _print_given_back(outcomes),
+            then="envplan devices",
+        )
+    if problems:
+        others = f" (and {len(problems) - 1} more GPUs)" if len(problems) > 1 else ""
+        raise DeviceError(f"{problems[0]}{others}")
 
 
-def _said(outcome: GivenBack) -> str:
+def _print_given_back(outcomes: Sequence[GivenBack]) -> None:
+    """A line for each GPU whose clock was given back."""
+    for outcome in outcomes:
+        if outcome.problem is None:
+            ui.say(f"GPU {outcome.index} ({outcome.name}): {_describe(outcome)}")
+
+
+def _describe(outcome: GivenBack) -> str:
     if outcome.guard is not None:
         return (
             "clock given back, but a training that runs will set it again "

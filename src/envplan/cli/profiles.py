@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import argument, takes
 from envplan.cli.options import DEFAULT_PROFILE, complete_profiles
+from envplan.cli.shared import MOST_USED
+from envplan.cli.types import OPTIONAL_FILE, InPlace, output_file
 
-#: The columns of the table, and what they show of the document.
-_COLUMNS: Final = {
-    "name": "name", "time": "time", "energy": "energy", "stages": "stages",
-    "MHz": "frequency_mhz", "GPU": "gpu", "workload": "workload",
-}  # fmt: skip
+if TYPE_CHECKING:
+    from envplan.profile.summary import ProfileSummary
 
 
 def profiles() -> None:
@@ -27,57 +28,65 @@ def profiles() -> None:
       envplan profiles
       envplan frontier sosp24-a100-gpt3-xl-4stage
     """
+    from envplan.profile.summary import ProfileSummary
 
-    known = [_describe(profile) for profile in envplan.builtin_profiles()]
-    known.sort(key=lambda profile: (profile["source"] != "measured", profile["name"]))
-
-    def tell() -> None:
-        columns = {name: [one[field] for one in known] for name, field in _COLUMNS.items()}
-        ui.print_columns("", columns, words=len(columns), wrap=("GPU", "workload"))
-        ui.say(
-            "time and energy of operations are measured on real GPUs (interpolated at clocks that "
-            "no run had), identified from measured iterations, or modelled"
-        )
-
-    first = known[0]["name"]
-    ui.answer(lambda: {"profiles": known}, tell, then=["envplan", "savings", first])
+    summaries = [ProfileSummary.of(profile) for profile in envplan.builtin_profiles()]
+    summaries.sort(key=lambda summary: (summary.source != "measured", summary.name))
+    ui.answer(
+        lambda: {"profiles": [summary.to_dict() for summary in summaries]},
+        lambda: _print(summaries),
+        then=["envplan", "savings", summaries[0].name],
+    )
 
 
-def _describe(profile: envplan.Profile) -> dict[str, Any]:
-    clocks, source = profile.clocks_mhz, profile.metadata.source
-    # Sidecars of measured profiles say what about them was not measured operation by operation.
-    energy = profile.metadata.extra.get("identified", {}).get("energy", source)
-    return {
-        "name": profile.name,
-        "stages": profile.num_stages,
-        "frequency_mhz": f"{clocks[0]}-{clocks[-1]}" if clocks else None,
-        **ui.picked(profile.metadata, "gpu source time=source"),
-        "energy": energy if energy == source else "identified",
-        "workload": profile.metadata.workload,
-        "instructions": list(profile.instructions),
-        **ui.picked(profile.metadata, "schedule microbatches=num_microbatches"),
-        "sha256": profile.sha256,
+def _print(summaries: Sequence[ProfileSummary]) -> None:
+    columns = {
+        "name": [summary.name for summary in summaries],
+        "time": [summary.time for summary in summaries],
+        "energy": [summary.energy for summary in summaries],
+        "stages": [str(summary.stages) for summary in summaries],
+        "MHz": [summary.frequency_mhz for summary in summaries],
+        "GPU": [summary.gpu for summary in summaries],
+        "workload": [summary.workload for summary in summaries],
     }
+    ui.print_columns("", columns, words=len(columns), wrap=("GPU", "workload"))
+    ui.say(
+        "time and energy of operations are measured on real GPUs (interpolated at clocks that "
+        "no run had), identified from measured iterations, or modelled"
+    )
 
 
-@takes(
-    """
-    Most used:
-      -o, --output FILE  Where the smooth profile goes: .csv.
-      --plot [FILE]  Draw the smooth energy against clock: .png, .svg or .pdf; without a name:
-          smooth.png.
-    """,
-)
 def smooth(
-    profile: str = argument(
-        "PROFILE",
-        "Profile CSV, or the name of a built-in profile.",
-        DEFAULT_PROFILE,
-        in_place=True,
-        autocompletion=complete_profiles,
-    ),
-    plot: Path | None = None,
-    output: Path = Path("smooth.csv"),
+    profile: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROFILE",
+            help="Profile CSV, or the name of a built-in profile.",
+            autocompletion=complete_profiles,
+        ),
+        InPlace(),
+    ] = DEFAULT_PROFILE,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar=OPTIONAL_FILE,
+            help="Draw the smooth energy against clock: .png, .svg or .pdf; without a name: "
+            "smooth.png.",
+            parser=output_file(".png", ".svg", ".pdf", bare="smooth.png"),
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            rich_help_panel=MOST_USED,
+            metavar="FILE",
+            help="Where the smooth profile goes: .csv.",
+            parser=output_file(".csv"),
+        ),
+    ] = Path("smooth.csv"),
 ) -> None:
     """Take the noise out of a measured profile.
 

@@ -4,109 +4,230 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
 
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
+from envplan.cli.groups import options_given
+from envplan.cli.shared import JOB, MOST_USED, Chunks, MicrobatchGroup
+from envplan.cli.types import (
+    OPTIONAL_FILE,
+    InputFile,
+    member_of,
+    output_file,
+    parser_of,
+    quantity,
+)
 from envplan.errors import InputError
+from envplan.pipeline.imports import ImportFormat
+from envplan.quantities import COUNT, TIME
 
 if TYPE_CHECKING:
     from envplan.pipeline import Pipeline
     from envplan.pipeline.imported import ImportedSchedule
+    from envplan.pipeline.imports.chrome import TraceMapping
     from envplan.plotting.schedule import ScheduleLayout
 
-_TORCH_CSV, _CHROME_TRACE, _MEGATRON, _DAG = "torch-csv", "chrome-trace", "megatron", "dag"
-_MAPPING: Final = "rank microbatch chunk placement category within"
-#: What can be imported, and the options that go with it.
-_IMPORTS: Final = {
-    _TORCH_CSV: "",
-    _MEGATRON: "microbatches",
-    _CHROME_TRACE: f"map {_MAPPING}",
-}
-_EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
 _FRONTIER: Final = ("envplan", "frontier", "PROFILE")
+_CHROME: Final = "Chrome trace"
 _MOST_NAMED: Final = 6
 
 
-@cmd.options(
-    """
-    Most used:
-      -m, --microbatches M  Microbatches per iteration; a DAG file says them itself.
-    Job:
-      -s, --pp, --stages N  Pipeline stages (ranks of a pipeline); a DAG file says them itself.
-    """
-)
+class ExportFormat(StrEnum):
+    """What schedules can be written as."""
+
+    TORCH_CSV = "torch-csv"
+    DAG = "dag"
+
+
+#: Where a schedule goes where --output does not say.
+_DEFAULT_OUTPUTS: Final = {
+    ExportFormat.TORCH_CSV: Path("schedule.csv"),
+    ExportFormat.DAG: Path("pipeline.dag.json"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShapeOptions:
     """A schedule's name and size."""
 
-    name: str = cmd.argument(
-        "NAME|FILE", "A schedule (envplan schedule list), or a DAG file (.json)."
-    )
-    pp: int | None = None
-    microbatches: int | None = None
-    vp: int | None = None
-    microbatch_group: int | None = None
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE",
+            help="A schedule (envplan schedule list), or a DAG file (.json).",
+        ),
+        InputFile(),
+    ]
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            "-m",
+            "--microbatches",
+            rich_help_panel=MOST_USED,
+            metavar="M",
+            help="Microbatches per iteration; a DAG file says them itself.",
+            parser=quantity(COUNT),
+        ),
+    ] = None
+    pp: Annotated[
+        int | None,
+        typer.Option(
+            "-s",
+            "--pp",
+            "--stages",
+            rich_help_panel=JOB,
+            metavar="N",
+            help="Pipeline stages (ranks of a pipeline); a DAG file says them itself.",
+            parser=quantity(COUNT),
+        ),
+    ] = None
+    vp: Chunks = None
+    microbatch_group: MicrobatchGroup = None
+
+    def build(self) -> Pipeline:
+        """The schedule of this name and shape, or the DAG in the file.
+
+        Raises:
+            InputError: options are missing or do not go with a file, or there is no such schedule.
+        """
+        from envplan.pipeline import SCHEDULES, Pipeline
+
+        is_schedule = self.name in SCHEDULES
+        if not is_schedule and (self.name.endswith(".json") or Path(self.name).is_file()):
+            return self._from_file()
+        if is_schedule and self.pp is None:
+            raise InputError(f"schedule {self.name} needs --pp")
+        if is_schedule and self.microbatches is None:
+            raise InputError(f"schedule {self.name} needs --microbatches")
+        return Pipeline(
+            self.name,
+            self.pp,
+            self.microbatches,
+            num_chunks=self.vp,
+            microbatch_group=self.microbatch_group,
+        )
+
+    def _from_file(self) -> Pipeline:
+        from envplan.pipeline import Pipeline
+
+        for option in options_given(self, "pp", "microbatches", "vp", "microbatch_group"):
+            raise InputError(f"{option} goes with a schedule; the DAG file {self.name} says it all")
+        return Pipeline.from_dag_file(self.name)
 
 
-def _mapped(text: str, name: str) -> tuple[str, str]:
-    """An instruction and its expression."""
+class Mapped(NamedTuple):
+    """Which events of a trace are an instruction."""
+
+    instruction: str
+    expression: str
+
+
+def _parse_mapped(text: str, option: str) -> Mapped:
     instruction, _, expression = text.partition("=")
     if not expression:
-        raise InputError(f"{name} must be INSTRUCTION=REGEX, not {text}")
-    return instruction, expression
+        raise InputError(f"{option} must be INSTRUCTION=REGEX, not {text}")
+    return Mapped(instruction, expression)
 
 
-@cmd.options(
-    """
-    Most used:
-      -m, --microbatches M  Of an iteration, where a megatron configuration does not say.
-    Chrome trace:
-      --map INSTRUCTION=REGEX  Which events are this instruction; groups named microbatch, chunk,
-          stage and rank say so. Once for each instruction.
-      --rank SOURCE  Where an event's rank stands, file, pid, tid or args.NAME; default: file if
-          there are several, else pid if there are several, else tid.
-      --microbatch args.NAME  Where the microbatch stands; default: the order of appearance.
-      --chunk args.NAME  Where the model chunk stands; default: there is one.
-      --placement HOW  How chunks lie on ranks, interleaved (the default) or v.
-      --category REGEX  Only events of such a category.
-      --within REGEX  Only what runs within an event of such a name: one iteration of several.
-    """,
-    map=_mapped,
-)
-class SourceOptions:
-    """How to read a schedule from elsewhere; see _IMPORTS for what goes with which format."""
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """How the events of a Chrome trace are read."""
 
-    microbatches: int | None = None
-    map: list[Any] | None = None
-    rank: str | None = None
-    microbatch: str | None = None
-    chunk: str | None = None
-    placement: str | None = None
-    category: str | None = None
-    within: str | None = None
+    map: Annotated[
+        list[Mapped] | None,
+        typer.Option(
+            rich_help_panel=_CHROME,
+            metavar="INSTRUCTION=REGEX",
+            help="Which events are this instruction; groups named microbatch, chunk, stage and "
+            "rank say so. Once for each instruction.",
+            parser=parser_of(_parse_mapped),
+        ),
+    ] = None
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_CHROME,
+            metavar="SOURCE",
+            help="Where an event's rank stands, file, pid, tid or args.NAME; default: file if "
+            "there are several, else pid if there are several, else tid.",
+            show_default=False,
+        ),
+    ] = None
+    microbatch: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_CHROME,
+            metavar="args.NAME",
+            help="Where the microbatch stands; default: the order of appearance.",
+            show_default=False,
+        ),
+    ] = None
+    chunk: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_CHROME,
+            metavar="args.NAME",
+            help="Where the model chunk stands; default: there is one.",
+            show_default=False,
+        ),
+    ] = None
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_CHROME,
+            metavar="HOW",
+            help="How chunks lie on ranks, interleaved (the default) or v.",
+        ),
+    ] = None
+    category: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_CHROME,
+            metavar="REGEX",
+            help="Only events of such a category.",
+        ),
+    ] = None
+    within: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_CHROME,
+            metavar="REGEX",
+            help="Only what runs within an event of such a name: one iteration of several.",
+        ),
+    ] = None
 
-    def read(self, form: str, files: Sequence[Path]) -> ImportedSchedule:
-        """What the files say."""
-        from envplan.pipeline.imports import chrome, megatron, torch_csv
+    def mapping(self) -> TraceMapping:
+        """How events become operations.
 
-        if form == _MEGATRON:
-            return megatron.read_megatron_file(files[0], self.microbatches)
-        if form == _TORCH_CSV:
-            return torch_csv.read_torch_csv(files[0])
-        if not self.map:
+        Raises:
+            InputError: no instruction is mapped, or one to two expressions, or one is malformed.
+        """
+        from envplan.pipeline.imports.chrome import TraceMapping
+
+        expressions: dict[str, str] = {}
+        for instruction, expression in self.map or []:
+            if expressions.setdefault(instruction, expression) != expression:
+                raise InputError(f"--map {instruction} is given twice; join the expressions with |")
+        if not expressions:
             raise InputError(
                 "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
             )
-        for (one, text), (other, more) in combinations(self.map, 2):
-            if one == other and text != more:
-                raise InputError(f"--map {one} is given twice; join the expressions with |")
-        told = {name: getattr(self, name) for name in _MAPPING.split()}
-        known = {name: value for name, value in told.items() if value is not None}
-        mapping = chrome.TraceMapping.of(instructions=dict(self.map), **known)
-        return chrome.read_chrome_traces(files, mapping)
+        return TraceMapping.of(
+            instructions=expressions,
+            rank=self.rank,
+            microbatch=self.microbatch,
+            chunk=self.chunk,
+            placement=self.placement or "interleaved",
+            category=self.category,
+            within=self.within,
+        )
 
 
 def list_schedules() -> None:
@@ -116,28 +237,31 @@ def list_schedules() -> None:
     Example:
       envplan schedule list
     """
-    from envplan.pipeline import SCHEDULES
+    from envplan.pipeline.schedules import describe_schedules
 
-    rows = [  # the first paragraph of a docstring, on one line
-        [name, " ".join((generate.__doc__ or "-").split("\n\n")[0].split())]
-        for name, generate in SCHEDULES.items()
-    ]
+    orders = describe_schedules()
     ui.answer(
-        lambda: {"schedules": [{"name": name, "description": order} for name, order in rows]},
-        lambda: ui.print_table("", ("name", "order"), rows, words=2, wrap=("order",)),
+        lambda: {
+            "schedules": [{"name": name, "description": order} for name, order in orders.items()]
+        },
+        lambda: ui.print_table(
+            "", ("name", "order"), list(orders.items()), words=2, wrap=("order",)
+        ),
         then="envplan schedule show 1f1b --pp 4 -m 8",
     )
 
 
-@cmd.takes(
-    """
-    Most used:
-      --plot [FILE]  Draw it: .png, .svg or .pdf; without a name: schedule.png.
-    """,
-)
 def show(
     shape: ShapeOptions,
-    plot: Path | None = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar=OPTIONAL_FILE,
+            help="Draw it: .png, .svg or .pdf; without a name: schedule.png.",
+            parser=output_file(".png", ".svg", ".pdf", bare="schedule.png"),
+        ),
+    ] = None,
 ) -> None:
     """Print what each rank runs when.
 
@@ -152,38 +276,16 @@ def show(
     """
     from envplan.plotting.schedule import schedule_figure, schedule_layout
 
-    pipeline = _pipeline(shape)
+    pipeline = shape.build()
     layout = schedule_layout(pipeline)
     with ui.Working("Drawing"):
         ui.draw(plot, lambda: schedule_figure(layout))
-    ui.answer(layout.to_dict, lambda: _print(layout), then=_frontier_of(shape, pipeline))
+    ui.answer(
+        layout.to_dict, lambda: _print_layout(layout), then=_frontier_command(shape, pipeline)
+    )
 
 
-def _frontier_of(shape: ShapeOptions, pipeline: Pipeline) -> list[str]:
-    """The command that traces the frontier of a schedule."""
-    if pipeline.schedule == "dag":
-        return [*_FRONTIER, "--dag", shape.name]
-    vp = ["--vp", f"{shape.vp}"] if pipeline.num_chunks > 1 and shape.vp else []
-    named = ["--schedule", shape.name, "--pp", f"{pipeline.num_stages}"]
-    return [*_FRONTIER, *named, "-m", f"{pipeline.num_microbatches}", *vp]
-
-
-def _pipeline(shape: ShapeOptions) -> Pipeline:
-    """The schedule of a name and shape, or the DAG in a file."""
-    from envplan.pipeline import SCHEDULES, Pipeline
-
-    name, stages, microbatches = shape.name, shape.pp, shape.microbatches
-    if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
-        asked = cmd.given(shape, "pp microbatches vp microbatch_group")
-        cmd.refuse(asked, f"goes with a schedule; the DAG file {name} says it all")
-        return Pipeline.from_dag_file(name)
-    if name in SCHEDULES and (stages is None or microbatches is None):
-        raise InputError(f"schedule {name} needs {'--pp' if stages is None else '--microbatches'}")
-    more: Any = {"num_chunks": shape.vp, "microbatch_group": shape.microbatch_group}
-    return Pipeline(name, stages, microbatches, **more)
-
-
-def _print(layout: ScheduleLayout) -> None:
+def _print_layout(layout: ScheduleLayout) -> None:
     """A line for each rank, cut into panels where the terminal is narrower; and a summary."""
     rows = layout.rows()
     digits, length = len(str(len(rows) - 1)), len(rows[0])
@@ -205,26 +307,57 @@ def _print(layout: ScheduleLayout) -> None:
     )
 
 
-@cmd.takes(
-    f"""
-    Most used:
-      --format FORMAT  {", ".join(_IMPORTS)}.
-      -o, --output FILE  Where the DAG file goes.
-    Job:
-      --p2p-latency TIME  How long a transfer between stages takes, as in 2ms or 0.002 (seconds);
-          default: 0.
-    """,
-    format=cmd.one_of(*_IMPORTS),
-)
 def import_schedule(
-    files: list[Path] = cmd.argument(
-        "FILE", "The schedule; of chrome-trace, also a file for each rank."
-    ),
-    *,
-    format: str,  # noqa: A002  (the option's name)
-    output: Path = Path(_EXPORTS[_DAG]),
-    source: SourceOptions,
-    p2p_latency: float | None = None,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE", help="The schedule; of chrome-trace, also a file for each rank."
+        ),
+        InputFile(),
+    ],
+    format: Annotated[  # noqa: A002  (the option's name)
+        ImportFormat,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar="FORMAT",
+            help=f"{', '.join(ImportFormat)}.",
+            parser=member_of(ImportFormat),
+        ),
+    ],
+    trace: TraceOptions,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            rich_help_panel=MOST_USED,
+            metavar="FILE",
+            help="Where the DAG file goes.",
+            parser=output_file(),
+        ),
+    ] = _DEFAULT_OUTPUTS[ExportFormat.DAG],
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            "-m",
+            "--microbatches",
+            rich_help_panel=MOST_USED,
+            metavar="M",
+            help="Of an iteration, where a megatron configuration does not say.",
+            parser=quantity(COUNT),
+        ),
+    ] = None,
+    p2p_latency: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=JOB,
+            metavar="TIME",
+            help="How long a transfer between stages takes, as in 2ms or 0.002 (seconds); "
+            "default: 0.",
+            show_default=False,
+            parser=quantity(TIME),
+        ),
+    ] = None,
 ) -> None:
     """Turn a schedule from elsewhere into a DAG file.
 
@@ -238,26 +371,61 @@ def import_schedule(
       envplan schedule import trace.json.gz --format chrome-trace
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
-    from envplan.pipeline import Pipeline
-
-    if format != _CHROME_TRACE and len(files) > 1:
-        raise InputError(f"{format} is one file, not {len(files)}")
-    fitting = map(cmd.dashed, _IMPORTS[format].split())
-    cmd.refuse(cmd.given(source).keys() - set(fitting), f"does not go with --format {format}")
+    _refuse_other_formats(format, trace, microbatches)
     with ui.Working("Reading"):
-        imported = source.read(format, files)
-        try:
-            pipeline = Pipeline.from_imported(imported, p2p_latency=p2p_latency or 0.0)
-        except InputError as error:
-            left_out = f" (left out: {_counts(imported.skipped)})" if imported.skipped else ""
-            path = files[0] if len(files) == 1 else None
-            raise InputError(error.message + left_out, path=path) from None
+        imported = _read(format, files, trace, microbatches)
+        pipeline = _imported_pipeline(imported, files, p2p_latency)
     pipeline.save_dag(output)
     ui.answer(
         lambda: {**_imported_document(pipeline, imported), "written": str(output)},
         lambda: _print_imported(pipeline, imported),
         then=[*_FRONTIER, "--dag", str(output)],
     )
+
+
+def _refuse_other_formats(
+    import_format: ImportFormat, trace: TraceOptions, microbatches: int | None
+) -> None:
+    """Raises: InputError: an option is given that goes with another format."""
+    others = [] if import_format is ImportFormat.CHROME_TRACE else options_given(trace)
+    if microbatches is not None and import_format is not ImportFormat.MEGATRON:
+        others.append("--microbatches")
+    for option in others:
+        raise InputError(f"{option} does not go with --format {import_format}")
+
+
+def _read(
+    import_format: ImportFormat,
+    files: Sequence[Path],
+    trace: TraceOptions,
+    microbatches: int | None,
+) -> ImportedSchedule:
+    """What the files say."""
+    from envplan.pipeline.imports import chrome, megatron, torch_csv
+
+    if import_format is ImportFormat.CHROME_TRACE:
+        return chrome.read_chrome_traces(files, trace.mapping())
+    if len(files) > 1:
+        raise InputError(f"{import_format} is one file, not {len(files)}")
+    if import_format is ImportFormat.MEGATRON:
+        return megatron.read_megatron_file(files[0], microbatches)
+    return torch_csv.read_torch_csv(files[0])
+
+
+def _imported_pipeline(
+    imported: ImportedSchedule, files: Sequence[Path], p2p_latency: float | None
+) -> Pipeline:
+    """The pipeline; an error names the file, and what was left out of it."""
+    from envplan.pipeline import Pipeline
+
+    try:
+        return Pipeline.from_imported(imported, p2p_latency=p2p_latency or 0.0)
+    except InputError as error:
+        message = error.message
+        if imported.skipped:
+            message += f" (left out: {_counts(imported.skipped)})"
+        path = files[0] if len(files) == 1 else None
+        raise InputError(message, path=path) from None
 
 
 def _imported_document(pipeline: Pipeline, imported: ImportedSchedule) -> dict[str, Any]:
@@ -321,18 +489,29 @@ def _counts(skipped: Mapping[str, int]) -> str:
     return ", ".join(parts)
 
 
-@cmd.takes(
-    f"""
-    Most used:
-      --format FORMAT  {" or ".join(_EXPORTS)}.
-      -o, --output FILE  Where it goes; default: {" or ".join(_EXPORTS.values())}.
-    """,
-    format=cmd.one_of(*_EXPORTS),
-)
 def export_schedule(
     shape: ShapeOptions,
-    format: str = _TORCH_CSV,  # noqa: A002  (the option's name)
-    output: Path | None = None,
+    format: Annotated[  # noqa: A002  (the option's name)
+        ExportFormat,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar="FORMAT",
+            help=f"{' or '.join(ExportFormat)}.",
+            parser=member_of(ExportFormat),
+        ),
+    ] = ExportFormat.TORCH_CSV,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            rich_help_panel=MOST_USED,
+            metavar="FILE",
+            help=f"Where it goes; default: {' or '.join(map(str, _DEFAULT_OUTPUTS.values()))}.",
+            show_default=False,
+            parser=output_file(),
+        ),
+    ] = None,
 ) -> None:
     """Write a schedule as PyTorch's CSV or a DAG file.
 
@@ -343,25 +522,36 @@ def export_schedule(
       envplan schedule export zb-v --pp 4 --microbatches 8 --format torch-csv -o zbv.csv
       envplan schedule export 1f1b --pp 4 --microbatches 8 --format dag
     """
-    target = output or Path(_EXPORTS[format])
+    from envplan._io.files import atomic_write
+    from envplan.pipeline.imports.torch_csv import as_torch_csv
+
+    target = output or _DEFAULT_OUTPUTS[format]
     if output is None:
         cmd.will_write(target)
-    pipeline = _pipeline(shape)
-    if format == _DAG:
+    pipeline = shape.build()
+    if format is ExportFormat.DAG:
         pipeline.save_dag(target)
+        next_command = [*_FRONTIER, "--dag", str(target)]
     else:
-        from envplan._io.files import atomic_write
-        from envplan.pipeline.imports.torch_csv import as_torch_csv
-
         atomic_write(target, as_torch_csv(pipeline))
+        next_command = _frontier_command(shape, pipeline)
     count, ranks = len(pipeline.operations), pipeline.num_stages
     ui.answer(
         lambda: {"written": str(target), "operations": count, "ranks": ranks},
         lambda: ui.say(f"{count} operations on {ranks} ranks"),
-        then=[*_FRONTIER, "--dag", str(target)]
-        if format == _DAG
-        else _frontier_of(shape, pipeline),
+        then=next_command,
     )
+
+
+def _frontier_command(shape: ShapeOptions, pipeline: Pipeline) -> list[str]:
+    """The command that traces the frontier of a schedule."""
+    if pipeline.schedule == "dag":
+        return [*_FRONTIER, "--dag", shape.name]
+    words = [*_FRONTIER, "--schedule", shape.name]
+    words += ["--pp", str(pipeline.num_stages), "-m", str(pipeline.num_microbatches)]
+    if pipeline.num_chunks > 1 and shape.vp:
+        words += ["--vp", str(shape.vp)]
+    return words
 
 
 schedule = cmd.group(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,14 @@ OPTIONAL_FILE: Final = "[FILE]"
 
 #: Turns the text of an option, and the option's name for errors, into its value.
 Parse = Callable[[str, str], Any]
+
+
+class InputFile:
+    """Marks an option or argument that names a file to be read: no output may be that file."""
+
+
+class InPlace:
+    """Marks an option or argument that names a file to be read, which an output may replace."""
 
 
 class OptionError(typer.BadParameter):
@@ -86,6 +95,17 @@ def one_of(*choices: str) -> Parser:
         if text not in choices:
             raise InputError(f"{option} must be {either(choices)}, not {text}")
         return text
+
+    return parser_of(parse)
+
+
+def member_of(kind: type[StrEnum]) -> Parser:
+    """A member of an enumeration, by its value."""
+
+    def parse(text: str, option: str) -> StrEnum:
+        if text not in list(kind):
+            raise InputError(f"{option} must be {either(kind)}, not {text}")
+        return kind(text)
 
     return parser_of(parse)
 

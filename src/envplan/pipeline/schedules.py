@@ -94,6 +94,14 @@ def schedule(name: str, **known: Any) -> Callable[[Generator], Generator]:
     return register
 
 
+def describe_schedules() -> dict[str, str]:
+    """For each schedule its order in words: the first paragraph of its generator's docstring."""
+    paragraphs = {
+        name: (generate.__doc__ or "-").partition("\n\n")[0] for name, generate in SCHEDULES.items()
+    }
+    return {name: " ".join(paragraph.split()) for name, paragraph in paragraphs.items()}
+
+
 def traits(name: str) -> Traits:
     """The traits of a schedule; the usual ones if there is no such schedule."""
     return _TRAITS.get(name, Traits())

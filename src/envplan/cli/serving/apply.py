@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
 
 from envplan._io.words import counted
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
+from envplan.cli.serving.service import FLEET
+from envplan.cli.shared import OUTPUT, Force, MovedProfile
+from envplan.cli.types import InputFile, output_file, quantity
+from envplan.enforce.clocks import given_clocks
+from envplan.enforce.freqplan import StageClocks
+from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.serving.apply import ServingApplied
@@ -16,25 +24,41 @@ if TYPE_CHECKING:
 _MOST_NAMED: Final = 8
 
 
-@cmd.takes(
-    """
-    Most used:
-      PLAN  The plan of `envplan serving solve`.
-    Fleet:
-      --gpus-per-node N  GPUs of a machine.
-      --clocks MHZ[,MHZ...]  Clocks the GPUs have, as in 210-1410:15; default: those of the
-          profile's GPU.
-    Output:
-      -o, --output FILE  Where the clocks go.
-    """
-)
 def apply(
-    plan: Path = Path("serving-plan.json"),
-    profile: str | None = None,
-    gpus_per_node: int = 8,
-    clocks: str | None = None,
-    force: bool = False,
-    output: Path = Path("serving.clocks.json"),
+    plan: Annotated[
+        Path,
+        typer.Argument(metavar="PLAN", help="The plan of `envplan serving solve`."),
+        InputFile(),
+    ] = Path("serving-plan.json"),
+    gpus_per_node: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=FLEET, metavar="N", help="GPUs of a machine.", parser=quantity(COUNT)
+        ),
+    ] = 8,
+    clocks: Annotated[
+        StageClocks | None,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="MHZ[,MHZ...]",
+            help="Clocks the GPUs have, as in 210-1410:15; default: those of the profile's GPU.",
+            show_default=False,
+            parser=given_clocks,
+        ),
+    ] = None,
+    profile: MovedProfile = None,
+    force: Force = False,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            rich_help_panel=OUTPUT,
+            metavar="FILE",
+            help="Where the clocks go.",
+            parser=output_file(),
+        ),
+    ] = Path("serving.clocks.json"),
 ) -> None:
     """Put a plan's instances on nodes and GPUs.
 
@@ -45,7 +69,6 @@ def apply(
       envplan serving apply serving-plan.json
       envplan serving apply --gpus-per-node 16 -o fleet.clocks.json
     """
-    from envplan.enforce.clocks import given_clocks
     from envplan.serving.apply import apply_serving_plan
     from envplan.serving.plan import ServingPlan
 
@@ -55,7 +78,7 @@ def apply(
     applied = apply_serving_plan(
         serving_plan,
         serving_profile,
-        clocks=None if clocks is None else given_clocks(clocks),
+        clocks=clocks,
         gpus_per_node=gpus_per_node,
         force=force,
         plan_sha256=sha256(plan.read_bytes()).hexdigest(),

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from envplan.cli import command as cmd
+import typer
+
 from envplan.cli import output as ui
-from envplan.cli.serving.replay import ReplayOptions, Replays
+from envplan.cli.serving.replay import FleetRateOptions, Names, ReplayOptions, Replays
 from envplan.cli.serving.service import ServiceOptions
+from envplan.cli.shared import MOST_USED
+from envplan.cli.types import parser_of
 from envplan.errors import InputError
+from envplan.serving.policies import POLICIES
 
 
-@cmd.takes(
-    """
-    Most used:
-      --policies NAME[,NAME...]  Only these, savings against the first; default: SinglePool,
-          MultiPool, ScaleInst, ScaleShard, ScaleFreq, DynamoLLM, static, exact, envplan.
-    """
-)
-def compare(service: ServiceOptions, replay: ReplayOptions, policies: str | None = None) -> None:
+def _parse_policies(text: str, option: str) -> Names:
+    """Names of policies, none twice."""
+    names = Names(name.strip() for name in text.split(","))
+    if len(set(names)) < len(names):
+        raise InputError(f"{option} names a policy twice: {text}")
+    return names
+
+
+def compare(
+    service: ServiceOptions,
+    replay: ReplayOptions,
+    rates: FleetRateOptions,
+    policies: Annotated[
+        Names | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar="NAME[,NAME...]",
+            help="Only these, savings against the first; default: " + ", ".join(POLICIES) + ".",
+            show_default=False,
+            parser=parser_of(_parse_policies),
+        ),
+    ] = None,
+) -> None:
     """Set all policies side by side on one trace.
 
     Each is replayed request by request.
@@ -29,21 +49,18 @@ def compare(service: ServiceOptions, replay: ReplayOptions, policies: str | None
       envplan serving compare --trace AzureLLMInferenceTrace_conv.csv.gz --gpus 256 --plot
       envplan serving compare --trace azure-2023-conversation --policies SinglePool,envplan --plot
     """
-    from envplan.serving.policies import POLICIES
-
-    names = tuple(POLICIES) if policies is None else tuple(map(str.strip, policies.split(",")))
-    if len(set(names)) < len(names):
-        raise InputError(f"--policies names a policy twice: {policies}")
-    replays = replay.run(service, names, left_out=ui.warn)
+    fleet_rates = rates.read()  # a mistake in them is told before hours are replayed
+    replays = replay.run(service, policies or tuple(POLICIES), left_out=ui.warn)
     replay.draw(replays)
+    costs = [rates.named(fleet_rates.costs_of(result)) for result in replays.simulations]
     ui.answer(
-        lambda: _document(replay, replays),
-        lambda: _print(replay, replays),
+        lambda: _document(replays, costs),
+        lambda: _print(replays, costs),
         then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"],
     )
 
 
-def _document(replay: ReplayOptions, replays: Replays) -> dict[str, Any]:
+def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     baseline = replays.simulations[0]
     return {
         "trace": replays.trace.name,
@@ -51,16 +68,15 @@ def _document(replay: ReplayOptions, replays: Replays) -> dict[str, Any]:
         "profile": replays.profile.name,
         "source": replays.profile.source,
         "policies": [
-            {**replay.document(result), "savings_percent": result.saved_percent(baseline)}
-            for result in replays.simulations
+            {**result.to_dict(), **cost, "savings_percent": result.saved_percent(baseline)}
+            for result, cost in zip(replays.simulations, costs, strict=True)
         ],
     }
 
 
-def _print(replay: ReplayOptions, replays: Replays) -> None:
+def _print(replays: Replays, costs: Sequence[Mapping[str, float]]) -> None:
     """A row for each policy, what each costs, and what each does."""
     from envplan.serving.metrics import COMPARED, saved_percent_text
-    from envplan.serving.policies import POLICIES
 
     results = replays.simulations
     names = [result.policy for result in results]
@@ -71,9 +87,8 @@ def _print(replay: ReplayOptions, replays: Replays) -> None:
     for metric in COMPARED:
         columns[metric.name] = [metric.text(result) for result in results]
     ui.print_columns(replays.title, columns)
-    costs = [replay.costs_of(result) for result in results]
     if costs[0]:
-        cost_columns = {name: [f"{each[name]:.6g}" for each in costs] for name in costs[0]}
+        cost_columns = {name: [f"{cost[name]:.6g}" for cost in costs] for name in costs[0]}
         ui.print_columns("", {"policy": names, **cost_columns})
     for name in names:
         ui.say(f"{name}: {POLICIES[name].about}")

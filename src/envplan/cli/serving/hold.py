@@ -8,30 +8,50 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from envplan.cli import command as cmd
+import typer
+
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.quantities import WHOLE
+from envplan.cli.serving.service import FLEET
+from envplan.cli.types import InputFile, quantity
+from envplan.quantities import TIME, WHOLE
 
 
-@cmd.takes(
-    """
-    Most used:
-      FILE  What `envplan serving apply` wrote.
-    Fleet:
-      --node K  Which node this is, from 0.
-      --backend NAME  nvml: this machine's GPUs; modelled: none needed.
-      --seconds TIME  So long; default: until interrupted.
-    """,
-    node=WHOLE,
-)
 def hold(
-    file: Path = Path("serving.clocks.json"),
-    node: int = 0,
-    backend: str = "nvml",
-    seconds: float | None = None,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="What `envplan serving apply` wrote."),
+        InputFile(),
+    ] = Path("serving.clocks.json"),
+    node: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="K",
+            help="Which node this is, from 0.",
+            parser=quantity(WHOLE),
+        ),
+    ] = 0,
+    backend: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="NAME",
+            help="nvml: this machine's GPUs; modelled: none needed.",
+        ),
+    ] = "nvml",
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="TIME",
+            help="So long; default: until interrupted.",
+            show_default=False,
+            parser=quantity(TIME),
+        ),
+    ] = None,
 ) -> None:
     """Hold the clocks of this node's GPUs until interrupted.
 

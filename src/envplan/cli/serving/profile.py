@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from envplan.cli import command as cmd
+import typer
+
 from envplan.cli import output as ui
 from envplan.cli.serving.service import ServiceOptions
+from envplan.cli.shared import MOST_USED, OUTPUT
+from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
 from envplan.quantities import NUMBER
 
 if TYPE_CHECKING:
@@ -17,22 +20,39 @@ if TYPE_CHECKING:
 _J_PER_WH: Final = 3600.0
 
 
-@cmd.takes(
-    """
-    Most used:
-      --load TOKENS/S  The load to show energies at; default: 2000.
-      --plot [FILE]  Draw energies over clocks: .png, .svg or .pdf; without a name:
-          serving-profile.png.
-    Output:
-      -o, --output FILE  Write the profile there: .csv.
-    """,
-    load=NUMBER.within(1e-6, 1e9),
-)
 def profile(
     service: ServiceOptions,
-    load: float = 2000.0,
-    output: Path | None = None,
-    plot: Path | None = None,
+    load: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar="TOKENS/S",
+            help="The load to show energies at; default: 2000.",
+            show_default=False,
+            parser=quantity(NUMBER.within(1e-6, 1e9)),
+        ),
+    ] = 2000.0,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar=OPTIONAL_FILE,
+            help="Draw energies over clocks: .png, .svg or .pdf; without a name: "
+            "serving-profile.png.",
+            parser=output_file(".png", ".svg", ".pdf", bare="serving-profile.png"),
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            rich_help_panel=OUTPUT,
+            metavar="FILE",
+            help="Write the profile there: .csv.",
+            parser=output_file(".csv"),
+        ),
+    ] = None,
 ) -> None:
     """Show what requests cost, by parallelism and clock.
 
@@ -46,7 +66,7 @@ def profile(
     """
     from envplan.plotting.serving import serving_profile_figure
 
-    profile = service.known
+    profile = service.serving_profile
     if output is not None:
         profile.save_copy(output)
     ui.draw(plot, lambda: serving_profile_figure(profile, load))

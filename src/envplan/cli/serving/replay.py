@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Final
 
-from envplan.cli import command as cmd
+import typer
+
 from envplan.cli import output as ui
 from envplan.cli.options import RateOptions
-from envplan.cli.serving.service import ServiceOptions
+from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
+from envplan.cli.shared import JOB, MONEY, MOST_USED
+from envplan.cli.types import OPTIONAL_FILE, InputFile, output_file, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 from envplan.serving.settings import READY, Settings
+from envplan.serving.trace import WEEKS, Trace, builtin_traces
 
 if TYPE_CHECKING:
     from envplan.serving.costs import FleetCosts, FleetRates
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
-    from envplan.serving.trace import Trace
+
+#: Panels of `--help`.
+FORECAST: Final = "Forecast"
+START_UP: Final = "Start-up and clocks"
 
 
 @dataclass(frozen=True)
@@ -52,80 +58,173 @@ class Names(tuple[str, ...]):
     """Names that one option lists. Typer takes a plain tuple for an option with several values."""
 
 
-def _ready(text: str, name: str) -> Names:
-    names = Names(word.strip() for word in text.split(","))
-    if not all(step in READY for step in names):
+def _parse_ready(text: str, option: str) -> Names:
+    """Names of steps of a start."""
+    names = Names(name.strip() for name in text.split(","))
+    if not all(name in READY for name in names):
         raise InputError(
-            f"{name} must name some of {', '.join(READY)}, as in vm,weights, not {text}"
+            f"{option} must name some of {', '.join(READY)}, as in vm,weights, not {text}"
         )
     return names
 
 
-@cmd.options(
-    """
-    Most used:
-      --trace TRACE  Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class
-          or token counts. Or a built-in one: azure-2023-code, azure-2023-conversation (an hour
-          each, real), coding-week, conversation-week (real-shaped).
-      --plot [FILE]  Draw what happens over time, or write a page: .png, .svg, .pdf or .html;
-          without a name: serving-week.png.
-    Job:
-      --load-factor X  X times the trace's requests; default: 1.
-    Fleet:
-      --gpus N  GPUs of the fleet.
-      --pools N  Pools of policy DynamoLLM, at most.
-      --epoch TIME  Between two looks ahead, as in 30min or 30 (minutes); default: 30min.
-      --slo-quantile PCT  Share of SLOs that fleets are sized for; default: 99.95.
-      --headroom PCT  Room above what is needed; default: 10.
-      --squash TIME  A first token so much too late is given up; default: 60s.
-    Forecast:
-      --past TIME  So much of the trace is what the first fleet is sized by, and is not replayed;
-          default: that fleet is sized by the trace's peak, with hindsight.
-      --mispredicted PCT  Requests whose output is predicted one length too short or too long;
-          default: 5.
-      --underestimated PCT  Of these, the share that is predicted too short; default: 50.
-      --seed N  Of what is drawn.
-    Start-up and clocks:
-      --ready NAME[,NAME...]  What is ready before an instance is needed: vm (machines are booted,
-          90 s less), weights (on their disks, 180 s less), snapshot (of the engine's state, 138 s
-          less).
-      --clock-delay TIME  A clock comes so long after it is asked for, as in 30ms or 30
-          (milliseconds); default: 30ms.
-    Money:
-      --start TIME  When the trace begins, for files of rates over time.
-    """,
-    load_factor=NUMBER.within(1e-6, 100),
-    pools=COUNT.within(1, 9),
-    epoch=TIME.plainly("min").within(1, 6e7),
-    slo_quantile=PERCENT.within(0.01, 99.9999),
-    headroom=PERCENT.within(0, 1e4),
-    past=TIME.plainly("min"),
-    mispredicted=PERCENT.within(0, 100),
-    underestimated=PERCENT.within(0, 100),
-    seed=WHOLE.within(0, 2**63 - 1),
-    ready=_ready,
-    clock_delay=TIME.plainly("ms"),
-    start=None,
-)
-class ReplayOptions(RateOptions):
-    """A trace, how its replay is run, and what energy costs meanwhile."""
+def _ready_help() -> str:
+    return (
+        "What is ready before an instance is needed: "
+        f"vm (machines are booted, {READY['vm']:g} s less), "
+        f"weights (on their disks, {READY['weights']:g} s less), "
+        f"snapshot (of the engine's state, {READY['snapshot']:g} s less)."
+    )
 
-    trace: str = "azure-2023-conversation"
-    plot: Path | None = None
-    load_factor: float = 1.0
-    gpus: int = Settings.gpus
-    pools: int = Settings.pools
-    epoch: float = Settings.epoch
-    slo_quantile: float = Settings.slo_quantile
-    headroom: float = Settings.headroom
-    squash: float = Settings.squash
-    past: float = Settings.past
-    mispredicted: float = Settings.mispredicted
-    underestimated: float = Settings.underestimated
-    seed: int = Settings.seed
-    ready: Names = Names()
-    clock_delay: float = Settings.clock_delay
-    start: str | None = None
+
+def _trace_help() -> str:
+    hours = [name for name in builtin_traces() if name not in WEEKS]
+    return (
+        "Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class or token "
+        f"counts. Or a built-in one: {', '.join(hours)} (an hour each, real), {', '.join(WEEKS)} "
+        "(real-shaped)."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """A trace, and how its replay is run."""
+
+    trace: Annotated[
+        str,
+        typer.Option(rich_help_panel=MOST_USED, metavar="TRACE", help=_trace_help()),
+        InputFile(),
+    ] = "azure-2023-conversation"
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar=OPTIONAL_FILE,
+            help="Draw what happens over time, or write a page: .png, .svg, .pdf or .html; without "
+            "a name: serving-week.png.",
+            parser=output_file(".png", ".svg", ".pdf", ".html", bare="serving-week.png"),
+        ),
+    ] = None
+    load_factor: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=JOB,
+            metavar="X",
+            help="X times the trace's requests; default: 1.",
+            show_default=False,
+            parser=quantity(NUMBER.within(1e-6, 100)),
+        ),
+    ] = 1.0
+    gpus: FleetGpus = Settings.gpus
+    pools: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="N",
+            help="Pools of policy DynamoLLM, at most.",
+            parser=quantity(COUNT.within(1, 9)),
+        ),
+    ] = Settings.pools
+    epoch: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="TIME",
+            help="Between two looks ahead, as in 30min or 30 (minutes); default: 30min.",
+            show_default=False,
+            parser=quantity(TIME.plainly("min").within(1, 6e7)),
+        ),
+    ] = Settings.epoch
+    slo_quantile: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="PCT",
+            help="Share of SLOs that fleets are sized for; default: 99.95.",
+            show_default=False,
+            parser=quantity(PERCENT.within(0.01, 99.9999)),
+        ),
+    ] = Settings.slo_quantile
+    headroom: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="PCT",
+            help="Room above what is needed; default: 10.",
+            show_default=False,
+            parser=quantity(PERCENT.within(0, 1e4)),
+        ),
+    ] = Settings.headroom
+    squash: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="TIME",
+            help="A first token so much too late is given up; default: 60s.",
+            show_default=False,
+            parser=quantity(TIME),
+        ),
+    ] = Settings.squash
+    past: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FORECAST,
+            metavar="TIME",
+            help="So much of the trace is what the first fleet is sized by, and is not replayed; "
+            "default: that fleet is sized by the trace's peak, with hindsight.",
+            show_default=False,
+            parser=quantity(TIME.plainly("min")),
+        ),
+    ] = Settings.past
+    mispredicted: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FORECAST,
+            metavar="PCT",
+            help="Requests whose output is predicted one length too short or too long; default: 5.",
+            show_default=False,
+            parser=quantity(PERCENT.within(0, 100)),
+        ),
+    ] = Settings.mispredicted
+    underestimated: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FORECAST,
+            metavar="PCT",
+            help="Of these, the share that is predicted too short; default: 50.",
+            show_default=False,
+            parser=quantity(PERCENT.within(0, 100)),
+        ),
+    ] = Settings.underestimated
+    seed: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=FORECAST,
+            metavar="N",
+            help="Of what is drawn.",
+            parser=quantity(WHOLE.within(0, 2**63 - 1)),
+        ),
+    ] = Settings.seed
+    ready: Annotated[
+        Names | None,
+        typer.Option(
+            rich_help_panel=START_UP,
+            metavar="NAME[,NAME...]",
+            help=_ready_help(),
+            parser=parser_of(_parse_ready),
+        ),
+    ] = None
+    clock_delay: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=START_UP,
+            metavar="TIME",
+            help="A clock comes so long after it is asked for, as in 30ms or 30 (milliseconds); "
+            "default: 30ms.",
+            show_default=False,
+            parser=quantity(TIME.plainly("ms")),
+        ),
+    ] = Settings.clock_delay
 
     def settings(self) -> Settings:
         """How a replay is run."""
@@ -140,18 +239,8 @@ class ReplayOptions(RateOptions):
             mispredicted=self.mispredicted,
             underestimated=self.underestimated,
             seed=self.seed,
-            ready=self.ready,
+            ready=self.ready or (),
             clock_delay=self.clock_delay,
-        )
-
-    @cached_property
-    def fleet_rates(self) -> FleetRates:
-        """What a kWh costs over the trace, as far as it is given."""
-        from envplan.serving.costs import FleetRates
-
-        rates = self.rates(start=self.start, repeats=True)
-        return FleetRates(
-            price=rates.get("price"), carbon=rates.get("carbon"), overheads=self.overheads()
         )
 
     def run(
@@ -170,11 +259,9 @@ class ReplayOptions(RateOptions):
             left_out: as compare_policies.
         """
         from envplan.serving.policies import compare_policies
-        from envplan.serving.trace import Trace
 
-        profile = service.known
+        profile = service.serving_profile
         trace = Trace.open(self.trace)
-        _ = self.fleet_rates  # what is wrong with them is said before hours are replayed
         if self.load_factor != 1:
             trace = trace.scaled(self.load_factor, self.seed)
         with ui.Working(f"policies on {trace.name}") as work:
@@ -211,12 +298,30 @@ class ReplayOptions(RateOptions):
             lambda: comparison_page(simulations, title, replays.profile.source),
         )
 
-    def costs_of(self, simulation: Simulation) -> dict[str, float]:
-        """What a simulation costs by the rates that are given: by currency, and carbon_g."""
-        costs: FleetCosts = self.fleet_rates.costs_of(simulation)
-        shown = {self.currency or "money": costs.money, "carbon_g": costs.carbon_g}
-        return {name: value for name, value in shown.items() if value is not None}
 
-    def document(self, simulation: Simulation) -> dict[str, Any]:
-        """A simulation for --json."""
-        return simulation.to_dict() | self.costs_of(simulation)
+@dataclass(frozen=True, kw_only=True)
+class FleetRateOptions(RateOptions):
+    """What a kWh costs over a trace."""
+
+    start: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=MONEY,
+            metavar="TIME",
+            help="When the trace begins, for files of rates over time.",
+        ),
+    ] = None
+
+    def read(self) -> FleetRates:
+        """The rates that are given; files begin again where the trace outlasts them."""
+        from envplan.serving.costs import FleetRates
+
+        rates = self.rates(start=self.start, repeats=True)
+        return FleetRates(
+            price=rates.get("price"), carbon=rates.get("carbon"), overheads=self.overheads()
+        )
+
+    def named(self, costs: FleetCosts) -> dict[str, float]:
+        """Costs, as far as there are any, by the currency and carbon_g."""
+        names = {self.currency or "money": costs.money, "carbon_g": costs.carbon_g}
+        return {name: cost for name, cost in names.items() if cost is not None}

@@ -4,25 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
+from envplan.cli.shared import OUTPUT
+from envplan.cli.types import InPlace, InputFile, output_file
 
 if TYPE_CHECKING:
     from envplan.serving.apply import NodeChange
 
 
-@cmd.takes(
-    """
-    Output:
-      -o, --output FILE  Where the new fleet goes; default: AFTER.
-    """
-)
 def reshard(
-    before: Path = cmd.argument("BEFORE", "What `envplan serving apply` wrote before."),
-    after: Path = cmd.argument("AFTER", "What it wrote for the new fleet.", in_place=True),
-    output: Path | None = None,
+    before: Annotated[
+        Path,
+        typer.Argument(metavar="BEFORE", help="What `envplan serving apply` wrote before."),
+        InputFile(),
+    ],
+    after: Annotated[
+        Path,
+        typer.Argument(metavar="AFTER", help="What it wrote for the new fleet."),
+        InPlace(),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            rich_help_panel=OUTPUT,
+            metavar="FILE",
+            help="Where the new fleet goes; default: AFTER.",
+            show_default=False,
+            parser=output_file(),
+        ),
+    ] = None,
 ) -> None:
     """Put a new fleet where an old one's weights are.
 

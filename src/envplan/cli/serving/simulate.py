@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from envplan._io.files import atomic_write
-from envplan.cli import command as cmd
 from envplan.cli import output as ui
-from envplan.cli.serving.replay import ReplayOptions, Replays
+from envplan.cli.serving.replay import FleetRateOptions, ReplayOptions, Replays
 from envplan.cli.serving.service import ServiceOptions
+from envplan.cli.shared import MOST_USED, OUTPUT
+from envplan.cli.types import output_file
 
 _BASELINE: Final = "SinglePool"
 _HOUR_S: Final = 3600.0
 
 
-@cmd.takes(
-    """
-    Most used:
-      --policy NAME  One of those that `serving compare` names.
-    Output:
-      -o, --output FILE  Write what happens over time: .csv.
-    """,
-)
 def simulate(
     service: ServiceOptions,
     replay: ReplayOptions,
-    policy: str = "envplan",
-    output: Path | None = None,
+    rates: FleetRateOptions,
+    policy: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar="NAME",
+            help="One of those that `serving compare` names.",
+        ),
+    ] = "envplan",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            rich_help_panel=OUTPUT,
+            metavar="FILE",
+            help="Write what happens over time: .csv.",
+            parser=output_file(".csv"),
+        ),
+    ] = None,
 ) -> None:
     """Replay a trace under one policy, request by request.
 
@@ -41,27 +55,30 @@ def simulate(
     """
     needs_baseline = replay.plot is not None and policy != _BASELINE  # a picture has it in it
     policies = [_BASELINE, policy] if needs_baseline else [policy]
+    fleet_rates = rates.read()  # a mistake in them is told before hours are replayed
     replays = replay.run(service, policies)
     replay.draw(replays)
     result = replays.simulations[-1]
     if output is not None:
         atomic_write(output, result.to_frame().to_csv(index=False, float_format="%.10g"))
+    costs = rates.named(fleet_rates.costs_of(result))
     ui.answer(
         lambda: {
-            **replay.document(result),
+            **result.to_dict(),
+            **costs,
             "trace": replays.trace.name,
             "profile": replays.profile.name,
         },
-        lambda: _print(replay, replays),
+        lambda: _print(replays, costs),
         then=["envplan", "serving", "compare", "--trace", replay.trace],
     )
 
 
-def _print(replay: ReplayOptions, replays: Replays) -> None:
+def _print(replays: Replays, costs: Mapping[str, float]) -> None:
     from envplan.serving.metrics import METRICS
 
     result = replays.simulations[-1]
     ui.say(f"{result.policy}: {replays.title}, {result.duration_s / _HOUR_S:.3g} hours")
     rows = [(metric.name, metric.text(result)) for metric in METRICS]
-    rows += [(name, f"{cost:.6g}") for name, cost in replay.costs_of(result).items()]
+    rows += [(name, f"{cost:.6g}") for name, cost in costs.items()]
     ui.print_table("", ("", "in all"), rows)

@@ -3,51 +3,112 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
-from envplan.cli import command as cmd
+import typer
+
 from envplan.cli import output as ui
-from envplan.cli.serving.service import ServiceOptions, values_by_class
+from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions, split_class
+from envplan.cli.shared import MOST_USED, OUTPUT
+from envplan.cli.types import OPTIONAL_FILE, either, one_of, output_file, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import NUMBER, TIME
+from envplan.serving.settings import Settings
 
 if TYPE_CHECKING:
     from envplan.serving.plan import ServingPlan
 
-_LOAD: Final = "CLASS=TOKENS/S, as in SS=2000,LL=500"
+_LOAD_FORM: Final = "CLASS=TOKENS/S, as in SS=2000,LL=500"
+_PLANNERS: Final = ("exact", "hierarchical")
 #: A certified gap up to this is due to rounding.
 _OPTIMAL_GAP: Final = 1e-5
 
 
-@cmd.takes(
-    """
-    Most used:
-      --load CLASS=TOKENS/S[,...]  Tokens per second of each class, as in SS=2000,LL=500. May be
-          repeated.
-      --plot [FILE]  Draw the pools: .png, .svg or .pdf; without a name: serving-plan.png.
-    Fleet:
-      --gpus N  GPUs of the fleet.
-      --planner NAME  exact or hierarchical.
-      --no-merge  Every class in a pool of its own.
-      --one-frequency  One clock for a pool's instances with the same TP.
-      --time-limit TIME  For the exact planner; then the gap is stated. Default: 6s.
-    Output:
-      -o, --output FILE  Where the plan goes.
-    """,
-    planner=cmd.one_of("exact", "hierarchical"),
-    time_limit=TIME.within(0.1),
-)
+class ClassLoad(NamedTuple):
+    """How much of a class arrives."""
+
+    request_class: str
+    tokens_s: float
+
+
+class Loads(tuple[ClassLoad, ...]):
+    """What one --load lists."""
+
+
+def _parse_loads(text: str, option: str) -> Loads:
+    """`SS=2000,LL=500`: tokens per second."""
+    loads = []
+    for part in text.split(","):
+        name, value = split_class(part, f"{option} must be {_LOAD_FORM}")
+        loads.append(ClassLoad(name, NUMBER.parse(value, f"{option} {name}")))
+    return Loads(loads)
+
+
 def solve(
     service: ServiceOptions,
-    load: list[str] | None = None,
-    gpus: int = 1024,
-    planner: str = "exact",
-    no_merge: bool = False,
-    one_frequency: bool = False,
-    time_limit: float = 6.0,
-    output: Path = Path("serving-plan.json"),
-    plot: Path | None = None,
+    load: Annotated[
+        list[Loads] | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar="CLASS=TOKENS/S[,...]",
+            help="Tokens per second of each class, as in SS=2000,LL=500. May be repeated.",
+            parser=parser_of(_parse_loads),
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=MOST_USED,
+            metavar=OPTIONAL_FILE,
+            help="Draw the pools: .png, .svg or .pdf; without a name: serving-plan.png.",
+            parser=output_file(".png", ".svg", ".pdf", bare="serving-plan.png"),
+        ),
+    ] = None,
+    gpus: FleetGpus = Settings.gpus,
+    planner: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="NAME",
+            help=f"{either(_PLANNERS)}.",
+            parser=one_of(*_PLANNERS),
+        ),
+    ] = "exact",
+    no_merge: Annotated[
+        bool,
+        typer.Option("--no-merge", rich_help_panel=FLEET, help="Every class in a pool of its own."),
+    ] = False,
+    one_frequency: Annotated[
+        bool,
+        typer.Option(
+            "--one-frequency",
+            rich_help_panel=FLEET,
+            help="One clock for a pool's instances with the same TP.",
+        ),
+    ] = False,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="TIME",
+            help="For the exact planner; then the gap is stated. Default: 6s.",
+            show_default=False,
+            parser=quantity(TIME.within(0.1)),
+        ),
+    ] = 6.0,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            rich_help_panel=OUTPUT,
+            metavar="FILE",
+            help="Where the plan goes.",
+            parser=output_file(),
+        ),
+    ] = Path("serving-plan.json"),
 ) -> None:
     """Find the fleet of least power that keeps its SLOs.
 
@@ -59,15 +120,15 @@ def solve(
     from envplan.plotting.serving import plan_figure
     from envplan.serving.planners import exact_plan, hierarchical_plan
 
-    loads = _loads(load or [])
+    loads = _loads_by_class(load or [])
     if planner == "hierarchical" and one_frequency:
         raise InputError("--one-frequency goes with planner exact, not hierarchical")
     with ui.Working("looking for the least power"):
         if planner == "hierarchical":
-            plan = hierarchical_plan(service.known, loads, gpus, merge=not no_merge)
+            plan = hierarchical_plan(service.serving_profile, loads, gpus, merge=not no_merge)
         else:
             plan = exact_plan(
-                service.known,
+                service.serving_profile,
                 loads,
                 gpus,
                 merge=not no_merge,
@@ -83,17 +144,17 @@ def solve(
     )
 
 
-def _loads(texts: Sequence[str]) -> dict[str, float]:
-    """Tokens per second, by class."""
-    loads: dict[str, float] = {}
-    parts = [part for text in texts for part in text.split(",")]
-    for name, value in values_by_class(parts, f"--load must be {_LOAD}"):
-        if name in loads:
+def _loads_by_class(given: Sequence[Loads]) -> dict[str, float]:
+    """Tokens per second of each class."""
+    by_class: dict[str, float] = {}
+    for load in chain.from_iterable(given):
+        name = load.request_class
+        if name in by_class:
             raise InputError(f"--load gives {name} twice")
-        loads[name] = NUMBER.parse(value, f"--load {name}")
-    if not loads:
-        raise InputError(f"which load? Give --load {_LOAD}")
-    return loads
+        by_class[name] = load.tokens_s
+    if not by_class:
+        raise InputError(f"which load? Give --load {_LOAD_FORM}")
+    return by_class
 
 
 def _print(plan: ServingPlan) -> None:

@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from envplan.pipeline.dependencies import placement
 from envplan.pipeline.imported import ImportedSchedule
 from envplan.pipeline.schedules import Operation
+
+
+class ImportFormat(StrEnum):
+    """What schedules can be imported from: a reader each."""
+
+    TORCH_CSV = "torch-csv"
+    MEGATRON = "megatron"
+    CHROME_TRACE = "chrome-trace"
+
 
 MAX_FILE_BYTES: Final = 64 * 2**20
 #: Microbatches and model stages beyond this are a slip, not a schedule.
