@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
 from envplan.cli.types import quantity
-from envplan.quantities import COUNT
+from envplan.errors import InputError
+from envplan.quantities import COUNT, PERCENT, TIME
 
 #: Panels of `--help`.
 MOST_USED: Final = "Most used"
@@ -17,6 +18,10 @@ NOISE: Final = "Noise"
 MONEY: Final = "Money"
 CLUSTER: Final = "Cluster"
 OUTPUT: Final = "Output"
+SLOW_CLOCKS: Final = "Slow clocks"
+
+#: Latencies of clocks, which people give in milliseconds.
+_CLOCK_TIME: Final = TIME.plainly("ms").within(0, 3600)
 
 MovedProfile = Annotated[
     str | None,
@@ -48,6 +53,7 @@ Chunks = Annotated[
         parser=quantity(COUNT),
     ),
 ]
+
 MicrobatchGroup = Annotated[
     int | None,
     typer.Option(
@@ -60,3 +66,50 @@ MicrobatchGroup = Annotated[
         parser=quantity(COUNT),
     ),
 ]
+
+NoiseOption = Annotated[
+    float | None,
+    typer.Option(
+        "--noise",
+        metavar="PCT",
+        parser=quantity(PERCENT.within(0, 100)),
+        help=(
+            "Standard deviation of times; with --robust, default: the profile's column time_std."
+        ),
+        rich_help_panel=NOISE,
+    ),
+]
+
+SwitchLatency = Annotated[
+    float | None,
+    typer.Option(
+        "--switch-latency",
+        metavar="TIME",
+        parser=quantity(_CLOCK_TIME),
+        help="A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds).",
+        rich_help_panel=SLOW_CLOCKS,
+    ),
+]
+
+
+class ReplicaGroup(NamedTuple):
+    """Replicas on one kind of hardware: their profile, and how many there are."""
+
+    profile: str
+    replicas: int
+
+
+def parse_replica_group(text: str, option: str) -> ReplicaGroup:
+    """From `PROFILE` or `PROFILE:COUNT`.
+
+    Raises:
+        InputError: the count is not a number from 1 up.
+    """
+    profile, colon, count = text.rpartition(":")
+    if not colon:
+        return ReplicaGroup(text, 1)
+    if not (count.isascii() and count.isdigit() and len(count) <= 7 and int(count)):
+        raise InputError(
+            f"{option} must be PROFILE or PROFILE:COUNT with a COUNT from 1 up, not {text}"
+        )
+    return ReplicaGroup(profile, int(count))

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import count, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
 
 import envplan
 from envplan._io.words import counted
-from envplan.cli import command as cmd
 from envplan.cli import output as ui
+from envplan.cli.command import refuse_both
 from envplan.cli.costs import cost_columns, cost_rows, replay_cost_notes
+from envplan.cli.groups import options_given
 from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
 from envplan.cli.report import draw_timeline
+from envplan.cli.shared import (
+    CLUSTER,
+    JOB,
+    MOST_USED,
+    NOISE,
+    NoiseOption,
+    ReplicaGroup,
+    SwitchLatency,
+    parse_replica_group,
+)
+from envplan.cli.types import (
+    OPTIONAL_FILE,
+    Numbers,
+    numbers,
+    output_file,
+    parser_of,
+    quantity,
+)
 from envplan.errors import InputError, naming
-from envplan.quantities import NUMBER, WHOLE
+from envplan.quantities import COUNT, NUMBER, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan._io.documents import Model
@@ -25,123 +46,203 @@ if TYPE_CHECKING:
     from envplan.simulation.iteration import Conditions
     from envplan.simulation.replicas import ReplicaPlans
 
-_PERCENTS = (5, 25, 50, 75, 95, 99)
+_PERCENTS: Final = (5, 25, 50, 75, 95, 99)
+_MOST_STAGES_SHOWN: Final = 24
 
 
-def parse_replica(text: str, option: str) -> tuple[str, int]:
-    """What --replica-profile takes: a profile and how many replicas it is for.
+class Straggler(NamedTuple):
+    """A replica that takes longer than its plan.
 
-    Raises:
-        InputError: the count is not a number from 1 up.
+    Attributes:
+        replica: its number; None: the lowest that is free.
+        slowdown: how many times the plan's time it takes.
     """
-    name, colon, count = text.rpartition(":")
-    if not colon:
-        return text, 1
-    if not (count.isascii() and count.isdigit() and len(count) <= 7 and int(count)):
-        raise InputError(
-            f"{option} must be PROFILE or PROFILE:COUNT with a COUNT from 1 up, not {text}"
-        )
-    return name, int(count)
+
+    replica: int | None
+    slowdown: float
 
 
-def _straggler(text: str, name: str) -> tuple[int | None, float]:
-    """A replica, if one is named, and its slowdown, from 1.2 or 3:1.2."""
+def _parse_straggler(text: str, option: str) -> Straggler:
+    """From `1.2`, or `3:1.2` for replica 3."""
     replica, colon, factor = text.rpartition(":")
-    who = int(WHOLE.parse(replica, name)) if colon else None
-    return who, NUMBER.within(1, 1e6).parse(factor, name)
+    number = int(WHOLE.parse(replica, option)) if colon else None
+    return Straggler(number, NUMBER.within(1, 1e6).parse(factor, option))
 
 
-@cmd.options(
-    """
-    Cluster:
-      --straggler [REPLICA:]FACTOR  A replica takes FACTOR times the plan's time; may be given
-          more than once.
-      --straggler-trace FILE  Stragglers of several iterations: CSV with
-          iteration,replica,slowdown.
-      --strong-scaling R,R,...  The same global batch on so many replicas, with fewer microbatches
-          each.
-    """,
-    strong_scaling=cmd.numbers("32,64,128"),
-    straggler=_straggler,
-)
+@dataclass(frozen=True, kw_only=True)
 class ClusterOptions(ParallelOptions):
     """Replicas of the plan together, some of which may straggle."""
 
-    straggler: list[Any] | None = None
-    straggler_trace: Path | None = None
-    strong_scaling: cmd.Numbers | None = None
+    straggler: Annotated[
+        list[Straggler] | None,
+        typer.Option(
+            metavar="[REPLICA:]FACTOR",
+            parser=parser_of(_parse_straggler),
+            help=("A replica takes FACTOR times the plan's time; may be given more than once."),
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None
+    straggler_trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Stragglers of several iterations: CSV with iteration,replica,slowdown.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None
+    strong_scaling: Annotated[
+        Numbers | None,
+        typer.Option(
+            metavar="R,R,...",
+            parser=numbers("32,64,128"),
+            help=("The same global batch on so many replicas, with fewer microbatches each."),
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         """Raises: InputError: both options for stragglers are given."""
-        cmd.refuse_both(cmd.given(self, "straggler straggler_trace"))
+        refuse_both(options_given(self, "straggler", "straggler_trace"))
+
+    @property
+    def gpus_per_stage(self) -> int | None:
+        """GPUs that run a stage together; None: as many as the plan says."""
+        if self.tp is None and self.cp is None:
+            return None
+        return (self.tp or 1) * (self.cp or 1)
+
+    def slowdowns(self, replicas: int) -> list[dict[int, float]]:
+        """For each iteration the slowdowns of the replicas that straggle in it.
+
+        Raises:
+            InputError: a replica straggles twice, or the trace cannot be read.
+        """
+        if self.straggler_trace is not None:
+            return envplan.read_slowdowns(self.straggler_trace, replicas)
+        stragglers, slowdowns = self.straggler or [], dict[int, float]()
+        for straggler in stragglers:
+            if straggler.replica in slowdowns:
+                raise InputError(f"--straggler names replica {straggler.replica} twice")
+            if straggler.replica is not None:
+                slowdowns[straggler.replica] = straggler.slowdown
+        for straggler in stragglers:
+            if straggler.replica is None:
+                lowest_free = next(number for number in count() if number not in slowdowns)
+                slowdowns[lowest_free] = straggler.slowdown
+        return [slowdowns]
 
     def reports(
         self, plan: envplan.Plan, profile: envplan.Profile, conditions: Conditions, *, force: bool
     ) -> list[envplan.ClusterReport]:
         """The cluster, and then its further shapes; none where no option asks for it.
 
-        Stragglers without a replica are the lowest that are free.
-
         Raises:
             InputError: a replica straggles twice, or as for simulate_cluster.
         """
-        if not cmd.given(self):
+        if not options_given(self):
             return []
-        replicas, slowdowns = self.dp or plan.job.replicas, dict[int, float]()
-        for replica, factor in sorted(self.straggler or [], key=lambda one: one[0] is None):
-            if replica in slowdowns:
-                raise InputError(f"--straggler names replica {replica} twice")
-            free = min({*range(len(slowdowns) + 1)} - slowdowns.keys())
-            slowdowns[free if replica is None else replica] = factor
-        how: dict[str, Any] = {
-            "slowdowns": [slowdowns],
-            "gpus_per_stage": (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None,
-            "conditions": conditions,
-            "force": force,
-        }
-        if self.straggler_trace is not None:
-            how["slowdowns"] = envplan.read_slowdowns(self.straggler_trace, replicas)
+        replicas = self.dp or plan.job.replicas
+        slowdowns = self.slowdowns(replicas)
         with ui.Working("Tracing the frontier") as work:
-            how["progress"] = work.walked
-            reports = [envplan.simulate_cluster(plan, profile, replicas=replicas, **how)]
-        if self.strong_scaling:
-            how["global_batch"] = plan.job.microbatches * replicas
-            reports += envplan.strong_scaling(plan, profile, self.strong_scaling, **how)
-        return reports
+            report = envplan.simulate_cluster(
+                plan,
+                profile,
+                replicas=replicas,
+                slowdowns=slowdowns,
+                gpus_per_stage=self.gpus_per_stage,
+                conditions=conditions,
+                force=force,
+                progress=work.walked,
+            )
+        if not self.strong_scaling:
+            return [report]
+        scaled = envplan.strong_scaling(
+            plan,
+            profile,
+            self.strong_scaling,
+            global_batch=plan.job.microbatches * replicas,
+            slowdowns=slowdowns,
+            gpus_per_stage=self.gpus_per_stage,
+            conditions=conditions,
+            force=force,
+        )
+        return [report, *scaled]
 
 
-@cmd.takes(
-    """
-    Noise:
-      --seed N  Noise of another seed is other noise.
-      --runs N  With --noise: replay N times, for percentiles.
-    Cluster:
-      --sync-time TIME  Everybody waits until so much time has passed, as in 16.5 (seconds).
-    Most used:
-      --trace FILE  Write a Chrome trace, for ui.perfetto.dev or chrome://tracing: .json.
-      --plot [FILE]  Draw the timeline: .png, .svg, .pdf or .html; without a name: timeline.png.
-    Job:
-      --replica PLAN  Further replicas follow this plan, and all wait for the slowest. May be given
-          more than once.
-      --replica-profile PROFILE[:COUNT]  COUNT further replicas (1) run on other hardware, by this
-          profile, and are planned to end when this plan does. May be given more than once.
-    """,
-    seed=WHOLE.within(0, 2**63 - 1),
-    replica_profile=parse_replica,
-)
 def simulate(
     source: PlanOptions,
     cluster: ClusterOptions,
     costs: CostOptions,
-    noise: float | None = None,
-    seed: int = 0,
-    runs: int = 1,
-    switch_latency: float | None = None,
-    sync_time: float | None = None,
-    replica: list[Path] | None = None,
-    replica_profile: list[Any] | None = None,
-    trace: Path | None = None,
-    plot: Path | None = None,
+    noise: NoiseOption = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            parser=quantity(WHOLE.within(0, 2**63 - 1)),
+            help="Noise of another seed is other noise.",
+            rich_help_panel=NOISE,
+        ),
+    ] = 0,
+    runs: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            parser=quantity(COUNT),
+            help="With --noise: replay N times, for percentiles.",
+            rich_help_panel=NOISE,
+        ),
+    ] = 1,
+    switch_latency: SwitchLatency = None,
+    sync_time: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            parser=quantity(TIME),
+            help="Everybody waits until so much time has passed, as in 16.5 (seconds).",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
+    replica: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PLAN",
+            help=(
+                "Further replicas follow this plan, and all wait for the slowest. May be given "
+                "more than once."
+            ),
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    replica_profile: Annotated[
+        list[ReplicaGroup] | None,
+        typer.Option(
+            metavar="PROFILE[:COUNT]",
+            parser=parser_of(parse_replica_group),
+            help=(
+                "COUNT further replicas (1) run on other hardware, by this profile, and are "
+                "planned to end when this plan does. May be given more than once."
+            ),
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=output_file(".json"),
+            help="Write a Chrome trace, for ui.perfetto.dev or chrome://tracing: .json.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar=OPTIONAL_FILE,
+            parser=output_file(".png", ".svg", ".pdf", ".html", bare="timeline.png"),
+            help=("Draw the timeline: .png, .svg, .pdf or .html; without a name: timeline.png."),
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
 ) -> None:
     """Replay a plan: what runs when, where GPUs wait, and what it all draws.
 
@@ -155,11 +256,10 @@ def simulate(
       envplan simulate plan.json --replicas 128 --straggler 1.2
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
-    from envplan.plan import find_profile
+    from envplan.simulation.costs import spent_in_replays
     from envplan.simulation.iteration import Conditions
-    from envplan.simulation.replicas import plan_beside
 
-    loaded, profile = source.load()
+    plan, profile = source.load()
     conditions = Conditions.of(
         noise=(noise or 0.0) / 100,
         seed=seed,
@@ -168,94 +268,159 @@ def simulate(
         sync_time=sync_time,
     )
     with naming(source.plan):
-        timeline = envplan.simulate(loaded, profile, force=source.force, **dict(conditions))
-    run, together, spent, kinds = costs.run(), None, None, [(loaded, profile)]
-    for name, count in replica_profile or ():
-        other = envplan.Profile.open(name)
-        kinds.append((plan_beside(loaded, other, count), other))
-    for file in replica or ():
-        further = envplan.Plan.load(file)
-        kinds.append((further, find_profile(further.profile, file)))
-    if len(kinds) > 1:
-        together = envplan.replay_replicas(kinds, conditions=conditions, force=source.force)
-        together = dataclasses.replace(together, run=run)
-    reports = cluster.reports(loaded, profile, conditions, force=source.force)
+        timeline = envplan.simulate(plan, profile, force=source.force, **dict(conditions))
+    run = costs.run()
+    others = _other_kinds(plan, replica_profile or (), replica or ())
+    together = None
+    if others:
+        kinds = [(plan, profile), *others]
+        replayed = envplan.replay_replicas(kinds, conditions=conditions, force=source.force)
+        together = replace(replayed, run=run)
+    simulation = Simulation(
+        timeline=timeline,
+        conditions=conditions,
+        reports=cluster.reports(plan, profile, conditions, force=source.force),
+        together=together,
+        run=run,
+        costs=None if run is None else spent_in_replays(run, timeline, sync_time),
+    )
     if trace is not None:
         from envplan.simulation.chrome_trace import save_chrome_trace
 
         save_chrome_trace(timeline, trace)
     if plot is not None:
         draw_timeline(plot, timeline)
-    other_clocks = switch_latency not in (None, loaded.job.switch_latency_s or 0.0)
-    said = (timeline.iteration_time, timeline.energy) == (loaded.iteration_time, loaded.energy)
-    notes = []
-    if sync_time is not None:
-        if timeline.sync_time_ns == timeline.iteration_time_ns:
-            notes.append("the plan takes longer than --sync-time, so nobody waits")
-    elif said and not (noise or other_clocks):
-        notes.append("time and energy are exactly what the plan states")
-    elif not (noise or other_clocks):
-        notes.append("the plan states another time or energy; `envplan check` says which is wrong")
-    if run is not None:
-        from envplan.simulation.costs import spent_in_replays
-
-        spent = spent_in_replays(run, timeline, sync_time)
-        if together is None and not reports:
-            notes += replay_cost_notes(run, *spent)
-
-    def tell() -> None:
-        _print(timeline, profile, reports, run, notes)
-        if together is not None:
-            print_replicas(together)
-
+    written = [str(file) for file in (trace, plot) if file is not None]
     ui.answer(
-        lambda: {
-            **_document(timeline, reports, together, run, spent, notes),
-            "written": [str(output) for output in (trace, plot) if output is not None],
-        },
-        tell,
+        lambda: _document(simulation) | {"written": written},
+        lambda: _print(simulation, profile),
         then=["envplan", "apply", str(source.plan)],
     )
 
 
-def _print(
-    timeline: envplan.Timeline,
-    profile: envplan.Profile,
-    reports: Sequence[envplan.ClusterReport],
-    run: Run | None,
-    notes: Sequence[str],
-) -> None:
+def _other_kinds(
+    plan: envplan.Plan, groups: Sequence[ReplicaGroup], plan_files: Sequence[Path]
+) -> list[tuple[envplan.Plan, envplan.Profile]]:
+    """Plan and profile of each further kind of replicas.
+
+    Args:
+        plan: the one that groups without a plan of their own are planned beside.
+        groups: replicas on other hardware.
+        plan_files: plans of replicas that have one.
+
+    Raises:
+        InputError: a file cannot be read, or a profile does not fit the plan.
+    """
+    from envplan.plan import find_profile
+    from envplan.simulation.replicas import plan_beside
+
+    kinds = []
+    for group in groups:
+        profile = envplan.Profile.open(group.profile)
+        kinds.append((plan_beside(plan, profile, group.replicas), profile))
+    for file in plan_files:
+        other = envplan.Plan.load(file)
+        kinds.append((other, find_profile(other.profile, file)))
+    return kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """All that came of one call.
+
+    Attributes:
+        conditions: what the plan was replayed under.
+        reports: the cluster and its further shapes; empty where none was asked for.
+        together: the plan's replicas and those of other kinds; None where there are no others.
+        run: whose costs are wanted; None where they are not.
+        costs: what an iteration costs and what the run does.
+    """
+
+    timeline: envplan.Timeline
+    conditions: Conditions
+    reports: Sequence[envplan.ClusterReport]
+    together: ReplicaPlans | None
+    run: Run | None
+    costs: tuple[Spent, Spent | None] | None
+
+    @property
+    def notes(self) -> list[str]:
+        """Whether the plan states what came of the replay, and what it costs."""
+        return self._comparison_notes() + self._cost_notes()
+
+    def _comparison_notes(self) -> list[str]:
+        timeline, plan = self.timeline, self.timeline.plan
+        if self.conditions.sync_time is not None:
+            if timeline.sync_time_ns > timeline.iteration_time_ns:
+                return []
+            return ["the plan takes longer than --sync-time, so nobody waits"]
+        latency = self.conditions.switch_latency
+        other_clocks = latency not in (None, plan.job.switch_latency_s or 0.0)
+        if self.conditions.noise or other_clocks:
+            return []
+        if (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy):
+            return ["time and energy are exactly what the plan states"]
+        return ["the plan states another time or energy; `envplan check` says which is wrong"]
+
+    def _cost_notes(self) -> list[str]:
+        if self.run is None or self.costs is None or self.together is not None or self.reports:
+            return []
+        return replay_cost_notes(self.run, *self.costs)
+
+
+def _print(simulation: Simulation, profile: envplan.Profile) -> None:
     from envplan.plotting.figures import job_line
 
-    plan, shown = timeline.plan, ui.significant
+    timeline, plan = simulation.timeline, simulation.timeline.plan
+    source = plan.profile.source
+    several_runs = len(timeline.run_times_ns) > 1
     job = job_line(timeline.pipeline, plan.job.num_gpus)
     ui.say(f"{profile.describe()}; planner {plan.planner}; {job}")
-    source = plan.profile.source
-    first = ", first run" if len(timeline.run_times_ns) > 1 else ""
+    first = ", first run" if several_runs else ""
     ui.print_columns(ui.titled(ui.ITERATION, source) + first, _stages(timeline))
-    on_path = [timeline.pipeline.operations[i].stage for i in timeline.critical_path]
-    turns = [str(stage) for stage, _ in groupby(on_path)]
-    path = " ".join(turns) if len(turns) <= 24 else f"{len(turns) - 1} changes of stage"
-    waits = timeline.sync_time_ns > timeline.iteration_time_ns
-    until = f", waited for until {shown(timeline.sync_time)} s" if waits else ""
-    ui.say(
+    ui.say(*_totals(timeline))
+    if several_runs:
+        _print_runs(timeline)
+    _print_clusters(simulation.reports, source, simulation.run)
+    ui.say(*ui.describe_configs(plan), *simulation.notes)
+    if simulation.together is not None:
+        print_replicas(simulation.together)
+
+
+def _totals(timeline: envplan.Timeline) -> list[str]:
+    """Time, energy, power and critical path of the iteration, a line each."""
+    shown = ui.significant
+    until = ""
+    if timeline.sync_time_ns > timeline.iteration_time_ns:
+        until = f", waited for until {shown(timeline.sync_time)} s"
+    return [
         f"iteration time {shown(timeline.iteration_time)} s{until}",
         f"energy {shown(timeline.energy)} J = computation {shown(timeline.computation_energy)} J + "
         f"blocking {shown(timeline.blocking_energy)} J",
         f"power {shown(timeline.average_power)} W on average, "
         f"{shown(timeline.peak_power)} W at the peak",
-        f"critical path: {len(on_path)} operations, by stage {path}",
-    )
-    if first:
-        times, energies = timeline.percentiles(_PERCENTS)
-        columns = {
-            "percent of runs": _PERCENTS,
-            "iteration time at most (s)": times,
-            "energy at most (J)": energies,
-        }
-        ui.print_columns(f"{len(timeline.run_times_ns)} runs", columns)
-    _print_clusters(reports, source, run)
-    ui.say(*ui.describe_configs(plan), *notes)
+        _critical_path(timeline),
+    ]
+
+
+def _critical_path(timeline: envplan.Timeline) -> str:
+    """How long the critical path is, and through which stages it goes."""
+    stage_of_each = [timeline.pipeline.operations[i].stage for i in timeline.critical_path]
+    stages = [str(stage) for stage, _ in groupby(stage_of_each)]
+    path = " ".join(stages)
+    if len(stages) > _MOST_STAGES_SHOWN:
+        path = f"{len(stages) - 1} changes of stage"
+    return f"critical path: {len(stage_of_each)} operations, by stage {path}"
+
+
+def _print_runs(timeline: envplan.Timeline) -> None:
+    times, energies = timeline.percentiles(_PERCENTS)
+    columns = {
+        "percent of runs": _PERCENTS,
+        "iteration time at most (s)": times,
+        "energy at most (J)": energies,
+    }
+    ui.print_columns(f"{len(timeline.run_times_ns)} runs", columns)
 
 
 def _stages(timeline: envplan.Timeline) -> dict[str, Any]:
@@ -346,14 +511,8 @@ def print_replicas(planned: ReplicaPlans) -> None:
             ui.say(f"{row.name} of {what}: {plan}, before {before}")
 
 
-def _document(
-    timeline: envplan.Timeline,
-    reports: Sequence[envplan.ClusterReport],
-    together: ReplicaPlans | None,
-    run: Run | None,
-    spent: tuple[Spent, Spent | None] | None,
-    notes: Sequence[str],
-) -> dict[str, Any]:
+def _document(simulation: Simulation) -> dict[str, Any]:
+    timeline, run, costs = simulation.timeline, simulation.run, simulation.costs
     document: dict[str, Any] = timeline.to_dict()
     if len(timeline.run_times_ns) > 1:
         times, energies = timeline.percentiles(_PERCENTS)
@@ -363,18 +522,26 @@ def _document(
             "iteration_time_s": times,
             "energy_j": energies,
         }
-    if together is not None:
-        document["replicas"] = together.to_dict()
-    if spent is not None:
-        document["costs"] = _cost_document(spent)
-    if reports:
-        document["cluster"] = [
-            report.to_dict() | ({"costs": _cost_document(report.costs(run))} if run else {})
-            for report in reports
-        ]
-    return document | {"notes": list(notes)}
+    if simulation.together is not None:
+        document["replicas"] = simulation.together.to_dict()
+    if costs is not None:
+        document["costs"] = _cost_document(*costs)
+    if simulation.reports:
+        document["cluster"] = [_report_document(report, run) for report in simulation.reports]
+    document["notes"] = simulation.notes
+    return document
 
 
-def _cost_document(spent: tuple[Model, Model | None]) -> dict[str, Any]:
-    named = zip(("iteration", "run"), spent, strict=True)
-    return {name: one.model_dump(exclude_none=True) for name, one in named if one is not None}
+def _report_document(report: envplan.ClusterReport, run: Run | None) -> dict[str, Any]:
+    document = report.to_dict()
+    if run is not None:
+        document["costs"] = _cost_document(*report.costs(run))
+    return document
+
+
+def _cost_document(iteration: Model, run: Model | None) -> dict[str, Any]:
+    """What an iteration costs, and what the run does where there is one."""
+    document = {"iteration": iteration.model_dump(exclude_none=True)}
+    if run is not None:
+        document["run"] = run.model_dump(exclude_none=True)
+    return document

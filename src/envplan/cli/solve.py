@@ -14,7 +14,8 @@ from envplan.cli import state
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
 from envplan.cli.options import CostOptions, JobOptions
 from envplan.cli.plan_notes import plan_notes
-from envplan.cli.simulate import parse_replica, print_replicas
+from envplan.cli.shared import ReplicaGroup, parse_replica_group
+from envplan.cli.simulate import print_replicas
 from envplan.errors import naming
 from envplan.quantities import LONG_TIME, PERCENT, WHOLE
 
@@ -143,7 +144,7 @@ class AskedOptions(CostOptions):
           by this profile. May be given more than once; each kind gets a plan of its own, and all
           end together.
     """,
-    replica_profile=parse_replica,
+    replica_profile=parse_replica_group,
 )
 def solve(
     job: JobOptions,
@@ -235,7 +236,7 @@ def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> d
 
 def _solve_replicas(
     job: JobOptions,
-    others: Sequence[tuple[str, int]],
+    others: Sequence[ReplicaGroup],
     asked: AskedOptions,
     planner: Planner | None,
 ) -> None:
@@ -254,9 +255,9 @@ def _solve_replicas(
         cmd.will_write(files[0].with_suffix(f".replica{number}{files[0].suffix}"))
     profile, pipeline = job.load()
     frontiers = [job.trace((profile, pipeline), full=True)]
-    for name, count in others:
-        other = job.fitted(envplan.Profile.open(name), pipeline)
-        frontiers.append(job.trace((other, pipeline), count, full=True))
+    for group in others:
+        other = job.fitted(envplan.Profile.open(group.profile), pipeline)
+        frontiers.append(job.trace((other, pipeline), group.replicas, full=True))
     with ui.Working("planning every kind of replica"):
         planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)
     for plan, file in zip(planned.plans, files, strict=True):
