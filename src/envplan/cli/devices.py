@@ -12,6 +12,7 @@ import typer
 from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.shared import MOST_USED
+from envplan.cli.tables import table_columns
 from envplan.cli.types import one_of
 from envplan.devices import BACKENDS, DEFAULT_BACKEND, DeviceError, opened
 from envplan.errors import InputError
@@ -80,24 +81,26 @@ def devices(
 
 def _print_states(states: Sequence[GpuState]) -> None:
     """A row for each GPU, and below the table why clocks may not be set."""
-    infos = [state.info for state in states]
-    columns = {
-        "GPU": [state.gpu or str(state.index) for state in states],
-        "name": [info and info.name for info in infos],
-        "driver": [info and info.driver for info in infos],
-        "clocks (MHz)": [(info and ui.span(info.supported_clocks)) or "-" for info in infos],
-        "limit (W)": [_whole_watts((info and info.power_limit) or None) for info in infos],
-        "now (MHz)": [_clock_now(state) for state in states],
-        "now (W)": [_whole_watts(state.power_w) for state in states],
-        "energy": [info and info.energy_source for info in infos],
-        "may set clocks": ["yes" if state.refusal is None else "no" for state in states],
-    }
-    ui.print_columns("", columns, words=3)
+    headers = ["GPU", "name", "driver", "clocks (MHz)", "limit (W)", "now (MHz)", "now (W)"]
+    headers += ["energy", "may set clocks"]
+    ui.show_table("", table_columns(headers, [_cells(state) for state in states], num_texts=3))
     ui.say(*(state.refusal for state in states if state.refusal is not None))
 
 
-def _whole_watts(watts: float | None) -> str:
-    return "-" if watts is None else f"{watts:.0f}"
+def _cells(state: GpuState) -> list[str]:
+    """A GPU's row: "-" where nothing is known."""
+    info = state.info
+    return [
+        state.gpu or str(state.index),
+        "-" if info is None else info.name,
+        "-" if info is None else info.driver,
+        "-" if info is None else ui.span(info.supported_clocks) or "-",
+        "-" if info is None or not info.power_limit else f"{info.power_limit:.0f}",
+        _clock_now(state),
+        "-" if state.power_w is None else f"{state.power_w:.0f}",
+        "-" if info is None else info.energy_source,
+        "yes" if state.refusal is None else "no",
+    ]
 
 
 def _clock_now(state: GpuState) -> str:

@@ -12,6 +12,7 @@ import envplan
 from envplan.cli import output as ui
 from envplan.cli.options import DEFAULT_PROFILE, complete_profiles
 from envplan.cli.shared import MOST_USED
+from envplan.cli.tables import Column
 from envplan.cli.types import OPTIONAL_FILE, InPlace, output_file
 
 if TYPE_CHECKING:
@@ -40,20 +41,26 @@ def profiles() -> None:
 
 
 def _print(summaries: Sequence[ProfileSummary]) -> None:
-    columns = {
-        "name": [summary.name for summary in summaries],
-        "time": [summary.time for summary in summaries],
-        "energy": [summary.energy for summary in summaries],
-        "stages": [str(summary.stages) for summary in summaries],
-        "MHz": [summary.frequency_mhz for summary in summaries],
-        "GPU": [summary.gpu for summary in summaries],
-        "workload": [summary.workload for summary in summaries],
-    }
-    ui.print_columns("", columns, words=len(columns), wrap=("GPU", "workload"))
+    columns = [
+        _text_column("name", [summary.name for summary in summaries]),
+        _text_column("time", [summary.time for summary in summaries]),
+        _text_column("energy", [summary.energy for summary in summaries]),
+        _text_column("stages", [str(summary.stages) for summary in summaries]),
+        _text_column("MHz", [summary.frequency_mhz for summary in summaries]),
+        _text_column("GPU", [summary.gpu for summary in summaries], may_fold=True),
+        _text_column("workload", [summary.workload for summary in summaries], may_fold=True),
+    ]
+    ui.show_table("", columns)
     ui.say(
         "time and energy of operations are measured on real GPUs (interpolated at clocks that "
         "no run had), identified from measured iterations, or modelled"
     )
+
+
+def _text_column(header: str, texts: Sequence[str | None], *, may_fold: bool = False) -> Column:
+    """A column of facts; "-" where nothing is known."""
+    cells = ["-" if text is None else text for text in texts]
+    return Column(header=header, cells=cells, is_text=True, may_fold=may_fold)
 
 
 def smooth(

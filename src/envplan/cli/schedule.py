@@ -16,6 +16,7 @@ from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli.groups import options_given
 from envplan.cli.shared import JOB, MOST_USED, Chunks, MicrobatchGroup
+from envplan.cli.tables import Column
 from envplan.cli.types import (
     OPTIONAL_FILE,
     InputFile,
@@ -244,11 +245,15 @@ def list_schedules() -> None:
         lambda: {
             "schedules": [{"name": name, "description": order} for name, order in orders.items()]
         },
-        lambda: ui.print_table(
-            "", ("name", "order"), list(orders.items()), words=2, wrap=("order",)
-        ),
+        lambda: _print_orders(orders),
         then="envplan schedule show 1f1b --pp 4 -m 8",
     )
+
+
+def _print_orders(orders: Mapping[str, str]) -> None:
+    names = Column(header="name", cells=list(orders), is_text=True)
+    words = Column(header="order", cells=list(orders.values()), is_text=True, may_fold=True)
+    ui.show_table("", [names, words])
 
 
 def show(

@@ -56,6 +56,22 @@ class Column:
         return max(map(cell_len, (self.header, *self.cells)))
 
 
+def table_columns(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, num_texts: int = 1
+) -> list[Column]:
+    """The columns of a table that is given by its rows.
+
+    Args:
+        headers: of the columns.
+        rows: with a cell for each header.
+        num_texts: this many columns, the first ones, are text; all others are numbers.
+    """
+    return [
+        Column(header=header, cells=[row[place] for row in rows], is_text=place < num_texts)
+        for place, header in enumerate(headers)
+    ]
+
+
 def table_lines(
     title: str, columns: Sequence[Column], *, width: int = UNLIMITED, bold: bool = False
 ) -> list[str]:

@@ -11,6 +11,7 @@ from envplan.cli import output as ui
 from envplan.cli.serving.replay import FleetRateOptions, Names, ReplayOptions, Replays
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED
+from envplan.cli.tables import Column
 from envplan.cli.types import parser_of
 from envplan.errors import InputError
 from envplan.serving.policies import POLICIES
@@ -79,16 +80,17 @@ def _print(replays: Replays, costs: Sequence[Mapping[str, float]]) -> None:
     from envplan.serving.metrics import COMPARED, saved_percent_text
 
     results = replays.simulations
-    names = [result.policy for result in results]
-    columns: dict[str, list[str]] = {
-        "policy": names,
-        "saved (%)": [saved_percent_text(result, results[0]) for result in results],
-    }
+    policies = Column(header="policy", cells=[result.policy for result in results], is_text=True)
+    saved = [saved_percent_text(result, results[0]) for result in results]
+    columns = [policies, Column(header="saved (%)", cells=saved)]
     for metric in COMPARED:
-        columns[metric.name] = [metric.text(result) for result in results]
-    ui.print_columns(replays.title, columns)
+        cells = [metric.text(result) for result in results]
+        columns.append(Column(header=metric.name, cells=cells))
+    ui.show_table(replays.title, columns)
     if costs[0]:
-        cost_columns = {name: [f"{cost[name]:.6g}" for cost in costs] for name in costs[0]}
-        ui.print_columns("", {"policy": names, **cost_columns})
-    for name in names:
-        ui.say(f"{name}: {POLICIES[name].about}")
+        cost_columns = [
+            Column(header=name, cells=[f"{cost[name]:.6g}" for cost in costs]) for name in costs[0]
+        ]
+        ui.show_table("", [policies, *cost_columns])
+    for result in results:
+        ui.say(f"{result.policy}: {POLICIES[result.policy].about}")

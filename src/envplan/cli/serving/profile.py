@@ -11,6 +11,7 @@ import typer
 from envplan.cli import output as ui
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED, OUTPUT
+from envplan.cli.tables import Column
 from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
 from envplan.quantities import NUMBER
 
@@ -102,20 +103,21 @@ def _print(profile: ServingProfile, load: float, efficiencies: Sequence[Efficien
         ui.say(f"modelled: {profile.modelled}")
     names = [name for name in profile.classes if profile.of(name)]
     slos = [profile.classes[name].slo for name in names]
-    columns: dict[str, list[str | None]] = {
-        "class": list(names),
-        "TTFT (s)": [f"{slo.ttft_s:g}" for slo in slos],
-        "TBT (s)": [f"{slo.tbt_s:g}" for slo in slos],
-    }
+    columns = [
+        Column(header="class", cells=names, is_text=True),
+        Column(header="TTFT (s)", cells=[f"{slo.ttft_s:g}" for slo in slos]),
+        Column(header="TBT (s)", cells=[f"{slo.tbt_s:g}" for slo in slos]),
+    ]
     energies_j = {
         (each.tp, each.frequency_mhz, each.request_class): each.energy_per_request_j
         for each in efficiencies
     }
     for tp, mhz in sorted({(tp, mhz) for tp, mhz, _ in energies_j}):
-        columns[f"TP{tp} {mhz}"] = [_wh(energies_j.get((tp, mhz, name))) for name in names]
+        cells = [_wh(energies_j.get((tp, mhz, name))) for name in names]
+        columns.append(Column(header=f"TP{tp} {mhz}", cells=cells))
     title = f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz"
-    ui.print_columns(title, columns)
+    ui.show_table(title, columns)
 
 
-def _wh(energy_j: float | None) -> str | None:
-    return None if energy_j is None else f"{energy_j / _J_PER_WH:.2f}"
+def _wh(energy_j: float | None) -> str:
+    return "-" if energy_j is None else f"{energy_j / _J_PER_WH:.2f}"

@@ -11,6 +11,7 @@ import typer
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli.shared import OUTPUT
+from envplan.cli.tables import table_columns
 from envplan.cli.types import InPlace, InputFile, output_file
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def _print(changes: Sequence[NodeChange], copies: float) -> None:
         before, after = _sizes(change.before), _sizes(change.after)
         rows.append((str(change.node), before, after, sent, in_turn))
     headers = ("node", "before", "after", "sent", "one after another")
-    ui.print_table("Eighths of the weights that GPUs send each other", headers, rows, words=3)
+    title = "Eighths of the weights that GPUs send each other"
+    ui.show_table(title, table_columns(headers, rows, num_texts=3))
     for change in changes:
         for transfer in change.transfers:
             ui.say(

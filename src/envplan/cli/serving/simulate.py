@@ -13,6 +13,7 @@ from envplan.cli import output as ui
 from envplan.cli.serving.replay import FleetRateOptions, ReplayOptions, Replays
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED, OUTPUT
+from envplan.cli.tables import Column
 from envplan.cli.types import output_file
 
 _BASELINE: Final = "SinglePool"
@@ -79,6 +80,11 @@ def _print(replays: Replays, costs: Mapping[str, float]) -> None:
 
     result = replays.simulations[-1]
     ui.say(f"{result.policy}: {replays.title}, {result.duration_s / _HOUR_S:.3g} hours")
-    rows = [(metric.name, metric.text(result)) for metric in METRICS]
-    rows += [(name, f"{cost:.6g}") for name, cost in costs.items()]
-    ui.print_table("", ("", "in all"), rows)
+    names = [metric.name for metric in METRICS] + list(costs)
+    totals = [metric.text(result) for metric in METRICS]
+    totals += [f"{cost:.6g}" for cost in costs.values()]
+    columns = [
+        Column(header="", cells=names, is_text=True),
+        Column(header="in all", cells=totals),
+    ]
+    ui.show_table("", columns)

@@ -12,6 +12,7 @@ import typer
 from envplan.cli import output as ui
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions, split_class
 from envplan.cli.shared import MOST_USED, OUTPUT
+from envplan.cli.tables import table_columns
 from envplan.cli.types import OPTIONAL_FILE, either, one_of, output_file, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import NUMBER, TIME
@@ -176,7 +177,7 @@ def _print(plan: ServingPlan) -> None:
         for group in pool.groups
     ]
     title = ui.titled(f"{plan.planner} plan, figures per instance", plan.profile.source)
-    ui.print_table(title, headers, rows, words=2)
+    ui.show_table(title, table_columns(headers, rows, num_texts=2))
     predicted = plan.predicted
     ui.say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
     if predicted.gap is not None:
