@@ -12,6 +12,7 @@ import pytest
 
 from cli_helpers import COMMAND, done, envplan, installed, says, small_profile, told
 from envplan.cli import app, output
+from envplan.cli.progress import progress
 
 # What a command may import only once it needs it.
 HEAVY = {"numpy", "pandas", "pydantic", "ortools", "matplotlib", "rich"}
@@ -227,9 +228,9 @@ def test_profiles_are_listed_with_what_is_known_of_them() -> None:
 def test_work_that_cannot_be_counted_says_how_long_it_has_gone_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.cli.output._REPORT_PERIOD_S", 0.01)
+    monkeypatch.setattr("envplan.cli.progress._LOG_PERIOD_S", 0.01)
     said = ""
-    with output.Working("drawing frames"):
+    with progress("drawing frames"):
         while "\n" not in said:
             said += capsys.readouterr().err
     assert said.startswith("drawing frames: 0 s so far\n")
@@ -239,7 +240,7 @@ def test_long_work_says_how_far_it_is_where_there_is_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("envplan.cli.output._REPORT_PERIOD_S", 0.01)
+    monkeypatch.setattr("envplan.cli.progress._LOG_PERIOD_S", 0.01)
     arguments = ("frontier", "a40-gpt3-1.3b-4stage", "-m", 32)
     said = envplan(*arguments).err
     assert "Tracing the frontier of a40-gpt3-1.3b-4stage: 0" in said

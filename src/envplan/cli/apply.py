@@ -11,6 +11,7 @@ from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.options import ParallelOptions, PlanOptions
+from envplan.cli.progress import progress
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
@@ -103,9 +104,9 @@ def apply(
     hold = min_dwell or 0.0
     again = hold > held
     if again:
-        with ui.Working("Planning again") as work:
-            solved = replan(planned, profile, work.walked, min_hold=hold)
-    with ui.Working("applying the plan"), naming(source.plan):
+        with progress("Planning again") as work:
+            solved = replan(planned, profile, work.frontier_step, min_hold=hold)
+    with progress("applying the plan"), naming(source.plan):
         applied = apply_plan(
             solved,
             profile,

@@ -8,6 +8,7 @@ from typing import Final
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.command import argument
+from envplan.cli.progress import progress
 
 #: What to do with a file that holds, by its kind.
 _THEN: Final = {
@@ -45,8 +46,10 @@ def check(
       envplan check plan.json
       envplan check profile.csv
     """
-    with ui.Working("Tracing the frontier again") as work:
-        checked = envplan.check_file(file, profile=profile, force=force, progress=work.walked)
+    with progress("Tracing the frontier again") as work:
+        checked = envplan.check_file(
+            file, profile=profile, force=force, progress=work.frontier_step
+        )
     proved = [f"  {line}" for line in checked.proved]
     then = [
         {"FILE": str(file), "PROFILE": checked.profile or "PROFILE"}.get(word, word)

@@ -14,6 +14,7 @@ from envplan.cli.command import refuse_both, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.options import CostOptions, JobOptions
+from envplan.cli.progress import progress
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def compare(
 
     frontier = job.trace()
     run = costs.run(frontier)
-    with ui.Working("Comparing planners"):
+    with progress("Comparing planners"):
         comparison = envplan.compare(
             frontier,
             reconfigure=reconfigure or "balanced",
@@ -76,7 +77,7 @@ def compare(
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
-    with ui.Working("Comparing clocks by part with one clock"):
+    with progress("Comparing clocks by part with one clock"):
         parts = beside_one_clock(frontier)
     if plot is not None:
         from envplan.plotting.frontier import plans_along
@@ -244,9 +245,9 @@ def advise(job: JobOptions, best: int = 3) -> None:
         raise InputError("advise compares schedules; leave --dag out")
     own = job if job.schedule == "envpipe" else replace(job, activation_slots=None)
     frontier = own.trace()
-    with ui.Working("schedules") as work:
+    with progress("schedules") as work:
         rows = envplan.advise(
-            frontier, activation_slots=job.activation_slots, best=best, progress=work.counted
+            frontier, activation_slots=job.activation_slots, best=best, progress=work.items
         )
     # Next: plan what saves most with as much of the model on a GPU as now.
     first = next(row for row in rows if row.model_share == 1)  # ranked by energy

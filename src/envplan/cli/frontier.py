@@ -13,6 +13,7 @@ from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.command import takes, typed
 from envplan.cli.options import JobOptions
+from envplan.cli.progress import progress
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def frontier(
     traced = job.trace()
     from envplan.plan.frontier_file import distinct
 
-    with ui.Working("choosing frequencies") as work:
-        along = distinct(traced.sample_plans(plans, progress=work.walked))
+    with progress("choosing frequencies") as work:
+        along = distinct(traced.sample_plans(plans, progress=work.frontier_step))
     document = envplan.FrontierFile.from_plans(traced, along)
     if output is not None:
         document.save(output)
@@ -62,7 +63,7 @@ def frontier(
     if animate is not None:
         from envplan.plotting.report import animation_page
 
-        with ui.Working("drawing frames"):
+        with progress("drawing frames"):
             atomic_write(animate, animation_page(traced, along))
     if state.json:
         ui.say(document.to_json().rstrip())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import envplan
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
+from envplan.cli.progress import progress
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER
 
@@ -174,14 +175,14 @@ class JobOptions(ParallelOptions):
         profile, pipeline = loaded or self.load()
         cmd.refuse_overwriting(profile.path, profile.sidecar)
         known = profile.metadata
-        with ui.Working(f"Tracing the frontier of {profile.name}") as work:
+        with progress(f"Tracing the frontier of {profile.name}") as work:
             return envplan.trace_frontier(
                 pipeline,
                 profile,
                 blocking_power=self.blocking_power,
                 gpus_per_stage=known.gpus_per_stage_with(self.tp, self.cp),
                 replicas=replicas or self.dp or known.job.replicas,
-                progress=work.walked,
+                progress=work.frontier_step,
                 **how,
             )
 

@@ -6,16 +6,13 @@ import json
 import os
 import shlex
 import sys
-import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -26,7 +23,6 @@ from envplan._io.words import signed_percent as signed_percent
 from envplan._io.words import significant as significant
 from envplan.cli import state
 from envplan.errors import DoubtWarning
-from envplan.units import duration_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,10 +30,6 @@ if TYPE_CHECKING:
     from envplan.cli.tables import Column
     from envplan.plan import Plan
     from envplan.solve import Frontier
-
-#: How often work says how far it is where nobody watches a terminal, and where somebody does, s.
-_REPORT_PERIOD_S = 60.0
-_LIVE_PERIOD_S = 1.0
 
 
 def answer(
@@ -239,65 +231,3 @@ def describe_configs(plan: Plan) -> list[str]:
     """A line about how often a plan chose which config; none where operations have no configs."""
     named = ", ".join(f"{config} {count}" for config, count in config_counts(plan).items())
     return [f"operations by config: {named}"] if named else []
-
-
-class Working:
-    """A sign of life on stderr while something takes long: a line that is written anew on a
-    terminal, a line a minute elsewhere; nothing with --quiet.
-
-    Args:
-        task: what is done.
-    """
-
-    def __init__(self, task: str) -> None:
-        self._task = self._now = task
-        self._part: float | None = None
-        self._first, self._from_ns = 0.0, 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._begun = time.monotonic()
-        if not state.quiet:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def at(self, part: float, task: str) -> None:
-        """Take down how much is done, from 0 to 1, and what is being done."""
-        if self._part is None:
-            self._first = part  # an earlier run did it
-        self._part, self._now = part, task
-
-    def walked(self, now_ns: int, min_ns: int) -> None:
-        """The same of a walk down to a time, as trace_frontier tells it."""
-        self._from_ns = self._from_ns or now_ns
-        self.at((self._from_ns - now_ns) / max(1, self._from_ns - min_ns), self._task)
-
-    def counted(self, done: int, count: int, failed: int = 0) -> None:
-        """The same of things that are counted."""
-        known = f", {failed} failed" if failed else ""
-        self.at(done / max(1, count), f"{done} of {count} {self._task}{known}")
-
-    def _run(self) -> None:
-        live = sys.stderr.isatty()
-        begin, end = ("\r\x1b[K", "") if live else ("", "\n")
-        while not self._ended.wait(_LIVE_PERIOD_S if live else _REPORT_PERIOD_S):
-            told = self._told()[: get_terminal_size().columns - 1] if live else self._told()
-            with suppress(OSError):
-                print(begin + told, file=sys.stderr, end=end, flush=True)
-        if live:
-            print(begin, file=sys.stderr, end="", flush=True)
-
-    def _told(self) -> str:
-        seconds, part = time.monotonic() - self._begun, self._part
-        if part is None:
-            return f"{self._task}: {duration_text(round(seconds))} so far"
-        told = f"{self._now}: {part:.1%} done after {duration_text(round(seconds))}"
-        if (more := part - self._first) > 0:
-            told += f", about {duration_text(round(seconds * (1 - part) / more))} left"
-        return told

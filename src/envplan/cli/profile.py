@@ -14,6 +14,7 @@ from envplan.cli import output as ui
 from envplan.cli.command import refuse, refuse_both
 from envplan.cli.groups import options_given
 from envplan.cli.options import DEFAULT_PROFILE
+from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, OUTPUT
 from envplan.cli.types import (
     OPTIONAL_FILE,
@@ -604,7 +605,7 @@ def _measure(
 
         return torch_workload(job, device)
 
-    with ui.Working("Measuring") as running:
+    with progress("Measuring") as running:
         return measure(
             build_stages,
             output,
@@ -612,7 +613,7 @@ def _measure(
             source=backend,
             device=measuring.device,
             metadata=_metadata(job),
-            progress=running.at,
+            progress=running.reach,
         )
 
 

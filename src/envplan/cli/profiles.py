@@ -11,6 +11,7 @@ import typer
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.options import DEFAULT_PROFILE, complete_profiles
+from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import Column
 from envplan.cli.types import OPTIONAL_FILE, InPlace, output_file
@@ -111,8 +112,8 @@ def smooth(
 
     source = envplan.Profile.open(profile)
     assert source.path is not None  # it was read from a file
-    with ui.Working("operations") as work:
-        smoothed = smooth_profile(source.path, work.counted)
+    with progress("operations") as work:
+        smoothed = smooth_profile(source.path, work.items)
     smoothed.save_csv(output)
     ui.draw(plot, lambda: profile_figure(smoothed))
     said = smoothed.metadata.extra["smoothed"]

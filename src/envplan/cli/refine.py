@@ -11,6 +11,7 @@ import typer
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.options import PlanOptions
+from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, MovedProfile
 from envplan.cli.types import output_file
 from envplan.errors import InputError
@@ -70,10 +71,10 @@ def refine(
     if not steps:
         raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
     drifts = measure_drift(old, known, steps)
-    with ui.Working("Tracing the frontier") as work:
+    with progress("Tracing the frontier") as work:
         # Read back, so that the new plan refers to the file that it can be checked against.
         rescale(known, drifts).save_csv(profile_output)
-        new = replan(old, envplan.Profile.open(str(profile_output)), work.walked)
+        new = replan(old, envplan.Profile.open(str(profile_output)), work.frontier_step)
     new.save(output)
     unmeasured = sorted(set(range(known.num_stages)) - {drift.stage for drift in drifts})
     ui.answer(

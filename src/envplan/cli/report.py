@@ -10,6 +10,7 @@ from envplan.cli import output as ui
 from envplan.cli.command import takes
 from envplan.cli.options import CostOptions, PlanOptions
 from envplan.cli.plan_notes import plan_notes
+from envplan.cli.progress import progress
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
@@ -48,16 +49,16 @@ def report(
 
     loaded, profile = source.load()
     after = envplan.simulate(loaded, profile, force=source.force)
-    with ui.Working("Tracing the frontier") as work:
-        frontier = trace_job(loaded.job, profile, work.walked)
+    with progress("Tracing the frontier") as work:
+        frontier = trace_job(loaded.job, profile, work.frontier_step)
     if (run := costs.run(frontier)) is not None:
         loaded = priced(loaded, run)
-    with ui.Working("Choosing frequencies") as work:
-        along = distinct(plans_along(frontier, _ALONG, progress=work.walked))
+    with progress("Choosing frequencies") as work:
+        along = distinct(plans_along(frontier, _ALONG, progress=work.frontier_step))
     comparison = None
     operations = len(frontier.pipeline.operations)
     if operations <= _MOST_COMPARED if compare is None else compare:
-        with ui.Working("Comparing planners"):
+        with progress("Comparing planners"):
             comparison = run_planners(frontier)
     about = (loaded, source.plan, frontier, along, after, comparison, plan_notes(frontier, loaded))
     atomic_write(output, report_page(*about))
@@ -96,7 +97,7 @@ def timeline(source: PlanOptions, output: Path = Path("timeline.png"), alone: bo
       envplan timeline plan.json -o timeline.html
     """
     loaded, profile = source.load()
-    with ui.Working("Drawing"):
+    with progress("Drawing"):
         after = envplan.simulate(loaded, profile, force=source.force)
         before = None if alone else after.at_max_frequency()
         draw_timeline(output, after, before)

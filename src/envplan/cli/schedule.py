@@ -15,6 +15,7 @@ import typer
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli.groups import options_given
+from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, Chunks, MicrobatchGroup
 from envplan.cli.tables import Column
 from envplan.cli.types import (
@@ -283,7 +284,7 @@ def show(
 
     pipeline = shape.build()
     layout = schedule_layout(pipeline)
-    with ui.Working("Drawing"):
+    with progress("Drawing"):
         ui.draw(plot, lambda: schedule_figure(layout))
     ui.answer(
         layout.to_dict, lambda: _print_layout(layout), then=_frontier_command(shape, pipeline)
@@ -377,7 +378,7 @@ def import_schedule(
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
     _refuse_other_formats(format, trace, microbatches)
-    with ui.Working("Reading"):
+    with progress("Reading"):
         imported = _read(format, files, trace, microbatches)
         pipeline = _imported_pipeline(imported, files, p2p_latency)
     pipeline.save_dag(output)

@@ -17,6 +17,7 @@ from envplan.cli.command import refuse_both
 from envplan.cli.costs import cost_columns, cost_rows, replay_cost_notes
 from envplan.cli.groups import options_given
 from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
+from envplan.cli.progress import progress
 from envplan.cli.report import draw_timeline
 from envplan.cli.shared import (
     CLUSTER,
@@ -143,7 +144,7 @@ class ClusterOptions(ParallelOptions):
             return []
         replicas = self.dp or plan.job.replicas
         slowdowns = self.slowdowns(replicas)
-        with ui.Working("Tracing the frontier") as work:
+        with progress("Tracing the frontier") as work:
             report = envplan.simulate_cluster(
                 plan,
                 profile,
@@ -152,7 +153,7 @@ class ClusterOptions(ParallelOptions):
                 gpus_per_stage=self.gpus_per_stage,
                 conditions=conditions,
                 force=force,
-                progress=work.walked,
+                progress=work.frontier_step,
             )
         if not self.strong_scaling:
             return [report]

@@ -14,6 +14,7 @@ from envplan.cli import state
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
 from envplan.cli.options import CostOptions, JobOptions
 from envplan.cli.plan_notes import plan_notes
+from envplan.cli.progress import progress
 from envplan.cli.shared import ReplicaGroup, parse_replica_group
 from envplan.cli.simulate import print_replicas
 from envplan.errors import naming
@@ -179,7 +180,7 @@ def solve(
         return
     frontier = job.trace(whole=False)
     request = asked.request(frontier)
-    with ui.Working("Planning") as work:
+    with progress("Planning") as work:
         if asked.clocks is not None:
             from envplan.enforce.given_clocks import read_clocks
 
@@ -188,7 +189,7 @@ def solve(
             with naming(asked.clocks):
                 plan = envplan.plan_from_clocks(*shape, clocks, frontier=frontier)
         elif planner is None:
-            plan = frontier.solve(request, progress=work.walked)
+            plan = frontier.solve(request, progress=work.frontier_step)
         else:
             from envplan.planners import answer
 
@@ -258,7 +259,7 @@ def _solve_replicas(
     for group in others:
         other = job.fitted(envplan.Profile.open(group.profile), pipeline)
         frontiers.append(job.trace((other, pipeline), group.replicas, full=True))
-    with ui.Working("planning every kind of replica"):
+    with progress("planning every kind of replica"):
         planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)

@@ -12,6 +12,7 @@ import typer
 from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.command import dashed, refuse_both, refuse_overwriting
+from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
 from envplan.quantities import COUNT
@@ -95,8 +96,8 @@ def sweep(
     read, journal = read_config(config), journal_of(output)
     refuse_overwriting(*{read.folder / point.profile for point in read.points})
     try:
-        with ui.Working("points") as work:
-            how: Any = {"jobs": jobs, "ray": ray, "fresh": fresh, "progress": work.counted}
+        with progress("points") as work:
+            how: Any = {"jobs": jobs, "ray": ray, "fresh": fresh, "progress": work.items}
             result = run_sweep(read, journal, **how)
     except KeyboardInterrupt:
         print(f"what is done is kept in {journal}; the same command does the rest", file=sys.stderr)

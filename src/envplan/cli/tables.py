@@ -9,13 +9,13 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 #: The width of tables in files and pipes.
 UNLIMITED: Final = 10_000
@@ -83,6 +83,10 @@ def table_lines(
         width: of the terminal, characters.
         bold: print title and headers in bold.
     """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     shown = _shown_columns(columns, width)
     table = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold"
@@ -131,6 +135,8 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _render(content: Table | Text, width: int, bold: bool) -> list[str]:
+    from rich.console import Console
+
     buffer = io.StringIO()
     console = Console(
         file=buffer,

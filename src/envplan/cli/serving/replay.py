@@ -11,6 +11,7 @@ import typer
 
 from envplan.cli import output as ui
 from envplan.cli.options import RateOptions
+from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
 from envplan.cli.shared import JOB, MONEY, MOST_USED
 from envplan.cli.types import OPTIONAL_FILE, InputFile, output_file, parser_of, quantity
@@ -264,13 +265,13 @@ class ReplayOptions:
         trace = Trace.open(self.trace)
         if self.load_factor != 1:
             trace = trace.scaled(self.load_factor, self.seed)
-        with ui.Working(f"policies on {trace.name}") as work:
+        with progress(f"policies on {trace.name}") as work:
             simulations = compare_policies(
                 profile,
                 trace,
                 self.settings(),
                 policies=policies,
-                progress=work.counted,
+                progress=work.items,
                 left_out=left_out,
             )
         self._warn_of_hopeless(simulations[0])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions, split_class
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import table_columns
@@ -124,7 +125,7 @@ def solve(
     loads = _loads_by_class(load or [])
     if planner == "hierarchical" and one_frequency:
         raise InputError("--one-frequency goes with planner exact, not hierarchical")
-    with ui.Working("looking for the least power"):
+    with progress("looking for the least power"):
         if planner == "hierarchical":
             plan = hierarchical_plan(service.serving_profile, loads, gpus, merge=not no_merge)
         else:
