@@ -12,10 +12,10 @@ import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import refuse_both, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw_frontier
-from envplan.cli.options import CostOptions, JobOptions
+from envplan.cli.given import as_typed, refuse_both
+from envplan.cli.groups import CostOptions, JobOptions
 from envplan.cli.shared import MOST_USED, TARGET, Reconfigure
 from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
 from envplan.errors import InputError
@@ -112,7 +112,7 @@ def compare(
     ui.answer(
         lambda: _document(comparison, plans, parts),
         lambda: _print(comparison, plans, parts),
-        then=["envplan", "advise", *typed(job)],
+        then=["envplan", "advise", *as_typed(job)],
     )
 
 
@@ -291,7 +291,7 @@ def advise(
             "schedules": [_schedule_document(row) for row in rows],
         },
         lambda: _print_schedules(frontier, rows),
-        then=["envplan", "solve", *typed(then)],
+        then=["envplan", "solve", *as_typed(then)],
     )
 
 

@@ -10,7 +10,7 @@ import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.options import DEFAULT_PROFILE, complete_profiles
+from envplan.cli.groups import DEFAULT_PROFILE, complete_profiles
 from envplan.cli.shared import MOST_USED
 from envplan.cli.types import OPTIONAL_FILE, InPlace, output_file
 

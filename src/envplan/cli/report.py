@@ -10,7 +10,7 @@ import typer
 import envplan
 from envplan._io.files import atomic_write
 from envplan.cli import output as ui
-from envplan.cli.options import CostOptions, PlanOptions
+from envplan.cli.groups import CostOptions, PlanOptions
 from envplan.cli.plan_notes import plan_notes
 from envplan.cli.shared import MOST_USED
 from envplan.cli.types import output_file
