@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from envplan import FrontierFile, NoAnswerError
 from envplan._io.tables import read_table
 from envplan.check.plans import verify_plan
 from envplan.cli.frontier import sketch
-from envplan.cli.output import print_table
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -101,20 +99,6 @@ def test_distinct_leaves_out_plans_that_another_beats() -> None:
     kept: list[Plan] = distinct([*plans, worse, plans[0]])
     assert worse not in kept
     assert len({(p.iteration_time, p.energy) for p in kept}) == len(kept)
-
-
-@pytest.mark.parametrize("width", [40, 60, 200])
-def test_a_narrow_terminal_wraps_words_and_cuts_no_number(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    rows = [["maximum frequency", "4.14904", "3677.2"], ["", "14.22638", "3104.6"]]
-    print_table("", ("", "iteration time (s)", "energy of all GPUs (J)"), rows)
-    text = re.sub("\x1b.*?m", "", capsys.readouterr().out)
-    assert "…" not in text
-    assert all(cell in text.split() for row in rows for cell in row[1:])
-    assert max(map(len, text.splitlines())) <= width
 
 
 def test_the_text_draws_the_curve() -> None:

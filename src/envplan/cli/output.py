@@ -6,14 +6,12 @@ import json
 import os
 import shlex
 import sys
-import textwrap
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
 from shutil import get_terminal_size
@@ -33,14 +31,13 @@ from envplan.units import duration_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from envplan.cli.tables import Column
     from envplan.plan import Plan
     from envplan.solve import Frontier
 
 #: How often work says how far it is where nobody watches a terminal, and where somebody does, s.
 _REPORT_PERIOD_S = 60.0
 _LIVE_PERIOD_S = 1.0
-_BETWEEN = 2  # characters between columns of a table
-_FOLDED = 8  # characters that a column of words may be folded to
 
 
 def answer(
@@ -72,6 +69,14 @@ def answer(
             say("; ".join(end))
 
 
+def show_table(title: str, columns: Sequence[Column]) -> None:
+    """A table on stdout, as wide as the terminal at most; in a file or a pipe nothing is cut."""
+    from envplan.cli.tables import UNLIMITED, table_lines
+
+    width = get_terminal_size().columns if on_terminal() else UNLIMITED
+    say(*table_lines(title, columns, width=width, bold=colored()))
+
+
 def print_table(
     title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], **how: Any
 ) -> None:
@@ -87,65 +92,28 @@ def print_columns(
     wrap: Sequence[str] = (),
     drop: Sequence[str] = (),
 ) -> None:
-    """A table on stdout, given by its columns of texts or numbers, as wide as the terminal at most.
-
-    Where it is narrow, headers and words wrap, and then columns are left out. No number is cut.
+    """A table on stdout, given by its columns of texts or numbers. As show_table.
 
     Args:
         words: this many columns, the first ones, are text and stand left; all others are numbers.
         wrap: headers of the columns whose cells may take several lines.
         drop: headers of the columns to leave out first, in this order; then the last ones go.
     """
-    # A table cut to the width of a terminal is useless in a file.
-    room = get_terminal_size().columns if on_terminal() else 10_000
-    cells = {name: _texts(name, list(values)) for name, values in columns.items()}
-    texts = list(columns)[:words]
-    widths: dict[str, int] = {}
-    for name, values in cells.items():
-        parts = [part for text in values for part in (text.split() if name in texts else [text])]
-        longest = max(map(len, parts), default=0)
-        least = min(longest, _FOLDED) if name in wrap else longest
-        widths[name] = max(1, least, *map(len, name.split()))
+    from envplan.cli.tables import Column
 
-    def spare() -> int:
-        return room + _BETWEEN - sum(width + _BETWEEN for width in widths.values())
-
-    def show(row: Sequence[str], step: int = 1) -> None:
-        """A row, on as many lines as its tallest cell takes; `step` -1: they stand at its foot."""
-        folded = [
-            textwrap.wrap(cell, width, break_on_hyphens=False)[::step]
-            for cell, width in zip(row, widths.values(), strict=True)
-        ]
-        for parts in [*zip_longest(*folded, fillvalue="")][::step] or [tuple(row)]:
-            line = (
-                (" " * _BETWEEN)
-                .join(
-                    part.ljust(width) if name in texts else part.rjust(width)
-                    for part, (name, width) in zip(parts, widths.items(), strict=True)
-                )
-                .rstrip()
+    show_table(
+        title,
+        [
+            Column(
+                header=header,
+                cells=_texts(header, list(values)),
+                is_text=place < words,
+                may_fold=header in wrap,
+                keep=drop.index(header) - len(drop) if header in drop else 0,
             )
-            say(_bold(line) if step < 0 else line)
-
-    left_out = []
-    for name in (*drop, *reversed(list(columns))):
-        if spare() < 0 and name in widths and len(widths) > 1:
-            del widths[name]
-            left_out.append(name)
-    for name, width in widths.items():
-        whole = max(map(len, (name, *cells[name])))
-        widths[name] += max(0, min(spare(), whole - width))
-    say(*map(_bold, textwrap.wrap(title, room)))
-    show(list(widths), -1)
-    say("─" * (room - spare()))
-    for row in zip(*(cells[name] for name in widths), strict=True):
-        show(row)
-    if left_out:
-        say(f"left out for want of room: {', '.join(left_out)}; --json has them")
-
-
-def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if text and colored() else text
+            for place, (header, values) in enumerate(columns.items())
+        ],
+    )
 
 
 #: Percentages that are not shown with two decimals and no sign.
