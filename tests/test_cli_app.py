@@ -24,7 +24,7 @@ OTHER_COMMANDS = {"envplan.cli.serving", "envplan.cli.profile", "envplan.serving
     [
         (None, set()),
         (["--help"], set()),
-        (["solve", "--help"], {"pydantic"}),  # which typer uses, where it is installed
+        (["solve", "--help"], {"pydantic", "numpy"}),  # it lists schedules and planners
         (["--version"], set()),
         (["profiles"], {"rich", "pydantic", "numpy"}),
         (["solve", "a40-gpt3-1.3b-4stage", "-m", "2"], {"rich", "pydantic", "numpy"}),

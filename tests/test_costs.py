@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 import envplan
 from cli_helpers import done, refused, says, small_profile, told
 from envplan import Frontier, Pipeline, trace_frontier
-from envplan.cli.command import Numbers, typed
-from envplan.cli.options import JobOptions
+from envplan.cli.given import as_typed
+from envplan.cli.groups import JobOptions
+from envplan.cli.types import Numbers
 from envplan.costs import Overheads, Run
 from envplan.costs.rates import Rate, read_rate
 from envplan.errors import InputError, NoAnswerError
@@ -582,6 +583,6 @@ def test_solve_says_what_a_year_saves_with_all_that_is_paid(folder: Path) -> Non
 def test_options_can_be_typed_again() -> None:
     job = JobOptions(profile="a b.csv", microbatches=8, vp=2, recompute=True, p2p_latency=0.002)
     words = ["a b.csv", "--microbatches", "8", "--vp", "2", "--p2p-latency", "0.002", "--recompute"]
-    assert typed(job) == words
-    assert typed(JobOptions(activation_slots=Numbers([8, 7]))) == ["--activation-slots", "8,7"]
-    assert typed(JobOptions()) == []
+    assert as_typed(job) == words
+    assert as_typed(JobOptions(activation_slots=Numbers([8, 7]))) == ["--activation-slots", "8,7"]
+    assert as_typed(JobOptions()) == []

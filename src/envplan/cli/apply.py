@@ -10,7 +10,7 @@ import envplan
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.options import ParallelOptions, PlanOptions
+from envplan.cli.groups import ParallelOptions, PlanOptions
 from envplan.cli.progress import progress
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT

@@ -6,21 +6,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import refuse_both, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw_frontier
-from envplan.cli.options import CostOptions, JobOptions
+from envplan.cli.given import as_typed, refuse_both
+from envplan.cli.groups import CostOptions, JobOptions
 from envplan.cli.progress import progress
+from envplan.cli.shared import MOST_USED, TARGET, Reconfigure
+from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
 from envplan.errors import InputError
+from envplan.quantities import COUNT, PERCENT, TIME
 
 if TYPE_CHECKING:
     from envplan.planners import Advice, Comparison
 
 _ALONG: Final = 17
+#: Schedules of each ranking that `advise` plans, and does not only bound.
+_PLANNED_OF_EACH: Final = 3
 #: Why EnvPipe raised no further clock.
 _STOPPED: Final = {
     "outer envelope": "the critical path is the outer envelope",
@@ -28,24 +35,40 @@ _STOPPED: Final = {
 }
 
 
-@takes(
-    """
-    Most used:
-      --plot [FILE]  Draw all planners on one frontier: .png, .svg, .pdf or .html; without a name:
-          compare.png.
-    Target:
-      --straggler-time TIME  Some replica takes so long, as in 16.5 (seconds): count energy until
-          then.
-      --straggler-slowdown PCT  Instead: it takes PCT percent longer than maximum frequency.
-    """,
-)
 def compare(
     job: JobOptions,
     costs: CostOptions,
-    straggler_time: float | None = None,
-    straggler_slowdown: float | None = None,
-    reconfigure: str | None = None,
-    plot: Path | None = None,
+    straggler_time: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            parser=quantity(TIME),
+            help="Some replica takes so long, as in 16.5 (seconds): count energy until then.",
+            rich_help_panel=TARGET,
+        ),
+    ] = None,
+    straggler_slowdown: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PCT",
+            parser=quantity(PERCENT),
+            help="Instead: it takes PCT percent longer than maximum frequency.",
+            rich_help_panel=TARGET,
+        ),
+    ] = None,
+    reconfigure: Reconfigure = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar=OPTIONAL_FILE,
+            parser=output_file(".png", ".svg", ".pdf", ".html", bare="compare.png"),
+            help=(
+                "Draw all planners on one frontier: .png, .svg, .pdf or .html; without a name: "
+                "compare.png."
+            ),
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
 ) -> None:
     """Set every planner's plan beside ours for the same time.
 
@@ -90,7 +113,7 @@ def compare(
     ui.answer(
         lambda: _document(comparison, plans, parts),
         lambda: _print(comparison, plans, parts),
-        then=["envplan", "advise", *typed(job)],
+        then=["envplan", "advise", *as_typed(job)],
     )
 
 
@@ -223,13 +246,19 @@ def _document(
     }
 
 
-@takes(
-    """
-    Most used:
-      --best N  How many to plan of each ranking; default: 3.
-    """
-)
-def advise(job: JobOptions, best: int = 3) -> None:
+def advise(
+    job: JobOptions,
+    best: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            parser=quantity(COUNT),
+            help=f"How many to plan of each ranking; default: {_PLANNED_OF_EACH}.",
+            rich_help_panel=MOST_USED,
+            show_default=False,
+        ),
+    ] = _PLANNED_OF_EACH,
+) -> None:
     """Find the schedule that suits a job best.
 
     All that fit the profile run the same batch on the same GPUs. They are ranked by energy in the
@@ -263,7 +292,7 @@ def advise(job: JobOptions, best: int = 3) -> None:
             "schedules": [_schedule_document(row) for row in rows],
         },
         lambda: _print_schedules(frontier, rows),
-        then=["envplan", "solve", *typed(then)],
+        then=["envplan", "solve", *as_typed(then)],
     )
 
 

@@ -10,8 +10,8 @@ import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import typed
-from envplan.cli.options import CostOptions, JobOptions, RateOptions
+from envplan.cli.given import as_typed
+from envplan.cli.groups import CostOptions, JobOptions, RateOptions
 from envplan.cli.shared import JOB
 from envplan.cli.types import parser_of, quantity
 from envplan.quantities import COUNT, PERCENT
@@ -267,7 +267,7 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
         if site.carbon is None:
             ui.say("--carbon G (gCO2 of a kWh) adds CO2")
 
-    ui.answer(document, tell, then=["envplan", "solve", *typed(job), *target])
+    ui.answer(document, tell, then=["envplan", "solve", *as_typed(job), *target])
 
 
 def _saving_document(saving: Saving) -> dict[str, Any]:

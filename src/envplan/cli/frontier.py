@@ -11,8 +11,9 @@ import envplan
 from envplan._io.files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import takes, typed
-from envplan.cli.options import JobOptions
+from envplan.cli.command import takes
+from envplan.cli.given import as_typed
+from envplan.cli.groups import JobOptions
 from envplan.cli.progress import progress
 from envplan.quantities import COUNT
 
@@ -71,7 +72,7 @@ def frontier(
     ui.answer(
         dict,
         lambda: _print(traced, along, drawn=plot is not None),
-        then=["envplan", "solve", *typed(job)],
+        then=["envplan", "solve", *as_typed(job)],
     )
 
 

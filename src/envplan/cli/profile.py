@@ -11,9 +11,8 @@ import typer
 import envplan
 from envplan._io.words import counted
 from envplan.cli import output as ui
-from envplan.cli.command import refuse, refuse_both
-from envplan.cli.groups import options_given
-from envplan.cli.options import DEFAULT_PROFILE
+from envplan.cli.given import options_given, refuse, refuse_both
+from envplan.cli.groups import DEFAULT_PROFILE
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, OUTPUT
 from envplan.cli.types import (

@@ -10,7 +10,7 @@ import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.options import PlanOptions
+from envplan.cli.groups import PlanOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, MovedProfile
 from envplan.cli.types import output_file

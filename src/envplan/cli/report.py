@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 import envplan
 from envplan._io.files import atomic_write
 from envplan.cli import output as ui
-from envplan.cli.command import takes
-from envplan.cli.options import CostOptions, PlanOptions
+from envplan.cli.groups import CostOptions, PlanOptions
 from envplan.cli.plan_notes import plan_notes
 from envplan.cli.progress import progress
+from envplan.cli.shared import MOST_USED
+from envplan.cli.types import output_file
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
 _MOST_COMPARED = 8000
 
 
-@takes(
-    """
-    Most used:
-      -o, --output FILE  Where the page goes: .html.
-      --compare/--no-compare  Set the other planners beside it; default: up to 8,000 operations.
-    """,
-)
 def report(
     source: PlanOptions,
     costs: CostOptions,
-    output: Path = Path("report.html"),
-    compare: bool | None = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=output_file(".html"),
+            help="Where the page goes: .html.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = Path("report.html"),
+    compare: Annotated[
+        bool | None,
+        typer.Option(
+            "--compare/--no-compare",
+            help=f"Set the other planners beside it; default: up to {_MOST_COMPARED:,} operations.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
 ) -> None:
     """Write a page about a plan: what it saves, the frontier, timelines, stages, assumptions.
 
@@ -69,25 +83,40 @@ def report(
     )
     if compare is None and comparison is None:
         words += f"\nother planners are left out of {operations:,} operations; --compare adds them"
-    names = (
-        "savings_percent=predicted.savings_percent slowdown_percent=predicted.slowdown_percent "
-        "energy_j=energy gap source=profile.source"
-    )
     ui.answer(
-        lambda: {"written": str(output), **ui.picked(loaded, names)},
+        lambda: {
+            "written": str(output),
+            "savings_percent": loaded.predicted.savings_percent,
+            "slowdown_percent": loaded.predicted.slowdown_percent,
+            "energy_j": loaded.energy,
+            "gap": loaded.gap,
+            "source": loaded.profile.source,
+        },
         lambda: ui.say(words),
         then=["envplan", "apply", str(source.plan)],
     )
 
 
-@takes(
-    """
-    Most used:
-      -o, --output FILE  Where it goes: .png, .svg, .pdf or .html.
-      --alone  Without maximum frequency above it.
-    """,
-)
-def timeline(source: PlanOptions, output: Path = Path("timeline.png"), alone: bool = False) -> None:
+def timeline(
+    source: PlanOptions,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=output_file(".png", ".svg", ".pdf", ".html"),
+            help="Where it goes: .png, .svg, .pdf or .html.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = Path("timeline.png"),
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--alone", help="Without maximum frequency above it.", rich_help_panel=MOST_USED
+        ),
+    ] = False,
+) -> None:
     """Draw what every stage does when, at maximum frequency above and under the plan below.
 
     \b

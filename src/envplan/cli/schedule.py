@@ -14,7 +14,7 @@ import typer
 
 from envplan.cli import command as cmd
 from envplan.cli import output as ui
-from envplan.cli.groups import options_given
+from envplan.cli.given import options_given
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, Chunks, MicrobatchGroup
 from envplan.cli.tables import Column

@@ -91,6 +91,16 @@ SwitchLatency = Annotated[
     ),
 ]
 
+Reconfigure = Annotated[
+    str | None,
+    typer.Option(
+        "--reconfigure",
+        metavar="HOW",
+        help="With planner envpipe: balanced (the default) or greedy.",
+        rich_help_panel=TARGET,
+    ),
+]
+
 
 class ReplicaGroup(NamedTuple):
     """Replicas on one kind of hardware: their profile, and how many there are."""

@@ -13,10 +13,9 @@ import typer
 import envplan
 from envplan._io.words import counted
 from envplan.cli import output as ui
-from envplan.cli.command import refuse_both
 from envplan.cli.costs import cost_columns, cost_rows, replay_cost_notes
-from envplan.cli.groups import options_given
-from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
+from envplan.cli.given import options_given, refuse_both
+from envplan.cli.groups import CostOptions, ParallelOptions, PlanOptions
 from envplan.cli.progress import progress
 from envplan.cli.report import draw_timeline
 from envplan.cli.shared import (

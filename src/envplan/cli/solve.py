@@ -12,7 +12,7 @@ from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
-from envplan.cli.options import CostOptions, JobOptions
+from envplan.cli.groups import CostOptions, JobOptions
 from envplan.cli.plan_notes import plan_notes
 from envplan.cli.progress import progress
 from envplan.cli.shared import ReplicaGroup, parse_replica_group

@@ -11,7 +11,8 @@ import typer
 
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import dashed, refuse_both, refuse_overwriting
+from envplan.cli.command import refuse_overwriting
+from envplan.cli.given import flag, refuse_both
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
@@ -146,9 +147,9 @@ def _then(config: SweepConfig, rows: Sequence[Row], best: Row) -> list[str]:
     words = ["envplan", "solve", str(there) if there.is_file() else best.profile]
     for name, value in said.items():
         if value is True:
-            words.append(dashed(name))
+            words.append(flag(name))
         elif value is not None and value is not False:
-            words += [dashed(name), str(value).removesuffix(".0")]
+            words += [flag(name), str(value).removesuffix(".0")]
     return words
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli.options import RateOptions
+from envplan.cli.groups import RateOptions
 from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
 from envplan.cli.shared import JOB, MONEY, MOST_USED
