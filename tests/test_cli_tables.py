@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from envplan.cli.tables import Column, table_lines
+from envplan.cli.tables import (
+    Column,
+    change_column,
+    number_column,
+    percent_column,
+    table_lines,
+    text_column,
+    value_column,
+)
 
 COLUMNS = (
     Column(header="", cells=["maximum frequency", ""], is_text=True),
@@ -65,3 +73,13 @@ def test_headers_are_bold_where_colours_are_wanted() -> None:
 
 def test_what_looks_like_markup_is_shown_as_it_is() -> None:
     assert table_lines("[bold]", [Column(header="[red]", cells=["[x]"])])[-1].strip() == "[x]"
+
+
+def test_a_column_shows_its_kind_of_values_and_a_dash_for_none() -> None:
+    assert number_column("J", [1234.5678, None, 0.5]).cells == ["1,235", "-", "0"]
+    assert number_column("s", [0.25, 1.5]).cells == ["0.250", "1.500"]
+    assert percent_column("%", [2.0, None]).cells == ["2.00", "-"]
+    assert percent_column("%", [2.0], decimals=3).cells == ["2.000"]
+    assert change_column("%", [2.0, -1.5, 0.0, None]).cells == ["+2.00", "-1.50", "0.00", "-"]
+    assert value_column("N", [8, "x2", None]).cells == ["8", "x2", "-"]
+    assert text_column("stage", [0, None]) == Column(header="stage", cells=["0", "-"], is_text=True)

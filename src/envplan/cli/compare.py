@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,12 +11,20 @@ import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.costs import cost_columns, costs_document
+from envplan.cli.costs import cost_columns, cost_title, costs_document
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.given import as_typed, refuse_both
 from envplan.cli.groups import CostOptions, JobOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, TARGET, Reconfigure
+from envplan.cli.tables import (
+    Column,
+    change_column,
+    number_column,
+    percent_column,
+    text_column,
+    value_column,
+)
 from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, PERCENT, TIME
@@ -28,6 +35,10 @@ if TYPE_CHECKING:
 _ALONG: Final = 17
 #: Schedules of each ranking that `advise` plans, and does not only bound.
 _PLANNED_OF_EACH: Final = 3
+#: What follows a planner's name, by the point that its plan is for.
+_POINTS: Final = {
+    None: "", "T_min": " at T_min", "T_star": " at T_star", "straggler": " for straggler"
+}  # fmt: skip
 #: Why EnvPipe raised no further clock.
 _STOPPED: Final = {
     "outer envelope": "the critical path is the outer envelope",
@@ -121,67 +132,24 @@ def _print(
     comparison: Comparison, plans: Sequence[envplan.Plan], parts: list[dict[str, Any]]
 ) -> None:
     frontier, straggler = comparison.frontier, comparison.straggler_time
-    entries, rows = comparison.entries, [entry.row for entry in comparison.entries]
-    place = {None: "", "T_min": " at T_min", "T_star": " at T_star", "straggler": " for straggler"}
-    names: dict[str, Any] = {
-        "planner": [row["planner"] + place[row["point"]] for row in rows],
-        "schedule": [row["schedule"] for row in rows],
-    }
-
-    def show(title: str, columns: dict[str, Any], words: int = 2) -> None:
-        ui.print_columns(ui.titled(title, frontier.profile.metadata.source), columns, words=words)
-
-    def of(name: str, scale: float = 1, listed: Sequence[dict[str, Any]] = rows) -> list[Any]:
-        return [row[name] and scale * row[name] for row in listed]
-
-    def bloat(kind: str, whole: str) -> list[float]:
-        return [100 * row[f"{kind}_bloat_j"] / row[whole] if row[whole] else 0.0 for row in rows]
-
-    # How often each plan chose which config, where operations have some.
-    counts = [ui.config_counts(entry.plan) for entry in entries]
+    source = frontier.profile.metadata.source
+    names = _name_columns(comparison)
     ui.say(ui.describe_job(frontier))
-    show(
-        ui.ITERATION,
-        names
-        | {
-            "time (s)": of("iteration_time_s"),
-            "slower (%)": of("slowdown_percent"),
-            "energy (J)": of("energy_j"),
-            "saved (%)": of("savings_percent"),
-            # A plan that is good only while everyone waits has its gap in the other table.
-            "gap (%)": [None if r["point"] == "straggler" else 100 * r["gap"] for r in rows],
-            "intrinsic (%)": bloat("intrinsic", "energy_j"),
-            "planned in (s)": [f"{seconds:.2f}" for seconds in of("planning_time_s")],
-        }
-        | {
-            f"config {config}": [one.get(config, 0) for one in counts]
-            for config in sorted({config for one in counts for config in one})
-        },
+    ui.show_table(
+        ui.titled(ui.ITERATION, source),
+        [*names, *_iteration_columns(comparison), *_config_columns(comparison)],
     )
     if straggler is not None:
-        waited = {
-            "time (s)": [max(straggler, time) for time in of("iteration_time_s")],
-            "energy (J)": of("straggler_energy_j"),
-            "saved (%)": of("straggler_savings_percent"),
-            "gap (%)": of("straggler_gap", 100),
-            "intrinsic (%)": bloat("intrinsic", "straggler_energy_j"),
-            "extrinsic (%)": bloat("extrinsic", "straggler_energy_j"),
-        }
         until = f"Until a straggler is finished at {ui.exact_seconds(straggler)} s"
-        show(until, names | waited)
+        columns = [*names, *_straggler_columns(comparison, straggler)]
+        ui.show_table(ui.titled(until, source), columns)
     if costs := [plan.costs for plan in plans if plan.costs is not None]:
-        spent = [(one.iteration, one.run) for one in costs]
-        title, amounts = cost_columns(costs[0].of_run(), spent)
-        show(title, names | amounts)
+        run = costs[0].of_run()
+        amounts = cost_columns(run, [(cost.iteration, cost.run) for cost in costs])
+        ui.show_table(cost_title(run, source), [*names, *amounts])
     if parts:
-        columns = {
-            "switch latency (ms)": [f"{1e3 * row['switch_latency_s']:g}" for row in parts],
-            "one clock an operation, saved (%)": of("one_clock_saved_percent", listed=parts),
-            "by parts, saved (%)": of("by_parts_saved_percent", listed=parts),
-            "gained (%)": of("gained_percent", listed=parts),
-        }
         title = f"Clocks by part, by {ui.exact_seconds(parts[0]['deadline_s'])} s"
-        show(title, columns, words=0)
+        ui.show_table(ui.titled(title, source), _parts_columns(parts))
     extrinsic = "; extrinsic: that plan's above the best one for the straggler"
     ui.say(
         f"{ui.describe_ends(frontier)}; slower and saved are against max_frequency on "
@@ -190,6 +158,72 @@ def _print(
         "and schedule" + (extrinsic if straggler is not None else ""),
         *_notes(comparison),
     )
+
+
+def _name_columns(comparison: Comparison) -> list[Column]:
+    rows = [entry.row for entry in comparison.entries]
+    return [
+        text_column("planner", [row["planner"] + _POINTS[row["point"]] for row in rows]),
+        text_column("schedule", [row["schedule"] for row in rows]),
+    ]
+
+
+def _iteration_columns(comparison: Comparison) -> list[Column]:
+    rows = [entry.row for entry in comparison.entries]
+    # A plan that is good only while everyone waits has its gap in the straggler's table.
+    gaps = [None if row["point"] == "straggler" else 100 * row["gap"] for row in rows]
+    bloats = [_percent_of(row["intrinsic_bloat_j"], row["energy_j"]) for row in rows]
+    return [
+        number_column("time (s)", [row["iteration_time_s"] for row in rows]),
+        change_column("slower (%)", [row["slowdown_percent"] for row in rows]),
+        number_column("energy (J)", [row["energy_j"] for row in rows]),
+        percent_column("saved (%)", [row["savings_percent"] for row in rows]),
+        percent_column("gap (%)", gaps, decimals=3),
+        percent_column("intrinsic (%)", bloats),
+        value_column("planned in (s)", [f"{row['planning_time_s']:.2f}" for row in rows]),
+    ]
+
+
+def _config_columns(comparison: Comparison) -> list[Column]:
+    """How often each plan chose which config; none where operations have no configs."""
+    counts = [ui.config_counts(entry.plan) for entry in comparison.entries]
+    configs = sorted({config for count in counts for config in count})
+    return [
+        value_column(f"config {config}", [count.get(config, 0) for count in counts])
+        for config in configs
+    ]
+
+
+def _straggler_columns(comparison: Comparison, straggler_s: float) -> list[Column]:
+    rows = [entry.row for entry in comparison.entries]
+    energies = [row["straggler_energy_j"] for row in rows]
+    gaps = [row["straggler_gap"] and 100 * row["straggler_gap"] for row in rows]
+    intrinsic = [_percent_of(row["intrinsic_bloat_j"], row["straggler_energy_j"]) for row in rows]
+    extrinsic = [_percent_of(row["extrinsic_bloat_j"], row["straggler_energy_j"]) for row in rows]
+    return [
+        number_column("time (s)", [max(straggler_s, row["iteration_time_s"]) for row in rows]),
+        number_column("energy (J)", energies),
+        percent_column("saved (%)", [row["straggler_savings_percent"] for row in rows]),
+        percent_column("gap (%)", gaps, decimals=3),
+        percent_column("intrinsic (%)", intrinsic),
+        percent_column("extrinsic (%)", extrinsic),
+    ]
+
+
+def _percent_of(part: float, whole: float) -> float:
+    return 100 * part / whole if whole else 0.0
+
+
+def _parts_columns(parts: list[dict[str, Any]]) -> list[Column]:
+    """What clocks by part save beside one clock, for each latency."""
+    latencies = [f"{1e3 * row['switch_latency_s']:g}" for row in parts]
+    one_clock = [row["one_clock_saved_percent"] for row in parts]
+    return [
+        value_column("switch latency (ms)", latencies),
+        percent_column("one clock an operation, saved (%)", one_clock),
+        percent_column("by parts, saved (%)", [row["by_parts_saved_percent"] for row in parts]),
+        percent_column("gained (%)", [row["gained_percent"] for row in parts]),
+    ]
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -297,40 +331,46 @@ def advise(
 
 
 def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
+    metadata = frontier.profile.metadata
     ui.say(
         ui.describe_job(frontier),
         f"the job's plan without slowdown takes {ui.significant(frontier.min_time)} s; the same "
         "batch on the same GPUs:",
     )
-    headers = ("schedule", "stages x chunks", "microbatches", "replicas", "model on a GPU")
-    for title, header, ranked_by in (
-        ("Energy at equal time", "saved (%)", "saved_percent"),
-        ("Time at equal energy", "faster (%)", "faster_percent"),
-    ):
-        percent = attrgetter(ranked_by)  # without a value a schedule is not ranked by it
-        known = [row for row in rows if percent(row) is not None]
-        known.sort(key=percent, reverse=True)
-        table = [
-            [
-                row.frontier.pipeline.schedule + (" (the job)" if row.is_job else ""),
-                f"{row.frontier.pipeline.num_stages} x {row.frontier.pipeline.num_chunks}",
-                row.frontier.pipeline.num_microbatches,
-                row.frontier.replicas,
-                f"x{row.model_share:g}",
-                percent(row),
-            ]
-            for row in known
-        ]
-        title = ui.titled(title, frontier.profile.metadata.source)
-        ui.print_table(title, (*headers, header), table)
+    # Without a value a schedule is not ranked by it.
+    by_energy = [row for row in rows if row.saved_percent is not None]
+    by_energy.sort(key=lambda row: row.saved_percent or 0.0, reverse=True)
+    saved = percent_column("saved (%)", [row.saved_percent for row in by_energy])
+    ui.show_table(
+        ui.titled("Energy at equal time", metadata.source), [*_schedule_columns(by_energy), saved]
+    )
+    by_time = [row for row in rows if row.faster_percent is not None]
+    by_time.sort(key=lambda row: row.faster_percent or 0.0, reverse=True)
+    faster = percent_column("faster (%)", [row.faster_percent for row in by_time])
+    ui.show_table(
+        ui.titled("Time at equal energy", metadata.source), [*_schedule_columns(by_time), faster]
+    )
     ui.say(
         "saved: of the energy of the job's schedule at maximum frequency; memory is not looked at"
     )
-    if energies := frontier.profile.metadata.energies_are:
-        ui.say(f"the profile's energies are {energies}")
+    if metadata.energies_are:
+        ui.say(f"the profile's energies are {metadata.energies_are}")
     derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
     for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
         ui.say(f"split backwards: {words}")
+
+
+def _schedule_columns(rows: Sequence[Advice]) -> list[Column]:
+    pipelines = [row.frontier.pipeline for row in rows]
+    names = [row.frontier.pipeline.schedule + (" (the job)" if row.is_job else "") for row in rows]
+    shapes = [f"{pipeline.num_stages} x {pipeline.num_chunks}" for pipeline in pipelines]
+    return [
+        text_column("schedule", names),
+        value_column("stages x chunks", shapes),
+        value_column("microbatches", [pipeline.num_microbatches for pipeline in pipelines]),
+        value_column("replicas", [row.frontier.replicas for row in rows]),
+        value_column("model on a GPU", [f"x{row.model_share:g}" for row in rows]),
+    ]
 
 
 def _better_schedule(row: Advice) -> str:

@@ -13,6 +13,14 @@ from envplan.cli import output as ui
 from envplan.cli.given import as_typed
 from envplan.cli.groups import CostOptions, JobOptions, RateOptions
 from envplan.cli.shared import JOB
+from envplan.cli.tables import (
+    Column,
+    change_column,
+    percent_column,
+    table_columns,
+    text_column,
+    value_column,
+)
 from envplan.cli.types import parser_of, quantity
 from envplan.quantities import COUNT, PERCENT
 from envplan.units import duration_text
@@ -74,14 +82,25 @@ def print_costs(plan: envplan.Plan) -> None:
     costs = plan.costs
     if costs is None or costs.run is None:
         return
-    old, new = costs.run.max_frequency.time_s, costs.run.plan.time_s
-    lost = "-" if old == new else ("-" if new > old else "") + duration_text(abs(old - new))
-    rows = [["time", duration_text(old), duration_text(new), lost, _saved(old, new)]]
-    for row in cost_rows(costs.run, costs.currency):
-        amounts = row.max_frequency, row.plan, row.max_frequency - row.plan
-        rows.append([row.name, *map(ui.significant, amounts), _saved(row.max_frequency, row.plan)])
+    time, amounts = _time_row(costs.run), cost_rows(costs.run, costs.currency)
+    rows = [time, *map(_amount_row, amounts)]
     headers = ("", "max frequency", "plan", "saved", "saved (%)")
-    ui.print_table(ui.titled(_title(costs), plan.profile.source), headers, rows)
+    ui.show_table(ui.titled(_title(costs), plan.profile.source), table_columns(headers, rows))
+
+
+def _time_row(run: Pair) -> list[str]:
+    before_s, after_s = run.max_frequency.time_s, run.plan.time_s
+    saved = "-"
+    if before_s != after_s:
+        saved = ("-" if after_s > before_s else "") + duration_text(abs(before_s - after_s))
+    percent = _saved(before_s, after_s)
+    return ["time", duration_text(before_s), duration_text(after_s), saved, percent]
+
+
+def _amount_row(row: CostRow) -> list[str]:
+    before, after = row.max_frequency, row.plan
+    amounts = [ui.significant(amount) for amount in (before, after, before - after)]
+    return [row.name, *amounts, _saved(before, after)]
 
 
 def _title(run: Run) -> str:
@@ -127,24 +146,34 @@ def _amounts(spent: Spent, currency: str | None) -> str:
     return ", ".join(f"{ui.significant(row.plan)} {row.unit}" for row in rows)
 
 
-def cost_columns(
-    run: Run, spent_on: Sequence[tuple[Pair, Pair | None]]
-) -> tuple[str, dict[str, list[str]]]:
-    """Title and columns of what several ways to do the same work cost.
+def cost_title(run: Run, source: str | None) -> str:
+    """The title of a table of costs."""
+    return ui.titled(_title(run), source)
+
+
+def cost_columns(run: Run, spent_on: Sequence[tuple[Pair, Pair | None]]) -> list[Column]:
+    """Columns of what several ways to do the same work cost.
 
     Args:
         spent_on: an iteration and the run, each at maximum frequency and otherwise.
     """
-    shown = [whole or iteration for iteration, whole in spent_on]
-    columns = {"time": [duration_text(pair.plan.time_s) for pair in shown]}
-    energies, *others = zip(*(cost_rows(pair, run.currency) for pair in shown), strict=True)
-    columns[energies[0].name] = [ui.significant(row.plan) for row in energies]
+    pairs = [whole or iteration for iteration, whole in spent_on]
+    energies, *others = zip(*(cost_rows(pair, run.currency) for pair in pairs), strict=True)
+    columns = [
+        value_column("time", [duration_text(pair.plan.time_s) for pair in pairs]),
+        _amount_column(energies),
+    ]
     for rows in others:
-        first = rows[0]
-        columns[first.name] = [ui.significant(row.plan) for row in rows]
-        less = "avoided (%)" if first.kind == "carbon" else "saved (%)"
-        columns[less] = [_saved(first.max_frequency, row.plan) for row in rows]
-    return _title(run), columns
+        before, header = rows[0].max_frequency, "saved (%)"
+        if rows[0].kind == "carbon":
+            header = "avoided (%)"
+        columns.append(_amount_column(rows))
+        columns.append(value_column(header, [_saved(before, row.plan) for row in rows]))
+    return columns
+
+
+def _amount_column(rows: Sequence[CostRow]) -> Column:
+    return value_column(rows[0].name, [ui.significant(row.plan) for row in rows])
 
 
 def _saved(before: float, after: float) -> str:
@@ -219,55 +248,92 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
     frontier = job.trace()
     rows = envplan.savings(frontier, gpus=site.gpus, **where.model_dump())
     gpus = site.gpus or frontier.num_gpus * frontier.pipeline.num_stages
-    currency, energies = site.currency or CURRENCY, frontier.profile.metadata.energies_are
-    best, star = (row.plan for row in rows[1:])
-    # To type next: the plan of the best money where time is paid for, else that at T_min.
-    target: list[str] = []
-    if site.gpu_hour and best.iteration_time > rows[0].plan.iteration_time:
-        target = ["--min-energy"]
-        if best.iteration_time < star.iteration_time:
-            target = ["--target-time", ui.exact_seconds(best.target.deadline_s)]
+    ui.answer(
+        lambda: _savings_document(frontier, rows, site, where, gpus),
+        lambda: _print_savings(frontier, rows, site, where, gpus),
+        then=["envplan", "solve", *as_typed(job), *_target_of_best_plan(rows, site)],
+    )
 
-    def document() -> dict[str, Any]:
-        return {
-            "profile": best.profile.model_dump(exclude_none=True),
-            "energies_are": energies,
-            "gpus": gpus,
-            "currency": currency,
-            "price_is_assumed": site.price is None,
-            "site": where.model_dump(),
-            "max_frequency_year": rows[0].spent._asdict(),
-            "savings": [_saving_document(row) for row in rows],
-        }
 
-    def tell() -> None:
-        assumed = " (assumed; --price says yours)" if site.price is None else ""
-        beside = where.in_words() or "GPUs alone"
-        ui.say(ui.describe_job(frontier))
-        ui.say(f"one year at {where.price:g} {currency} a kWh{assumed}, {beside}:")
-        year = year_amounts(rows[0].spent, currency)
-        spent = ", ".join(f"{ui.significant(amount)} {unit}" for unit, amount in year.items())
-        used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
-        ui.say(f"{gpus:,} GPUs at maximum frequency{used} take {spent}")
-        columns: dict[str, Any] = {
-            "": [row.point for row in rows],
-            "slower (%)": [row.plan.predicted.slowdown_percent for row in rows],
-            "energy saved (%)": [row.plan.savings.percent for row in rows],
-        }
-        for period in ("month", "year"):
-            saved = [year_amounts(getattr(row, period), currency) for row in rows]
-            for unit in saved[0]:
-                columns[f"{unit} a {period}"] = [ui.significant(one[unit]) for one in saved]
-        title = f"Saved for the same work, {gpus:,} GPUs"
-        monthly = [name for name in reversed(columns) if name.endswith("a month")]
-        title += f", energies {energies}" if energies else ""
-        ui.print_columns(title, columns, drop=monthly)
-        if not site.gpu_hour:
-            ui.say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
-        if site.carbon is None:
-            ui.say("--carbon G (gCO2 of a kWh) adds CO2")
+def _target_of_best_plan(rows: Sequence[Saving], site: SiteOptions) -> list[str]:
+    """Options of `solve` for the plan of the best money where time is paid for, else for none."""
+    fastest, best, star = (row.plan for row in rows)
+    if not site.gpu_hour or best.iteration_time <= fastest.iteration_time:
+        return []
+    if best.iteration_time >= star.iteration_time:
+        return ["--min-energy"]
+    return ["--target-time", ui.exact_seconds(best.target.deadline_s)]
 
-    ui.answer(document, tell, then=["envplan", "solve", *as_typed(job), *target])
+
+def _print_savings(
+    frontier: envplan.Frontier,
+    rows: Sequence[Saving],
+    site: SiteOptions,
+    where: Site,
+    gpus: int,
+) -> None:
+    currency = site.currency or CURRENCY
+    assumed = " (assumed; --price says yours)" if site.price is None else ""
+    overheads = where.in_words() or "GPUs alone"
+    year = year_amounts(rows[0].spent, currency)
+    spent = ", ".join(f"{ui.significant(amount)} {unit}" for unit, amount in year.items())
+    used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
+    ui.say(
+        ui.describe_job(frontier),
+        f"one year at {where.price:g} {currency} a kWh{assumed}, {overheads}:",
+        f"{gpus:,} GPUs at maximum frequency{used} take {spent}",
+    )
+    energies = frontier.profile.metadata.energies_are
+    title = f"Saved for the same work, {gpus:,} GPUs"
+    if energies:
+        title += f", energies {energies}"
+    ui.show_table(title, _saving_columns(rows, currency))
+    if not site.gpu_hour:
+        ui.say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
+    if site.carbon is None:
+        ui.say("--carbon G (gCO2 of a kWh) adds CO2")
+
+
+def _saving_columns(rows: Sequence[Saving], currency: str) -> list[Column]:
+    """A row for each plan; where there is no room, what a month saves is omitted first."""
+    months = [year_amounts(row.month, currency) for row in rows]
+    years = [year_amounts(row.year, currency) for row in rows]
+    return [
+        text_column("", [row.point for row in rows]),
+        change_column("slower (%)", [row.plan.predicted.slowdown_percent for row in rows]),
+        percent_column("energy saved (%)", [row.plan.savings.percent for row in rows]),
+        *(
+            Column(
+                header=f"{unit} a month",
+                cells=[ui.significant(month[unit]) for month in months],
+                keep=-1,
+            )
+            for unit in months[0]
+        ),
+        *(
+            Column(header=f"{unit} a year", cells=[ui.significant(year[unit]) for year in years])
+            for unit in years[0]
+        ),
+    ]
+
+
+def _savings_document(
+    frontier: envplan.Frontier,
+    rows: Sequence[Saving],
+    site: SiteOptions,
+    where: Site,
+    gpus: int,
+) -> dict[str, Any]:
+    return {
+        "profile": rows[0].plan.profile.model_dump(exclude_none=True),
+        "energies_are": frontier.profile.metadata.energies_are,
+        "gpus": gpus,
+        "currency": site.currency or CURRENCY,
+        "price_is_assumed": site.price is None,
+        "site": where.model_dump(),
+        "max_frequency_year": rows[0].spent._asdict(),
+        "savings": [_saving_document(row) for row in rows],
+    }
 
 
 def _saving_document(saving: Saving) -> dict[str, Any]:

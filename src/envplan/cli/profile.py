@@ -15,6 +15,7 @@ from envplan.cli.given import options_given, refuse, refuse_both
 from envplan.cli.groups import DEFAULT_PROFILE
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, OUTPUT
+from envplan.cli.tables import change_column, percent_column, text_column, value_column
 from envplan.cli.types import (
     OPTIONAL_FILE,
     Numbers,
@@ -33,6 +34,7 @@ from envplan.profiling.workloads import Model, TrainingJob
 from envplan.quantities import COUNT, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
+    from envplan.profiling.remarks import StageSummary
     from envplan.profiling.sweep import Settings, Workload
 
 _MEASURING: Final = "Measuring"
@@ -637,22 +639,26 @@ def _print(profile: envplan.Profile) -> None:
 
     metadata, stages = profile.metadata, summarize_profile(profile)
     ui.say(f"{profile.describe()}: {metadata.workload}")
-    lowest = ["" if one.clocks == 1 else f"-{one.lowest} ({one.clocks})" for one in stages]
-    columns = {
-        "stage": [one.stage for one in stages],
-        "clocks (MHz)": [f"{one.highest}{low}" for one, low in zip(stages, lowest, strict=True)],
-        "time (s)": [ui.significant(one.time_at_highest) for one in stages],
-        "energy (J)": [ui.significant(one.energy_at_highest) for one in stages],
-        "valley (MHz)": [f"{one.valley}{'' if one.ends_below else ' (lowest)'}" for one in stages],
-        "slower (%)": [100 * (one.time_at_valley / one.time_at_highest - 1) for one in stages],
-        "saved (%)": [100 * (1 - one.energy_at_valley / one.energy_at_highest) for one in stages],
-    }
+    columns = [
+        text_column("stage", [stage.stage for stage in stages]),
+        text_column("clocks (MHz)", map(_clocks, stages)),
+        value_column("time (s)", [ui.significant(stage.time_at_highest) for stage in stages]),
+        value_column("energy (J)", [ui.significant(stage.energy_at_highest) for stage in stages]),
+        value_column("valley (MHz)", map(_valley, stages)),
+        change_column(
+            "slower (%)",
+            [100 * (stage.time_at_valley / stage.time_at_highest - 1) for stage in stages],
+        ),
+        percent_column(
+            "saved (%)",
+            [100 * (1 - stage.energy_at_valley / stage.energy_at_highest) for stage in stages],
+        ),
+    ]
     modelled = "" if metadata.source == "measured" else " (modelled)"
-    ui.print_columns(
-        "Forward + backward of a microbatch on one GPU at the highest clock,\nand what the clock "
+    ui.show_table(
+        "Forward + backward of a microbatch on one GPU at the highest clock, and what the clock "
         f"of least energy, the valley, does to it{modelled}",
         columns,
-        words=2,
     )
     size = metadata.microbatch_size
     of = f" of {counted(size, 'sample')}" if size else ""
@@ -661,3 +667,15 @@ def _print(profile: envplan.Profile) -> None:
         f"microbatches{of}, schedule {metadata.schedule}",
         *remarks(profile),
     )
+
+
+def _clocks(stage: StageSummary) -> str:
+    """As in `1740-210 (18)`."""
+    if stage.clocks == 1:
+        return str(stage.highest)
+    return f"{stage.highest}-{stage.lowest} ({stage.clocks})"
+
+
+def _valley(stage: StageSummary) -> str:
+    """The clock of least energy, and whether a lower one might have less."""
+    return str(stage.valley) if stage.ends_below else f"{stage.valley} (lowest)"

@@ -13,6 +13,7 @@ from envplan.cli import output as ui
 from envplan.cli.groups import PlanOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, MovedProfile
+from envplan.cli.tables import change_column, text_column, value_column
 from envplan.cli.types import output_file
 from envplan.errors import InputError
 
@@ -98,11 +99,13 @@ def _figures(plan: envplan.Plan) -> dict[str, float]:
 def _print(
     old: envplan.Plan, new: envplan.Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]
 ) -> None:
-    ui.print_table(
-        "Measured against planned time",
-        ("instruction", "stage", "operations", "change (%)"),
-        [(d.instruction, d.stage, d.samples, 100 * (d.factor - 1)) for d in drifts],
-    )
+    columns = [
+        text_column("instruction", [drift.instruction for drift in drifts]),
+        value_column("stage", [drift.stage for drift in drifts]),
+        value_column("operations", [drift.samples for drift in drifts]),
+        change_column("change (%)", [100 * (drift.factor - 1) for drift in drifts]),
+    ]
+    ui.show_table("Measured against planned time", columns)
     if unmeasured:
         stages, whose = ("stages", "their") if len(unmeasured) > 1 else ("stage", "its")
         ui.say(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, groupby
 from pathlib import Path
@@ -13,7 +13,7 @@ import typer
 import envplan
 from envplan._io.words import counted
 from envplan.cli import output as ui
-from envplan.cli.costs import cost_columns, cost_rows, replay_cost_notes
+from envplan.cli.costs import cost_columns, cost_rows, cost_title, replay_cost_notes
 from envplan.cli.given import options_given, refuse_both
 from envplan.cli.groups import CostOptions, ParallelOptions, PlanOptions
 from envplan.cli.progress import progress
@@ -27,6 +27,13 @@ from envplan.cli.shared import (
     ReplicaGroup,
     SwitchLatency,
     parse_replica_group,
+)
+from envplan.cli.tables import (
+    Column,
+    number_column,
+    percent_column,
+    text_column,
+    value_column,
 )
 from envplan.cli.types import (
     OPTIONAL_FILE,
@@ -377,7 +384,7 @@ def _print(simulation: Simulation, profile: envplan.Profile) -> None:
     job = job_line(timeline.pipeline, plan.job.num_gpus)
     ui.say(f"{profile.describe()}; planner {plan.planner}; {job}")
     first = ", first run" if several_runs else ""
-    ui.print_columns(ui.titled(ui.ITERATION, source) + first, _stages(timeline))
+    ui.show_table(ui.titled(ui.ITERATION, source) + first, _stage_columns(timeline))
     ui.say(*_totals(timeline))
     if several_runs:
         _print_runs(timeline)
@@ -415,87 +422,102 @@ def _critical_path(timeline: envplan.Timeline) -> str:
 
 def _print_runs(timeline: envplan.Timeline) -> None:
     times, energies = timeline.percentiles(_PERCENTS)
-    columns = {
-        "percent of runs": _PERCENTS,
-        "iteration time at most (s)": times,
-        "energy at most (J)": energies,
-    }
-    ui.print_columns(f"{len(timeline.run_times_ns)} runs", columns)
+    columns = [
+        text_column("percent of runs", _PERCENTS),
+        number_column("iteration time at most (s)", times),
+        number_column("energy at most (J)", energies),
+    ]
+    ui.show_table(f"{len(timeline.run_times_ns)} runs", columns)
 
 
-def _stages(timeline: envplan.Timeline) -> dict[str, Any]:
-    """What each stage does, by column."""
+def _stage_columns(timeline: envplan.Timeline) -> list[Column]:
+    """What each stage does."""
     stages = timeline.stages
-    gaps = [use["bubbles"] for use in stages]
-
-    def of(name: str) -> list[Any]:
-        return [use[name] for use in stages]
-
-    return {
-        "stage": of("stage"),
-        "busy (s)": of("busy_s"),
-        "blocked (s)": of("blocked_s"),
-        "busy (%)": [f"{100 * busy / timeline.sync_time:.1f}" for busy in of("busy_s")],
-        "computation (J)": of("computation_energy_j"),
-        "blocking (J)": of("blocking_energy_j"),
-        "bubbles": list(map(len, gaps)),
-        "usable": [sum(gap["usable"] for gap in some) for some in gaps],
-        "most stretch (s)": [
-            max((gap["could_stretch_s"] for gap in some), default=0.0) for some in gaps
-        ],
-        "clock changes": [len(changes) - 1 for changes in of("clock_changes")],
-    }
+    busy_percents = [100 * stage["busy_s"] / timeline.sync_time for stage in stages]
+    usable = [sum(bubble["usable"] for bubble in stage["bubbles"]) for stage in stages]
+    stretches = [
+        max((bubble["could_stretch_s"] for bubble in stage["bubbles"]), default=0.0)
+        for stage in stages
+    ]
+    return [
+        text_column("stage", [stage["stage"] for stage in stages]),
+        number_column("busy (s)", [stage["busy_s"] for stage in stages]),
+        number_column("blocked (s)", [stage["blocked_s"] for stage in stages]),
+        percent_column("busy (%)", busy_percents, decimals=1),
+        number_column("computation (J)", [stage["computation_energy_j"] for stage in stages]),
+        number_column("blocking (J)", [stage["blocking_energy_j"] for stage in stages]),
+        value_column("bubbles", [len(stage["bubbles"]) for stage in stages]),
+        value_column("usable", usable),
+        number_column("most stretch (s)", stretches),
+        value_column("clock changes", [len(stage["clock_changes"]) - 1 for stage in stages]),
+    ]
 
 
 def _print_clusters(
     reports: Sequence[envplan.ClusterReport], source: str | None, run: Run | None
 ) -> None:
+    """The cluster and its further shapes, what they cost, and its stragglers."""
     if not reports:
         return
     title = ui.titled(f"Cluster, {counted(len(reports[0].iterations), 'iteration')}", source)
     if len(reports) > 1:
         title += "; the first row is the plan, others are planned anew for the same global batch"
-    headers = (
-        *("GPUs", "replicas", "microbatches", "time (s)", "max frequency (J)", "plan (J)"),
-        *("with look-up (J)", "intrinsic saved (%)", "extrinsic saved (%)", "total saved (%)"),
-    )
-    rows = [
-        [
-            *(one.num_gpus, one.replicas, one.num_microbatches),
-            *map(ui.significant, (one.time, one.baseline_energy, one.plan_energy, one.energy)),
-            *map(one.percent, (one.intrinsic_savings, one.extrinsic_savings)),
-            one.percent(one.baseline_energy - one.energy),
-        ]
-        for one in reports
-    ]
-    ui.print_table(title, headers, rows, words=0)
+    ui.show_table(title, _cluster_columns(reports))
     if run is not None:
-        title, spent = cost_columns(run, [one.costs(run) for one in reports])
-        gpus = [one.num_gpus for one in reports]
-        ui.print_columns(ui.titled(title, source), {"GPUs": gpus, **spent}, words=0)
-    iterations = reports[0].iterations
-    straggling = [it for it in iterations if it["stragglers"]]
-    if straggling:
-        worst = max(straggling, key=lambda it: it["sync_time_s"])
-        ui.say(
-            f"somebody straggles in {len(straggling)} of {len(iterations)}; at worst T' is "
-            f"{ui.significant(worst['sync_time_s'])} s, and the others follow the plan of "
-            f"{ui.significant(worst['followed_time_s'])} s"
-        )
+        gpus = value_column("GPUs", [report.num_gpus for report in reports])
+        costs = cost_columns(run, [report.costs(run) for report in reports])
+        ui.show_table(cost_title(run, source), [gpus, *costs])
+    ui.say(*_straggler_notes(reports[0]))
+
+
+def _cluster_columns(reports: Sequence[envplan.ClusterReport]) -> list[Column]:
+    def amounts(header: str, values: Iterable[float]) -> Column:
+        return value_column(header, map(ui.significant, values))
+
+    def savings(header: str, energies_j: Iterable[float]) -> Column:
+        energies = zip(reports, energies_j, strict=True)
+        return percent_column(header, [report.percent(energy) for report, energy in energies])
+
+    return [
+        value_column("GPUs", [report.num_gpus for report in reports]),
+        value_column("replicas", [report.replicas for report in reports]),
+        value_column("microbatches", [report.num_microbatches for report in reports]),
+        amounts("time (s)", [report.time for report in reports]),
+        amounts("max frequency (J)", [report.baseline_energy for report in reports]),
+        amounts("plan (J)", [report.plan_energy for report in reports]),
+        amounts("with look-up (J)", [report.energy for report in reports]),
+        savings("intrinsic saved (%)", [report.intrinsic_savings for report in reports]),
+        savings("extrinsic saved (%)", [report.extrinsic_savings for report in reports]),
+        savings("total saved (%)", [report.baseline_energy - report.energy for report in reports]),
+    ]
+
+
+def _straggler_notes(report: envplan.ClusterReport) -> list[str]:
+    """In how many iterations somebody straggles, and what the worst one does to the others."""
+    straggling = [iteration for iteration in report.iterations if iteration["stragglers"]]
+    if not straggling:
+        return []
+    worst = max(straggling, key=lambda iteration: iteration["sync_time_s"])
+    return [
+        f"somebody straggles in {len(straggling)} of {len(report.iterations)}; at worst T' is "
+        f"{ui.significant(worst['sync_time_s'])} s, and the others follow the plan of "
+        f"{ui.significant(worst['followed_time_s'])} s"
+    ]
 
 
 def print_replicas(planned: ReplicaPlans) -> None:
     """A table of all kinds of replicas, and what they take together."""
     plans, waits = planned.plans, planned.waiting_energies
-    columns = {
-        "profile": [plan.profile.name for plan in plans],
-        "replicas": [plan.job.replicas for plan in plans],
-        "time (s)": [plan.iteration_time for plan in plans],
-        "energy (J)": [plan.energy for plan in plans],
-        "waiting (J)": waits,
-        "together (J)": [plan.energy + wait for plan, wait in zip(plans, waits, strict=True)],
-    }
-    ui.print_columns(ui.titled(ui.ITERATION, *(plan.profile.source for plan in plans)), columns)
+    together = [plan.energy + wait for plan, wait in zip(plans, waits, strict=True)]
+    columns = [
+        text_column("profile", [plan.profile.name for plan in plans]),
+        value_column("replicas", [plan.job.replicas for plan in plans]),
+        number_column("time (s)", [plan.iteration_time for plan in plans]),
+        number_column("energy (J)", [plan.energy for plan in plans]),
+        number_column("waiting (J)", waits),
+        number_column("together (J)", together),
+    ]
+    ui.show_table(ui.titled(ui.ITERATION, *(plan.profile.source for plan in plans)), columns)
     ui.say(
         f"all end at {ui.significant(planned.sync_time)} s and use "
         f"{ui.significant(planned.energy)} J, {planned.savings_percent:.2f}% less than "

@@ -15,6 +15,13 @@ from envplan.cli.command import refuse_overwriting
 from envplan.cli.given import flag, refuse_both
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
+from envplan.cli.tables import (
+    change_column,
+    number_column,
+    percent_column,
+    text_column,
+    value_column,
+)
 from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
 from envplan.quantities import COUNT
 
@@ -154,38 +161,65 @@ def _then(config: SweepConfig, rows: Sequence[Row], best: Row) -> list[str]:
 
 
 def _print(result: SweepResult, best: Sequence[Row], output: Path) -> None:
-    from envplan.sweep.table import by_what_varies, varying
-
-    planned, failures = [row for row in result.rows if row.error is None], result.failures
+    planned = [row for row in result.rows if row.error is None]
     if planned:
-        title, shown = ui.titled(ui.ITERATION, *(row.source for row in planned)), planned
-        if len(planned) > _TABLE_ROWS:
-            shown = list(best)
-            title += f": the {len(shown)} of {len(planned)} points that save most"
-        varied = varying(planned)
-        words = [name for name in ("profile", "schedule", "planner") if name in varied]
-        counts = [name for name in ("microbatches", "chunks", "replicas") if name in varied]
-        attributes = {name: name for name in words} | {"target": "asked"}
-        attributes |= {name: name for name in counts} | {
-            "time (s)": "iteration_time_s",
-            "slower (%)": "slowdown_percent",
-            "energy (J)": "energy_j",
-            "saved (%)": "savings_percent",
-        }
-        columns = {name: [getattr(row, of) for row in shown] for name, of in attributes.items()}
-        ui.print_columns(title, columns, words=len(words) + 1)
-    if shares := by_what_varies(planned):
-        headers = ("what varies", "value", "points", "slower (%)", "saved (%)", "most saved (%)")
-        cells = [list(share.values()) for share in shares]
-        ui.print_table("On average of the points that share a value", headers, cells, words=2)
+        _print_points(planned, best)
+        _print_shares(planned)
+    failures = result.failures
     resumed = f", {result.resumed} of them by an earlier run" if result.resumed else ""
     ui.say(
         f"{len(result.rows)} points: {len(planned)} planned, {len(failures)} failed{resumed}; "
         f"took {result.wall_s:.1f} s",
+        *map(_failure, failures[:_FAILURES]),
     )
-    for row in failures[:_FAILURES]:
-        count = row.microbatches and f"{row.microbatches} microbatches"
-        parts = (row.profile, row.schedule, row.planner, row.asked, count)
-        ui.say(f"failed: {', '.join(part for part in parts if part)}: {row.error}")
     if len(failures) > _FAILURES:
         ui.say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
+
+
+def _print_points(planned: Sequence[Row], best: Sequence[Row]) -> None:
+    """The points that were planned; of many the best ones."""
+    from envplan.sweep.table import varying
+
+    title, shown = ui.titled(ui.ITERATION, *(row.source for row in planned)), planned
+    if len(planned) > _TABLE_ROWS:
+        shown = best
+        title += f": the {len(shown)} of {len(planned)} points that save most"
+    varied = varying(planned)
+    names = [name for name in ("profile", "schedule", "planner") if name in varied]
+    counts = [name for name in ("microbatches", "chunks", "replicas") if name in varied]
+    columns = [
+        *(text_column(name, [getattr(row, name) for row in shown]) for name in names),
+        text_column("target", [row.asked for row in shown]),
+        *(value_column(name, [getattr(row, name) for row in shown]) for name in counts),
+        number_column("time (s)", [row.iteration_time_s for row in shown]),
+        change_column("slower (%)", [row.slowdown_percent for row in shown]),
+        number_column("energy (J)", [row.energy_j for row in shown]),
+        percent_column("saved (%)", [row.savings_percent for row in shown]),
+    ]
+    ui.show_table(title, columns)
+
+
+def _print_shares(planned: Sequence[Row]) -> None:
+    """What points that share a value save on average; nothing where no value varies."""
+    from envplan.sweep.table import by_what_varies
+
+    shares = by_what_varies(planned)
+    if not shares:
+        return
+    columns = [
+        text_column("what varies", [share["name"] for share in shares]),
+        text_column("value", [share["value"] for share in shares]),
+        value_column("points", [share["points"] for share in shares]),
+        change_column("slower (%)", [share["slowdown_percent"] for share in shares]),
+        percent_column("saved (%)", [share["savings_percent"] for share in shares]),
+        percent_column("most saved (%)", [share["most_percent"] for share in shares]),
+    ]
+    ui.show_table("On average of the points that share a value", columns)
+
+
+def _failure(row: Row) -> str:
+    """Which point failed, and why."""
+    parts = [row.profile, row.schedule, row.planner, row.asked]
+    if row.microbatches:
+        parts.append(f"{row.microbatches} microbatches")
+    return f"failed: {', '.join(part for part in parts if part)}: {row.error}"

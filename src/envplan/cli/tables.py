@@ -7,15 +7,20 @@ number is ever cut.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from rich.cells import cell_len
+
+from envplan._io.words import column as with_equal_decimals
+from envplan._io.words import signed_percent
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
+
+T = TypeVar("T")
 
 #: The width of tables in files and pipes.
 UNLIMITED: Final = 10_000
@@ -54,6 +59,38 @@ class Column:
     def full_width(self) -> int:
         """Characters with which nothing wraps."""
         return max(map(cell_len, (self.header, *self.cells)))
+
+
+def text_column(header: str, texts: Iterable[object]) -> Column:
+    """Words."""
+    return Column(header=header, cells=_cells(texts, str), is_text=True)
+
+
+def value_column(header: str, values: Iterable[object]) -> Column:
+    """Whole numbers, and numbers that are texts already; "-" for None."""
+    return Column(header=header, cells=_cells(values, str))
+
+
+def number_column(header: str, numbers: Iterable[float | None]) -> Column:
+    """Fractions, all with as many decimals as the largest needs; "-" for None."""
+    values = list(numbers)
+    texts = iter(with_equal_decimals([value for value in values if value is not None]))
+    return Column(header=header, cells=_cells(values, lambda _: next(texts)))
+
+
+def percent_column(header: str, percents: Iterable[float | None], *, decimals: int = 2) -> Column:
+    """Shares in percent; "-" for None."""
+    cells = _cells(percents, lambda percent: f"{percent:.{decimals}f}")
+    return Column(header=header, cells=cells)
+
+
+def change_column(header: str, percents: Iterable[float | None]) -> Column:
+    """Changes in percent, with their sign; "-" for None."""
+    return Column(header=header, cells=_cells(percents, signed_percent))
+
+
+def _cells(values: Iterable[T | None], show: Callable[[T], str]) -> list[str]:
+    return ["-" if value is None else show(value) for value in values]
 
 
 def table_columns(
