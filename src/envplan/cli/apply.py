@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 import envplan
 from envplan.cli import command as cmd
@@ -12,6 +14,8 @@ from envplan.cli import output as ui
 from envplan.cli import state
 from envplan.cli.groups import ParallelOptions, PlanOptions
 from envplan.cli.progress import progress
+from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
+from envplan.cli.types import Numbers, numbers, one_of, output_file, quantity
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
@@ -26,44 +30,102 @@ _DEFAULT_OUTPUT = {
 _MOST_DEVICES = 10**6
 
 
-@cmd.takes(
-    """
-    Job:
-      --rank-order ORDER  Dimensions in which global ranks count up, innermost first; the default
-          is Megatron-LM's.
-      --gpus-per-node N  A rank's device is its number modulo N.
-      --devices I[,I...]  Devices of a node's ranks in turn, instead of 0, 1, 2, ...
-    Slow clocks:
-      --gpu NAME[,NAME...]  Check clocks against this known GPU, or against one for each stage, as
-          in a40,a40,a100; default: what the profile names.
-      --clocks MHZ  Check them against these, as in 210,900,1410 or 210-1410:15.
-      --backend nvml  Check them against what this machine's GPUs support.
-    Most used:
-      --ladder/--no-ladder  Include the plan's slower plans for stragglers; default: if it has
-          any.
-      --format NAME  envplan, csv, or zeus for the server of Zeus.
-      -o, --output FILE  Where it goes; default: run.freqplan.json (.csv, .py).
-      --dry-run  Print every stage's clocks in order; write nothing.
-    """,
-    gpus_per_node=COUNT.within(1, _MOST_DEVICES),
-    devices=cmd.numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
-    format=cmd.one_of(*_DEFAULT_OUTPUT),
-    backend=cmd.one_of("nvml"),
-)
 def apply(
     source: PlanOptions,
     parallel: ParallelOptions,
-    rank_order: str = "tp-cp-ep-dp-pp",
-    gpus_per_node: int = 8,
-    devices: cmd.Numbers | None = None,
-    gpu: str | None = None,
-    clocks: str | None = None,
-    backend: str | None = None,
-    min_dwell: float | None = None,
-    ladder: bool | None = None,
-    format: str = "envplan",  # noqa: A002  (the option's name)
-    output: Path | None = None,
-    dry_run: bool = False,
+    rank_order: Annotated[
+        str,
+        typer.Option(
+            metavar="ORDER",
+            help="Dimensions in which global ranks count up, innermost first; the default is "
+            "Megatron-LM's.",
+            rich_help_panel=JOB,
+        ),
+    ] = "tp-cp-ep-dp-pp",
+    gpus_per_node: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            parser=quantity(COUNT.within(1, _MOST_DEVICES)),
+            help="A rank's device is its number modulo N.",
+            rich_help_panel=JOB,
+        ),
+    ] = 8,
+    devices: Annotated[
+        Numbers | None,
+        typer.Option(
+            metavar="I[,I...]",
+            parser=numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
+            help="Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME...]",
+            help="Check clocks against this known GPU, or against one for each stage, as in "
+            "a40,a40,a100; default: what the profile names.",
+            show_default=False,
+            rich_help_panel=SLOW_CLOCKS,
+        ),
+    ] = None,
+    clocks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MHZ",
+            help="Check them against these, as in 210,900,1410 or 210-1410:15.",
+            rich_help_panel=SLOW_CLOCKS,
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="nvml",
+            parser=one_of("nvml"),
+            help="Check them against what this machine's GPUs support.",
+            rich_help_panel=SLOW_CLOCKS,
+        ),
+    ] = None,
+    min_dwell: MinDwell = None,
+    ladder: Annotated[
+        bool | None,
+        typer.Option(
+            "--ladder/--no-ladder",
+            help="Include the plan's slower plans for stragglers; default: if it has any.",
+            show_default=False,
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    format: Annotated[  # noqa: A002  (the option's name)
+        str,
+        typer.Option(
+            metavar="NAME",
+            parser=one_of(*_DEFAULT_OUTPUT),
+            help="envplan, csv, or zeus for the server of Zeus.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = "envplan",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=output_file(),
+            help="Where it goes; default: run.freqplan.json (.csv, .py).",
+            show_default=False,
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print every stage's clocks in order; write nothing.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = False,
 ) -> None:
     """Turn a plan into a frequency plan: for every rank its clocks in order, checked.
 

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import argument
 from envplan.cli.progress import progress
+from envplan.cli.shared import Force, MovedProfile
+from envplan.cli.types import InputFile
 
 #: What to do with a file that holds, by its kind.
-_THEN: Final = {
-    "plan": "apply FILE",
-    "frequency plan": "devices",
-    "profile": "frontier FILE",
-    "DAG": "frontier PROFILE --dag FILE",
-    "frontier": "solve PROFILE",
-    "schedule": "schedule import FILE --format torch-csv",
-    "clocks": "solve PROFILE --clocks FILE",
-    "sweep configuration": "sweep FILE",
-    "run log": "refine plan.json FILE",
-    "rates": "savings PROFILE --price FILE",
-    "stragglers": "simulate plan.json --straggler-trace FILE",
-    "requests": "serving compare --trace FILE",
-    "serving profile": "serving solve FILE --load SS=20000,MM=8000",
-    "serving plan": "serving apply FILE",
-    "serving clocks": "serving hold FILE --node 0",
+_NEXT: Final[dict[str, tuple[str, ...]]] = {
+    "plan": ("apply", "FILE"),
+    "frequency plan": ("devices",),
+    "profile": ("frontier", "FILE"),
+    "DAG": ("frontier", "PROFILE", "--dag", "FILE"),
+    "frontier": ("solve", "PROFILE"),
+    "schedule": ("schedule", "import", "FILE", "--format", "torch-csv"),
+    "clocks": ("solve", "PROFILE", "--clocks", "FILE"),
+    "sweep configuration": ("sweep", "FILE"),
+    "run log": ("refine", "plan.json", "FILE"),
+    "rates": ("savings", "PROFILE", "--price", "FILE"),
+    "stragglers": ("simulate", "plan.json", "--straggler-trace", "FILE"),
+    "requests": ("serving", "compare", "--trace", "FILE"),
+    "serving profile": ("serving", "solve", "FILE", "--load", "SS=20000,MM=8000"),
+    "serving plan": ("serving", "apply", "FILE"),
+    "serving clocks": ("serving", "hold", "FILE", "--node", "0"),
 }
 
 
 def check(
-    file: Path = argument("FILE", "Any file of envplan."),
-    profile: str | None = None,
-    force: bool = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Any file of envplan."), InputFile()],
+    profile: MovedProfile = None,
+    force: Force = False,
 ) -> None:
     """Prove that a file of envplan holds.
 
@@ -53,7 +56,7 @@ def check(
     proved = [f"  {line}" for line in checked.proved]
     then = [
         {"FILE": str(file), "PROFILE": checked.profile or "PROFILE"}.get(word, word)
-        for word in _THEN.get(checked.kind, "").split()
+        for word in _NEXT.get(checked.kind, ())
     ]
     ui.answer(
         lambda: {"file": str(file), **checked._asdict()},

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 import envplan
 from envplan._io.files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli import state
-from envplan.cli.command import takes
 from envplan.cli.given import as_typed
 from envplan.cli.groups import JobOptions
 from envplan.cli.progress import progress
+from envplan.cli.shared import MOST_USED, OUTPUT
+from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -25,23 +28,46 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Unicode's nu
 _BLANK = 0x2800
 
 
-@takes(
-    """
-    Most used:
-      --plot [FILE]  Draw the frontier: .png, .svg, .pdf or .html; without a name: frontier.png.
-      -o, --output FILE  Write the plans and the curve: .csv or .json.
-    Output:
-      --animate FILE  Show the pipeline walking along the frontier: .html.
-      --plans N  Plans along the frontier in the output.
-    """,
-    plans=COUNT.within(2),
-)
 def frontier(
     job: JobOptions,
-    plot: Path | None = None,
-    animate: Path | None = None,
-    output: Path | None = None,
-    plans: int = 33,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar=OPTIONAL_FILE,
+            parser=output_file(".png", ".svg", ".pdf", ".html", bare="frontier.png"),
+            help="Draw the frontier: .png, .svg, .pdf or .html; without a name: frontier.png.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=output_file(".csv", ".json"),
+            help="Write the plans and the curve: .csv or .json.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    animate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=output_file(".html"),
+            help="Show the pipeline walking along the frontier: .html.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    plans: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            parser=quantity(COUNT.within(2)),
+            help="Plans along the frontier in the output.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = 33,
 ) -> None:
     """Trace the exact frontier of iteration time against energy.
 

@@ -91,6 +91,17 @@ SwitchLatency = Annotated[
     ),
 ]
 
+MinDwell = Annotated[
+    float | None,
+    typer.Option(
+        "--min-dwell",
+        metavar="TIME",
+        parser=quantity(_CLOCK_TIME),
+        help="No stage asks for another clock within TIME, as in 100ms or 100 (milliseconds).",
+        rich_help_panel=SLOW_CLOCKS,
+    ),
+]
+
 Reconfigure = Annotated[
     str | None,
     typer.Option(
