@@ -57,9 +57,11 @@ PANELS: Final = {
 }
 #: Where commands stand that have no module of their own.
 MODULES: Final = {
-    "advise": "compare", "guard": "devices", "reset": "devices", "savings": "costs",
-    "smooth": "profiles", "timeline": "report",
-}  # fmt: skip
+    "guard": "devices",
+    "reset": "devices",
+    "smooth": "profiles",
+    "timeline": "report",
+}
 
 
 class Commands(Group):

@@ -1,4 +1,4 @@
-"""`envplan compare` and `envplan advise`: every planner, and every schedule, side by side."""
+"""`envplan compare`: every planner's plan beside ours."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 import envplan
 from envplan.cli import output as ui
+from envplan.cli.advise import schedule_document
 from envplan.cli.costs import cost_columns, cost_title, costs_document
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.given import as_typed, refuse_both
@@ -26,15 +27,12 @@ from envplan.cli.tables import (
     value_column,
 )
 from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
-from envplan.errors import InputError
-from envplan.quantities import COUNT, PERCENT, TIME
+from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
-    from envplan.planners import Advice, Comparison
+    from envplan.planners import Advice, Comparison, Entry
 
 _ALONG: Final = 17
-#: Schedules of each ranking that `advise` plans, and does not only bound.
-_PLANNED_OF_EACH: Final = 3
 #: What follows a planner's name, by the point that its plan is for.
 _POINTS: Final = {
     None: "", "T_min": " at T_min", "T_star": " at T_star", "straggler": " for straggler"
@@ -95,8 +93,8 @@ def compare(
     slots = None if job.schedule == "envpipe" else job.activation_slots
     if slots is not None:
         job = replace(job, activation_slots=None)
-    stragglers = {"--straggler-time": straggler_time, "--straggler-slowdown": straggler_slowdown}
-    refuse_both(name for name, value in stragglers.items() if value is not None)
+    if straggler_time is not None and straggler_slowdown is not None:
+        refuse_both(["--straggler-time", "--straggler-slowdown"])
 
     from envplan.plan.costs import priced
     from envplan.planners import beside_one_clock
@@ -255,12 +253,7 @@ def _document(
     comparison: Comparison, plans: Sequence[envplan.Plan], parts: list[dict[str, Any]]
 ) -> dict[str, Any]:
     frontier, plan = comparison.frontier, comparison.entries[0].plan
-    planners = []
-    for entry, with_costs in zip(comparison.entries, plans, strict=True):
-        configs = ui.config_counts(entry.plan)
-        more = {"configs": configs} if configs else {}
-        more |= {"costs": costs_document(with_costs)} if with_costs.costs is not None else {}
-        planners.append(entry.row | more)
+    entries = zip(comparison.entries, plans, strict=True)
     return {
         "profile": plan.profile.model_dump(exclude_none=True),
         "job": plan.job.model_dump(exclude_none=True, exclude={"dag"}),
@@ -268,109 +261,25 @@ def _document(
         "t_star_s": frontier.min_energy_time,
         "baseline": comparison.baseline.model_dump(),
         "straggler_time_s": comparison.straggler_time,
-        "planners": planners,
+        "planners": [_entry_document(entry, priced_plan) for entry, priced_plan in entries],
         "envpipe": {
             "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
             "iterations": len(comparison.envpipe.choices),
             "stopped": comparison.envpipe.stopped,
         },
         "by_parts": parts,
-        "advice": [_schedule_document(row) for row in comparison.advice],
+        "advice": [schedule_document(row) for row in comparison.advice],
         "published": comparison.published and comparison.published.model_dump(),
     }
 
 
-def advise(
-    job: JobOptions,
-    best: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            parser=quantity(COUNT),
-            help=f"How many to plan of each ranking; default: {_PLANNED_OF_EACH}.",
-            rich_help_panel=MOST_USED,
-            show_default=False,
-        ),
-    ] = _PLANNED_OF_EACH,
-) -> None:
-    """Find the schedule that suits a job best.
-
-    All that fit the profile run the same batch on the same GPUs. They are ranked by energy in the
-    time of the job's own plan without slowdown, and by time at its energy. With twice the chunks a
-    GPU holds twice as much of the model; memory is not looked at.
-
-    \b
-    Example:
-      envplan advise a40-gpt3-1.3b-4stage --microbatches 32
-      envplan advise --schedule gpipe --best 5 --json
-    """
-    if job.dag is not None:
-        raise InputError("advise compares schedules; leave --dag out")
-    own = job if job.schedule == "envpipe" else replace(job, activation_slots=None)
-    frontier = own.trace()
-    with progress("schedules") as work:
-        rows = envplan.advise(
-            frontier, activation_slots=job.activation_slots, best=best, progress=work.items
-        )
-    # Next: plan what saves most with as much of the model on a GPU as now.
-    first = next(row for row in rows if row.model_share == 1)  # ranked by energy
-    name = first.frontier.pipeline.schedule
-    slots = job.activation_slots if name == "envpipe" else None
-    then = replace(job, schedule=job.schedule if first.is_job else name, activation_slots=slots)
-    ui.answer(
-        lambda: {
-            "schema": "envplan/advice/v1",
-            "profile": rows[0].frontier.profile.name,
-            "source": frontier.profile.metadata.source,
-            "t_min_s": frontier.min_time,
-            "schedules": [_schedule_document(row) for row in rows],
-        },
-        lambda: _print_schedules(frontier, rows),
-        then=["envplan", "solve", *as_typed(then)],
-    )
-
-
-def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
-    metadata = frontier.profile.metadata
-    ui.say(
-        ui.describe_job(frontier),
-        f"the job's plan without slowdown takes {ui.significant(frontier.min_time)} s; the same "
-        "batch on the same GPUs:",
-    )
-    # Without a value a schedule is not ranked by it.
-    by_energy = [row for row in rows if row.saved_percent is not None]
-    by_energy.sort(key=lambda row: row.saved_percent or 0.0, reverse=True)
-    saved = percent_column("saved (%)", [row.saved_percent for row in by_energy])
-    ui.show_table(
-        ui.titled("Energy at equal time", metadata.source), [*_schedule_columns(by_energy), saved]
-    )
-    by_time = [row for row in rows if row.faster_percent is not None]
-    by_time.sort(key=lambda row: row.faster_percent or 0.0, reverse=True)
-    faster = percent_column("faster (%)", [row.faster_percent for row in by_time])
-    ui.show_table(
-        ui.titled("Time at equal energy", metadata.source), [*_schedule_columns(by_time), faster]
-    )
-    ui.say(
-        "saved: of the energy of the job's schedule at maximum frequency; memory is not looked at"
-    )
-    if metadata.energies_are:
-        ui.say(f"the profile's energies are {metadata.energies_are}")
-    derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
-    for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
-        ui.say(f"split backwards: {words}")
-
-
-def _schedule_columns(rows: Sequence[Advice]) -> list[Column]:
-    pipelines = [row.frontier.pipeline for row in rows]
-    names = [row.frontier.pipeline.schedule + (" (the job)" if row.is_job else "") for row in rows]
-    shapes = [f"{pipeline.num_stages} x {pipeline.num_chunks}" for pipeline in pipelines]
-    return [
-        text_column("schedule", names),
-        value_column("stages x chunks", shapes),
-        value_column("microbatches", [pipeline.num_microbatches for pipeline in pipelines]),
-        value_column("replicas", [row.frontier.replicas for row in rows]),
-        value_column("model on a GPU", [f"x{row.model_share:g}" for row in rows]),
-    ]
+def _entry_document(entry: Entry, priced_plan: envplan.Plan) -> dict[str, Any]:
+    document = dict(entry.row)
+    if configs := ui.config_counts(entry.plan):
+        document["configs"] = configs
+    if priced_plan.costs is not None:
+        document["costs"] = costs_document(priced_plan)
+    return document
 
 
 def _better_schedule(row: Advice) -> str:
@@ -383,28 +292,3 @@ def _better_schedule(row: Advice) -> str:
         parts.append(f"{row.saved_percent:.1f}% saved in the same time")
     what = " order" if name == "envpipe" else " (halves of backward assumed)" if assumed else ""
     return f"{name}{what}: {', or '.join(parts)}"
-
-
-def _schedule_document(row: Advice) -> dict[str, Any]:
-    """What JSON says of a schedule."""
-    pipeline = row.frontier.pipeline
-    return {
-        "schedule": pipeline.schedule,
-        "is_job": row.is_job,
-        "stages": pipeline.num_stages,
-        "chunks": pipeline.num_chunks,
-        "microbatches": pipeline.num_microbatches,
-        "replicas": row.frontier.replicas,
-        "model_share": row.model_share,
-        "adjustments": row.frontier.profile.adjustments.model_dump(exclude_defaults=True),
-        "saved_percent": row.saved_percent,
-        "faster_percent": row.faster_percent,
-        "at_equal_time": _figures(row.at_equal_time),
-        "at_equal_energy": _figures(row.at_equal_energy),
-    }
-
-
-def _figures(plan: envplan.Plan | None) -> dict[str, float] | None:
-    if plan is None:
-        return None
-    return {"iteration_time_s": plan.iteration_time, "energy_j": plan.energy}

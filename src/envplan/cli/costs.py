@@ -1,34 +1,24 @@
-"""What runs cost and what plans save, as commands show it; and `envplan savings`."""
+"""What runs cost and what plans save, as commands show it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.given import as_typed
-from envplan.cli.groups import CostOptions, JobOptions, RateOptions
-from envplan.cli.shared import JOB
+from envplan.cli.groups import CostOptions
 from envplan.cli.tables import (
     Column,
-    change_column,
-    percent_column,
     table_columns,
-    text_column,
     value_column,
 )
-from envplan.cli.types import parser_of, quantity
-from envplan.quantities import COUNT, PERCENT
 from envplan.units import duration_text
 
 if TYPE_CHECKING:
     from envplan.costs import Run
     from envplan.costs.model import Pair, Spent
-    from envplan.solve.savings import Amounts, Saving, Site
+    from envplan.solve.savings import Amounts
 
 #: What money is called where nobody says.
 CURRENCY: Final = "USD"
@@ -192,157 +182,3 @@ def costs_document(plan: envplan.Plan) -> dict[str, Any]:
             else {key: known[key] for key in ("file", "start_s", "end_s", "repeats")}
         )
     return document
-
-
-def _share(text: str, option: str) -> float:
-    """A share such as 0.8 or 80%."""
-    return PERCENT.parse(text, option) / (100 if "%" in text else 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SiteOptions(RateOptions):
-    """Where a job runs, how much, and what is paid there."""
-
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            parser=quantity(COUNT),
-            help="How many GPUs run such jobs; default: those of the job.",
-            rich_help_panel=JOB,
-        ),
-    ] = None
-    utilization: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            parser=parser_of(_share),
-            help="Share of the year they train: 0.8 or 80%; default: 1.",
-            rich_help_panel=JOB,
-            show_default=False,
-        ),
-    ] = 1.0
-
-    def site(self) -> Site:
-        """As the library takes it."""
-        from envplan.costs import Run
-        from envplan.solve.savings import Site
-
-        run = Run.of(**self.rates(), iterations=1, overheads=self.overheads())
-        return Site.of_run(run, self.utilization)
-
-
-def savings(job: JobOptions, site: SiteOptions) -> None:
-    """Say what plans save: energy, money and CO2 a year.
-
-    In a month and a year, for the same work, against maximum frequency: at no slowdown, at the best
-    money between T_min and T_star, and at T_star.
-
-    \b
-    Example:
-      envplan savings a40-gpt3-1.3b-4stage --microbatches 32
-      envplan savings --gpus 64 --price 0.12 --pue 1.3 --carbon 380 --utilization 0.8
-      envplan savings --gpus 1024 --price 0.25 --currency EUR --gpu-hour 1.90 --host-power 150
-    """
-    where = site.site()
-    frontier = job.trace()
-    rows = envplan.savings(frontier, gpus=site.gpus, **where.model_dump())
-    gpus = site.gpus or frontier.num_gpus * frontier.pipeline.num_stages
-    ui.answer(
-        lambda: _savings_document(frontier, rows, site, where, gpus),
-        lambda: _print_savings(frontier, rows, site, where, gpus),
-        then=["envplan", "solve", *as_typed(job), *_target_of_best_plan(rows, site)],
-    )
-
-
-def _target_of_best_plan(rows: Sequence[Saving], site: SiteOptions) -> list[str]:
-    """Options of `solve` for the plan of the best money where time is paid for, else for none."""
-    fastest, best, star = (row.plan for row in rows)
-    if not site.gpu_hour or best.iteration_time <= fastest.iteration_time:
-        return []
-    if best.iteration_time >= star.iteration_time:
-        return ["--min-energy"]
-    return ["--target-time", ui.exact_seconds(best.target.deadline_s)]
-
-
-def _print_savings(
-    frontier: envplan.Frontier,
-    rows: Sequence[Saving],
-    site: SiteOptions,
-    where: Site,
-    gpus: int,
-) -> None:
-    currency = site.currency or CURRENCY
-    assumed = " (assumed; --price says yours)" if site.price is None else ""
-    overheads = where.in_words() or "GPUs alone"
-    year = year_amounts(rows[0].spent, currency)
-    spent = ", ".join(f"{ui.significant(amount)} {unit}" for unit, amount in year.items())
-    used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
-    ui.say(
-        ui.describe_job(frontier),
-        f"one year at {where.price:g} {currency} a kWh{assumed}, {overheads}:",
-        f"{gpus:,} GPUs at maximum frequency{used} take {spent}",
-    )
-    energies = frontier.profile.metadata.energies_are
-    title = f"Saved for the same work, {gpus:,} GPUs"
-    if energies:
-        title += f", energies {energies}"
-    ui.show_table(title, _saving_columns(rows, currency))
-    if not site.gpu_hour:
-        ui.say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
-    if site.carbon is None:
-        ui.say("--carbon G (gCO2 of a kWh) adds CO2")
-
-
-def _saving_columns(rows: Sequence[Saving], currency: str) -> list[Column]:
-    """A row for each plan; where there is no room, what a month saves is omitted first."""
-    months = [year_amounts(row.month, currency) for row in rows]
-    years = [year_amounts(row.year, currency) for row in rows]
-    return [
-        text_column("", [row.point for row in rows]),
-        change_column("slower (%)", [row.plan.predicted.slowdown_percent for row in rows]),
-        percent_column("energy saved (%)", [row.plan.savings.percent for row in rows]),
-        *(
-            Column(
-                header=f"{unit} a month",
-                cells=[ui.significant(month[unit]) for month in months],
-                keep=-1,
-            )
-            for unit in months[0]
-        ),
-        *(
-            Column(header=f"{unit} a year", cells=[ui.significant(year[unit]) for year in years])
-            for unit in years[0]
-        ),
-    ]
-
-
-def _savings_document(
-    frontier: envplan.Frontier,
-    rows: Sequence[Saving],
-    site: SiteOptions,
-    where: Site,
-    gpus: int,
-) -> dict[str, Any]:
-    return {
-        "profile": rows[0].plan.profile.model_dump(exclude_none=True),
-        "energies_are": frontier.profile.metadata.energies_are,
-        "gpus": gpus,
-        "currency": site.currency or CURRENCY,
-        "price_is_assumed": site.price is None,
-        "site": where.model_dump(),
-        "max_frequency_year": rows[0].spent._asdict(),
-        "savings": [_saving_document(row) for row in rows],
-    }
-
-
-def _saving_document(saving: Saving) -> dict[str, Any]:
-    return {
-        "point": saving.point,
-        "iteration_time_s": saving.plan.iteration_time,
-        "slowdown_percent": saving.plan.predicted.slowdown_percent,
-        "energy_j": saving.plan.energy,
-        "savings_percent": saving.plan.savings.percent,
-        "month": saving.month._asdict(),
-        "year": saving.year._asdict(),
-    }

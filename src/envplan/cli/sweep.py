@@ -101,63 +101,73 @@ def sweep(
     from envplan.sweep.running import journal_of
 
     table.check_table(output)
-    read, journal = read_config(config), journal_of(output)
-    refuse_overwriting(*{read.folder / point.profile for point in read.points})
+    points = read_config(config)
+    refuse_overwriting(*{points.folder / point.profile for point in points.points})
+    journal = journal_of(output)
     try:
         with progress("points") as work:
-            how: Any = {"jobs": jobs, "ray": ray, "fresh": fresh, "progress": work.items}
-            result = run_sweep(read, journal, **how)
+            result = run_sweep(
+                points, journal, jobs=jobs, ray=ray, fresh=fresh, progress=work.items
+            )
     except KeyboardInterrupt:
         print(f"what is done is kept in {journal}; the same command does the rest", file=sys.stderr)
         raise
     table.write_table(result.rows, output)
-    planned, best = len(result.rows) - len(result.failures), table.best_rows(result.rows, _BEST)
-    if plot is not None and not planned:
+    best = table.best_rows(result.rows, _BEST)
+    all_failed = len(result.failures) == len(result.rows)
+    if plot is not None and all_failed:
         state.outputs.remove(plot)
         plot = None
     ui.draw(plot, lambda: sweep_figure(result.rows))
-
-    def document() -> dict[str, Any]:
-        best_ones, failures = (
-            [row.model_dump(exclude_none=True) for row in some] for some in (best, result.failures)
-        )
-        return {
-            "output": str(output),
-            "journal": str(journal),
-            "plot": plot and str(plot),
-            "points": len(result.rows),
-            "planned": planned,
-            "failed": len(result.failures),
-            "computed": result.computed,
-            "resumed": result.resumed,
-            "wall_s": result.wall_s,
-            "best": best_ones,
-            "by_what_varies": table.by_what_varies(result.rows),
-            "failures": failures,
-        }
-
-    following = _then(read, result.rows, best[0]) if best else []
-    ui.answer(document, lambda: _print(result, best, output), then=following)
-    if not planned:
+    ui.answer(
+        lambda: _document(result, best, output, journal, plot),
+        lambda: _print(result, best, output),
+        then=_solve_command(points, result.rows, best[0]) if best else (),
+    )
+    if all_failed:
         raise typer.Exit(1)
 
 
-def _then(config: SweepConfig, rows: Sequence[Row], best: Row) -> list[str]:
-    """The command that makes the plan of a row: what its point says, each by the option of that
-    name; the microbatches and the schedule also where the sidecar says them."""
+def _solve_command(config: SweepConfig, rows: Sequence[Row], best: Row) -> list[str]:
+    """The command that makes the plan of a row.
+
+    It has an option for each thing that the row's point says, and says microbatches and schedule
+    also where the point leaves them to the profile's sidecar.
+    """
     point = config.points[rows.index(best)]
-    said = {"microbatches": best.microbatches, "schedule": best.schedule}
-    said |= point.model_dump(exclude_defaults=True, exclude={"profile", "seed"})
+    options = {"microbatches": best.microbatches, "schedule": best.schedule}
+    options |= point.model_dump(exclude_defaults=True, exclude={"profile", "seed"})
     if not point.robust:
-        said.pop("noise", None)  # of the replay alone
-    there = config.folder / best.profile
-    words = ["envplan", "solve", str(there) if there.is_file() else best.profile]
-    for name, value in said.items():
+        options.pop("noise", None)  # of the replay alone
+    path = config.folder / best.profile
+    words = ["envplan", "solve", str(path) if path.is_file() else best.profile]
+    for name, value in options.items():
         if value is True:
             words.append(flag(name))
         elif value is not None and value is not False:
             words += [flag(name), str(value).removesuffix(".0")]
     return words
+
+
+def _document(
+    result: SweepResult, best: Sequence[Row], output: Path, journal: Path, plot: Path | None
+) -> dict[str, Any]:
+    from envplan.sweep.table import by_what_varies
+
+    return {
+        "output": str(output),
+        "journal": str(journal),
+        "plot": None if plot is None else str(plot),
+        "points": len(result.rows),
+        "planned": len(result.rows) - len(result.failures),
+        "failed": len(result.failures),
+        "computed": result.computed,
+        "resumed": result.resumed,
+        "wall_s": result.wall_s,
+        "best": [row.model_dump(exclude_none=True) for row in best],
+        "by_what_varies": by_what_varies(result.rows),
+        "failures": [row.model_dump(exclude_none=True) for row in result.failures],
+    }
 
 
 def _print(result: SweepResult, best: Sequence[Row], output: Path) -> None:
