@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from rich.cells import cell_len
-
 from envplan._io.words import column as with_equal_decimals
 from envplan._io.words import signed_percent
 
@@ -50,15 +48,22 @@ class Column:
     def min_width(self) -> int:
         """Characters that it needs at least."""
         parts = [part for cell in self.cells for part in (cell.split() if self.is_text else [cell])]
-        longest = max(map(cell_len, parts), default=0)
+        longest = max(map(_width, parts), default=0)
         if self.may_fold:
             longest = min(longest, _FOLDED)
-        return max(1, longest, *map(cell_len, self.header.split()))
+        return max(1, longest, *map(_width, self.header.split()))
 
     @property
     def full_width(self) -> int:
         """Characters with which nothing wraps."""
-        return max(map(cell_len, (self.header, *self.cells)))
+        return max(map(_width, (self.header, *self.cells)))
+
+
+def _width(text: str) -> int:
+    """Characters that a text takes on a terminal: wide ones count twice."""
+    from rich.cells import cell_len  # only where a table is shown
+
+    return cell_len(text)
 
 
 def text_column(header: str, texts: Iterable[object]) -> Column:
