@@ -19,7 +19,7 @@ from envplan.cli.groups import ParallelOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import CLUSTER
 from envplan.cli.tables import Column, percent_column, value_column
-from envplan.cli.types import Numbers, numbers, parser_of
+from envplan.cli.types import InputFile, Numbers, numbers, parser_of
 from envplan.errors import InputError
 from envplan.quantities import NUMBER, WHOLE
 
@@ -67,6 +67,7 @@ class ClusterOptions(ParallelOptions):
             help="Stragglers of several iterations: CSV with iteration,replica,slowdown.",
             rich_help_panel=CLUSTER,
         ),
+        InputFile(),
     ] = None
     strong_scaling: Annotated[
         Numbers | None,

@@ -25,7 +25,7 @@ from typer.models import ArgumentInfo
 
 from envplan._io.files import check_writable, same_file
 from envplan.cli import state
-from envplan.cli.types import InPlace
+from envplan.cli.types import InputFile
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quantity
 
@@ -373,7 +373,7 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
             for file in given[own] if isinstance(given[own], list) else [given[own]]:
                 if getattr(declared, "writes", False) and file is not None:
                     outputs.append(file)
-                elif isinstance(file, (str, Path)) and not getattr(declared, "in_place", False):
+                elif file is not None and getattr(declared, "reads", isinstance(file, Path)):
                     state.inputs.append(file)
         will_write(*outputs)
         state.json, state.quiet = given.pop("json"), given.pop("quiet")
@@ -403,7 +403,7 @@ def annotated(hint: Any) -> Any:
     """The option or argument of `Annotated[T, typer.Option(...)]`, else None."""
     info, *marks = getattr(hint, "__metadata__", (None,))
     if info is not None:
-        info.in_place = any(isinstance(mark, InPlace) for mark in marks)
+        info.reads = any(isinstance(mark, InputFile) for mark in marks)
         info.writes = getattr(info, "writes", hasattr(info.parser, "writes"))
     return info
 

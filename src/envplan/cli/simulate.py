@@ -35,6 +35,7 @@ from envplan.cli.tables import (
 )
 from envplan.cli.types import (
     OPTIONAL_FILE,
+    InputFile,
     output_file,
     parser_of,
     quantity,
@@ -96,6 +97,7 @@ def simulate(
             ),
             rich_help_panel=JOB,
         ),
+        InputFile(),
     ] = None,
     replica_profile: Annotated[
         list[ReplicaGroup] | None,
