@@ -25,7 +25,7 @@ from typer.models import ArgumentInfo
 
 from envplan._io.files import check_writable, same_file
 from envplan.cli import state
-from envplan.cli.types import InPlace
+from envplan.cli.types import InputFile
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quantity
 
@@ -54,20 +54,16 @@ def argument(
     name: str,
     about: str,
     default: Any = dataclasses.MISSING,
-    *,
-    in_place: bool = False,
     **more: Any,
 ) -> Any:
     """An argument: the value of a field or parameter.
 
     Args:
         default: the value where the argument is left out; without one it must be given.
-        in_place: the file that it names may be an output, too.
         more: for typer.Argument.
     """
     shown = _SAYS_DEFAULT not in about
     declared: Any = typer.Argument(metavar=name, help=about, show_default=shown, **more)
-    declared.in_place = in_place
     return dataclasses.field(default=default, metadata={"declared": declared})
 
 
@@ -101,6 +97,7 @@ def read_table(table: str, parsers: Mapping[str, Any]) -> Table:
             show_default=_SAYS_DEFAULT not in about,
         )
         option.writes = "output" in fields or hasattr(takes, "writes")
+        option.reads = spec.endswith(" FILE") and not option.writes
         declared |= dict.fromkeys(fields, option)
     return declared
 
@@ -373,7 +370,7 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
             for file in given[own] if isinstance(given[own], list) else [given[own]]:
                 if getattr(declared, "writes", False) and file is not None:
                     outputs.append(file)
-                elif isinstance(file, (str, Path)) and not getattr(declared, "in_place", False):
+                elif getattr(declared, "reads", False) and file is not None:
                     state.inputs.append(file)
         will_write(*outputs)
         state.json, state.quiet = given.pop("json"), given.pop("quiet")
@@ -403,7 +400,7 @@ def annotated(hint: Any) -> Any:
     """The option or argument of `Annotated[T, typer.Option(...)]`, else None."""
     info, *marks = getattr(hint, "__metadata__", (None,))
     if info is not None:
-        info.in_place = any(isinstance(mark, InPlace) for mark in marks)
+        info.reads = any(isinstance(mark, InputFile) for mark in marks)
         info.writes = getattr(info, "writes", hasattr(info.parser, "writes"))
     return info
 

@@ -28,7 +28,7 @@ from envplan.cli.shared import (
     MicrobatchGroup,
     MovedProfile,
 )
-from envplan.cli.types import Numbers, either, numbers, quantity
+from envplan.cli.types import InputFile, Numbers, either, numbers, quantity
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
 from envplan.pipeline.schedules import EXTRAS
@@ -53,7 +53,9 @@ _SHAPE: Final = (
 class PlanOptions:
     """A plan, and how to come by its profile."""
 
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")] = Path("plan.json")
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file."), InputFile()] = Path(
+        "plan.json"
+    )
     profile: MovedProfile = None
     force: Force = False
 
@@ -132,6 +134,7 @@ class JobOptions(ParallelOptions):
             help="Profile CSV, or the name of a built-in profile (envplan profiles lists them).",
             autocompletion=complete_profiles,
         ),
+        InputFile(),
     ] = DEFAULT_PROFILE
     microbatches: Annotated[
         int | None,
@@ -187,6 +190,7 @@ class JobOptions(ParallelOptions):
             help="Run the operations of this DAG file instead of a schedule.",
             rich_help_panel=JOB,
         ),
+        InputFile(),
     ] = None
     activation_slots: Annotated[
         Numbers | None,
@@ -388,6 +392,7 @@ class RateOptions:
             ),
             rich_help_panel=MONEY,
         ),
+        InputFile(),
     ] = None
     carbon: Annotated[
         str | None,
@@ -396,6 +401,7 @@ class RateOptions:
             help="gCO2 of a kWh, or a CSV with hour,carbon or time,carbon.",
             rich_help_panel=MONEY,
         ),
+        InputFile(),
     ] = None
     currency: Annotated[
         str | None,

@@ -18,6 +18,7 @@ from envplan.cli.shared import JOB, MOST_USED, OUTPUT
 from envplan.cli.tables import change_column, percent_column, text_column, value_column
 from envplan.cli.types import (
     OPTIONAL_FILE,
+    InputFile,
     Numbers,
     either,
     numbers,
@@ -70,6 +71,7 @@ class WorkloadOptions:
             help=f"Instead, modelled: {', '.join(PRESETS)}, or a config.json of Hugging Face.",
             rich_help_panel=MOST_USED,
         ),
+        InputFile(),
     ] = None
     entry: Annotated[
         str | None,

@@ -14,7 +14,7 @@ from envplan.cli.groups import PlanOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, MovedProfile
 from envplan.cli.tables import change_column, text_column, value_column
-from envplan.cli.types import output_file
+from envplan.cli.types import InputFile, output_file
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 
 def refine(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan.json that was followed.")],
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="The plan.json that was followed."), InputFile()
+    ],
     logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="Run logs that the shim wrote.")
+        list[Path],
+        typer.Argument(metavar="LOG...", help="Run logs that the shim wrote."),
+        InputFile(),
     ],
     profile: MovedProfile = None,
     profile_output: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from envplan.cli.types import quantity
+from envplan.cli.types import InputFile, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, PERCENT, TIME
 
@@ -31,6 +31,7 @@ MovedProfile = Annotated[
         help="The profile that the file was made from, if it has moved.",
         rich_help_panel=OUTPUT,
     ),
+    InputFile(),
 ]
 
 Force = Annotated[

@@ -37,6 +37,7 @@ from envplan.cli.tables import (
 )
 from envplan.cli.types import (
     OPTIONAL_FILE,
+    InputFile,
     Numbers,
     numbers,
     output_file,
@@ -96,6 +97,7 @@ class ClusterOptions(ParallelOptions):
             help="Stragglers of several iterations: CSV with iteration,replica,slowdown.",
             rich_help_panel=CLUSTER,
         ),
+        InputFile(),
     ] = None
     strong_scaling: Annotated[
         Numbers | None,
@@ -219,6 +221,7 @@ def simulate(
             ),
             rich_help_panel=JOB,
         ),
+        InputFile(),
     ] = None,
     replica_profile: Annotated[
         list[ReplicaGroup] | None,

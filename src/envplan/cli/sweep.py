@@ -22,7 +22,7 @@ from envplan.cli.tables import (
     text_column,
     value_column,
 )
-from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
+from envplan.cli.types import OPTIONAL_FILE, InputFile, output_file, quantity
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ _FAILURES = 5
 
 
 def sweep(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The sweep's file, in TOML.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="The sweep's file, in TOML."), InputFile()
+    ],
     output: Annotated[
         Path,
         typer.Option(
