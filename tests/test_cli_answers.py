@@ -233,6 +233,46 @@ def workplace(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(folder, tmp_path_factory.mktemp("said") / "folder", symlinks=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "output"),
+    [
+        ((), "frontier"),
+        (("--planner", "max_frequency"), "max_frequency"),
+        (("--schedule", "gpipe"), "gpipe"),
+        (("--price", "0.2", "--currency", "USD"), "USD"),
+    ],
+)
+def test_an_output_may_be_called_as_a_value_that_names_no_file(
+    workplace: Path, options: tuple[str, ...], output: str
+) -> None:
+    (workplace / output).touch()
+    ran = envplan("solve", "three.csv", *options, "-o", output, cwd=workplace)
+    assert (ran.code, ran.err) == (0, "")
+    assert f"wrote {output}" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("solve --clocks freq.json -o freq.json", "freq.json"),
+        ("solve --carbon day.csv -o day.csv", "day.csv"),
+        ("sweep sweep.csv -o sweep.csv", "sweep.csv"),
+        ("profile --model config.csv -o config.csv", "config.csv"),
+        ("refine plan.json log.csv -o log.csv", "log.csv"),
+        ("refine log.csv day.csv -o log.csv", "log.csv"),
+        ("simulate --straggler-trace s.json --trace s.json", "s.json"),
+        ("simulate --replica four.json --trace four.json", "four.json"),
+        ("simulate --profile p.json --trace p.json", "p.json"),
+    ],
+)
+def test_every_file_that_an_option_reads_is_kept(workplace: Path, line: str, file: str) -> None:
+    (workplace / file).touch()
+    before = (workplace / file).read_bytes()
+    ran = envplan(*shlex.split(line), cwd=workplace)
+    assert_refused(ran, 2, f"{file}: is an input itself")
+    assert (workplace / file).read_bytes() == before
+
+
 def commands() -> dict[str, list[str]]:
     """All words that each line is to say."""
     said: dict[str, list[str]] = {}

@@ -186,10 +186,3 @@ def test_what_the_sidecar_says_counts_and_a_contradiction_is_told(folder: Path) 
     ran = envplan("solve", "--pp", 4)
     assert ran.code == 0, ran.err
     assert "was made with --pp 2, not 4: its 4 model stages are shared out anew" in ran.err
-
-
-@pytest.mark.parametrize("word", ["USD", "frontier"])
-def test_an_output_may_be_called_like_a_word_that_names_no_input(folder: Path, word: str) -> None:
-    Path(word).write_text("of an earlier run")
-    done(f"solve --price 0.1 --currency USD --planner frontier -o {word}")
-    assert Plan.load(word).energy > 0

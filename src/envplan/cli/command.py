@@ -54,20 +54,16 @@ def argument(
     name: str,
     about: str,
     default: Any = dataclasses.MISSING,
-    *,
-    in_place: bool = False,
     **more: Any,
 ) -> Any:
     """An argument: the value of a field or parameter.
 
     Args:
         default: the value where the argument is left out; without one it must be given.
-        in_place: the file that it names may be an output, too.
         more: for typer.Argument.
     """
     shown = _SAYS_DEFAULT not in about
     declared: Any = typer.Argument(metavar=name, help=about, show_default=shown, **more)
-    declared.in_place = in_place
     return dataclasses.field(default=default, metadata={"declared": declared})
 
 
@@ -101,6 +97,7 @@ def read_table(table: str, parsers: Mapping[str, Any]) -> Table:
             show_default=_SAYS_DEFAULT not in about,
         )
         option.writes = "output" in fields or hasattr(takes, "writes")
+        option.reads = spec.endswith(" FILE") and not option.writes
         declared |= dict.fromkeys(fields, option)
     return declared
 
@@ -373,7 +370,7 @@ def add(app: typer.Typer, function: Callable[..., None], name: str | None = None
             for file in given[own] if isinstance(given[own], list) else [given[own]]:
                 if getattr(declared, "writes", False) and file is not None:
                     outputs.append(file)
-                elif file is not None and getattr(declared, "reads", isinstance(file, Path)):
+                elif getattr(declared, "reads", False) and file is not None:
                     state.inputs.append(file)
         will_write(*outputs)
         state.json, state.quiet = given.pop("json"), given.pop("quiet")
