@@ -56,7 +56,7 @@ class ClusterOptions(ParallelOptions):
         typer.Option(
             metavar="[REPLICA:]FACTOR",
             parser=parser_of(_parse_straggler),
-            help=("A replica takes FACTOR times the plan's time; may be given more than once."),
+            help="A replica takes FACTOR times the plan's time; may be given more than once.",
             rich_help_panel=CLUSTER,
         ),
     ] = None
@@ -74,7 +74,7 @@ class ClusterOptions(ParallelOptions):
         typer.Option(
             metavar="R,R,...",
             parser=numbers("32,64,128"),
-            help=("The same global batch on so many replicas, with fewer microbatches each."),
+            help="The same global batch on so many replicas, with fewer microbatches each.",
             rich_help_panel=CLUSTER,
         ),
     ] = None

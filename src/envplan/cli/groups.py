@@ -96,7 +96,7 @@ class ParallelOptions:
         typer.Option(
             metavar="N",
             parser=quantity(COUNT),
-            help=("Context-parallel size, by which a stage has further GPUs; default: as --tp."),
+            help="Context-parallel size, by which a stage has further GPUs; default: as --tp.",
             rich_help_panel=JOB,
         ),
     ] = None
@@ -151,7 +151,7 @@ class JobOptions(ParallelOptions):
         str | None,
         typer.Option(
             metavar="NAME",
-            help=(f"{either(SCHEDULES)}; default: what the profile's sidecar says, else 1f1b."),
+            help=f"{either(SCHEDULES)}; default: what the profile's sidecar says, else 1f1b.",
             rich_help_panel=JOB,
         ),
     ] = None
@@ -208,7 +208,7 @@ class JobOptions(ParallelOptions):
         bool,
         typer.Option(
             "--raw",
-            help=("Keep the noise of measured rows; default: where it is clear, it is taken out."),
+            help="Keep the noise of measured rows; default: where it is clear, it is taken out.",
             show_default=False,
             rich_help_panel=JOB,
         ),
@@ -236,7 +236,7 @@ class JobOptions(ParallelOptions):
         bool,
         typer.Option(
             "--one-clock",
-            help=("Give every operation one clock, though the profile splits some into parts."),
+            help="Give every operation one clock, though the profile splits some into parts.",
             rich_help_panel=JOB,
         ),
     ] = False
@@ -257,7 +257,7 @@ class JobOptions(ParallelOptions):
         typer.Option(
             metavar="W",
             parser=quantity(POWER),
-            help=("Power of a GPU that waits; default: the profile's blocking rows, else 70."),
+            help="Power of a GPU that waits; default: the profile's blocking rows, else 70.",
             rich_help_panel=JOB,
         ),
     ] = None
@@ -511,7 +511,7 @@ class CostOptions(RateOptions):
         typer.Option(
             metavar="N",
             parser=quantity(_MANY),
-            help=("Tokens of an iteration over all replicas; default: from the profile's sidecar."),
+            help="Tokens of an iteration over all replicas; default: from the profile's sidecar.",
             rich_help_panel=MONEY,
         ),
     ] = None

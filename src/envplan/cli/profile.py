@@ -415,7 +415,7 @@ def profile(
         typer.Option(
             metavar=OPTIONAL_FILE,
             parser=output_file(".png", ".svg", ".pdf", bare="profile.png"),
-            help=("Draw energy against clock: .png, .svg or .pdf; without a name: profile.png."),
+            help="Draw energy against clock: .png, .svg or .pdf; without a name: profile.png.",
             rich_help_panel=MOST_USED,
         ),
     ] = None,

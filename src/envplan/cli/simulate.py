@@ -125,7 +125,7 @@ def simulate(
         typer.Option(
             metavar=OPTIONAL_FILE,
             parser=output_file(".png", ".svg", ".pdf", ".html", bare="timeline.png"),
-            help=("Draw the timeline: .png, .svg, .pdf or .html; without a name: timeline.png."),
+            help="Draw the timeline: .png, .svg, .pdf or .html; without a name: timeline.png.",
             rich_help_panel=MOST_USED,
         ),
     ] = None,
