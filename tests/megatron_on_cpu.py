@@ -1,5 +1,6 @@
 """Runs examples/megatron_pipeline.py on CPUs: what Megatron asks of a GPU is answered by stand-ins.
-It is given the arguments of the example."""
+It is given the arguments of the example.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def relaxed_cost_by_lp(network: Network, time_ns: int) -> float:
 
 
 def relaxed_dual_by_min_cost_flow(network: Network, flow_uw: int) -> int:
-    """min over T of (sum of effective costs at T) + flow x T, fJ, exactly: SimpleMinCostFlow.
+    """Min over T of (sum of effective costs at T) + flow x T, fJ, exactly: SimpleMinCostFlow.
 
     Each operation is a bundle of parallel arcs; the cost of an arc is minus its duration.
     """

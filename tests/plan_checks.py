@@ -73,7 +73,8 @@ class _Replayed:
 
 def assert_answers(frontier: Frontier, request: Request, plan: Plan) -> None:
     """The plan replays to the ns and fJ, keeps every limit, is proved by its file, and its file
-    leads to it again."""
+    leads to it again.
+    """
     rows, profile = rows_of(frontier, plan), frontier.profile
     found = _Replayed(frontier, request, rows)
     makespan, energy = found.makespan, found.energy

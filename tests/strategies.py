@@ -104,7 +104,8 @@ def knobbed_profiles(
     instructions: Sequence[str] = ("forward", "backward"),
 ) -> Profile:
     """Clocks that differ from table to table, two configs, and work that no clock controls; each
-    stage has a blocking power of its own."""
+    stage has a blocking power of its own.
+    """
     knobs = st.tuples(st.sampled_from([0, 900, 1200, 1500, 1590]), st.sampled_from(["", "b"]))
     rows = [
         (stage, name, mhz, draw(st.floats(0.01, 0.2)), draw(st.floats(1.0, 60.0)), config)

@@ -1,5 +1,6 @@
 """`envplan frontier` and the files that it writes, as Python users have them: read, and looked up
-without tracing."""
+without tracing.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def made_of_builtins(command: tuple[str, ...]) -> tuple[Ran, dict[str, bytes]]:
 
 def type_in(folder: Path, command: list[str]) -> Ran:
     """Run a command in a folder. Several pages begin with the same ones, about a built-in profile:
-    where no file of the folder is named, it is run once for all of them."""
+    where no file of the folder is named, it is run once for all of them.
+    """
     reads = any((folder / argument).exists() for argument in command)
     if reads or command[0] not in ("frontier", "solve") or command[1] not in builtin_paths():
         return envplan(*command, cwd=folder)

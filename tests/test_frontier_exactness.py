@@ -49,7 +49,8 @@ def built_in(stages: int, even: bool = False) -> Profile:
 
 def drawn(name: str, data: st.DataObject, most: int) -> tuple[Pipeline, Profile]:
     """A pipeline of a schedule and so many microbatches at most, a custom DAG, or a 1F1B of stages
-    that are all alike."""
+    that are all alike.
+    """
     if name == "dag":
         pipeline = data.draw(st.integers(1, 3).flatmap(dags))
     else:

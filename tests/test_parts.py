@@ -1,5 +1,6 @@
 """Operations made of parts: composition against brute force, against parts as operations of their
-own, and against the replay; files, plans and bad input."""
+own, and against the replay; files, plans and bad input.
+"""
 
 from __future__ import annotations
 

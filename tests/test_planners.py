@@ -187,7 +187,8 @@ def even(stages: int, microbatches: int, schedule: str = "1f1b", **more: Any) ->
 
 def steps(frontier: Frontier, run: EnvPipeRun) -> list[tuple[list[int], list[int], dict[int, int]]]:
     """Of each iteration the MHz of all operations, the critical path, from its last operation, and
-    what was raised: operation -> MHz after."""
+    what was raised: operation -> MHz after.
+    """
     replays = [frontier.problem.replay(rows) for rows in run.choices]
     clocks = [replay.frequency_mhz.tolist() for replay in replays]
     raised = [

@@ -80,7 +80,8 @@ def live(name: str, ranks: int, chunks: int, microbatches: int, rank: int = 0) -
 
 def held(schedule: Any) -> list[list[str]]:
     """What a schedule object holds for each rank, without idle steps; the two parts of an
-    overlapped forward and backward in their order."""
+    overlapped forward and backward in their order.
+    """
     orders = []
     for _, actions in sorted(schedule.pipeline_order.items()):
         present = [action for action in actions if action is not None]

@@ -334,7 +334,8 @@ def many(folder: Path) -> str:
 @pytest.fixture
 def started(many: str) -> Iterator[subprocess.Popen[str]]:
     """The command in a process group of its own, where Ctrl-C works if it does not here, once it
-    has done something."""
+    has done something.
+    """
     with _started() as process:
         wait_for(lambda: size(journal_of("sweep.csv")) > 5000)
         yield process

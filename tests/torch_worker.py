@@ -129,7 +129,8 @@ def evaluate(folder: Path) -> dict[str, Any]:
 
 def straggle(folder: Path) -> dict[str, Any]:
     """Two pipelines of two stages that reduce gradients; the second is late from the 4th to the
-    14th step."""
+    14th step.
+    """
     pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     stages = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     rank = dist.get_rank()

@@ -1,5 +1,6 @@
 """Runs examples/torchtitan_train.py on CPUs: torchtitan's trainer, with stand-ins for what it asks
-of a GPU. It is given the folder to work in and the arguments of the example."""
+of a GPU. It is given the folder to work in and the arguments of the example.
+"""
 
 from __future__ import annotations
 
