@@ -253,7 +253,8 @@ def _around(gpu: ModelledGpu, parameters: float) -> tuple[float, float, float]:
     """Time (s) and energy (J) of one GPU in reduce-scatter, optimizer step and all-gather.
 
     Both at the highest clock and at the one of least energy. Bytes: gradients and weights of two
-    bytes over the network, the optimizer's states over the replicas (Rajbhandari et al., "ZeRO", SC 2020).
+    bytes over the network, the optimizer's states over the replicas (Rajbhandari et al., "ZeRO",
+    SC 2020).
     """
     sent = 2.0 * parameters * (_REPLICAS - 1) / _REPLICAS / _NETWORK
     step = _OPTIMIZER_BYTES * parameters / _REPLICAS / (gpu.memory_efficiency * gpu.bandwidth)
