@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.frontier import Relaxation, build_network
-from envplan.frontier.start import Start
+from envplan.frontier.warm_starts import WarmStarts
 from envplan.replay import Machine, Problem, Replay, Rows
 from envplan.solve.rounding import Rounding
 from envplan.units import w_from_uw
@@ -121,15 +121,16 @@ class PowerLimited:
         pipeline, profile = frontier.pipeline, frontier.profile
         powers = frontier.blocking_power_uw
         network = build_network(pipeline, profile, powers, limits.tolist())
-        least_ns = network.trace().min_time
+        least_ns = network.solver().min_time
         time_ns = least_ns if deadline_ns is None else deadline_ns
         if time_ns < least_ns:
             return None
-        trace = Start(pipeline, profile, powers, network).at_flow(sum(powers))
-        trace.run(sum(powers), until=time_ns)
-        times, _, _ = trace.breakpoints()
-        time_ns = min(time_ns, int(times[0]))
-        events, flows = trace.state_at(time_ns)
+        solver = WarmStarts(pipeline, profile, powers, network).solver_at_flow(sum(powers))
+        trace = solver.trace(sum(powers))
+        t_star_ns = trace.end_time
+        time_ns = min(time_ns, t_star_ns)
+        trace.extend(time_ns)
+        events, flows = trace.optimum_at(time_ns)
         rounding = Rounding(pipeline, network, events, time_ns)
         rounding.anneal(_HEATS)
         return rounding.rows, flows[: len(limits)]
