@@ -174,6 +174,21 @@ def test_walk_that_ends_at_a_deadline_is_there_as_the_whole_walk_is(data: st.Dat
     assert np.array_equal(ended.optimum_at(deadline_ns)[0], whole.optimum_at(deadline_ns)[0])
 
 
+def test_slopes_around_a_breakpoint_do_not_depend_on_what_was_asked_before() -> None:
+    pipeline = Pipeline("1f1b", 4, 64)
+    profile = Profile.builtin("a40-gpt3-1.3b-4stage")
+    whole = Relaxation(pipeline, profile).walk()
+    slopes = dict(zip(whole.times_ns.tolist(), [None, *whole.slopes_uw[1:]], strict=True))
+    breakpoints = whole.times_ns.tolist()
+    for k in range(1, len(breakpoints) - 1, len(breakpoints) // 12):
+        asked = Relaxation(pipeline, profile)
+        asked.state_at(breakpoints[k])  # a trace begins there
+        assert asked.slope_uw(breakpoints[k] + 1) == slopes[breakpoints[k + 1]]
+        assert asked.slope_uw(breakpoints[k]) == slopes[breakpoints[k]]
+        above = next(iter(asked.intervals_below(breakpoints[k] + 1)))
+        assert above.slope_uw == slopes[breakpoints[k + 1]]
+
+
 @pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize(
     ("schedule", "microbatches"),

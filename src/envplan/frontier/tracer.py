@@ -251,9 +251,7 @@ class FrontierTracer:
         """
         just_below_ns = time_ns - 1
         with self._lock:
-            interval = self._interval_with(
-                just_below_ns, just_below_ns, just_below_ns - self._step_ns
-            )
+            interval = self._interval_with(just_below_ns, time_ns, just_below_ns - self._step_ns)
             segment = interval.segment_below(min(time_ns, interval.latest_ns))
             return segment._replace(later_ns=time_ns)
 
