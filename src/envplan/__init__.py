@@ -73,7 +73,7 @@ _HOME = {
     "SCHEDULES": "envplan.pipeline",
     "Timeline": "envplan.simulation.iteration",
     "UNLIMITED": "envplan.frontier.mincut",
-    "advise": "envplan.planners.comparison",
+    "advise": "envplan.planners.advice",
     "builtin_profiles": "envplan.profile",
     "check_file": "envplan.check.files",
     "compare": "envplan.planners.comparison",

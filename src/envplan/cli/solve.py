@@ -191,9 +191,7 @@ def solve(
         elif planner is None:
             plan = frontier.solve(request, progress=work.frontier_step)
         else:
-            from envplan.planners import answer
-
-            plan = answer(planner, frontier, request)
+            plan = planner.solve(frontier, request)
     plan.save(output)
     ui.answer(
         lambda: _document(frontier, plan, output),
