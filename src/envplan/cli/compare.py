@@ -26,7 +26,7 @@ from envplan.cli.tables import (
     text_column,
     value_column,
 )
-from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
+from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
 from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def compare(
         Path | None,
         typer.Option(
             metavar=OPTIONAL_FILE,
-            parser=output_file(".png", ".svg", ".pdf", ".html", bare="compare.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="compare.png"),
             help=(
                 "Draw all planners on one frontier: .png, .svg, .pdf or .html; without a name: "
                 "compare.png."

@@ -36,7 +36,7 @@ from envplan.cli.tables import (
 from envplan.cli.types import (
     OPTIONAL_FILE,
     InputFile,
-    output_file,
+    OutputFile,
     parser_of,
     quantity,
 )
@@ -115,7 +115,7 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            parser=output_file(".json"),
+            parser=OutputFile(".json"),
             help="Write a Chrome trace, for ui.perfetto.dev or chrome://tracing: .json.",
             rich_help_panel=MOST_USED,
         ),
@@ -124,7 +124,7 @@ def simulate(
         Path | None,
         typer.Option(
             metavar=OPTIONAL_FILE,
-            parser=output_file(".png", ".svg", ".pdf", ".html", bare="timeline.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="timeline.png"),
             help="Draw the timeline: .png, .svg, .pdf or .html; without a name: timeline.png.",
             rich_help_panel=MOST_USED,
         ),
