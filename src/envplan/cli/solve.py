@@ -365,7 +365,7 @@ def _plan(
         NoAnswerError: nothing meets the request.
     """
     if clocks is not None:
-        from envplan.enforce.given_clocks import read_clocks
+        from envplan.enforce.clock_files import read_clocks
 
         chosen = read_clocks(clocks, frontier.pipeline)
         with naming(clocks):
