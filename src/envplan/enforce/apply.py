@@ -286,7 +286,7 @@ class _Fitter:
         if not lacking:
             return _Raised(knob, [])
         for mhz in gpu.supported_clocks_mhz:
-            new = mhz, table.first_config[row]
+            new = mhz, table.start_config[row]
             if mhz > lacking[-1] and table.time_ns[self._row(number, new)] <= table.time_ns[row]:
                 known = new in self._problem.rows_by_knob[number]
                 return _Raised(new, [(planned, mhz, known) for planned in lacking])

@@ -21,7 +21,7 @@ from envplan._io.files import AnyPath
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, naming
 from envplan.plan import Rung
-from envplan.profile import changes_of
+from envplan.profile import parse_clock_requests
 
 FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
 
@@ -347,7 +347,11 @@ def clocks_within(configs: Sequence[str] | None) -> set[int]:
     Raises:
         InputError: a config begins as such, but does not go on so.
     """
-    return {change.frequency_mhz for config in set(configs or ()) for change in changes_of(config)}
+    return {
+        change.frequency_mhz
+        for config in set(configs or ())
+        for change in parse_clock_requests(config)
+    }
 
 
 def asked_for(frequencies: Sequence[int], configs: Sequence[str] | None) -> set[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from envplan._io.words import exact_seconds
-from envplan.profile import changes_of
+from envplan.profile import parse_clock_requests
 
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan, StageClocks
@@ -46,7 +46,7 @@ def remarks(
             else f"the plan's ladder is left out: {format_} has no place for it"
         )
     configs = {operation.config for stage in plan.stages for operation in stage} - {""}
-    by_part = set(filter(changes_of, configs))
+    by_part = set(filter(parse_clock_requests, configs))
     if by_part:
         notes.append("parts of operations have clocks of their own, which hook_parts asks for")
     if configs - by_part:
