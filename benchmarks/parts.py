@@ -136,8 +136,10 @@ def _random_parts(count: int, clocks: int, noise: float) -> PartCosts:
 
 
 def in_layers(profile: Profile, layers: int) -> Profile:
-    """A measured profile whose forwards and backwards are so many equal parts each: an assumption,
-    for models whose stages are stacks of equal layers."""
+    """A measured profile whose forwards and backwards are so many equal parts each.
+
+    That is an assumption, for models whose stages are stacks of equal layers.
+    """
     rows: list[tuple[Any, ...]] = []
     for whole in profile.tables():
         split = whole.instruction in ("forward", "backward")
@@ -169,8 +171,10 @@ def gaps_in_layers(microbatches: int) -> dict[str, tuple[str, list[float]]]:
 
 
 def latency_table() -> str:
-    """What clocks by part save beside one clock an operation, by GPU, model and latency: modelled
-    parts, then measured rows in equal layers."""
+    """Savings of clocks by part beside one clock an operation, by GPU, model and latency.
+
+    Modelled parts come first, then measured rows in equal layers.
+    """
     rows = []
     header = ["GPU", "model", "parts of a forward (ms)"]
     for gpu, model, stages, tensor_parallel, samples in _JOBS:
@@ -246,11 +250,11 @@ def around_table() -> str:
 
 
 def _around(gpu: ModelledGpu, parameters: float) -> tuple[float, float, float]:
-    """Time (s) and energy (J) of one GPU in reduce-scatter, optimizer step and all-gather, at the
-    highest clock and at the one of least energy.
+    """Time (s) and energy (J) of one GPU in reduce-scatter, optimizer step and all-gather.
 
-    Bytes: gradients and weights of two bytes over the network, the optimizer's states over the
-    replicas (Rajbhandari et al., "ZeRO", SC 2020).
+    Both at the highest clock and at the one of least energy. Bytes: gradients and weights of two
+    bytes over the network, the optimizer's states over the replicas (Rajbhandari et al., "ZeRO",
+    SC 2020).
     """
     sent = 2.0 * parameters * (_REPLICAS - 1) / _REPLICAS / _NETWORK
     step = _OPTIMIZER_BYTES * parameters / _REPLICAS / (gpu.memory_efficiency * gpu.bandwidth)

@@ -119,6 +119,7 @@ class Job:
 
     @classmethod
     def of(cls, workload: Workload) -> Job:
+        """Read the runs of a workload and trace its frontier."""
         begin = time.perf_counter()
         profile = Profile.builtin(profile_name(workload))
         frontier = trace_frontier(profile.pipeline(), profile)
@@ -145,8 +146,10 @@ class Job:
         )
 
     def ours_as(self, planner: str, run: int) -> float:
-        """Percent saved by our plan in the replayed time of a run's clocks, against the baseline:
-        the measured saving, times what our plan uses less by the same profile."""
+        """Percent saved by our plan in the replayed time of a run's clocks, against the baseline.
+
+        The measured saving, times what our plan uses less by the same profile.
+        """
         clocks = self.runs.clocks(self.runs.keys.index((planner, run)))
         frontier = self.frontier
         given = plan_from_clocks(frontier.pipeline, frontier.profile, clocks, frontier=frontier)
@@ -156,6 +159,7 @@ class Job:
 
     @property
     def ours_at_t_min(self) -> float:
+        """Percent saved by our plan at T_min, predicted."""
         return 100 * (1 - self.frontier.plan().energy / self.highest.energy)
 
     def until(self, sync_s: float) -> float:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from cli_helpers import done, refused, told
 from envplan.check.plans import verify_plan
 from envplan.enforce.apply import apply_plan
-from envplan.enforce.clocks import given_clocks
 from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.supported_clocks import parse_clocks
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
@@ -448,7 +448,7 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
     with pytest.raises(InputError, match="Zeus's format has no place"):
         applied.to_zeus()
     with pytest.raises(InputError, match="the highest clock of the GPU is 1000 MHz"):
-        apply_plan(plan, profile, topology=topology, clocks=given_clocks("1000"))
+        apply_plan(plan, profile, topology=topology, clocks=parse_clocks("1000"))
 
 
 @pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_hold": 0.05}])
@@ -460,7 +460,7 @@ def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[s
     wanted = {
         c.frequency_mhz for s in plan.stages for op in s for c in parse_clock_requests(op.config)
     }
-    clocks = given_clocks(offered)
+    clocks = parse_clocks(offered)
     has = set(clocks.supported_clocks_mhz)
     assert wanted - has
     applied = apply_plan(plan, profile, topology=Topology.for_job(plan.job), clocks=clocks)
@@ -498,7 +498,7 @@ def test_where_a_gpu_lacks_the_clock_of_a_part_the_operation_keeps_its_config() 
         plan,
         profile,
         topology=Topology.for_job(plan.job),
-        clocks=given_clocks("1200,1500"),
+        clocks=parse_clocks("1200,1500"),
     )
     assert applied.ranks[0].configs == ["x", "x"]
     assert [mhz for *_, mhz in applied.ranks[0].operations] == [1500, 1500]

@@ -129,8 +129,8 @@ def workload_profile(model: Model, latency: SwitchLatency, runs: int) -> Profile
     rows: list[tuple[Any, ...]] = []
     for stage in range(workload.num_stages):
         for kind, instruction in enumerate(INSTRUCTIONS):
-            for clock in reversed(clocks.tolist()):
-                rows.append(_row(model, stage, kind, instruction, clock))
+            descending = reversed(clocks.tolist())
+            rows += [_row(model, stage, kind, instruction, clock) for clock in descending]
         overheads = model.overheads
         constant = (("load", overheads.load_s[stage]), ("optimizer", overheads.optimizer_s))
         for instruction, seconds in constant:

@@ -220,10 +220,10 @@ def _clocks(
     Raises:
         InputError: options exclude each other, or one names nothing.
     """
-    from envplan.enforce.clocks import (
-        given_clocks,
+    from envplan.enforce.supported_clocks import (
         live_clocks,
         modelled_clocks,
+        parse_clocks,
         refuse_other_gpus,
     )
 
@@ -232,7 +232,7 @@ def _clocks(
             raise InputError("--backend reads the clocks from this machine; leave out the others")
         return live_clocks(profile, force=force)
     if clocks is not None:
-        return given_clocks(clocks, gpu or profile.metadata.gpu)
+        return parse_clocks(clocks, gpu or profile.metadata.gpu)
     if gpu is None:
         return None
     named = [modelled_clocks(name.strip()) for name in gpu.split(",")]

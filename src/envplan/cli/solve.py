@@ -182,7 +182,7 @@ def solve(
     request = asked.request(frontier)
     with progress("Planning") as work:
         if asked.clocks is not None:
-            from envplan.enforce.given_clocks import read_clocks
+            from envplan.enforce.clock_files import read_clocks
 
             shape = frontier.pipeline, frontier.profile
             clocks = read_clocks(asked.clocks, frontier.pipeline)

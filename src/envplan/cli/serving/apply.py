@@ -14,8 +14,8 @@ from envplan.cli import output as ui
 from envplan.cli.serving.service import FLEET
 from envplan.cli.shared import OUTPUT, Force, MovedProfile
 from envplan.cli.types import InputFile, output_file, quantity
-from envplan.enforce.clocks import given_clocks
 from envplan.enforce.freqplan import StageClocks
+from envplan.enforce.supported_clocks import parse_clocks
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def apply(
             metavar="MHZ[,MHZ...]",
             help="Clocks the GPUs have, as in 210-1410:15; default: those of the profile's GPU.",
             show_default=False,
-            parser=given_clocks,
+            parser=parse_clocks,
         ),
     ] = None,
     profile: MovedProfile = None,
