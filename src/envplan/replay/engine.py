@@ -422,7 +422,6 @@ class Search:
         price_uw: what a ns late, or a ns of shortage, costs at first, positive.
         hold_ns: least time between two requests of a stage for another clock.
         peak_uw: most power of one GPU a stage together, at any time.
-        peak_price: what a fJ above that costs at first, fJ, positive.
         waits: energy counts until the deadline, for everybody waits until then anyway.
 
     Raises:
@@ -439,7 +438,6 @@ class Search:
         machine: Machine = Machine(),
         hold_ns: int = 0,
         peak_uw: int | None = None,
-        peak_price: int = 1,
         waits: bool = False,
     ) -> None:
         position = np.empty(len(starts_ns), np.int32)
@@ -453,7 +451,6 @@ class Search:
             -1 if peak_uw is None else peak_uw,
             waits,
             price_uw,
-            peak_price,
         )
 
     def score(self, rows: Rows) -> Score:
