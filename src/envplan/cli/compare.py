@@ -142,8 +142,11 @@ def _print(
         columns = [*names, *_straggler_columns(comparison, straggler)]
         ui.show_table(ui.titled(until, source), columns)
     if costs := [plan.costs for plan in plans if plan.costs is not None]:
+        from envplan.costs import RunComparison
+
         run = costs[0].of_run()
-        amounts = cost_columns(run, [(cost.iteration, cost.run) for cost in costs])
+        spent_on = [RunComparison(cost.iteration, cost.run) for cost in costs]
+        amounts = cost_columns(run, spent_on)
         ui.show_table(cost_title(run, source), [*names, *amounts])
     if parts:
         title = f"Clocks by part, by {ui.exact_seconds(parts[0]['deadline_s'])} s"

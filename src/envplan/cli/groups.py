@@ -305,7 +305,7 @@ class JobOptions(ParallelOptions):
         from envplan.profile import ByParts
 
         parted = profile.has_parts and not self.one_clock
-        asked = ByParts.asked(self.parts_within, self.blocking_power) if parted else None
+        asked = ByParts.from_options(self.parts_within, self.blocking_power) if parted else None
         needed = {op.instruction for op in pipeline.operations}
         return profile.fitted(needed, recompute=self.recompute, by_parts=asked)
 
@@ -355,7 +355,7 @@ class JobOptions(ParallelOptions):
                 return
 
     def _from_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
-        from envplan.profile.described import described_pipeline, parse_extras
+        from envplan.profile.job import parse_extras, pipeline_of_job
 
         schedule = self.schedule or profile.metadata.schedule or "1f1b"
         if schedule != "envpipe":
@@ -366,7 +366,7 @@ class JobOptions(ParallelOptions):
             timed = profile.fitted(("backward",), recompute=self.recompute)
             return envplan.forwards_ahead(timed, microbatches, self.activation_slots)
 
-        return described_pipeline(
+        return pipeline_of_job(
             profile,
             schedule=self.schedule,
             num_stages=self.pp,

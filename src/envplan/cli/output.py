@@ -222,10 +222,10 @@ def describe_ends(frontier: Frontier) -> str:
 
 def config_counts(plan: Plan) -> dict[str, int]:
     """How often a plan chose which config; empty where operations have no configs."""
-    from envplan.profile import changes_of
+    from envplan.profile import parse_clock_requests
 
     configs = [op.config for stage in plan.stages for op in stage]
-    counts = Counter("by part" if changes_of(one) else one or "none" for one in configs)
+    counts = Counter("by part" if parse_clock_requests(one) else one or "none" for one in configs)
     return dict(sorted(counts.items())) if any(configs) else {}
 
 

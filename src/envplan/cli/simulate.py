@@ -45,8 +45,7 @@ from envplan.quantities import COUNT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan._io.documents import Model
-    from envplan.costs import Run
-    from envplan.costs.model import Spent
+    from envplan.costs import Run, RunCosts
     from envplan.simulation.iteration import Conditions
     from envplan.simulation.replicas import ReplicaPlans
 
@@ -227,7 +226,7 @@ class Simulation:
     reports: Sequence[envplan.ClusterReport]
     together: ReplicaPlans | None
     run: Run | None
-    costs: tuple[Spent, Spent | None] | None
+    costs: RunCosts | None
 
     @property
     def notes(self) -> list[str]:
