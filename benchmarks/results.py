@@ -36,7 +36,7 @@ from envplan import (
 from envplan._io.files import atomic_write
 from envplan.plan.build import beyond_raw_rows
 from envplan.planners import Entry, EnvPipe, compare
-from envplan.profile.described import described_pipeline
+from envplan.profile.job import pipeline_of_job
 from envplan.profile.smoothing import jumps
 
 MICROBATCHES: Final = (12, 24, 48, 96)
@@ -435,7 +435,7 @@ def _gaps() -> list[str]:
             continue
         cells, above, polished = [], 0, 0.0
         for count in GAP_MICROBATCHES:
-            frontier = trace_frontier(described_pipeline(profile, num_microbatches=count), profile)
+            frontier = trace_frontier(pipeline_of_job(profile, num_microbatches=count), profile)
             gaps = {one: 100 * frontier.plan(slowdown=one).gap for one in SLOWDOWNS}
             cells.append(max(gaps.values()))
             for slowdown, gap in gaps.items():

@@ -393,7 +393,7 @@ class _ClockFitter:
         planned_option = self._option_at(table_number, planned)
         planned_time_ns = table.time_ns[planned_option]
         for mhz in clocks.supported_clocks_mhz:
-            setting = _ClockSetting(mhz, table.first_config[planned_option])
+            setting = _ClockSetting(mhz, table.start_config[planned_option])
             if mhz <= unsupported_mhz[-1]:
                 continue
             if table.time_ns[self._option_at(table_number, setting)] > planned_time_ns:

@@ -52,7 +52,9 @@ def compare_part_clocks(frontier: Frontier) -> list[PartClockSavings]:
     profile = frontier.profile
     if profile.adjustments.by_parts is None:
         return []
-    one_clock_frontier = frontier.retraced(frontier.pipeline, profile.derived(by_parts=None))
+    one_clock_frontier = frontier.retraced(
+        frontier.pipeline, profile.with_adjustments(by_parts=None)
+    )
     fastest = one_clock_frontier.max_frequency_plan()
     deadline_s = fastest.iteration_time * (1 + _SLOWDOWN)
     savings = []
