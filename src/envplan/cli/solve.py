@@ -374,7 +374,9 @@ def _plan(
             )
     if other_planner is None:
         return frontier.solve(request, progress=work.frontier_step)
-    return other_planner.solve(frontier, request)
+    from envplan.planners import answer
+
+    return answer(other_planner, frontier, request)
 
 
 def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
