@@ -157,6 +157,20 @@ def test_what_is_asked_for_later_waits_its_turn() -> None:
     assert len(made) == 2
 
 
+def test_between_operations_the_config_is_that_of_the_next_one(fake_nvml: FakeNvml) -> None:
+    plan = plan_by_parts()
+    configs = ["@attention=1740/tall @mlp=1020/wide", "@mlp=780/flat @attention=1500"] * 2
+    rank = plan.ranks[0].model_copy(update={"configs": configs})
+    plan = plan.model_copy(update={"ranks": [rank]})
+    with Shim(plan, rank=0, world_size=1, log=None) as shim:
+        assert shim.config == "tall"
+        shim.begin("forward", 0)
+        shim.part("mlp", backward=False)
+        assert shim.config == "wide"
+        shim.end("forward", 0)
+        assert shim.config == "flat"
+
+
 def test_a_part_that_is_no_module_is_refused(fake_nvml: FakeNvml) -> None:
     with (
         Shim(plan_by_parts(), rank=0, world_size=1, log=None) as shim,

@@ -254,7 +254,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         operation = self._follower.current
         if operation is None:
             return ""
-        return self._config if operation.part_requests else operation.config
+        return self._config if self._follower.is_running else operation.first_config
 
     def has_unset_requests(self) -> bool:
         """Whether a requested clock is not reported as set, as far as reports have been read."""
@@ -284,8 +284,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             self._step_begin_ns = perf_counter_ns()
         requester = self._requester
         self._operation_begin = begin = requester.record_event()
-        if operation.part_requests:
-            self._config = operation.first_config
+        self._config = operation.first_config
         for request in operation.begin_requests:
             if request.frequency_mhz != requester.last_requested_mhz:
                 requester.request(request.frequency_mhz, begin, request.delay_ns)
