@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,25 @@ def test_a_line_that_cannot_be_made_is_dropped_and_the_next_ones_are_written(
     ]
     assert '"dropped": 2' in (tmp_path / "run.jsonl").read_text()
     assert caplog.text.count("the device is lost") == 1
+
+
+def test_closing_a_log_that_hangs_takes_no_longer_than_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envplan.runtime.runlog._CLOSE_TIMEOUT_S", 0.4)
+    monkeypatch.setattr("envplan.runtime.runlog._MAX_WAITING_LINES", 1)
+    hangs = threading.Event()
+
+    def device_hangs() -> RunRecord:
+        hangs.wait(0.3)
+        return error(0)
+
+    log = RunLog(tmp_path / "run.jsonl", rank=0, max_bytes=10**6)
+    log.write_later(device_hangs)
+    while not log.is_idle():
+        time.sleep(0.001)
+    log.write_later(device_hangs)
+    begin = time.monotonic()
+    log.close(END)
+    assert time.monotonic() - begin < 0.6
+    hangs.set()

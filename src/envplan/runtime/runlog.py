@@ -36,7 +36,7 @@ MAX_LOG_BYTES: Final = 2**30
 
 #: Lines that wait for the thread; further ones are dropped.
 _MAX_WAITING_LINES: Final = 256
-#: How long `close` waits for each of: room in the queue, room again, and the thread, s.
+#: How long `close` waits for the thread, s.
 _CLOSE_TIMEOUT_S: Final = 10.0
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
@@ -288,11 +288,12 @@ class RunLog:
         return self._queue.empty()
 
     def close(self, end: RunEnded) -> None:
-        """Log the end and write what is waiting, for three times ten seconds at most."""
+        """Log the end and write what is waiting, for ten seconds at most."""
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         with suppress(Full):
-            self._queue.put(lambda: replace(end, dropped=self.dropped), timeout=_CLOSE_TIMEOUT_S)
-            self._queue.put(None, timeout=_CLOSE_TIMEOUT_S)
-            self._thread.join(_CLOSE_TIMEOUT_S)
+            for item in (lambda: replace(end, dropped=self.dropped), None):
+                self._queue.put(item, timeout=max(0.0, deadline - time.monotonic()))
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         for make_record in iter(self._queue.get, None):
