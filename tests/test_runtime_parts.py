@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.runtime import Profiler, Shim
-from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.parts import hook_parts
 from fake_nvml import FakeNvml, fake_nvml
 from shim_helpers import A40, frequency_plan
@@ -131,30 +129,6 @@ def test_a_clock_is_asked_for_so_long_after_its_part_begins(fake_nvml: FakeNvml)
         shim.step()
         wait_until_set(shim)
     assert set_clocks(fake_nvml) == [1740, 1020, 780, 1500] * 2
-
-
-def test_what_is_asked_for_later_waits_its_turn() -> None:
-    class Requests:
-        def request(self, mhz: int, request_id: int) -> None:
-            made.append((time.perf_counter_ns(), mhz))
-
-        def close(self) -> None:
-            pass
-
-    made: list[tuple[int, int]] = []
-    done = threading.Event()
-    requester = ClockRequester(Requests(), None)  # type: ignore[arg-type]
-    begun = requester.record_event()
-    assert isinstance(begun, int)
-    requester.request(900, begun, 5_000_000)
-    requester.request(1200, requester.record_event())
-    requester.call_after_requests(done.set)
-    assert done.wait(60)
-    assert [mhz for _, mhz in made] == [900, 1200]
-    assert made[0][0] >= begun + 5_000_000
-    requester.request(600, requester.record_event(), 3600 * 10**9)
-    requester.close()  # does not wait for it, and asks for nothing more
-    assert len(made) == 2
 
 
 def test_between_operations_the_config_is_that_of_the_next_one(fake_nvml: FakeNvml) -> None:

@@ -190,7 +190,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._requester = ClockRequester(guard, marker)
         energies = self.plan.stage_energies
         self._energy = StepEnergyMeter(energies[self.stage] if energies else None)
-        self._accounting = StepAccounting(guard, self._schedules[0], self._energy)
+        self._accounting = StepAccounting(self._requester, self._schedules[0], self._energy)
         log_path = log if log is not BESIDE_PLAN else _log_beside(plan)
         self._log = RunLog(log_path, rank=self.rank, max_bytes=log_limit)
         self._log.write(

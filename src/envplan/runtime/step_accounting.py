@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from envplan.devices.guard import Guard
+from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.rank_schedule import RankSchedule
 from envplan.runtime.step_energy import EnergyTotals, StepEnergyMeter
 from envplan.runtime.timestamps import Timestamp
@@ -81,13 +81,16 @@ class StepAccounting:
     """Knows which of a rank's steps are decided. Not thread-safe.
 
     Args:
-        guard: None: no clock is ever set.
+        requester: whose guard sets the clocks.
         fastest: the plan itself, without stragglers.
         energy: counts the steps that followed it.
     """
 
-    def __init__(self, guard: Guard | None, fastest: RankSchedule, energy: StepEnergyMeter) -> None:
-        self._guard = guard
+    def __init__(
+        self, requester: ClockRequester, fastest: RankSchedule, energy: StepEnergyMeter
+    ) -> None:
+        self._requester = requester
+        self._guard = requester.guard
         self._fastest = fastest
         self._energy = energy
         self._undecided: deque[FollowedStep] = deque()
@@ -98,13 +101,11 @@ class StepAccounting:
 
     def read_reports(self) -> list[str]:
         """Read what the guard reports: its problems, a line each."""
-        guard = self._guard
-        if guard is None:
-            return []
-        problems = guard.problems()
-        for reading in guard.readings:
-            self._energy.add_reading(reading)
-        guard.readings.clear()
+        problems = self._requester.read_problems()
+        if self._guard is not None:
+            for reading in self._guard.readings:
+                self._energy.add_reading(reading)
+            self._guard.readings.clear()
         return problems
 
     def decided_steps(self) -> Iterator[AccountedStep]:
