@@ -70,3 +70,10 @@ def test_without_its_clocks_a_step_counts_as_one_of_the_fastest_plan(
     (step,) = accounted(guard)
     assert step.num_in_force < step.num_requested
     assert step.planned_s == FASTEST.iteration_time_s
+
+
+def test_an_overtaken_request_makes_no_straggler_of_a_slowed_pipeline() -> None:
+    (step,) = accounted(ReportingGuard(done=2, lags={2: 5}))
+    assert step.clocks_mhz == [0, RUNG.operations[1].frequency_mhz]
+    assert step.num_in_force == 1
+    assert step.planned_s == 1.5  # clocks were set all the same
