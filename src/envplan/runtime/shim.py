@@ -334,7 +334,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             )
         elif self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
             self._warn_on_rank_0(self._why_not_followed())
-        self._requester.call_after_requests(partial(self._process_reports, followed))
+        self._requester.call_after_requests(partial(self._process_reports, self.steps, followed))
         self.steps += 1
         self._spans = []
 
@@ -365,7 +365,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             return
         self._is_closed = True
         self._requester.close()
-        self._process_reports(None)
+        self._process_reports(self.steps, None)
         if self._missed_reason or self._was_never_used():
             self._warn_on_rank_0(self._why_not_followed())
         if self.clock_errors:
@@ -429,13 +429,14 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             Mismatch(rank=self.rank, step=self.steps, where=where, expected=expected, got=got)
         )
 
-    def _process_reports(self, followed: FollowedStep | None) -> None:
+    def _process_reports(self, step: int, followed: FollowedStep | None) -> None:
         """Take note of what the guard reports, and log the steps that are decided by it.
 
         Runs in the thread of the ClockRequester, where that has one.
 
         Args:
-            followed: the step that is over now, if it followed its schedule.
+            step: the number of the step that is over for the device.
+            followed: the same, if it followed its schedule.
         """
         if followed is not None:
             self._accounting.add(followed)
@@ -443,7 +444,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             self.clock_errors += 1
             self._first_clock_error = self._first_clock_error or problem
             if self.clock_errors <= _MAX_LOGGED_CLOCK_ERRORS:
-                self._log.write(ClockError(rank=self.rank, step=self.steps, message=problem))
+                self._log.write(ClockError(rank=self.rank, step=step, message=problem))
         for accounted in self._accounting.decided_steps():
             self._log.write_later(partial(self._measure, accounted, self.mismatches))
 
