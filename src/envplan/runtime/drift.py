@@ -106,7 +106,7 @@ def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
     for stage in range(profile.num_stages):
         for table in profile.tables(stage):
             factor = factors.get((stage, table.instruction), 1.0)
-            for mhz, config, time, energy in table.rows():
+            for mhz, config, time, energy in table.options():
                 scaled = s_from_ns(round(time * factor)), j_from_fj(round(energy * factor))
                 rows.append((stage, table.instruction, mhz, *scaled, config))
         if profile.blocking_power_w is not None:
@@ -161,7 +161,7 @@ def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[..., fl
     A config that the profile does not have, or "" among several, is taken for the fastest one.
     """
     fastest: dict[str | None, dict[int, int]] = defaultdict(dict)
-    for mhz, config, time_ns, _ in profile.table(stage, instruction).rows():
+    for mhz, config, time_ns, _ in profile.table(stage, instruction).options():
         for key in (config, None) if mhz else ():
             fastest[key][mhz] = min(time_ns, fastest[key].get(mhz, MAX_INTEGER))
 

@@ -54,7 +54,9 @@ def doubt_profile(profile: Profile) -> None:
     drawn = [
         (fj / ns / UW_PER_W, mhz, *key)
         for key, whole in ((key, parts.whole) for key, parts in profile.measured_costs.items())
-        for mhz, (ns, *_), (fj, *_) in zip(whole.mhz, whole.time_ns, whole.energy_fj, strict=True)
+        for mhz, (ns, *_), (fj, *_) in zip(
+            whole.frequency_mhz, whole.time_ns, whole.energy_fj, strict=True
+        )
         if mhz
     ]
     if not drawn:
