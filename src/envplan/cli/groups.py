@@ -15,8 +15,8 @@ import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import refuse_overwriting
 from envplan.cli.given import options_given, refuse, refuse_both, require_with
+from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import (
     JOB,
@@ -69,7 +69,7 @@ class PlanOptions:
 
         plan = envplan.Plan.load(self.plan)
         profile = find_profile(plan.profile, self.plan, self.profile)
-        refuse_overwriting(profile.path, profile.sidecar)
+        invocation().will_read(profile.path, profile.sidecar)
         return plan, profile
 
 
@@ -326,7 +326,7 @@ class JobOptions(ParallelOptions):
             InputError: as for load, the profile does not fit the pipeline, or it would be replaced.
         """
         profile, pipeline = loaded or self.load()
-        refuse_overwriting(profile.path, profile.sidecar)
+        invocation().will_read(profile.path, profile.sidecar)
         known = profile.metadata
         with progress(f"Tracing the frontier of {profile.name}") as work:
             return envplan.trace_frontier(

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli.describe import modelled_title
 from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions, split_class
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import table_columns
-from envplan.cli.types import OPTIONAL_FILE, either, one_of, output_file, parser_of, quantity
+from envplan.cli.types import OPTIONAL_FILE, OutputFile, either, one_of, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import NUMBER, TIME
 from envplan.serving.settings import Settings
@@ -65,7 +66,7 @@ def solve(
             rich_help_panel=MOST_USED,
             metavar=OPTIONAL_FILE,
             help="Draw the pools: .png, .svg or .pdf; without a name: serving-plan.png.",
-            parser=output_file(".png", ".svg", ".pdf", bare="serving-plan.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", bare="serving-plan.png"),
         ),
     ] = None,
     gpus: FleetGpus = Settings.gpus,
@@ -108,7 +109,7 @@ def solve(
             rich_help_panel=OUTPUT,
             metavar="FILE",
             help="Where the plan goes.",
-            parser=output_file(),
+            parser=OutputFile(),
         ),
     ] = Path("serving-plan.json"),
 ) -> None:
@@ -142,7 +143,7 @@ def solve(
     ui.answer(
         lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
         lambda: _print(plan),
-        then=["envplan", "serving", "apply", str(output)],
+        next_command=["envplan", "serving", "apply", str(output)],
     )
 
 
@@ -177,7 +178,7 @@ def _print(plan: ServingPlan) -> None:
         for pool in plan.pools
         for group in pool.groups
     ]
-    title = ui.titled(f"{plan.planner} plan, figures per instance", plan.profile.source)
+    title = modelled_title(f"{plan.planner} plan, figures per instance", plan.profile.source)
     ui.show_table(title, table_columns(headers, rows, num_texts=2))
     predicted = plan.predicted
     ui.say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
