@@ -88,7 +88,7 @@ class RequestClass(Model):
 
 
 class _InputDefaults(NamedTuple):
-    """Mean tokens of the inputs of one length, and the time to the first token they are promised."""
+    """Mean tokens of the inputs of one length, and the longest time to their first token."""
 
     tokens: float
     ttft_slo_s: float
@@ -121,7 +121,7 @@ def complete_classes(stated: object) -> object:
 
 
 def _default_fields(name: str) -> dict[str, float]:
-    input_length, output_length = name
+    input_length, output_length = name[0], name[1]
     defaults = _INPUT_DEFAULTS[input_length]
     return {
         "input_tokens": defaults.tokens,

@@ -46,12 +46,12 @@ class FleetRates:
     def _money(self, simulation: Simulation) -> float | None:
         if self.price is None and not self.overheads.gpu_hour:
             return None
-        hours = self.overheads.hours_cost(_HOUR_S, 1) * simulation.gpu_hours
+        gpu_time = self.overheads.gpu_time_cost(_HOUR_S, 1) * simulation.gpu_hours
         energy = 0.0 if self.price is None else simulation.cost_at(self.price, self.overheads)
-        return energy + hours
+        return energy + gpu_time
 
     def _carbon_g(self, simulation: Simulation) -> float | None:
         if self.carbon is None:
             return None
-        made = self.overheads.made_g(_HOUR_S, 1) * simulation.gpu_hours
-        return simulation.cost_at(self.carbon, self.overheads) + made
+        embodied_g = self.overheads.embodied_carbon_g(_HOUR_S, 1) * simulation.gpu_hours
+        return simulation.cost_at(self.carbon, self.overheads) + embodied_g

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -398,9 +398,7 @@ class _FleetProgram:
         groups = []
         for variables, count, load in solved:
             segment = variables.segment
-            adjusted = min(
-                max(load + missing / count, segment.low_tokens_s), segment.high_tokens_s
-            )
+            adjusted = min(max(load + missing / count, segment.low_tokens_s), segment.high_tokens_s)
             missing -= count * (adjusted - load)
             groups.append(InstanceGroup(variables.curve, count, adjusted))
         return sorted(groups, key=_largest_first)

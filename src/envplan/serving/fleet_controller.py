@@ -222,7 +222,7 @@ class FleetController:
             self._engine.route(class_number, self._pool_numbers[home], helpers + given_up)
 
     def _ranked_pools(self, fleet: Fleet, request_class: str) -> list[str]:
-        """All pools, those that can serve a class within its SLO first, the lowest of them first."""
+        """All pools: first those that can serve a class within its SLO, lower ones first."""
         classes = self.trace.profile.classes
         slo = classes[request_class].slo
         order = [*host_classes(request_class), *reversed(CLASSES)]

@@ -227,9 +227,7 @@ def _shrink_until_it_fits(candidates: PoolCandidates, num_gpus: int) -> None:
         }
         if not watts_per_gpu:
             gpus_by_class = {name: pools[0].gpus for name, pools in candidates.items()}
-            raise too_few_gpus(
-                "the hierarchical planner needs", needed, num_gpus, gpus_by_class
-            )
+            raise too_few_gpus("the hierarchical planner needs", needed, num_gpus, gpus_by_class)
         cheapest = min(watts_per_gpu, key=watts_per_gpu.__getitem__)
         candidates[cheapest].pop(0)
 
@@ -310,7 +308,7 @@ def _power_of_counts(
 # --- the GPU manager -----------------------------------------------------------------------------
 
 
-def power_by_clock(curves: Sequence[RatedCurve], loads_tokens_s: npt.ArrayLike) -> FloatArray:
+def power_by_clock(curves: Sequence[RatedCurve], loads_tokens_s: float | FloatArray) -> FloatArray:
     """Power of each of n configurations at m loads, W; infinite above their capacity.
 
     Returns:

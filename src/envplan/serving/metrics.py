@@ -52,7 +52,11 @@ METRICS: Final = (
     Metric("started", lambda result: str(result.instances_started)),
     Metric("re-sharded", lambda result: str(result.instances_resharded)),
     Metric("clock changes", lambda result: str(result.clock_changes)),
-    Metric("requests that another pool took", lambda result: str(result.requests_helped), compared=False),
+    Metric(
+        "requests that another pool took",
+        lambda result: str(result.requests_helped),
+        compared=False,
+    ),
     Metric("requests given up", lambda result: str(result.requests_squashed), compared=False),
 )
 #: Those that compare policies.

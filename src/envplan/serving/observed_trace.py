@@ -52,13 +52,11 @@ class _EngineSize(NamedTuple):
     """An instance size as the compiled replay takes it, in its order.
 
     Attributes:
-        gpus: of an instance.
-        kv_tokens: tokens of context that fit into its memory.
+        kv_tokens: tokens of context that fit into an instance's memory.
         chunk_tokens: prompt tokens of one iteration.
         tables: indices of its configurations' tables, clocks ascending.
     """
 
-    gpus: int
     kv_tokens: float
     chunk_tokens: int
     tables: list[int]
@@ -94,7 +92,7 @@ class ObservedTrace:
         for tp in self.clocks_mhz:
             fastest = self.fastest(tp)
             tables = [k for k, configuration in enumerate(configurations) if configuration.tp == tp]
-            sizes.append(_EngineSize(tp, fastest.kv_tokens, fastest.chunk_tokens, tables))
+            sizes.append(_EngineSize(fastest.kv_tokens, fastest.chunk_tokens, tables))
         slos = [self.profile.classes[name].slo for name in CLASSES]
         return Service(
             self.trace.arrival_s,
@@ -139,7 +137,7 @@ class ObservedTrace:
         return hopeless
 
     def request_counts(self, begin_s: float, end_s: float) -> dict[str, int]:
-        """Requests that arrive in a window, by predicted class; classes without any are left out."""
+        """Requests that arrive in a window, by predicted class; only classes that have any."""
         counts = zip(CLASSES, self.service.counts(begin_s, end_s), strict=True)
         return {name: count for name, count in counts if count}
 

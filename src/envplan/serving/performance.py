@@ -13,6 +13,10 @@ from envplan.serving.classes import FloatArray
 _PROMPT_GRID_TOKENS: Final = 32  # between two entries of the engine's prompt tables
 
 
+#: A number, or an array of them.
+Numbers = float | npt.NDArray[np.integer | np.floating]
+
+
 class Configuration(NamedTuple):
     """The size of an instance and its clock.
 
@@ -78,10 +82,11 @@ class InstancePerformance:
         """The largest batch that there are figures for."""
         return float(self.batch_sizes[-1])
 
-    def prompt_s_at(self, tokens: npt.ArrayLike) -> FloatArray:
+    def prompt_s_at(self, tokens: Numbers) -> FloatArray:
         """Time of prompts of these lengths, s; above the longest one straight on."""
         beyond = np.maximum(0.0, np.asarray(tokens) - self.prompt_tokens[-1])
-        return np.interp(tokens, self.prompt_tokens, self.prompt_s) + self._last_slope * beyond
+        within_s = np.interp(tokens, self.prompt_tokens, self.prompt_s)
+        return np.asarray(within_s + self._last_slope * beyond)
 
     @property
     def _last_slope(self) -> float:
@@ -92,20 +97,20 @@ class InstancePerformance:
         time_step_s = self.prompt_s[-1] - self.prompt_s[-2]
         return max(0.0, float(time_step_s / tokens_step))
 
-    def chunked_prompt_s_at(self, tokens: npt.ArrayLike) -> FloatArray:
+    def chunked_prompt_s_at(self, tokens: Numbers) -> FloatArray:
         """Time of prompts alone on the instance, in iterations of at most `chunk_tokens`, s."""
         chunks = np.asarray(tokens) / self.chunk_tokens
         return np.maximum(self.prompt_s_at(tokens), chunks * self.prompt_s_at(self.chunk_tokens))
 
-    def prompt_w_at(self, tokens: npt.ArrayLike) -> FloatArray:
+    def prompt_w_at(self, tokens: Numbers) -> FloatArray:
         """Power while prompts of these lengths run, W."""
         return np.asarray(np.interp(tokens, self.prompt_tokens, self.prompt_w))
 
-    def step_s_at(self, batch_size: npt.ArrayLike) -> FloatArray:
+    def step_s_at(self, batch_size: Numbers) -> FloatArray:
         """Time of decode steps with so many requests, at least one, s."""
         return np.asarray(np.interp(np.maximum(batch_size, 1.0), self.batch_sizes, self.step_s))
 
-    def step_w_at(self, batch_size: npt.ArrayLike) -> FloatArray:
+    def step_w_at(self, batch_size: Numbers) -> FloatArray:
         """Power of decode steps with so many requests, at least one, W."""
         return np.asarray(np.interp(np.maximum(batch_size, 1.0), self.batch_sizes, self.step_w))
 

@@ -48,9 +48,7 @@ def pool_power_w(
     )
 
 
-def _decoding_instances(
-    decoding_requests: float, num_instances: int, consolidates: bool
-) -> float:
+def _decoding_instances(decoding_requests: float, num_instances: int, consolidates: bool) -> float:
     """Instances that have a request to decode, on average; Poisson numbers of requests."""
     if consolidates:
         filled = decoding_requests / _CONSOLIDATED_BATCH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -18,7 +18,7 @@ from envplan.units import J_PER_KWH
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_HOUR_S = 3600.0
+_HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,9 +91,7 @@ def _decode_batch_fixed_point(
     for _ in range(_FIXED_POINT_ROUNDS):
         step_s = performance.step_s_at(batch_size)
         batch_extra_s = np.maximum(0.0, step_s - performance.step_s[0])
-        utilization = np.minimum(
-            rates * (prompt_s + chunks * batch_extra_s), _UTILIZATION_LIMIT
-        )
+        utilization = np.minimum(rates * (prompt_s + chunks * batch_extra_s), _UTILIZATION_LIMIT)
         prompt_iteration_s = prompt_s / chunks + batch_extra_s
         iterations_s = (1 - utilization) / step_s + utilization / prompt_iteration_s
         by_littles_law = np.minimum(rates * decode_steps / iterations_s, _BATCH_LIMIT)

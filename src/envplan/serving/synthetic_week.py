@@ -86,9 +86,7 @@ def draw_week(
     return DrawnWeek(np.concatenate(arrivals_s), np.concatenate(requests), len(requests_by_minute))
 
 
-def _draw_counts(
-    shape: WeekShape, num_minutes: int, random: np.random.Generator
-) -> IntArray:
+def _draw_counts(shape: WeekShape, num_minutes: int, random: np.random.Generator) -> IntArray:
     """Requests of each minute, at least one, (num_minutes,)."""
     minutes = np.arange(num_minutes)
     deviation = np.interp(minutes, shape.minute, (shape.high - shape.low) / _RANGE_OF_SEVEN)

@@ -96,7 +96,7 @@ class Trace:
             for k in np.flatnonzero(requests)
         }
 
-    def part(self, selection: npt.NDArray[np.bool_ | np.int_] | slice) -> Trace:
+    def part(self, selection: npt.NDArray[np.bool_ | np.integer] | slice) -> Trace:
         """The requests that a mask, a slice or an array of indices selects, at the same times."""
         return replace(
             self,

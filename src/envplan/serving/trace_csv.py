@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -256,9 +256,7 @@ class _PieceReader:
         first_line: of the rows in the file.
     """
 
-    def __init__(
-        self, frame: DataFrame, names: WrittenNames, path: Path, first_line: int
-    ) -> None:
+    def __init__(self, frame: DataFrame, names: WrittenNames, path: Path, first_line: int) -> None:
         self._frame, self._names = frame, names
         self._path, self._first_line = path, first_line
 
@@ -332,7 +330,9 @@ class _PieceReader:
         """Refuse times that run backwards and, where rows are requests, long silences."""
         gaps_s = np.diff(time_s, prepend=time_s[0] if previous_s is None else previous_s)
         self._refuse(
-            gaps_s < 0, _TIMESTAMP, "comes before the line above it ({cell}); sort the trace by time"
+            gaps_s < 0,
+            _TIMESTAMP,
+            "comes before the line above it ({cell}); sort the trace by time",
         )
         if _REQUESTS in self._frame:
             return

@@ -114,7 +114,7 @@ def plan_transition(
     return Transition(fresh_starts, steps, copies_moved)
 
 
-def _total_gpus(instances: Sequence[InstanceStart | SurplusInstance]) -> int:
+def _total_gpus(instances: Sequence[InstanceStart] | Sequence[SurplusInstance]) -> int:
     return sum(instance.gpus for instance in instances)
 
 
@@ -122,8 +122,10 @@ def _batch_gpus(missing: Sequence[InstanceStart], surplus: Sequence[SurplusInsta
     """GPUs that are re-sharded at a time; 0 if nothing is."""
     if not (missing and surplus):
         return 0
-    largest = max(instance.gpus for instance in (*missing, *surplus))
-    return max(largest, math.ceil(_total_gpus(missing) / _RESHARD_BATCHES))
+    largest_missing = max(instance.gpus for instance in missing)
+    largest_surplus = max(instance.gpus for instance in surplus)
+    even_batch = math.ceil(_total_gpus(missing) / _RESHARD_BATCHES)
+    return max(largest_missing, largest_surplus, even_batch)
 
 
 def _num_that_fit(starts: Sequence[InstanceStart], num_gpus: int) -> int:

@@ -14,7 +14,7 @@ from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions, split_class
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import table_columns
-from envplan.cli.types import OPTIONAL_FILE, either, one_of, output_file, parser_of, quantity
+from envplan.cli.types import OPTIONAL_FILE, OutputFile, either, one_of, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import NUMBER, TIME
 from envplan.serving.settings import Settings
@@ -65,10 +65,10 @@ def solve(
             rich_help_panel=MOST_USED,
             metavar=OPTIONAL_FILE,
             help="Draw the pools: .png, .svg or .pdf; without a name: serving-plan.png.",
-            parser=output_file(".png", ".svg", ".pdf", bare="serving-plan.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", bare="serving-plan.png"),
         ),
     ] = None,
-    gpus: FleetGpus = Settings.gpus,
+    gpus: FleetGpus = Settings.max_gpus,
     planner: Annotated[
         str,
         typer.Option(
@@ -108,7 +108,7 @@ def solve(
             rich_help_panel=OUTPUT,
             metavar="FILE",
             help="Where the plan goes.",
-            parser=output_file(),
+            parser=OutputFile(),
         ),
     ] = Path("serving-plan.json"),
 ) -> None:
@@ -120,7 +120,8 @@ def solve(
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
     from envplan.plotting.serving import plan_figure
-    from envplan.serving.planners import exact_plan, hierarchical_plan
+    from envplan.serving.exact_planner import exact_plan
+    from envplan.serving.hierarchical_planner import hierarchical_plan
 
     loads = _loads_by_class(load or [])
     if planner == "hierarchical" and one_frequency:
@@ -180,7 +181,7 @@ def _print(plan: ServingPlan) -> None:
     title = ui.titled(f"{plan.planner} plan, figures per instance", plan.profile.source)
     ui.show_table(title, table_columns(headers, rows, num_texts=2))
     predicted = plan.predicted
-    ui.say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
+    ui.say(f"{predicted.gpus} of {plan.request.gpus} GPUs, {predicted.power_w:.6g} W in all")
     if predicted.gap is not None:
         optimal = predicted.gap <= _OPTIMAL_GAP
         proved = "proved optimal" if optimal else "the best found in time"
