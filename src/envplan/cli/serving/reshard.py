@@ -71,7 +71,7 @@ def reshard(
             "transfers": transfers,
         },
         lambda: _print(fleet),
-        then=["envplan", "serving", "hold", str(target), "--node", "0"],
+        next_command=["envplan", "serving", "hold", str(target), "--node", "0"],
     )
 
 
