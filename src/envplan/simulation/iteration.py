@@ -18,7 +18,7 @@ from envplan._io.notebook import drawing, png_of
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, Target, replay_plan
 from envplan.plan.build import plan_of
-from envplan.profile import Profile, pieces
+from envplan.profile import Profile, part_runs
 from envplan.replay import Replay
 from envplan.simulation.conditions import ConditionFields, Conditions
 from envplan.simulation.results import (
@@ -168,15 +168,15 @@ class Timeline:
         table = problem.tables[problem.table[whole.operation]]
         option = int(self.replay.rows[whole.operation])
         start_ns = whole.start_ns
-        for piece in pieces(table, option, self.replay.machine.latency_ns):
-            finish_ns = start_ns + piece.time_ns
+        for run in part_runs(table, option, self.replay.machine.latency_ns):
+            finish_ns = start_ns + run.time_ns
             yield Slice(
                 operation=whole.operation,
-                frequency_mhz=piece.frequency_mhz,
+                frequency_mhz=run.frequency_mhz,
                 start_ns=start_ns,
                 finish_ns=finish_ns,
-                energy_fj=piece.energy_fj,
-                part=piece.part,
+                energy_fj=run.energy_fj,
+                part=run.part,
             )
             start_ns = finish_ns
 

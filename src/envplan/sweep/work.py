@@ -27,7 +27,7 @@ from envplan.pipeline import Pipeline, traits
 from envplan.plan import Plan
 from envplan.planners import PLANNERS, answer, forwards_ahead
 from envplan.profile import ByParts, Profile
-from envplan.profile.described import described_pipeline, parse_extras
+from envplan.profile.job import parse_extras, pipeline_of_job
 from envplan.replay.cores import use_cores
 from envplan.request import Request
 from envplan.simulation.iteration import simulate
@@ -175,7 +175,7 @@ class _TracedGroup:
         pipeline = _pipeline(profile, point)
         by_parts = None
         if profile.has_parts and not point.one_clock:
-            by_parts = ByParts.asked(point.parts_within, point.blocking_power)
+            by_parts = ByParts.from_options(point.parts_within, point.blocking_power)
         frontier = trace_frontier(
             pipeline,
             profile.fitted(
@@ -233,7 +233,7 @@ def _pipeline(profile: Profile, point: Point) -> Pipeline:
         timed = profile.fitted(("backward",), recompute=point.recompute)
         return forwards_ahead(timed, microbatches)
 
-    return described_pipeline(
+    return pipeline_of_job(
         profile,
         schedule=point.schedule,
         num_microbatches=point.microbatches,
