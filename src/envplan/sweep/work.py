@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Self
 from envplan.errors import DoubtWarning, EnvplanError, InputError
 from envplan.pipeline import Pipeline, traits
 from envplan.plan import Plan
-from envplan.planners import PLANNERS, answer, forwards_ahead
+from envplan.planners import PLANNERS, forwards_ahead
 from envplan.profile import ByParts, Profile
 from envplan.profile.job import parse_extras, pipeline_of_job
 from envplan.replay.cores import use_cores
@@ -252,7 +252,7 @@ def _make_plan(frontier: Frontier, point: Point) -> Plan:
     if point.planner != "frontier":
         if point.min_energy:
             target = {"target_time": frontier.min_energy_time}
-        return answer(PLANNERS[point.planner], frontier, Request.asking(**target))
+        return PLANNERS[point.planner].solve(frontier, Request.asking(**target))
     robust: dict[str, Any] = {}
     if point.robust is not None:
         robust["probability"] = point.robust / 100
