@@ -57,7 +57,7 @@ def envplan(*arguments: object, cwd: Path | None = None) -> Ran:
     os.chdir(cwd or before)
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            code = app._run(list(map(str, arguments)))
+            code = app.run(list(map(str, arguments)))
     finally:
         os.chdir(before)
     return Ran(code, out.getvalue(), err.getvalue())

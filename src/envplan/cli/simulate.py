@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import envplan
+from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.cluster import ClusterOptions, print_clusters
 from envplan.cli.costs import cost_rows, replay_cost_notes
+from envplan.cli.describe import ITERATION_TITLE, describe_configs, modelled_title
 from envplan.cli.groups import CostOptions, PlanOptions
 from envplan.cli.report import draw_timeline
 from envplan.cli.shared import (
@@ -179,7 +181,7 @@ def simulate(
     ui.answer(
         lambda: _document(simulation) | {"written": written},
         lambda: _print(simulation, profile),
-        then=["envplan", "apply", str(source.plan)],
+        next_command=["envplan", "apply", str(source.plan)],
     )
 
 
@@ -262,19 +264,19 @@ def _print(simulation: Simulation, profile: envplan.Profile) -> None:
     job = job_line(timeline.pipeline, plan.job.num_gpus)
     ui.say(f"{profile.describe()}; planner {plan.planner}; {job}")
     first = ", first run" if several_runs else ""
-    ui.show_table(ui.titled(ui.ITERATION, source) + first, _stage_columns(timeline))
+    ui.show_table(modelled_title(ITERATION_TITLE, source) + first, _stage_columns(timeline))
     ui.say(*_totals(timeline))
     if several_runs:
         _print_runs(timeline)
     print_clusters(simulation.reports, source, simulation.run)
-    ui.say(*ui.describe_configs(plan), *simulation.notes)
+    ui.say(*describe_configs(plan), *simulation.notes)
     if simulation.together is not None:
         print_replicas(simulation.together)
 
 
 def _totals(timeline: envplan.Timeline) -> list[str]:
     """Time, energy, power and critical path of the iteration, a line each."""
-    shown = ui.significant
+    shown = significant
     until = ""
     if timeline.sync_time_ns > timeline.iteration_time_ns:
         until = f", waited for until {shown(timeline.sync_time)} s"
@@ -342,11 +344,11 @@ def print_replicas(planned: ReplicaPlans) -> None:
         number_column("together (J)", [kind.energy_j + kind.waiting_energy_j for kind in kinds]),
     ]
     sources = [plan.profile.source for plan in planned.plans]
-    ui.show_table(ui.titled(ui.ITERATION, *sources), columns)
+    ui.show_table(modelled_title(ITERATION_TITLE, *sources), columns)
     ui.say(
-        f"all end at {ui.significant(planned.sync_time)} s and use "
-        f"{ui.significant(planned.energy)} J, {planned.savings_percent:.2f}% less than "
-        f"{ui.significant(planned.baseline_energy)} J in {ui.significant(planned.baseline_time)} s "
+        f"all end at {significant(planned.sync_time)} s and use "
+        f"{significant(planned.energy)} J, {planned.savings_percent:.2f}% less than "
+        f"{significant(planned.baseline_energy)} J in {significant(planned.baseline_time)} s "
         "at maximum frequency"
     )
     if planned.gap is not None:
@@ -354,7 +356,7 @@ def print_replicas(planned: ReplicaPlans) -> None:
     if planned.costs is not None and planned.run is not None:
         what = "the run" if planned.run.iterations else "an iteration"
         for row in cost_rows(planned.costs, planned.run.currency, "g"):
-            plan, before = ui.significant(row.plan), ui.significant(row.max_frequency)
+            plan, before = significant(row.plan), significant(row.max_frequency)
             ui.say(f"{row.name} of {what}: {plan}, before {before}")
 
 

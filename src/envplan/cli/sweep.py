@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli.describe import ITERATION_TITLE, modelled_title
 from envplan.cli.given import flag, refuse_both
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
@@ -123,7 +124,7 @@ def sweep(
     ui.answer(
         lambda: _document(result, best, output, journal, plot),
         lambda: _print(result, best, output),
-        then=_solve_command(points, result.rows, best[0]) if best else (),
+        next_command=_solve_command(points, result.rows, best[0]) if best else (),
     )
     if all_failed:
         raise typer.Exit(1)
@@ -191,7 +192,7 @@ def _print_points(planned: Sequence[SweepRow], best: Sequence[SweepRow]) -> None
     """The points that were planned; of many the best ones."""
     from envplan.sweep.table import varying
 
-    title, shown = ui.titled(ui.ITERATION, *(row.source for row in planned)), planned
+    title, shown = modelled_title(ITERATION_TITLE, *(row.source for row in planned)), planned
     if len(planned) > _TABLE_ROWS:
         shown = best
         title += f": the {len(shown)} of {len(planned)} points that save most"

@@ -57,7 +57,7 @@ def compare(
     ui.answer(
         lambda: _document(replays, costs),
         lambda: _print(replays, costs),
-        then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"],
+        next_command=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"],
     )
 
 

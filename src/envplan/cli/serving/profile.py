@@ -75,7 +75,7 @@ def profile(
     ui.answer(
         lambda: _document(profile, load, efficiencies),
         lambda: _print(profile, load, efficiencies),
-        then=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
+        next_command=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
     )
 
 

@@ -67,7 +67,7 @@ def reshard(
     ui.answer(
         lambda: {"clocks": str(target), "moved_copies": copies, "transfers": transfers},
         lambda: _print(changes, copies),
-        then=["envplan", "serving", "hold", str(target), "--node", "0"],
+        next_command=["envplan", "serving", "hold", str(target), "--node", "0"],
     )
 
 

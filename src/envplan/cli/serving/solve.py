@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli.describe import modelled_title
 from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions, split_class
 from envplan.cli.shared import MOST_USED, OUTPUT
@@ -142,7 +143,7 @@ def solve(
     ui.answer(
         lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
         lambda: _print(plan),
-        then=["envplan", "serving", "apply", str(output)],
+        next_command=["envplan", "serving", "apply", str(output)],
     )
 
 
@@ -177,7 +178,7 @@ def _print(plan: ServingPlan) -> None:
         for pool in plan.pools
         for group in pool.groups
     ]
-    title = ui.titled(f"{plan.planner} plan, figures per instance", plan.profile.source)
+    title = modelled_title(f"{plan.planner} plan, figures per instance", plan.profile.source)
     ui.show_table(title, table_columns(headers, rows, num_texts=2))
     predicted = plan.predicted
     ui.say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
