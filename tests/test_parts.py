@@ -264,7 +264,7 @@ def test_parts_save_where_one_clock_cannot_and_plans_prove_it() -> None:
     assert all(parse_clock_requests(op.config)[0][1] == op.frequency_mhz for op in changing)
     timeline = simulate(plan, profile)
     assert timeline.energy == plan.energy
-    split = next(i for i, row in enumerate(timeline.rows) if parse_clock_requests(row["config"]))
+    split = next(i for i, run in enumerate(timeline.operations) if parse_clock_requests(run.config))
     parts = [one for one in timeline.slices if one.operation == split]
     assert len({part.frequency_mhz for part in parts}) > 1
     assert {part.part for part in parts} >= {"attention0", "mlp2"}
@@ -295,15 +295,13 @@ def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
         plan = frontier.plan(peak_power_cap=cap)
         timeline = simulate(plan, profile)
         spans: list[tuple[int, int, int, float]] = []  # stage, begin, end, W above waiting
-        for i, (op, one) in enumerate(
-            zip(timeline.pipeline.operations, timeline.rows, strict=True)
-        ):
+        for i, run in enumerate(timeline.operations):
             of = [each for each in timeline.slices if each.operation == i]
-            stage, begin = op.stage, of[0].start_ns
+            stage, begin = run.stage, of[0].start_ns
             taken = [(s.finish_ns - s.start_ns, s.energy_fj) for s in of]
-            if not parse_clock_requests(one["config"]):
-                parts = profile.measured_costs[stage, op.instruction]
-                row = parts.settings.index((one["frequency_mhz"], ""))
+            if not parse_clock_requests(run.config):
+                parts = profile.measured_costs[stage, run.instruction]
+                row = parts.settings.index((run.frequency_mhz, ""))
                 taken = list(zip(parts.time_ns[row], parts.energy_fj[row], strict=True))
             for time, energy in taken:
                 spans.append((stage, begin, begin + time, energy / time / 1e6 - 70))
