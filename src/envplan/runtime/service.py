@@ -29,7 +29,7 @@ from envplan.devices.locks import MARK_BYTES, LockFile, Mark, places
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
 
-_PATIENCE_S: Final = 10.0
+_DRIVER_TIMEOUT_S: Final = 10.0
 #: How long a clock is left alone that could not be given back, s.
 _PAUSE_S: Final = 60.0
 
@@ -70,17 +70,27 @@ def give_back_left_behind(files: Sequence[Path], say: Callable[[str], object]) -
     Returns:
         Whether all of it could be given back.
     """
-    done = True
+    all_given_back = True
     for file in files:
         try:
-            with LockFile(file.stem, file.parent) as lock:
-                mark = lock.mark
-                if mark is not None and lock.acquire():
-                    within(_PATIENCE_S, partial(_restore, lock, mark, say), file.stem)
+            restore = partial(_restore_if_left_behind, file, say)
+            within(_DRIVER_TIMEOUT_S, restore, file.stem)
         except DeviceError as error:
             say(f"{file.stem}: its clock was left set and cannot be given back: {error}")
-            done = False
-    return done
+            all_given_back = False
+    return all_given_back
+
+
+def _restore_if_left_behind(file: Path, say: Callable[[str], object]) -> None:
+    """Give one GPU's clock back, if its mark is still that of a dead guard.
+
+    Opens and closes the file itself: where the driver hangs, this goes on when nobody waits for it
+    any more, and a descriptor that others had closed might be another GPU's file by then.
+    """
+    with LockFile(file.stem, file.parent) as lock:
+        mark = lock.mark
+        if mark is not None and lock.acquire():
+            _restore(lock, mark, say)
 
 
 def _restore(lock: LockFile, mark: Mark, say: Callable[[str], object]) -> None:
