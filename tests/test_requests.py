@@ -119,13 +119,13 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
     frontier: Frontier, data: st.DataObject
 ) -> None:
     asked = drawn_limits(frontier, data)
-    machine = Machine(Request.asking(**asked).latency_ns)
+    machine = Machine(Request.from_options(**asked).latency_ns)
     choices: list[Replay] = data.draw(
         st.sampled_from([ZeusGlobal(), ZeusPerStage()]).map(lambda one: one.candidates(frontier))
     )
     for rows in [frontier.problem.max_frequency_rows, *(one.rows for one in choices)]:
         replay = frontier.problem.replay(rows, machine)
-        request = Request.asking(s_from_ns(replay.makespan_ns), **asked)
+        request = Request.from_options(s_from_ns(replay.makespan_ns), **asked)
         if replay.makespan_ns >= frontier.min_time_ns and keeps(frontier, request, rows.tolist()):
             ours = frontier.solve(request)
             assert ours.energy <= j_from_fj(replay.energy_fj * frontier.num_gpus)
@@ -159,7 +159,7 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
 )
 def test_numbers_out_of_range_are_refused(asked: dict[str, float], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Request.asking(**asked)
+        Request.from_options(**asked)
 
 
 @given(frontiers(), st.data())

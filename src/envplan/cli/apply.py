@@ -146,7 +146,7 @@ def apply(
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
     from envplan.enforce.topology import Topology
-    from envplan.request.limits import MinHold
+    from envplan.request.limits import MinDwell as LeastDwell
     from envplan.runtime.drift import replan
 
     solved, profile = source.load()
@@ -162,12 +162,12 @@ def apply(
     known = _clocks(profile, gpu, clocks, backend, source.force)
     planned = solved
     limits = solved.request.limits
-    held = max((limit.time_s for limit in limits if isinstance(limit, MinHold)), default=0.0)
+    held = max((limit.time_s for limit in limits if isinstance(limit, LeastDwell)), default=0.0)
     hold = min_dwell or 0.0
     again = hold > held
     if again:
         with progress("Planning again") as work:
-            solved = replan(planned, profile, work.frontier_step, min_hold=hold)
+            solved = replan(planned, profile, work.frontier_step, min_dwell=hold)
     with progress("applying the plan"), naming(source.plan):
         applied = apply_plan(
             solved,

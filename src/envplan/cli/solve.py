@@ -103,7 +103,7 @@ class AskedOptions(CostOptions):
         percents = {"slowdown": self.slowdown, "probability": self.robust, "noise": self.noise}
         asked: dict[str, Any] = {name: getattr(self, name) for name in _ASKED.split()}
         asked |= {name: percent and percent / 100 for name, percent in percents.items()}
-        return envplan.Request.asking(
+        return envplan.Request.from_options(
             **asked,
             switch_latency=self.switch_latency or 0.0,
             min_hold=self.min_dwell or 0.0,

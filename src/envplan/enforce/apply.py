@@ -36,7 +36,7 @@ from envplan.plan import Plan, Rung, as_referenced, check_reference, rung_rows
 from envplan.plan.build import check_operations
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Replay
-from envplan.request.limits import HoldsWithProbability, Setting
+from envplan.request.limits import LimitContext
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = ["apply_plan"]
@@ -86,7 +86,9 @@ def apply_plan(
     planned = fitter.planned("the plan", own)
     fitted = fitter.fit(planned)
     replay = fitter.replay(raised.knob for raised in fitted)
-    setting = Setting(num_gpus, plan.target.deadline_ns, profile)
+    context = LimitContext(
+        num_gpus, plan.target.deadline_ns, profile, sync_ns=plan.request.sync_ns
+    )
     limits = plan.request.limits
     if not force:
         # Where clocks come late, an operation that is over sooner may make a later one slower.
@@ -100,11 +102,11 @@ def apply_plan(
                     f"its deadline of {plan.target.deadline_s!r} s; {advice}"
                 )
         for limit in limits:
-            # Where operations end no later, the probability that a plan holds is no less.
-            if not isinstance(limit, HoldsWithProbability) and limit.excess(replay, setting):
+            if not limit.kept_by_sooner_ends and limit.violation(replay, context):
                 raise InputError(
-                    f"with clocks raised to those the GPU has, {limit.broken(replay, setting)}; "
-                    "plan again from a profile of clocks that the GPU has"
+                    "with clocks raised to those the GPU has, "
+                    f"{limit.explain_violation(replay, context)}; plan again from a profile of "
+                    "clocks that the GPU has"
                 )
     rungs = [fitter.rung(fitted, replay, own, num_gpus)]
     with_ladder = ladder and plan.ladder is not None
@@ -112,7 +114,9 @@ def apply_plan(
     for n, slower in enumerate(plan.ladder or () if with_ladder else ()):
         choice = fitter.fit(fitter.planned(f"ladder[{n}]", slower))
         replayed = fitter.replay(raised.knob for raised in choice)
-        broken = any(limit.is_local and limit.excess(replayed, setting) for limit in limits)
+        broken = any(
+            limit.is_repairable_by_moves and limit.violation(replayed, context) for limit in limits
+        )
         # It uses less until any time after both.
         saves = replayed.energy_until(0) < last.energy_until(0)
         if replayed.makespan_ns > last.makespan_ns and saves and not broken:
@@ -150,9 +154,9 @@ def _num_gpus(plan: Plan, topology: Topology, operations: int) -> int:
         InputError: the plan keeps to joules or watts of another number, or they have too many
             operations for a file.
     """
-    count, target = topology.world_size // topology.stages, plan.target
-    absolute = target.kind in ("energy-budget", "power-cap") or target.peak_power_w is not None
-    if count != plan.job.num_gpus and absolute:
+    count = topology.world_size // topology.stages
+    counts_all_gpus = any(limit.counts_all_gpus for limit in plan.request.limits)
+    if count != plan.job.num_gpus and counts_all_gpus:
         raise InputError(
             f"every stage has {count} GPUs, but the plan's J or W are those of "
             f"{plan.job.num_gpus}; solve again with --tp {topology.tp * topology.cp} "

@@ -77,7 +77,7 @@ def answer(planner: Planner, frontier: Frontier, request: Request) -> Plan:
         )
     target_ns = None
     if deadline.kind != "no-slowdown":
-        asked_ns = deadline.asked_ns(frontier.min_time_ns)
+        asked_ns = deadline.resolve_ns(frontier.min_time_ns)
         target_ns = frontier.min_energy_time_ns if asked_ns is None else asked_ns
     plan = planner.plan(frontier, target_ns)
     if straggler_s is not None:

@@ -180,7 +180,7 @@ def compare(
     fastest = add(frontier, None, frontier.max_frequency_plan)
     if straggler_slowdown is not None:
         straggler_time = fastest.iteration_time * (1 + straggler_slowdown)
-    sync = Request.asking(straggler_time=straggler_time).straggler_time_s
+    sync = Request.from_options(straggler_time=straggler_time).straggler_time_s
     zeus = (ZeusGlobal(), ZeusPerStage())
     for planner in zeus:
         add(frontier, None, partial(planner.plan, frontier))

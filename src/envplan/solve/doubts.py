@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from envplan.errors import DoubtWarning
-from envplan.request.limits import AveragePower, PeakPower
 from envplan.units import UW_PER_W, duration_text, s_from_ns
 
 if TYPE_CHECKING:
@@ -110,12 +109,9 @@ def doubt_request(frontier: Relaxation, request: Request) -> None:
             f"longest operation is over ({longest:g} s); --switch-latency takes units, as in 20ms"
         )
     gpus = frontier.num_gpus * frontier.pipeline.num_stages
-    for limit in (request.limit(AveragePower), request.limit(PeakPower)):
-        if limit is not None and limit.power_w < _LEAST_W * gpus:
-            _warn(
-                f"a cap of {limit.power_w:g} W is {limit.power_w / gpus:.3g} W for each of {gpus} "
-                "GPUs; caps are on all GPUs together"
-            )
+    for limit in request.limits:
+        for doubt in limit.doubts(gpus):
+            _warn(doubt)
 
 
 def _warn(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Choices of rows under a cap on the power of all GPUs, at every moment or on average.
+"""Choices of rows under a cap on the power of all GPUs at every moment.
 
 Under a cap at every moment no efficient exact method is known: scheduling under a cap on a shared
 resource is NP-hard. The way here is to give operations power limits of their own and to plan as
@@ -10,10 +10,6 @@ thriftiest and its hungriest option. Then they are repaired: wherever the replay
 those operations that run there are slowed down, the one first that costs least for each watt it
 saves, at the price of time that the dual solution puts on it (its flow), and what is left is
 planned anew, until nothing is over the cap. The search in local_search.py goes on from there.
-
-Average power falls along the frontier, and beyond T_star up to T_max too: energy rises there, but
-by less than the time does. The power of some rows is lower still, though waiting instead would use
-less energy; they come last.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from numpy.typing import NDArray
 
 from envplan.frontier import Relaxation, build_network
 from envplan.frontier.start import Start
-from envplan.replay import Machine, Problem, Replay, Rows
+from envplan.replay import Machine, Replay, Rows
 from envplan.solve.rounding import Rounding
 from envplan.units import w_from_uw
 
@@ -177,41 +173,3 @@ class PowerLimited:
             if best is None or ratio[k] < best[0]:
                 best = float(ratio[k]), i, k
         return None if best is None else best[1:]
-
-
-def least_average_uw(frontier: Relaxation) -> int:
-    """A power that no plan is below on average, uW, of one GPU a stage.
-
-    Energy is that of waiting all the time and what running costs beyond that. The latter is least
-    with each operation's cheapest row, and is spread over no more time than the slowest rows take.
-    """
-    problem = frontier.problem
-    cost_fj = frontier.network.base_cost_fj
-    slowest = np.array([len(table) - 1 for table in problem.tables], np.int32)[problem.table]
-    slowest_ns = problem.replay(slowest).makespan_ns
-    spread = cost_fj // (slowest_ns if cost_fj > 0 else frontier.min_time_ns)
-    return max(0, frontier.total_power_uw + spread)
-
-
-def least_average_rows(problem: Problem) -> Rows:
-    """For each operation a row, so that every stage draws least on average while it runs, (N,).
-
-    Dinkelbach ("On Nonlinear Fractional Programming", Management Science 13, 1967): take the rows
-    that are cheapest at the power so far, and their power next, until it falls no more.
-    """
-
-    def powers(rows: Rows) -> NDArray[np.float64]:
-        chosen, stages = problem.over_all(rows), problem.pipeline.num_stages
-        energy, time = (
-            np.bincount(problem.stage, amounts[chosen], stages)
-            for amounts in (problem.energy_fj, problem.time_ns)
-        )
-        return energy / time
-
-    rows = problem.cheapest_rows([0] * problem.pipeline.num_stages)
-    drawn = powers(rows)
-    while True:
-        better = problem.cheapest_rows(drawn.tolist())
-        if (less := powers(better)).sum() >= drawn.sum():
-            return rows
-        rows, drawn = better, less

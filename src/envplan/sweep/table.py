@@ -9,31 +9,51 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
+
+from pydantic import AfterValidator, create_model
 
 from envplan._io.documents import Model
 from envplan._io.files import atomic_write, read_bounded
 from envplan._io.tables import MAX_TABLE_BYTES, parse_table
 from envplan.errors import InputError
-from envplan.sweep.config import TargetKind
+from envplan.request.limits import LIMIT_OPTIONS
+from envplan.sweep.config import LIMIT_TARGETS
 
 __all__ = ["COLUMNS", "Row", "check_table", "read_rows", "write_table"]
 
 
-class Row(Model):
-    """One point and what came of it; energies are joules per iteration over all GPUs.
+#: Phrases of what a point asks for, by the kind of its target.
+_TARGETS: Final = {
+    "time": "{:g} s",
+    "slowdown": "+{:g}%",
+    "min-energy": "T_star",
+    "own": "its own",
+    **{option.flag: option.sweep.phrase for option in LIMIT_TARGETS.values() if option.sweep},
+}
+#: Columns of limits that are not targets, with their phrases.
+_LIMIT_COLUMNS: Final = {
+    option.parameter + option.sweep.column_suffix: option.sweep.phrase
+    for option in LIMIT_OPTIONS
+    if option.sweep is not None and option.sweep.column_suffix
+}
+_CONDITIONS: Final = {
+    "extra": "with {}",
+    "one_clock": "one clock an operation",
+    "parts_within_percent": "parts within {:g}%",
+    "switch_latency_ms": "clocks {:g} ms late",
+    **_LIMIT_COLUMNS,
+}
 
-    Attributes:
-        target: what target_value counts: s ("time"), percent above T_min ("slowdown"), J
-            ("energy-budget"), W ("power-cap", "peak-power-cap"); "min-energy" is T_star, "own" a
-            planner's own choice.
-        assumed: what was derived from the profile rather than measured.
-        replayed_time_s, replayed_energy_j: of one replay with noise.
-        trace_s: seconds it took to trace the frontier, which points of one pipeline share.
-        wall_s: seconds it took to plan this point.
-        error: why there is no plan.
-    """
 
+def _check_target(kind: str) -> str:
+    if kind not in _TARGETS:
+        raise ValueError(f"should be one of {', '.join(_TARGETS)}")
+    return kind
+
+
+class _RowOfJob(Model):
+    """The job and the target of a row; Row says the rest."""
     profile: str
     source: Literal["measured", "modelled"] | None = None
     stages: int | None = None
@@ -41,7 +61,7 @@ class Row(Model):
     schedule: str | None = None
     chunks: int
     planner: str
-    target: TargetKind
+    target: Annotated[str, AfterValidator(_check_target)]
     target_value: float | None = None
     p2p_latency_s: float = 0.0
     blocking_power_w: float | None = None
@@ -52,8 +72,129 @@ class Row(Model):
     one_clock: bool = False
     parts_within_percent: float | None = None
     switch_latency_ms: float | None = None
-    min_dwell_ms: float | None = None
-    robust_percent: float | None = None
+
+
+if TYPE_CHECKING:
+    _RowOfLimitedJob = _RowOfJob
+else:
+    _RowOfLimitedJob = create_model(
+        "_RowOfLimitedJob",
+        __base__=_RowOfJob,
+        **dict.fromkeys(_LIMIT_COLUMNS, (float | None, None)),
+    )
+
+
+class Row(_RowOfLimitedJob):
+    """One point and what came of it; energies are joules per iteration over all GPUs.
+
+    Attributes:
+        target: what target_value counts: s ("time"), percent above T_min ("slowdown"), J
+            ("energy-budget"), W ("power-cap", "peak-power-cap"), or what another limit counts in;
+            "min-energy" is T_star, "own" a planner's own choice.
+        assumed: what was derived from the profile rather than measured.
+        replayed_time_s, replayed_energy_j: of one replay with noise.
+        trace_s: seconds it took to trace the frontier, which points of one pipeline share.
+        wall_s: seconds it took to plan this point.
+        error: why there is no plan.
+    """
+
+    noise_percent: float | None = None
+    seed: int
+    assumed: str | None = None
+    t_min_s: float | None = None
+    t_star_s: float | None = None
+    iteration_time_s: float | None = None
+    energy_j: float | None = None
+    average_power_w: float | None = None
+    energy_lower_bound_j: float | None = None
+    gap_percent: float | None = None
+    savings_percent: float | None = None
+    slowdown_percent: float | None = None
+    replayed_time_s: float | None = None
+    replayed_energy_j: float | None = None
+    trace_s: float | None = None
+    wall_s: float | None = None
+    error: str | None = None
+
+    @property
+    def conditions(self) -> list[str]:
+        """A phrase for each thing that the plan was made to bear, or has beside its schedule."""
+        known = ((text, getattr(self, name)) for name, text in _CONDITIONS.items())
+        return [text.format(one) for text, one in known if one is not None and one is not False]
+
+    @property
+    def asked(self) -> str:
+        """What the point asks for: "+2%", "14 s", "T_star"."""
+        words = [_TARGETS[self.target].format(self.target_value or 0.0), *self.conditions]
+        return ", ".join(words) + ("" if self.noise_percent is None else f", seed {self.seed}")
+
+
+COLUMNS: Final = {
+    option.parameter + option.sweep.column_suffix: option.sweep.phrase
+    for option in LIMIT_OPTIONS
+    if option.sweep is not None and option.sweep.column_suffix
+}
+_CONDITIONS: Final = {
+    "extra": "with {}",
+    "one_clock": "one clock an operation",
+    "parts_within_percent": "parts within {:g}%",
+    "switch_latency_ms": "clocks {:g} ms late",
+    **_LIMIT_COLUMNS,
+}
+
+
+def _check_target(kind: str) -> str:
+    if kind not in _TARGETS:
+        raise ValueError(f"should be one of {', '.join(_TARGETS)}")
+    return kind
+
+
+class _RowOfJob(Model):
+    """The job and the target of a row; Row says the rest."""
+    profile: str
+    source: Literal["measured", "modelled"] | None = None
+    stages: int | None = None
+    microbatches: int | None = None
+    schedule: str | None = None
+    chunks: int
+    planner: str
+    target: Annotated[str, AfterValidator(_check_target)]
+    target_value: float | None = None
+    p2p_latency_s: float = 0.0
+    blocking_power_w: float | None = None
+    gpus_per_stage: int = 1
+    replicas: int = 1
+    recompute: bool
+    extra: str | None = None
+    one_clock: bool = False
+    parts_within_percent: float | None = None
+    switch_latency_ms: float | None = None
+
+
+if TYPE_CHECKING:
+    _RowOfLimitedJob = _RowOfJob
+else:
+    _RowOfLimitedJob = create_model(
+        "_RowOfLimitedJob",
+        __base__=_RowOfJob,
+        **dict.fromkeys(_LIMIT_COLUMNS, (float | None, None)),
+    )
+
+
+class Row(_RowOfLimitedJob):
+    """One point and what came of it; energies are joules per iteration over all GPUs.
+
+    Attributes:
+        target: what target_value counts: s ("time"), percent above T_min ("slowdown"), J
+            ("energy-budget"), W ("power-cap", "peak-power-cap"), or what another limit counts in;
+            "min-energy" is T_star, "own" a planner's own choice.
+        assumed: what was derived from the profile rather than measured.
+        replayed_time_s, replayed_energy_j: of one replay with noise.
+        trace_s: seconds it took to trace the frontier, which points of one pipeline share.
+        wall_s: seconds it took to plan this point.
+        error: why there is no plan.
+    """
+
     noise_percent: float | None = None
     seed: int
     assumed: str | None = None

@@ -33,7 +33,7 @@ from envplan.replay.cores import use_cores
 from envplan.request import Request
 from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
-from envplan.sweep.config import TARGETS, Point
+from envplan.sweep.config import Point
 from envplan.sweep.table import Row
 
 __all__ = ["Done", "Group", "Task", "compute", "failed_row", "run_on_processes", "run_on_ray"]
@@ -156,18 +156,20 @@ def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
 
 
 def _plan(frontier: Frontier, point: Point) -> Plan:
-    asked: dict[str, Any] = {name: getattr(point, name) for name in TARGETS}
-    if point.slowdown is not None:
-        asked["slowdown"] = point.slowdown / 100
+    options: dict[str, Any] = {
+        "target_time": point.target_time,
+        "slowdown": None if point.slowdown is None else point.slowdown / 100,
+        "min_energy": point.min_energy,
+    }
     if point.planner != "frontier":
         if point.min_energy:
-            asked = {"target_time": frontier.min_energy_time}
-        return answer(PLANNERS[point.planner], frontier, Request.asking(**asked))
-    if point.robust is not None:
-        asked["probability"] = point.robust / 100
-        asked["noise"] = point.noise and point.noise / 100
-    asked["switch_latency"] = (point.switch_latency or 0.0) / 1000
-    return frontier.plan(**asked, min_hold=(point.min_dwell or 0.0) / 1000)
+            options = {"target_time": frontier.min_energy_time}
+        return answer(PLANNERS[point.planner], frontier, Request.from_options(**options))
+    options |= point.limit_options()
+    if "probability" in options and point.noise:
+        options["noise"] = point.noise / 100
+    options["switch_latency"] = (point.switch_latency or 0.0) / 1000
+    return frontier.plan(**options)
 
 
 def _found(plan: Plan, profile: Profile, point: Point) -> dict[str, Any]:
