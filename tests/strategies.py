@@ -278,7 +278,7 @@ CONDITIONS: dict[str, Callable[[Frontier, Any], dict[str, Any]]] = {
     "latency": lambda _, draw: {
         "switch_latency": draw(st.sampled_from([1e-9, 0.003, 0.02, 0.3, 5.0]))
     },
-    "min hold": lambda _, draw: {"min_hold": draw(st.sampled_from([1e-9, 0.05, 0.4, 100.0]))},
+    "min hold": lambda _, draw: {"min_dwell": draw(st.sampled_from([1e-9, 0.05, 0.4, 100.0]))},
     "probability": lambda _, draw: {
         "probability": draw(st.sampled_from([0.5, 0.9, 0.99])),
         "noise": draw(st.sampled_from([0.005, 0.05])),

@@ -156,7 +156,7 @@ def test_other_planners_refuse_what_they_do_not_know(asked: dict[str, Any]) -> N
 
 def test_our_planner_answers_whole_requests_and_others_their_times() -> None:
     frontier = lopsided()
-    for asked in ({"slowdown": 0.2, "min_hold": 0.5}, {"min_energy": True}, {"straggler_time": 9}):
+    for asked in ({"slowdown": 0.2, "min_dwell": 0.5}, {"min_energy": True}, {"straggler_time": 9}):
         request = Request.from_options(**asked)
         assert answer(PLANNERS["frontier"], frontier, request) == frontier.solve(request)
     star = answer(ZeusGlobal(), frontier, Request.from_options(min_energy=True))

@@ -83,8 +83,8 @@ def test_a_later_deadline_never_costs_more_in_whatever_order_they_are_asked_for(
 @pytest.mark.parametrize(
     ("name", "microbatches", "asked"),
     [
-        ("a40-gpt3-1.3b-4stage", 6, {"switch_latency": 0.02, "min_hold": 0.3}),
-        ("h100-gpt3-175b-8stage", 4, {"min_hold": 0.1}),
+        ("a40-gpt3-1.3b-4stage", 6, {"switch_latency": 0.02, "min_dwell": 0.3}),
+        ("h100-gpt3-175b-8stage", 4, {"min_dwell": 0.1}),
         ("a40-gpt3-1.3b-4stage", 6, {"probability": 0.9, "noise": 0.02}),
     ],
 )
@@ -140,7 +140,7 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
         ({"slowdown": -1.0}, "slowdown should be"),
         *(
             ({name: value}, r"(switch_latency|time)_s should be")
-            for name in ("switch_latency", "min_hold")
+            for name in ("switch_latency", "min_dwell")
             for value in (-0.1, float("nan"), 4000.0)
         ),
         *(

@@ -67,8 +67,10 @@ def _target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
             f"this is slower than T_star, {ui.significant(star)} s, where energy is least: faster "
             "plans found draw more than the cap"
         )
-    if target.peak_power_w is None and plan.gap > _LARGE_GAP and (
-        plan.planner == "frontier" and target.kind != "sync-time"
+    if (
+        target.peak_power_w is None
+        and plan.gap > _LARGE_GAP
+        and (plan.planner == "frontier" and target.kind != "sync-time")
     ):
         yield (
             f"the certified gap of {100 * plan.gap:.2f}% is large: the lower bound knows clocks "

@@ -86,9 +86,7 @@ def apply_plan(
     planned = fitter.planned("the plan", own)
     fitted = fitter.fit(planned)
     replay = fitter.replay(raised.knob for raised in fitted)
-    context = LimitContext(
-        num_gpus, plan.target.deadline_ns, profile, sync_ns=plan.request.sync_ns
-    )
+    context = LimitContext(num_gpus, plan.target.deadline_ns, profile, sync_ns=plan.request.sync_ns)
     limits = plan.request.limits
     if not force:
         # Where clocks come late, an operation that is over sooner may make a later one slower.

@@ -236,12 +236,13 @@ class _Together(Deadlines[ReplicaPlans]):
 
     def by(self, time_ns: int, *, waits: bool = False) -> ReplicaPlans:
         """As Deadlines.by; replicas always wait for each other."""
-        asked = self.request.with_deadline(s_from_ns(time_ns), waits=True).model_copy(update={"run": None})
+        request = self.request.with_deadline(s_from_ns(time_ns), waits=True)
+        request = request.model_copy(update={"run": None})
         plans = []
         for frontier in self.frontiers:
             shares = [limit.share(frontier, self.frontiers) for limit in self.request.limits]
             limits = tuple(share for share in shares if share is not None)
-            plans.append(solve(frontier, asked.model_copy(update={"limits": limits})))
+            plans.append(solve(frontier, request.model_copy(update={"limits": limits})))
         # What all use until the slowest has finished; waiting longer for a straggler costs more.
         least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
         found = ReplicaPlans(tuple(plans), j_from_fj(least_fj), self.request.run)
@@ -254,6 +255,7 @@ class _Together(Deadlines[ReplicaPlans]):
         Raises:
             NoAnswerError: they break one.
         """
+
         def replays() -> list[tuple[Replay, int]]:
             return [
                 (replay_plan(plan, frontier.profile), frontier.num_gpus)

@@ -504,7 +504,9 @@ class _Search(Deadlines[_Found]):
     def _replayed(self, rows: Rows) -> Replay:
         return self.frontier.problem.replay(rows, Machine(self.request.latency_ns))
 
-    def _broken(self, replay: Replay, context: LimitContext, limits: Iterable[Limit]) -> Limit | None:
+    def _broken(
+        self, replay: Replay, context: LimitContext, limits: Iterable[Limit]
+    ) -> Limit | None:
         """The first of some limits that a replay breaks."""
         return next((limit for limit in limits if limit.violation(replay, context)), None)
 
@@ -593,7 +595,9 @@ class _Search(Deadlines[_Found]):
                 if self._time_at_place(place, waits) > context.deadline_ns:
                     return None
                 replay = self._at_place(place, waits)
-                holds = keeps_local(replay) and not limit.violation(replay, context, attempt=attempt)
+                holds = keeps_local(replay) and not limit.violation(
+                    replay, context, attempt=attempt
+                )
                 return replay if holds else None
 
             best = first_between(-1, last, holding, _STEPS, self._progress) or fastest
@@ -607,9 +611,7 @@ class _Search(Deadlines[_Found]):
         limit = self._probability
         if limit is None or limit.violation(replay, context):
             return None
-        attempts = (
-            limit.certify(replay, context, attempt=attempt) for attempt in range(_ATTEMPTS)
-        )
+        attempts = (limit.certify(replay, context, attempt=attempt) for attempt in range(_ATTEMPTS))
         return next((evidence for evidence in attempts if evidence is not None), None)
 
     def _time_at_place(self, place: int, waits: bool) -> int:

@@ -106,7 +106,10 @@ class _Job(Model):
 
 
 if TYPE_CHECKING:
-    _LimitedJob = _Job
+
+    class _LimitedJob(_Job):
+        """A job with the numbers of limits."""
+
 else:
     _LimitedJob = create_model(
         "_LimitedJob",

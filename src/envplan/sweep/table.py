@@ -54,6 +54,7 @@ def _check_target(kind: str) -> str:
 
 class _RowOfJob(Model):
     """The job and the target of a row; Row says the rest."""
+
     profile: str
     source: Literal["measured", "modelled"] | None = None
     stages: int | None = None
@@ -75,7 +76,10 @@ class _RowOfJob(Model):
 
 
 if TYPE_CHECKING:
-    _RowOfLimitedJob = _RowOfJob
+
+    class _RowOfLimitedJob(_RowOfJob):
+        """A row with the columns of limits."""
+
 else:
     _RowOfLimitedJob = create_model(
         "_RowOfLimitedJob",
@@ -128,121 +132,6 @@ class Row(_RowOfLimitedJob):
         words = [_TARGETS[self.target].format(self.target_value or 0.0), *self.conditions]
         return ", ".join(words) + ("" if self.noise_percent is None else f", seed {self.seed}")
 
-
-COLUMNS: Final = {
-    option.parameter + option.sweep.column_suffix: option.sweep.phrase
-    for option in LIMIT_OPTIONS
-    if option.sweep is not None and option.sweep.column_suffix
-}
-_CONDITIONS: Final = {
-    "extra": "with {}",
-    "one_clock": "one clock an operation",
-    "parts_within_percent": "parts within {:g}%",
-    "switch_latency_ms": "clocks {:g} ms late",
-    **_LIMIT_COLUMNS,
-}
-
-
-def _check_target(kind: str) -> str:
-    if kind not in _TARGETS:
-        raise ValueError(f"should be one of {', '.join(_TARGETS)}")
-    return kind
-
-
-class _RowOfJob(Model):
-    """The job and the target of a row; Row says the rest."""
-    profile: str
-    source: Literal["measured", "modelled"] | None = None
-    stages: int | None = None
-    microbatches: int | None = None
-    schedule: str | None = None
-    chunks: int
-    planner: str
-    target: Annotated[str, AfterValidator(_check_target)]
-    target_value: float | None = None
-    p2p_latency_s: float = 0.0
-    blocking_power_w: float | None = None
-    gpus_per_stage: int = 1
-    replicas: int = 1
-    recompute: bool
-    extra: str | None = None
-    one_clock: bool = False
-    parts_within_percent: float | None = None
-    switch_latency_ms: float | None = None
-
-
-if TYPE_CHECKING:
-    _RowOfLimitedJob = _RowOfJob
-else:
-    _RowOfLimitedJob = create_model(
-        "_RowOfLimitedJob",
-        __base__=_RowOfJob,
-        **dict.fromkeys(_LIMIT_COLUMNS, (float | None, None)),
-    )
-
-
-class Row(_RowOfLimitedJob):
-    """One point and what came of it; energies are joules per iteration over all GPUs.
-
-    Attributes:
-        target: what target_value counts: s ("time"), percent above T_min ("slowdown"), J
-            ("energy-budget"), W ("power-cap", "peak-power-cap"), or what another limit counts in;
-            "min-energy" is T_star, "own" a planner's own choice.
-        assumed: what was derived from the profile rather than measured.
-        replayed_time_s, replayed_energy_j: of one replay with noise.
-        trace_s: seconds it took to trace the frontier, which points of one pipeline share.
-        wall_s: seconds it took to plan this point.
-        error: why there is no plan.
-    """
-
-    noise_percent: float | None = None
-    seed: int
-    assumed: str | None = None
-    t_min_s: float | None = None
-    t_star_s: float | None = None
-    iteration_time_s: float | None = None
-    energy_j: float | None = None
-    average_power_w: float | None = None
-    energy_lower_bound_j: float | None = None
-    gap_percent: float | None = None
-    savings_percent: float | None = None
-    slowdown_percent: float | None = None
-    replayed_time_s: float | None = None
-    replayed_energy_j: float | None = None
-    trace_s: float | None = None
-    wall_s: float | None = None
-    error: str | None = None
-
-    @property
-    def conditions(self) -> list[str]:
-        """A phrase for each thing that the plan was made to bear, or has beside its schedule."""
-        known = ((text, getattr(self, name)) for name, text in _CONDITIONS.items())
-        return [text.format(one) for text, one in known if one is not None and one is not False]
-
-    @property
-    def asked(self) -> str:
-        """What the point asks for: "+2%", "14 s", "T_star"."""
-        words = [_TARGETS[self.target].format(self.target_value or 0.0), *self.conditions]
-        return ", ".join(words) + ("" if self.noise_percent is None else f", seed {self.seed}")
-
-
-_TARGETS: Final[dict[TargetKind, str]] = {
-    "time": "{:g} s",
-    "slowdown": "+{:g}%",
-    "min-energy": "T_star",
-    "energy-budget": "{:g} J",
-    "power-cap": "{:g} W",
-    "peak-power-cap": "{:g} W at the peak",
-    "own": "its own",
-}
-_CONDITIONS: Final = {
-    "extra": "with {}",
-    "one_clock": "one clock an operation",
-    "parts_within_percent": "parts within {:g}%",
-    "switch_latency_ms": "clocks {:g} ms late",
-    "min_dwell_ms": "clocks for {:g} ms",
-    "robust_percent": "{:g}% sure",
-}
 
 COLUMNS: Final = tuple(Row.model_fields)
 #: What a sweep may vary.

@@ -79,9 +79,7 @@ class AveragePower(Limit):
         average_w = replay.energy_fj * context.num_gpus / (replay.makespan_ns * UW_PER_W)
         return f"{average_w:.10g} W on average is above {self.power_w:.10g} W"
 
-    def explain_refusal(
-        self, replay: Replay, context: LimitContext, frontier: Relaxation
-    ) -> str:
+    def explain_refusal(self, replay: Replay, context: LimitContext, frontier: Relaxation) -> str:
         least_w = w_from_uw(least_average_uw(frontier) * frontier.num_gpus)
         return (
             f"{self.explain_violation(replay, context)}; no plan draws less than {least_w:.10g} W "

@@ -273,9 +273,7 @@ class Limit(Model, ABC):
     def explain_violation(self, replay: Replay, context: LimitContext) -> str:
         """How a replay breaks it, in words."""
 
-    def explain_refusal(
-        self, replay: Replay, context: LimitContext, frontier: Relaxation
-    ) -> str:
+    def explain_refusal(self, replay: Replay, context: LimitContext, frontier: Relaxation) -> str:
         """Why there is no plan, given the replay that came closest, with what can be had."""
         del frontier
         return self.explain_violation(replay, context)

@@ -67,9 +67,7 @@ class EnergyBudget(Limit):
             f"{self.energy_j:.10g} J"
         )
 
-    def explain_refusal(
-        self, replay: Replay, context: LimitContext, frontier: Relaxation
-    ) -> str:
+    def explain_refusal(self, replay: Replay, context: LimitContext, frontier: Relaxation) -> str:
         return f"{self.explain_violation(replay, context)}; that is the least found"
 
     def explain_whole_violation(self, job: WholeJob) -> str | None:

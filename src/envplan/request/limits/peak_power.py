@@ -9,6 +9,7 @@ from pydantic import Field
 
 from envplan._io.words import significant
 from envplan.quantities import POWER
+from envplan.request.limits.average_power import doubt_cap, earliest_ns_under_average
 from envplan.request.limits.base import (
     FastestKind,
     Limit,
@@ -18,7 +19,6 @@ from envplan.request.limits.base import (
     StatedResults,
     SweepKey,
 )
-from envplan.request.limits.average_power import doubt_cap, earliest_ns_under_average
 from envplan.units import uw_from_w, w_from_uw
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class PeakPower(Limit):
         if waiting_uw <= uw_from_w(self.power_w):
             return None
         return (
-            f"GPUs that wait for a straggler draw {w_from_uw(waiting_uw)!r} W, more than the "
-            f"{self.power_w!r} W allowed"
+            f"GPUs that wait for a straggler draw {w_from_uw(waiting_uw):.10g} W, more than the "
+            f"cap of {self.power_w:.10g} W"
         )
 
     def explain_kept(self, stated: StatedResults, replay: Replay, context: LimitContext) -> str:
