@@ -38,6 +38,7 @@ SECTIONS = {
 
 
 def main() -> None:
+    """Run the sections that were asked for, and write their report."""
     options = _arguments()
     begin = time.monotonic()
     machine = describe_machine()

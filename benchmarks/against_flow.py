@@ -22,6 +22,7 @@ REPETITIONS = 7
 
 
 def run(_quick: bool, _folder: Path) -> Section:
+    """Time whole frontiers beside one solve of ortools' min-cost flow."""
     section = Section("Against one solve of ortools SimpleMinCostFlow")
     rows = []
     cases = [("noisy", noisy_profile(stages), stages, count) for stages, count in SHAPES]

@@ -40,6 +40,7 @@ SHAPES = (Shape(4, 8, 3, 2_000), Shape(4, 32, 1, 10_000, slow=True))
 
 
 def run(quick: bool, folder: Path) -> Section:
+    """Time whole frontiers beside lowtime's, in fresh processes."""
     section = Section("Against lowtime")
     section.paragraphs.append(
         "The same CSV (115 frequencies an operation, 0.2% noise) and graph; lowtime with quanta of "

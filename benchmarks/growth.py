@@ -30,6 +30,7 @@ MOST_BYTES = {NOISY: 2e9, H100: 1e9}
 
 
 def run(quick: bool, folder: Path) -> Section:
+    """Time frontiers and plans as pipelines grow."""
     section = Section("Growth with microbatches and stages")
     most = MICROBATCHES[-3] if quick else MICROBATCHES[-1]
 

@@ -32,13 +32,16 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
+        """The job's name in tables."""
         chunks = f" x {self.chunks}" if self.chunks > 1 else ""
         return f"{self.name}, {self.schedule} {self.stages}{chunks} x {self.microbatches}"
 
     def pipeline(self) -> Pipeline:
+        """The job's pipeline."""
         return Pipeline(self.schedule, self.stages, self.microbatches, num_chunks=self.chunks)
 
     def profile(self) -> Profile:
+        """What its operations cost."""
         return equal_stages(self.name) if self.name == H100 else large_job(self.name)
 
 
@@ -53,6 +56,7 @@ JOBS = (
 
 
 def run(quick: bool, folder: Path) -> Section:
+    """Time a plan of one deadline for large models, on one core and on two."""
     section = Section("Large models, one deadline, two cores")
     rows = []
     for job in JOBS[: 3 if quick else None]:

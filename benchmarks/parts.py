@@ -19,8 +19,8 @@ from benchmarks.running import note
 from envplan import Pipeline, Profile
 from envplan.devices.modelled import GPUS, ModelledGpu
 from envplan.planners.comparison import LATENCIES_S, beside_one_clock
-from envplan.profile import ByParts, Parts, builtin_profiles
-from envplan.profile.parts import by_parts
+from envplan.profile import ByParts, PartCosts, builtin_profiles
+from envplan.profile.parts import compose_options
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import GPT3_1_3B
 from envplan.profiling.workloads import Model, TrainingJob, TransformerModel
@@ -73,7 +73,7 @@ def run(quick: bool, folder: Path) -> Section:
         spent = float("inf")
         for _ in range(3):  # the first one warms up
             begin = time.process_time()
-            composed = by_parts(0, "forward", parts, how)
+            composed = compose_options(0, "forward", parts, how)
             spent = min(spent, time.process_time() - begin)
         slowest = max(slowest, spent)
         late = {"latency_s": latency, "hold_s": hold}
@@ -119,7 +119,7 @@ def run(quick: bool, folder: Path) -> Section:
     return section
 
 
-def _random_parts(count: int, clocks: int, noise: float) -> Parts:
+def _random_parts(count: int, clocks: int, noise: float) -> PartCosts:
     random = np.random.default_rng(1)
     mhz = np.linspace(1980, 600, clocks).astype(int)
     rows = {}
@@ -132,12 +132,14 @@ def _random_parts(count: int, clocks: int, noise: float) -> Parts:
             (int(m), ""): (int(1e6 * t), int(1e12 * e))
             for t, e, m in zip(times, energies, mhz, strict=True)
         }
-    return Parts.of("forward", rows)
+    return PartCosts.from_rows("forward", rows)
 
 
 def in_layers(profile: Profile, layers: int) -> Profile:
-    """A measured profile whose forwards and backwards are so many equal parts each: an assumption,
-    for models whose stages are stacks of equal layers."""
+    """A measured profile whose forwards and backwards are so many equal parts each.
+
+    That is an assumption, for models whose stages are stacks of equal layers.
+    """
     rows: list[tuple[Any, ...]] = []
     for whole in profile.tables():
         split = whole.instruction in ("forward", "backward")
@@ -169,8 +171,10 @@ def gaps_in_layers(microbatches: int) -> dict[str, tuple[str, list[float]]]:
 
 
 def latency_table() -> str:
-    """What clocks by part save beside one clock an operation, by GPU, model and latency: modelled
-    parts, then measured rows in equal layers."""
+    """Savings of clocks by part beside one clock an operation, by GPU, model and latency.
+
+    Modelled parts come first, then measured rows in equal layers.
+    """
     rows = []
     header = ["GPU", "model", "parts of a forward (ms)"]
     for gpu, model, stages, tensor_parallel, samples in _JOBS:
@@ -180,7 +184,7 @@ def latency_table() -> str:
             microbatch_size=samples, tensor_parallel=tensor_parallel,
         )  # fmt: skip
         profile = modelled_profile(job, gpu, name="parts", step=_STEP_MHZ, parts=True)
-        shares = 1e-6 * profile.measured[1, "forward"].time_ns[-1]
+        shares = 1e-6 * profile.measured_costs[1, "forward"].time_ns[-1]
         frontier = trace_frontier(profile.pipeline(), profile.adjusted(by_parts=ByParts()))
         rows.append(
             [gpu, model.name, f"{shares.min():.1f} to {shares.max():.1f}", *_saved(frontier)]
@@ -188,7 +192,7 @@ def latency_table() -> str:
     for name in _IN_LAYERS:
         note(name)
         profile = in_layers(Profile.builtin(name, raw=True), 12)
-        shares = 1e-6 * profile.measured[1, "forward"].time_ns[-1]
+        shares = 1e-6 * profile.measured_costs[1, "forward"].time_ns[-1]
         pipeline = Pipeline("1f1b", profile.num_stages, 12)
         frontier = trace_frontier(pipeline, profile.adjusted(by_parts=ByParts()))
         rows.append([name, "12 layers", f"{shares.min():.1f}", *_saved(frontier)])
@@ -246,11 +250,11 @@ def around_table() -> str:
 
 
 def _around(gpu: ModelledGpu, parameters: float) -> tuple[float, float, float]:
-    """Time (s) and energy (J) of one GPU in reduce-scatter, optimizer step and all-gather, at the
-    highest clock and at the one of least energy.
+    """Time (s) and energy (J) of one GPU in reduce-scatter, optimizer step and all-gather.
 
-    Bytes: gradients and weights of two bytes over the network, the optimizer's states over the
-    replicas (Rajbhandari et al., "ZeRO", SC 2020).
+    Both at the highest clock and at the one of least energy. Bytes: gradients and weights of two
+    bytes over the network, the optimizer's states over the replicas (Rajbhandari et al., "ZeRO",
+    SC 2020).
     """
     sent = 2.0 * parameters * (_REPLICAS - 1) / _REPLICAS / _NETWORK
     step = _OPTIMIZER_BYTES * parameters / _REPLICAS / (gpu.memory_efficiency * gpu.bandwidth)

@@ -41,6 +41,7 @@ class Planned:
 
 
 def run(quick: bool, _folder: Path) -> Section:
+    """Measure the gaps of plans on noisy profiles, polished and not."""
     section = Section("Quality of plans")
     planned: dict[tuple[int, int], list[Planned]] = {}
     polished: list[tuple[Planned, Planned]] = []

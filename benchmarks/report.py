@@ -26,10 +26,12 @@ class Section:
     paragraphs: list[str] = field(default_factory=list)
 
     def target(self, what: str, limit: str, measured: str, met: bool) -> None:
+        """Add a target and whether it was met."""
         self.targets.append(Target(what, limit, measured, met))
 
     @property
     def markdown(self) -> str:
+        """The section as Markdown."""
         return "\n\n".join([self.title, *self.paragraphs])
 
 
@@ -50,10 +52,12 @@ def ratio(value: float) -> str:
 
 
 def megabytes(count: float) -> str:
+    """Bytes in MB."""
     return f"{count / 2**20:,.0f} MB"
 
 
 def percent(fraction: float, digits: int = 3) -> str:
+    """A fraction in percent."""
     return f"{100 * fraction:.{digits}f}%"
 
 

@@ -37,7 +37,7 @@ from envplan._io.files import atomic_write
 from envplan.plan.build import beyond_raw_rows
 from envplan.planners import EnvPipe
 from envplan.planners.comparison import Entry, compare
-from envplan.profile.described import described_pipeline
+from envplan.profile.job import pipeline_of_job
 from envplan.profile.smoothing import jumps
 
 MICROBATCHES: Final = (12, 24, 48, 96)
@@ -119,6 +119,7 @@ class Job:
 
     @classmethod
     def of(cls, workload: Workload) -> Job:
+        """Read the runs of a workload and trace its frontier."""
         begin = time.perf_counter()
         profile = Profile.builtin(profile_name(workload))
         frontier = trace_frontier(profile.pipeline(), profile)
@@ -145,8 +146,10 @@ class Job:
         )
 
     def ours_as(self, planner: str, run: int) -> float:
-        """Percent saved by our plan in the replayed time of a run's clocks, against the baseline:
-        the measured saving, times what our plan uses less by the same profile."""
+        """Percent saved by our plan in the replayed time of a run's clocks, against the baseline.
+
+        The measured saving, times what our plan uses less by the same profile.
+        """
         clocks = self.runs.clocks(self.runs.keys.index((planner, run)))
         frontier = self.frontier
         given = plan_from_clocks(frontier.pipeline, frontier.profile, clocks, frontier=frontier)
@@ -156,6 +159,7 @@ class Job:
 
     @property
     def ours_at_t_min(self) -> float:
+        """Percent saved by our plan at T_min, predicted."""
         return 100 * (1 - self.frontier.plan().energy / self.highest.energy)
 
     def until(self, sync_s: float) -> float:
@@ -432,7 +436,7 @@ def _gaps() -> list[str]:
             continue
         cells, above, polished = [], 0, 0.0
         for count in GAP_MICROBATCHES:
-            frontier = trace_frontier(described_pipeline(profile, num_microbatches=count), profile)
+            frontier = trace_frontier(pipeline_of_job(profile, num_microbatches=count), profile)
             gaps = {one: 100 * frontier.plan(slowdown=one).gap for one in SLOWDOWNS}
             cells.append(max(gaps.values()))
             for slowdown, gap in gaps.items():

@@ -34,10 +34,12 @@ class Shape(NamedTuple):
     chunks: int
 
     def pipeline(self) -> Pipeline:
+        """The pipeline of this row."""
         return Pipeline(self.schedule, self.ranks, self.microbatches, num_chunks=self.chunks)
 
 
 def run(quick: bool, _folder: Path) -> Section:
+    """Trace frontiers of other schedules than 1F1B."""
     section = Section("Schedules with split backwards and Vs against 1F1B")
     rows = []
     worst = dict.fromkeys(JUDGED, 0.0)

@@ -1,4 +1,4 @@
-"""Replays for the page of serving results: python -m benchmarks.serving_runs [GROUP ...]
+"""Replays for the page of serving results: python -m benchmarks.serving_runs [GROUP ...].
 
 Runs every replay that the page shows, or those of some groups, one after another, and keeps what
 came of them in benchmarks/data/serving.json. The weeks take most of an hour; --missing leaves out
@@ -71,52 +71,97 @@ class Job:
         return self.trace, self.load, self.policy, self.settings
 
 
+#: Settings that the replays of a group start from.
+USUAL: Final = Settings()
+
+
 def jobs() -> Iterator[Job]:
-    """All of them, quick groups first."""
-    usual = Settings()
+    """All replays of the page, quick groups first."""
+    yield from hours_and_clocks()
+    yield from known_past()
+    yield from wrong_predictions()
+    yield from squashed_prompts()
+    yield from scaled_loads()
+    yield from numbers_of_pools()
+    yield from slo_quantiles()
+    yield from starts_of_instances()
+    for trace in WEEKS:
+        for policy in POLICIES:
+            yield Job("weeks", trace, 1.0, policy, "", USUAL)
+
+
+def hours_and_clocks() -> Iterator[Job]:
+    """Every policy on the hours, and clocks that come late."""
     for trace in HOURS:
         for policy in POLICIES:
-            yield Job("hours", trace, 1.0, policy, "", usual)
+            yield Job("hours", trace, 1.0, policy, "", USUAL)
         for policy in ("ScaleFreq", "envplan"):
             for delay in DELAYS_S:
-                slow = replace(usual, clock_delay=delay)
+                slow = replace(USUAL, clock_delay=delay)
                 yield Job("clocks", trace, 1.0, policy, f"{delay:g} s", slow)
+
+
+def known_past() -> Iterator[Job]:
+    """Every policy that knows only so much of the past."""
     for trace in HOURS:
         for past in PASTS_S:
             for policy in POLICIES:
-                known = replace(usual, past=past)
+                known = replace(USUAL, past=past)
                 yield Job("past", trace, 1.0, policy, f"{past / 60:g} min", known)
+
+
+def wrong_predictions() -> Iterator[Job]:
+    """Output lengths that are predicted wrongly."""
     for trace in (HOURS[1], *WEEKS):
         for wrong, under in WRONG if trace in HOURS else WRONG_WEEK:
-            settings = replace(usual, mispredicted=100 * wrong, underestimated=100 * under)
+            settings = replace(USUAL, mispredicted=100 * wrong, underestimated=100 * under)
             for policy in ("MultiPool", "DynamoLLM", "envplan"):
                 yield Job("predictor", trace, 1.0, policy, f"{wrong:g} {under:g}", settings)
+
+
+def squashed_prompts() -> Iterator[Job]:
+    """A fleet that is too small, by how long late requests are kept."""
     for squash in SQUASH_S:
-        few = replace(usual, slo_quantile=80.0, headroom=0.0, squash=squash)
+        few = replace(USUAL, slo_quantile=80.0, headroom=0.0, squash=squash)
         yield Job("squash", HOURS[0], 1.0, "SinglePool", f"{squash:g} s", few)
-    days = [f"{week}/1 days" for week in WEEKS]  # three times a week's requests take too long
-    for trace in (*HOURS, *WEEKS, *days):
-        for load in LOADS[:-1] if trace in WEEKS else LOADS[-1:] if trace in days else LOADS:
+
+
+def scaled_loads() -> Iterator[Job]:
+    """A tenth to three times the load; three times a week's requests take too long: one day."""
+    loads_by_trace = dict.fromkeys(HOURS, LOADS)
+    loads_by_trace |= dict.fromkeys(WEEKS, LOADS[:-1])
+    loads_by_trace |= {f"{week}/1 days": LOADS[-1:] for week in WEEKS}
+    for trace, loads in loads_by_trace.items():
+        for load in loads:
             for policy in ("SinglePool", "DynamoLLM", "envplan"):
-                yield Job("load", trace, load, policy, "", usual)
+                yield Job("load", trace, load, policy, "", USUAL)
+
+
+def numbers_of_pools() -> Iterator[Job]:
+    """DynamoLLM with one to nine pools."""
     for trace, load in ((HOURS[0], 1.0), (HOURS[1], 1.0), SMALL, (WEEKS[0], 1.0), (WEEKS[1], 1.0)):
         for pools in POOLS:
-            yield Job("pools", trace, load, "DynamoLLM", f"{pools}", replace(usual, pools=pools))
+            yield Job("pools", trace, load, "DynamoLLM", f"{pools}", replace(USUAL, pools=pools))
+
+
+def slo_quantiles() -> Iterator[Job]:
+    """Energy against the share of requests within their SLOs."""
     for trace in HOURS:
         for policy in ("DynamoLLM", "envplan"):
             for quantile in QUANTILES:
-                settings = replace(usual, slo_quantile=quantile, headroom=0.0)
+                settings = replace(USUAL, slo_quantile=quantile, headroom=0.0)
                 yield Job("frontier", trace, 1.0, policy, f"{quantile:g}", settings)
-    for named, sized in (("", usual), ("tight: ", replace(usual, slo_quantile=95.0, headroom=0.0))):
+
+
+def starts_of_instances() -> Iterator[Job]:
+    """Instances that start from less or more that is ready, usually and tightly sized."""
+    tight = replace(USUAL, slo_quantile=95.0, headroom=0.0)
+    for label, sized in (("", USUAL), ("tight: ", tight)):
         for policy in ("DynamoLLM", "envplan"):
             for ready in READY:
+                varied = label + (", ".join(ready) or "nothing")
                 settings = replace(sized, ready=tuple(ready))
-                yield Job(
-                    "start", *SMALL, policy, named + (", ".join(ready) or "nothing"), settings
-                )
-    for trace in WEEKS:
-        for policy in POLICIES:
-            yield Job("weeks", trace, 1.0, policy, "", usual)
+                yield Job("start", *SMALL, policy, varied, settings)
 
 
 @lru_cache(maxsize=1)

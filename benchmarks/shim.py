@@ -28,6 +28,7 @@ CASES = {
 
 
 def main() -> None:
+    """Print what the shim costs the training thread."""
     print("; ".join(f"{name} {value}" for name, value in describe_machine().items()) + "\n")
     rows = []
     cases = [(name, measure(clocks)) for name, clocks in CASES.items()]
@@ -76,6 +77,7 @@ def measure(clocks: tuple[int, ...], parts: tuple[str, ...] = ()) -> list[float]
 
 
 def run_step(shim: Shim, order: list[tuple[str, int, int]], parts: tuple[str, ...]) -> list[float]:
+    """Run one step and time each call of the shim, us."""
     times = []
     for instruction, microbatch, chunk in order:
         begin = perf_counter_ns()

@@ -43,6 +43,7 @@ class Outcome:
 
 
 def main() -> None:
+    """Print what smoothing brings on tables with noise."""
     options = _arguments()
     truth = Profile.builtin(options.profile)
     pipeline = Pipeline("1f1b", truth.num_stages, options.microbatches)

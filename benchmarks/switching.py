@@ -88,6 +88,7 @@ def _bisected(frontier: Frontier, deadline_ns: int, latency_s: float) -> float |
 
 
 def main() -> None:
+    """Print what late clocks cost, by latency."""
     rows = []
     for name, microbatches in JOBS:
         profile = Profile.builtin(name)

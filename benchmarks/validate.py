@@ -159,6 +159,7 @@ class Outcome:
 
 
 def main() -> None:
+    """Hold predictions against the published runs and write the page."""
     options = _arguments()
     begin = time.perf_counter()
     latencies = {gpu: find_latency(gpu) for gpu in ("a100", "a40")}

@@ -129,7 +129,7 @@ cdef extern from "annealing.hpp" namespace "envplan" nogil:
     cdef struct Limits:
         int64_t latency, deadline, hold, peak
         cbool waits
-        int64_t price, peak_price
+        int64_t price
     cdef struct Score:
         wide excess, energy
         int64_t late, shortage
@@ -146,22 +146,9 @@ cdef extern from "annealing.hpp" namespace "envplan" nogil:
         cbool improve(int32_t) except +
         void best(int32_t*)
 
-cdef extern from "maxflow.hpp" namespace "envplan::maxflow" nogil:
-    const int64_t kUnlimited "envplan::maxflow::kInfinite"
-    cdef enum class Status(int):
-        kOptimal
-        kInfeasible
-        kUnbounded
-    cdef struct Result:
-        Status status
-        int64_t value
-    Result solve(int32_t, int32_t, const int32_t*, const int32_t*, const int64_t*, const int64_t*,
-                 int32_t, int32_t, int64_t*, uint8_t*) except +
-
 INFINITE = kInfinite
 # Where a thread finds the event that ends its work: signals reach the main thread only.
 STOP = ContextVar("STOP", default=None)
-UNLIMITED = kUnlimited
 
 # A few hundredths of a second: nodes touched, or operations replayed.
 cdef uint64_t WORK_BETWEEN_SIGNALS = 1_000_000
@@ -652,7 +639,6 @@ cdef class Search:
         peak: cap on the power of one GPU a stage together, uW; negative where there is none.
         waits: energy is that until the deadline, not until the makespan.
         price: of a ns late or of shortage, uW.
-        peak_price: of a fJ above the cap, fJ.
     """
 
     cdef Problem _problem
@@ -660,10 +646,10 @@ cdef class Search:
 
     def __cinit__(
         self, Problem problem not None, int64_t latency, int64_t deadline, int64_t hold,
-        int64_t peak, cbool waits, int64_t price, int64_t peak_price,
+        int64_t peak, cbool waits, int64_t price,
     ):
         self._problem = problem
-        self._limits = Limits(latency, deadline, hold, peak, waits, price, peak_price)
+        self._limits = Limits(latency, deadline, hold, peak, waits, price)
 
     def score(self, const int32_t[::1] rows):
         """(excess fJ, energy fJ, late ns, shortage ns, energy above the cap fJ) of rows."""
@@ -720,40 +706,6 @@ cdef object _array(const vector[int64_t]& values):
     for k in range(values.size()):
         view[k] = values[k]
     return out
-
-
-def max_flow(
-    int num_nodes, const int32_t[::1] tail, const int32_t[::1] head, const int64_t[::1] lower,
-    const int64_t[::1] upper, int source, int sink,
-):
-    """Maximum flow with lower bounds on a plain graph; see maxflow.hpp.
-
-    Returns:
-        (status, value, flow int64 (arcs,), source side uint8 (nodes,)); status is "optimal",
-        "infeasible" or "unbounded".
-
-    Raises:
-        ValueError: an index or a bound is wrong.
-        OverflowError: the bounds add up to more than the integer range.
-    """
-    cdef Py_ssize_t arcs = tail.shape[0]
-    if not (arcs == head.shape[0] == lower.shape[0] == upper.shape[0]):
-        raise ValueError("tail, head, lower and upper must have one entry an arc")
-    flow = np.zeros(arcs + 1, np.int64)
-    side = np.zeros(max(num_nodes, 1), np.uint8)
-    cdef int64_t[::1] f = flow
-    cdef uint8_t[::1] s = side
-    cdef const int32_t* t = &tail[0] if arcs else NULL
-    cdef const int32_t* h = &head[0] if arcs else NULL
-    cdef const int64_t* lo = &lower[0] if arcs else NULL
-    cdef const int64_t* up = &upper[0] if arcs else NULL
-    cdef Result result
-    with nogil:
-        result = solve(num_nodes, <int32_t>arcs, t, h, lo, up, source, sink, &f[0], &s[0])
-    status = {
-        Status.kOptimal: "optimal", Status.kInfeasible: "infeasible", Status.kUnbounded: "unbounded"
-    }[result.status]
-    return status, result.value, flow[:arcs], side
 
 
 def compose(

@@ -17,7 +17,7 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
         double idle_w, grid
         vector[double] step_s, step_w, prompt_s, prompt_w
     cdef struct Size:
-        int32_t gpus, chunk
+        int32_t chunk
         double kv_tokens
         vector[int32_t] tables
     cdef struct Requests:
@@ -44,11 +44,13 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
         int64_t attained[9]
     cdef enum class Phase(uint8_t):
         kStarting, kIdle, kStepping, kPrompts, kGone
+    cdef struct Decoding:
+        pass
     cdef cppclass Instance:
         int32_t pool, size, clock
         cbool leaving
         Phase phase
-        vector[int] decoding
+        vector[Decoding] decoding
     cdef cppclass CppReplay "envplan::serving::Replay":
         CppReplay(const CppService&, Options) except +
         int32_t start(int32_t, int32_t, int32_t, cbool, double) except +
@@ -75,7 +77,7 @@ cdef class Service:
         input, output: int32 (n,), tokens.
         known, taken: uint8 (n,), class, and class it is taken for on arrival, 0 to 8.
         tables: of each configuration (idle_w, step_s, step_w, grid, prompt_s, prompt_w).
-        sizes: of each instance size (gpus, kv_tokens, chunk, tables).
+        sizes: of each instance size (kv_tokens, chunk, tables).
         slos: of each of the nine classes (ttft_s, tbt_s).
     """
 
@@ -102,8 +104,8 @@ cdef class Service:
             table.idle_w, table.step_s, table.step_w = idle_w, step_s, step_w
             table.grid, table.prompt_s, table.prompt_w = grid, prompt_s, prompt_w
             all_tables.push_back(table)
-        for gpus, kv_tokens, chunk, places in sizes:
-            size.gpus, size.kv_tokens, size.chunk = gpus, kv_tokens, chunk
+        for kv_tokens, chunk, places in sizes:
+            size.kv_tokens, size.chunk = kv_tokens, chunk
             size.tables = places
             all_sizes.push_back(size)
         for ttft_s, tbt_s in slos:

@@ -29,8 +29,7 @@ Score score(const Limits& limits, const Replay& replay, Energy over) {
   s.late = std::max<Time>(0, replay.makespan() - limits.deadline);
   s.shortage = replay.shortage();
   s.over = over;
-  s.excess = static_cast<Energy>(limits.price) * (static_cast<Energy>(s.late) + s.shortage) +
-             limits.peak_price * over;
+  s.excess = static_cast<Energy>(limits.price) * (static_cast<Energy>(s.late) + s.shortage) + over;
   s.energy = replay.energy_until(limits.waits ? limits.deadline : replay.makespan());
   return s;
 }
@@ -119,7 +118,7 @@ double Annealing::worth(const Score& before) const {
 bool Annealing::attempt(double most) {
   const Score before = score_;
   // What has not been counted yet can at best fall to nothing.
-  const double allowed = most + pricing_ * static_cast<double>(limits_.peak_price * before.over);
+  const double allowed = most + pricing_ * static_cast<double>(before.over);
   const double price = pricing_ * static_cast<double>(limits_.price);
   const double waiting = limits_.waits ? 0 : static_cast<double>(problem_.total_waiting);
   const Budget budget{allowed, std::max(replay_.makespan(), limits_.deadline), tail_.data(),

@@ -42,7 +42,6 @@ struct Tables {
 
 // An instance size: its configurations by rising clock, and its memory.
 struct Size {
-  int32_t gpus;
   double kv_tokens;             // tokens of context that fit beside the weights
   int32_t chunk;                // prompt tokens of one iteration
   std::vector<int32_t> tables;  // indices of its configurations, clocks ascending

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan.enforce.apply import apply_plan
-from envplan.enforce.clocks import given_clocks, modelled_clocks, profile_clocks
 from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.supported_clocks import modelled_clocks, parse_clocks, profile_clocks
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
@@ -88,7 +88,7 @@ def test_no_operation_gets_slower_and_the_deadline_is_met(
     made: tuple[Plan, Profile, Pipeline], clocks: set[int] | None
 ) -> None:
     plan, profile, pipeline = made
-    given = None if clocks is None else given_clocks(",".join(map(str, clocks)))
+    given = None if clocks is None else parse_clocks(",".join(map(str, clocks)))
     try:
         freqplan = applied(plan, profile, clocks=given)
     except InputError:
@@ -124,7 +124,7 @@ def test_supported_clocks_stay_as_planned() -> None:
 def test_clock_the_gpu_lacks_becomes_the_next_one_above() -> None:
     profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 2)
     plan = at(profile, pipeline, [1740, 1500, 1260, 1260])
-    freqplan = applied(plan, profile, clocks=given_clocks("1265,1500,1800", "X"))
+    freqplan = applied(plan, profile, clocks=parse_clocks("1265,1500,1800", "X"))
     assert flat(freqplan) == [1800, 1500, 1265, 1265]
     raised = [(r.instruction, r.planned_mhz, r.applied_mhz, r.operations) for r in freqplan.raised]
     assert raised == [
@@ -140,7 +140,7 @@ def test_clock_the_gpu_lacks_becomes_the_next_one_above() -> None:
 def test_higher_clock_that_the_profile_knows_is_priced_by_it() -> None:
     profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 1)
     slow, fast = at(profile, pipeline, [1500, 1500]), at(profile, pipeline, [1740, 1740])
-    freqplan = applied(slow, profile, clocks=given_clocks("780,1740"))
+    freqplan = applied(slow, profile, clocks=parse_clocks("780,1740"))
     assert all(r.profiled for r in freqplan.raised)
     assert freqplan.energy_j == fast.energy
     assert freqplan.iteration_time_s == fast.iteration_time
@@ -154,9 +154,9 @@ def test_higher_clock_that_was_measured_slower_is_passed_over() -> None:
     ]
     profile, pipeline = Profile.from_rows(rows), Pipeline("1f1b", 1, 1)
     plan = at(profile, pipeline, [1000, 1000])
-    assert flat(applied(plan, profile, clocks=given_clocks("1015,1030"))) == [1030, 1030]
+    assert flat(applied(plan, profile, clocks=parse_clocks("1015,1030"))) == [1030, 1030]
     with pytest.raises(InputError, match="by the profile none above it is as fast"):
-        applied(plan, profile, clocks=given_clocks("1015"))
+        applied(plan, profile, clocks=parse_clocks("1015"))
 
 
 def test_plan_for_a_faster_gpu_is_refused() -> None:
@@ -181,7 +181,7 @@ def test_operation_without_a_clock_is_left_alone() -> None:
     [("210", [210]), ("900,210, 900", [210, 900]), ("210-260:25,100", [100, 210, 235, 260])],
 )
 def test_clocks_are_listed_or_stepped(text: str, mhz: list[int]) -> None:
-    assert given_clocks(text).supported_clocks_mhz == mhz
+    assert parse_clocks(text).supported_clocks_mhz == mhz
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_clocks_are_listed_or_stepped(text: str, mhz: list[int]) -> None:
 )
 def test_anything_but_clocks_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="--clocks must list MHz"):
-        given_clocks(text)
+        parse_clocks(text)
 
 
 def test_gpu_is_found_by_either_name_and_else_the_profile_says_its_clocks() -> None:
@@ -217,7 +217,7 @@ def test_ladder_has_the_plans_rungs_with_clocks_checked() -> None:
     assert freqplan.ladder is not None
     assert [r.frequencies_mhz for r in freqplan.ladder] == [r.frequencies_mhz for r in plan.ladder]
     assert [r.energy_j for r in freqplan.ladder] == [r.energy_j for r in plan.ladder]
-    raised = applied(plan, profile, clocks=given_clocks("1000-2000:500"))
+    raised = applied(plan, profile, clocks=parse_clocks("1000-2000:500"))
     raised.check()
     assert raised.ladder is not None
     for rung, before in zip(raised.ladder, plan.ladder, strict=False):
@@ -230,7 +230,7 @@ def test_rungs_that_save_nothing_any_more_are_left_out(clocks: str) -> None:
     profile, pipeline = small_profile(), Pipeline("1f1b", 2, 4)
     frontier = trace_frontier(pipeline, profile)
     plan = frontier.plan().with_ladder(frontier.ladder(24))
-    freqplan = applied(plan, profile, clocks=given_clocks(clocks))
+    freqplan = applied(plan, profile, clocks=parse_clocks(clocks))
     assert freqplan.ladder
     rungs = [(freqplan.iteration_time_s, freqplan.energy_j)]
     rungs += [(rung.iteration_time_s, rung.energy_j) for rung in freqplan.ladder]

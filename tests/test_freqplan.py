@@ -10,8 +10,8 @@ import pytest
 
 from cli_helpers import small_profile
 from envplan.enforce.apply import apply_plan
+from envplan.enforce.clock_files import read_clocks
 from envplan.enforce.freqplan import FrequencyPlan
-from envplan.enforce.given_clocks import read_clocks
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
@@ -155,7 +155,7 @@ def test_huge_or_missing_schedule_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = Pipeline("1f1b", num_stages=2, num_microbatches=2)
-    monkeypatch.setattr("envplan.enforce.given_clocks._MAX_BYTES", 10)
+    monkeypatch.setattr("envplan.enforce.clock_files._MAX_BYTES", 10)
     (tmp_path / "schedule.py").write_text("[[('forward', 1740)]]")
     with pytest.raises(InputError, match="is larger than"):
         read_clocks(tmp_path / "schedule.py", pipeline)

@@ -22,8 +22,8 @@ from envplan._io.tables import read_table
 from envplan.check.files import check_file
 from envplan.costs.rates import read_rate
 from envplan.devices.locks import Mark
+from envplan.enforce.clock_files import read_clocks
 from envplan.enforce.freqplan import FrequencyPlan
-from envplan.enforce.given_clocks import read_clocks
 from envplan.errors import EnvplanError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envplan.enforce.given_clocks import read_clocks
+from envplan.enforce.clock_files import read_clocks
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile

@@ -15,8 +15,8 @@ from cli_helpers import done, refused, says, small_profile, told
 from envplan import Frontier, Pipeline, Plan, Profile, simulate, trace_frontier
 from envplan.check.plans import verify_plan
 from envplan.enforce.apply import apply_plan
-from envplan.enforce.clocks import modelled_clocks, stage_clocks
 from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.supported_clocks import modelled_clocks, stage_clocks
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
 from envplan.profile import ProfileMetadata

@@ -14,7 +14,7 @@ from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Frontier, Pipeline, Profile, simulate, trace_frontier
 from envplan.check.plans import verify_plan
 from envplan.enforce.apply import apply_plan
-from envplan.enforce.clocks import given_clocks
+from envplan.enforce.supported_clocks import parse_clocks
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
 from envplan.replay import Machine
@@ -76,7 +76,7 @@ def test_check_rejects_a_plan_over_its_cap_and_apply_clocks_that_break_it() -> N
         verify_plan(over.model_copy(update={"stated_request": plan.request}), profile)
     topology = Topology.for_job(plan.job)
     assert apply_plan(plan, profile, topology=topology).iteration_time_s == plan.iteration_time
-    only_the_highest = given_clocks("1740")
+    only_the_highest = parse_clocks("1740")
     with pytest.raises(InputError, match=r"W at the peak, more than the 400.0 W allowed"):
         apply_plan(plan, profile, topology=topology, clocks=only_the_highest)
 

@@ -19,13 +19,13 @@ from envplan.errors import InputError
 from envplan.profile import (
     CostCurve,
     OptionTable,
-    Parts,
+    PartCosts,
     Profile,
     ProfileMetadata,
     builtin_paths,
     cost_curve,
 )
-from envplan.profile.parts import by_parts
+from envplan.profile.parts import compose_options
 from envplan.units import MAX_INTEGER
 
 HEADER = "stage,instruction,frequency,time,energy\n"
@@ -49,7 +49,7 @@ def refusal(folder: Path, text: str | bytes) -> InputError:
 
 def table(*options: tuple[int, int]) -> OptionTable:
     rows = {(len(options) - k, ""): each for k, each in enumerate(sorted(options))}
-    return by_parts(0, "forward", Parts.of("", {"": rows}), None)
+    return compose_options(0, "forward", PartCosts.from_rows("", {"": rows}), None)
 
 
 # ---- reading

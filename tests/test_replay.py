@@ -150,7 +150,6 @@ def searches(draw: Any) -> tuple[Case, dict[str, Any]]:
         "peak_uw": draw(st.none() | st.just(int(replay.peak_uw * draw(st.floats(0.3, 1.0))))),
         "waits": draw(st.booleans()),
         "price_uw": draw(st.sampled_from([1, 300_000_000])),
-        "peak_price": draw(st.sampled_from([1, 5])),
     }
     return case, limits
 
@@ -168,7 +167,7 @@ def check_score(case: Case, rows: NDArray[np.int32], limits: dict[str, Any], sea
         over = oracle.over_fj(parts, case.stage, case.powers, limits["peak_uw"])
     assert score.over_fj == over
     late = score.late_ns + score.shortage_ns
-    assert score.excess_fj == limits["price_uw"] * late + limits["peak_price"] * over
+    assert score.excess_fj == limits["price_uw"] * late + over
     until = limits["deadline_ns"] if limits["waits"] else replay.makespan_ns
     assert score.energy_fj == replay.energy_until(until)
     return score
@@ -214,7 +213,7 @@ def test_search_keeps_power_under_a_cap_that_it_can_keep() -> None:
     problem, rows = of_a_model()
     fastest = problem.replay(rows)
     cap, deadline = int(0.8 * fastest.peak_uw), int(1.15 * fastest.makespan_ns)
-    limits = {"price_uw": 10**9, "peak_uw": cap, "peak_price": 2}
+    limits = {"price_uw": 10**9, "peak_uw": cap}
     search = Search(problem, fastest.starts_ns, deadline, **limits)
     found = search.improve(rows, 60_000, 1.5, 0)
     assert search.score(found).holds

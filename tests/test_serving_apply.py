@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.devices import DeviceError
-from envplan.enforce.clocks import given_clocks
+from envplan.enforce.supported_clocks import parse_clocks
 from envplan.errors import InputError
 from envplan.serving.apply import (
     PARTS,
@@ -60,12 +60,12 @@ def test_no_two_instances_share_a_gpu_and_no_node_has_a_hole(
 
 def test_a_clock_the_gpu_lacks_becomes_the_next_one_above() -> None:
     plan, profile = small_plan(SS=10.0, SM=10.0)
-    applied = apply_serving_plan(plan, profile, clocks=given_clocks("210-1980:30", "some GPU"))
+    applied = apply_serving_plan(plan, profile, clocks=parse_clocks("210-1980:30", "some GPU"))
     assert {i.planned_mhz: i.clock_mhz for i in applied.instances} == {1005: 1020, 900: 900}
-    just_below = apply_serving_plan(plan, profile, clocks=given_clocks("900,990"))
+    just_below = apply_serving_plan(plan, profile, clocks=parse_clocks("900,990"))
     assert {i.clock_mhz for i in just_below.instances} == {990, 900}
     with pytest.raises(InputError, match="wants 1005 MHz, but the GPU reaches 900"):
-        apply_serving_plan(plan, profile, clocks=given_clocks("210-900:30"))
+        apply_serving_plan(plan, profile, clocks=parse_clocks("210-900:30"))
     builtin = ServingProfile.builtin()
     applied = apply_serving_plan(exact_plan(builtin, {"LL": 3000.0}, 64), builtin)
     assert applied.gpu == "NVIDIA H100 80GB HBM3"
@@ -78,17 +78,17 @@ def test_a_clock_below_the_plans_is_held_against_the_slo_again() -> None:
         {("LS", 2, 1500): [(0, 60), (10, 110)], ("LS", 2, 2000): [(0, 10), (10, 20)]},
         {("LS", 2, 1500): 0.4, ("LS", 2, 2000): 0.2},
     )
-    clocks = given_clocks("1500,1980,2100")
+    clocks = parse_clocks("1500,1980,2100")
     for load, proven in ((50.0, True), (51.0, False)):
         plan = exact_plan(profile, {"LS": load}, 2)
         assert plan.pools[0].groups[0].frequency_mhz == 2000
         (raised,) = apply_serving_plan(plan, profile, clocks=clocks).instances
         assert (raised.clock_mhz, raised.slo_proven) == (2100, True)
-        (lowered,) = apply_serving_plan(plan, profile, clocks=given_clocks("1500,1980")).instances
+        (lowered,) = apply_serving_plan(plan, profile, clocks=parse_clocks("1500,1980")).instances
         assert (lowered.clock_mhz, lowered.slo_proven) == (1980, proven)
     # Without a measured clock below, nothing is proven.
     plan, profile = small_plan(SM=10.0)
-    (instance,) = apply_serving_plan(plan, profile, clocks=given_clocks("890")).instances
+    (instance,) = apply_serving_plan(plan, profile, clocks=parse_clocks("890")).instances
     assert (instance.planned_mhz, instance.clock_mhz, instance.slo_proven) == (900, 890, False)
 
 

@@ -33,7 +33,7 @@ def service(
     slos = [(ttft[min(k, len(ttft) - 1)], 1.0) for k in range(9)]
     return Service(
         arrival.astype(float), given.astype(np.int32), output.astype(np.int32), known, known,
-        [table(2.0), table()], [(2, kv, chunk, [0, 1])], slos,
+        [table(2.0), table()], [(kv, chunk, [0, 1])], slos,
     )  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def test_only_the_classes_that_are_asked_for_count() -> None:
 
 def test_arrays_of_different_lengths_and_unknown_classes_are_refused() -> None:
     of_two, ints, bytes_ = np.zeros(2), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.uint8)
-    rest: Any = ([table()], [(2, 1e6, 1000, [0])], [(1.0, 1.0)] * 9)
+    rest: Any = ([table()], [(1e6, 1000, [0])], [(1.0, 1.0)] * 9)
     with pytest.raises(ValueError, match="one length"):
         Service(np.zeros(3), ints, ints, bytes_, bytes_, *rest)
     with pytest.raises(ValueError, match="nine classes"):

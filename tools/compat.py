@@ -149,6 +149,7 @@ _NAMES = tuple(environment.name for environment in ENVIRONMENTS)
 
 
 def main() -> None:
+    """Test every environment and write the page of what worked."""
     parser = argparse.ArgumentParser()
     parser.add_argument("page", type=Path, nargs="?", help="none: nothing is written")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", choices=_NAMES)
@@ -243,7 +244,11 @@ def _share(home: Path) -> None:
 
 
 def _result(python: Path, tests: str, end: float) -> str:
-    """ "yes", "FAILS" or "not tried": what tests say; those that measure may be disturbed once."""
+    """Run tests, again where they fail: those that measure may be disturbed once.
+
+    Returns:
+        "yes", "FAILS" with what failed, or "not tried".
+    """
     result = _NOT_TRIED
     for _ in range(_TRIES):
         limit = min(_LIMIT_S, end - time.monotonic())

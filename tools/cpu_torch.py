@@ -21,6 +21,7 @@ _NVIDIAS = re.compile(r"lib(cu|nv|nccl)")
 
 
 def main(site_packages: Path) -> None:
+    """Make stubs of NVIDIA's libraries that a torch without them still loads."""
     library = site_packages / "torch" / "lib"
     wanted: set[str] = set()
     defined: set[str] = set()

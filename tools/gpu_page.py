@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import date
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import torch
@@ -47,6 +47,7 @@ yours alone, `make test` with a GPU adds locking and the kill tests.
 
 
 def main() -> None:
+    """Run all that needs a GPU and write the page of what was measured."""
     parser = argparse.ArgumentParser()
     parser.add_argument("page", type=Path)
     parser.add_argument("--set-clocks", action="store_true")
@@ -87,9 +88,7 @@ def _devices(source: Backend) -> str:
 
 def _counter(device: Device) -> str:
     """What the energy counter says under load, beside the integral of power."""
-    samples = []
-    for _ in _loaded(_WATCHED_S):
-        samples.append((time.monotonic(), device.energy(), device.power()))
+    samples = [(time.monotonic(), device.energy(), device.power()) for _ in _loaded(_WATCHED_S)]
     (begin, first, _), (end, last, _) = samples[0], samples[-1]
     counted = (last - first) / 1e3
     integrated = sum(
@@ -203,10 +202,8 @@ def _switching(device: Device) -> str:
     chosen = [clocks[0], clocks[len(clocks) // 2], clocks[-1]]
     rows = []
     try:
-        for before in chosen:
-            for after in chosen:
-                if before != after:
-                    rows.append([str(before), str(after), _followed(device, before, after)])
+        for before, after in permutations(chosen, 2):
+            rows.append([str(before), str(after), _followed(device, before, after)])
     finally:
         device.reset_clock()
     return "## Switching clocks\n\n" + table(("from, MHz", "to, MHz", "follows after, ms"), rows)

@@ -1,4 +1,4 @@
-"""Writes the JSON Schemas of envplan's files anew, from their models: python -m tools.schemas"""
+"""Write the JSON Schemas of envplan's files anew, from their models: python -m tools.schemas."""
 
 from __future__ import annotations
 

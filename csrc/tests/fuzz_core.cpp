@@ -1,4 +1,4 @@
-// Random bytes as networks, flows and problems: every one is refused with an exception, or solved
+// Random bytes as networks and problems: every one is refused with an exception, or solved
 // such that what the headers promise holds. A libFuzzer target (Clang), under AddressSanitizer and
 // UndefinedBehaviorSanitizer.
 #include <algorithm>
@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "../kernel.hpp"
-#include "../maxflow.hpp"
 #include "problems.hpp"
 
 namespace {
@@ -134,37 +133,6 @@ void walk(Bytes* in, bool sound) {
   }
 }
 
-void flow(Bytes* in) {
-  const auto nodes = static_cast<maxflow::Index>(in->between(1, 8));
-  const auto arcs = static_cast<maxflow::Index>(in->between(0, 24));
-  std::vector<maxflow::Index> tail, head;
-  std::vector<maxflow::Flow> lower, upper, out(arcs);
-  std::vector<std::uint8_t> side(nodes);
-  for (maxflow::Index a = 0; a < arcs; ++a) {
-    tail.push_back(static_cast<maxflow::Index>(in->any(nodes - 1)));
-    head.push_back(static_cast<maxflow::Index>(in->any(nodes - 1)));
-    lower.push_back(in->raw<std::uint8_t>() < 192 ? 0 : in->any(5));
-    upper.push_back(in->raw<std::uint8_t>() < 8 ? maxflow::kInfinite : in->any(50));
-  }
-  const auto source = static_cast<maxflow::Index>(in->any(nodes - 1));
-  const auto sink = static_cast<maxflow::Index>(in->any(nodes - 1));
-  const auto found = maxflow::solve(nodes, arcs, tail.data(), head.data(), lower.data(),
-                                    upper.data(), source, sink, out.data(), side.data());
-  if (found.status != maxflow::Status::kOptimal) return;
-  std::vector<maxflow::Flow> net(nodes, 0);
-  maxflow::Flow cut = 0;
-  for (maxflow::Index a = 0; a < arcs; ++a) {
-    PROMISE(lower[a] <= out[a] && out[a] <= upper[a]);
-    net[tail[a]] += out[a];
-    net[head[a]] -= out[a];
-    if (side[tail[a]] && !side[head[a]]) cut += upper[a];
-    if (!side[tail[a]] && side[head[a]]) cut -= lower[a];
-  }
-  PROMISE(side[source] && !side[sink]);
-  PROMISE(net[source] == found.value && cut == found.value);
-  for (maxflow::Index v = 0; v < nodes; ++v) PROMISE(v == source || v == sink || net[v] == 0);
-}
-
 void replay(Bytes* in) {
   std::mt19937 random(in->raw<std::uint32_t>());
   test::Shape shape = test::random_shape(random);
@@ -200,15 +168,12 @@ void replay(Bytes* in) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Bytes in(data, size);
   try {
-    switch (in.raw<std::uint8_t>() % 4) {
+    switch (in.raw<std::uint8_t>() % 3) {
       case 0:
         walk(&in, true);
         break;
       case 1:
         walk(&in, false);
-        break;
-      case 2:
-        flow(&in);
         break;
       default:
         replay(&in);

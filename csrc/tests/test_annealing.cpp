@@ -13,7 +13,7 @@ using namespace envplan;
 using test::chain;
 using test::Rows;
 
-constexpr Limits kNone{0, 0, 0, -1, false, 1000, 1};
+constexpr Limits kNone{0, 0, 0, -1, false, 1000};
 
 Rows annealed(const Problem& problem, const Limits& limits, const Rows& rows, double heat,
               std::uint64_t work = 1000) {

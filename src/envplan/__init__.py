@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from envplan.check.plans import verify_plan
     from envplan.enforce.freqplan import FrequencyPlan
     from envplan.errors import DoubtWarning, EnvplanError, InputError, NoAnswerError
-    from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
     from envplan.pipeline.imports.megatron import pipeline_from_megatron
     from envplan.pipeline.imports.torch_csv import pipeline_from_torch
@@ -42,11 +41,11 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "PLANNERS", "SCHEDULES", "UNLIMITED", "ClusterReport", "DoubtWarning", "EnvplanError",
-    "FrequencyPlan", "Frontier", "FrontierFile", "InputError", "MinimumCut", "NoAnswerError",
+    "PLANNERS", "SCHEDULES", "ClusterReport", "DoubtWarning", "EnvplanError",
+    "FrequencyPlan", "Frontier", "FrontierFile", "InputError", "NoAnswerError",
     "Operation", "Pipeline", "Plan", "Profile", "ProfileMetadata", "Request", "Timeline",
     "__version__", "advise", "builtin_profiles", "check_file", "compare", "forwards_ahead",
-    "minimum_cut", "pipeline_from_megatron", "pipeline_from_torch",
+    "pipeline_from_megatron", "pipeline_from_torch",
     "plan_from_clocks", "plan_replicas", "read_slowdowns", "replay_replicas",
     "savings", "simulate", "simulate_cluster", "strong_scaling", "trace_frontier",
     "verify_plan",
@@ -61,7 +60,6 @@ _HOME = {
     "Frontier": "envplan.solve",
     "FrontierFile": "envplan.plan.frontier_file",
     "InputError": "envplan.errors",
-    "MinimumCut": "envplan.frontier.mincut",
     "NoAnswerError": "envplan.errors",
     "Operation": "envplan.pipeline",
     "PLANNERS": "envplan.planners",
@@ -72,13 +70,11 @@ _HOME = {
     "Request": "envplan.request",
     "SCHEDULES": "envplan.pipeline",
     "Timeline": "envplan.simulation.iteration",
-    "UNLIMITED": "envplan.frontier.mincut",
     "advise": "envplan.planners.comparison",
     "builtin_profiles": "envplan.profile",
     "check_file": "envplan.check.files",
     "compare": "envplan.planners.comparison",
     "forwards_ahead": "envplan.planners",
-    "minimum_cut": "envplan.frontier.mincut",
     "pipeline_from_megatron": "envplan.pipeline.imports.megatron",
     "pipeline_from_torch": "envplan.pipeline.imports.torch_csv",
     "plan_from_clocks": "envplan.solve",

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 INFINITE: int
 STOP: ContextVar[Event | None]
-UNLIMITED: int
 
 class Trace:
     num_nodes: int
@@ -120,7 +119,6 @@ class Search:
         peak: int,
         waits: bool,
         price: int,
-        peak_price: int,
     ) -> None: ...
     def score(self, rows: NDArray[np.int32]) -> tuple[int, int, int, int, int]: ...
     def improve(
@@ -128,15 +126,6 @@ class Search:
     ) -> NDArray[np.int32]: ...
     def constant(self, passes: int) -> NDArray[np.int32]: ...
 
-def max_flow(
-    num_nodes: int,
-    tail: NDArray[np.int32],
-    head: NDArray[np.int32],
-    lower: NDArray[np.int64],
-    upper: NDArray[np.int64],
-    source: int,
-    sink: int,
-) -> tuple[str, int, NDArray[np.int64], NDArray[np.uint8]]: ...
 def compose(
     option_end: NDArray[np.int32],
     time: NDArray[np.int64],

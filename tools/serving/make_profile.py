@@ -55,6 +55,7 @@ DYNAMO_MHZ = (800, 1200, 1600, 2000)
 
 
 def rms(errors: Any) -> float:
+    """Root mean square."""
     return float(np.sqrt(np.mean(np.square(errors))))
 
 
@@ -99,16 +100,18 @@ class Decode:
         )[0]
 
     def time_ms(self, tp: Any, batch: Any, size: float = PARAMETERS) -> Any:
+        """Time of a decode step, ms, of a model of `size` parameters."""
         a, b, share, slope = self.p
         return a + b * (tp > 1) + 2e3 * size / (tp * BANDWIDTH * share) + slope * batch
 
     def gpu_w(self, tp: Any, batch: Any, size: float = PARAMETERS) -> Any:
+        """Power of one GPU in a decode step, W."""
         effort = 2 * size * batch / (tp * FLOPS * self.time_ms(tp, batch, size) * 1e-3)
         return np.minimum(TDP_W, self.base + self.rise * effort)
 
 
 def voltage_power(mhz: float) -> float:
-    """f v(f)^2, relative to the highest clock."""
+    """Dynamic power at a clock, f v(f)^2, relative to the highest clock."""
 
     def value(f: float) -> float:
         return f * (1 + RISE * max(0.0, f - KNEE_MHZ)) ** 2
@@ -117,8 +120,10 @@ def voltage_power(mhz: float) -> float:
 
 
 class Clocks:
-    """What clocks do, modelled: `fixed` of a decode step's time does not depend on the clock, and
-    `static_w` of a GPU's power; the rest goes with 1/f, and with f v(f)^2.
+    """Model of clocks below the highest.
+
+    `fixed` of a decode step's time does not depend on the clock, and `static_w` of a GPU's power;
+    the rest goes with 1/f, and with f v(f)^2.
 
     Both are identified from the ratios of energies within each row of DynamoLLM's table, for
     classes that are mostly decoding.
@@ -143,10 +148,12 @@ class Clocks:
 
     @staticmethod
     def energy_ratio(mhz: float, fixed: float, static_w: float, gpu_w: float) -> float:
+        """Energy of a decode step at a clock, relative to the highest clock."""
         power = static_w + (gpu_w - static_w) * voltage_power(mhz)
         return (fixed + (1 - fixed) * TOP / mhz) * power / gpu_w
 
     def power(self, gpu_w: Any, mhz: float) -> Any:
+        """Power at a clock of a GPU that draws gpu_w at the highest, W."""
         static = np.minimum(self.static_w, gpu_w)
         return static + (gpu_w - static) * voltage_power(mhz)
 
@@ -177,6 +184,7 @@ def prompt_share(table: pd.DataFrame) -> tuple[Any, Any]:
 
 
 def rows(decode: Decode, clocks: Clocks, splitwise: pd.DataFrame) -> list[list[Any]]:
+    """Rows of the profile: TP, clock, phase, size, time and power."""
     sizes, shares = prompt_share(splitwise)
     found: list[list[Any]] = []
     for tp in TPS:
@@ -215,6 +223,7 @@ def class_means(data: Path) -> dict[str, dict[str, float]]:
 
 
 def sidecar(data: Path) -> dict[str, Any]:
+    """The profile's sidecar: where its figures come from."""
     return {
         "schema": "envplan/serving-profile/v1",
         "gpu": "NVIDIA H100 80GB HBM3",
@@ -233,11 +242,13 @@ def sidecar(data: Path) -> dict[str, Any]:
 
 
 def table(headers: list[str], lines: list[list[str]]) -> str:
+    """A Markdown table, its first column aligned to the left."""
     rule = ["---", *["---:"] * (len(headers) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [headers, rule, *lines])
 
 
 def page(decode: Decode, clocks: Clocks, splitwise: pd.DataFrame, profile: ServingProfile) -> str:
+    """The page that holds the profile against its measurements."""
     points = decode.points
     time = decode.time_ms(points.num_gpus, points.avg_batch_size, points.parameters)
     watts = decode.gpu_w(points.num_gpus, points.avg_batch_size, points.parameters)
@@ -316,6 +327,7 @@ that, and the profile uses those.
 def prompt_errors_of(
     splitwise: pd.DataFrame, profile: ServingProfile
 ) -> tuple[list[list[str]], list[float]]:
+    """Lines of a table and relative errors of prompts in batches, against the measured ones."""
     lines, errors = [], []
     known = splitwise[
         (splitwise.model == "llama2-70b") & (splitwise.hardware == "h100-80gb")
@@ -336,6 +348,7 @@ def prompt_errors_of(
 
 
 def dynamo_lines(profile: ServingProfile) -> list[list[str]]:
+    """Lines that set the profile's energies beside DynamoLLM's table."""
     lines = []
     for name, by_tp in DYNAMO_WH.items():
         for tp, cells in by_tp.items():
@@ -354,6 +367,7 @@ def dynamo_lines(profile: ServingProfile) -> list[list[str]]:
 
 
 def main(data: Path, root: Path) -> None:
+    """Write the profile, its sidecar and its page."""
     splitwise = pd.read_csv(data / "splitwise_perf_model.csv.gz")
     decode = Decode(pd.read_csv(data / "ml_energy_v3.csv"))
     clocks = Clocks(float(decode.gpu_w(4, 16)))

@@ -15,6 +15,7 @@ _PROFILES = Path(__file__).resolve().parents[2] / "profiles"
 
 
 def main() -> None:
+    """Write every profile into a folder."""
     parser = argparse.ArgumentParser(prog="python -m tools.sosp24", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=_PROFILES)
     folder = parser.parse_args().folder

@@ -57,6 +57,7 @@ class Workload:
 
     @property
     def waiting_w(self) -> float:
+        """Power of one GPU that waits for a neighbour, W."""
         return WAITING_W[self.gpu]
 
     @property

@@ -93,7 +93,6 @@ def find_switch_latency(workloads: Sequence[Runs]) -> SwitchLatency:
 def switch_latencies(runs: Runs) -> FloatArray:
     """How late a lower clock comes, s, one for each forward after a change downwards.
 
-
     An operation that runs for d at the old clock, where all of it would take t0, and then at the
     new one, where all would take t1 > t0, takes t = d + (1 - d / t0) t1. Only forwards and only
     changes downwards tell d: a clock that is raised meets the power limit, which lets a GPU that

@@ -16,8 +16,8 @@ from envplan._io.words import counted, significant
 from envplan.check.frontiers import check_curve, check_rows
 from envplan.check.plans import verify_plan
 from envplan.costs.rates import read_rate
+from envplan.enforce.clock_files import count_clocks
 from envplan.enforce.freqplan import FrequencyPlan
-from envplan.enforce.given_clocks import count_clocks
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
-from envplan.cli import state
-from envplan.cli.command import Group, add
+from envplan.cli.help import CommandGroup, add_command
+from envplan.cli.invocation import Invocation, invocation
 from envplan.errors import DoubtWarning, EnvplanError
 
 _INTERRUPTED = 130
@@ -64,7 +64,7 @@ MODULES: Final = {
 }
 
 
-class Commands(Group):
+class Commands(CommandGroup):
     """Commands in panels, each imported when it is asked for."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -75,11 +75,12 @@ class Commands(Group):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands and self.commands[cmd_name] is None:
             module = import_module(f"envplan.cli.{MODULES.get(cmd_name, cmd_name)}")
-            found = getattr(module, cmd_name)
-            if not isinstance(found, typer.Typer):
-                function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-                add(found, function)
-            self.commands[cmd_name] = typer.main.get_command(found)
+            command = getattr(module, cmd_name)
+            if not isinstance(command, typer.Typer):
+                function = command
+                command = typer.Typer(add_completion=False, rich_markup_mode=None)
+                add_command(command, function)
+            self.commands[cmd_name] = typer.main.get_command(command)
             self.commands[cmd_name].name = cmd_name
         return self.commands.get(cmd_name)
 
@@ -146,7 +147,7 @@ def envplan(
       envplan solve --slowdown 1
       envplan check plan.json
     """
-    state.color = context.color = _COLOURS[color]
+    invocation().color = context.color = _COLOURS[color]
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -161,24 +162,28 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    """Run the command line; its exit code."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    call = Invocation(json="--json" in words)  # also for errors in options
+    with call.running():
+        return _run_words(words, call)
+
+
+def _run_words(words: list[str], call: Invocation) -> int:
     # Releases of typer differ in whether click is inside it or beside it; its errors derive from
     # one class either way.
     usage_error: type[Any] = next(
         base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
     )
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    state.command, state.json, state.color = "", "--json" in given, None
-    state.doubts.clear()
     _mend_streams()
-    warnings.simplefilter("always", DoubtWarning)
-    warnings.showwarning = _warn
+    _keep_warnings(call)
     # Looking for plugins of pydantic that others have installed takes longer than a small plan.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        code = app(given, prog_name="envplan", standalone_mode=False)
+        code = app(words, prog_name="envplan", standalone_mode=False)
         sys.stdout.flush()
-        for doubt in state.doubts:  # an error stands alone
-            print(f"envplan: warning: {doubt}", file=sys.stderr)
+        for warning in call.warnings:  # an error stands alone
+            print(f"envplan: warning: {warning}", file=sys.stderr)
     except EnvplanError as error:
         return _fail(str(error), error.exit_code)
     except SystemExit as done:  # a shell's completion ends so
@@ -209,10 +214,15 @@ def _mend_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """Keep a doubt for the end, once; what libraries warn of is for developers."""
-    if issubclass(category, DoubtWarning):
-        state.doubts[str(message)] = None
+def _keep_warnings(call: Invocation) -> None:
+    """Keep our warnings for the end of a call; those of libraries are for developers."""
+
+    def keep(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if issubclass(category, DoubtWarning):
+            call.warnings[str(message)] = None
+
+    warnings.simplefilter("always", DoubtWarning)
+    warnings.showwarning = keep
 
 
 def _drop_output() -> None:
@@ -227,7 +237,7 @@ def _fail(message: str, code: int) -> int:
     if len(safe) > _LONGEST_LINE:  # it quotes something huge
         safe = f"{safe[: _LONGEST_LINE // 2]} ... {safe[-_LONGEST_LINE // 2 :]}"
     print(f"envplan: error: {safe}", file=sys.stderr)
-    if state.json:
+    if invocation().json:
         document = {"schema": "envplan/error/v1", "error": safe, "exit_code": code}
         print(json.dumps(document, indent=2))
     return code

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import envplan
-from envplan.cli import command as cmd
 from envplan.cli import output as ui
-from envplan.cli import state
 from envplan.cli.groups import ParallelOptions, PlanOptions
+from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
-from envplan.cli.types import Numbers, numbers, one_of, output_file, quantity
+from envplan.cli.types import Numbers, OutputFile, numbers, one_of, quantity
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
@@ -112,7 +111,7 @@ def apply(
             "-o",
             "--output",
             metavar="FILE",
-            parser=output_file(),
+            parser=OutputFile(),
             help="Where it goes; default: run.freqplan.json (.csv, .py).",
             show_default=False,
             rich_help_panel=MOST_USED,
@@ -150,10 +149,10 @@ def apply(
     from envplan.runtime.drift import replan
 
     solved, profile = source.load()
-    if dry_run:
-        state.outputs.clear()
-    elif output is None:
-        cmd.will_write(file)
+    if not dry_run and output is None:
+        invocation().will_write(file)
+    elif dry_run and output is not None:
+        invocation().will_not_write(file)
     if ladder and solved.ladder is None:
         raise InputError("has no ladder; solve again with --ladder N", path=source.plan)
     topology = Topology.for_job(
@@ -220,10 +219,10 @@ def _clocks(
     Raises:
         InputError: options exclude each other, or one names nothing.
     """
-    from envplan.enforce.clocks import (
-        given_clocks,
+    from envplan.enforce.supported_clocks import (
         live_clocks,
         modelled_clocks,
+        parse_clocks,
         refuse_other_gpus,
     )
 
@@ -232,7 +231,7 @@ def _clocks(
             raise InputError("--backend reads the clocks from this machine; leave out the others")
         return live_clocks(profile, force=force)
     if clocks is not None:
-        return given_clocks(clocks, gpu or profile.metadata.gpu)
+        return parse_clocks(clocks, gpu or profile.metadata.gpu)
     if gpu is None:
         return None
     named = [modelled_clocks(name.strip()) for name in gpu.split(",")]

@@ -26,7 +26,7 @@ from envplan.cli.tables import (
     text_column,
     value_column,
 )
-from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
+from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
 from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def compare(
         Path | None,
         typer.Option(
             metavar=OPTIONAL_FILE,
-            parser=output_file(".png", ".svg", ".pdf", ".html", bare="compare.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="compare.png"),
             help=(
                 "Draw all planners on one frontier: .png, .svg, .pdf or .html; without a name: "
                 "compare.png."
@@ -142,8 +142,11 @@ def _print(
         columns = [*names, *_straggler_columns(comparison, straggler)]
         ui.show_table(ui.titled(until, source), columns)
     if costs := [plan.costs for plan in plans if plan.costs is not None]:
+        from envplan.costs import RunComparison
+
         run = costs[0].of_run()
-        amounts = cost_columns(run, [(cost.iteration, cost.run) for cost in costs])
+        spent_on = [RunComparison(cost.iteration, cost.run) for cost in costs]
+        amounts = cost_columns(run, spent_on)
         ui.show_table(cost_title(run, source), [*names, *amounts])
     if parts:
         title = f"Clocks by part, by {ui.exact_seconds(parts[0]['deadline_s'])} s"

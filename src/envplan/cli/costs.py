@@ -16,8 +16,7 @@ from envplan.cli.tables import (
 from envplan.units import duration_text
 
 if TYPE_CHECKING:
-    from envplan.costs import Run
-    from envplan.costs.model import Pair, Spent
+    from envplan.costs import Cost, CostComparison, Run, RunComparison
     from envplan.solve.savings import Amounts
 
 #: What money is called where nobody says.
@@ -47,7 +46,7 @@ class CostRow(NamedTuple):
 
 
 def cost_rows(
-    pair: Pair, currency: str | None, carbon_unit: Literal["g", "kg"] = "kg"
+    pair: CostComparison, currency: str | None, carbon_unit: Literal["g", "kg"] = "kg"
 ) -> list[CostRow]:
     """Energy, and money and carbon where they are known, in this order."""
     before, after = pair.max_frequency, pair.plan
@@ -78,7 +77,7 @@ def print_costs(plan: envplan.Plan) -> None:
     ui.show_table(ui.titled(_title(costs), plan.profile.source), table_columns(headers, rows))
 
 
-def _time_row(run: Pair) -> list[str]:
+def _time_row(run: CostComparison) -> list[str]:
     before_s, after_s = run.max_frequency.time_s, run.plan.time_s
     saved = "-"
     if before_s != after_s:
@@ -119,7 +118,7 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     return f"a year of it on the job's GPUs {verb} {', '.join(what)} {', '.join(notes)}"
 
 
-def replay_cost_notes(run: Run, iteration: Spent, whole_run: Spent | None) -> list[str]:
+def replay_cost_notes(run: Run, iteration: Cost, whole_run: Cost | None) -> list[str]:
     """What an iteration costs and what the run does, in sentences."""
     notes = [f"an iteration costs {_amounts(iteration, run.currency)} over all GPUs"]
     if whole_run is not None:
@@ -128,11 +127,11 @@ def replay_cost_notes(run: Run, iteration: Spent, whole_run: Spent | None) -> li
     return notes
 
 
-def _amounts(spent: Spent, currency: str | None) -> str:
+def _amounts(spent: Cost, currency: str | None) -> str:
     """Energy, money and carbon that are known, as in `3.2 kWh, 0.4 USD`."""
-    from envplan.costs.model import Pair
+    from envplan.costs.model import CostComparison
 
-    rows = cost_rows(Pair(max_frequency=spent, plan=spent), currency)
+    rows = cost_rows(CostComparison(max_frequency=spent, plan=spent), currency)
     return ", ".join(f"{ui.significant(row.plan)} {row.unit}" for row in rows)
 
 
@@ -141,7 +140,7 @@ def cost_title(run: Run, source: str | None) -> str:
     return ui.titled(_title(run), source)
 
 
-def cost_columns(run: Run, spent_on: Sequence[tuple[Pair, Pair | None]]) -> list[Column]:
+def cost_columns(run: Run, spent_on: Sequence[RunComparison]) -> list[Column]:
     """Columns of what several ways to do the same work cost.
 
     Args:

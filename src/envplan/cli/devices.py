@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli import state
+from envplan.cli.invocation import invocation
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import table_columns
 from envplan.cli.types import one_of
@@ -150,7 +150,7 @@ def _print_unit() -> None:
 
     text = unit_file().rstrip()
     ui.answer(lambda: {"unit": text}, lambda: ui.say(text))
-    if not state.json:  # stdout is for the unit's file
+    if not invocation().json:  # stdout is for the unit's file
         typer.echo(f"next: {_INSTALL}", err=True)
 
 
@@ -172,8 +172,8 @@ def _serve(*, once: bool) -> None:
 
 def _log(line: str) -> None:
     """Say at once what happened; beside a JSON document on stderr."""
-    if not state.quiet:
-        typer.echo(line, err=state.json)
+    if not invocation().quiet:
+        typer.echo(line, err=invocation().json)
 
 
 def reset() -> None:
@@ -191,7 +191,7 @@ def reset() -> None:
     with opened() as source:
         outcomes = give_back_all(source.devices())
     problems = [outcome.problem for outcome in outcomes if outcome.problem is not None]
-    if not (state.json and problems):  # there is one JSON document, and it is the error
+    if not (invocation().json and problems):  # there is one JSON document, and it is the error
         ui.answer(
             lambda: {"gpus": [asdict(outcome) for outcome in outcomes]},
             lambda: _print_given_back(outcomes),

@@ -12,12 +12,12 @@ import typer
 import envplan
 from envplan._io.files import atomic_write
 from envplan.cli import output as ui
-from envplan.cli import state
 from envplan.cli.given import as_typed
 from envplan.cli.groups import JobOptions
+from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, OUTPUT
-from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
+from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def frontier(
         Path | None,
         typer.Option(
             metavar=OPTIONAL_FILE,
-            parser=output_file(".png", ".svg", ".pdf", ".html", bare="frontier.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="frontier.png"),
             help="Draw the frontier: .png, .svg, .pdf or .html; without a name: frontier.png.",
             rich_help_panel=MOST_USED,
         ),
@@ -45,7 +45,7 @@ def frontier(
             "-o",
             "--output",
             metavar="FILE",
-            parser=output_file(".csv", ".json"),
+            parser=OutputFile(".csv", ".json"),
             help="Write the plans and the curve: .csv or .json.",
             rich_help_panel=MOST_USED,
         ),
@@ -54,7 +54,7 @@ def frontier(
         Path | None,
         typer.Option(
             metavar="FILE",
-            parser=output_file(".html"),
+            parser=OutputFile(".html"),
             help="Show the pipeline walking along the frontier: .html.",
             rich_help_panel=OUTPUT,
         ),
@@ -92,7 +92,7 @@ def frontier(
 
         with progress("drawing frames"):
             atomic_write(animate, animation_page(traced, along))
-    if state.json:
+    if invocation().json:
         ui.say(document.to_json().rstrip())
         return
     ui.answer(

@@ -21,7 +21,7 @@ from envplan._io.words import column as column
 from envplan._io.words import exact_seconds as exact_seconds
 from envplan._io.words import signed_percent as signed_percent
 from envplan._io.words import significant as significant
-from envplan.cli import state
+from envplan.cli.invocation import invocation
 from envplan.errors import DoubtWarning
 
 if TYPE_CHECKING:
@@ -48,15 +48,16 @@ def answer(
         last: a sentence for the last line.
         then: what to type next, as one text or word by word.
     """
+    call = invocation()
     following = then if isinstance(then, str) else shlex.join(then)
-    if state.json:
+    if call.json:
         # Where a document has no schema of its own, it is the running command's.
-        named = {"schema": f"envplan/{state.command}/v1", **document()}
+        named = {"schema": f"envplan/{call.command}/v1", **document()}
         named |= {"next": following} if following else {}
         typer.echo(json.dumps(named, indent=2, allow_nan=False))
-    elif not state.quiet:
+    elif not call.quiet:
         tell()
-        say(*(f"wrote {path}" for path in state.outputs))
+        say(*(f"wrote {path}" for path in call.outputs))
         if end := [last] * bool(last) + [f"next: {following}"] * bool(following):
             say("; ".join(end))
 
@@ -166,8 +167,9 @@ def draw(
 
 def colored() -> bool:
     """Whether to print in colours: as --color says, else on terminals unless NO_COLOR is set."""
-    if state.color is not None:
-        return state.color
+    color = invocation().color
+    if color is not None:
+        return color
     return on_terminal() and not os.environ.get("NO_COLOR")
 
 
@@ -179,7 +181,7 @@ def on_terminal() -> bool:
 def say(*lines: str) -> None:
     """Lines on stdout."""
     for line in lines:
-        typer.echo(line, color=state.color)
+        typer.echo(line, color=invocation().color)
 
 
 def warn(line: str) -> None:
@@ -220,10 +222,10 @@ def describe_ends(frontier: Frontier) -> str:
 
 def config_counts(plan: Plan) -> dict[str, int]:
     """How often a plan chose which config; empty where operations have no configs."""
-    from envplan.profile import changes_of
+    from envplan.profile import parse_clock_requests
 
     configs = [op.config for stage in plan.stages for op in stage]
-    counts = Counter("by part" if changes_of(one) else one or "none" for one in configs)
+    counts = Counter("by part" if parse_clock_requests(one) else one or "none" for one in configs)
     return dict(sorted(counts.items())) if any(configs) else {}
 
 

@@ -14,7 +14,7 @@ from envplan.cli.groups import PlanOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, MovedProfile
 from envplan.cli.tables import change_column, text_column, value_column
-from envplan.cli.types import InputFile, output_file
+from envplan.cli.types import InputFile, OutputFile
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def refine(
         Path,
         typer.Option(
             metavar="FILE",
-            parser=output_file(".csv"),
+            parser=OutputFile(".csv"),
             help="Where the new profile goes: .csv.",
             rich_help_panel=MOST_USED,
         ),
@@ -48,7 +48,7 @@ def refine(
             "-o",
             "--output",
             metavar="FILE",
-            parser=output_file(),
+            parser=OutputFile(),
             help="Where the new plan goes.",
             rich_help_panel=MOST_USED,
         ),

@@ -14,7 +14,7 @@ from envplan.cli.groups import CostOptions, PlanOptions
 from envplan.cli.plan_notes import plan_notes
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
-from envplan.cli.types import output_file
+from envplan.cli.types import OutputFile
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
@@ -30,7 +30,7 @@ def report(
             "-o",
             "--output",
             metavar="FILE",
-            parser=output_file(".html"),
+            parser=OutputFile(".html"),
             help="Where the page goes: .html.",
             rich_help_panel=MOST_USED,
         ),
@@ -105,7 +105,7 @@ def timeline(
             "-o",
             "--output",
             metavar="FILE",
-            parser=output_file(".png", ".svg", ".pdf", ".html"),
+            parser=OutputFile(".png", ".svg", ".pdf", ".html"),
             help="Where it goes: .png, .svg, .pdf or .html.",
             rich_help_panel=MOST_USED,
         ),

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli.given import options_given
+from envplan.cli.help import command_group
+from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, Chunks, MicrobatchGroup
 from envplan.cli.tables import Column
 from envplan.cli.types import (
     OPTIONAL_FILE,
     InputFile,
+    OutputFile,
     member_of,
-    output_file,
     parser_of,
     quantity,
 )
@@ -265,7 +266,7 @@ def show(
             rich_help_panel=MOST_USED,
             metavar=OPTIONAL_FILE,
             help="Draw it: .png, .svg or .pdf; without a name: schedule.png.",
-            parser=output_file(".png", ".svg", ".pdf", bare="schedule.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", bare="schedule.png"),
         ),
     ] = None,
 ) -> None:
@@ -339,7 +340,7 @@ def import_schedule(
             rich_help_panel=MOST_USED,
             metavar="FILE",
             help="Where the DAG file goes.",
-            parser=output_file(),
+            parser=OutputFile(),
         ),
     ] = _DEFAULT_OUTPUTS[ExportFormat.DAG],
     microbatches: Annotated[
@@ -515,7 +516,7 @@ def export_schedule(
             metavar="FILE",
             help=f"Where it goes; default: {' or '.join(map(str, _DEFAULT_OUTPUTS.values()))}.",
             show_default=False,
-            parser=output_file(),
+            parser=OutputFile(),
         ),
     ] = None,
 ) -> None:
@@ -533,7 +534,7 @@ def export_schedule(
 
     target = output or _DEFAULT_OUTPUTS[format]
     if output is None:
-        cmd.will_write(target)
+        invocation().will_write(target)
     pipeline = shape.build()
     if format is ExportFormat.DAG:
         pipeline.save_dag(target)
@@ -560,7 +561,7 @@ def _frontier_command(shape: ShapeOptions, pipeline: Pipeline) -> list[str]:
     return words
 
 
-schedule = cmd.group(
+schedule = command_group(
     """List, show, import and export schedules.
 
     \b

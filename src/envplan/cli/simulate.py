@@ -36,7 +36,7 @@ from envplan.cli.tables import (
 from envplan.cli.types import (
     OPTIONAL_FILE,
     InputFile,
-    output_file,
+    OutputFile,
     parser_of,
     quantity,
 )
@@ -45,8 +45,7 @@ from envplan.quantities import COUNT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan._io.documents import Model
-    from envplan.costs import Run
-    from envplan.costs.model import Spent
+    from envplan.costs import Run, RunCosts
     from envplan.simulation.iteration import Conditions
     from envplan.simulation.replicas import ReplicaPlans
 
@@ -115,7 +114,7 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            parser=output_file(".json"),
+            parser=OutputFile(".json"),
             help="Write a Chrome trace, for ui.perfetto.dev or chrome://tracing: .json.",
             rich_help_panel=MOST_USED,
         ),
@@ -124,7 +123,7 @@ def simulate(
         Path | None,
         typer.Option(
             metavar=OPTIONAL_FILE,
-            parser=output_file(".png", ".svg", ".pdf", ".html", bare="timeline.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="timeline.png"),
             help="Draw the timeline: .png, .svg, .pdf or .html; without a name: timeline.png.",
             rich_help_panel=MOST_USED,
         ),
@@ -227,7 +226,7 @@ class Simulation:
     reports: Sequence[envplan.ClusterReport]
     together: ReplicaPlans | None
     run: Run | None
-    costs: tuple[Spent, Spent | None] | None
+    costs: RunCosts | None
 
     @property
     def notes(self) -> list[str]:

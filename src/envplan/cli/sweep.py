@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli import state
-from envplan.cli.command import refuse_overwriting
 from envplan.cli.given import flag, refuse_both
+from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import (
@@ -22,7 +21,7 @@ from envplan.cli.tables import (
     text_column,
     value_column,
 )
-from envplan.cli.types import OPTIONAL_FILE, InputFile, output_file, quantity
+from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, quantity
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def sweep(
             "-o",
             "--output",
             metavar="FILE",
-            parser=output_file(".csv", ".parquet"),
+            parser=OutputFile(".csv", ".parquet"),
             help="The table: .csv or .parquet.",
             rich_help_panel=MOST_USED,
         ),
@@ -52,7 +51,7 @@ def sweep(
         Path | None,
         typer.Option(
             metavar=OPTIONAL_FILE,
-            parser=output_file(".png", ".svg", ".pdf", bare="sweep.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", bare="sweep.png"),
             help="Draw savings against slowdown: .png, .svg or .pdf; without a name: sweep.png.",
             rich_help_panel=MOST_USED,
         ),
@@ -104,7 +103,7 @@ def sweep(
 
     table.check_table(output)
     points = read_config(config)
-    refuse_overwriting(*{points.folder / point.profile for point in points.points})
+    invocation().will_read(*{points.folder / point.profile for point in points.points})
     journal = journal_of(output)
     try:
         with progress("points") as work:
@@ -118,7 +117,7 @@ def sweep(
     best = table.best_rows(result.rows, _BEST)
     all_failed = len(result.failures) == len(result.rows)
     if plot is not None and all_failed:
-        state.outputs.remove(plot)
+        invocation().will_not_write(plot)
         plot = None
     ui.draw(plot, lambda: sweep_figure(result.rows))
     ui.answer(

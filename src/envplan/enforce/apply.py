@@ -12,23 +12,25 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, pairwise, repeat
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from envplan.enforce.clocks import stage_clocks
 from envplan.enforce.freqplan import (
     FREQPLAN_SCHEMA,
     MAX_OPERATIONS,
+    ClockedOperation,
     FrequencyPlan,
     RaisedClock,
     RankPlan,
     StageClocks,
     StageEnergy,
-    asked_for,
+    requested_clocks,
 )
+from envplan.enforce.supported_clocks import stage_clocks
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.pipeline import Operation
@@ -43,9 +45,6 @@ __all__ = ["apply_plan"]
 
 T = TypeVar("T")
 
-#: MHz of an operation, 0 where none is set, and its config.
-Knob = tuple[int, str]
-
 
 def apply_plan(
     plan: Plan,
@@ -58,13 +57,13 @@ def apply_plan(
     force: bool = False,
     plan_sha256: str | None = None,
 ) -> FrequencyPlan:
-    """The frequency plan of a plan.
+    """Make the frequency plan of a plan.
 
     Args:
-        plan: what to do.
+        plan: the plan to follow.
         profile: the profile it was made from.
         topology: which rank runs which stage.
-        clocks: what the GPU can be set to, or for each stage its own; default: stage_clocks.
+        clocks: that the GPU supports, or for each stage its own; default: stage_clocks.
         devices: GPU indices of a node; rank r gets number r modulo their count.
         ladder: include the plan's ladder, if it has one.
         force: go on though the profile has changed since.
@@ -77,138 +76,220 @@ def apply_plan(
     check_reference(plan.profile, profile, force)
     profile = as_referenced(plan.profile, profile)
     problem = plan.job.problem(profile)
-    pipeline = problem.pipeline
-    check_operations(plan, pipeline)
-    gpus = stage_clocks(profile, pipeline, clocks)
-    own = plan.as_rung()
-    num_gpus = _num_gpus(plan, topology, len(pipeline.operations))
-    fitter = _Fitter(problem, plan.job.machine, gpus)
-    planned = fitter.planned("the plan", own)
-    fitted = fitter.fit(planned)
-    replay = fitter.replay(raised.knob for raised in fitted)
+    check_operations(plan, problem.pipeline)
+    gpus = stage_clocks(profile, problem.pipeline, clocks)
+    num_gpus = _gpus_per_operation(plan, topology, len(problem.pipeline.operations))
+
+    fitter = _ClockFitter(problem, plan.job.machine, gpus)
+    fitted = fitter.fit("the plan", plan.as_rung())
     context = LimitContext(num_gpus, plan.target.deadline_ns, profile, sync_ns=plan.request.sync_ns)
-    limits = plan.request.limits
     if not force:
         # Where clocks come late, an operation that is over sooner may make a later one slower.
-        for replayed, advice in (
-            (fitter.replay(planned), "envplan check says more"),
-            (replay, "plan again, from a profile of this GPU"),
-        ):
-            if replayed.makespan_ns > plan.target.deadline_ns:
-                raise InputError(
-                    f"replayed, the plan takes {s_from_ns(replayed.makespan_ns)!r} s, more than "
-                    f"its deadline of {plan.target.deadline_s!r} s; {advice}"
-                )
-        for limit in limits:
-            if not limit.kept_by_sooner_ends and limit.violation(replay, context):
-                raise InputError(
-                    "with clocks raised to those the GPU has, "
-                    f"{limit.explain_violation(replay, context)}; plan again from a profile of "
-                    "clocks that the GPU has"
-                )
-    rungs = [fitter.rung(fitted, replay, own, num_gpus)]
+        _require_in_time(plan, fitter.replay(fitted.planned), "envplan check says more")
+        _require_in_time(plan, fitted.replay, "plan again, from a profile of this GPU")
+        _require_limits(plan, fitted.replay, context)
+    rungs = [fitter.as_rung(fitted, num_gpus)]
     with_ladder = ladder and plan.ladder is not None
-    last = replay
-    for n, slower in enumerate(plan.ladder or () if with_ladder else ()):
-        choice = fitter.fit(fitter.planned(f"ladder[{n}]", slower))
-        replayed = fitter.replay(raised.knob for raised in choice)
-        broken = any(
-            limit.is_repairable_by_moves and limit.violation(replayed, context) for limit in limits
-        )
-        # It uses less until any time after both.
-        saves = replayed.energy_until(0) < last.energy_until(0)
-        if replayed.makespan_ns > last.makespan_ns and saves and not broken:
-            last = replayed
-            rungs.append(fitter.rung(choice, replayed, slower, num_gpus))
-    alike = all(gpu == gpus[0] for gpu in gpus)
-    highest = problem.replay(problem.max_frequency_rows).stage_energies_fj
+    if with_ladder:
+        rungs += _fit_ladder(plan, fitter, fitted, context)
+
+    all_alike = all(clocks == gpus[0] for clocks in gpus)
+    supported_mhz = set(chain.from_iterable(clocks.supported_clocks_mhz for clocks in gpus))
     return FrequencyPlan(
         schema=FREQPLAN_SCHEMA,
         plan_sha256=plan_sha256 or hashlib.sha256(plan.to_json().encode()).hexdigest(),
         profile_sha256=profile.sha256,
-        gpu=gpus[0].gpu if alike else None,
+        gpu=gpus[0].gpu if all_alike else None,
         clocks_source=gpus[0].clocks_source,
-        supported_clocks_mhz=sorted({mhz for gpu in gpus for mhz in gpu.supported_clocks_mhz}),
-        stage_gpus=None if alike else gpus,
+        supported_clocks_mhz=sorted(supported_mhz),
+        stage_gpus=None if all_alike else gpus,
         world_size=topology.world_size,
         layout=topology,
         deadline_s=plan.target.deadline_s,
         iteration_time_s=rungs[0].iteration_time_s,
         energy_j=rungs[0].energy_j,
-        stage_energies=[
-            StageEnergy(planned_j=j_from_fj(planned_fj), baseline_j=j_from_fj(baseline_fj))
-            for planned_fj, baseline_fj in zip(replay.stage_energies_fj, highest, strict=True)
-        ],
-        raised=fitter.counted(fitted),
-        ranks=_ranks(plan, topology, rungs, devices),
+        stage_energies=_stage_energies(problem, fitted.replay),
+        raised=fitter.raised_clocks(fitted),
+        ranks=_rank_plans(plan, topology, rungs, devices),
         ladder=rungs[1:] if with_ladder else None,
     )
 
 
-def _num_gpus(plan: Plan, topology: Topology, operations: int) -> int:
-    """GPUs of one stage in all replicas: what an operation's energy is multiplied by.
+def _gpus_per_operation(plan: Plan, topology: Topology, num_operations: int) -> int:
+    """GPUs of one stage in all replicas, by which an operation's energy is multiplied.
 
     Raises:
-        InputError: the plan keeps to joules or watts of another number, or they have too many
-            operations for a file.
+        InputError: the plan keeps to joules or watts of another number, or all ranks have too
+            many operations for a file.
     """
-    count = topology.world_size // topology.stages
-    counts_all_gpus = any(limit.counts_all_gpus for limit in plan.request.limits)
-    if count != plan.job.num_gpus and counts_all_gpus:
+    num_gpus = topology.world_size // topology.stages
+    keeps_to_joules_or_watts = any(limit.counts_all_gpus for limit in plan.request.limits)
+    if num_gpus != plan.job.num_gpus and keeps_to_joules_or_watts:
         raise InputError(
-            f"every stage has {count} GPUs, but the plan's J or W are those of "
+            f"every stage has {num_gpus} GPUs, but the plan's J or W are those of "
             f"{plan.job.num_gpus}; solve again with --tp {topology.tp * topology.cp} "
             f"--dp {topology.dp}"
         )
-    if count * operations > MAX_OPERATIONS:
+    if num_gpus * num_operations > MAX_OPERATIONS:
         raise InputError(
-            f"{topology.world_size} ranks have {count * operations} operations together; a "
+            f"{topology.world_size} ranks have {num_gpus * num_operations} operations together; a "
             f"frequency plan holds at most {MAX_OPERATIONS}"
         )
-    return count
+    return num_gpus
 
 
-def _ranks(
+def _require_in_time(plan: Plan, replay: Replay, advice: str) -> None:
+    """Raises: InputError: a replay takes longer than the plan's deadline."""
+    if replay.makespan_ns > plan.target.deadline_ns:
+        raise InputError(
+            f"replayed, the plan takes {s_from_ns(replay.makespan_ns)!r} s, more than "
+            f"its deadline of {plan.target.deadline_s!r} s; {advice}"
+        )
+
+
+def _require_limits(plan: Plan, replay: Replay, context: LimitContext) -> None:
+    """Raises: InputError: a replay with the clocks of the GPUs breaks a limit of the plan."""
+    for limit in plan.request.limits:
+        if limit.kept_by_sooner_ends:
+            continue  # operations end no later than planned
+        if limit.violation(replay, context):
+            raise InputError(
+                "with clocks raised to those the GPU has, "
+                f"{limit.explain_violation(replay, context)}; plan again from a profile of clocks "
+                "that the GPU has"
+            )
+
+
+def _fit_ladder(
+    plan: Plan, fitter: _ClockFitter, fastest: _FittedPlan, context: LimitContext
+) -> list[Rung]:
+    """The rungs of a plan's ladder with clocks of the GPUs, by ascending iteration time.
+
+    A rung that raised clocks have made no slower than the one before it, that saves nothing any
+    more, or that breaks a limit on single operations, is left out.
+    """
+    local_limits = [limit for limit in plan.request.limits if limit.is_repairable_by_moves]
+    rungs = []
+    previous = fastest.replay
+    for number, planned in enumerate(plan.ladder or ()):
+        fitted = fitter.fit(f"ladder[{number}]", planned)
+        replay = fitted.replay
+        is_slower = replay.makespan_ns > previous.makespan_ns
+        # By any time after both have ended, the difference is the same.
+        saves_energy = replay.energy_until(0) < previous.energy_until(0)
+        breaks_a_limit = any(limit.violation(replay, context) for limit in local_limits)
+        if is_slower and saves_energy and not breaks_a_limit:
+            previous = replay
+            rungs.append(fitter.as_rung(fitted, context.num_gpus))
+    return rungs
+
+
+def _stage_energies(problem: Problem, replay: Replay) -> list[StageEnergy]:
+    """Energy of one GPU of each stage by a replay, and with every clock at its highest."""
+    highest = problem.replay(problem.max_frequency_rows)
+    return [
+        StageEnergy(planned_j=j_from_fj(planned_fj), baseline_j=j_from_fj(baseline_fj))
+        for planned_fj, baseline_fj in zip(
+            replay.stage_energies_fj, highest.stage_energies_fj, strict=True
+        )
+    ]
+
+
+def _rank_plans(
     plan: Plan, topology: Topology, rungs: Sequence[Rung], devices: Sequence[int]
 ) -> list[RankPlan]:
-    """Every rank's part, of the plan itself, the first of the rungs."""
-    clocks = [
-        sorted(set().union(*(asked_for(r.frequencies_mhz[s], r.configs_of(s)) for r in rungs)))
-        for s in range(len(plan.stages))
-    ]
-    operations = [
-        [(op.instruction, op.microbatch, op.chunk, mhz) for op, mhz in zip(*both, strict=True)]
-        for both in zip(plan.stages, rungs[0].frequencies_mhz, strict=True)
-    ]
-    return [
-        RankPlan(
-            rank=rank,
-            stage=stage,
-            device=devices[rank % len(devices)],
-            clocks_mhz=clocks[stage],
-            operations=operations[stage],
-            configs=rungs[0].configs_of(stage),
-        )
-        for rank, stage in enumerate(map(topology.stage_of, range(topology.world_size)))
-    ]
-
-
-class _Raised(NamedTuple):
-    """What becomes of an operation's clocks on a GPU.
-
-    Attributes:
-        knob: its MHz and config.
-        clocks: (MHz before, MHz now, whether the profile knows the latter) of those that differ.
-    """
-
-    knob: Knob
-    clocks: list[tuple[int, int, bool]]
-
-
-class _Fitter:
-    """Fits clocks of one plan's operations to GPUs. A choice is a knob for every operation, (N,).
+    """The part of every rank.
 
     Args:
+        plan: the plan.
+        topology: which rank runs which stage.
+        rungs: the plan itself, with clocks of the GPUs, and its ladder.
+        devices: GPU indices of a node.
+    """
+    fastest = rungs[0]
+    requested_mhz: list[set[int]] = []
+    operations: list[list[ClockedOperation]] = []
+    for stage, stage_operations in enumerate(plan.stages):
+        stage_mhz = set[int]()
+        for rung in rungs:
+            stage_mhz |= requested_clocks(rung.frequencies_mhz[stage], rung.configs_of(stage))
+        requested_mhz.append(stage_mhz)
+        operations.append(
+            [
+                ClockedOperation(operation.instruction, operation.microbatch, operation.chunk, mhz)
+                for operation, mhz in zip(
+                    stage_operations, fastest.frequencies_mhz[stage], strict=True
+                )
+            ]
+        )
+    ranks = []
+    for rank in range(topology.world_size):
+        stage = topology.stage_of(rank)
+        ranks.append(
+            RankPlan(
+                rank=rank,
+                stage=stage,
+                device=devices[rank % len(devices)],
+                clocks_mhz=sorted(requested_mhz[stage]),
+                operations=operations[stage],
+                configs=fastest.configs_of(stage),
+            )
+        )
+    return ranks
+
+
+class _ClockSetting(NamedTuple):
+    """The clock and the config of an operation; 0 MHz sets none, "" is no config."""
+
+    frequency_mhz: int
+    config: str
+
+
+class _Raise(NamedTuple):
+    """A planned clock that the GPU does not have, and the one it gets instead.
+
+    Attributes:
+        planned_mhz: the clock of the plan.
+        applied_mhz: the clock of the GPU.
+        profiled: whether the profile knows the latter.
+    """
+
+    planned_mhz: int
+    applied_mhz: int
+    profiled: bool
+
+
+class _FittedOperation(NamedTuple):
+    """An operation's setting on a GPU, and the clocks that had to be raised for it."""
+
+    setting: _ClockSetting
+    raises: tuple[_Raise, ...]
+
+
+@dataclass(frozen=True)
+class _FittedPlan:
+    """A plan, or a rung of its ladder, with clocks of the GPUs.
+
+    Attributes:
+        planned: the settings of the plan, (N,).
+        operations: what the GPUs can do of that, (N,).
+        replay: of the operations on the plan's machine; the times and energies stated follow
+            from it.
+        has_configs: whether the plan names configs.
+    """
+
+    planned: list[_ClockSetting]
+    operations: list[_FittedOperation]
+    replay: Replay
+    has_configs: bool
+
+
+class _ClockFitter:
+    """Fits the clocks of one plan's operations to those that GPUs support.
+
+    Args:
+        problem: the plan's pipeline and profile.
+        machine: that replays run on.
         clocks: of each stage's GPU, (num_stages,).
     """
 
@@ -216,103 +297,135 @@ class _Fitter:
         self._problem = problem
         self._machine = machine
         self._clocks = clocks
-        self._table = problem.table.tolist()
-        self._row = cache(self._find_row)
+        self._table_of = problem.table.tolist()
+        self._option_at = cache(self._find_option)
 
-    def planned(self, name: str, rung: Rung) -> list[Knob]:
-        """A plan's own choice.
+    def fit(self, name: str, rung: Rung) -> _FittedPlan:
+        """Keep every clock that the GPU supports; raise others to the next one not slower.
 
         Args:
-            name: of the rung, for errors.
+            name: to call the rung in errors.
+            rung: a plan, or a rung of its ladder.
 
         Raises:
-            InputError: as for rung_rows.
+            InputError: as for rung_rows; or the GPU has no clock that is as fast.
         """
         rung_rows(name, rung, self._problem)
-        configs = chain(*rung.configs) if rung.configs else repeat("")
-        return list(zip(chain(*rung.frequencies_mhz), configs, strict=False))
-
-    def fit(self, planned: Sequence[Knob]) -> list[_Raised]:
-        """Every clock, or where the GPU lacks it the next one above that is not slower.
-
-        Raises:
-            InputError: there is none.
-        """
-        return [self._raised(op, knob) for op, knob in enumerate(planned)]
-
-    def replay(self, choice: Iterable[Knob]) -> Replay:
-        """What a choice comes to on the plan's machine: all that is said of it follows from it."""
-        rows = map(self._row, self._table, choice)
-        return self._problem.replay(np.fromiter(rows, np.int32), self._machine)
-
-    def counted(self, fitted: Sequence[_Raised]) -> list[RaisedClock]:
-        """The clocks that differ, with how many operations of a replica they are for."""
-        operations = self._problem.pipeline.operations
-        counts = Counter(
-            (op.stage, op.instruction, *clocks)
-            for op, raised in zip(operations, fitted, strict=True)
-            for clocks in raised.clocks
+        frequencies = chain.from_iterable(rung.frequencies_mhz)
+        configs = chain.from_iterable(rung.configs) if rung.configs else repeat("")
+        planned = list(map(_ClockSetting, frequencies, configs))
+        operations = [
+            self._fit_operation(number, setting) for number, setting in enumerate(planned)
+        ]
+        return _FittedPlan(
+            planned=planned,
+            operations=operations,
+            replay=self.replay(operation.setting for operation in operations),
+            has_configs=rung.configs is not None,
         )
-        names = ("stage", "instruction", "planned_mhz", "applied_mhz", "profiled")
+
+    def replay(self, settings: Iterable[_ClockSetting]) -> Replay:
+        """Replay a setting for every operation on the plan's machine."""
+        options = map(self._option_at, self._table_of, settings)
+        return self._problem.replay(np.fromiter(options, np.int32), self._machine)
+
+    def raised_clocks(self, fitted: _FittedPlan) -> list[RaisedClock]:
+        """The clocks that were raised, each with the number of its operations in a replica."""
+        counts: Counter[tuple[int, str, _Raise]] = Counter()
+        pipeline_operations = self._problem.pipeline.operations
+        for operation, fit in zip(pipeline_operations, fitted.operations, strict=True):
+            for clock_raise in fit.raises:
+                counts[operation.stage, operation.instruction, clock_raise] += 1
         return [
-            RaisedClock.of(**dict(zip(names, found, strict=True)), operations=count)
-            for found, count in sorted(counts.items())
+            RaisedClock(
+                stage=stage,
+                instruction=instruction,
+                planned_mhz=clock_raise.planned_mhz,
+                applied_mhz=clock_raise.applied_mhz,
+                operations=count,
+                profiled=clock_raise.profiled,
+            )
+            for (stage, instruction, clock_raise), count in sorted(counts.items())
         ]
 
-    def rung(self, fitted: Sequence[_Raised], replay: Replay, planned: Rung, num_gpus: int) -> Rung:
-        """What a rung of a plan has become."""
-        clocks, configs = zip(*(raised.knob for raised in fitted), strict=True)
+    def as_rung(self, fitted: _FittedPlan, num_gpus: int) -> Rung:
+        """A fitted plan as it stands in a ladder.
+
+        Args:
+            fitted: the plan.
+            num_gpus: that each operation stands for.
+        """
+        settings = [operation.setting for operation in fitted.operations]
+        frequencies = [setting.frequency_mhz for setting in settings]
+        configs = [setting.config for setting in settings]
         return Rung(
-            iteration_time_s=s_from_ns(replay.makespan_ns),
-            energy_j=j_from_fj(replay.energy_fj * num_gpus),
-            frequencies_mhz=self._by_stage(clocks),
-            configs=planned.configs and self._by_stage(configs),
+            iteration_time_s=s_from_ns(fitted.replay.makespan_ns),
+            energy_j=j_from_fj(fitted.replay.energy_fj * num_gpus),
+            frequencies_mhz=self._by_stage(frequencies),
+            configs=self._by_stage(configs) if fitted.has_configs else None,
         )
 
     def _by_stage(self, values: Sequence[T]) -> list[list[T]]:
         bounds = pairwise(self._problem.pipeline.stage_begin.tolist())
-        return [list(values[first:last]) for first, last in bounds]
+        return [list(values[begin:end]) for begin, end in bounds]
 
-    def _raised(self, op: int, knob: Knob) -> _Raised:
-        """What becomes of an operation's planned clocks.
+    def _fit_operation(self, number: int, planned: _ClockSetting) -> _FittedOperation:
+        """The setting of an operation on its GPU.
 
-        Where the GPU lacks the clock of a part, all parts get one.
+        Where the GPU lacks the clock of a part, all parts get one clock.
+
+        Args:
+            number: of the operation.
+            planned: its setting in the plan.
 
         Raises:
-            InputError: the GPU has none that is as fast.
+            InputError: the GPU has no clock that is as fast.
         """
-        what, number = self._problem.pipeline.operations[op], self._table[op]
-        gpu, table = self._clocks[what.stage], self._problem.tables[number]
-        row = self._row(number, knob)
-        lacking = sorted(asked_for([knob[0]], [knob[1]]).difference(gpu.supported_clocks_mhz))
-        if not lacking:
-            return _Raised(knob, [])
-        for mhz in gpu.supported_clocks_mhz:
-            new = mhz, table.first_config[row]
-            if mhz > lacking[-1] and table.time_ns[self._row(number, new)] <= table.time_ns[row]:
-                known = new in self._problem.rows_by_knob[number]
-                return _Raised(new, [(planned, mhz, known) for planned in lacking])
-        raise _too_fast(what, gpu, lacking[-1])
+        operation = self._problem.pipeline.operations[number]
+        table_number = self._table_of[number]
+        clocks = self._clocks[operation.stage]
+        requested_mhz = requested_clocks([planned.frequency_mhz], [planned.config])
+        unsupported_mhz = sorted(requested_mhz.difference(clocks.supported_clocks_mhz))
+        if not unsupported_mhz:
+            return _FittedOperation(planned, ())
+        table = self._problem.tables[table_number]
+        planned_option = self._option_at(table_number, planned)
+        planned_time_ns = table.time_ns[planned_option]
+        for mhz in clocks.supported_clocks_mhz:
+            setting = _ClockSetting(mhz, table.start_config[planned_option])
+            if mhz <= unsupported_mhz[-1]:
+                continue
+            if table.time_ns[self._option_at(table_number, setting)] > planned_time_ns:
+                continue
+            is_profiled = setting in self._problem.rows_by_knob[table_number]
+            raises = tuple(_Raise(planned_mhz, mhz, is_profiled) for planned_mhz in unsupported_mhz)
+            return _FittedOperation(setting, raises)
+        raise _no_clock_as_fast(operation, clocks, unsupported_mhz[-1])
 
-    def _find_row(self, table: int, knob: Knob) -> int:
-        """The row that stands for an operation: that of its clock, or of the highest below.
+    def _find_option(self, table_number: int, setting: _ClockSetting) -> int:
+        """The index of the option that a setting counts as: its own, or the highest clock below.
 
         Where the profile does not know a clock, the operation counts as no faster than it is known
         to be.
         """
-        rows, (mhz, config) = self._problem.rows_by_knob[table], knob
-        return rows[max(known for known in rows if known[0] <= mhz and known[1] == config)]
+        options = self._problem.rows_by_knob[table_number]
+        profiled_at_or_below = [
+            (mhz, config)
+            for mhz, config in options
+            if mhz <= setting.frequency_mhz and config == setting.config
+        ]
+        return options[max(profiled_at_or_below)]
 
 
-def _too_fast(what: Operation, clocks: StageClocks, mhz: int) -> InputError:
-    name, highest = clocks.gpu or "the GPU", clocks.supported_clocks_mhz[-1]
-    reason = (
-        f"the highest clock of {name} is {highest} MHz"
-        if mhz > highest
-        else f"that is no clock of {name}, and by the profile none above it is as fast"
-    )
+def _no_clock_as_fast(operation: Operation, clocks: StageClocks, planned_mhz: int) -> InputError:
+    """The error that a GPU has no clock that is as fast as a planned one."""
+    name, highest_mhz = clocks.gpu or "the GPU", clocks.supported_clocks_mhz[-1]
+    if planned_mhz > highest_mhz:
+        reason = f"the highest clock of {name} is {highest_mhz} MHz"
+    else:
+        reason = f"that is no clock of {name}, and by the profile none above it is as fast"
     return InputError(
-        f"the plan asks for {mhz} MHz for {what.instruction} {what.microbatch} of stage "
-        f"{what.stage}, but {reason}; plan again from a profile of this GPU, or say which GPU "
-        "it is with --gpu or --clocks"
+        f"the plan asks for {planned_mhz} MHz for {operation.instruction} {operation.microbatch} "
+        f"of stage {operation.stage}, but {reason}; plan again from a profile of this GPU, or say "
+        "which GPU it is with --gpu or --clocks"
     )

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Final, Literal, Self
+from collections.abc import Iterable, Sequence
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
 
-from pydantic import Field, Strict
+from pydantic import Field, GetCoreSchemaHandler, Strict
+from pydantic_core import CoreSchema, core_schema
 
 from envplan._io.documents import Count, Document, Index, Joules, Model, Seconds
 from envplan._io.files import AnyPath
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, naming
 from envplan.plan import Rung
-from envplan.profile import changes_of
+from envplan.profile import parse_clock_requests
 
 FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
 
@@ -37,8 +38,50 @@ ClockSource = Literal["modelled", "given", "nvml", "profile"]
 Megahertz = Annotated[int, Field(ge=1, le=10**6)]
 MegahertzOrNone = Annotated[int, Field(ge=0, le=10**6)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-# JSON has no tuples: its lists are taken for them, and nothing else is.
-Operation = Annotated[tuple[str, Index, Index, MegahertzOrNone], Strict(False)]
+
+
+class OperationKey(NamedTuple):
+    """One operation among those of its stage: in every iteration there is one with this key."""
+
+    instruction: str
+    microbatch: int
+    chunk: int
+
+    def __str__(self) -> str:
+        """Such as "forward 3 of chunk 1"; chunk 0 is not named."""
+        text = f"{self.instruction} {self.microbatch}"
+        return f"{text} of chunk {self.chunk}" if self.chunk else text
+
+
+class ClockedOperation(NamedTuple):
+    """An operation with the clock that it runs at; in the file a list of these four.
+
+    Attributes:
+        instruction: its kind of computation.
+        microbatch: from 0.
+        chunk: the model chunk, from 0.
+        frequency_mhz: 0 leaves the clock as it is.
+    """
+
+    instruction: str
+    microbatch: int
+    chunk: int
+    frequency_mhz: int
+
+    @property
+    def key(self) -> OperationKey:
+        """The operation without its clock."""
+        return OperationKey(self.instruction, self.microbatch, self.chunk)
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, _source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        # JSON has no tuples, so a list is read. A NamedTuple's own schema is slower by far.
+        fields = Annotated[tuple[str, Index, Index, MegahertzOrNone], Strict(False)]
+        return core_schema.no_info_after_validator_function(
+            cls._make, handler.generate_schema(fields)
+        )
 
 
 class StageClocks(Model):
@@ -84,9 +127,8 @@ class RankPlan(Model):
         stage: the pipeline stage it runs.
         device: index of its GPU on its node.
         clocks_mhz: all clocks it will ask for, ladder included, ascending; the GPU has them all.
-        operations: (instruction, microbatch, chunk, MHz) in execution order; 0 MHz leaves the
-            clock as it is.
-        configs: the second knob of each operation, "" where it has none, for the training code to
+        operations: in execution order.
+        configs: the config of each operation, "" where it has none, for the training code to
             set; for an operation whose parts have clocks of their own these, as in
             "@attention=1410 @mlp=990": from which part on which clock; absent where no operation
             of the job has one.
@@ -96,17 +138,21 @@ class RankPlan(Model):
     stage: Index
     device: Index
     clocks_mhz: list[Megahertz]
-    operations: list[Operation]
+    operations: list[ClockedOperation]
     configs: list[str] | None = None
 
     @property
     def frequencies(self) -> list[int]:
         """MHz of its operations in execution order."""
-        return [operation[3] for operation in self.operations]
+        return [operation.frequency_mhz for operation in self.operations]
+
+    def config_of(self, position: int) -> str:
+        """The config of an operation by its place in execution order; "" where it has none."""
+        return self.configs[position] if self.configs else ""
 
 
 class FrequencyPlan(Document):
-    """What every rank sets its clock to, checked.
+    """The clocks that every rank of a job sets, checked.
 
     Attributes:
         plan_sha256: of the plan.json it was made from.
@@ -159,7 +205,7 @@ class FrequencyPlan(Document):
         )
 
     def check_world(self, world_size: int) -> None:
-        """That a job of so many ranks is the one this is for.
+        """Check that a job of so many ranks is the one this is for.
 
         Raises:
             InputError: it is not.
@@ -181,12 +227,12 @@ class FrequencyPlan(Document):
         )
 
     def check_gpu(self, name: str, supported_clocks: Sequence[int], stage: int) -> None:
-        """That a GPU is of the model this is for and has every clock that is asked for.
+        """Check that a GPU is of the model this is for and supports every planned clock.
 
         Args:
-            name: as its driver says.
+            name: of the GPU, as its driver says.
             supported_clocks: MHz.
-            stage: what it runs.
+            stage: that it runs.
 
         Raises:
             InputError: it is not or has not.
@@ -198,16 +244,20 @@ class FrequencyPlan(Document):
                 f"the frequency plan is for {planned}{where}, but the GPU here is {name}; "
                 "profile it and plan again"
             )
-        asked = {c for rank in self.ranks if rank.stage == stage for c in rank.clocks_mhz}
-        lacking = sorted(asked - set(supported_clocks))
-        if lacking:
+        planned_mhz: set[int] = set()
+        for rank in self.ranks:
+            if rank.stage == stage:
+                planned_mhz.update(rank.clocks_mhz)
+        unsupported_mhz = planned_mhz.difference(supported_clocks)
+        if unsupported_mhz:
             raise InputError(
-                f"the frequency plan asks for {lacking[0]} MHz, which the {name} does not have; "
+                f"the frequency plan asks for {min(unsupported_mhz)} MHz, which the {name} does "
+                "not have; "
                 "apply the plan again with --backend nvml on this machine"
             )
 
-    def stage_operations(self) -> list[list[Operation]]:
-        """For each stage the operations that all its ranks have."""
+    def stage_operations(self) -> list[list[ClockedOperation]]:
+        """The operations of each stage, which all its ranks have."""
         by_stage = {rank.stage: rank.operations for rank in self.ranks}
         return [by_stage[stage] for stage in range(self.layout.stages)]
 
@@ -218,13 +268,14 @@ class FrequencyPlan(Document):
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        named = any(rank.configs for rank in self.ranks)
-        writer.writerow((*CSV_COLUMNS, *(["config"] if named else [])))
+        has_configs = any(rank.configs for rank in self.ranks)
+        writer.writerow([*CSV_COLUMNS, "config"] if has_configs else CSV_COLUMNS)
         for rank in self.ranks:
-            configs = rank.configs or [""] * len(rank.operations)
             for position, operation in enumerate(rank.operations):
-                row = (rank.rank, rank.stage, rank.device, position, *operation)
-                writer.writerow((*row, configs[position]) if named else row)
+                row = [rank.rank, rank.stage, rank.device, position, *operation]
+                if has_configs:
+                    row.append(rank.config_of(position))
+                writer.writerow(row)
         return text.getvalue()
 
     def to_zeus(self) -> str:
@@ -237,51 +288,55 @@ class FrequencyPlan(Document):
         Raises:
             InputError: parts have clocks of their own, or a stage has no clock at all.
         """
-        if any(clocks_within(rank.configs) for rank in self.ranks):
+        if any(part_clocks(rank.configs or ()) for rank in self.ranks):
             raise InputError(
                 "operations have clocks by part, which Zeus's format has no place for; solve again "
                 "with --one-clock"
             )
-        lines = [f"{_clock_everywhere(stage)},\n" for stage in self.stage_operations()]
+        lines = [f"{_clock_everywhere(operations)},\n" for operations in self.stage_operations()]
         return "[\n" + "".join(lines) + "]\n"
 
     @classmethod
     def from_document(cls, document: object, *, path: AnyPath | None = None) -> Self:
-        """A frequency plan from a JSON value as parsed, which says one thing throughout.
+        """Read a frequency plan from a JSON value as parsed, and check it.
 
         Args:
+            document: the value.
             path: the file that errors shall name.
 
         Raises:
-            InputError: it is none (names the field), or contradicts itself.
+            InputError: it is no frequency plan (names the field), or contradicts itself.
         """
-        read = super().from_document(document, path=path)
+        plan = super().from_document(document, path=path)
         with naming(path):
-            read.check()
-        return read
+            plan.check()
+        return plan
 
     def check(self) -> list[str]:
-        """That ranks, stages, clocks and ladder agree with each other.
+        """Check that ranks, stages, clocks and ladder agree with each other.
 
         Returns:
             A sentence for everything that was checked.
 
         Raises:
-            InputError: the first thing that is not so.
+            InputError: the first contradiction.
         """
         self._check_ranks()
         self._check_clocks()
         self._check_ladder()
-        gpus = [(f" of stage {stage}", gpu) for stage, gpu in enumerate(self.stage_gpus or ())]
         return [
             f"{self.world_size} ranks on {self.layout.stages} stages, in the order "
             f"{self.layout.rank_order}",
             "all ranks of a stage have the same operations",
-            *(
-                f"all clocks{where} are among the {len(gpu.supported_clocks_mhz)} of "
-                f"{gpu.gpu or 'the GPU'}"
-                for where, gpu in gpus or [("", self.clocks_of(0))]
-            ),
+            *self._supported_clocks_in_words(),
+        ]
+
+    def _supported_clocks_in_words(self) -> list[str]:
+        if self.stage_gpus is None:
+            return [f"all clocks are among the {_number_of_clocks(self.clocks_of(0))}"]
+        return [
+            f"all clocks of stage {stage} are among the {_number_of_clocks(clocks)}"
+            for stage, clocks in enumerate(self.stage_gpus)
         ]
 
     def _check_ranks(self) -> None:
@@ -292,7 +347,7 @@ class FrequencyPlan(Document):
                 f"world_size is {self.world_size}, but the layout makes {topology.world_size} and "
                 f"there are {len(self.ranks)} ranks"
             )
-        first: dict[int, RankPlan] = {}
+        rank_of_stage: dict[int, RankPlan] = {}
         for position, rank in enumerate(self.ranks):
             if rank.rank != position or rank.stage != topology.stage_of(position):
                 raise InputError(
@@ -301,10 +356,10 @@ class FrequencyPlan(Document):
                 )
             if rank.configs is not None and len(rank.configs) != len(rank.operations):
                 raise InputError(f"ranks[{position}] does not have one config for every operation")
-            twin = first.setdefault(rank.stage, rank)
+            twin = rank_of_stage.setdefault(rank.stage, rank)
             if (rank.operations, rank.configs) != (twin.operations, twin.configs):
                 raise InputError(
-                    f"ranks {first[rank.stage].rank} and {rank.rank} run the same stage, "
+                    f"ranks {twin.rank} and {rank.rank} run the same stage, "
                     f"{rank.stage}, with different operations"
                 )
 
@@ -313,57 +368,88 @@ class FrequencyPlan(Document):
             raise InputError(
                 f"stage_gpus has {len(self.stage_gpus)} entries for {self.layout.stages} stages"
             )
-        known = [set(self.clocks_of(s).supported_clocks_mhz) for s in range(self.layout.stages)]
+        supported_mhz = [
+            set(self.clocks_of(stage).supported_clocks_mhz) for stage in range(self.layout.stages)
+        ]
         for rank in self.ranks:
-            own, asked = set(rank.clocks_mhz), asked_for(rank.frequencies, rank.configs)
-            for lacking in sorted(own - known[rank.stage]) or sorted(asked - own):
+            listed_mhz = set(rank.clocks_mhz)
+            planned_mhz = requested_clocks(rank.frequencies, rank.configs)
+            wrong_mhz = listed_mhz - supported_mhz[rank.stage] or planned_mhz - listed_mhz
+            if wrong_mhz:
                 raise InputError(
-                    f"ranks[{rank.rank}] asks for {lacking} MHz, which is not a supported clock"
+                    f"ranks[{rank.rank}] asks for {min(wrong_mhz)} MHz, which is not a supported "
+                    "clock"
                 )
 
     def _check_ladder(self) -> None:
-        stages = self.stage_operations()
-        allowed = {rank.stage: set(rank.clocks_mhz) for rank in self.ranks}
-        slowest = self.iteration_time_s
-        for n, rung in enumerate(self.ladder or []):
-            for what, lists in (("clock", rung.frequencies_mhz), ("config", rung.configs)):
-                if lists is not None and list(map(len, lists)) != list(map(len, stages)):
-                    raise InputError(f"ladder[{n}] does not have one {what} for every operation")
-            for stage, clocks in enumerate(rung.frequencies_mhz):
-                asked = asked_for(clocks, rung.configs_of(stage))
-                for lacking in sorted(asked - allowed[stage]):
-                    raise InputError(
-                        f"ladder[{n}] asks for {lacking} MHz on stage {stage}, which is not among "
-                        "the clocks of its ranks"
-                    )
-            if rung.iteration_time_s <= slowest:
-                raise InputError(f"ladder[{n}] is not slower than what comes before it")
-            slowest = rung.iteration_time_s
+        slower_than_s = self.iteration_time_s
+        for number, rung in enumerate(self.ladder or []):
+            self._check_rung(f"ladder[{number}]", rung)
+            if rung.iteration_time_s <= slower_than_s:
+                raise InputError(f"ladder[{number}] is not slower than what comes before it")
+            slower_than_s = rung.iteration_time_s
+
+    def _check_rung(self, name: str, rung: Rung) -> None:
+        num_operations = [len(operations) for operations in self.stage_operations()]
+        if [len(clocks) for clocks in rung.frequencies_mhz] != num_operations:
+            raise InputError(f"{name} does not have one clock for every operation")
+        if rung.configs is not None and [len(c) for c in rung.configs] != num_operations:
+            raise InputError(f"{name} does not have one config for every operation")
+        listed_mhz = {rank.stage: set(rank.clocks_mhz) for rank in self.ranks}
+        for stage, clocks in enumerate(rung.frequencies_mhz):
+            unlisted_mhz = requested_clocks(clocks, rung.configs_of(stage)) - listed_mhz[stage]
+            if unlisted_mhz:
+                raise InputError(
+                    f"{name} asks for {min(unlisted_mhz)} MHz on stage {stage}, which is not among "
+                    "the clocks of its ranks"
+                )
 
 
-def clocks_within(configs: Sequence[str] | None) -> set[int]:
+def part_clocks(configs: Iterable[str]) -> set[int]:
     """The clocks that parts of operations ask for, MHz.
 
+    Args:
+        configs: of the operations.
+
     Raises:
-        InputError: a config begins as such, but does not go on so.
+        InputError: a config begins as one of an operation by parts, but does not go on so.
     """
-    return {change.frequency_mhz for config in set(configs or ()) for change in changes_of(config)}
+    clocks_mhz: set[int] = set()
+    for config in set(configs):
+        clocks_mhz.update(change.frequency_mhz for change in parse_clock_requests(config))
+    return clocks_mhz
 
 
-def asked_for(frequencies: Sequence[int], configs: Sequence[str] | None) -> set[int]:
+def requested_clocks(frequencies: Sequence[int], configs: Sequence[str] | None) -> set[int]:
     """All clocks that operations and their parts ask for, MHz.
 
+    Args:
+        frequencies: of the operations, MHz; 0 asks for none.
+        configs: of the operations; None: they have none.
+
     Raises:
-        InputError: as for clocks_within.
+        InputError: as for part_clocks.
     """
-    return {*frequencies, *clocks_within(configs)} - {0}
+    return {*frequencies, *part_clocks(configs or ())} - {0}
 
 
-def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:
-    """(instruction, MHz) of a stage's operations, with a clock for those that have none."""
-    clock = next((operation[3] for operation in operations if operation[3]), 0)
-    if clock == 0:
+def _number_of_clocks(clocks: StageClocks) -> str:
+    return f"{len(clocks.supported_clocks_mhz)} of {clocks.gpu or 'the GPU'}"
+
+
+def _clock_everywhere(operations: Sequence[ClockedOperation]) -> list[tuple[str, int]]:
+    """(instruction, MHz) of a stage's operations, with a clock for those that have none.
+
+    An operation without a clock runs at the one set before it, or else at the stage's first.
+    """
+    clocks_mhz = [operation.frequency_mhz for operation in operations if operation.frequency_mhz]
+    if not clocks_mhz:
         raise InputError(
             "a stage has no operation with a clock, and Zeus's format cannot leave one out"
         )
-    return [(operation[0], clock := operation[3] or clock) for operation in operations]
+    clock_mhz = clocks_mhz[0]
+    settings = []
+    for operation in operations:
+        clock_mhz = operation.frequency_mhz or clock_mhz
+        settings.append((operation.instruction, clock_mhz))
+    return settings

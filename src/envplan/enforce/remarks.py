@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from envplan._io.words import exact_seconds
-from envplan.profile import changes_of
+from envplan.profile import parse_clock_requests
 
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan, StageClocks
@@ -14,15 +14,17 @@ if TYPE_CHECKING:
 
 __all__ = ["remarks"]
 
-_MOST_RAISED: Final = 8
+_MAX_LISTED_CLOCKS: Final = 8
 
 
 def remarks(
     plan: Plan, applied: FrequencyPlan, format_: str, file: Path, *, forced: bool
 ) -> list[str]:
-    """What a user should know about the clocks.
+    """What a user should know about a frequency plan, a sentence each.
 
     Args:
+        plan: that was applied.
+        applied: the frequency plan made of it.
         format_: that the frequency plan is written in.
         file: its name.
         forced: the profile has changed since the plan was made.
@@ -39,22 +41,8 @@ def remarks(
             f"{exact_seconds(applied.deadline_s)} s: plan again"
         )
     notes += _raised_notes(applied)
-    if applied.ladder is not None:
-        notes.append(
-            f"{len(applied.ladder)} slower plans in the ladder for stragglers"
-            if format_ == "envplan"
-            else f"the plan's ladder is left out: {format_} has no place for it"
-        )
-    configs = {operation.config for stage in plan.stages for operation in stage} - {""}
-    by_part = set(filter(changes_of, configs))
-    if by_part:
-        notes.append("parts of operations have clocks of their own, which hook_parts asks for")
-    if configs - by_part:
-        notes.append(
-            f"the plan's configs are left out: {format_} has no place for them"
-            if format_ == "zeus"
-            else "every operation's config is in the frequency plan, for the training code to set"
-        )
+    notes += _ladder_notes(applied, format_)
+    notes += _config_notes(plan, format_)
     if format_ == "zeus":
         notes.append("a list for every stage: have Zeus's server read it as a PointSolution3D")
         if file.suffix != ".py":
@@ -62,19 +50,43 @@ def remarks(
     return notes
 
 
+def _ladder_notes(applied: FrequencyPlan, format_: str) -> list[str]:
+    if applied.ladder is None:
+        return []
+    if format_ == "envplan":
+        return [f"{len(applied.ladder)} slower plans in the ladder for stragglers"]
+    return [f"the plan's ladder is left out: {format_} has no place for it"]
+
+
+def _config_notes(plan: Plan, format_: str) -> list[str]:
+    notes = []
+    configs = {operation.config for stage in plan.stages for operation in stage} - {""}
+    configs_by_part = {config for config in configs if parse_clock_requests(config)}
+    if configs_by_part:
+        notes.append("parts of operations have clocks of their own, which hook_parts asks for")
+    if configs - configs_by_part:
+        notes.append(
+            f"the plan's configs are left out: {format_} has no place for them"
+            if format_ == "zeus"
+            else "every operation's config is in the frequency plan, for the training code to set"
+        )
+    return notes
+
+
 def _source_note(clocks: StageClocks) -> str:
     if not clocks.supported_clocks_mhz:
         return "no operation of this profile has a clock to set"
     low, high = clocks.supported_clocks_mhz[0], clocks.supported_clocks_mhz[-1]
-    found = f"{len(clocks.supported_clocks_mhz)} clocks from {low} to {high} MHz"
+    span = f"{len(clocks.supported_clocks_mhz)} clocks from {low} to {high} MHz"
     gpu = clocks.gpu or "the GPU, which nobody named,"
-    return {
-        "modelled": f"checked against the {found} of {gpu}",
-        "given": f"checked against the {found} given",
-        "nvml": f"checked against the {found} that {gpu} supports here",
-        "profile": f"the clocks of {gpu} are not known; checked against the profile's own {found} "
+    notes = {
+        "modelled": f"checked against the {span} of {gpu}",
+        "given": f"checked against the {span} given",
+        "nvml": f"checked against the {span} that {gpu} supports here",
+        "profile": f"the clocks of {gpu} are not known; checked against the profile's own {span} "
         "only: --backend nvml asks the GPU, --gpu or --clocks say more",
-    }[clocks.clocks_source]
+    }
+    return notes[clocks.clocks_source]
 
 
 def _raised_notes(applied: FrequencyPlan) -> list[str]:
@@ -83,9 +95,10 @@ def _raised_notes(applied: FrequencyPlan) -> list[str]:
         f"{raised.applied_mhz} MHz instead, for {raised.operations} of its operations"
         for raised in applied.raised
     ]
-    if len(notes) > _MOST_RAISED:
-        rest = len(notes) - _MOST_RAISED
-        notes = [*notes[:_MOST_RAISED], f"{rest} more clocks are not supported; --json lists them"]
+    if len(notes) > _MAX_LISTED_CLOCKS:
+        num_unlisted = len(notes) - _MAX_LISTED_CLOCKS
+        notes = notes[:_MAX_LISTED_CLOCKS]
+        notes.append(f"{num_unlisted} more clocks are not supported; --json lists them")
     if not all(raised.profiled for raised in applied.raised):
         notes.append("clocks that the profile does not have count with time and energy as planned")
     return notes

@@ -46,7 +46,7 @@ def short_name(op: Operation) -> str:
     return f"{op.profile_stage}{LETTERS.get(op.instruction, op.instruction)}{op.microbatch}"
 
 
-def described(op: Operation) -> str:
+def describe_operation(op: Operation) -> str:
     """The operation in an error message's words."""
     return _described(_key(op), op.stage)
 
@@ -68,9 +68,9 @@ def check_orders(orders: _Orders, num_microbatches: int | None = None) -> None:
     for rank, order in enumerate(orders):
         for op in order:
             if min(op.microbatch, op.chunk, op.profile_stage) < 0:
-                raise InputError(f"{described(op)} has a negative number")
+                raise InputError(f"{describe_operation(op)} has a negative number")
             if op.stage != rank:
-                raise InputError(f"{described(op)} stands in the order of rank {rank}")
+                raise InputError(f"{describe_operation(op)} stands in the order of rank {rank}")
     rank_of = placement(orders)
     present = {_key(op) for order in orders for op in order if op.instruction in LETTERS}
     count = max((microbatch + 1 for _, microbatch, _ in present), default=0)
@@ -109,11 +109,11 @@ def placement(orders: _Orders) -> list[int]:
             stage = op.profile_stage
             if rank_of.setdefault(stage, rank) != rank:
                 raise InputError(
-                    f"{described(op)} runs model stage {stage} on rank {rank}, but rank "
+                    f"{describe_operation(op)} runs model stage {stage} on rank {rank}, but rank "
                     f"{rank_of[stage]} runs it, too"
                 )
             if _key(op) in seen:
-                raise InputError(f"{described(op)} is there twice")
+                raise InputError(f"{describe_operation(op)} is there twice")
             seen.add(_key(op))
     if not rank_of:
         raise InputError("there are no operations")
@@ -124,7 +124,7 @@ def placement(orders: _Orders) -> list[int]:
     return [rank_of[stage] for stage in range(last + 1)]
 
 
-def connected(orders: _Orders, latency: int | Sequence[int], in_turn: Sequence[int] = ()) -> Dag:
+def connect(orders: _Orders, latency: int | Sequence[int], in_turn: Sequence[int] = ()) -> Dag:
     """The operations of all ranks, and what they wait for beside the order of their rank: that is
     operations of other ranks, and those that come too late in the order of their own.
 

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from envplan._io.documents import parse_document, read_json, readable_json
 from envplan._io.files import AnyPath, atomic_write
 from envplan.errors import InputError, naming, shown, unknown
-from envplan.pipeline import formats
-from envplan.pipeline.dependencies import Dag, check_orders, connected
-from envplan.pipeline.formats import DAG_SCHEDULE, Job
+from envplan.pipeline import dag_file
+from envplan.pipeline.dependencies import Dag, check_orders, connect
 from envplan.pipeline.imported import ImportedSchedule
 from envplan.pipeline.schedules import (
     EXTRAS,
@@ -31,6 +30,7 @@ from envplan.pipeline.schedules import (
     traits,
     with_extras,
 )
+from envplan.pipeline.spec import DAG_SCHEDULE, PipelineSpec
 from envplan.units import MAX_INTEGER, ns_from_s, s_from_ns
 
 #: The schedule that runs some forwards earlier than 1F1B.
@@ -111,7 +111,7 @@ class Pipeline:
     ) -> None:
         if not isinstance(schedule, str) or schedule not in {DAG_SCHEDULE, *SCHEDULES}:
             raise InputError(unknown("schedule", str(schedule), SCHEDULES))
-        job = Job.of(
+        job = PipelineSpec.of(
             schedule=schedule,
             stages=num_stages,
             microbatches=num_microbatches,
@@ -133,16 +133,16 @@ class Pipeline:
 
     @classmethod
     def from_dag(cls, document: object) -> Pipeline:
-        """A pipeline from a DAG document, as parsed from JSON (see formats.py).
+        """A pipeline from a DAG document, as parsed from JSON (see dag_file.py).
 
         Raises:
             InputError: a field is wrong (says of which operation), or there is a cycle.
         """
-        return cls._from_dag(formats.parse_dag(document))
+        return cls._from_dag(dag_file.parse_dag(document))
 
     @classmethod
     def from_dag_file(cls, path: str | os.PathLike[str]) -> Pipeline:
-        """A pipeline from a DAG file (see formats.py).
+        """A pipeline from a DAG file (see dag_file.py).
 
         Raises:
             InputError: the file cannot be read or is not JSON (says line and column), or as for
@@ -171,10 +171,10 @@ class Pipeline:
                 or p2p_latency is out of range.
         """
         shape = {"schedule": DAG_SCHEDULE, "stages": len(orders) or 1, "microbatches": 1}
-        latency_ns = _latency_ns(Job.of(**shape, p2p_latency_s=p2p_latency))
+        latency_ns = _latency_ns(PipelineSpec.of(**shape, p2p_latency_s=p2p_latency))
         _refuse_too_large(sum(map(len, orders)))
         check_orders(orders)
-        return cls._from_dag(connected(orders, latency_ns))
+        return cls._from_dag(connect(orders, latency_ns))
 
     @classmethod
     def from_job(cls, job: object) -> Pipeline:
@@ -183,7 +183,7 @@ class Pipeline:
         Raises:
             InputError: a field is missing or wrong.
         """
-        read = parse_document(job, Job, kind="job")
+        read = parse_document(job, PipelineSpec, kind="job")
         if (read.schedule == DAG_SCHEDULE) != (read.dag is not None):
             raise InputError('job: schedule "dag" and the field dag go together; one is missing')
         if read.dag is None:
@@ -256,7 +256,7 @@ class Pipeline:
         return {name: value for name, value in job.items() if value or name == "p2p_latency_s"}
 
     def to_dag(self) -> dict[str, Any]:
-        """The operations and what they wait for as a DAG document (see formats.py)."""
+        """The operations and what they wait for as a DAG document (see dag_file.py)."""
         waits: list[list[Any]] = [[] for _ in self.operations]
         for (before, then), lag in self._dag.after.items():
             name = self._dag.ids[before]
@@ -265,7 +265,7 @@ class Pipeline:
             {"id": name, **asdict(operation), "after": after}
             for name, operation, after in zip(self._dag.ids, self.operations, waits, strict=True)
         ]
-        return {"schema": formats.DAG_SCHEMA, "operations": entries}
+        return {"schema": dag_file.DAG_SCHEMA, "operations": entries}
 
     def save_dag(self, path: AnyPath) -> None:
         """Write the DAG file of the pipeline, an operation a line.
@@ -290,7 +290,7 @@ class Pipeline:
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years.
         """
-        starts = _starts(self.order, self._after, time_ns.tolist(), lags=lags)
+        starts = _starts(self.order, self._successors, time_ns.tolist(), lags=lags)
         return starts, int(np.max(starts + time_ns))
 
     def latest_finishes(self, time_ns: NDArray[np.int64], deadline_ns: int) -> NDArray[np.int64]:
@@ -307,7 +307,7 @@ class Pipeline:
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years.
         """
-        return deadline_ns - _starts(self.order[::-1], self.before, time_ns.tolist())
+        return deadline_ns - _starts(self.order[::-1], self.predecessors, time_ns.tolist())
 
     def __repr__(self) -> str:
         usual = {"chunks": 1, "p2p_latency_s": 0.0}
@@ -329,10 +329,10 @@ class Pipeline:
         return np.array([kinds, [op.microbatch for op in self.operations]], np.int64)
 
     @cached_property
-    def before(self) -> list[list[tuple[int, int]]]:
+    def predecessors(self) -> list[list[tuple[int, int]]]:
         """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
         before: list[list[tuple[int, int]]] = [[] for _ in self.operations]
-        for i, after in enumerate(self._after):
+        for i, after in enumerate(self._successors):
             for j, lag in after:
                 before[j].append((i, lag))
         return before
@@ -344,7 +344,7 @@ class Pipeline:
         self._build(dag)
         return self
 
-    def _generate(self, job: Job) -> None:
+    def _generate(self, job: PipelineSpec) -> None:
         """Be the schedule that a job names.
 
         Raises:
@@ -401,7 +401,7 @@ class Pipeline:
         orders = SCHEDULES[name](stages, microbatches, chunks, **options)
         check_orders(orders, microbatches)
         listed = with_extras(orders, self.extras)
-        self._build(connected(listed, self.p2p_latency_ns, self.in_turn))
+        self._build(connect(listed, self.p2p_latency_ns, self.in_turn))
 
     def _build(self, dag: Dag) -> None:
         """Add the edges along each stage to the DAG's and freeze everything into arrays."""
@@ -414,22 +414,22 @@ class Pipeline:
         operations, stages = dag.operations, [op.stage for op in dag.operations]
         along = {(i, i + 1): 0 for i in range(len(stages) - 1) if stages[i] == stages[i + 1]}
         edges = sorted((along | dag.after).items())
-        self._after: list[list[tuple[int, int]]] = [[] for _ in operations]
+        self._successors: list[list[tuple[int, int]]] = [[] for _ in operations]
         for (i, j), lag in edges:
-            self._after[i].append((j, lag))
+            self._successors[i].append((j, lag))
         self.num_stages = stages[-1] + 1
         self.num_microbatches = 1 + max(op.microbatch for op in operations)
         self.num_chunks = 1 + max(op.chunk for op in operations)
         self.num_profile_stages = 1 + max(op.profile_stage for op in operations)
         self._dag, self.operations = dag, operations
         self.stage_begin = frozen(np.searchsorted(stages, range(self.num_stages + 1)))
-        self.succ_begin = frozen(np.cumsum([0, *map(len, self._after)]))
+        self.succ_begin = frozen(np.cumsum([0, *map(len, self._successors)]))
         self.succ = frozen([j for (_, j), _ in edges])
         self.succ_lag_ns = frozen([lag for _, lag in edges], np.int64)
-        self.order = frozen(_topological_order(self._after, dag.ids))
+        self.order = frozen(_topological_order(self._successors, dag.ids))
 
 
-def _latency_ns(job: Job) -> int | tuple[int, ...]:
+def _latency_ns(job: PipelineSpec) -> int | tuple[int, ...]:
     """The latency in whole ns, or that of each pair of neighbouring stages."""
     latency_s = job.p2p_latency_s
     if not isinstance(latency_s, list):
@@ -493,8 +493,8 @@ def _topological_order(after: Sequence[_Edges], ids: Sequence[str]) -> list[int]
 
 
 def _refuse_too_large(count: int) -> None:
-    if count > formats.MAX_OPERATIONS:
+    if count > dag_file.MAX_OPERATIONS:
         raise InputError(
             f"stages x chunks x microbatches make {shown(count)} operations; "
-            f"at most {formats.MAX_OPERATIONS} are possible"
+            f"at most {dag_file.MAX_OPERATIONS} are possible"
         )

@@ -271,7 +271,7 @@ def beside_one_clock(frontier: Frontier) -> list[dict[str, Any]]:
     profile, rows = frontier.profile, list[dict[str, Any]]()
     if profile.adjustments.by_parts is None:
         return rows
-    alone = frontier.retraced(frontier.pipeline, profile.derived(by_parts=None))
+    alone = frontier.retraced(frontier.pipeline, profile.with_adjustments(by_parts=None))
     fastest = alone.max_frequency_plan()
     deadline = fastest.iteration_time * (1 + _SLOWDOWN)
     for latency in LATENCIES_S:

@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from envplan.errors import InputError, shown
-from envplan.pipeline.formats import whole_number
 from envplan.pipeline.schedules import fitting_ahead
+from envplan.pipeline.spec import whole_number
 from envplan.planners.base import Planner
 from envplan.profile import Profile
 from envplan.replay import Replay, Rows

@@ -23,12 +23,12 @@ from envplan.profile.options import (
     BLOCKING,
     DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
-    Change,
+    ClockRequest,
     OptionTable,
-    Parts,
-    changes_of,
+    PartCosts,
+    parse_clock_requests,
 )
-from envplan.profile.parts import ByParts, pieces
+from envplan.profile.parts import ByParts, part_runs
 from envplan.profile.reading import RAW_COLUMNS, ProfileRow
 from envplan.profile.sidecar import ProfileMetadata
 
@@ -39,16 +39,16 @@ __all__ = [
     "RAW_COLUMNS",
     "Adjustments",
     "ByParts",
-    "Change",
+    "ClockRequest",
     "CostCurve",
     "OptionTable",
-    "Parts",
+    "PartCosts",
     "Profile",
     "ProfileMetadata",
     "ProfileRow",
     "builtin_paths",
     "builtin_profiles",
-    "changes_of",
     "cost_curve",
-    "pieces",
+    "parse_clock_requests",
+    "part_runs",
 ]

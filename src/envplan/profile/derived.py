@@ -15,8 +15,8 @@ from pydantic import Field
 
 from envplan._io.documents import Model
 from envplan.errors import InputError
-from envplan.profile.options import BACKWARDS, Key, Measured, OptionTable, Parts
-from envplan.profile.parts import ByParts, by_parts
+from envplan.profile.options import BACKWARDS, Key, Measured, OptionTable, PartCosts
+from envplan.profile.parts import ByParts, compose_options
 from envplan.profile.smoothing import smoothed
 
 #: The backward of a linear layer is two matrix products of equal size, one for its input's gradient
@@ -99,10 +99,12 @@ def adjusted_tables(measured: Measured, adjustments: Adjustments) -> dict[Key, O
             for key in (whole, halves[0]):
                 if key in adjusted:
                     adjusted[key] = _sum(adjusted, key, again)
-    return {key: by_parts(*key, parts, adjustments.by_parts) for key, parts in adjusted.items()}
+    return {
+        key: compose_options(*key, parts, adjustments.by_parts) for key, parts in adjusted.items()
+    }
 
 
-def _sum(known: Mapping[Key, Parts], first: Key, second: Key) -> Parts:
+def _sum(known: Mapping[Key, PartCosts], first: Key, second: Key) -> PartCosts:
     """One operation and another, at the frequencies and configs that both have.
 
     Where both have the same parts, each part does both; otherwise all is one part.
@@ -110,7 +112,7 @@ def _sum(known: Mapping[Key, Parts], first: Key, second: Key) -> Parts:
     one, other = known[first], known[second]
     if sorted(one.names) != sorted(other.names):
         one, other = one.whole, other.whole
-    knobs = tuple(knob for knob in one.knobs if knob in other.knobs)
+    knobs = tuple(knob for knob in one.settings if knob in other.settings)
     both = f"stage {first[0]}: {first[1]} and {second[1]}"
     if not knobs:
         raise InputError(
@@ -118,7 +120,7 @@ def _sum(known: Mapping[Key, Parts], first: Key, second: Key) -> Parts:
             "them at the same clocks"
         )
     columns = [other.names.index(name) for name in one.names]
-    first_rows, second_rows = ([of.knobs.index(knob) for knob in knobs] for of in (one, other))
+    first_rows, second_rows = ([of.settings.index(knob) for knob in knobs] for of in (one, other))
     times, energies = (
         ours[first_rows] + theirs[second_rows][:, columns]
         for ours, theirs in ((one.time_ns, other.time_ns), (one.energy_fj, other.energy_fj))
@@ -127,4 +129,6 @@ def _sum(known: Mapping[Key, Parts], first: Key, second: Key) -> Parts:
     # Two that lie within the range of a profile wrap around to below 0 where they leave it.
     if times.sum(axis=1).max() > _MAX_NS or used.max() > _MAX_FJ or energies.min() < 0:
         raise InputError(f"{both} together take more than 1e9 s or 9000 J; check the units")
-    return Parts(one.names, one.asks | other.asks[columns], knobs, times, energies)
+    return PartCosts(
+        one.names, one.follows_clock | other.follows_clock[columns], knobs, times, energies
+    )

@@ -81,24 +81,26 @@ class Profile(Contents):
                 column="gpu",
             )
         waiting = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,) * self.num_stages
-        self.noisy = noise_is_clear(self.measured, dict(enumerate(waiting)))
+        self.noisy = noise_is_clear(self.measured_costs, dict(enumerate(waiting)))
         # Parts of operations add up to the rows as they are.
         self.adjustments = Adjustments(smoothed=self.noisy and not raw and not self.has_parts)
         self._content = content
 
     @cached_property
     def _tables(self) -> dict[tuple[int, str], OptionTable]:
-        return adjusted_tables(self.measured, self.adjustments)
+        return adjusted_tables(self.measured_costs, self.adjustments)
 
     @property
     def jumps(self) -> dict[str, int]:
         """Instructions that are, as measured, faster up to a clock, MHz, than right above it."""
-        return jump_clocks(self.measured)
+        return jump_clocks(self.measured_costs)
 
     @property
     def clocks_mhz(self) -> list[int]:
         """Every clock that some operation has a row at, MHz, ascending."""
-        return sorted({mhz for one in self.measured.values() for mhz, _ in one.knobs} - {0})
+        return sorted(
+            {mhz for one in self.measured_costs.values() for mhz, _ in one.settings} - {0}
+        )
 
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
@@ -109,14 +111,14 @@ class Profile(Contents):
         return None if self.path is None else sidecar_path(self.path)
 
     def pipeline(self) -> Pipeline:
-        """The pipeline of the job that the sidecar describes; see `described_pipeline`.
+        """The pipeline of the job that the sidecar describes; see `pipeline_of_job`.
 
         Raises:
             InputError: the sidecar says too little, or what cannot be.
         """
-        from envplan.profile.described import described_pipeline
+        from envplan.profile.job import pipeline_of_job
 
-        return described_pipeline(self)
+        return pipeline_of_job(self)
 
     def has(self, stage: int, instruction: str) -> bool:
         """Whether the profile times this instruction on this stage."""
@@ -136,7 +138,7 @@ class Profile(Contents):
     @property
     def has_parts(self) -> bool:
         """Whether it splits any operation into parts."""
-        return any(parts.split for parts in self.measured.values())
+        return any(parts.split for parts in self.measured_costs.values())
 
     def retimed(self, configs: Container[str], latency_ns: int) -> Profile:
         """This profile as it is where clocks come at another latency than it was made for.
@@ -213,7 +215,7 @@ class Profile(Contents):
                 config in common (names the stage), or the file says that recomputation is in it
                 already.
         """
-        return self.derived(
+        return self.with_adjustments(
             recompute=recompute,
             backward_input_share=backward_input_share,
             joined_backward=join_backward,
@@ -221,7 +223,7 @@ class Profile(Contents):
             by_parts=by_parts,
         )
 
-    def derived(self, adjustments: Adjustments | None = None, **changed: Any) -> Profile:
+    def with_adjustments(self, adjustments: Adjustments | None = None, **changed: Any) -> Profile:
         """This profile with other adjustments; see adjusted.
 
         Args:
@@ -271,7 +273,7 @@ class Profile(Contents):
         lacking = {
             name
             for name in instructions
-            if any((stage, name) not in self.measured for stage in range(self.num_stages))
+            if any((stage, name) not in self.measured_costs for stage in range(self.num_stages))
         }
         return self.adjusted(
             recompute,

@@ -60,7 +60,7 @@ NAME: Final = re.compile(r"[^\s@=/,\"]+")
 _TOKEN: Final = re.compile(rf"@({NAME.pattern})=(\d+)(?:\+(\d+)ns)?(?:/(.*))?")
 
 
-class Change(NamedTuple):
+class ClockRequest(NamedTuple):
     """Which clock is asked for as a part begins, or so long after that; its config from then on."""
 
     part: str
@@ -75,7 +75,7 @@ class Change(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def changes_of(config: str) -> tuple[Change, ...]:
+def parse_clock_requests(config: str) -> tuple[ClockRequest, ...]:
     """The clocks within an operation that a config stands for; none where it is a plain label.
 
     Raises:
@@ -86,7 +86,7 @@ def changes_of(config: str) -> tuple[Change, ...]:
     found = [_TOKEN.fullmatch(token) for token in re.split(" (?=@)", config)]
     if not all(found):
         raise InputError(f"{config!r} does not say clocks by part, as in @attention=1410 @mlp=990")
-    return tuple(Change(m[1], int(m[2]), m[4] or "", int(m[3] or 0)) for m in found if m)
+    return tuple(ClockRequest(m[1], int(m[2]), m[4] or "", int(m[3] or 0)) for m in found if m)
 
 
 def knob_in_words(mhz: int, config: str) -> str:
@@ -95,7 +95,7 @@ def knob_in_words(mhz: int, config: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class PartCosts:
     """What an operation consists of, in order of execution, and what each part takes at each knob.
 
     An operation that nothing splits is one part without a name.
@@ -109,13 +109,13 @@ class Parts:
     """
 
     names: tuple[str, ...]
-    asks: BoolArray
-    knobs: tuple[Knob, ...]
+    follows_clock: BoolArray
+    settings: tuple[Knob, ...]
     time_ns: IntArray
     energy_fj: IntArray
 
     @classmethod
-    def of(cls, where: str, rows: Mapping[str, Mapping[Knob, tuple[int, int]]]) -> Self:
+    def from_rows(cls, where: str, rows: Mapping[str, Mapping[Knob, tuple[int, int]]]) -> Self:
         """The parts with these rows.
 
         Args:
@@ -149,7 +149,7 @@ class Parts:
     @property
     def mhz(self) -> IntArray:
         """The clock of each knob, MHz, shape (K,)."""
-        return np.array([mhz for mhz, _ in self.knobs], np.int64)
+        return np.array([mhz for mhz, _ in self.settings], np.int64)
 
     @property
     def split(self) -> bool:
@@ -157,19 +157,21 @@ class Parts:
         return self.names != ("",)
 
     @property
-    def whole(self) -> Parts:
+    def whole(self) -> PartCosts:
         """All of them as one part."""
         times, energies = (
             each.sum(axis=1, keepdims=True) for each in (self.time_ns, self.energy_fj)
         )
-        return Parts(("",), np.array([self.asks.any()]), self.knobs, times, energies)
+        return PartCosts(
+            ("",), np.array([self.follows_clock.any()]), self.settings, times, energies
+        )
 
 
 #: What a profile says of each operation.
-Measured = Mapping[Key, Parts]
+Measured = Mapping[Key, PartCosts]
 
 
-class Slices(NamedTuple):
+class PowerSegments(NamedTuple):
     """What options take and use as they run, in order: as one, or for each part.
 
     Attributes:
@@ -209,23 +211,23 @@ class OptionTable:
 
     stage: int
     instruction: str
-    parts: Parts
+    parts: PartCosts
     knob: IntArray
-    slices: Slices
+    segments: PowerSegments
     latency_ns: int = 0
 
     @classmethod
     def of(
-        cls, stage: int, instruction: str, parts: Parts, knob: IntArray, latency_ns: int = 0
+        cls, stage: int, instruction: str, parts: PartCosts, knob: IntArray, latency_ns: int = 0
     ) -> Self:
         """The table of some options, (n, P), in any order."""
         count, each = knob.shape
         columns = np.arange(each)
         times, energies = parts.time_ns[knob, columns], parts.energy_fj[knob, columns]
-        first = parts.mhz[knob[:, int(np.argmax(parts.asks))]]
+        first = parts.mhz[knob[:, int(np.argmax(parts.follows_clock))]]
         order = np.lexsort((-first, energies.sum(axis=1), times.sum(axis=1)))
         begin = np.arange(0, count * each + 1, each, dtype=np.int64)
-        slices = Slices(begin, times[order].ravel(), energies[order].ravel())
+        slices = PowerSegments(begin, times[order].ravel(), energies[order].ravel())
         return cls(stage, instruction, parts, knob[order], slices, latency_ns)
 
     def __len__(self) -> int:
@@ -234,17 +236,17 @@ class OptionTable:
     @cached_property
     def time_ns(self) -> IntArray:
         """Of each option, ns, shape (n,), ascending."""
-        return frozen(np.add.reduceat(self.slices.time_ns, self.slices.begin[:-1]))
+        return frozen(np.add.reduceat(self.segments.time_ns, self.segments.begin[:-1]))
 
     @cached_property
     def energy_fj(self) -> IntArray:
         """Of each option, fJ, shape (n,)."""
-        return frozen(np.add.reduceat(self.slices.energy_fj, self.slices.begin[:-1]))
+        return frozen(np.add.reduceat(self.segments.energy_fj, self.segments.begin[:-1]))
 
     @cached_property
     def _asking(self) -> IntArray:
         """Knobs of the parts that follow the clock, of the first one where none does."""
-        asks = self.parts.asks
+        asks = self.parts.follows_clock
         return self.knob[:, asks] if asks.any() else self.knob[:, :1]
 
     @cached_property
@@ -253,7 +255,7 @@ class OptionTable:
         return frozen(self.parts.mhz[self._asking[:, 0]])
 
     @cached_property
-    def left_mhz(self) -> IntArray:
+    def end_mhz(self) -> IntArray:
         """SM clock of each option as it ends, MHz, shape (n,)."""
         return frozen(self.parts.mhz[self._asking[:, -1]])
 
@@ -264,43 +266,45 @@ class OptionTable:
         return changes
 
     @cached_property
-    def first_config(self) -> tuple[str, ...]:
+    def start_config(self) -> tuple[str, ...]:
         """The second knob of each option as it starts, n of them, "" where there is none."""
-        return tuple(self.parts.knobs[k][1] for k in self._asking[:, 0].tolist())
+        return tuple(self.parts.settings[k][1] for k in self._asking[:, 0].tolist())
 
     @cached_property
     def config(self) -> Sequence[str]:
         """What tells options of one frequency apart, n of them: the second knob, or for clocks by
         part what these are; the latter are made when they are asked for."""
-        mixed, first = self.changes_clock, self.first_config
+        mixed, first = self.changes_clock, self.start_config
         if not mixed.any():
             return first
 
         def label(k: int) -> str:
-            return " ".join(map(str, self.changes(k))) if mixed[k] else first[k]
+            return " ".join(map(str, self.clock_requests(k))) if mixed[k] else first[k]
 
         return _Labels(label, len(self))
 
-    def changes(self, k: int) -> list[Change]:
+    def clock_requests(self, k: int) -> list[ClockRequest]:
         """What an option asks for when, so that each part begins with its own clock."""
-        found: list[Change] = []
+        found: list[ClockRequest] = []
         starts: list[int] = []
         now, before = 0, (0, "")
         parts = self.parts
         for p, row in enumerate(self.knob[k].tolist()):
             starts.append(now)
-            mhz, config = knob = parts.knobs[row] if parts.asks[p] else before
-            if not parts.asks[p]:
+            mhz, config = knob = parts.settings[row] if parts.follows_clock[p] else before
+            if not parts.follows_clock[p]:
                 pass
             elif found and mhz != before[0] and self.latency_ns:
                 # Asked for so long after the last part that begins by then.
                 due = now - self.latency_ns
                 asking = bisect_right(starts, due) - 1
-                found.append(Change(parts.names[asking], mhz, before[1], due - starts[asking]))
+                found.append(
+                    ClockRequest(parts.names[asking], mhz, before[1], due - starts[asking])
+                )
                 if config != before[1]:
-                    found.append(Change(parts.names[p], mhz, config))
+                    found.append(ClockRequest(parts.names[p], mhz, config))
             elif not found or knob != before:
-                found.append(Change(parts.names[p], mhz, config))
+                found.append(ClockRequest(parts.names[p], mhz, config))
             before = knob
             now += int(parts.time_ns[row, p])
         return found
@@ -315,7 +319,7 @@ class OptionTable:
     @cached_property
     def peak_uw(self) -> IntArray:
         """The most power that each option draws, uW, shape (n,)."""
-        return frozen(np.maximum.reduceat(self.slices.power_uw, self.slices.begin[:-1]))
+        return frozen(np.maximum.reduceat(self.segments.power_uw, self.segments.begin[:-1]))
 
     def rows(self) -> list[tuple[int, str, int, int]]:
         """MHz, config, ns and fJ of each option."""

@@ -24,8 +24,8 @@ from envplan.profile.options import (
     IntArray,
     Knob,
     OptionTable,
-    Parts,
-    Slices,
+    PartCosts,
+    PowerSegments,
     knob_in_words,
 )
 from envplan.units import MAX_INTEGER, ns_from_s, uw_from_w
@@ -36,7 +36,7 @@ WITHIN: Final = 2e-3
 _MOST_CHOICES: Final = 10_000_000
 
 
-class Piece(NamedTuple):
+class PartRun(NamedTuple):
     """What a part does at one clock, MHz, in so many ns and fJ."""
 
     part: str
@@ -67,7 +67,7 @@ class ByParts(Model):
     )
 
     @classmethod
-    def asked(cls, within_percent: float | None, blocking_power_w: float | None) -> Self:
+    def from_options(cls, within_percent: float | None, blocking_power_w: float | None) -> Self:
         """As commands ask for it; None: the usual, and the power that the profile says.
 
         Raises:
@@ -86,11 +86,11 @@ class ByParts(Model):
 
 
 def scaled(
-    parts: Parts,
+    parts: PartCosts,
     whole: Mapping[Knob, tuple[int, int]],
     noise: Mapping[Knob, tuple[float, float]],
     where: str,
-) -> Parts:
+) -> PartCosts:
     """Parts that add up to what was measured of their operation, each keeping its share.
 
     Args:
@@ -101,8 +101,8 @@ def scaled(
     Raises:
         InputError: clocks differ, or the parts add up to less by more than the noise.
     """
-    rows = {knob: k for k, knob in enumerate(parts.knobs)}
-    if not parts.asks.any():
+    rows = {knob: k for k, knob in enumerate(parts.settings)}
+    if not parts.follows_clock.any():
         rows = dict.fromkeys(whole, 0)
     if lacking := sorted(whole.keys() ^ rows.keys(), reverse=True):
         who, other = "the operation itself", "its parts"
@@ -129,10 +129,12 @@ def scaled(
         ends = measured[:, None] * own.cumsum(axis=1) // np.maximum(1, sums)[:, None]
         columns.append(np.diff(ends, axis=1, prepend=0).astype(np.int64))
     asks = np.full(len(parts.names), any(mhz for mhz, _ in knobs))
-    return Parts(parts.names, asks, knobs, np.maximum(1, columns[0]), columns[1])
+    return PartCosts(parts.names, asks, knobs, np.maximum(1, columns[0]), columns[1])
 
 
-def by_parts(stage: int, instruction: str, parts: Parts, how: ByParts | None) -> OptionTable:
+def compose_options(
+    stage: int, instruction: str, parts: PartCosts, how: ByParts | None
+) -> OptionTable:
     """An operation's options: all parts at one clock, and where it has some, clocks by part.
 
     Args:
@@ -143,7 +145,7 @@ def by_parts(stage: int, instruction: str, parts: Parts, how: ByParts | None) ->
     """
     count, each = parts.time_ns.shape
     knob: IntArray = np.repeat(np.arange(count), each).reshape(count, each)
-    if how is None or parts.asks.sum() < 2:
+    if how is None or parts.follows_clock.sum() < 2:
         return OptionTable.of(stage, instruction, parts, knob)
     where, waiting_uw = f"stage {stage} {instruction}", uw_from_w(how.blocking_power_w or 0.0)
     most_fj = float(parts.energy_fj.max(axis=0).sum(dtype=float))
@@ -160,7 +162,7 @@ def by_parts(stage: int, instruction: str, parts: Parts, how: ByParts | None) ->
             (first[:, None] + ends).astype(np.int32),
             parts.time_ns.T.ravel(),
             parts.energy_fj.T.ravel(),
-            parts.asks.astype(np.uint8),
+            parts.follows_clock.astype(np.uint8),
             latency_ns,
             ns_from_s(how.min_hold_s),
             waiting_uw,
@@ -173,12 +175,12 @@ def by_parts(stage: int, instruction: str, parts: Parts, how: ByParts | None) ->
             "--parts-within, or profile at fewer clocks"
         ) from None
     more = found - first
-    asking = more[:, parts.asks]
+    asking = more[:, parts.follows_clock]
     more = more[(asking != asking[:, :1]).any(axis=1)]
     return OptionTable.of(stage, instruction, parts, np.concatenate([knob, more]), latency_ns)
 
 
-def pieces(table: OptionTable, option: int, latency_ns: int) -> list[Piece]:
+def part_runs(table: OptionTable, option: int, latency_ns: int) -> list[PartRun]:
     """What each part of an operation does under clocks by part, at one clock each, in order.
 
     As csrc/replay.hpp has it: a request counts so long after it was made, and what is then left of
@@ -188,12 +190,12 @@ def pieces(table: OptionTable, option: int, latency_ns: int) -> list[Piece]:
         option: one with clocks by part.
         latency_ns: from a request until the clock changes, ns.
     """
-    parts, changes = table.parts, table.changes(option)
-    rows = {knob: k for k, knob in enumerate(parts.knobs)}
+    parts, changes = table.parts, table.clock_requests(option)
+    rows = {knob: k for k, knob in enumerate(parts.settings)}
     mhz = asked = changes[0].frequency_mhz
     config = changes[0].config
     coming: deque[tuple[int, int]] = deque()
-    found: list[Piece] = []
+    found: list[PartRun] = []
     now = 0
     for p, (name, planned) in enumerate(zip(parts.names, table.knob[option].tolist(), strict=True)):
         for change in changes:
@@ -211,7 +213,7 @@ def pieces(table: OptionTable, option: int, latency_ns: int) -> list[Piece]:
             left, whole = -(-left * time // whole), time
             spent = min(left, coming[0][0] - now) if coming else left
             used = (2 * energy * spent + time) // (2 * time)
-            found.append(Piece(name, mhz, spent, used))
+            found.append(PartRun(name, mhz, spent, used))
             now, left = now + spent, left - spent
     return found
 
@@ -224,14 +226,14 @@ def retimed(table: OptionTable, configs: Container[str], latency_ns: int) -> Opt
     """
     kept = []
     for k, changes in enumerate(table.changes_clock.tolist()):
-        draws = table.slices.of_option(k)
+        draws = table.segments.of_option(k)
         if changes:
             if table.config[k] not in configs:
                 continue
-            draws = [piece[2:] for piece in pieces(table, k, latency_ns)]
+            draws = [piece[2:] for piece in part_runs(table, k, latency_ns)]
         total = [sum(each) for each in zip(*draws, strict=True)]
         kept.append((*total, -int(table.frequency_mhz[k]), k, draws))
     *_, rows, slices = map(list, zip(*sorted(kept), strict=True))
     begin = np.cumsum([0, *map(len, slices)])
     drawn = np.array(list(chain(*slices)), np.int64).T
-    return replace(table, knob=table.knob[rows], slices=Slices(begin, *drawn))
+    return replace(table, knob=table.knob[rows], segments=PowerSegments(begin, *drawn))

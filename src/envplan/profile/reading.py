@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from envplan._io.tables import Table, parse_table
 from envplan.errors import InputError
-from envplan.profile.options import BACKWARDS, BLOCKING, INSTRUCTIONS, NAME, Key, Knob, Parts
+from envplan.profile.options import BACKWARDS, BLOCKING, INSTRUCTIONS, NAME, Key, Knob, PartCosts
 from envplan.profile.parts import scaled
 from envplan.units import fj_from_j, ns_from_s
 
@@ -116,7 +116,7 @@ class Contents:
 
     num_stages: int
     instructions: tuple[str, ...]
-    measured: dict[Key, Parts]
+    measured_costs: dict[Key, PartCosts]
     spreads: dict[Option, float]
     blocking_power_w: tuple[float, ...] | None
     notes: list[str]
@@ -168,7 +168,7 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     for key, by_name in sorted(rows.items()):
         where = f"stage {key[0]} {key[1]}"
         whole = by_name.pop("", None) if len(by_name) > 1 else None
-        measured[key] = Parts.of(where, by_name)
+        measured[key] = PartCosts.from_rows(where, by_name)
         if whole:
             noise = _noise(table, groups, key, whole, measured[key].names)
             measured[key] = scaled(measured[key], whole, noise, where)
@@ -186,7 +186,7 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     return Contents(
         num_stages=num_stages,
         instructions=known_first(name for _, name in measured),
-        measured=measured,
+        measured_costs=measured,
         spreads=spreads,
         blocking_power_w=tuple(means.get(stage, elsewhere) for stage in range(num_stages))
         if means

@@ -26,7 +26,7 @@ Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Workload:
     """The training job that a profile is of, beside schedule and microbatches.
 
     Attributes:
@@ -85,7 +85,7 @@ class ProfileMetadata:
     schedule: str | None = None
     num_microbatches: Count | None = None
     stage_gpus: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
-    job: Job = Job()
+    job: Workload = Workload()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def gpu_of(self, stage: int) -> str | None:
@@ -159,7 +159,7 @@ class ProfileMetadata:
         document = {name: value for name in _WRITTEN if (value := getattr(self, name)) is not None}
         if self.stage_gpus is not None:
             document["gpu"] = list(self.stage_gpus)
-        usual = vars(Job())
+        usual = vars(Workload())
         if job := {name: value for name, value in vars(self.job).items() if value != usual[name]}:
             document["job"] = job
         return json.dumps(document | dict(self.extra), indent=2, ensure_ascii=False) + "\n"

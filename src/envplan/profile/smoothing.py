@@ -37,7 +37,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from envplan.profile.options import Key, Measured, Parts
+from envplan.profile.options import Key, Measured, PartCosts
 from envplan.units import fj_from_j, ns_from_s
 
 FloatArray = npt.NDArray[np.float64]
@@ -106,7 +106,7 @@ def jump_clocks(measured: Measured) -> dict[str, int]:
     return found
 
 
-def smoothed(measured: Measured) -> dict[Key, Parts]:
+def smoothed(measured: Measured) -> dict[Key, PartCosts]:
     """The same with the noise taken out of each operation without parts that is a sweep."""
     found = dict(measured)
     for key, arrays in _sweeps(measured):

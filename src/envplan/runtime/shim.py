@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError
 from envplan.devices.guard import Guard
 from envplan.enforce.freqplan import FrequencyPlan, RankPlan
-from envplan.profile import Change, changes_of
+from envplan.profile import ClockRequest, parse_clock_requests
 from envplan.runtime.joules import Joules
 from envplan.runtime.listener import Clocks, Listener, Marker, Moment, environment_number, seconds
 from envplan.runtime.runlog import RUN_SCHEMA, RunLog
@@ -55,7 +55,7 @@ class _Rung(NamedTuple):
     iteration_s: float
     clocks: tuple[int, ...]
     configs: tuple[str, ...]
-    parts: tuple[dict[str, list[Change]], ...]
+    parts: tuple[dict[str, list[ClockRequest]], ...]
 
 
 class _Step(NamedTuple):
@@ -435,10 +435,10 @@ def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
 
 
 @lru_cache(maxsize=65536)
-def _parts(config: str) -> dict[str, list[Change]]:
+def _parts(config: str) -> dict[str, list[ClockRequest]]:
     """What is asked for as each part begins, or so long after that."""
-    found: dict[str, list[Change]] = {}
-    for change in changes_of(config):
+    found: dict[str, list[ClockRequest]] = {}
+    for change in parse_clock_requests(config):
         found.setdefault(change.part, []).append(change)
     return found
 

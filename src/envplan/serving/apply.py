@@ -23,8 +23,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from envplan._io.documents import Count, Document, Index, Model
-from envplan.enforce.clocks import named_clocks
 from envplan.enforce.freqplan import StageClocks
+from envplan.enforce.supported_clocks import named_clocks
 from envplan.errors import InputError
 from envplan.serving.plan import ServingPlan
 from envplan.serving.profile import ServingProfile

@@ -45,12 +45,12 @@ class FleetRates:
     def _money(self, simulation: Simulation) -> float | None:
         if self.price is None and not self.overheads.gpu_hour:
             return None
-        hours = self.overheads.hours_cost(_HOUR_S, 1) * simulation.gpu_hours
+        hours = self.overheads.gpu_time_cost(_HOUR_S, 1) * simulation.gpu_hours
         energy = 0.0 if self.price is None else simulation.at_rate(self.price, self.overheads)
         return energy + hours
 
     def _carbon_g(self, simulation: Simulation) -> float | None:
         if self.carbon is None:
             return None
-        made = self.overheads.made_g(_HOUR_S, 1) * simulation.gpu_hours
+        made = self.overheads.embodied_carbon_g(_HOUR_S, 1) * simulation.gpu_hours
         return simulation.at_rate(self.carbon, self.overheads) + made

@@ -88,7 +88,7 @@ class Stream:
         self.service = Service(
             trace.arrival, *trace.lengths(profile), trace.known, taken,
             [profile.phases[key].tables() for key in keys],
-            [(tp, best.kv_tokens, best.chunk_tokens, places[tp]) for tp, best in fastest],
+            [(best.kv_tokens, best.chunk_tokens, places[tp]) for tp, best in fastest],
             [(c.slo.ttft_s, c.slo.tbt_s) for c in (profile.classes[name] for name in CLASSES)],
         )  # fmt: skip
         self._need = cache(self.service.need)

@@ -21,8 +21,8 @@ from pydantic import BaseModel, Field
 from envplan._io.documents import GpuCount, Model
 from envplan._io.tables import read_table
 from envplan.costs import Run
-from envplan.costs.model import Pair
-from envplan.costs.spending import pairs
+from envplan.costs.model import RunComparison, TimeAndEnergy
+from envplan.costs.pricing import compare_costs
 from envplan.errors import InputError
 from envplan.frontier import Progress
 from envplan.plan import Plan, as_referenced, check_reference, replay_plan, rung_rows
@@ -117,15 +117,16 @@ class ClusterReport:
         """J that looking plans up for the stragglers' time saves on top."""
         return self.plan_energy - self.energy
 
-    def costs(self, run: Run) -> tuple[Pair, Pair | None]:
+    def costs(self, run: Run) -> RunComparison:
         """What an iteration costs on average, and what a run of many does.
 
         Raises:
             InputError: a rate ends before the run does.
         """
         count = len(self.iterations)
-        before = self.baseline_time / count, self.baseline_energy / count
-        return pairs(before, (self.time / count, self.energy / count), run, self.num_gpus)
+        before = TimeAndEnergy(self.baseline_time / count, self.baseline_energy / count)
+        after = TimeAndEnergy(self.time / count, self.energy / count)
+        return compare_costs(before, after, run, self.num_gpus)
 
     def percent(self, joules: float) -> float:
         """Joules as percent of the baseline's."""

@@ -20,7 +20,7 @@ from envplan._io.notebook import drawing, png_of
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, Target, replay_plan
 from envplan.plan.build import operation_rows, plan_of
-from envplan.profile import Profile, pieces
+from envplan.profile import Profile, part_runs
 from envplan.replay import Machine, Replay
 from envplan.replay.noise import time_factors
 from envplan.request.request import MAX_LATENCY_S
@@ -204,7 +204,7 @@ class Timeline:
                 found.append(one)
                 continue
             begin = one.start_ns
-            for piece in pieces(table, int(row), replay.machine.latency_ns):
+            for piece in part_runs(table, int(row), replay.machine.latency_ns):
                 now, end = (piece.frequency_mhz, begin), begin + piece.time_ns
                 found.append(Slice(one.operation, *now, end, piece.energy_fj, piece.part))
                 begin = end

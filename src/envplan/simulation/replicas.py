@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.costs import Run
-from envplan.costs.model import Pair
-from envplan.costs.spending import pairs
+from envplan.costs.model import CostComparison, TimeAndEnergy
+from envplan.costs.pricing import compare_costs
 from envplan.errors import NoAnswerError
 from envplan.plan import Plan, replay_plan
 from envplan.plan.build import gap_over, percent, predict
@@ -99,14 +99,15 @@ class ReplicaPlans:
         return percent(self.baseline_energy - self.energy, self.baseline_energy)
 
     @property
-    def costs(self) -> Pair | None:
+    def costs(self) -> CostComparison | None:
         """What the run costs, all replicas together; one iteration, where no number is known."""
         if self.run is None:
             return None
-        before = self.baseline_time, self.baseline_energy
+        before = TimeAndEnergy(self.baseline_time, self.baseline_energy)
+        after = TimeAndEnergy(self.sync_time, self.energy)
         gpus = sum(plan.job.all_gpus for plan in self.plans)
-        iteration, whole = pairs(before, (self.sync_time, self.energy), self.run, gpus)
-        return whole or iteration
+        costs = compare_costs(before, after, self.run, gpus)
+        return costs.run or costs.iteration
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON types."""

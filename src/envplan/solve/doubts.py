@@ -52,7 +52,7 @@ def doubt_profile(profile: Profile) -> None:
     """Warn of powers that no GPU draws while it computes, and of slow rows of the highest clock."""
     drawn = [
         (fj / ns / UW_PER_W, mhz, *key)
-        for key, whole in ((key, parts.whole) for key, parts in profile.measured.items())
+        for key, whole in ((key, parts.whole) for key, parts in profile.measured_costs.items())
         for mhz, (ns, *_), (fj, *_) in zip(whole.mhz, whole.time_ns, whole.energy_fj, strict=True)
         if mhz
     ]

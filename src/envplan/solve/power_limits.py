@@ -87,7 +87,7 @@ class PowerLimited:
         its options.
         """
         problem = self._frontier.problem
-        floors = np.array([table.slices.power_uw.min() for table in problem.tables], np.int64)
+        floors = np.array([table.segments.power_uw.min() for table in problem.tables], np.int64)
         highest, floor = np.zeros_like(problem.blocking_power_uw), problem.blocking_power_uw.copy()
         np.maximum.at(highest, problem.stage, self._least)
         np.minimum.at(floor, problem.stage, floors[problem.table])

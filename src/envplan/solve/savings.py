@@ -68,10 +68,10 @@ class Site(Overheads):
 
     def spent(self, time_s: float, energy_j: float, gpus: int) -> Amounts:
         """What so much time and energy of GPUs takes; what is saved, where both are differences."""
-        kwh, carbon = self.joules(time_s, energy_j, gpus) / J_PER_KWH, None
+        kwh, carbon = self.site_energy_j(time_s, energy_j, gpus) / J_PER_KWH, None
         if self.carbon is not None:
-            carbon = (self.carbon * kwh + self.made_g(time_s, gpus)) / 1e6
-        return Amounts(kwh, self.price * kwh + self.hours_cost(time_s, gpus), carbon)
+            carbon = (self.carbon * kwh + self.embodied_carbon_g(time_s, gpus)) / 1e6
+        return Amounts(kwh, self.price * kwh + self.gpu_time_cost(time_s, gpus), carbon)
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def savings(
     star = saving("T_star", frontier.plan(min_energy=True))
     # Energy falls along straight lines and hours rise along one: least is one of the breakpoints.
     times, own = frontier.times, frontier.num_gpus * frontier.pipeline.num_stages
-    costs = where.price * where.joules(times, frontier.energies, own) / J_PER_KWH
-    least = np.argmin(costs + where.hours_cost(times, own))
+    costs = where.price * where.site_energy_j(times, frontier.energies, own) / J_PER_KWH
+    least = np.argmin(costs + where.gpu_time_cost(times, own))
     between = saving("best money", frontier.plan(float(times[least])))
     # Rounding may turn around what lies close together on the relaxed frontier.
     best = max((between, none, star), key=lambda row: row.year.money)

@@ -11,8 +11,8 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Run
-from envplan.costs.spending import check_span, spent
+from envplan.costs import Run, TimeAndEnergy
+from envplan.costs.pricing import check_span, price_run
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
 from envplan.plan import Plan, build_plan
@@ -92,7 +92,7 @@ def with_late_parts(frontier: Relaxation, request: Request) -> Relaxation:
         return frontier
     known = frontier.asked_once
     if asked not in known:
-        profile = frontier.profile.derived(by_parts=asked)
+        profile = frontier.profile.with_adjustments(by_parts=asked)
         known[asked] = frontier.retraced(frontier.pipeline, profile)
     found: Relaxation = known[asked]
     return found
@@ -253,7 +253,9 @@ class Deadlines(Generic[Answer]):
         refusal: NoAnswerError | None = None
 
         def add(answer: Answer) -> None:
-            cost = spent(*self.taken(answer), run, self._gpus).amount(run.minimized)
+            cost = price_run(TimeAndEnergy(*self.taken(answer)), run, self._gpus).amount(
+                run.minimized
+            )
             found.append((cost, answer))
 
         for least, time_ns in cheapest_times(self.curve, run, self._gpus):
@@ -704,13 +706,13 @@ def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, in
             check_span(rate, s_from_ns(latest_ns * run.iterations))
     rate, iterations = run.minimized_rate, run.iterations
     more = run.overheads
-    beside = run.minimized_beside(1.0, gpus) * iterations
+    beside = run.minimized_overhead(1.0, gpus) * iterations
     if rate.is_fixed and rate.per_kwh[0] > 0 and not (more.host_power or beside):
         return [(0.0, latest_ns)]  # energy only falls until T_star
 
     def energy(time_ns: int) -> float:
         time_s = s_from_ns(time_ns)
-        return more.joules(time_s, frontier.energy_at(time_s), gpus)
+        return more.site_energy_j(time_s, frontier.energy_at(time_s), gpus)
 
     def integral(time_ns: int) -> float:
         return rate.integral(s_from_ns(time_ns) * iterations)

@@ -27,7 +27,7 @@ from envplan._io.files import AnyPath, append_whole, check_writable, is_file
 from envplan.errors import EnvplanError, InputError
 from envplan.pipeline import traits
 from envplan.profile import Profile
-from envplan.profile.sidecar import Job
+from envplan.profile.sidecar import Workload
 from envplan.replay.cores import cores
 from envplan.sweep.table import Row
 from envplan.sweep.work import Group, Task, failed_row, run_on_processes, run_on_ray
@@ -220,6 +220,6 @@ def _key(point: Point, profile: Profile) -> str:
     """What decides a point's outcome: the version of envplan, the profile, what the point says and
     what its sidecar says of the job besides."""
     document = [version("envplan"), profile.sha256, point.model_dump(exclude_defaults=True)]
-    if profile.metadata.job != Job():
+    if profile.metadata.job != Workload():
         document.append(asdict(profile.metadata.job))
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -28,7 +28,7 @@ from envplan.pipeline import traits
 from envplan.plan import Plan
 from envplan.planners import PLANNERS, answer, forwards_ahead
 from envplan.profile import ByParts, Profile
-from envplan.profile.described import described_pipeline, parse_extras
+from envplan.profile.job import parse_extras, pipeline_of_job
 from envplan.replay.cores import use_cores
 from envplan.request import Request
 from envplan.simulation.iteration import simulate
@@ -127,7 +127,7 @@ def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
         timed = profile.fitted(("backward",), recompute=point.recompute)
         return forwards_ahead(timed, microbatches)
 
-    pipeline = described_pipeline(
+    pipeline = pipeline_of_job(
         profile,
         schedule=point.schedule,
         num_microbatches=point.microbatches,
@@ -137,7 +137,7 @@ def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
         forwards_ahead=ahead,
     )
     parted = profile.has_parts and not point.one_clock
-    asked = ByParts.asked(point.parts_within, point.blocking_power) if parted else None
+    asked = ByParts.from_options(point.parts_within, point.blocking_power) if parted else None
     needed = {op.instruction for op in pipeline.operations}
     fitted = profile.fitted(needed, recompute=point.recompute, by_parts=asked)
     frontier = trace_frontier(

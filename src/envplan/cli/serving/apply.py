@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from envplan._io.words import counted
-from envplan.cli import command as cmd
 from envplan.cli import output as ui
+from envplan.cli.invocation import invocation
 from envplan.cli.serving.service import FLEET
 from envplan.cli.shared import OUTPUT, Force, MovedProfile
-from envplan.cli.types import InputFile, output_file, quantity
-from envplan.enforce.clocks import given_clocks
+from envplan.cli.types import InputFile, OutputFile, quantity
 from envplan.enforce.freqplan import StageClocks
+from envplan.enforce.supported_clocks import parse_clocks
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def apply(
             metavar="MHZ[,MHZ...]",
             help="Clocks the GPUs have, as in 210-1410:15; default: those of the profile's GPU.",
             show_default=False,
-            parser=given_clocks,
+            parser=parse_clocks,
         ),
     ] = None,
     profile: MovedProfile = None,
@@ -56,7 +56,7 @@ def apply(
             rich_help_panel=OUTPUT,
             metavar="FILE",
             help="Where the clocks go.",
-            parser=output_file(),
+            parser=OutputFile(),
         ),
     ] = Path("serving.clocks.json"),
 ) -> None:
@@ -74,7 +74,7 @@ def apply(
 
     serving_plan = ServingPlan.load(plan)
     serving_profile = serving_plan.find_profile(profile)
-    cmd.refuse_overwriting(serving_profile.path, serving_profile.sidecar)
+    invocation().will_read(serving_profile.path, serving_profile.sidecar)
     applied = apply_serving_plan(
         serving_plan,
         serving_profile,

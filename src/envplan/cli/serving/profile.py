@@ -12,7 +12,7 @@ from envplan.cli import output as ui
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import Column
-from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
+from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
 from envplan.quantities import NUMBER
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def profile(
             metavar=OPTIONAL_FILE,
             help="Draw energies over clocks: .png, .svg or .pdf; without a name: "
             "serving-profile.png.",
-            parser=output_file(".png", ".svg", ".pdf", bare="serving-profile.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", bare="serving-profile.png"),
         ),
     ] = None,
     output: Annotated[
@@ -51,7 +51,7 @@ def profile(
             rich_help_panel=OUTPUT,
             metavar="FILE",
             help="Write the profile there: .csv.",
-            parser=output_file(".csv"),
+            parser=OutputFile(".csv"),
         ),
     ] = None,
 ) -> None:

@@ -14,7 +14,7 @@ from envplan.cli.groups import RateOptions
 from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
 from envplan.cli.shared import JOB, MONEY, MOST_USED
-from envplan.cli.types import OPTIONAL_FILE, InputFile, output_file, parser_of, quantity
+from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 from envplan.serving.settings import READY, Settings
@@ -103,7 +103,7 @@ class ReplayOptions:
             metavar=OPTIONAL_FILE,
             help="Draw what happens over time, or write a page: .png, .svg, .pdf or .html; without "
             "a name: serving-week.png.",
-            parser=output_file(".png", ".svg", ".pdf", ".html", bare="serving-week.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="serving-week.png"),
         ),
     ] = None
     load_factor: Annotated[

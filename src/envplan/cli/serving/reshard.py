@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envplan.cli import command as cmd
 from envplan.cli import output as ui
+from envplan.cli.invocation import invocation
 from envplan.cli.shared import OUTPUT
 from envplan.cli.tables import table_columns
-from envplan.cli.types import InPlace, InputFile, output_file
+from envplan.cli.types import InPlace, InputFile, OutputFile
 
 if TYPE_CHECKING:
     from envplan.serving.apply import NodeChange
@@ -38,7 +38,7 @@ def reshard(
             metavar="FILE",
             help="Where the new fleet goes; default: AFTER.",
             show_default=False,
-            parser=output_file(),
+            parser=OutputFile(),
         ),
     ] = None,
 ) -> None:
@@ -55,7 +55,7 @@ def reshard(
 
     target = output or after
     if output is None:
-        cmd.will_write(target)
+        invocation().will_write(target)
     moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
     moved.save(target)
     copies = sum(len(change.transfers) for change in changes) / PARTS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from envplan.cli import command as cmd
+from envplan.cli.invocation import invocation
 from envplan.cli.shared import JOB
 from envplan.cli.types import InputFile, parser_of, quantity
 from envplan.errors import InputError
@@ -105,5 +105,5 @@ class ServiceOptions:
         from envplan.serving.profile import ServingProfile
 
         profile = ServingProfile.open(self.profile)
-        cmd.refuse_overwriting(profile.path, profile.sidecar)
+        invocation().will_read(profile.path, profile.sidecar)
         return profile.with_slos(dict(self.slo or []), self.slo_scale)

@@ -14,7 +14,7 @@ from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions, split_class
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import table_columns
-from envplan.cli.types import OPTIONAL_FILE, either, one_of, output_file, parser_of, quantity
+from envplan.cli.types import OPTIONAL_FILE, OutputFile, either, one_of, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import NUMBER, TIME
 from envplan.serving.settings import Settings
@@ -65,7 +65,7 @@ def solve(
             rich_help_panel=MOST_USED,
             metavar=OPTIONAL_FILE,
             help="Draw the pools: .png, .svg or .pdf; without a name: serving-plan.png.",
-            parser=output_file(".png", ".svg", ".pdf", bare="serving-plan.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", bare="serving-plan.png"),
         ),
     ] = None,
     gpus: FleetGpus = Settings.gpus,
@@ -108,7 +108,7 @@ def solve(
             rich_help_panel=OUTPUT,
             metavar="FILE",
             help="Where the plan goes.",
-            parser=output_file(),
+            parser=OutputFile(),
         ),
     ] = Path("serving-plan.json"),
 ) -> None:

@@ -29,7 +29,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from envplan._io.documents import Model
 from envplan._io.files import read_bounded
 from envplan.errors import InputError, naming, shown
-from envplan.pipeline.formats import identifier
+from envplan.pipeline.dag_file import identifier
 from envplan.pipeline.imported import ImportedSchedule
 from envplan.pipeline.imports import Step, scheduled
 from envplan.pipeline.schedules import BACKWARD, LETTERS

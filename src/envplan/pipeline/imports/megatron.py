@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from envplan._io.files import decoded, parse_json, read_bounded
 from envplan.errors import InputError, naming, shown
-from envplan.pipeline.formats import whole_number
 from envplan.pipeline.graph import Pipeline
 from envplan.pipeline.imported import ImportedSchedule
 from envplan.pipeline.imports import MAX_FILE_BYTES
 from envplan.pipeline.schedules import interleaved, one_forward_one_backward
+from envplan.pipeline.spec import whole_number
 
 __all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]
 

@@ -1,4 +1,4 @@
-"""Pipelines as files: the DAG format "envplan/dag/v1", and the job inside plan.json.
+"""Pipelines of the user's own as files: the DAG format "envplan/dag/v1".
 
     {"schema": "envplan/dag/v1",
      "operations": [
@@ -12,41 +12,24 @@ Operations of one stage run in the order listed; `after` adds dependencies betwe
 latency is in seconds and defaults to 0; `microbatch` and `chunk` default to 0, `profile_stage` (the
 stage of the profile that times the operation) to `stage`.
 
-Numbers given by a user are checked here, too; what leaves this module is trusted.
+Every field is checked here; what leaves this module is trusted.
 """
 
 from __future__ import annotations
 
-from numbers import Integral
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from envplan._io.documents import Count, Index, Model, parse_document
+from envplan._io.documents import Index, Model, parse_document
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Dag, Edges
 from envplan.pipeline.schedules import Operation
+from envplan.pipeline.spec import Latency
 from envplan.units import ns_from_s
 
 DAG_SCHEMA: Final = "envplan/dag/v1"
-#: The schedule name of a pipeline that comes from a DAG.
-DAG_SCHEDULE: Final = "dag"
 MAX_OPERATIONS: Final = 2**20
-MAX_LATENCY_S: Final = 1e9
-
-Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]
-
-
-def _plain(value: object) -> object:
-    """Whole numbers of numpy and tuples as JSON has them."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
-_Index = Annotated[Index, BeforeValidator(_plain)]
-_Count = Annotated[Count, BeforeValidator(_plain)]
-_Indices = Annotated[list[_Index], BeforeValidator(_plain)]
 
 
 def identifier(text: str) -> str:
@@ -83,46 +66,6 @@ class _Listed(Model):
 class _DagDocument(Model):
     schema_id: Literal["envplan/dag/v1"] = Field(alias="schema")
     operations: Annotated[list[_Listed], Field(min_length=1, max_length=MAX_OPERATIONS)]
-
-
-class Job(Model):
-    """The part of plan.json's `job` that describes a pipeline; further fields are left alone."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    schedule: str
-    stages: _Count
-    microbatches: _Count
-    chunks: _Count | None = None
-    p2p_latency_s: Latency | Annotated[list[Latency], BeforeValidator(_plain)] = 0.0
-    forwards_ahead: _Indices | None = Field(
-        None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
-    )
-    microbatch_group: _Count | None = Field(
-        None,
-        description="schedule interleaved: microbatches that go through a chunk before the next",
-    )
-    extras: dict[str, _Indices] | None = Field(
-        None,
-        description="operations beside forwards and backwards, and which model stages have them",
-    )
-    in_turn: _Indices | None = Field(
-        None, description="stages that take turns with the next one: transfers hold the sender"
-    )
-    dag: dict[str, Any] | None = None
-
-
-def whole_number(value: object, what: str, *, least: int) -> int:
-    """`value` as an int.
-
-    Raises:
-        InputError: it is no whole number, or too small.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{what} must be a whole number, not {shown(value)}")
-    if value < least:
-        raise InputError(f"{what} must be at least {least}, not {shown(value)}")
-    return int(value)
 
 
 def parse_dag(document: object) -> Dag:

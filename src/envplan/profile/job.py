@@ -12,7 +12,7 @@ from envplan.pipeline.graph import ENVPIPE, Pipeline
 from envplan.pipeline.schedules import EXTRAS, traits
 from envplan.profile.sidecar import ProfileMetadata
 
-__all__ = ["described_pipeline", "parse_extras"]
+__all__ = ["parse_extras", "pipeline_of_job"]
 
 
 class DescribedProfile(Protocol):
@@ -29,7 +29,7 @@ class DescribedProfile(Protocol):
     def has(self, stage: int, instruction: str) -> bool: ...
 
 
-def described_pipeline(
+def pipeline_of_job(
     profile: DescribedProfile,
     *,
     schedule: str | None = None,
