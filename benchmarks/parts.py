@@ -18,7 +18,7 @@ from benchmarks.report import Section, percent, ratio, seconds, table
 from benchmarks.running import note
 from envplan import Pipeline, Profile
 from envplan.devices.modelled import GPUS, ModelledGpu
-from envplan.planners.comparison import LATENCIES_S, beside_one_clock
+from envplan.planners.part_clocks import LATENCIES_S, compare_part_clocks
 from envplan.profile import ByParts, PartCosts, builtin_profiles
 from envplan.profile.parts import compose_options
 from envplan.profiling.modelled import modelled_profile
@@ -202,8 +202,8 @@ def latency_table() -> str:
 def _saved(frontier: Frontier) -> list[str]:
     """Percent saved with one clock an operation and by parts, at each latency."""
     cells = []
-    for row in beside_one_clock(frontier):
-        both = row["one_clock_saved_percent"], row["by_parts_saved_percent"]
+    for row in compare_part_clocks(frontier):
+        both = row.one_clock_saved_percent, row.by_parts_saved_percent
         cells.append(" / ".join("-" if saved is None else f"{saved:.1f}" for saved in both))
     print(cells, flush=True)
     return cells

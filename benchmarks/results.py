@@ -35,8 +35,7 @@ from envplan import (
 )
 from envplan._io.files import atomic_write
 from envplan.plan.build import beyond_raw_rows
-from envplan.planners import EnvPipe
-from envplan.planners.comparison import Entry, compare
+from envplan.planners import Entry, EnvPipe, compare
 from envplan.profile.job import pipeline_of_job
 from envplan.profile.smoothing import jumps
 
@@ -254,7 +253,7 @@ def _zeus(jobs: Iterable[Job]) -> str:
 def _envpipe(entry: Entry, base: float) -> list[str]:
     """What our planner of EnvPipe saves, and our plan in the same time."""
     return [
-        _saved(entry.row["savings_percent"], entry.row["slowdown_percent"]),
+        _saved(entry.savings_percent, entry.slowdown_percent),
         f"{100 * (1 - entry.ours.energy / base):.1f}",
     ]
 

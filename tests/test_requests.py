@@ -121,7 +121,9 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
     asked = drawn_limits(frontier, data)
     machine = Machine(Request.from_options(**asked).latency_ns)
     choices: list[Replay] = data.draw(
-        st.sampled_from([ZeusGlobal(), ZeusPerStage()]).map(lambda one: one.candidates(frontier))
+        st.sampled_from([ZeusGlobal(), ZeusPerStage()]).map(
+            lambda planner: planner.undominated_replays(frontier)
+        )
     )
     for rows in [frontier.problem.max_frequency_rows, *(one.rows for one in choices)]:
         replay = frontier.problem.replay(rows, machine)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from envplan.enforce.freqplan import ClockedOperation
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.runtime import Profiler, Shim
-from envplan.runtime.listener import Clocks
+from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.parts import hook_parts
 from fake_nvml import FakeNvml, fake_nvml
 from shim_helpers import A40, frequency_plan
@@ -84,7 +85,7 @@ def plan_by_parts() -> Any:
     rank = plan.ranks[0].model_copy(
         update={
             "operations": [
-                (name, microbatch, 0, 1740 if name == "forward" else 780)
+                ClockedOperation(name, microbatch, 0, 1740 if name == "forward" else 780)
                 for microbatch in (0, 1)
                 for name in ("forward", "backward")
             ],
@@ -134,7 +135,7 @@ def test_a_clock_is_asked_for_so_long_after_its_part_begins(fake_nvml: FakeNvml)
 
 def test_what_is_asked_for_later_waits_its_turn() -> None:
     class Requests:
-        def request(self, mhz: int) -> None:
+        def request(self, mhz: int, request_id: int) -> None:
             made.append((time.perf_counter_ns(), mhz))
 
         def close(self) -> None:
@@ -142,16 +143,17 @@ def test_what_is_asked_for_later_waits_its_turn() -> None:
 
     made: list[tuple[int, int]] = []
     done = threading.Event()
-    clocks = Clocks(Requests(), None)  # type: ignore[arg-type]
-    begun = clocks.mark()
-    clocks.ask(900, begun, 5_000_000)
-    clocks.ask(1200, clocks.mark())
-    clocks.then(done.set)
+    requester = ClockRequester(Requests(), None)  # type: ignore[arg-type]
+    begun = requester.record_event()
+    assert isinstance(begun, int)
+    requester.request(900, begun, 5_000_000)
+    requester.request(1200, requester.record_event())
+    requester.call_after_requests(done.set)
     assert done.wait(60)
     assert [mhz for _, mhz in made] == [900, 1200]
     assert made[0][0] >= begun + 5_000_000
-    clocks.ask(600, clocks.mark(), 3600 * 10**9)
-    clocks.close()  # does not wait for it, and asks for nothing more
+    requester.request(600, requester.record_event(), 3600 * 10**9)
+    requester.close()  # does not wait for it, and asks for nothing more
     assert len(made) == 2
 
 

@@ -219,8 +219,8 @@ def _sweep_config(given: _Given) -> list[str]:
 @_told_by("run log", ".jsonl")
 def _run_log(given: _Given) -> list[str]:
     lines = list(read_run_log([given.file]))
-    steps = sum(line["event"] == "step" for line in lines)
-    return [f"{len(lines)} lines of {len({line['rank'] for line in lines})} ranks, {steps} steps"]
+    steps = sum(line.event == "step" for line in lines)
+    return [f"{len(lines)} lines of {len({line.rank for line in lines})} ranks, {steps} steps"]
 
 
 @_told_by("sweep", ".parquet", "target_value")

@@ -318,9 +318,7 @@ def _plan(
             )
     if other_planner is None:
         return frontier.solve(request, progress=work.frontier_step)
-    from envplan.planners import answer
-
-    return answer(other_planner, frontier, request)
+    return other_planner.solve(frontier, request)
 
 
 def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:

@@ -205,8 +205,8 @@ def _rivals(comparison: Comparison) -> list[dict[str, Any]]:
         if planner != "max_frequency" and (other or planner != "frontier"):
             name += f" (schedule {schedule})" if other else ""
             against = {
-                "saved": entry.row["savings_percent"],
-                "slower": entry.row["slowdown_percent"],
+                "saved": entry.savings_percent,
+                "slower": entry.slowdown_percent,
             }
             shown.append(_point(entry.plan, name) | {"planner": planner} | against)
     return shown

@@ -199,8 +199,8 @@ def _planner_table(comparison: Comparison) -> str:
     rows = [
         (
             page.entry_name(entry.plan.planner, entry.point),
-            f"{entry.row['savings_percent']:.2f}",
-            signed_percent(entry.row["slowdown_percent"]),
+            f"{entry.savings_percent:.2f}",
+            signed_percent(entry.slowdown_percent),
             significant(entry.plan.iteration_time),
             in_unit(entry.plan.energy, "J"),
             f"{100 * entry.plan.gap:.3f}",

@@ -24,7 +24,7 @@ from envplan.costs.pricing import compare_costs
 from envplan.errors import NoAnswerError
 from envplan.plan import Plan, replay_plan
 from envplan.plan.build import gap_over, percent, predict
-from envplan.planners import Planner, answer
+from envplan.planners import Planner
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.request import Deadline, Request
@@ -279,7 +279,7 @@ class _Together(Deadlines[ReplicaPlans]):
         if deadline.kind in ("time", "slowdown"):
             deadline = Deadline(kind="time", time_s=s_from_ns(self.asked_ns()))
         asked = self.request.model_copy(update={"deadline": deadline, "run": None})
-        plans = tuple(answer(planner, frontier, asked) for frontier in self.frontiers)
+        plans = tuple(planner.solve(frontier, asked) for frontier in self.frontiers)
         least_fj = self.bound_fj(ns_from_s(max(plan.iteration_time for plan in plans)))
         return ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
 

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 from envplan.errors import DoubtWarning, EnvplanError, InputError
 from envplan.pipeline import traits
 from envplan.plan import Plan
-from envplan.planners import PLANNERS, answer, forwards_ahead
+from envplan.planners import PLANNERS, forwards_ahead
 from envplan.profile import ByParts, Profile
 from envplan.profile.job import parse_extras, pipeline_of_job
 from envplan.replay.cores import use_cores
@@ -164,7 +164,7 @@ def _plan(frontier: Frontier, point: Point) -> Plan:
     if point.planner != "frontier":
         if point.min_energy:
             options = {"target_time": frontier.min_energy_time}
-        return answer(PLANNERS[point.planner], frontier, Request.from_options(**options))
+        return PLANNERS[point.planner].solve(frontier, Request.from_options(**options))
     options |= point.limit_options()
     if "probability" in options and point.noise:
         options["noise"] = point.noise / 100

@@ -142,31 +142,32 @@ def least_average_uw(frontier: Relaxation) -> int:
     take.
     """
     problem = frontier.problem
-    cost_fj = frontier.network.base_cost_fj
-    slowest = np.array([len(table) - 1 for table in problem.tables], np.int32)[problem.table]
-    slowest_ns = problem.replay(slowest).makespan_ns
-    spread_uw = cost_fj // (slowest_ns if cost_fj > 0 else frontier.min_time_ns)
-    return max(0, frontier.total_power_uw + spread_uw)
+    running_fj = frontier.network.base_cost_fj
+    slowest_options = np.array([len(table) - 1 for table in problem.tables], np.int32)
+    slowest_ns = problem.replay(slowest_options[problem.table]).makespan_ns
+    running_uw = running_fj // (slowest_ns if running_fj > 0 else frontier.min_time_ns)
+    return max(0, frontier.total_power_uw + running_uw)
 
 
 def least_average_choice(problem: Problem) -> Rows:
-    """Option indices with which every stage draws least on average while it runs, (N,).
+    """The options with which every stage draws least on average while it runs, int32 (N,).
 
     Dinkelbach ("On Nonlinear Fractional Programming", Management Science 13, 1967): take the
     options that are cheapest at the power so far, and their power next, until it falls no more.
     """
-
-    def stage_powers_uw(choice: Rows) -> NDArray[np.float64]:
-        option, num_stages = problem.over_all(choice), problem.pipeline.num_stages
-        energy_fj = np.bincount(problem.stage, problem.energy_fj[option], num_stages)
-        time_ns = np.bincount(problem.stage, problem.time_ns[option], num_stages)
-        return energy_fj / time_ns
-
     choice = problem.cheapest_rows([0] * problem.pipeline.num_stages)
-    powers_uw = stage_powers_uw(choice)
+    powers_uw = _running_powers_uw(problem, choice)
     while True:
-        next_choice = problem.cheapest_rows(powers_uw.tolist())
-        next_powers_uw = stage_powers_uw(next_choice)
-        if next_powers_uw.sum() >= powers_uw.sum():
+        cheaper = problem.cheapest_rows(powers_uw.tolist())
+        lower_uw = _running_powers_uw(problem, cheaper)
+        if lower_uw.sum() >= powers_uw.sum():
             return choice
-        choice, powers_uw = next_choice, next_powers_uw
+        choice, powers_uw = cheaper, lower_uw
+
+
+def _running_powers_uw(problem: Problem, choice: Rows) -> NDArray[np.float64]:
+    """Average power of each stage while it runs, uW, (num_stages,)."""
+    options, num_stages = problem.over_all(choice), problem.pipeline.num_stages
+    energy_fj = np.bincount(problem.stage, problem.energy_fj[options], num_stages)
+    time_ns = np.bincount(problem.stage, problem.time_ns[options], num_stages)
+    return energy_fj / time_ns
