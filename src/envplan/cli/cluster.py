@@ -26,7 +26,7 @@ from envplan.quantities import NUMBER, WHOLE
 
 if TYPE_CHECKING:
     from envplan.costs import Run
-    from envplan.simulation.iteration import Conditions
+    from envplan.simulation.conditions import Conditions
 
 
 class Straggler(NamedTuple):
@@ -190,12 +190,12 @@ def _cluster_columns(reports: Sequence[envplan.ClusterReport]) -> list[Column]:
 
 def _straggler_notes(report: envplan.ClusterReport) -> list[str]:
     """In how many iterations somebody straggles, and what the worst one does to the others."""
-    straggling = [iteration for iteration in report.iterations if iteration["stragglers"]]
+    straggling = [iteration for iteration in report.iterations if iteration.stragglers]
     if not straggling:
         return []
-    worst = max(straggling, key=lambda iteration: iteration["sync_time_s"])
+    worst = max(straggling, key=lambda iteration: iteration.sync_time_s)
     return [
         f"somebody straggles in {len(straggling)} of {len(report.iterations)}; at worst T' is "
-        f"{significant(worst['sync_time_s'])} s, and the others follow the plan of "
-        f"{significant(worst['followed_time_s'])} s"
+        f"{significant(worst.sync_time_s)} s, and the others follow the plan of "
+        f"{significant(worst.followed_time_s)} s"
     ]
