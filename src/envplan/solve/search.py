@@ -97,7 +97,8 @@ def with_late_parts(frontier: Relaxation, request: Request) -> Relaxation:
         return frontier
     known = frontier.asked_once
     if asked not in known:
-        profile = frontier.profile.with_adjustments(by_parts=asked)
+        adjustments = frontier.profile.adjustments.model_copy(update={"by_parts": asked})
+        profile = frontier.profile.with_adjustments(adjustments)
         known[asked] = frontier.retraced(frontier.pipeline, profile)
     found: Relaxation = known[asked]
     return found

@@ -65,7 +65,7 @@ def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[st
     baseline = replays.simulations[0]
     return {
         "trace": replays.trace.name,
-        "made": replays.trace.made,
+        "made": replays.trace.provenance,
         "profile": replays.profile.name,
         "source": replays.profile.source,
         "policies": [

@@ -101,7 +101,7 @@ def _print(profile: ServingProfile, load: float, efficiencies: Sequence[Efficien
     ui.say(profile.name + (f" ({', '.join(facts)})" if facts else ""))
     if profile.modelled:
         ui.say(f"modelled: {profile.modelled}")
-    names = [name for name in profile.classes if profile.of(name)]
+    names = [name for name in profile.classes if profile.curves_of(name)]
     slos = [profile.classes[name].slo for name in names]
     columns = [
         Column(header="class", cells=names, is_text=True),

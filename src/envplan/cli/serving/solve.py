@@ -69,7 +69,7 @@ def solve(
             parser=OutputFile(".png", ".svg", ".pdf", bare="serving-plan.png"),
         ),
     ] = None,
-    gpus: FleetGpus = Settings.gpus,
+    gpus: FleetGpus = Settings.max_gpus,
     planner: Annotated[
         str,
         typer.Option(
@@ -121,7 +121,8 @@ def solve(
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
     from envplan.plotting.serving import plan_figure
-    from envplan.serving.planners import exact_plan, hierarchical_plan
+    from envplan.serving.exact_planner import exact_plan
+    from envplan.serving.hierarchical_planner import hierarchical_plan
 
     loads = _loads_by_class(load or [])
     if planner == "hierarchical" and one_frequency:
@@ -181,7 +182,7 @@ def _print(plan: ServingPlan) -> None:
     title = modelled_title(f"{plan.planner} plan, figures per instance", plan.profile.source)
     ui.show_table(title, table_columns(headers, rows, num_texts=2))
     predicted = plan.predicted
-    ui.say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
+    ui.say(f"{predicted.gpus} of {plan.request.gpus} GPUs, {predicted.power_w:.6g} W in all")
     if predicted.gap is not None:
         optimal = predicted.gap <= _OPTIMAL_GAP
         proved = "proved optimal" if optimal else "the best found in time"
