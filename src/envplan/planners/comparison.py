@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 from envplan._io.documents import Model
 from envplan.errors import InputError, naming
 from envplan.pipeline import SCHEDULES, Pipeline
-from envplan.pipeline.graph import ENVPIPE
+from envplan.pipeline.generate import ENVPIPE
 from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
 from envplan.plan.model import Baseline
@@ -218,7 +218,7 @@ def compare(
     fastest = max_frequency.plan
     if straggler_slowdown is not None:
         straggler_time = fastest.iteration_time * (1 + straggler_slowdown)
-    straggler_s = Request.asking(straggler_time=straggler_time).straggler_time_s
+    straggler_s = Request.from_options(straggler_time=straggler_time).straggler_time_s
 
     zeus = (ZeusGlobal(), ZeusPerStage())
     envpipe_entry, envpipe_run = _planned_by_envpipe(envpipe, envpipe_frontier)
