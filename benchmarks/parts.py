@@ -18,9 +18,15 @@ from benchmarks.report import Section, percent, ratio, seconds, table
 from benchmarks.running import note
 from envplan import Pipeline, Profile
 from envplan.devices.modelled import GPUS, ModelledGpu
-from envplan.planners.comparison import LATENCIES_S, beside_one_clock
-from envplan.profile import ByParts, Parts, builtin_profiles
-from envplan.profile.parts import by_parts
+from envplan.planners.part_clocks import LATENCIES_S, compare_part_clocks
+from envplan.profile import (
+    ByParts,
+    ClockSetting,
+    ExactCost,
+    PartCosts,
+    builtin_profiles,
+    compose_options,
+)
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import GPT3_1_3B
 from envplan.profiling.workloads import Model, TrainingJob, TransformerModel
@@ -73,7 +79,7 @@ def run(quick: bool, folder: Path) -> Section:
         spent = float("inf")
         for _ in range(3):  # the first one warms up
             begin = time.process_time()
-            composed = by_parts(0, "forward", parts, how)
+            composed = compose_options(0, "forward", parts, how)
             spent = min(spent, time.process_time() - begin)
         slowest = max(slowest, spent)
         late = {"latency_s": latency, "hold_s": hold}
@@ -119,7 +125,7 @@ def run(quick: bool, folder: Path) -> Section:
     return section
 
 
-def _random_parts(count: int, clocks: int, noise: float) -> Parts:
+def _random_parts(count: int, clocks: int, noise: float) -> PartCosts:
     random = np.random.default_rng(1)
     mhz = np.linspace(1980, 600, clocks).astype(int)
     rows = {}
@@ -129,10 +135,10 @@ def _random_parts(count: int, clocks: int, noise: float) -> Parts:
         watts = 200 + random.uniform(200, 350) * (mhz / 1980) ** 3
         energies = times * watts * (1 + noise * random.normal(size=clocks))
         rows[f"part{number}"] = {
-            (int(m), ""): (int(1e6 * t), int(1e12 * e))
+            ClockSetting(int(m), ""): ExactCost(int(1e6 * t), int(1e12 * e))
             for t, e, m in zip(times, energies, mhz, strict=True)
         }
-    return Parts.of("forward", rows)
+    return PartCosts.from_rows("forward", rows)
 
 
 def in_layers(profile: Profile, layers: int) -> Profile:
@@ -144,7 +150,7 @@ def in_layers(profile: Profile, layers: int) -> Profile:
     for whole in profile.tables():
         split = whole.instruction in ("forward", "backward")
         count = layers if split else 1
-        for mhz, _, time_ns, energy_fj in whole.rows():
+        for mhz, _, time_ns, energy_fj in whole.options():
             for k in range(count):
                 share_ns, share_fj = (
                     total * (k + 1) // count - total * k // count for total in (time_ns, energy_fj)
@@ -184,7 +190,7 @@ def latency_table() -> str:
             microbatch_size=samples, tensor_parallel=tensor_parallel,
         )  # fmt: skip
         profile = modelled_profile(job, gpu, name="parts", step=_STEP_MHZ, parts=True)
-        shares = 1e-6 * profile.measured[1, "forward"].time_ns[-1]
+        shares = 1e-6 * profile.measured_costs[1, "forward"].time_ns[-1]
         frontier = trace_frontier(profile.pipeline(), profile.adjusted(by_parts=ByParts()))
         rows.append(
             [gpu, model.name, f"{shares.min():.1f} to {shares.max():.1f}", *_saved(frontier)]
@@ -192,7 +198,7 @@ def latency_table() -> str:
     for name in _IN_LAYERS:
         note(name)
         profile = in_layers(Profile.builtin(name, raw=True), 12)
-        shares = 1e-6 * profile.measured[1, "forward"].time_ns[-1]
+        shares = 1e-6 * profile.measured_costs[1, "forward"].time_ns[-1]
         pipeline = Pipeline("1f1b", profile.num_stages, 12)
         frontier = trace_frontier(pipeline, profile.adjusted(by_parts=ByParts()))
         rows.append([name, "12 layers", f"{shares.min():.1f}", *_saved(frontier)])
@@ -202,8 +208,8 @@ def latency_table() -> str:
 def _saved(frontier: Frontier) -> list[str]:
     """Percent saved with one clock an operation and by parts, at each latency."""
     cells = []
-    for row in beside_one_clock(frontier):
-        both = row["one_clock_saved_percent"], row["by_parts_saved_percent"]
+    for row in compare_part_clocks(frontier):
+        both = row.one_clock_saved_percent, row.by_parts_saved_percent
         cells.append(" / ".join("-" if saved is None else f"{saved:.1f}" for saved in both))
     print(cells, flush=True)
     return cells

@@ -35,9 +35,8 @@ from envplan import (
 )
 from envplan._io.files import atomic_write
 from envplan.plan.build import beyond_raw_rows
-from envplan.planners import EnvPipe
-from envplan.planners.comparison import Entry, compare
-from envplan.profile.described import described_pipeline
+from envplan.planners import Entry, EnvPipe, compare
+from envplan.profile.job import pipeline_of_job
 from envplan.profile.smoothing import jumps
 
 MICROBATCHES: Final = (12, 24, 48, 96)
@@ -254,7 +253,7 @@ def _zeus(jobs: Iterable[Job]) -> str:
 def _envpipe(entry: Entry, base: float) -> list[str]:
     """What our planner of EnvPipe saves, and our plan in the same time."""
     return [
-        _saved(entry.row["savings_percent"], entry.row["slowdown_percent"]),
+        _saved(entry.savings_percent, entry.slowdown_percent),
         f"{100 * (1 - entry.ours.energy / base):.1f}",
     ]
 
@@ -436,7 +435,7 @@ def _gaps() -> list[str]:
             continue
         cells, above, polished = [], 0, 0.0
         for count in GAP_MICROBATCHES:
-            frontier = trace_frontier(described_pipeline(profile, num_microbatches=count), profile)
+            frontier = trace_frontier(pipeline_of_job(profile, num_microbatches=count), profile)
             gaps = {one: 100 * frontier.plan(slowdown=one).gap for one in SLOWDOWNS}
             cells.append(max(gaps.values()))
             for slowdown, gap in gaps.items():
@@ -465,9 +464,7 @@ def _scaling() -> list[str]:
             slowdowns=[{}, *({0: factor} for factor in STRAGGLERS)],
         )
         for report in reports:
-            saved = [
-                100 * (1 - ran["energy_j"] / ran["baseline_energy_j"]) for ran in report.iterations
-            ]
+            saved = [100 * (1 - ran.energy_j / ran.baseline_energy_j) for ran in report.iterations]
             size = [f"{report.num_gpus:,}", str(report.num_microbatches)]
             rows.append([f"`{name}`", *size, *(f"{one:.1f}" for one in saved)])
         _say(f"{name}: scaling")

@@ -54,7 +54,7 @@ def compare(frontier: Frontier, deadline_ns: int, latency_s: float) -> Ways:
     earlier = _bisected(frontier, deadline_ns, latency_s)
     constants = [
         candidate.energy_fj
-        for candidate in ZeusPerStage().candidates(frontier)
+        for candidate in ZeusPerStage().undominated_replays(frontier)
         if candidate.makespan_ns <= deadline_ns
     ]
     constant = j_from_fj(constants[-1]) if constants else None

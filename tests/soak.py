@@ -81,9 +81,9 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     early: list[int] = []
     with Shim(plan, rank=0, log=log, log_limit=LOG_LIMIT, on_step=on_step) as shim:
-        guard = shim._clocks.guard
+        guard = shim.guard
         assert guard is not None
-        keys = [key for key in shim._keys if key is not None]
+        keys = shim.operations
         pids = {"shim": os.getpid(), "guard": guard.pid}
         while time.monotonic() < deadline:
             for key in keys:
@@ -94,7 +94,7 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
             if not early and time.monotonic() > deadline - 0.8 * seconds:
                 early = [resident_kib(pid) for pid in pids.values()]
         late = [resident_kib(pid) for pid in pids.values()]
-        waiting = len(shim._unlogged) + len(guard.lags) + len(guard.readings)
+        waiting = shim.num_undecided_steps + len(guard.lags) + len(guard.readings)
     stop.set()
     troubler.join()
     for who, before, after in zip(pids, early, late, strict=True):
@@ -108,7 +108,7 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
         time.sleep(0.01)
     promise(not left, f"{len(left)} threads left {[thread.name for thread in left]}")
     promise(fake.wait_until_free(10.0) is not None, "the clock was given back")
-    dropped = shim._log.dropped  # events as well
+    dropped = shim.dropped_lines  # events as well
     promise(
         shim.steps - dropped <= heard <= shim.steps,
         f"{heard} of {shim.steps} steps handed over, {dropped} lines of the log dropped",

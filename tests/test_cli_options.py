@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -14,83 +15,109 @@ from typer.testing import CliRunner
 
 from cli_helpers import assert_refused, done, envplan, says, small_profile
 from envplan.cli.app import app as every_command
-from envplan.cli.command import add, argument, one_of, options, takes
+from envplan.cli.help import add_command
+from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, one_of, quantity
+from envplan.errors import InputError
 from envplan.plan import Plan
+from envplan.quantities import COUNT, TIME
 
 
-@options(
-    """
-    Arguments:
-      PLACE  Where it is.
-    Job:
-      -l, --late TIME  How late, in words
-          that go on here; default: a second.
-      --loud  With sound.
-    Most used:
-      --colour NAME  Which.
-      --plot [FILE]  Draw it: .png or .svg; without a name: drawn.png.
-    """,
-    colour=one_of("red", "blue"),
-)
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """A group in a group."""
+
+    late: Annotated[
+        float,
+        typer.Option(
+            "-l",
+            "--late",
+            metavar="TIME",
+            parser=quantity(TIME),
+            help="How late; default: a second.",
+            show_default=False,
+            rich_help_panel="Job",
+        ),
+    ] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Group:
-    place: Path
-    late: float = 1.0
-    loud: bool = False
-    colour: str = "red"
-    plot: Path | None = None
-    name: str = argument("NAME", "A name.", "x")
+    """Options of every kind."""
+
+    place: Annotated[Path, typer.Argument(metavar="PLACE", help="Where it is."), InputFile()]
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name.")] = "x"
+    inner: Inner
+    loud: Annotated[bool, typer.Option("--loud", help="With sound.", rich_help_panel="Job")] = False
+    colour: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            parser=one_of("red", "blue"),
+            help="Which.",
+            rich_help_panel="Most used",
+        ),
+    ] = "red"
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar=OPTIONAL_FILE,
+            parser=OutputFile(".png", ".svg", bare="drawn.png"),
+            help="Draw it.",
+            rich_help_panel="Most used",
+        ),
+    ] = None
 
 
-def declared() -> tuple[typer.Typer, list[Any]]:
-    app, received = typer.Typer(rich_markup_mode=None), list[Any]()
+def spread() -> tuple[typer.Typer, list[tuple[Group, int]]]:
+    """An app of one command, and what that command received."""
+    app, received = typer.Typer(rich_markup_mode=None), list[tuple[Group, int]]()
 
-    @takes("""
-    Job:
-      --often N  How often.
-    """)
-    def command(group: Group, often: int = 1, dp: int | None = None) -> None:
-        received.append((group, often, dp))
+    def command(
+        group: Group,
+        often: Annotated[int, typer.Option(metavar="N", parser=quantity(COUNT))] = 1,
+    ) -> None:
+        received.append((group, often))
 
-    add(app, command)
+    add_command(app, command)
     return app, received
 
 
 @pytest.mark.parametrize(
-    ("line", "group", "often", "dp"),
+    ("line", "group", "often"),
     [
-        ("here", {}, 1, None),
-        ("here y --often 2k", {"name": "y"}, 2000, None),
-        ("here -l 5ms --loud --dp 3", {"late": 0.005, "loud": True}, 1, 3),
-        ("here --late 20ms --colour blue", {"late": 0.02, "colour": "blue"}, 1, None),
-        ("here --plot", {"plot": Path("drawn.png")}, 1, None),
-        ("here --plot --late 2", {"plot": Path("drawn.png"), "late": 2.0}, 1, None),
-        ("here --plot a.svg", {"plot": Path("a.svg")}, 1, None),
+        ("here", {}, 1),
+        ("here y --often 2k", {"name": "y"}, 2000),
+        ("here -l 5ms --loud", {"inner": Inner(late=0.005), "loud": True}, 1),
+        ("here --colour blue", {"colour": "blue"}, 1),
+        ("here --plot", {"plot": Path("drawn.png")}, 1),
+        ("here --plot -l 2", {"plot": Path("drawn.png"), "inner": Inner(late=2.0)}, 1),
+        ("here --plot a.svg", {"plot": Path("a.svg")}, 1),
     ],
 )
-def test_a_table_declares_options_by_name_and_unit(
-    line: str, group: dict[str, Any], often: int, dp: int | None
+def test_fields_of_groups_become_options_and_come_back_in_their_groups(
+    folder: Path, line: str, group: dict[str, Any], often: int
 ) -> None:
-    app, received = declared()
-    done = CliRunner().invoke(app, line.split(), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    assert received == [(Group(place=Path("here"), **group), often, dp)]
+    app, received = spread()
+    run = CliRunner().invoke(app, line.split(), catch_exceptions=False)
+    assert run.exit_code == 0, run.output
+    assert received == [(Group(**{"place": Path("here"), "inner": Inner()} | group), often)]
 
 
-def test_help_shows_a_table_in_panels_and_says_a_default_once() -> None:
-    text = CliRunner().invoke(declared()[0], ["--help"]).output
+def test_help_shows_options_in_panels_and_says_a_default_once() -> None:
+    text = CliRunner().invoke(spread()[0], ["--help"]).output
     headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == ["Arguments:", "Most used:", "Job:", "Output:"]
     words = " ".join(text.split())
-    says(words, "-l, --late TIME How late, in words that go on here; default: a second. --loud")
+    says(words, "-l, --late TIME How late; default: a second. --loud")
     says(words, "Which. [default: red]", "--json Print JSON", "-q, --quiet")
 
 
-def test_an_option_that_nothing_receives_is_found_at_once() -> None:
-    with pytest.raises(AssertionError, match="Lost has no place for late"):
-
-        @options("Job:\n  --late TIME  How late.")
-        class Lost:
-            early: float | None = None
+def test_an_output_does_not_replace_an_input(folder: Path) -> None:
+    app, received = spread()
+    Path("here.svg").touch()
+    with pytest.raises(InputError, match=r"here\.svg: is an input itself"):
+        CliRunner().invoke(app, ["here.svg", "--plot", "here.svg"], catch_exceptions=False)
+    assert received == []
 
 
 def leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from envplan.cli import progress as module
-from envplan.cli import state
+from envplan.cli.invocation import Invocation
 from envplan.cli.progress import Progress, progress
 
 
@@ -69,8 +69,7 @@ def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_quiet_work_shows_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(state, "quiet", True)
     monkeypatch.setattr(module, "_LOG_PERIOD_S", 0.001)
-    with progress("points"):
+    with Invocation(quiet=True).running(), progress("points"):
         time.sleep(0.05)
     assert capsys.readouterr().err == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from envplan.errors import InputError
 from envplan.frontier.network import Network
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.plan import Plan
-from envplan.planners import PLANNERS
-from envplan.planners.comparison import Comparison, Entry, advise, compare
+from envplan.planners import PLANNERS, Comparison, Entry, advise, compare
 from envplan.plotting.frontier import LOOKS
 from envplan.profile import Profile, ProfileMetadata, builtin_paths
 from envplan.solve import Frontier, trace_frontier
@@ -36,27 +36,26 @@ def assert_nobody_beats_ours(comparison: Comparison) -> None:
     base, sync = comparison.entries[0].plan, comparison.straggler_time
     assert comparison.baseline == base.predicted.baseline
     for e in comparison.entries:
-        row = e.row
         assert e.ours.energy <= e.plan.energy
         assert e.ours.iteration_time <= e.plan.iteration_time
         assert e.plan.energy_lower_bound <= e.ours.energy
         assert e.ours.planner == "frontier"
-        assert row["intrinsic_bloat_j"] == e.plan.energy - e.ours.energy
+        assert e.intrinsic_bloat_j == e.plan.energy - e.ours.energy
         time = e.plan.iteration_time / base.iteration_time - 1
-        assert row["slowdown_percent"] == pytest.approx(100 * time)
+        assert e.slowdown_percent == pytest.approx(100 * time)
         saved = 1 - e.plan.energy / base.energy if base.energy else 0
-        assert row["savings_percent"] == pytest.approx(100 * saved)
-        waiting = ("extrinsic_bloat_j", "straggler_energy_j", "straggler_gap")
+        assert e.savings_percent == pytest.approx(100 * saved)
         if sync is None:
-            assert [row[name] for name in waiting] == [None] * 3
+            assert e.with_straggler is None
             continue
-        assert row["extrinsic_bloat_j"] >= 0
+        assert e.with_straggler is not None
+        assert e.with_straggler.extrinsic_bloat_j >= 0
         without, used = (plan.energy + plan.waiting_energy(sync) for plan in (base, e.plan))
-        assert row["straggler_energy_j"] == pytest.approx(used)
+        assert e.with_straggler.energy_j == pytest.approx(used)
         saved = 1 - used / without if without else 0
-        assert row["straggler_savings_percent"] == pytest.approx(100 * saved)
+        assert e.with_straggler.savings_percent == pytest.approx(100 * saved)
         if e.plan.iteration_time <= sync:
-            assert row["straggler_gap"] >= 0
+            assert e.with_straggler.gap >= 0
 
 
 @given(
@@ -82,11 +81,11 @@ def test_no_planner_beats_ours_on_a_built_in_profile(name: str) -> None:
     frontier = trace_frontier(Pipeline("1f1b", profile.num_stages, microbatches), profile)
     comparison = compare(frontier, straggler_slowdown=0.05)
     assert_nobody_beats_ours(comparison)
-    assert entry(comparison, "frontier", "T_min").row["slowdown_percent"] <= 0
+    assert entry(comparison, "frontier", "T_min").slowdown_percent <= 0
     assert all(
         0 <= e.plan.gap < 0.005 for e in comparison.entries if e.point in ("T_min", "T_star")
     )
-    assert entry(comparison, "envpipe").row["slowdown_percent"] < 1
+    assert entry(comparison, "envpipe").slowdown_percent < 1
 
 
 def test_envpipe_reschedules_1f1b_alone_as_far_as_slots_allow() -> None:
@@ -124,15 +123,15 @@ def test_the_plan_for_a_straggler_has_no_extrinsic_bloat(slow: float) -> None:
     assert ours.plan.iteration_time <= slow * frontier.min_energy_time
     assert ours.plan.iteration_time <= frontier.slowest_time
     assert (ours.plan.iteration_time > frontier.min_energy_time) == (slow > 1)
-    assert ours.row["extrinsic_bloat_j"] == 0
-    assert ours.row["straggler_gap"] == pytest.approx(0.0, abs=1e-3 if slow > 1 else 1e-2)
+    assert ours.with_straggler.extrinsic_bloat_j == 0
+    assert ours.with_straggler.gap == pytest.approx(0.0, abs=1e-3 if slow > 1 else 1e-2)
     for e in comparison.entries:
         if e.plan.job.schedule == "1f1b" and e.plan.iteration_time <= comparison.straggler_time:
-            above = e.row["straggler_energy_j"] - ours.row["straggler_energy_j"]
-            bloat = e.row["intrinsic_bloat_j"] + e.row["extrinsic_bloat_j"]
+            above = e.with_straggler.energy_j - ours.with_straggler.energy_j
+            bloat = e.intrinsic_bloat_j + e.with_straggler.extrinsic_bloat_j
             assert bloat == pytest.approx(above, abs=1e-3 * e.plan.energy)
-            assert e.row["straggler_gap"] >= ours.row["straggler_gap"]
-    assert entry(comparison, "frontier", "T_min").row["extrinsic_bloat_j"] > 0
+            assert e.with_straggler.gap >= ours.with_straggler.gap
+    assert entry(comparison, "frontier", "T_min").with_straggler.extrinsic_bloat_j > 0
 
 
 def published(value: object) -> Profile:
@@ -279,6 +278,18 @@ def test_a_slower_schedule_is_ranked_by_time_alone_or_not_at_all() -> None:
     assert first.is_job
     assert slow.at_equal_time is slow.saved_percent is None
     assert slow.faster_percent < 0
+
+
+def test_a_schedule_that_saves_nothing_gains_on_a_job_that_saves_less_than_nothing(
+    job: Frontier,
+) -> None:
+    (own,) = (advice for advice in advise(job, schedules=["1f1b"], chunks=[1]) if advice.is_job)
+    losing = replace(own, saved_percent=-1.5, faster_percent=0.0)
+    saving_nothing = replace(own, saved_percent=0.0, faster_percent=None)
+    assert saving_nothing.gain_percent_over(losing) == 1.5
+    assert losing.gain_percent_over(losing) == 0
+    assert replace(losing, saved_percent=None).gain_percent_over(losing) == 0
+    assert replace(losing, faster_percent=None).gain_percent_over(own) < 0
 
 
 def test_a_dag_has_no_other_schedules() -> None:

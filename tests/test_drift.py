@@ -19,7 +19,7 @@ from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.runtime import Shim
 from envplan.runtime.drift import measure_drift, replan, rescale
-from envplan.runtime.runlog import read_run_log, steps_of_plan
+from envplan.runtime.runlog import LoggedStep, parse_line, read_run_log, steps_of_plan
 from envplan.solve import trace_frontier
 from fake_nvml import FakeNvml, fake_nvml
 
@@ -46,6 +46,16 @@ def step_line(*operations: list[Any], stage: int = 0, step: int = 3) -> dict[str
     }
 
 
+def run_steps(plan: Plan) -> list[LoggedStep]:
+    return list(steps_of_plan(map(parse_line, run_lines(plan)), "ab" * 32))
+
+
+def parsed(line: dict[str, Any]) -> LoggedStep:
+    step = parse_line(line)
+    assert isinstance(step, LoggedStep)
+    return step
+
+
 def run_lines(plan: Plan, steps: int = 4) -> Iterator[dict[str, Any]]:
     """Of a run where every kind takes FACTORS as long as planned, and more in the first step."""
     for rank, stage in enumerate(plan.stages):
@@ -61,14 +71,14 @@ def run_lines(plan: Plan, steps: int = 4) -> Iterator[dict[str, Any]]:
 
 
 def test_factors_are_found_without_the_first_step(plan: Plan) -> None:
-    drifts = measure_drift(plan, PROFILE, run_lines(plan))
+    drifts = measure_drift(plan, PROFILE, run_steps(plan))
     found = {(drift.stage, drift.instruction): drift.factor for drift in drifts}
     assert found == pytest.approx(FACTORS)
     assert all(drift.samples == 3 * 4 for drift in drifts)
 
 
 def test_rescaled_profile_has_the_measured_times_and_the_same_power(plan: Plan) -> None:
-    refined = rescale(PROFILE, measure_drift(plan, PROFILE, run_lines(plan)))
+    refined = rescale(PROFILE, measure_drift(plan, PROFILE, run_steps(plan)))
     for (stage, instruction), factor in FACTORS.items():
         before, after = PROFILE.table(stage, instruction), refined.table(stage, instruction)
         assert after.time_ns.tolist() == pytest.approx((before.time_ns * factor).tolist(), abs=1)
@@ -78,7 +88,7 @@ def test_rescaled_profile_has_the_measured_times_and_the_same_power(plan: Plan) 
 
 
 def test_new_plan_holds_and_keeps_the_target(plan: Plan) -> None:
-    refined = rescale(PROFILE, measure_drift(plan, PROFILE, run_lines(plan)))
+    refined = rescale(PROFILE, measure_drift(plan, PROFILE, run_steps(plan)))
     new = replan(plan, refined)
     verify_plan(new, refined)
     assert new.target.kind == "slowdown"
@@ -89,7 +99,7 @@ def test_new_plan_holds_and_keeps_the_target(plan: Plan) -> None:
 def test_target_that_cannot_be_met_any_more_says_what_can(plan: Plan) -> None:
     frontier = trace_frontier(PIPELINE, PROFILE)
     tight = frontier.plan(target_time=frontier.min_time)
-    refined = rescale(PROFILE, measure_drift(tight, PROFILE, run_lines(tight)))
+    refined = rescale(PROFILE, measure_drift(tight, PROFILE, run_steps(tight)))
     with pytest.raises(NoAnswerError, match="T_min"):
         replan(tight, refined)
 
@@ -106,7 +116,7 @@ def test_clock_between_those_of_the_profile_is_interpolated(plan: Plan) -> None:
     twice = (times[0] + times[1]) / 1e9
     # An operation too short for its clock does not count.
     line = step_line(["forward", 0, mhz, 5, twice, twice], ["backward", 0, 1260, 1, 0.0, 0.0])
-    (drift,) = measure_drift(plan, PROFILE, [line])
+    (drift,) = measure_drift(plan, PROFILE, [parsed(line)])
     assert (drift.instruction, drift.factor) == ("forward", pytest.approx(2, rel=1e-3))
 
 
@@ -119,7 +129,7 @@ def test_time_is_compared_with_that_of_the_config_that_ran(plan: Plan) -> None:
     profile = Profile.from_rows(rows)
     for config, factor in (("quick", 6.0), ("frugal", 2.0), ("unheard of", 6.0)):
         line = step_line(["forward", 0, 1260, 5, 0.6, 0.6, config])
-        (drift,) = measure_drift(plan, profile, [line])
+        (drift,) = measure_drift(plan, profile, [parsed(line)])
         assert drift.factor == pytest.approx(factor)
 
 
@@ -134,11 +144,11 @@ def test_lines_without_clocks_or_of_another_job_are_refused(
     plan: Plan, line: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        measure_drift(plan, PROFILE, [line])
+        measure_drift(plan, PROFILE, [parsed(line)])
 
 
 def test_only_runs_of_the_plan_count(plan: Plan) -> None:
-    lines = list(run_lines(plan))
+    lines = list(map(parse_line, run_lines(plan)))
     assert len(list(steps_of_plan(lines, "ab" * 32))) == 8
     assert list(steps_of_plan(lines, "cd" * 32)) == []
 

@@ -24,15 +24,17 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import (
     ByParts,
+    ClockSetting,
+    ExactCost,
     OptionTable,
-    Parts,
+    PartCosts,
     Profile,
     ProfileMetadata,
-    changes_of,
+    compose_options,
     cost_curve,
-    pieces,
+    parse_clock_requests,
+    part_runs,
 )
-from envplan.profile.parts import by_parts
 from envplan.simulation.iteration import simulate
 from envplan.solve import trace_frontier
 
@@ -51,7 +53,7 @@ def late(within: float, waiting_uw: int, latency_ns: int, hold_ns: int = 0) -> B
 
 
 @st.composite
-def made_of_parts(draw: st.DrawFn, most_parts: int = 4, second_knob: bool = True) -> Parts:
+def made_of_parts(draw: st.DrawFn, most_parts: int = 4, second_knob: bool = True) -> PartCosts:
     """Parts with noisy rows at the same clocks, some of constant time, maybe in two configs."""
     knobs = second_knob and draw(st.booleans()) and draw(st.booleans())
     count = draw(st.integers(1, 3 if knobs else most_parts))
@@ -61,18 +63,18 @@ def made_of_parts(draw: st.DrawFn, most_parts: int = 4, second_knob: bool = True
         constant = p > 0 and draw(st.booleans()) and draw(st.booleans())
         configs = ("x y", "z") if knobs and not constant else ("",)
         rows[f"p{p}"] = {
-            (mhz, config): (draw(st.integers(1, 40)), draw(st.integers(0, 60)))
+            ClockSetting(mhz, config): ExactCost(draw(st.integers(1, 40)), draw(st.integers(0, 60)))
             for mhz in ((0,) if constant else clocks)
             for config in configs
         }
-    return Parts.of("", rows)
+    return PartCosts.from_rows("", rows)
 
 
-def rows_of(parts: Parts, p: int) -> list[tuple[int, int, int]]:
+def rows_of(parts: PartCosts, p: int) -> list[tuple[int, int, int]]:
     """MHz, ns and fJ of a part's rows; of one that is the same at every clock only one."""
-    columns = (parts.mhz, parts.time_ns[:, p], parts.energy_fj[:, p])
+    columns = (parts.frequency_mhz, parts.time_ns[:, p], parts.energy_fj[:, p])
     rows = list(zip(*(each.tolist() for each in columns), strict=True))
-    return rows if parts.asks[p] else [(0, *rows[0][1:])]
+    return rows if parts.follows_clock[p] else [(0, *rows[0][1:])]
 
 
 def pareto(points: set[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -84,10 +86,10 @@ def pareto(points: set[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def best(table: OptionTable, waiting_uw: int = 0) -> list[tuple[int, int]]:
-    return pareto({(t, e - waiting_uw * t) for _, _, t, e in table.rows()})
+    return pareto({(t, e - waiting_uw * t) for _, _, t, e in table.options()})
 
 
-def all_choices(parts: Parts, latency: int, hold: int) -> set[tuple[int, int]]:
+def all_choices(parts: PartCosts, latency: int, hold: int) -> set[tuple[int, int]]:
     """Time and energy of every choice of a row for each part that the rules allow, one by one."""
     found = set()
     for chosen in itertools.product(*(rows_of(parts, p) for p in range(len(parts.names)))):
@@ -106,20 +108,20 @@ def all_choices(parts: Parts, latency: int, hold: int) -> set[tuple[int, int]]:
 
 @given(made_of_parts(), st.just(0) | st.integers(0, 30), st.just(0) | st.integers(0, 60), WAITING)
 def test_options_are_what_trying_all_choices_finds(
-    parts: Parts, latency: int, hold: int, waiting_uw: int
+    parts: PartCosts, latency: int, hold: int, waiting_uw: int
 ) -> None:
     how = late(0.0, waiting_uw, latency, hold)
-    table = by_parts(0, "forward", parts, how)
+    table = compose_options(0, "forward", parts, how)
     found = {(t, e - waiting_uw * t) for t, e in all_choices(parts, latency, hold)}
     assert best(table, waiting_uw) == pareto(found)
 
 
 @given(made_of_parts(), st.integers(0, 30), st.sampled_from([0.01, 0.1, 0.5]), WAITING)
 def test_what_is_left_out_saves_little_and_the_hull_stays(
-    parts: Parts, latency: int, within: float, waiting_uw: int
+    parts: PartCosts, latency: int, within: float, waiting_uw: int
 ) -> None:
-    every = by_parts(0, "forward", parts, late(0.0, waiting_uw, latency))
-    some = by_parts(0, "forward", parts, late(within, waiting_uw, latency))
+    every = compose_options(0, "forward", parts, late(0.0, waiting_uw, latency))
+    some = compose_options(0, "forward", parts, late(within, waiting_uw, latency))
     slack = within * int(parts.energy_fj.min(axis=0).sum())
     for time, cost in best(every, waiting_uw):
         assert any(t <= time and c <= cost + slack for t, c in best(some, waiting_uw))
@@ -131,25 +133,29 @@ def test_what_is_left_out_saves_little_and_the_hull_stays(
 
 
 @given(made_of_parts(), st.integers(0, 50))
-def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(parts: Parts, latency: int) -> None:
-    table = by_parts(0, "forward", parts, late(0.0, 0, latency))
-    for row, (mhz, config, time, energy) in enumerate(table.rows()):
-        slices = table.slices.of_option(row)
+def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(
+    parts: PartCosts, latency: int
+) -> None:
+    table = compose_options(0, "forward", parts, late(0.0, 0, latency))
+    for row, (mhz, config, time, energy) in enumerate(table.options()):
+        slices = table.segments.of_option(row)
         assert len(slices) == len(parts.names)
-        assert list(changes_of(config)) == (table.changes(row) if table.changes_clock[row] else [])
-        if not changes_of(config):
+        assert list(parse_clock_requests(config)) == (
+            table.clock_requests(row) if table.changes_clock[row] else []
+        )
+        if not parse_clock_requests(config):
             continue
-        each = pieces(table, row, latency)
+        each = part_runs(table, row, latency)
         assert tuple(piece.part for piece in each) == parts.names
         assert [piece[2:] for piece in each] == slices
         assert [sum(column) for column in zip(*slices, strict=True)] == [time, energy]
-        assert each[-1].frequency_mhz == table.left_mhz[row]
+        assert each[-1].frequency_mhz == table.end_mhz[row]
         # Requests and arrivals, followed ns by ns.
         times = itertools.accumulate((piece.time_ns for piece in each), initial=0)
         starts = {piece.part: start for piece, start in zip(each, times, strict=False)}
         comes = [(0, mhz)] + [
             (starts[change.part] + change.delay_ns + latency, change.frequency_mhz)
-            for change in changes_of(config)[1:]
+            for change in parse_clock_requests(config)[1:]
         ]
         for piece in each:
             clock = [c for at, c in comes if at <= starts[piece.part]][-1]
@@ -157,14 +163,15 @@ def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(parts: Parts, lat
 
 
 def test_what_a_late_clock_leaves_of_a_part_is_rounded_half_up() -> None:
+    slow, fast = ClockSetting(900, ""), ClockSetting(1500, "")
     rows = {
-        "a": {(900, ""): (5, 9), (1500, ""): (3, 9)},
-        "b": {(900, ""): (4, 1), (1500, ""): (2, 3)},
+        "a": {slow: ExactCost(5, 9), fast: ExactCost(3, 9)},
+        "b": {slow: ExactCost(4, 1), fast: ExactCost(2, 3)},
     }
-    table = by_parts(0, "forward", Parts.of("", rows), EXACT)
+    table = compose_options(0, "forward", PartCosts.from_rows("", rows), EXACT)
     row = list(table.config).index("@a=1500 @b=900")
     # A ns of b at 1500 MHz, half of its 3 fJ; then half of what it does at 900 MHz, 0.5 fJ.
-    late = [piece[1:] for piece in pieces(table, row, 1)]
+    late = [piece[1:] for piece in part_runs(table, row, 1)]
     assert late == [(1500, 3, 9), (1500, 1, 2), (900, 2, 1)]
 
 
@@ -252,25 +259,25 @@ def test_parts_save_where_one_clock_cannot_and_plans_prove_it() -> None:
     assert plan.predicted.baseline == one.predicted.baseline
     assert verify_plan(plan, profile)
     assert Plan.from_document(json.loads(plan.to_json())) == plan
-    changing = [op for stage in plan.stages for op in stage if changes_of(op.config)]
+    changing = [op for stage in plan.stages for op in stage if parse_clock_requests(op.config)]
     assert changing
-    assert all(changes_of(op.config)[0][1] == op.frequency_mhz for op in changing)
+    assert all(parse_clock_requests(op.config)[0][1] == op.frequency_mhz for op in changing)
     timeline = simulate(plan, profile)
     assert timeline.energy == plan.energy
-    split = next(i for i, row in enumerate(timeline.rows) if changes_of(row["config"]))
+    split = next(i for i, run in enumerate(timeline.operations) if parse_clock_requests(run.config))
     parts = [one for one in timeline.slices if one.operation == split]
     assert len({part.frequency_mhz for part in parts}) > 1
     assert {part.part for part in parts} >= {"attention0", "mlp2"}
 
 
-@pytest.mark.parametrize("asked", [{"switch_latency": 0.005}, {"min_hold": 0.02}])
+@pytest.mark.parametrize("asked", [{"switch_latency": 0.005}, {"min_dwell": 0.02}])
 def test_plans_by_parts_hold_on_late_and_held_clocks(asked: dict[str, float]) -> None:
     profile = parts_profile(microbatches=3)
     frontier = trace_frontier(Pipeline("1f1b", 2, 3), profile.adjusted(by_parts=ByParts()))
     plan = frontier.plan(slowdown=0.05, **asked)
     how = plan.profile.adjustments.by_parts
-    machine = {"switch_latency": how.switch_latency_s, "min_hold": how.min_hold_s}
-    assert machine == {"switch_latency": 0.0, "min_hold": 0.0, **asked}
+    machine = {"switch_latency": how.switch_latency_s, "min_dwell": how.min_hold_s}
+    assert machine == {"switch_latency": 0.0, "min_dwell": 0.0, **asked}
     assert verify_plan(plan, profile)
     later = simulate(plan, profile, switch_latency=0.001)
     assert later.energy > 0
@@ -288,15 +295,13 @@ def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
         plan = frontier.plan(peak_power_cap=cap)
         timeline = simulate(plan, profile)
         spans: list[tuple[int, int, int, float]] = []  # stage, begin, end, W above waiting
-        for i, (op, one) in enumerate(
-            zip(timeline.pipeline.operations, timeline.rows, strict=True)
-        ):
+        for i, run in enumerate(timeline.operations):
             of = [each for each in timeline.slices if each.operation == i]
-            stage, begin = op.stage, of[0].start_ns
+            stage, begin = run.stage, of[0].start_ns
             taken = [(s.finish_ns - s.start_ns, s.energy_fj) for s in of]
-            if not changes_of(one["config"]):
-                parts = profile.measured[stage, op.instruction]
-                row = parts.knobs.index((one["frequency_mhz"], ""))
+            if not parse_clock_requests(run.config):
+                parts = profile.measured_costs[stage, run.instruction]
+                row = parts.settings.index((run.frequency_mhz, ""))
                 taken = list(zip(parts.time_ns[row], parts.energy_fj[row], strict=True))
             for time, energy in taken:
                 spans.append((stage, begin, begin + time, energy / time / 1e6 - 70))
@@ -348,27 +353,29 @@ def test_the_commands_work_on_a_profile_with_parts_and_sweeps_plan_as_solve_does
 
 def test_a_backward_that_is_derived_has_the_parts_of_what_it_is_made_of() -> None:
     profile = parts_profile()
-    names = profile.measured[0, "backward"].names
+    names = profile.measured_costs[0, "backward"].names
     split = profile.adjusted(backward_input_share=0.4, by_parts=EXACT)
     for half, share in (("backward_input", 0.4), ("backward_weight", 0.6)):
         table = split.table(0, half)
         assert table.parts.names == names
         assert table.changes_clock.any()
-        whole = {row[:2]: row[2:] for row in profile.table(0, "backward").rows()}
-        for mhz, config, time, energy in table.rows():
-            if not changes_of(config):
+        whole = {row[:2]: row[2:] for row in profile.table(0, "backward").options()}
+        for mhz, config, time, energy in table.options():
+            if not parse_clock_requests(config):
                 assert time == pytest.approx(share * whole[mhz, config][0], abs=len(names))
                 assert energy == pytest.approx(share * whole[mhz, config][1], rel=1e-9)
     plan = trace_frontier(
         Pipeline("zb-h1", 2, 3),
         profile.fitted({"forward", "backward_input", "backward_weight"}, by_parts=ByParts()),
     ).plan()
-    assert any(changes_of(op.config) for op in plan.stages[0] if op.instruction != "forward")
+    assert any(
+        parse_clock_requests(op.config) for op in plan.stages[0] if op.instruction != "forward"
+    )
     assert verify_plan(plan, profile)
     # Each part does its own forward again.
     recomputing = profile.adjusted(recompute=True, by_parts=EXACT).table(0, "backward")
     assert recomputing.changes_clock.any()
-    forward, backward = (profile.measured[0, name] for name in ("forward", "backward"))
+    forward, backward = (profile.measured_costs[0, name] for name in ("forward", "backward"))
     assert (recomputing.parts.time_ns == forward.time_ns + backward.time_ns).all()
 
 
@@ -390,13 +397,13 @@ def test_halves_of_a_backward_are_joined_part_by_part() -> None:
 def test_parts_are_scaled_to_what_was_measured_of_the_operation() -> None:
     profile = parts_profile(whole=1.01)
     table = profile.table(0, "forward")
-    plain = {row[:2]: row[2:] for row in table.rows()}
+    plain = {row[:2]: row[2:] for row in table.options()}
     again = profile.adjusted(by_parts=EXACT).table(0, "forward")
-    for k, (mhz, config, time, energy) in enumerate(again.rows()):
+    for k, (mhz, config, time, energy) in enumerate(again.options()):
         if not config:
             assert plain[mhz, config] == (time, energy)
         else:
-            assert sum(piece.time_ns for piece in pieces(again, k, 0)) == time
+            assert sum(piece.time_ns for piece in part_runs(again, k, 0)) == time
 
 
 def test_bad_parts_are_refused_with_where_and_why(folder: Path) -> None:
@@ -427,11 +434,11 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
     applied = apply_plan(plan, profile, topology=topology)
     configs = applied.ranks[0].configs
     assert configs == [op.config for op in plan.stages[0]]
-    assert {c.frequency_mhz for one in configs for c in changes_of(one)} <= set(
+    assert {c.frequency_mhz for one in configs for c in parse_clock_requests(one)} <= set(
         applied.ranks[0].clocks_mhz
     )
     document = json.loads(applied.to_json())
-    at = next(k for k, one in enumerate(configs) if changes_of(one))
+    at = next(k for k, one in enumerate(configs) if parse_clock_requests(one))
     for wrong, words in (
         ("@attention0=1500 @mlp0=901", "asks for 901 MHz"),
         ("@attention0=1500 mlp0", "does not say clocks by part"),
@@ -445,13 +452,15 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
         apply_plan(plan, profile, topology=topology, clocks=parse_clocks("1000"))
 
 
-@pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_hold": 0.05}])
+@pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_dwell": 0.05}])
 @pytest.mark.parametrize("offered", ["1260,1500,1740", "1100,1400,1800"])
 def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[str, float]) -> None:
     profile = parts_profile()
     frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile.adjusted(by_parts=ByParts()))
     plan = frontier.plan(slowdown=0.05, **asked)
-    wanted = {c.frequency_mhz for s in plan.stages for op in s for c in changes_of(op.config)}
+    wanted = {
+        c.frequency_mhz for s in plan.stages for op in s for c in parse_clock_requests(op.config)
+    }
     clocks = parse_clocks(offered)
     has = set(clocks.supported_clocks_mhz)
     assert wanted - has
@@ -461,9 +470,9 @@ def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[s
     for rank in applied.ranks:
         assert rank.configs is not None
         for before, now in zip(plan.stages[rank.stage], rank.configs, strict=True):
-            assert {c.frequency_mhz for c in changes_of(now)} <= has
-            asked = {c.frequency_mhz for c in changes_of(before.config)}
-            assert bool(changes_of(now)) == bool(asked and asked <= has)
+            assert {c.frequency_mhz for c in parse_clock_requests(now)} <= has
+            asked = {c.frequency_mhz for c in parse_clock_requests(before.config)}
+            assert bool(parse_clock_requests(now)) == bool(asked and asked <= has)
         assert set(rank.clocks_mhz) <= has
     assert applied.raised
     for one in applied.raised:
@@ -471,6 +480,28 @@ def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[s
         assert one.profiled == (1260 in has)
     raised_to = {one.applied_mhz for one in applied.raised}
     assert raised_to <= {mhz for rank in applied.ranks for *_, mhz in rank.operations}
+
+
+def test_a_clock_that_a_parts_config_was_not_profiled_at_is_passed_over() -> None:
+    rows = [
+        (0, name, mhz, seconds * dear, watts * seconds * dear, config, part)
+        for name in ("forward", "backward")
+        for mhz, watts, config in ((1500, 300, "x"), (900, 150, "z"))
+        for part, seconds in (("attention", 0.1), ("mlp", 0.1))
+        for dear in (1.0 if (part, config) in (("attention", "x"), ("mlp", "z")) else 5.0,)
+    ]
+    columns = ("stage", "instruction", "frequency", "time", "energy", "config", "part")
+    profile = Profile.from_rows(rows, columns=columns)
+    frontier = trace_frontier(Pipeline("1f1b", 1, 1), profile.adjusted(by_parts=EXACT))
+    plan = frontier.plan()
+    assert plan.stages[0][0].config == "@attention=1500/x @mlp=900/z"
+    with pytest.raises(InputError, match="none above it is as fast"):
+        apply_plan(
+            plan,
+            profile,
+            topology=Topology.for_job(plan.job),
+            clocks=parse_clocks("1000,1500"),
+        )
 
 
 def test_where_a_gpu_lacks_the_clock_of_a_part_the_operation_keeps_its_config() -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.dependencies import check_orders, described, short_name
+from envplan.pipeline.dependencies import check_orders, describe_operation
+from envplan.pipeline.operations import short_name
 from schedule_oracles import dependency_graph, longest_path, orders_of, rank
 from strategies import dags, schedules
 
@@ -232,7 +233,7 @@ def test_whatever_operation_is_left_out_is_named(pipeline: Pipeline, data: st.Da
     orders[missing.stage].remove(missing)
     with pytest.raises(InputError) as error:
         check_orders(orders, num_microbatches=pipeline.num_microbatches)
-    assert f"misses an operation: {described(missing)}" in error.value.message
+    assert f"misses an operation: {describe_operation(missing)}" in error.value.message
 
 
 @given(schedules(max_stages=3, max_microbatches=4), st.data())

@@ -18,14 +18,13 @@ from envplan.planners import (
     EnvPipe,
     EnvPipeRun,
     ZeusGlobal,
-    answer,
     forwards_ahead,
     planner_named,
 )
 from envplan.profile import Profile
 from envplan.request import Request
 from envplan.solve import Frontier, trace_frontier
-from envplan.solve.single_clocks import ClockRows
+from envplan.solve.uniform_clocks import ClockOptions
 from envplan.units import ns_from_s
 from strategies import falling_profiles, frontiers, pipelines
 
@@ -118,7 +117,8 @@ def test_missing_clock_is_replaced_by_the_next_higher_one() -> None:
     frontier = of_rows(rows, 1, 1, power=0)
     planner = ZeusGlobal()
     found = [
-        planner.plan(frontier, c.makespan_ns).frequencies for c in planner.candidates(frontier)
+        planner.plan(frontier, replay.makespan_ns).frequencies
+        for replay in planner.undominated_replays(frontier)
     ]
     assert found == [[[1200, 1100]], [[1200, 1000]], [[900, 1000]]]
 
@@ -127,9 +127,9 @@ def test_clock_of_several_configs_is_the_fastest_one() -> None:
     options = [(0.3, 1.0, "slow"), (0.2, 3.0, "fast"), (0.2, 4.0, "dear")]
     rows = [(0, "forward", 900, *option) for option in options]
     table = Profile.from_rows([*rows, (0, "backward", 900, 0.1, 1.0, "")]).table(0, "forward")
-    clocks = ClockRows.of(table)
+    clocks = ClockOptions.of(table)
     assert clocks.mhz == (900,)
-    assert table.config[clocks.row[0]] == "fast"
+    assert table.config[clocks.option[0]] == "fast"
 
 
 def test_operation_without_clock_control_runs_as_it_is() -> None:
@@ -151,17 +151,17 @@ def test_operation_without_clock_control_runs_as_it_is() -> None:
 )
 def test_other_planners_refuse_what_they_do_not_know(asked: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="planner zeus_global knows times only"):
-        answer(ZeusGlobal(), lopsided(), Request.asking(**asked))
+        ZeusGlobal().solve(lopsided(), Request.from_options(**asked))
 
 
 def test_our_planner_answers_whole_requests_and_others_their_times() -> None:
     frontier = lopsided()
-    for asked in ({"slowdown": 0.2, "min_hold": 0.5}, {"min_energy": True}, {"straggler_time": 9}):
-        request = Request.asking(**asked)
-        assert answer(PLANNERS["frontier"], frontier, request) == frontier.solve(request)
-    star = answer(ZeusGlobal(), frontier, Request.asking(min_energy=True))
+    for asked in ({"slowdown": 0.2, "min_dwell": 0.5}, {"min_energy": True}, {"straggler_time": 9}):
+        request = Request.from_options(**asked)
+        assert PLANNERS["frontier"].solve(frontier, request) == frontier.solve(request)
+    star = ZeusGlobal().solve(frontier, Request.from_options(min_energy=True))
     assert star == ZeusGlobal().plan(frontier, frontier.min_energy_time_ns)
-    waiting = answer(ZeusGlobal(), frontier, Request.asking(straggler_time=9))
+    waiting = ZeusGlobal().solve(frontier, Request.from_options(straggler_time=9))
     assert waiting.iteration_time > ZeusGlobal().plan(frontier).iteration_time
     assert waiting.predicted.until_straggler is not None
 

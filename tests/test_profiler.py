@@ -115,7 +115,7 @@ def test_gpu_is_one_that_cuda_leaves_to_the_job(
 def test_killed_guard_ends_profiling_and_not_training(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     def kill(step: int) -> None:
         if step == 4:
-            guard = profiler._clocks.guard
+            guard = profiler.guard
             assert guard is not None
             os.kill(guard.pid, signal.SIGKILL)
             guard._process.wait()
@@ -132,7 +132,7 @@ def test_clock_that_cannot_be_set_has_no_rows(
     fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def before(step: int) -> None:
-        fake_nvml.fail("lock", probability=1.0 if profiler._at == 1 else 0.0)
+        fake_nvml.fail("lock", probability=1.0 if profiler.measured_frequency == 1500 else 0.0)
 
     with started(tmp_path) as profiler:
         train(profiler, before=before)

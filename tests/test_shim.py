@@ -19,12 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envplan.devices import opened
+from envplan.devices.guard import CounterReading
 from envplan.enforce.freqplan import StageEnergy
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
-from envplan.runtime.joules import Joules
-from envplan.runtime.runlog import read_run_log, steps_of_plan
+from envplan.runtime.runlog import StepRecord, read_run_log, steps_of_plan
+from envplan.runtime.step_energy import StepEnergyMeter
 from fake_nvml import UNKNOWN, FakeNvml, fake_nvml, wait_for
 from shim_helpers import A40, CLOCKS, frequency_plan
 
@@ -56,9 +57,9 @@ def lines(folder: Path, event: str) -> list[dict[str, Any]]:
 
 def wait_until_set(shim: Shim) -> None:
     """Until all clocks that were asked for have been set."""
-    guard = shim._clocks.guard
+    guard = shim.guard
     assert guard is not None
-    wait_for(lambda: guard.problems() == [] and guard.done == shim._clocks.requests)
+    wait_for(lambda: guard.problems() == [] and not shim.has_unset_requests())
 
 
 def told_of_an_error(shim: Shim) -> bool:
@@ -128,7 +129,7 @@ def test_too_few_and_too_many_operations_are_mismatches(
         shim.begin("forward", 0)
         shim.step()
         assert shim.mismatches == 1
-        run(shim, *shim._keys[:-1])
+        run(shim, *shim.operations)
         shim.begin("optimizer", 0)
         assert shim.mismatches == 2
     assert "but the step's end came" in caplog.text
@@ -225,7 +226,7 @@ def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
     with started(tmp_path) as shim:
         run_step(shim)
         wait_for(lambda: fake_nvml.locked(0) is not None)
-        guard = shim._clocks.guard
+        guard = shim.guard
         assert guard is not None
         os.kill(guard.pid, signal.SIGKILL)
         wait_for(lambda: fake_nvml.locked(0) is None)  # without another call
@@ -247,10 +248,11 @@ def test_driver_that_hangs_is_no_success(
         fake_nvml.hang("lock")
         wait_for(lambda: told_of_an_error(shim))
         fake_nvml.hang()
-        assert shim._first_error.startswith("GPU 0: the clock asked for")
     clocks = [{mhz for _, _, mhz, *_ in line["operations"]} for line in lines(tmp_path, "step")]
     assert 0 not in clocks[0]
     assert {0} in clocks
+    (error,) = lines(tmp_path, "clock_error")
+    assert error["message"].startswith("GPU 0: the clock asked for")
     assert lines(tmp_path, "end")[0]["clock_errors"] == 1
 
 
@@ -259,30 +261,38 @@ def test_energy_of_steps_is_measured_and_set_against_the_plan(
 ) -> None:
     energy = StageEnergy(planned_j=8.0, baseline_j=10.0)
     plan = frequency_plan(PIPELINE, stage_energy=energy)
-    seen: list[dict[str, Any]] = []
+    seen: list[StepRecord] = []
     used = 0.0
     with started(tmp_path, plan, on_step=seen.append) as shim:
         for _ in range(3):
             before = read_energy(fake_nvml)
-            shim.begin(*shim._keys[0])
+            shim.begin(*shim.operations[0])
             time.sleep(0.4)
-            shim.end(*shim._keys[0])
-            run(shim, *shim._keys[1:-1])
+            shim.end(*shim.operations[0])
+            run(shim, *shim.operations[1:])
             shim.step()
             used += read_energy(fake_nvml) - before
             time.sleep(0.2)  # an evaluation, which is not the plan's
     (end,) = lines(tmp_path, "end")
     assert end["joules"] == pytest.approx(used, rel=0.3)
     assert (end["planned_joules"], end["baseline_joules"]) == (24.0, 30.0)
-    assert [line["baseline_joules"] for line in seen] == [10.0, 20.0, 30.0]
-    assert "joules" in seen[-1]
+    assert [record.energy.baseline_j for record in seen] == [10.0, 20.0, 30.0]
     (said,) = [record.message for record in caplog.records if "steps used" in record.message]
     assert f"3 steps used {end['joules']:.0f} J by the GPU's own counter" in said
     assert "where the plan says 1 s, so the profile's energies are not this job's" in said
-    likely = shim._joules.summary(0.4)
-    assert likely is not None
-    assert "at the highest clocks the profile says 30 J, so" in likely
-    assert likely.endswith("the plan says 20.0%")
+
+
+def test_savings_are_said_where_steps_take_as_long_as_planned() -> None:
+    meter = StepEnergyMeter(StageEnergy(planned_j=8.0, baseline_j=10.0))
+    assert meter.summary(0.4) is None
+    meter.add_reading(CounterReading(0, 0))
+    for step in range(3):
+        meter.add_step(step * 400_000_000, (step + 1) * 400_000_000)
+    meter.add_reading(CounterReading(1_200_000_000, 21_000))
+    assert meter.summary(0.4) == (
+        "3 steps used 21 J by the GPU's own counter; at the highest clocks the profile says 30 J, "
+        "so 30.0% were saved; the plan says 20.0%"
+    )
 
 
 def read_energy(fake: FakeNvml) -> float:
@@ -301,7 +311,7 @@ def test_joules_of_steps_are_those_between_readings(
     def counter(at: int) -> int:  # 2 mJ per ns, and straight
         return 2 * at
 
-    joules = Joules(None)
+    meter = StepEnergyMeter(None)
     ends, now = [], 0
     for length, gap in zip(steps, gaps, strict=False):
         ends.append((now + gap, now + gap + length))
@@ -309,13 +319,13 @@ def test_joules_of_steps_are_those_between_readings(
     events = [(end, begin, "step") for begin, end in ends] + [(at, at, "read") for at in readings]
     for end, begin, kind in sorted(events):
         if kind == "step":
-            joules.step(begin, end)
+            meter.add_step(begin, end)
         else:
-            joules.read(end, counter(end))
+            meter.add_reading(CounterReading(end, counter(end)))
     # Steps that ended before the second reading came count nothing.
     known = [s for s in zip(steps, ends, strict=True) if s[1][1] > readings[0]]
-    assert joules.facts["joules"] == pytest.approx(2e-3 * sum(length for length, _ in known))
-    assert joules.summary(1.0) is None
+    assert meter.totals.used_j == pytest.approx(2e-3 * sum(length for length, _ in known))
+    assert meter.summary(1.0) is None
 
 
 def test_on_step_that_fails_is_left_out(
@@ -442,7 +452,7 @@ def test_log_beside_the_plan_has_times_by_kind_and_what_was_in_force_and_is_hand
 ) -> None:
     path = tmp_path / "run.freqplan.json"
     frequency_plan(PIPELINE).save(path)
-    seen: list[dict[str, Any]] = []
+    seen: list[StepRecord] = []
     with Shim(path, rank=1, world_size=2, every_request=True, on_step=seen.append) as shim:
         run_step(shim)
         run_step(shim)
@@ -456,7 +466,7 @@ def test_log_beside_the_plan_has_times_by_kind_and_what_was_in_force_and_is_hand
     for line in steps:
         assert (line["asked"], line["in_force"], line["mismatches"]) == (operations, operations, 0)
         assert line["lag_s"] > 0
-    assert seen == steps
+    assert [record.to_dict() for record in seen] == steps
     assert all(mean >= least > 0 for *_, mean, least in steps[0]["operations"])
 
 
@@ -464,15 +474,15 @@ def test_log_that_is_full_goes_on_in_a_file_of_its_own(fake_nvml: FakeNvml, tmp_
     with started(tmp_path, log_limit=4000) as shim:
         for _ in range(50):
             run_step(shim)
-            wait_for(lambda: shim._log._queue.empty())
+            wait_for(shim.log_is_idle)
     first, own, old = sorted(tmp_path.glob("run.jsonl*"))
     assert [own.name, old.name] == ["run.jsonl.rank0", "run.jsonl.rank0.old"]
     assert all(file.stat().st_size < 6000 for file in (first, own, old))
     kept = list(steps_of_plan(read_run_log([first, old, own]), shim.plan.plan_sha256))
-    assert kept[0]["step"] == 0
-    assert kept[-1]["step"] == 49
+    assert kept[0].step == 0
+    assert kept[-1].step == 49
     newest = list(read_run_log([own]))
-    assert (newest[0]["event"], newest[-1]["event"]) == ("start", "end")
+    assert (newest[0].event, newest[-1].event) == ("start", "end")
 
 
 # Writes many lines in pieces, as a network file system may, and is killed in one of them or not.
@@ -552,7 +562,7 @@ def test_clocks_wait_for_the_device_while_training_runs_ahead(
 def test_device_that_hangs_does_not_keep_the_clock(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.runtime.listener._CLOSE_S", 0.2)
+    monkeypatch.setattr("envplan.runtime.clock_requester._THREAD_TIMEOUT_S", 0.2)
     DeviceMoment.come.set()
     with started(tmp_path, marker=DeviceMoment) as shim:
         run_step(shim)
@@ -579,3 +589,21 @@ def test_evaluation_runs_at_the_highest_clock(fake_nvml: FakeNvml, tmp_path: Pat
         run_step(shim)
         shim.full_speed()
         wait_for(lambda: fake_nvml.locked(0) == 1740)
+
+
+def test_clock_error_is_logged_with_the_step_that_the_device_had_got_to(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    DeviceMoment.come.clear()
+    with started(tmp_path, marker=DeviceMoment) as shim:
+        for _ in range(3):
+            run_step(shim)  # the training thread is ahead of the device
+        guard = shim.guard
+        assert guard is not None
+        os.kill(guard.pid, signal.SIGKILL)
+        # Its watcher has another process give the clock back, and then has a problem to tell.
+        wait_for(lambda: "envplan-guard" not in [thread.name for thread in threading.enumerate()])
+        DeviceMoment.come.set()
+        wait_for(lambda: shim.clock_errors > 0)
+    (error,) = lines(tmp_path, "clock_error")
+    assert error["step"] == 0

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envplan.enforce.freqplan import OperationKey
 from envplan.pipeline import Pipeline
-from envplan.runtime.stragglers import BAND, StragglerDetector, before_reduction
+from envplan.runtime.stragglers import BAND, StragglerDetector, num_before_reduction
 
 
 def beliefs(*lateness: float) -> list[float]:
@@ -51,11 +52,11 @@ def test_time_is_taken_until_gradients_may_meet_other_replicas(name: str) -> Non
     pipeline = Pipeline(name, num_stages=4, num_microbatches=8, **chunks)
     for stage in range(4):
         mine = [
-            (op.instruction, op.microbatch, op.chunk)
+            OperationKey(op.instruction, op.microbatch, op.chunk)
             for op in pipeline.operations
             if op.stage == stage
         ]
-        cut = before_reduction(mine)
+        cut = num_before_reduction(mine)
         assert 0 < cut < len(mine)
         # No chunk is done with its backwards before the cut, and one is right after it.
         left = {
@@ -66,8 +67,10 @@ def test_time_is_taken_until_gradients_may_meet_other_replicas(name: str) -> Non
         assert mine[cut][0].startswith("backward")
 
 
-@pytest.mark.parametrize("operations", [[("backward", 0, 0)], [("forward", 0, 0)] * 3])
+@pytest.mark.parametrize(
+    "operations", [[OperationKey("backward", 0, 0)], [OperationKey("forward", 0, 0)] * 3]
+)
 def test_all_operations_count_where_none_comes_before_a_reduction(
-    operations: list[tuple[str, int, int]],
+    operations: list[OperationKey],
 ) -> None:
-    assert before_reduction(operations) == len(operations)
+    assert num_before_reduction(operations) == len(operations)

@@ -120,7 +120,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
         job.step(0)
         x = torch.zeros(2 * MICROBATCHES, WIDTH)
         job.schedule.eval(*([x] if job.is_first else []), **({"target": x} if job.is_last else {}))
-        asked = shim._clocks.asked
+        asked = shim.requested_mhz
         job.step(1)
         mismatches = shim.mismatches
     job.step(2)
@@ -140,10 +140,10 @@ def straggle(folder: Path) -> dict[str, Any]:
         for step in range(24):
             # As on a real GPU, operations take longer under a slower plan.
             late = 4.0 if rank == 3 and 4 <= step < 14 else 1.0
-            job.mine[0].pause = 0.01 * late * shim._rung.iteration_s
+            job.mine[0].pause = 0.01 * late * shim.followed_time
             job.step(step)
             dist.barrier()
-            followed.append(shim._rung.iteration_s)
+            followed.append(shim.followed_time)
     return {"followed": followed}
 
 

@@ -70,7 +70,7 @@ _HOME = {
     "Request": "envplan.request",
     "SCHEDULES": "envplan.pipeline",
     "Timeline": "envplan.simulation.iteration",
-    "advise": "envplan.planners.comparison",
+    "advise": "envplan.planners.advice",
     "builtin_profiles": "envplan.profile",
     "check_file": "envplan.check.files",
     "compare": "envplan.planners.comparison",

@@ -140,7 +140,7 @@ _Step = tuple[int, int, bool, int | None, list[tuple[int, int]]]
 def _steps(workload: Workload, in_turn: bool) -> list[_Step]:
     """The operations of an iteration in an order in which they can run."""
     pipeline = workload.pipeline(in_turn)
-    operations, waits = pipeline.operations, pipeline.before
+    operations, waits = pipeline.operations, pipeline.predecessors
     steps: list[_Step] = []
     for i in pipeline.order.tolist():
         stage = operations[i].stage

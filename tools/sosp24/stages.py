@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from envplan import Profile, ProfileMetadata
 from envplan.profile import BLOCKING
-from envplan.profile.sidecar import Job
+from envplan.profile.sidecar import Workload
 from tools.sosp24.data import GPU_NAMES, WAITING_W, read_stage_profile
 
 __all__ = ["SOURCE", "STAGE_PROFILES", "stage_profile"]
@@ -116,7 +116,7 @@ def stage_profile(name: str) -> Profile:
         tensor_parallel=_TENSOR_PARALLEL,
         schedule="1f1b",
         num_microbatches=_DEFAULT,
-        job=Job(stages=8, gpus_per_stage=_TENSOR_PARALLEL),
+        job=Workload(stages=8, gpus_per_stage=_TENSOR_PARALLEL),
         extra=extra,
     )
     return Profile.from_rows(rows, name=name, metadata=metadata)

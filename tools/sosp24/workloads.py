@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from envplan import Profile, ProfileMetadata
 from envplan.profile import BLOCKING
-from envplan.profile.sidecar import Job
+from envplan.profile.sidecar import Workload as TrainedJob
 from envplan.profile.smoothing import smooth_curve
 from tools.sosp24.data import GPU_NAMES, WORKLOADS, FloatArray, Runs, Workload, read_runs
 from tools.sosp24.overheads import Overheads, Replay, find_overheads
@@ -146,12 +146,12 @@ def workload_profile(model: Model, latency: SwitchLatency, runs: int) -> Profile
     )
 
 
-def job(model: Model) -> Job:
+def job(model: Model) -> TrainedJob:
     """The job that was run, beside schedule and microbatches."""
     workload = model.workload
     stages = list(range(workload.num_stages))
     lags = [_digits(lag) for lag in model.overheads.boundaries(workload)]
-    return Job(
+    return TrainedJob(
         stages=workload.num_stages,
         p2p_latency_s=lags[0] if len(set(lags)) == 1 else lags,
         extras={"load": stages, "optimizer": stages},

@@ -22,7 +22,7 @@ from envplan.errors import InputError, naming, shown
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
 from envplan.pipeline.imports.torch_csv import read_torch_csv
-from envplan.pipeline.schedules import EXTRAS, LETTERS
+from envplan.pipeline.operations import EXTRAS, LETTERS
 from envplan.plan import Plan, check_reference, find_profile
 from envplan.plan.frontier_file import FrontierFile, Row
 from envplan.profile import Profile
@@ -219,8 +219,8 @@ def _sweep_config(given: _Given) -> list[str]:
 @_told_by("run log", ".jsonl")
 def _run_log(given: _Given) -> list[str]:
     lines = list(read_run_log([given.file]))
-    steps = sum(line["event"] == "step" for line in lines)
-    return [f"{len(lines)} lines of {len({line['rank'] for line in lines})} ranks, {steps} steps"]
+    steps = sum(line.event == "step" for line in lines)
+    return [f"{len(lines)} lines of {len({line.rank for line in lines})} ranks, {steps} steps"]
 
 
 @_told_by("sweep", ".parquet", "target_value")

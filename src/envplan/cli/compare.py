@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import envplan
+from envplan._io.words import exact_seconds
 from envplan.cli import output as ui
 from envplan.cli.advise import schedule_document
 from envplan.cli.costs import cost_columns, cost_title, costs_document
+from envplan.cli.describe import (
+    ITERATION_TITLE,
+    config_counts,
+    describe_ends,
+    describe_job,
+    modelled_title,
+)
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.given import as_typed, refuse_both
 from envplan.cli.groups import CostOptions, JobOptions
@@ -26,11 +34,11 @@ from envplan.cli.tables import (
     text_column,
     value_column,
 )
-from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
+from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
 from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
-    from envplan.planners import Advice, Comparison, Entry
+    from envplan.planners import Advice, Comparison, Entry, PartClockSavings
 
 _ALONG: Final = 17
 #: What follows a planner's name, by the point that its plan is for.
@@ -70,7 +78,7 @@ def compare(
         Path | None,
         typer.Option(
             metavar=OPTIONAL_FILE,
-            parser=output_file(".png", ".svg", ".pdf", ".html", bare="compare.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="compare.png"),
             help=(
                 "Draw all planners on one frontier: .png, .svg, .pdf or .html; without a name: "
                 "compare.png."
@@ -97,7 +105,7 @@ def compare(
         refuse_both(["--straggler-time", "--straggler-slowdown"])
 
     from envplan.plan.costs import priced
-    from envplan.planners import beside_one_clock
+    from envplan.planners import compare_part_clocks
 
     frontier = job.trace()
     run = costs.run(frontier)
@@ -110,11 +118,9 @@ def compare(
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
     with progress("Comparing clocks by part with one clock"):
-        parts = beside_one_clock(frontier)
+        parts = compare_part_clocks(frontier)
     if plot is not None:
-        from envplan.plotting.frontier import plans_along
-
-        draw_frontier(plot, frontier, plans_along(frontier, _ALONG), comparison)
+        draw_frontier(plot, frontier, frontier.plans_to_draw(_ALONG), comparison)
     plans = [
         entry.plan if run is None else priced(entry.plan, run, comparison.straggler_time)
         for entry in comparison.entries
@@ -122,35 +128,38 @@ def compare(
     ui.answer(
         lambda: _document(comparison, plans, parts),
         lambda: _print(comparison, plans, parts),
-        then=["envplan", "advise", *as_typed(job)],
+        next_command=["envplan", "advise", *as_typed(job)],
     )
 
 
 def _print(
-    comparison: Comparison, plans: Sequence[envplan.Plan], parts: list[dict[str, Any]]
+    comparison: Comparison, plans: Sequence[envplan.Plan], parts: Sequence[PartClockSavings]
 ) -> None:
     frontier, straggler = comparison.frontier, comparison.straggler_time
     source = frontier.profile.metadata.source
     names = _name_columns(comparison)
-    ui.say(ui.describe_job(frontier))
+    ui.say(describe_job(frontier))
     ui.show_table(
-        ui.titled(ui.ITERATION, source),
+        modelled_title(ITERATION_TITLE, source),
         [*names, *_iteration_columns(comparison), *_config_columns(comparison)],
     )
     if straggler is not None:
-        until = f"Until a straggler is finished at {ui.exact_seconds(straggler)} s"
+        until = f"Until a straggler is finished at {exact_seconds(straggler)} s"
         columns = [*names, *_straggler_columns(comparison, straggler)]
-        ui.show_table(ui.titled(until, source), columns)
+        ui.show_table(modelled_title(until, source), columns)
     if costs := [plan.costs for plan in plans if plan.costs is not None]:
+        from envplan.costs import RunComparison
+
         run = costs[0].of_run()
-        amounts = cost_columns(run, [(cost.iteration, cost.run) for cost in costs])
+        spent_on = [RunComparison(cost.iteration, cost.run) for cost in costs]
+        amounts = cost_columns(run, spent_on)
         ui.show_table(cost_title(run, source), [*names, *amounts])
     if parts:
-        title = f"Clocks by part, by {ui.exact_seconds(parts[0]['deadline_s'])} s"
-        ui.show_table(ui.titled(title, source), _parts_columns(parts))
+        title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
+        ui.show_table(modelled_title(title, source), _parts_columns(parts))
     extrinsic = "; extrinsic: that plan's above the best one for the straggler"
     ui.say(
-        f"{ui.describe_ends(frontier)}; slower and saved are against max_frequency on "
+        f"{describe_ends(frontier)}; slower and saved are against max_frequency on "
         f"{frontier.pipeline.schedule}",
         "intrinsic bloat, of the energy beside it: above the frontier planner's at the same time "
         "and schedule" + (extrinsic if straggler is not None else ""),
@@ -159,32 +168,32 @@ def _print(
 
 
 def _name_columns(comparison: Comparison) -> list[Column]:
-    rows = [entry.row for entry in comparison.entries]
+    entries = comparison.entries
     return [
-        text_column("planner", [row["planner"] + _POINTS[row["point"]] for row in rows]),
-        text_column("schedule", [row["schedule"] for row in rows]),
+        text_column("planner", [entry.plan.planner + _POINTS[entry.point] for entry in entries]),
+        text_column("schedule", [entry.plan.job.schedule for entry in entries]),
     ]
 
 
 def _iteration_columns(comparison: Comparison) -> list[Column]:
-    rows = [entry.row for entry in comparison.entries]
+    entries = comparison.entries
     # A plan that is good only while everyone waits has its gap in the straggler's table.
-    gaps = [None if row["point"] == "straggler" else 100 * row["gap"] for row in rows]
-    bloats = [_percent_of(row["intrinsic_bloat_j"], row["energy_j"]) for row in rows]
+    gaps = [None if entry.point == "straggler" else 100 * entry.plan.gap for entry in entries]
+    bloats = [_percent_of(entry.intrinsic_bloat_j, entry.plan.energy) for entry in entries]
     return [
-        number_column("time (s)", [row["iteration_time_s"] for row in rows]),
-        change_column("slower (%)", [row["slowdown_percent"] for row in rows]),
-        number_column("energy (J)", [row["energy_j"] for row in rows]),
-        percent_column("saved (%)", [row["savings_percent"] for row in rows]),
+        number_column("time (s)", [entry.plan.iteration_time for entry in entries]),
+        change_column("slower (%)", [entry.slowdown_percent for entry in entries]),
+        number_column("energy (J)", [entry.plan.energy for entry in entries]),
+        percent_column("saved (%)", [entry.savings_percent for entry in entries]),
         percent_column("gap (%)", gaps, decimals=3),
         percent_column("intrinsic (%)", bloats),
-        value_column("planned in (s)", [f"{row['planning_time_s']:.2f}" for row in rows]),
+        value_column("planned in (s)", [f"{entry.planning_time_s:.2f}" for entry in entries]),
     ]
 
 
 def _config_columns(comparison: Comparison) -> list[Column]:
     """How often each plan chose which config; none where operations have no configs."""
-    counts = [ui.config_counts(entry.plan) for entry in comparison.entries]
+    counts = [config_counts(entry.plan) for entry in comparison.entries]
     configs = sorted({config for count in counts for config in count})
     return [
         value_column(f"config {config}", [count.get(config, 0) for count in counts])
@@ -193,16 +202,19 @@ def _config_columns(comparison: Comparison) -> list[Column]:
 
 
 def _straggler_columns(comparison: Comparison, straggler_s: float) -> list[Column]:
-    rows = [entry.row for entry in comparison.entries]
-    energies = [row["straggler_energy_j"] for row in rows]
-    gaps = [row["straggler_gap"] and 100 * row["straggler_gap"] for row in rows]
-    intrinsic = [_percent_of(row["intrinsic_bloat_j"], row["straggler_energy_j"]) for row in rows]
-    extrinsic = [_percent_of(row["extrinsic_bloat_j"], row["straggler_energy_j"]) for row in rows]
+    ends_s, outcomes, intrinsic, extrinsic = [], [], [], []
+    for entry in comparison.entries:
+        outcome = entry.with_straggler
+        assert outcome is not None
+        outcomes.append(outcome)
+        ends_s.append(max(straggler_s, entry.plan.iteration_time))
+        intrinsic.append(_percent_of(entry.intrinsic_bloat_j, outcome.energy_j))
+        extrinsic.append(_percent_of(outcome.extrinsic_bloat_j, outcome.energy_j))
     return [
-        number_column("time (s)", [max(straggler_s, row["iteration_time_s"]) for row in rows]),
-        number_column("energy (J)", energies),
-        percent_column("saved (%)", [row["straggler_savings_percent"] for row in rows]),
-        percent_column("gap (%)", gaps, decimals=3),
+        number_column("time (s)", ends_s),
+        number_column("energy (J)", [outcome.energy_j for outcome in outcomes]),
+        percent_column("saved (%)", [outcome.savings_percent for outcome in outcomes]),
+        percent_column("gap (%)", [100 * outcome.gap for outcome in outcomes], decimals=3),
         percent_column("intrinsic (%)", intrinsic),
         percent_column("extrinsic (%)", extrinsic),
     ]
@@ -212,15 +224,16 @@ def _percent_of(part: float, whole: float) -> float:
     return 100 * part / whole if whole else 0.0
 
 
-def _parts_columns(parts: list[dict[str, Any]]) -> list[Column]:
-    """What clocks by part save beside one clock, for each latency."""
-    latencies = [f"{1e3 * row['switch_latency_s']:g}" for row in parts]
-    one_clock = [row["one_clock_saved_percent"] for row in parts]
+def _parts_columns(parts: Sequence[PartClockSavings]) -> list[Column]:
+    """Savings by clocks by part beside those by one clock, for each latency."""
+    latencies = [f"{1e3 * savings.switch_latency_s:g}" for savings in parts]
+    one_clock = [savings.one_clock_saved_percent for savings in parts]
+    by_parts = [savings.by_parts_saved_percent for savings in parts]
     return [
         value_column("switch latency (ms)", latencies),
         percent_column("one clock an operation, saved (%)", one_clock),
-        percent_column("by parts, saved (%)", [row["by_parts_saved_percent"] for row in parts]),
-        percent_column("gained (%)", [row["gained_percent"] for row in parts]),
+        percent_column("by parts, saved (%)", by_parts),
+        percent_column("gained (%)", [savings.gained_percent for savings in parts]),
     ]
 
 
@@ -234,7 +247,7 @@ def _notes(comparison: Comparison) -> list[str]:
     straggler = comparison.straggler_time
     if straggler is not None and straggler <= comparison.baseline.iteration_time_s:
         notes.append(
-            f"{ui.exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
+            f"{exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
             "straggler: it leaves no time to use"
         )
     if comparison.advice:
@@ -250,7 +263,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _document(
-    comparison: Comparison, plans: Sequence[envplan.Plan], parts: list[dict[str, Any]]
+    comparison: Comparison, plans: Sequence[envplan.Plan], parts: Sequence[PartClockSavings]
 ) -> dict[str, Any]:
     frontier, plan = comparison.frontier, comparison.entries[0].plan
     entries = zip(comparison.entries, plans, strict=True)
@@ -267,15 +280,15 @@ def _document(
             "iterations": len(comparison.envpipe.choices),
             "stopped": comparison.envpipe.stopped,
         },
-        "by_parts": parts,
+        "by_parts": [savings.to_dict() for savings in parts],
         "advice": [schedule_document(row) for row in comparison.advice],
         "published": comparison.published and comparison.published.model_dump(),
     }
 
 
 def _entry_document(entry: Entry, priced_plan: envplan.Plan) -> dict[str, Any]:
-    document = dict(entry.row)
-    if configs := ui.config_counts(entry.plan):
+    document: dict[str, Any] = dict(entry.to_dict())
+    if configs := config_counts(entry.plan):
         document["configs"] = configs
     if priced_plan.costs is not None:
         document["costs"] = costs_document(priced_plan)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import envplan
+from envplan._io.words import significant
 from envplan.cli import output as ui
+from envplan.cli.describe import modelled_title
 from envplan.cli.groups import CostOptions
 from envplan.cli.tables import (
     Column,
@@ -16,8 +18,7 @@ from envplan.cli.tables import (
 from envplan.units import duration_text
 
 if TYPE_CHECKING:
-    from envplan.costs import Run
-    from envplan.costs.model import Pair, Spent
+    from envplan.costs import Cost, CostComparison, Run, RunComparison
     from envplan.solve.savings import Amounts
 
 #: What money is called where nobody says.
@@ -47,7 +48,7 @@ class CostRow(NamedTuple):
 
 
 def cost_rows(
-    pair: Pair, currency: str | None, carbon_unit: Literal["g", "kg"] = "kg"
+    pair: CostComparison, currency: str | None, carbon_unit: Literal["g", "kg"] = "kg"
 ) -> list[CostRow]:
     """Energy, and money and carbon where they are known, in this order."""
     before, after = pair.max_frequency, pair.plan
@@ -75,10 +76,10 @@ def print_costs(plan: envplan.Plan) -> None:
     time, amounts = _time_row(costs.run), cost_rows(costs.run, costs.currency)
     rows = [time, *map(_amount_row, amounts)]
     headers = ("", "max frequency", "plan", "saved", "saved (%)")
-    ui.show_table(ui.titled(_title(costs), plan.profile.source), table_columns(headers, rows))
+    ui.show_table(modelled_title(_title(costs), plan.profile.source), table_columns(headers, rows))
 
 
-def _time_row(run: Pair) -> list[str]:
+def _time_row(run: CostComparison) -> list[str]:
     before_s, after_s = run.max_frequency.time_s, run.plan.time_s
     saved = "-"
     if before_s != after_s:
@@ -89,7 +90,7 @@ def _time_row(run: Pair) -> list[str]:
 
 def _amount_row(row: CostRow) -> list[str]:
     before, after = row.max_frequency, row.plan
-    amounts = [ui.significant(amount) for amount in (before, after, before - after)]
+    amounts = [significant(amount) for amount in (before, after, before - after)]
     return [row.name, *amounts, _saved(before, after)]
 
 
@@ -107,7 +108,7 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     site = Site.of_run(run)
     _, saved = site.year(plan)
     amounts = year_amounts(saved, run.currency)
-    what = [f"{ui.significant(abs(amount))} {unit}" for unit, amount in amounts.items()]
+    what = [f"{significant(abs(amount))} {unit}" for unit, amount in amounts.items()]
     rate = f"at {site.price:g} a kWh"
     if run.price is None:
         rate += " (assumed; --price says yours)"
@@ -119,7 +120,7 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     return f"a year of it on the job's GPUs {verb} {', '.join(what)} {', '.join(notes)}"
 
 
-def replay_cost_notes(run: Run, iteration: Spent, whole_run: Spent | None) -> list[str]:
+def replay_cost_notes(run: Run, iteration: Cost, whole_run: Cost | None) -> list[str]:
     """What an iteration costs and what the run does, in sentences."""
     notes = [f"an iteration costs {_amounts(iteration, run.currency)} over all GPUs"]
     if whole_run is not None:
@@ -128,20 +129,20 @@ def replay_cost_notes(run: Run, iteration: Spent, whole_run: Spent | None) -> li
     return notes
 
 
-def _amounts(spent: Spent, currency: str | None) -> str:
+def _amounts(spent: Cost, currency: str | None) -> str:
     """Energy, money and carbon that are known, as in `3.2 kWh, 0.4 USD`."""
-    from envplan.costs.model import Pair
+    from envplan.costs.model import CostComparison
 
-    rows = cost_rows(Pair(max_frequency=spent, plan=spent), currency)
-    return ", ".join(f"{ui.significant(row.plan)} {row.unit}" for row in rows)
+    rows = cost_rows(CostComparison(max_frequency=spent, plan=spent), currency)
+    return ", ".join(f"{significant(row.plan)} {row.unit}" for row in rows)
 
 
 def cost_title(run: Run, source: str | None) -> str:
     """The title of a table of costs."""
-    return ui.titled(_title(run), source)
+    return modelled_title(_title(run), source)
 
 
-def cost_columns(run: Run, spent_on: Sequence[tuple[Pair, Pair | None]]) -> list[Column]:
+def cost_columns(run: Run, spent_on: Sequence[RunComparison]) -> list[Column]:
     """Columns of what several ways to do the same work cost.
 
     Args:
@@ -163,7 +164,7 @@ def cost_columns(run: Run, spent_on: Sequence[tuple[Pair, Pair | None]]) -> list
 
 
 def _amount_column(rows: Sequence[CostRow]) -> Column:
-    return value_column(rows[0].name, [ui.significant(row.plan) for row in rows])
+    return value_column(rows[0].name, [significant(row.plan) for row in rows])
 
 
 def _saved(before: float, after: float) -> str:

@@ -15,8 +15,8 @@ import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import refuse_overwriting
 from envplan.cli.given import options_given, refuse, refuse_both, require_with
+from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import (
     JOB,
@@ -31,7 +31,7 @@ from envplan.cli.shared import (
 from envplan.cli.types import InputFile, Numbers, either, numbers, quantity
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
-from envplan.pipeline.schedules import EXTRAS
+from envplan.pipeline.operations import EXTRAS
 from envplan.quantities import COUNT, NUMBER, PERCENT, POWER, TIME
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class PlanOptions:
 
         plan = envplan.Plan.load(self.plan)
         profile = find_profile(plan.profile, self.plan, self.profile)
-        refuse_overwriting(profile.path, profile.sidecar)
+        invocation().will_read(profile.path, profile.sidecar)
         return plan, profile
 
 
@@ -305,7 +305,7 @@ class JobOptions(ParallelOptions):
         from envplan.profile import ByParts
 
         parted = profile.has_parts and not self.one_clock
-        asked = ByParts.asked(self.parts_within, self.blocking_power) if parted else None
+        asked = ByParts.from_options(self.parts_within, self.blocking_power) if parted else None
         needed = {op.instruction for op in pipeline.operations}
         return profile.fitted(needed, recompute=self.recompute, by_parts=asked)
 
@@ -326,7 +326,7 @@ class JobOptions(ParallelOptions):
             InputError: as for load, the profile does not fit the pipeline, or it would be replaced.
         """
         profile, pipeline = loaded or self.load()
-        refuse_overwriting(profile.path, profile.sidecar)
+        invocation().will_read(profile.path, profile.sidecar)
         known = profile.metadata
         with progress(f"Tracing the frontier of {profile.name}") as work:
             return envplan.trace_frontier(
@@ -355,7 +355,7 @@ class JobOptions(ParallelOptions):
                 return
 
     def _from_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
-        from envplan.profile.described import described_pipeline, parse_extras
+        from envplan.profile.job import parse_extras, pipeline_of_job
 
         schedule = self.schedule or profile.metadata.schedule or "1f1b"
         if schedule != "envpipe":
@@ -366,7 +366,7 @@ class JobOptions(ParallelOptions):
             timed = profile.fitted(("backward",), recompute=self.recompute)
             return envplan.forwards_ahead(timed, microbatches, self.activation_slots)
 
-        return described_pipeline(
+        return pipeline_of_job(
             profile,
             schedule=self.schedule,
             num_stages=self.pp,

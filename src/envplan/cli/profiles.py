@@ -14,7 +14,7 @@ from envplan.cli.groups import DEFAULT_PROFILE, complete_profiles
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import Column
-from envplan.cli.types import OPTIONAL_FILE, InPlace, output_file
+from envplan.cli.types import OPTIONAL_FILE, InPlace, OutputFile
 
 if TYPE_CHECKING:
     from envplan.profile.summary import ProfileSummary
@@ -37,7 +37,7 @@ def profiles() -> None:
     ui.answer(
         lambda: {"profiles": [summary.to_dict() for summary in summaries]},
         lambda: _print(summaries),
-        then=["envplan", "savings", summaries[0].name],
+        next_command=["envplan", "savings", summaries[0].name],
     )
 
 
@@ -81,7 +81,7 @@ def smooth(
             metavar=OPTIONAL_FILE,
             help="Draw the smooth energy against clock: .png, .svg or .pdf; without a name: "
             "smooth.png.",
-            parser=output_file(".png", ".svg", ".pdf", bare="smooth.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", bare="smooth.png"),
         ),
     ] = None,
     output: Annotated[
@@ -92,7 +92,7 @@ def smooth(
             rich_help_panel=MOST_USED,
             metavar="FILE",
             help="Where the smooth profile goes: .csv.",
-            parser=output_file(".csv"),
+            parser=OutputFile(".csv"),
         ),
     ] = Path("smooth.csv"),
 ) -> None:
@@ -120,5 +120,5 @@ def smooth(
     ui.answer(
         lambda: {"profile": str(output), **said},
         lambda: ui.say(f"{source.describe()}: {describe_smoothing(said)}"),
-        then=["envplan", "frontier", str(output)],
+        next_command=["envplan", "frontier", str(output)],
     )

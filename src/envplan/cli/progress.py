@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from envplan.cli import state
+from envplan.cli.invocation import invocation
 from envplan.units import duration_text
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def progress(task: str) -> Iterator[Progress]:
         task: what is done.
     """
     work = Progress(task)
-    if state.quiet:
+    if invocation().quiet:
         yield work
         return
     with _Bar(work) if sys.stderr.isatty() else _Log(work):
@@ -111,7 +111,9 @@ class _Bar(AbstractContextManager[None]):
 
         self._work = work
         self._live = Live(
-            console=Console(stderr=True, color_system=None if state.color is False else "auto"),
+            console=Console(
+                stderr=True, color_system=None if invocation().color is False else "auto"
+            ),
             get_renderable=self._renderable,
             refresh_per_second=_REFRESHES_PER_S,
             transient=True,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import envplan
+from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.groups import PlanOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, MovedProfile
 from envplan.cli.tables import change_column, text_column, value_column
-from envplan.cli.types import InputFile, output_file
+from envplan.cli.types import InputFile, OutputFile
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def refine(
         Path,
         typer.Option(
             metavar="FILE",
-            parser=output_file(".csv"),
+            parser=OutputFile(".csv"),
             help="Where the new profile goes: .csv.",
             rich_help_panel=MOST_USED,
         ),
@@ -48,7 +49,7 @@ def refine(
             "-o",
             "--output",
             metavar="FILE",
-            parser=output_file(),
+            parser=OutputFile(),
             help="Where the new plan goes.",
             rich_help_panel=MOST_USED,
         ),
@@ -92,7 +93,7 @@ def refine(
             "after": _figures(new),
         },
         lambda: _print(old, new, drifts, unmeasured),
-        then=["envplan", "apply", str(output)],
+        next_command=["envplan", "apply", str(output)],
     )
 
 
@@ -117,5 +118,5 @@ def _print(
             "as planned; give the run logs of all ranks"
         )
     for name, plan in (("old plan", old), ("new plan", new)):
-        time, energy = ui.significant(plan.iteration_time), ui.significant(plan.energy)
+        time, energy = significant(plan.iteration_time), significant(plan.energy)
         ui.say(f"{name}: {time} s, {energy} J, as its own profile has it")

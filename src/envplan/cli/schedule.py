@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from envplan.cli import command as cmd
 from envplan.cli import output as ui
 from envplan.cli.given import options_given
+from envplan.cli.help import command_group
+from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, Chunks, MicrobatchGroup
 from envplan.cli.tables import Column
 from envplan.cli.types import (
     OPTIONAL_FILE,
     InputFile,
+    OutputFile,
     member_of,
-    output_file,
     parser_of,
     quantity,
 )
@@ -247,7 +248,7 @@ def list_schedules() -> None:
             "schedules": [{"name": name, "description": order} for name, order in orders.items()]
         },
         lambda: _print_orders(orders),
-        then="envplan schedule show 1f1b --pp 4 -m 8",
+        next_command=["envplan", "schedule", "show", "1f1b", "--pp", "4", "-m", "8"],
     )
 
 
@@ -265,7 +266,7 @@ def show(
             rich_help_panel=MOST_USED,
             metavar=OPTIONAL_FILE,
             help="Draw it: .png, .svg or .pdf; without a name: schedule.png.",
-            parser=output_file(".png", ".svg", ".pdf", bare="schedule.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", bare="schedule.png"),
         ),
     ] = None,
 ) -> None:
@@ -287,7 +288,9 @@ def show(
     with progress("Drawing"):
         ui.draw(plot, lambda: schedule_figure(layout))
     ui.answer(
-        layout.to_dict, lambda: _print_layout(layout), then=_frontier_command(shape, pipeline)
+        layout.to_dict,
+        lambda: _print_layout(layout),
+        next_command=_frontier_command(shape, pipeline),
     )
 
 
@@ -339,7 +342,7 @@ def import_schedule(
             rich_help_panel=MOST_USED,
             metavar="FILE",
             help="Where the DAG file goes.",
-            parser=output_file(),
+            parser=OutputFile(),
         ),
     ] = _DEFAULT_OUTPUTS[ExportFormat.DAG],
     microbatches: Annotated[
@@ -385,7 +388,7 @@ def import_schedule(
     ui.answer(
         lambda: {**_imported_document(pipeline, imported), "written": str(output)},
         lambda: _print_imported(pipeline, imported),
-        then=[*_FRONTIER, "--dag", str(output)],
+        next_command=[*_FRONTIER, "--dag", str(output)],
     )
 
 
@@ -515,7 +518,7 @@ def export_schedule(
             metavar="FILE",
             help=f"Where it goes; default: {' or '.join(map(str, _DEFAULT_OUTPUTS.values()))}.",
             show_default=False,
-            parser=output_file(),
+            parser=OutputFile(),
         ),
     ] = None,
 ) -> None:
@@ -533,7 +536,7 @@ def export_schedule(
 
     target = output or _DEFAULT_OUTPUTS[format]
     if output is None:
-        cmd.will_write(target)
+        invocation().will_write(target)
     pipeline = shape.build()
     if format is ExportFormat.DAG:
         pipeline.save_dag(target)
@@ -545,7 +548,7 @@ def export_schedule(
     ui.answer(
         lambda: {"written": str(target), "operations": count, "ranks": ranks},
         lambda: ui.say(f"{count} operations on {ranks} ranks"),
-        then=next_command,
+        next_command=next_command,
     )
 
 
@@ -560,7 +563,7 @@ def _frontier_command(shape: ShapeOptions, pipeline: Pipeline) -> list[str]:
     return words
 
 
-schedule = cmd.group(
+schedule = command_group(
     """List, show, import and export schedules.
 
     \b

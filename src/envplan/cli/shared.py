@@ -11,6 +11,7 @@ from envplan.errors import InputError
 from envplan.quantities import COUNT, PERCENT, TIME
 
 #: Panels of `--help`.
+ARGUMENTS: Final = "Arguments"
 MOST_USED: Final = "Most used"
 JOB: Final = "Job"
 TARGET: Final = "Target"
@@ -22,6 +23,25 @@ SLOW_CLOCKS: Final = "Slow clocks"
 
 #: Latencies of clocks, which people give in milliseconds.
 _CLOCK_TIME: Final = TIME.plainly("ms").within(0, 3600)
+
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print JSON instead of a table; errors, too.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+
+QuietOption = Annotated[
+    bool,
+    typer.Option(
+        "-q",
+        "--quiet",
+        help="Print nothing but errors; files are still written.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 MovedProfile = Annotated[
     str | None,

@@ -3,155 +3,264 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 import envplan
-from envplan.cli import command as cmd
+from envplan._io.words import significant
 from envplan.cli import output as ui
-from envplan.cli import state
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
+from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, modelled_title
+from envplan.cli.given import options_given, refuse, refuse_both, require_with
 from envplan.cli.groups import CostOptions, JobOptions
+from envplan.cli.invocation import invocation
+from envplan.cli.limits import LimitOptions, limit_keywords
 from envplan.cli.plan_notes import plan_notes
-from envplan.cli.progress import progress
-from envplan.cli.shared import ReplicaGroup, parse_replica_group
+from envplan.cli.progress import Progress, progress
+from envplan.cli.shared import (
+    JOB,
+    MONEY,
+    MOST_USED,
+    TARGET,
+    Reconfigure,
+    ReplicaGroup,
+    SwitchLatency,
+    parse_replica_group,
+)
 from envplan.cli.simulate import print_replicas
+from envplan.cli.tables import change_row, table_columns
+from envplan.cli.types import InputFile, OutputFile, either, one_of, parser_of, quantity
+from envplan.costs.model import Minimized
 from envplan.errors import naming
-from envplan.quantities import LONG_TIME, PERCENT, WHOLE
+from envplan.planners import PLANNERS
+from envplan.quantities import LONG_TIME, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.planners import Planner
-
-#: What the library calls as options do.
-_ASKED: Final = """
-    target_time min_energy straggler_time energy_budget power_cap peak_power_cap polish ladder
-"""
-#: What our planner alone can do.
-_OURS: Final = """
-    min_energy energy_budget power_cap peak_power_cap switch_latency min_dwell robust deadline
-    polish ladder
-"""
+    from envplan.simulation.replicas import ReplicaPlans
 
 
-@cmd.options(
-    """
-    Most used:
-      --target-time TIME  Least energy with an iteration of at most TIME, as in 14.2 (seconds) or
-          900ms.
-      --slowdown PCT  Least energy at most PCT percent above T_min.
-      --min-energy  Least energy of all, at T_star.
-    Target:
-      --energy-budget J  Shortest iteration of at most J joules over all GPUs.
-      --power-cap W  Shortest iteration of at most W watts over all GPUs, on average.
-      --peak-power-cap W  Shortest iteration of never more than W watts over all GPUs; with
-          --target-time, --slowdown or --min-energy: least energy.
-      --straggler-time TIME  Some replica takes so long anyway: use what time that leaves, up to
-          T_max.
-      --polish TIME  Time to spend on improving the plan with CP-SAT, as in 30s; default: none.
-      --ladder N  Put up to N slower plans, up to T_max, into the file for when a straggler
-          appears.
-      --planner NAME  frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe
-          brings its own schedule unless one is named.
-      --clocks FILE  Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and
-          Zeus, a frequency plan, or a CSV) and say what they cost and what is lost.
-    Noise:
-      --robust PCT  Hold the target with a probability of PCT percent, though times vary.
-    Money:
-      --deadline TIME  The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.
-      --minimize WHAT  With --deadline: money, carbon or energy; default: the first of these that
-          is known.
-    """,
-    ladder=WHOLE,
-    robust=PERCENT.within(0.001, 99.9),
-    deadline=LONG_TIME,
-    minimize=cmd.one_of("money", "carbon", "energy"),
-)
-class AskedOptions(CostOptions):
-    """What is wanted of a plan, who makes it, and what it costs; without a target, no slowdown."""
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """By when an iteration is to be over; without one of these, no slowdown."""
 
-    target_time: float | None = None
-    slowdown: float | None = None
-    min_energy: bool = False
-    energy_budget: float | None = None
-    power_cap: float | None = None
-    peak_power_cap: float | None = None
-    straggler_time: float | None = None
-    polish: float = 0.0
-    ladder: int = 0
-    planner: str = "frontier"
-    clocks: Path | None = None
-    reconfigure: str | None = None
-    switch_latency: float | None = None
-    min_dwell: float | None = None
-    robust: float | None = None
-    noise: float | None = None
-    deadline: float | None = None
-    minimize: Literal["energy", "money", "carbon"] | None = None
+    target_time: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            parser=quantity(TIME),
+            help="Least energy with an iteration of at most TIME, as in 14.2 (seconds) or 900ms.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    slowdown: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PCT",
+            parser=quantity(PERCENT),
+            help="Least energy at most PCT percent above T_min.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    min_energy: Annotated[
+        bool,
+        typer.Option(
+            "--min-energy", help="Least energy of all, at T_star.", rich_help_panel=MOST_USED
+        ),
+    ] = False
+    straggler_time: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            parser=quantity(TIME),
+            help="Some replica takes so long anyway: use what time that leaves, up to T_max.",
+            rich_help_panel=TARGET,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffortOptions:
+    """How much is done for a plan."""
+
+    polish: Annotated[
+        float,
+        typer.Option(
+            metavar="TIME",
+            parser=quantity(TIME),
+            help="Time to spend on improving the plan with CP-SAT, as in 30s; default: none.",
+            show_default=False,
+            rich_help_panel=TARGET,
+        ),
+    ] = 0.0
+    ladder: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            parser=quantity(WHOLE),
+            help="Put up to N slower plans, up to T_max, into the file for when a straggler "
+            "appears.",
+            rich_help_panel=TARGET,
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(CostOptions):
+    """What a run costs, and by when it is to be over as cheaply as possible."""
+
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            parser=quantity(LONG_TIME),
+            help="The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.",
+            rich_help_panel=MONEY,
+        ),
+    ] = None
+    minimize: Annotated[
+        Minimized | None,
+        typer.Option(
+            metavar="WHAT",
+            parser=one_of("money", "carbon", "energy"),
+            help="With --deadline: money, carbon or energy; default: the first of these that is "
+            "known.",
+            rich_help_panel=MONEY,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
+        """Raises: InputError: options contradict each other or lack one another."""
         super().__post_init__()
-        cmd.refuse_both(cmd.given(self, "target_time slowdown min_energy deadline"))
-        cmd.needs(self, minimize="deadline", deadline="iterations tokens")
+        require_with(self, "minimize", "deadline")
+        require_with(self, "deadline", "iterations", "tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """All that is asked of a plan."""
+
+    target: TargetOptions
+    switch_latency: SwitchLatency = None
+    limits: LimitOptions
+    effort: EffortOptions
+    run: RunOptions
+
+    def __post_init__(self) -> None:
+        """Raises: InputError: more than one option says by when an iteration is to be over."""
+        times = options_given(self.target, "target_time", "slowdown", "min_energy")
+        refuse_both([*times, *options_given(self.run, "deadline")])
 
     def request(self, frontier: envplan.Frontier) -> envplan.Request:
-        """What the options ask for.
+        """The request that the options make.
 
         Raises:
             InputError: two of them exclude each other, or a rate cannot be read.
         """
-        percents = {"slowdown": self.slowdown, "probability": self.robust, "noise": self.noise}
-        asked: dict[str, Any] = {name: getattr(self, name) for name in _ASKED.split()}
-        asked |= {name: percent and percent / 100 for name, percent in percents.items()}
-        return envplan.Request.asking(
-            **asked,
+        target = self.target
+        run = self.run.run(frontier, deadline_s=self.run.deadline, minimize=self.run.minimize)
+        return envplan.Request.from_options(
+            target_time=target.target_time,
+            slowdown=None if target.slowdown is None else target.slowdown / 100,
+            min_energy=target.min_energy,
+            straggler_time=target.straggler_time,
             switch_latency=self.switch_latency or 0.0,
-            min_hold=self.min_dwell or 0.0,
-            run=self.run(frontier, deadline_s=self.deadline, minimize=self.minimize),
+            run=run,
+            polish=self.effort.polish,
+            ladder=self.effort.ladder,
+            **limit_keywords(self.limits),
         )
 
-    def other_planner(self) -> Planner | None:
-        """The planner that the options ask for, if it can do all else they ask for; None: ours.
+    def beyond_other_planners(self) -> list[str]:
+        """Options that are given and that our planner alone can do, as typed."""
+        return [
+            *options_given(self.target, "min_energy"),
+            *options_given(self.limits),
+            *options_given(self, "switch_latency"),
+            *options_given(self.run, "deadline"),
+            *options_given(self.effort),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerOptions:
+    """Who chooses the frequencies."""
+
+    planner: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"{either(PLANNERS)}; envpipe brings its own schedule unless one is named.",
+            rich_help_panel=TARGET,
+        ),
+    ] = "frontier"
+    clocks: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and "
+            "Zeus, a frequency plan, or a CSV) and say what they cost and what is lost.",
+            rich_help_panel=TARGET,
+        ),
+        InputFile(),
+    ] = None
+    reconfigure: Reconfigure = None
+
+    def other_planner(self, request: RequestOptions) -> Planner | None:
+        """The planner that is asked for, if it can do all that is asked of the plan; None: ours.
 
         Raises:
             InputError: there is no such planner, or it cannot.
         """
-        if not cmd.given(self, "planner clocks reconfigure"):
+        if not options_given(self):
             return None
         from envplan.planners import EnvPipe, planner_named
 
         planner = planner_named(self.planner)
         if self.planner != EnvPipe.name:
             why = f"goes with --planner envpipe, not {self.planner}"
-            cmd.refuse(cmd.given(self, "reconfigure"), why)
-        cmd.refuse_both(cmd.given(self, "clocks planner"))
-        timely = self.clocks is None and planner.takes_target
-        takes = "--target-time or --slowdown" if timely else "no target"
-        who = self.planner if self.clocks is None else "--clocks"
-        cmd.refuse(
-            cmd.given(self, _OURS if timely else f"target_time slowdown {_OURS}"),
-            f"goes with --planner frontier; {who} takes {takes} and knows no limits, so leave one "
+            refuse(options_given(self, "reconfigure"), why)
+        refuse_both(options_given(self, "clocks", "planner"))
+        takes_times = self.clocks is None and planner.takes_target
+        name = self.planner if self.clocks is None else "--clocks"
+        takes = "--target-time or --slowdown" if takes_times else "no target"
+        times = [] if takes_times else options_given(request.target, "target_time", "slowdown")
+        refuse(
+            [*times, *request.beyond_other_planners()],
+            f"goes with --planner frontier; {name} takes {takes} and knows no limits, so leave one "
             "of the two out",
         )
         return EnvPipe(self.reconfigure) if self.reconfigure is not None else planner
 
 
-@cmd.takes(
-    """
-    Most used:
-      -o, --output FILE  Where the plan goes.
-    Job:
-      --replica-profile PROFILE[:COUNT]  Further replicas run on other hardware: COUNT of them (1)
-          by this profile. May be given more than once; each kind gets a plan of its own, and all
-          end together.
-    """,
-    replica_profile=parse_replica_group,
-)
 def solve(
     job: JobOptions,
-    asked: AskedOptions,
-    replica_profile: list[Any] | None = None,
-    output: Path = Path("plan.json"),
+    request: RequestOptions,
+    planner: PlannerOptions,
+    replica_profile: Annotated[
+        list[ReplicaGroup] | None,
+        typer.Option(
+            metavar="PROFILE[:COUNT]",
+            parser=parser_of(parse_replica_group),
+            help="Further replicas run on other hardware: COUNT of them (1) by this profile. May "
+            "be given more than once; each kind gets a plan of its own, and all end together.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=OutputFile(),
+            help="Where the plan goes.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = Path("plan.json"),
 ) -> None:
     """Choose a frequency for every operation and write the plan.
 
@@ -167,111 +276,145 @@ def solve(
       envplan solve -m 8 --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 4
       envplan solve --slowdown 3 --robust 95 --noise 2 --peak-power-cap 2000
     """
-    if asked.planner == "envpipe" and not job.dag and job.vp in (None, 1):
+    if planner.planner == "envpipe" and not job.dag and job.vp in (None, 1):
         job = replace(job, schedule=job.schedule or "envpipe")
-    planner = asked.other_planner()
+    other_planner = planner.other_planner(request)
     if replica_profile:
-        cmd.refuse(
-            cmd.given(asked, "clocks"),
+        refuse(
+            options_given(planner, "clocks"),
             "says the clocks of one kind of replica: make a plan for each, and give them to "
             "envplan simulate PLAN --replica PLAN",
         )
-        _solve_replicas(job, replica_profile, asked, planner)
+        _solve_replicas(job, replica_profile, request, other_planner, output)
         return
     frontier = job.trace(whole=False)
-    request = asked.request(frontier)
     with progress("Planning") as work:
-        if asked.clocks is not None:
-            from envplan.enforce.clock_files import read_clocks
-
-            shape = frontier.pipeline, frontier.profile
-            clocks = read_clocks(asked.clocks, frontier.pipeline)
-            with naming(asked.clocks):
-                plan = envplan.plan_from_clocks(*shape, clocks, frontier=frontier)
-        elif planner is None:
-            plan = frontier.solve(request, progress=work.frontier_step)
-        else:
-            from envplan.planners import answer
-
-            plan = answer(planner, frontier, request)
+        plan = _plan(frontier, request.request(frontier), other_planner, planner.clocks, work)
     plan.save(output)
     ui.answer(
         lambda: _document(frontier, plan, output),
         lambda: _print(frontier, plan),
-        last=year_of(plan, asked),
-        then=["envplan", "report", str(output)],
+        closing=year_of(plan, request.run),
+        next_command=["envplan", "report", str(output)],
     )
 
 
+def _plan(
+    frontier: envplan.Frontier,
+    request: envplan.Request,
+    other_planner: Planner | None,
+    clocks: Path | None,
+    work: Progress,
+) -> envplan.Plan:
+    """The plan: of the clocks in a file, by another planner, or by ours.
+
+    Raises:
+        NoAnswerError: nothing meets the request.
+    """
+    if clocks is not None:
+        from envplan.enforce.clock_files import read_clocks
+
+        chosen = read_clocks(clocks, frontier.pipeline)
+        with naming(clocks):
+            return envplan.plan_from_clocks(
+                frontier.pipeline, frontier.profile, chosen, frontier=frontier
+            )
+    if other_planner is None:
+        return frontier.solve(request, progress=work.frontier_step)
+    return other_planner.solve(frontier, request)
+
+
 def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
-    ui.say(ui.describe_job(frontier))
-    before, after = plan.predicted.baseline, plan.predicted
-    gap, until = ("certified gap (%)", after.gap), after.until_straggler
-    rows = [
-        ("iteration time (s)", before.iteration_time_s, after.iteration_time_s),
-        ("energy (J)", before.energy_j, after.energy_j),
-    ]
-    if until is not None:
-        rows.append(("energy with waiting (J)", until.baseline_energy_j, until.energy_j))
-        gap = ("certified gap with waiting (%)", until.gap)
-    rows.append(("average power (W)", before.average_power_w, after.average_power_w))
-    if plan.costs is not None:  # without the energy, which stands there in J
-        costs = cost_rows(plan.costs.iteration, plan.costs.currency, "g")
-        rows += [(row.name, row.max_frequency, row.plan) for row in costs[1:]]
-    table = [*ui.changes(rows), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
+    ui.say(describe_job(frontier))
     headers = ("", "max frequency", "plan", "change (%)")
-    ui.print_table(ui.titled(ui.ITERATION, plan.profile.source), headers, table)
+    title = modelled_title(ITERATION_TITLE, plan.profile.source)
+    ui.show_table(title, table_columns(headers, _iteration_rows(plan)))
     print_costs(plan)
-    ui.say(*plan_notes(frontier, plan), ui.describe_ends(frontier))
+    ui.say(*plan_notes(frontier, plan), describe_ends(frontier))
     if plan.ladder is not None:
         ui.say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
 
 
-def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> dict[str, Any]:
-    left_out: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
-    head = plan.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
-    costs = {} if plan.costs is None else {"costs": costs_document(plan)}
-    ends = {"t_min_s": frontier.min_time, "t_star_s": frontier.min_energy_time}
-    return {"plan": str(output), **ends, "notes": plan_notes(frontier, plan), **head, **costs}
+def _iteration_rows(plan: envplan.Plan) -> list[list[str]]:
+    """An iteration at maximum frequency and with the plan, a row for each quantity."""
+    baseline, predicted = plan.predicted.baseline, plan.predicted
+    until = predicted.until_straggler
+    rows = [
+        change_row("iteration time (s)", baseline.iteration_time_s, predicted.iteration_time_s),
+        change_row("energy (J)", baseline.energy_j, predicted.energy_j),
+    ]
+    if until is not None:
+        rows.append(change_row("energy with waiting (J)", until.baseline_energy_j, until.energy_j))
+    rows.append(
+        change_row("average power (W)", baseline.average_power_w, predicted.average_power_w)
+    )
+    if plan.costs is not None:
+        _energy, *costs = cost_rows(plan.costs.iteration, plan.costs.currency, "g")
+        rows += [change_row(row.name, row.max_frequency, row.plan) for row in costs]
+    if until is None:
+        rows.append(["certified gap (%)", "", f"{100 * predicted.gap:.3f}", ""])
+    else:
+        rows.append(["certified gap with waiting (%)", "", f"{100 * until.gap:.3f}", ""])
+    return rows
+
+
+def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> ui.Document:
+    """The plan without its operations, with what a person is told of it."""
+    document: dict[str, object] = {
+        "plan": str(output),
+        "t_min_s": frontier.min_time,
+        "t_star_s": frontier.min_energy_time,
+        "notes": plan_notes(frontier, plan),
+    }
+    lists: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
+    document |= plan.model_dump(by_alias=True, exclude_none=True, exclude=lists)
+    if plan.costs is not None:
+        document["costs"] = costs_document(plan)
+    return document
 
 
 def _solve_replicas(
     job: JobOptions,
-    others: Sequence[ReplicaGroup],
-    asked: AskedOptions,
+    groups: Sequence[ReplicaGroup],
+    request: RequestOptions,
     planner: Planner | None,
+    output: Path,
 ) -> None:
     """Plan every kind of replica for a common time, write the plans and say what they do.
 
     Args:
-        others: profiles of the other kinds, and how many replicas have each.
+        job: that of the first kind.
+        groups: profiles of the other kinds, and how many replicas have each.
+        request: what is asked of all kinds together.
         planner: that plans every kind; None: our own.
+        output: where the plan of the first kind goes; those of others go beside it.
 
     Raises:
         InputError: options contradict each other, or a profile does not fit the job.
         NoAnswerError: the slowest kind cannot meet the target, or a limit cannot be kept.
     """
-    files = state.outputs
-    for number in range(1, len(others) + 1):
-        cmd.will_write(files[0].with_suffix(f".replica{number}{files[0].suffix}"))
+    numbers = range(1, len(groups) + 1)
+    others = [output.with_suffix(f".replica{number}{output.suffix}") for number in numbers]
+    invocation().will_write(*others)
     profile, pipeline = job.load()
     frontiers = [job.trace((profile, pipeline), full=True)]
-    for group in others:
+    for group in groups:
         other = job.fitted(envplan.Profile.open(group.profile), pipeline)
         frontiers.append(job.trace((other, pipeline), group.replicas, full=True))
     with progress("planning every kind of replica"):
-        planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)
+        planned = envplan.plan_replicas(frontiers, request.request(frontiers[0]), planner)
+    files = [output, *others]
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)
-
-    def tell() -> None:
-        ui.say(*map(ui.describe_job, frontiers))
-        print_replicas(planned)
-        least = max(frontier.min_time for frontier in frontiers)
-        ui.say(f"T_min of all together {ui.significant(least)} s, that of the slowest")
-
     ui.answer(
         lambda: {"plans": [str(file) for file in files], **planned.to_dict()},
-        tell,
-        then=["envplan", "apply", str(files[0])],
+        lambda: _print_replicas(frontiers, planned),
+        next_command=["envplan", "apply", str(output)],
     )
+
+
+def _print_replicas(frontiers: Sequence[envplan.Frontier], planned: ReplicaPlans) -> None:
+    ui.say(*map(describe_job, frontiers))
+    print_replicas(planned)
+    slowest_s = max(frontier.min_time for frontier in frontiers)
+    ui.say(f"T_min of all together {significant(slowest_s)} s, that of the slowest")

@@ -44,7 +44,7 @@ class OptionError(typer.BadParameter):
         self._parse, self._text = parse, text
 
     def format_message(self) -> str:
-        """As in `--error must be a percentage, such as 2 or 2%, not x`."""
+        """The error, as in `--error must be a percentage, such as 2 or 2%, not x`."""
         typed = self.param.opts if self.param else []
         option = "/".join(name for name in typed if name.startswith("--"))
         try:
@@ -121,24 +121,30 @@ def registered(kind: str, names: Collection[str]) -> Parser:
     return parser_of(parse)
 
 
-def output_file(*suffixes: str, bare: str = "") -> Parser:
-    """A file to be written.
+class OutputFile:
+    """Parses the name of a file to be written.
 
     Args:
-        suffixes: its name must have one of these.
-        bare: what it is called where the option stands alone; "" where it may not.
+        suffixes: the name must have one of these; none: any.
+        bare: what the file is called where the option stands alone; "" where it may not.
     """
 
-    def parse(text: str, option: str) -> Path:
-        path = Path(text or bare)
-        if suffixes and path.suffix.lower() not in suffixes:
-            before = f"; other arguments go before {option}" if bare else ""
-            raise InputError(f"{option} {path} must end in {' or '.join(suffixes)}{before}")
-        return path
+    __name__ = "FILE"  # Typer asks for the name of a parser
 
-    parser = parser_of(parse)
-    parser.writes = True  # type: ignore[attr-defined]
-    return parser
+    def __init__(self, *suffixes: str, bare: str = "") -> None:
+        self._suffixes, self._bare = suffixes, bare
+        self._parser = parser_of(self._parse)
+
+    def __call__(self, value: Any) -> Any:
+        """The path of a text; a default as it is."""
+        return self._parser(value)
+
+    def _parse(self, text: str, option: str) -> Path:
+        path = Path(text or self._bare)
+        if self._suffixes and path.suffix.lower() not in self._suffixes:
+            hint = f"; other arguments go before {option}" if self._bare else ""
+            raise InputError(f"{option} {path} must end in {' or '.join(self._suffixes)}{hint}")
+        return path
 
 
 def either(names: Iterable[str]) -> str:

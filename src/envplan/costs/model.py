@@ -1,8 +1,8 @@
-"""A training run whose costs are wanted, and what it was found to cost."""
+"""A training run whose costs are wanted, and the costs of its time and energy."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self, TypeVar
+from typing import Annotated, Final, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ Positive = Annotated[float, Field(ge=0, le=1e9)]
 #: One number or many.
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 Iterations = Annotated[int, Field(ge=1, le=MAX_ITERATIONS)]
-
 
 HOURS_PER_YEAR: Final = 8760.0
 
@@ -41,23 +40,28 @@ class Overheads(Model):
     embodied: Positive = 0.0
     lifetime: Annotated[float, Field(gt=0, le=1000)] = 5.0
 
-    def joules(self, time_s: Numbers, energy_j: Numbers, gpus: int) -> Numbers:
-        """What the site draws while GPUs use so much, J."""
-        return self.pue * (energy_j + self.host_power * gpus * time_s)
+    def site_energy_j(self, time_s: Numbers, energy_j: Numbers, num_gpus: int) -> Numbers:
+        """The energy that the site draws while GPUs use `energy_j` in `time_s`, J."""
+        return self.pue * (energy_j + self.host_power * num_gpus * time_s)
 
-    def hours_cost(self, time_s: Numbers, gpus: int) -> Numbers:
-        """What so long on GPUs costs besides energy, in currency units."""
-        return self.gpu_hour * gpus * time_s / 3600
+    def gpu_time_cost(self, time_s: Numbers, num_gpus: int) -> Numbers:
+        """The cost of GPUs for a time besides their energy, in currency units."""
+        return self.gpu_hour * num_gpus * time_s / 3600
 
-    def made_g(self, time_s: float, gpus: int) -> float:
-        """The part of the CO2 of making GPUs that falls on so long, g."""
-        return self.embodied * 1e3 * gpus * time_s / 3600 / (self.lifetime * HOURS_PER_YEAR)
+    def embodied_carbon_g(self, time_s: float, num_gpus: int) -> float:
+        """The share of a time in the CO2 of making GPUs, g."""
+        made_g = self.embodied * 1e3 * num_gpus
+        return made_g * time_s / 3600 / (self.lifetime * HOURS_PER_YEAR)
 
     def in_words(self) -> str:
-        """What is counted beside the energy of GPUs; "" where nothing is."""
-        parts = [f"PUE {self.pue:g}"] if self.pue != 1 else []
-        parts += [f"hosts of {self.host_power:g} W a GPU"] if self.host_power else []
-        parts += [f"{self.gpu_hour:g} a GPU-hour"] if self.gpu_hour else []
+        """The overheads in a phrase; "" where there are none."""
+        parts = []
+        if self.pue != 1:
+            parts.append(f"PUE {self.pue:g}")
+        if self.host_power:
+            parts.append(f"hosts of {self.host_power:g} W a GPU")
+        if self.gpu_hour:
+            parts.append(f"{self.gpu_hour:g} a GPU-hour")
         if self.embodied:
             parts.append(f"{self.embodied:g} kg CO2 a GPU over {self.lifetime:g} years")
         return ", ".join(parts)
@@ -95,28 +99,41 @@ class Run(Model):
 
     @property
     def minimized(self) -> Minimized:
-        """What the cheapest plan has least of."""
-        usual: Minimized = "energy" if self.carbon is None else "carbon"
-        return self.minimize or (usual if self.price is None else "money")
+        """The amount that is least in the cheapest plan."""
+        if self.minimize is not None:
+            return self.minimize
+        if self.price is not None:
+            return "money"
+        return "energy" if self.carbon is None else "carbon"
 
     @property
     def minimized_rate(self) -> Rate:
-        """What is to be least, per kWh."""
-        rate = {"money": self.price, "carbon": self.carbon}.get(self.minimized, Rate.fixed(1.0))
-        assert rate is not None
+        """The minimized amount of a kWh."""
+        rates = {"money": self.price, "carbon": self.carbon, "energy": Rate.fixed(1.0)}
+        rate = rates[self.minimized]
+        assert rate is not None, "the validator saw that the rate is there"
         return rate
 
-    def minimized_beside(self, time_s: float, gpus: int) -> float:
-        """What is to be least, as far as it comes of time alone."""
-        return {
-            "money": self.overheads.hours_cost(time_s, gpus),
-            "carbon": self.overheads.made_g(time_s, gpus),
-            "energy": 0.0,
-        }[self.minimized]
+    def minimized_overhead(self, time_s: float, num_gpus: int) -> float:
+        """The part of the minimized amount that comes of time alone."""
+        match self.minimized:
+            case "money":
+                return self.overheads.gpu_time_cost(time_s, num_gpus)
+            case "carbon":
+                return self.overheads.embodied_carbon_g(time_s, num_gpus)
+            case "energy":
+                return 0.0
 
 
-class Spent(Model):
-    """What an iteration or a run takes, over all GPUs, overheads included."""
+class TimeAndEnergy(NamedTuple):
+    """Time (s) and energy of all GPUs (J) of one iteration."""
+
+    time_s: float
+    energy_j: float
+
+
+class Cost(Model):
+    """Time, energy, money and carbon of an iteration or a run, over all GPUs, with overheads."""
 
     time_s: Amount
     energy_kwh: Amount
@@ -124,27 +141,51 @@ class Spent(Model):
     carbon_g: Amount | None = Field(None, description="gCO2, where the carbon intensity is known")
 
     def amount(self, what: Minimized) -> float:
-        """The amount of that."""
-        known = {"energy": self.energy_kwh, "money": self.money, "carbon": self.carbon_g}[what]
-        assert known is not None
-        return known
+        """One of the amounts, which must be known."""
+        amounts = {"energy": self.energy_kwh, "money": self.money, "carbon": self.carbon_g}
+        amount = amounts[what]
+        assert amount is not None, f"no rate says the {what}"
+        return amount
+
+    def divided_by(self, count: int) -> Cost:
+        """The average cost of one of so many equal parts."""
+        return Cost(
+            time_s=self.time_s / count,
+            energy_kwh=self.energy_kwh / count,
+            money=None if self.money is None else self.money / count,
+            carbon_g=None if self.carbon_g is None else self.carbon_g / count,
+        )
 
 
-class Pair(Model):
-    """The same work at maximum frequency and by the plan."""
+class RunCosts(NamedTuple):
+    """Costs of an iteration, and of the run; None where nobody says how many iterations it has."""
 
-    max_frequency: Spent
-    plan: Spent
+    iteration: Cost
+    run: Cost | None
+
+
+class CostComparison(Model):
+    """The costs of the same work at maximum frequency and by the plan."""
+
+    max_frequency: Cost
+    plan: Cost
+
+
+class RunComparison(NamedTuple):
+    """Comparisons of an iteration, and of the run; None where its length is not known."""
+
+    iteration: CostComparison
+    run: CostComparison | None
 
 
 class Costs(Run):
-    """What a plan was found to cost, with all that is needed to find it again."""
+    """The costs of a plan, with all that is needed to find them again."""
 
     minimize: Minimized | None = Field(
         None, alias="minimized", description="what the plan was chosen for"
     )
-    iteration: Pair
-    run: Pair | None = None
+    iteration: CostComparison
+    run: CostComparison | None = None
 
     def of_run(self) -> Run:
         """The run that was priced."""

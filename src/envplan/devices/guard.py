@@ -42,13 +42,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from envplan.devices import Counted, Device, DeviceError, DeviceInfo, backend, choose
 from envplan.devices.locks import RETRY_S, LockFile, Mark, give_back, insist, recover
 from envplan.errors import EnvplanError
 
-__all__ = ["Guard"]
+__all__ = ["CounterReading", "Guard"]
 
 _REQUEST: Final = struct.Struct("<QQI")  # its number, from 1, when, ns, and MHz, or one of:
 _RESET: Final = 0
@@ -78,6 +78,13 @@ _LEFT_ALONE: Final = [
 _logger = logging.getLogger("envplan.runtime")
 
 
+class CounterReading(NamedTuple):
+    """A GPU's energy counter, mJ, at a moment of perf_counter_ns."""
+
+    time_ns: int
+    energy_mj: int
+
+
 class Guard(AbstractContextManager["Guard"]):
     """The owner's end of a guard process. Made by `Guard.start`, usable as a context manager.
 
@@ -88,17 +95,17 @@ class Guard(AbstractContextManager["Guard"]):
         info: of the GPU.
         done: the number of the last request that was carried out, of those that `problems` saw.
         lost: whether it ended without having been closed.
-        silent: whether it has said its last.
+        reports_closed: whether it has said its last.
         lags: how long each request took to be carried out, ns, by its number, counted from 1; not
             of one that a newer one overtook. `problems` fills it; whoever reads it empties it.
-        readings: of the energy counter, mJ, each after its moment of perf_counter_ns. Likewise.
+        readings: of the energy counter. `problems` fills them, and whoever reads them empties them.
     """
 
     def __init__(self, process: _Program, info: DeviceInfo, arguments: Mapping[str, Any]) -> None:
         self.info = info
-        self.lost = self.silent = False
+        self.lost = self.reports_closed = False
         self.lags: dict[int, int] = {}
-        self.readings: list[tuple[int, int]] = []
+        self.readings: list[CounterReading] = []
         self._process = process
         self._arguments = arguments
         self._owner = os.getpid()
@@ -197,14 +204,20 @@ class Guard(AbstractContextManager["Guard"]):
         """Whether, when `problems` was last asked, the clock was not what was asked for."""
         return self._complained or self._overdue
 
-    def request(self, mhz: int) -> None:
-        """Have the clock set soon; 0 gives it back. Never blocks, never raises; see `problems`."""
+    def request(self, mhz: int, request_id: int | None = None) -> None:
+        """Have the clock set soon. Never blocks, never raises; see `problems`.
+
+        Args:
+            mhz: the clock; 0 gives it back.
+            request_id: by which it is reported, higher than that of any request before; default:
+                the next number, from 1.
+        """
         if self._closed or os.getpid() != self._owner:
             return
         now = time.perf_counter_ns()
         if self.done == self._requested:
             self._waiting_since = now
-        self._requested += 1
+        self._requested = self._requested + 1 if request_id is None else request_id
         self._write(_REQUEST.pack(self._requested, now, mhz))
 
     def problems(self) -> list[str]:
@@ -280,7 +293,7 @@ class Guard(AbstractContextManager["Guard"]):
                 self._read_reports()
                 assert self._process.stdout is not None
                 self._process.stdout.close()
-                self.silent = True
+                self.reports_closed = True
             if self._process.returncode is None:
                 problem: str | None = "the clock guard hangs and will do it once the driver answers"
             else:
@@ -306,7 +319,7 @@ class Guard(AbstractContextManager["Guard"]):
                         self._problems.append(problem)
                     self._complained = True
                 case {"energy": energy, "at": at}:
-                    self.readings.append((at, energy))
+                    self.readings.append(CounterReading(at, energy))
                 case {"ended": problem}:
                     self._ended = {"problem": problem}
 

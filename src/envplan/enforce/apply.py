@@ -38,7 +38,7 @@ from envplan.plan import Plan, Rung, as_referenced, check_reference, rung_rows
 from envplan.plan.build import check_operations
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Replay
-from envplan.request.limits import HoldsWithProbability, Setting
+from envplan.request.limits import LimitContext
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = ["apply_plan"]
@@ -82,7 +82,7 @@ def apply_plan(
 
     fitter = _ClockFitter(problem, plan.job.machine, gpus)
     fitted = fitter.fit("the plan", plan.as_rung())
-    context = Setting(num_gpus, plan.target.deadline_ns, profile)
+    context = LimitContext(num_gpus, plan.target.deadline_ns, profile, sync_ns=plan.request.sync_ns)
     if not force:
         # Where clocks come late, an operation that is over sooner may make a later one slower.
         _require_in_time(plan, fitter.replay(fitted.planned), "envplan check says more")
@@ -122,10 +122,8 @@ def _gpus_per_operation(plan: Plan, topology: Topology, num_operations: int) -> 
         InputError: the plan keeps to joules or watts of another number, or all ranks have too
             many operations for a file.
     """
-    num_gpus, target = topology.world_size // topology.stages, plan.target
-    keeps_to_joules_or_watts = (
-        target.kind in ("energy-budget", "power-cap") or target.peak_power_w is not None
-    )
+    num_gpus = topology.world_size // topology.stages
+    keeps_to_joules_or_watts = any(limit.counts_all_gpus for limit in plan.request.limits)
     if num_gpus != plan.job.num_gpus and keeps_to_joules_or_watts:
         raise InputError(
             f"every stage has {num_gpus} GPUs, but the plan's J or W are those of "
@@ -149,27 +147,28 @@ def _require_in_time(plan: Plan, replay: Replay, advice: str) -> None:
         )
 
 
-def _require_limits(plan: Plan, replay: Replay, context: Setting) -> None:
+def _require_limits(plan: Plan, replay: Replay, context: LimitContext) -> None:
     """Raises: InputError: a replay with the clocks of the GPUs breaks a limit of the plan."""
     for limit in plan.request.limits:
-        if isinstance(limit, HoldsWithProbability):
-            continue  # operations end no later than planned, so the probability is no less
-        if limit.excess(replay, context):
+        if limit.kept_by_sooner_ends:
+            continue  # operations end no later than planned
+        if limit.violation(replay, context):
             raise InputError(
-                f"with clocks raised to those the GPU has, {limit.broken(replay, context)}; "
-                "plan again from a profile of clocks that the GPU has"
+                "with clocks raised to those the GPU has, "
+                f"{limit.explain_violation(replay, context)}; plan again from a profile of clocks "
+                "that the GPU has"
             )
 
 
 def _fit_ladder(
-    plan: Plan, fitter: _ClockFitter, fastest: _FittedPlan, context: Setting
+    plan: Plan, fitter: _ClockFitter, fastest: _FittedPlan, context: LimitContext
 ) -> list[Rung]:
     """The rungs of a plan's ladder with clocks of the GPUs, by ascending iteration time.
 
     A rung that raised clocks have made no slower than the one before it, that saves nothing any
     more, or that breaks a limit on single operations, is left out.
     """
-    local_limits = [limit for limit in plan.request.limits if limit.is_local]
+    local_limits = [limit for limit in plan.request.limits if limit.is_repairable_by_moves]
     rungs = []
     previous = fastest.replay
     for number, planned in enumerate(plan.ladder or ()):
@@ -178,7 +177,7 @@ def _fit_ladder(
         is_slower = replay.makespan_ns > previous.makespan_ns
         # By any time after both have ended, the difference is the same.
         saves_energy = replay.energy_until(0) < previous.energy_until(0)
-        breaks_a_limit = any(limit.excess(replay, context) for limit in local_limits)
+        breaks_a_limit = any(limit.violation(replay, context) for limit in local_limits)
         if is_slower and saves_energy and not breaks_a_limit:
             previous = replay
             rungs.append(fitter.as_rung(fitted, context.num_gpus))
@@ -299,7 +298,7 @@ class _ClockFitter:
         self._machine = machine
         self._clocks = clocks
         self._table_of = problem.table.tolist()
-        self._option_at = cache(self._find_option)
+        self._find_option = cache(self._find_option_uncached)
 
     def fit(self, name: str, rung: Rung) -> _FittedPlan:
         """Keep every clock that the GPU supports; raise others to the next one not slower.
@@ -393,21 +392,28 @@ class _ClockFitter:
         planned_option = self._option_at(table_number, planned)
         planned_time_ns = table.time_ns[planned_option]
         for mhz in clocks.supported_clocks_mhz:
-            setting = _ClockSetting(mhz, table.first_config[planned_option])
             if mhz <= unsupported_mhz[-1]:
                 continue
-            if table.time_ns[self._option_at(table_number, setting)] > planned_time_ns:
+            setting = _ClockSetting(mhz, table.start_config[planned_option])
+            option = self._find_option(table_number, setting)
+            if option is None or table.time_ns[option] > planned_time_ns:
                 continue
             is_profiled = setting in self._problem.rows_by_knob[table_number]
             raises = tuple(_Raise(planned_mhz, mhz, is_profiled) for planned_mhz in unsupported_mhz)
             return _FittedOperation(setting, raises)
         raise _no_clock_as_fast(operation, clocks, unsupported_mhz[-1])
 
-    def _find_option(self, table_number: int, setting: _ClockSetting) -> int:
+    def _option_at(self, table_number: int, setting: _ClockSetting) -> int:
+        """The index of the option that a setting of the plan, or a fitted one, counts as."""
+        option = self._find_option(table_number, setting)
+        assert option is not None
+        return option
+
+    def _find_option_uncached(self, table_number: int, setting: _ClockSetting) -> int | None:
         """The index of the option that a setting counts as: its own, or the highest clock below.
 
         Where the profile does not know a clock, the operation counts as no faster than it is known
-        to be.
+        to be. None: the profile knows the config at higher clocks only.
         """
         options = self._problem.rows_by_knob[table_number]
         profiled_at_or_below = [
@@ -415,7 +421,7 @@ class _ClockFitter:
             for mhz, config in options
             if mhz <= setting.frequency_mhz and config == setting.config
         ]
-        return options[max(profiled_at_or_below)]
+        return options[max(profiled_at_or_below)] if profiled_at_or_below else None
 
 
 def _no_clock_as_fast(operation: Operation, clocks: StageClocks, planned_mhz: int) -> InputError:

@@ -22,7 +22,7 @@ from envplan._io.files import AnyPath
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, naming
 from envplan.plan import Rung
-from envplan.profile import changes_of
+from envplan.profile import parse_clock_requests
 
 FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
 
@@ -416,7 +416,7 @@ def part_clocks(configs: Iterable[str]) -> set[int]:
     """
     clocks_mhz: set[int] = set()
     for config in set(configs):
-        clocks_mhz.update(change.frequency_mhz for change in changes_of(config))
+        clocks_mhz.update(change.frequency_mhz for change in parse_clock_requests(config))
     return clocks_mhz
 
 

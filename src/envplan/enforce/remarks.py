@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from envplan._io.words import exact_seconds
-from envplan.profile import changes_of
+from envplan.profile import parse_clock_requests
 
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan, StageClocks
@@ -61,7 +61,7 @@ def _ladder_notes(applied: FrequencyPlan, format_: str) -> list[str]:
 def _config_notes(plan: Plan, format_: str) -> list[str]:
     notes = []
     configs = {operation.config for stage in plan.stages for operation in stage} - {""}
-    configs_by_part = {config for config in configs if changes_of(config)}
+    configs_by_part = {config for config in configs if parse_clock_requests(config)}
     if configs_by_part:
         notes.append("parts of operations have clocks of their own, which hook_parts asks for")
     if configs - configs_by_part:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from envplan._io.documents import check_stated
-from envplan.costs.model import Costs, Run
-from envplan.costs.spending import pairs
+from envplan.costs.model import Costs, Run, TimeAndEnergy
+from envplan.costs.pricing import compare_costs
 from envplan.errors import InputError
 from envplan.frontier import Relaxation
 from envplan.plan.model import Plan
@@ -25,7 +25,7 @@ def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
     Raises:
         InputError: a rate ends before the run does.
     """
-    iteration, whole = pairs(*before_and_after(plan, straggler_s), run, plan.job.all_gpus)
+    iteration, whole = compare_costs(*before_and_after(plan, straggler_s), run, plan.job.all_gpus)
     asked = run.model_dump(exclude={"minimize"})
     asked["minimized"] = run.minimized if run.deadline_s is not None else None
     costs = Costs(**asked, iteration=iteration, run=whole)
@@ -34,7 +34,7 @@ def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
 
 def before_and_after(
     plan: Plan, straggler_s: float | None = None
-) -> tuple[tuple[float, float], tuple[float, float]]:
+) -> tuple[TimeAndEnergy, TimeAndEnergy]:
     """Time (s) and energy (J) of an iteration at maximum frequency and by the plan; where there is
     a straggler, both until it has finished.
 
@@ -61,12 +61,12 @@ def check_costs(plan: Plan) -> list[str]:
     costs = plan.costs
     if costs is None:
         return []
-    iteration, run = pairs(*before_and_after(plan), costs.of_run(), plan.job.all_gpus)
+    iteration, run = compare_costs(*before_and_after(plan), costs.of_run(), plan.job.all_gpus)
     check_stated("costs.iteration", costs.iteration, iteration, _TOLERANCE)
     check_stated("costs.run", costs.run, run, _TOLERANCE)
     proved = ["costs follow from the plan's time and energy and the rates in the file"]
     if costs.deadline_s is not None and costs.iterations is not None:
-        taken_ns = ns_from_s(before_and_after(plan)[1][0]) * costs.iterations
+        taken_ns = ns_from_s(before_and_after(plan)[1].time_s) * costs.iterations
         taken = f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s"
         if taken_ns > ns_from_s_floor(costs.deadline_s):
             raise InputError(f"{taken}, more than the deadline of {costs.deadline_s!r} s")

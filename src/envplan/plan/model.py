@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Name
 from pydantic import ConfigDict, Field
 
 from envplan._io.documents import Count, Document, GpuCount, Index, Joules, Model, Seconds, Watts
-from envplan.costs.model import Costs
+from envplan.costs.model import Costs, TimeAndEnergy
 from envplan.errors import InputError
 from envplan.frontier import BlockingPowerSource
-from envplan.pipeline import Pipeline, formats
+from envplan.pipeline import Pipeline
+from envplan.pipeline.spec import PipelineSpec
 from envplan.profile import Adjustments, Profile
 from envplan.replay import Machine, Problem
 from envplan.request import Request
@@ -38,6 +39,7 @@ TargetKind = Literal[
     "energy-budget",
     "power-cap",
     "peak-power-cap",
+    "fastest",
     "sync-time",
     "max-frequency",
     "planner",
@@ -46,7 +48,7 @@ Bound = Literal["relaxation", "cp-sat"]
 BlockingWatts = Annotated[float, Field(ge=0, le=1e5)]
 
 
-class Job(formats.Job):
+class Job(PipelineSpec):
     """What runs: a pipeline, on how many GPUs, and what one of them draws while it waits."""
 
     model_config = ConfigDict(extra="forbid")
@@ -300,14 +302,16 @@ class Plan(Document):
         ns = max(0, ns_from_s(sync_time) - ns_from_s(begin))
         return j_from_fj(self.job.waiting_uw * ns)
 
-    def until(self, sync_time: float, time: float, energy: float) -> tuple[float, float]:
+    def until(self, sync_time: float, time: float, energy: float) -> TimeAndEnergy:
         """Time and energy of an iteration of this job, s and J, that waits for a straggler.
 
         Args:
             sync_time: s; when the straggler ends.
             time, energy: of the iteration alone.
         """
-        return max(time, sync_time), energy + self.waiting_energy(sync_time, since=time)
+        return TimeAndEnergy(
+            max(time, sync_time), energy + self.waiting_energy(sync_time, since=time)
+        )
 
     @property
     def effective_fj(self) -> int:
@@ -394,7 +398,7 @@ def told_request(plan: Plan) -> Request:
     asked = ways.get(target.kind, {})
     if target.kind == "time" and run is not None and run.deadline_s is not None:
         asked = {"run": run}
-    request = Request.asking(
+    request = Request.from_options(
         **asked,
         straggler_time=target.straggler_time_s,
         energy_budget=target.energy_j,
@@ -403,7 +407,7 @@ def told_request(plan: Plan) -> Request:
         probability=None if sure is None else sure.probability,
         noise=None if sure is None else sure.noise,
         switch_latency=plan.job.switch_latency_s or 0.0,
-        min_hold=plan.job.min_dwell_s or 0.0,
+        min_dwell=plan.job.min_dwell_s or 0.0,
         ladder=0 if plan.ladder is None else max(32, len(plan.ladder)),
     )
     return request.model_copy(update={"run": run})

@@ -1,26 +1,28 @@
-"""What a planner is, and those that choose by time alone."""
+"""The protocol of planners, and the two that need no explanation: maximum frequency and ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from envplan.errors import InputError, NoAnswerError
-from envplan.plan import Plan, build_plan
+from envplan.errors import InputError
+from envplan.plan import Plan, build_plan, replay_plan
+from envplan.plan.build import note_straggler
+from envplan.plan.costs import priced
 from envplan.plan.model import Target, TargetKind
-from envplan.replay import Replay, Rows
+from envplan.replay import Replay
+from envplan.request import Effort, Request
 from envplan.solve import Frontier
-from envplan.solve.single_clocks import StageClocks
-from envplan.units import s_from_ns
+from envplan.units import ns_from_s_floor, s_from_ns
 
 
 class Planner:
     """Chooses a frequency for every operation of a traced pipeline.
 
     Attributes:
-        name: what the user calls it, and plan.json's `planner`.
-        takes_target: whether plan() can be asked for a time; if not, it settles on one of its own.
-        target_kind: what plan.json calls what it aims at.
+        name: on the command line, and plan.json's `planner`.
+        takes_target: whether plan() accepts an iteration time; if not, the planner settles on one
+            of its own.
+        target_kind: plan.json's `target.kind` of its plans.
     """
 
     name: ClassVar[str]
@@ -28,7 +30,7 @@ class Planner:
     target_kind: ClassVar[TargetKind] = "planner"
 
     def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
-        """The planner's plan, replayed, priced and set against the frontier's lower bound.
+        """Plan one iteration, replay it, and set it against the frontier's lower bound.
 
         Args:
             target_time_ns: when the iteration must be over, ns; default: as fast as it can.
@@ -41,7 +43,20 @@ class Planner:
             raise InputError(
                 f"planner {self.name} takes no target: it settles on an iteration time of its own"
             )
-        replay = self.choose(frontier, target_time_ns)
+        return self.plan_of_replay(frontier, self.choose(frontier, target_time_ns), target_time_ns)
+
+    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
+        """Choose an option for every operation; the arguments are those of plan().
+
+        Returns:
+            The replay of the choice.
+        """
+        raise NotImplementedError
+
+    def plan_of_replay(
+        self, frontier: Frontier, replay: Replay, target_time_ns: int | None = None
+    ) -> Plan:
+        """Build the plan that states a choice of this planner."""
         deadline_ns = replay.makespan_ns if target_time_ns is None else target_time_ns
         target = Target(
             kind=self.target_kind,
@@ -50,9 +65,51 @@ class Planner:
         )
         return build_plan(frontier, replay, target=target, planner=self.name)
 
-    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
-        """The replay of what it chooses; the arguments are those of plan."""
-        raise NotImplementedError
+    def solve(self, frontier: Frontier, request: Request) -> Plan:
+        """Plan for a request, as far as it speaks of times and costs.
+
+        While a straggler makes everybody wait, planners that take a target use the time until it
+        has finished.
+
+        Raises:
+            NoAnswerError: the planner has no plan that fast; says its fastest.
+            InputError: more is asked for than the planner can do, a target where it takes none, or
+                a rate ends before the run does.
+        """
+        self._refuse_all_but_times(request)
+        plan = self.plan(frontier, _target_time_ns(frontier, request))
+        if request.straggler_time_s is not None:
+            plan = self._plan_for_straggler(frontier, plan, request.straggler_time_s)
+        return plan if request.run is None else priced(plan, request.run)
+
+    def _refuse_all_but_times(self, request: Request) -> None:
+        is_about_times_alone = (
+            not request.limits
+            and not request.switch_latency_s
+            and request.objective == "energy"
+            and request.effort == Effort()
+        )
+        if not is_about_times_alone:
+            raise InputError(
+                f"planner {self.name} knows times only: no limits, late clocks, cheapest runs, "
+                "polishing or ladders; planner frontier does"
+            )
+
+    def _plan_for_straggler(self, frontier: Frontier, plan: Plan, straggler_time_s: float) -> Plan:
+        """The plan that uses a straggler's time if it can, with the energy of waiting noted."""
+        if self.takes_target:
+            straggler_ns = ns_from_s_floor(straggler_time_s)
+            plan = self.plan(frontier, max(straggler_ns, plan.target.deadline_ns))
+        replay = replay_plan(plan, frontier.profile)
+        return note_straggler(plan, frontier, replay, straggler_time_s)
+
+
+def _target_time_ns(frontier: Frontier, request: Request) -> int | None:
+    """The iteration time that a request asks other planners for, ns; None: as fast as they can."""
+    if request.deadline.kind == "no-slowdown":
+        return None
+    asked_ns = request.deadline.resolve_ns(frontier.min_time_ns)
+    return frontier.min_energy_time_ns if asked_ns is None else asked_ns
 
 
 class MaxFrequency(Planner):
@@ -62,65 +119,8 @@ class MaxFrequency(Planner):
     target_kind = "max-frequency"
 
     def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
-        """That of all the highest clocks."""
+        """Choose all the highest clocks."""
         return frontier.problem.replay(frontier.problem.max_frequency_rows)
-
-
-class _SingleClocks(Planner):
-    """Plans of one clock a stage.
-
-    Attributes:
-        choices: rows to choose from.
-    """
-
-    takes_target = True
-    choices: ClassVar[Callable[[StageClocks], Iterator[Rows]]]
-
-    def candidates(self, frontier: Frontier) -> list[Replay]:
-        """This planner's frontier, those that no other one beats: ascending time, descending
-        energy."""
-        problem, kept = frontier.problem, list[Replay]()
-        replays = (problem.replay(rows) for rows in type(self).choices(StageClocks(problem)))
-        for replay in sorted(replays, key=lambda one: (one.makespan_ns, one.energy_fj)):
-            if not kept or replay.energy_fj < kept[-1].energy_fj:
-                kept.append(replay)
-        return kept
-
-    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
-        """The slowest in time, which is the cheapest; without a target, the fastest."""
-        fastest, *slower = self.candidates(frontier)
-        deadline_ns = fastest.makespan_ns if target_time_ns is None else target_time_ns
-        if fastest.makespan_ns > deadline_ns:
-            raise NoAnswerError(
-                f"planner {self.name} has no plan that finishes in {s_from_ns(deadline_ns):.9f} "
-                f"s; its fastest takes {s_from_ns(fastest.makespan_ns):.9f} s"
-            )
-        return [fastest, *(one for one in slower if one.makespan_ns <= deadline_ns)][-1]
-
-
-class ZeusGlobal(_SingleClocks):
-    """One frequency for all stages: the ZeusGlobal baseline of Perseus (SOSP 2024).
-
-    Perseus scans power limits, we scan clocks: each clock of the profile is one point of this
-    planner's own frontier.
-    """
-
-    name = "zeus_global"
-    choices = StageClocks.one_for_all
-
-
-class ZeusPerStage(_SingleClocks):
-    """A frequency for each stage that balances forward times: the ZeusPerStage baseline of Perseus
-    (SOSP 2024).
-
-    The stage whose fastest forward is the slowest sets the pace: each of its clocks is one point.
-    All other stages take their lowest clock at which a forward takes no longer than there.
-    Backwards run at their stage's clock; they need not balance, which is why this planner can be
-    slower than maximum frequency everywhere.
-    """
-
-    name = "zeus_per_stage"
-    choices = StageClocks.balanced
 
 
 class FrontierPlanner(Planner):
@@ -130,5 +130,13 @@ class FrontierPlanner(Planner):
     takes_target = True
 
     def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
-        """Raises: NoAnswerError: the target is below T_min."""
+        """Plan as `Frontier.plan` does.
+
+        Raises:
+            NoAnswerError: the target is below T_min.
+        """
         return frontier.plan(None if target_time_ns is None else s_from_ns(target_time_ns))
+
+    def solve(self, frontier: Frontier, request: Request) -> Plan:
+        """Plan for whatever a request asks."""
+        return frontier.solve(request)

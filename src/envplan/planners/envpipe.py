@@ -13,33 +13,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from envplan.errors import InputError, shown
-from envplan.pipeline.formats import whole_number
+from envplan.pipeline import Pipeline
 from envplan.pipeline.schedules import fitting_ahead
+from envplan.pipeline.spec import whole_number
 from envplan.planners.base import Planner
 from envplan.profile import Profile
-from envplan.replay import Replay, Rows
+from envplan.replay import Problem, Replay, Rows
 from envplan.solve import Frontier
-from envplan.solve.single_clocks import ClockRows, all_clocks
+from envplan.solve.uniform_clocks import ClockOptions, all_clocks
 
 Reconfigure = Literal["balanced", "greedy"]
 Stop = Literal["outer envelope", "highest clocks"]
 
+#: How many clocks `greedy` raises an operation by.
 _GREEDY_STEPS = 3
 
 
-class EnvPipeRun(NamedTuple):
-    """What the planner did.
+@dataclass(frozen=True)
+class EnvPipeRun:
+    """The iterations of EnvPipe's planner.
 
     Attributes:
-        choices: the rows of each iteration, (N,), before it raised anything.
-        stopped: why the last one was the last: the critical path was the outer envelope, or it had
-            nothing but highest clocks.
+        choices: the options of each iteration, (N,), before it raised a clock.
+        stopped: why the last iteration was the last: the critical path was the outer envelope, or
+            had no clock left to raise.
         replay: of the last iteration.
     """
 
@@ -54,67 +58,106 @@ class EnvPipe(Planner):
     It keeps to the highest clocks' time.
 
     Args:
-        reconfigure: what is raised on the critical path: `balanced`, by a step, all operations of
-            the path's lowest clock; `greedy`, by three steps, the last one that can be raised.
+        reconfigure: which clocks of the critical path are raised: `balanced`, by one step, those of
+            all operations at the path's lowest clock; `greedy`, by three steps, that of the last
+            operation that is not at its highest clock yet.
     """
 
     name = "envpipe"
 
     def __init__(self, reconfigure: str = "balanced") -> None:
         if reconfigure not in get_args(Reconfigure):
-            known = ", ".join(get_args(Reconfigure))
-            raise InputError(f"unknown way to reconfigure {shown(reconfigure)}; known: {known}")
+            names = ", ".join(get_args(Reconfigure))
+            raise InputError(f"unknown way to reconfigure {shown(reconfigure)}; known: {names}")
         self.reconfigure = reconfigure
 
     def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
-        """The last replay of a run."""
+        """Choose the clocks of the last iteration."""
         return self.run(frontier).replay
 
     def run(self, frontier: Frontier) -> EnvPipeRun:
-        """Plan, once for a frontier, and keep what each iteration chose."""
-        key = (self.name, self.reconfigure)
-        known: EnvPipeRun | None = frontier.asked_once.get(key)
-        if known is not None:
-            return known
+        """Iterate until the critical path is the outer envelope or has only highest clocks."""
         problem, pipeline = frontier.problem, frontier.pipeline
-        tables = [ClockRows.of(table) for table in problem.tables]
-        clocks = [tables[number] for number in problem.table.tolist()]
-        # All of the last stage, and the first and last operation of every stage.
-        ends = {*pipeline.stage_begin[:-1].tolist(), *(pipeline.stage_begin[1:] - 1).tolist()}
-        last_stage = pipeline.num_stages - 1
-        on_envelope = [
-            op.stage == last_stage or i in ends for i, op in enumerate(pipeline.operations)
-        ]
-        valleys = [
-            _valley(list(Counter(clocks[first:last]).items()))
-            for first, last in pairwise(pipeline.stage_begin.tolist())
-        ]
-        level = [
-            own.top if envelope else own.at_least(valleys[stage])
-            for own, envelope, stage in zip(
-                clocks, on_envelope, problem.stage.tolist(), strict=True
-            )
-        ]
+        clocks = OperationClocks(problem)
+        on_envelope = _on_outer_envelope(pipeline)
+        levels = _first_levels(problem, clocks, on_envelope)
         choices: list[Rows] = []
         while True:
-            choices.append(
-                np.array([own.row[k] for own, k in zip(clocks, level, strict=True)], np.int32)
-            )
+            choices.append(clocks.choice_at(levels))
             replay = problem.replay(choices[-1])
-            path = replay.critical_path[::-1]
-            mhz = {i: clocks[i].mhz[level[i]] for i in path if level[i] < clocks[i].top}
-            outer = all(on_envelope[i] for i in path)
-            if outer or not mhz:
-                stopped: Stop = "outer envelope" if outer else "highest clocks"
-                done = EnvPipeRun(tuple(choices), stopped, replay)
-                frontier.asked_once[key] = done
-                return done
-            if self.reconfigure == "greedy":
-                steps, raised = _GREEDY_STEPS, list(mhz)[:1]
-            else:
-                steps, raised = 1, [i for i in mhz if mhz[i] == min(mhz.values())]
-            for i in raised:
-                level[i] = min(level[i] + steps, clocks[i].top)
+            path = replay.critical_path
+            if all(on_envelope[i] for i in path):
+                return EnvPipeRun(tuple(choices), "outer envelope", replay)
+            raisable = [i for i in path if levels[i] < clocks.of_operation[i].top]
+            if not raisable:
+                return EnvPipeRun(tuple(choices), "highest clocks", replay)
+            self._raise_clocks(levels, clocks, raisable)
+
+    def _raise_clocks(
+        self, levels: list[int], clocks: OperationClocks, raisable: Sequence[int]
+    ) -> None:
+        """Raise levels, in place, of some operations of the critical path.
+
+        Args:
+            raisable: those below their highest clock, in the order of time.
+        """
+        steps = 1
+        if self.reconfigure == "greedy":
+            steps = _GREEDY_STEPS
+            raised = [raisable[-1]]
+        else:
+            lowest_mhz = min(clocks.mhz_at(i, levels[i]) for i in raisable)
+            raised = [i for i in raisable if clocks.mhz_at(i, levels[i]) == lowest_mhz]
+        for i in raised:
+            levels[i] = min(levels[i] + steps, clocks.of_operation[i].top)
+
+
+class OperationClocks:
+    """The clocks of every operation, numbered from its lowest: a level is such a number.
+
+    Attributes:
+        of_operation: the clocks of each operation, (N,).
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        of_table = [ClockOptions.of(table) for table in problem.tables]
+        self.of_operation: list[ClockOptions] = [of_table[k] for k in problem.table.tolist()]
+
+    def mhz_at(self, operation: int, level: int) -> int:
+        """The clock of an operation at a level, MHz."""
+        return self.of_operation[operation].mhz[level]
+
+    def choice_at(self, levels: Sequence[int]) -> Rows:
+        """The options of all operations at their levels, int32 (N,)."""
+        options = [
+            clocks.option[level] for clocks, level in zip(self.of_operation, levels, strict=True)
+        ]
+        return np.array(options, np.int32)
+
+
+def _on_outer_envelope(pipeline: Pipeline) -> list[bool]:
+    """Whether each operation is on the last stage or is the first or last of its stage, (N,)."""
+    first_of_stages = pipeline.stage_begin[:-1].tolist()
+    last_of_stages = (pipeline.stage_begin[1:] - 1).tolist()
+    ends = {*first_of_stages, *last_of_stages}
+    last_stage = pipeline.num_stages - 1
+    return [op.stage == last_stage or i in ends for i, op in enumerate(pipeline.operations)]
+
+
+def _first_levels(
+    problem: Problem, clocks: OperationClocks, on_envelope: Sequence[bool]
+) -> list[int]:
+    """The outer envelope at the highest clocks, everything else at its stage's valley, (N,)."""
+    valleys_mhz = []
+    for begin, end in pairwise(problem.pipeline.stage_begin.tolist()):
+        operations_by_clocks = Counter(clocks.of_operation[begin:end])
+        valleys_mhz.append(_valley_mhz(list(operations_by_clocks.items())))
+    levels = []
+    for i, stage in enumerate(problem.stage.tolist()):
+        clock_rows = clocks.of_operation[i]
+        valley = clock_rows.at_least(valleys_mhz[stage])
+        levels.append(clock_rows.top if on_envelope[i] else valley)
+    return levels
 
 
 def forwards_ahead(
@@ -136,37 +179,52 @@ def forwards_ahead(
     Raises:
         InputError: too few slots for 1F1B, or the profile lacks forward or backward.
     """
-    stages = profile.num_stages
-    given = num_microbatches if activation_slots is None else activation_slots
-    slots = [given] if isinstance(given, int) else [*given]
-    slots *= stages if len(slots) == 1 else 1
-    if len(slots) != stages:
-        raise InputError(
-            f"activation slots: {len(slots)} numbers for {stages} stages; give one for all or "
-            "one for each"
-        )
-    wanted = []
-    for stage, own in enumerate(slots):
-        needed = min(stages - stage, num_microbatches)
-        if whole_number(own, f"activation slots of stage {stage}", least=0) < needed:
+    num_stages = profile.num_stages
+    stage_slots = _slots_of_stages(num_stages, num_microbatches, activation_slots)
+    fitting = []
+    for stage, slots in enumerate(stage_slots):
+        needed = min(num_stages - stage, num_microbatches)
+        if whole_number(slots, f"activation slots of stage {stage}", least=0) < needed:
             raise InputError(
-                f"activation slots: stage {stage} has {own}, but 1F1B alone keeps {needed} "
+                f"activation slots: stage {stage} has {slots}, but 1F1B alone keeps {needed} "
                 "microbatches there"
             )
-        forward = ClockRows.of(profile.table(stage, "forward"))
-        backward = ClockRows.of(profile.table(stage, "backward"))
-        valley = forward.at_least(_valley([(forward, 1), (backward, 1)]))
-        wait_ns = backward.time_ns[backward.top] * (stages - stage - 1)
-        wanted.append(min(wait_ns // forward.time_ns[valley], own - needed))
-    return tuple(fitting_ahead(wanted, num_microbatches))
+        forward = ClockOptions.of(profile.table(stage, "forward"))
+        backward = ClockOptions.of(profile.table(stage, "backward"))
+        valley = forward.at_least(_valley_mhz([(forward, 1), (backward, 1)]))
+        wait_ns = backward.time_ns[backward.top] * (num_stages - stage - 1)
+        fitting.append(min(wait_ns // forward.time_ns[valley], slots - needed))
+    return tuple(fitting_ahead(fitting, num_microbatches))
 
 
-def _valley(work: Sequence[tuple[ClockRows, int]]) -> int:
-    """The clock, MHz, at which some operations, each done so many times, use least energy.
+def _slots_of_stages(
+    num_stages: int, num_microbatches: int, activation_slots: int | Sequence[int] | None
+) -> list[int]:
+    """Activation slots of each stage, (num_stages,)."""
+    if activation_slots is None:
+        return [num_microbatches] * num_stages
+    if isinstance(activation_slots, int):
+        return [activation_slots] * num_stages
+    slots = list(activation_slots)
+    if len(slots) == 1:
+        return slots * num_stages
+    if len(slots) != num_stages:
+        raise InputError(
+            f"activation slots: {len(slots)} numbers for {num_stages} stages; give one for all or "
+            "one for each"
+        )
+    return slots
 
-    Of several such clocks the highest.
+
+def _valley_mhz(operations: Sequence[tuple[ClockOptions, int]]) -> int:
+    """The clock at which operations use least energy together; of several the highest, MHz.
+
+    Args:
+        operations: clocks, and how many operations have them.
     """
-    return min(
-        reversed(all_clocks(clocks for clocks, _ in work)),
-        key=lambda mhz: sum(n * clocks.energy_fj[clocks.at_least(mhz)] for clocks, n in work),
-    )
+
+    def energy_fj(mhz: int) -> int:
+        return sum(count * clocks.energy_fj[clocks.at_least(mhz)] for clocks, count in operations)
+
+    clocks_mhz = all_clocks(clocks for clocks, _ in operations)
+    return min(reversed(clocks_mhz), key=energy_fj)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
-from envplan.profile.sidecar import Job
+from envplan.profile.sidecar import Workload
 
 __all__ = [
     "Convolution",
@@ -622,7 +622,7 @@ class TrainingJob:
             tensor_parallel=self.tensor_parallel,
             schedule=self.schedule,
             num_microbatches=self.num_microbatches,
-            job=Job(
+            job=Workload(
                 stages=self.num_stages if chunked else None,
                 chunks=self.chunks if chunked else None,
                 microbatch_group=self.microbatch_group,

@@ -92,7 +92,7 @@ class Problem:
         self.energy_fj: Times = np.concatenate([table.energy_fj for table in self.tables])
         self.power_uw: Times = np.concatenate([table.peak_uw for table in self.tables])
         self.frequency_mhz: Times = np.concatenate([table.frequency_mhz for table in self.tables])
-        self.left_mhz: Times = np.concatenate([table.left_mhz for table in self.tables])
+        self.left_mhz: Times = np.concatenate([table.end_mhz for table in self.tables])
         clocks = np.concatenate([self.frequency_mhz, self.left_mhz])
         self.clocks_mhz: Times = np.unique(clocks[clocks > 0])
         self._kernel = self._ordered(pipeline.order)
@@ -198,7 +198,7 @@ class Problem:
     @cached_property
     def _slices(self) -> tuple[Rows, Times, Times]:
         """What rows over all tables draw: their first slices, (rows + 1,), ns and uW."""
-        each = [table.slices for table in self.tables]
+        each = [table.segments for table in self.tables]
         counts = np.concatenate([np.diff(one.begin) for one in each])
         begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         columns = zip(*((one.time_ns, one.power_uw) for one in each), strict=True)
@@ -220,7 +220,7 @@ class Problem:
         clocks = self.clocks_mhz[:, None]
         nearest = np.full((len(self.time_ns), len(clocks)), -1, np.int32)
         for table, first in zip(self.tables, self._table_begin.tolist(), strict=False):
-            configs = np.array(table.first_config)
+            configs = np.array(table.start_config)
             for config in set(configs.tolist()):
                 alike = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
                 same = alike[~table.changes_clock[alike]]
@@ -330,7 +330,9 @@ class Replay:
         path = [finishes.index(self.makespan_ns)]
         while starts[at := path[-1]] > 0:
             waited_for = [
-                i for i, lag in self.problem.pipeline.before[at] if finishes[i] + lag == starts[at]
+                i
+                for i, lag in self.problem.pipeline.predecessors[at]
+                if finishes[i] + lag == starts[at]
             ]
             path.append(min(waited_for, key=lambda i: stage[i] != stage[at]))
         return tuple(reversed(path))

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from envplan.profile import ProfileMetadata
 from envplan.runtime.frameworks import Hooks, Job, uses
-from envplan.runtime.listener import Listener
+from envplan.runtime.observer import OperationObserver
 
 __all__ = ["attach", "follow", "profile", "record"]
 
@@ -45,17 +45,17 @@ def _job(engine: Any) -> Job:
 follow, profile, record = uses(_job)
 
 
-def attach(listener: Listener, engine: Any) -> Hooks:
-    """Tell a listener what a pipeline engine does, until the hooks are closed.
+def attach(observer: OperationObserver, engine: Any) -> Hooks:
+    """Tell a observer what a pipeline engine does, until the hooks are closed.
 
     This is where the engine executes a schedule, which a train_batch that was taken before does,
     too.
 
     Args:
-        listener: who is told.
+        observer: who is told.
         engine: a deepspeed.PipelineEngine.
     """
-    hooks = Hooks(listener, "the engine's train_batch")
+    hooks = Hooks(observer, "the engine's train_batch")
     done: Counter[str] = Counter()
     execute = engine._exec_schedule
 

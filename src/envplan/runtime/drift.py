@@ -1,4 +1,4 @@
-"""Drift: what operations took in a run, against the profile that its plan was made from.
+"""Drift: the times of operations in a run, against the profile that its plan was made from.
 
 The profile's times are scaled by what was measured, one factor for each instruction on each stage,
 and its energies with them: a GPU that takes longer at the same clock draws about the same power.
@@ -8,10 +8,10 @@ The plan is then made anew for the same target.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from envplan.errors import InputError
 from envplan.plan import Plan, as_referenced
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
 from envplan.request import Deadline
-from envplan.request.limits import MinHold
+from envplan.request.limits import MinDwell
+from envplan.runtime.runlog import LoggedStep
 from envplan.solve import solve, trace_job
 from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
 
@@ -28,12 +29,10 @@ __all__ = ["Drift", "measure_drift", "replan", "rescale"]
 #: Steps of each rank that are not used: memory is first allocated and kernels chosen in them.
 WARM_UP_STEPS: Final = 1
 
-_TableKey = tuple[int, str]
-
 
 @dataclass(frozen=True)
 class Drift:
-    """How an instruction on a stage of the profile did.
+    """The measured times of an instruction on a stage of the profile, against the planned ones.
 
     Attributes:
         stage: of the profile.
@@ -48,49 +47,109 @@ class Drift:
     samples: int
 
 
-def measure_drift(plan: Plan, profile: Profile, lines: Iterable[Mapping[str, Any]]) -> list[Drift]:
+def measure_drift(plan: Plan, profile: Profile, steps: Iterable[LoggedStep]) -> list[Drift]:
     """Compare a run with the profile its plan was made from.
 
     Args:
-        plan: what the run's frequency plan was made from.
+        plan: that the run's frequency plan was made from.
         profile: of that plan.
-        lines: of run logs, as read_run_log gives them.
+        steps: of the run.
 
     Returns:
         One for each (stage, instruction) that was measured, in order.
 
     Raises:
-        InputError: the lines do not fit the plan, or hold no times at clocks that were set.
+        InputError: the steps do not fit the plan, or hold no times at clocks that were set.
     """
     profile = as_referenced(plan.profile, profile)
-    planned = {
-        (op.stage, op.instruction, op.chunk): (op.profile_stage, op.instruction)
-        for op in plan.job.pipeline().operations
-    }
-    time_at = {key: _time_at(profile, *key) for key in set(planned.values())}
-    factors: dict[_TableKey, list[float]] = defaultdict(list)
-    samples: dict[_TableKey, int] = defaultdict(int)
-    for line in lines:
-        if line["event"] != "step" or line["step"] < WARM_UP_STEPS:
+    planned_times = _planned_times(plan, profile)
+    ratios: dict[tuple[int, str], _Ratios] = defaultdict(_Ratios)
+    for step in steps:
+        if step.step < WARM_UP_STEPS:
             continue
-        stage = line["stage"]
-        for instruction, chunk, mhz, count, mean, _least, *config in line["operations"]:
-            if (stage, instruction, chunk) not in planned:
+        for times in step.operations:
+            planned = planned_times.get((step.stage, times.instruction, times.chunk))
+            if planned is None:
                 raise InputError(
-                    f"the run log has {instruction} on stage {stage}, chunk {chunk}, which the "
-                    "plan has not; is it another plan's?"
+                    f"the run log has {times.instruction} on stage {step.stage}, chunk "
+                    f"{times.chunk}, which the plan has not; is it another plan's?"
                 )
-            key = planned[stage, instruction, chunk]
-            expected = time_at[key](mhz, *config)
-            if mhz and expected > 0 and mean > 0:
-                factors[key].append(mean / expected)
-                samples[key] += count
-    if not factors:
+            planned_s = planned.time_s_at(times.frequency_mhz, times.config)
+            if times.frequency_mhz and planned_s > 0 and times.mean_s > 0:
+                measured = ratios[planned.profile_stage, times.instruction]
+                measured.ratios.append(times.mean_s / planned_s)
+                measured.samples += times.num_operations
+    if not ratios:
         raise InputError(
             f"the run log has no measured times after the first {WARM_UP_STEPS} steps; let the run "
             "go on for longer"
         )
-    return [Drift(*key, median(factors[key]), samples[key]) for key in sorted(factors)]
+    return [
+        Drift(*key, factor=median(ratios[key].ratios), samples=ratios[key].samples)
+        for key in sorted(ratios)
+    ]
+
+
+@dataclass
+class _Ratios:
+    """Measured over planned times of one instruction on a stage of the profile.
+
+    Attributes:
+        ratios: one for each step and kind of operation.
+        samples: operations that these are the means of.
+    """
+
+    ratios: list[float] = field(default_factory=list)
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class _PlannedTimes:
+    """The times that the profile has for one kind of operation.
+
+    Attributes:
+        profile_stage: the stage of the profile that has them.
+        time_s_at: the time, s, by clock (MHz) and config; 0: not known.
+    """
+
+    profile_stage: int
+    time_s_at: Callable[[int, str], float]
+
+
+def _planned_times(plan: Plan, profile: Profile) -> dict[tuple[int, str, int], _PlannedTimes]:
+    """The planned times of every (stage, instruction, chunk) of a plan."""
+    planned_times = {}
+    for operation in plan.job.pipeline().operations:
+        key = (operation.stage, operation.instruction, operation.chunk)
+        if key not in planned_times:
+            time_s_at = _time_by_setting(profile, operation.profile_stage, operation.instruction)
+            planned_times[key] = _PlannedTimes(operation.profile_stage, time_s_at)
+    return planned_times
+
+
+def _time_by_setting(profile: Profile, stage: int, instruction: str) -> Callable[[int, str], float]:
+    """Time (s) by clock (MHz) and config, between the profile's clocks linear in 1 / f; 0: unknown.
+
+    A config that the profile does not have, or "" among several, is taken for the fastest one.
+    """
+    times_ns: dict[str, dict[int, int]] = defaultdict(dict)
+    fastest_ns: dict[int, int] = {}
+    for mhz, config, time_ns, _energy_fj in profile.table(stage, instruction).options():
+        if not mhz:
+            continue
+        for by_clock in (times_ns[config], fastest_ns):
+            by_clock[mhz] = min(time_ns, by_clock.get(mhz, MAX_INTEGER))
+
+    def time_s_at(mhz: int, config: str) -> float:
+        by_clock = times_ns.get(config, fastest_ns)
+        if not mhz or not by_clock:
+            return 0.0
+        clocks_mhz = sorted(by_clock, reverse=True)
+        periods = [1 / clock_mhz for clock_mhz in clocks_mhz]
+        times_s = [s_from_ns(by_clock[clock_mhz]) for clock_mhz in clocks_mhz]
+        return float(np.interp(1 / mhz, periods, times_s))
+
+    return time_s_at
 
 
 def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
@@ -106,21 +165,22 @@ def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
     for stage in range(profile.num_stages):
         for table in profile.tables(stage):
             factor = factors.get((stage, table.instruction), 1.0)
-            for mhz, config, time, energy in table.rows():
-                scaled = s_from_ns(round(time * factor)), j_from_fj(round(energy * factor))
-                rows.append((stage, table.instruction, mhz, *scaled, config))
+            for mhz, config, time_ns, energy_fj in table.options():
+                time_s = s_from_ns(round(time_ns * factor))
+                energy_j = j_from_fj(round(energy_fj * factor))
+                rows.append((stage, table.instruction, mhz, time_s, energy_j, config))
         if profile.blocking_power_w is not None:
             rows.append((stage, BLOCKING, 0, 1.0, profile.blocking_power_w[stage], ""))
-    known = profile.metadata
+    metadata = profile.metadata
     extra = {
-        **known.extra,
+        **metadata.extra,
         "refined_from_sha256": profile.sha256,
         "refined_factors": [[*key, factor] for key, factor in sorted(factors.items())],
     }
     if profile.adjustments.recompute:
         extra[INCLUDES_RECOMPUTATION] = True
     return Profile.from_rows(
-        rows, name=f"{profile.name}.refined", metadata=replace(known, extra=extra)
+        rows, name=f"{profile.name}.refined", metadata=replace(metadata, extra=extra)
     )
 
 
@@ -129,12 +189,15 @@ def replan(
     profile: Profile,
     progress: Callable[[int, int], None] | None = None,
     *,
-    min_hold: float = 0.0,
+    min_dwell: float = 0.0,
 ) -> Plan:
-    """A plan for the same job and target from another profile, or with clocks that last.
+    """Plan again for the same job and target, from another profile or with clocks that last.
 
     Args:
-        min_hold: least s between two requests of a stage for another clock; 0: as before.
+        plan: the plan so far.
+        profile: the other profile.
+        progress: see trace_job.
+        min_dwell: least s between two requests of a stage for another clock; 0: as before.
 
     Raises:
         InputError: the plan was not chosen from the frontier, and no hold is asked for.
@@ -142,34 +205,14 @@ def replan(
     """
     request = plan.request
     if plan.planner != "frontier":  # its time is all that is known of what was wanted
-        if not min_hold:
+        if not min_dwell:
             raise InputError(
                 f"only plans of the planner frontier are refined, not of {plan.planner}"
             )
         deadline = Deadline(kind="time", time_s=plan.target.deadline_s)
         request = request.model_copy(update={"deadline": deadline})
-    if min_hold:
-        others = [limit for limit in request.limits if not isinstance(limit, MinHold)]
-        limits = (*others, MinHold.of(time_s=min_hold))
+    if min_dwell:
+        kept_limits = [limit for limit in request.limits if not isinstance(limit, MinDwell)]
+        limits = (*kept_limits, MinDwell.of(time_s=min_dwell))
         request = request.model_copy(update={"limits": limits})
     return solve(trace_job(plan.job, profile, progress), request)
-
-
-def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[..., float]:
-    """Time (s) by clock (MHz) and config, between the profile's clocks linear in 1 / f; 0: unknown.
-
-    A config that the profile does not have, or "" among several, is taken for the fastest one.
-    """
-    fastest: dict[str | None, dict[int, int]] = defaultdict(dict)
-    for mhz, config, time_ns, _ in profile.table(stage, instruction).rows():
-        for key in (config, None) if mhz else ():
-            fastest[key][mhz] = min(time_ns, fastest[key].get(mhz, MAX_INTEGER))
-
-    def at(mhz: int, config: str = "") -> float:
-        times = sorted(fastest.get(config, fastest[None]).items(), reverse=True)
-        if not mhz or not times:
-            return 0.0
-        periods = [1 / clock for clock, _ in times]
-        return float(np.interp(1 / mhz, periods, [s_from_ns(time_ns) for _, time_ns in times]))
-
-    return at

@@ -24,10 +24,10 @@ from envplan.devices import Counted
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports import Step, scheduled
-from envplan.runtime.listener import Listener
+from envplan.runtime.observer import OperationObserver
 from envplan.runtime.parts import hook_parts
 from envplan.runtime.profiler import Profiler
-from envplan.runtime.shim import Shim
+from envplan.runtime.shim import IterationTime, Shim
 from envplan.runtime.stragglers import StragglerDetector
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ _logger = logging.getLogger("envplan.runtime")
 
 
 class Hooks(ExitStack):
-    """Functions of a framework that are replaced by ones that tell a listener, until it is closed.
+    """Functions of a framework that are replaced by ones that tell a observer, until it is closed.
 
     Args:
-        listener: who is told.
+        observer: who is told.
         entry: what runs an iteration, by the name that users know.
 
     Attributes:
@@ -50,12 +50,12 @@ class Hooks(ExitStack):
         after_step: called after each training step.
     """
 
-    def __init__(self, listener: Listener, entry: str) -> None:
+    def __init__(self, observer: OperationObserver, entry: str) -> None:
         super().__init__()
         self.training = False
         self.after_step: Callable[[], None] | None = None
         self._inside = False
-        self._listener = listener
+        self._listener = observer
         self._entry = entry
 
     def replace(self, owner: Any, name: str, function: Any) -> None:
@@ -102,7 +102,7 @@ class Job:
     """What all three uses of a framework need to know of it.
 
     Attributes:
-        attach: lets the framework tell a listener what it does.
+        attach: lets the framework tell a observer what it does.
         device: that this rank computes on.
         known: what only a running job can say, asked when it is needed: `stages` of this rank, by
             chunk, `num_stages` of the model, and `metadata` for a profile's sidecar.
@@ -110,7 +110,7 @@ class Job:
             has it.
     """
 
-    attach: Callable[[Listener], Hooks]
+    attach: Callable[[OperationObserver], Hooks]
     device: torch.device
     known: Callable[[], dict[str, Any]]
     model: Sequence[torch.nn.Module] = ()
@@ -195,7 +195,7 @@ def uses(
     return follow, profile, record
 
 
-class Recorder(Listener):
+class Recorder(OperationObserver):
     """Takes down what each rank runs in one training iteration, and gathers it on rank 0.
 
     Nothing that goes wrong with it ends training: it is logged, and there is no file.
@@ -208,7 +208,7 @@ class Recorder(Listener):
         pipeline: what was recorded, on rank 0 once there is something.
     """
 
-    _undone = "nothing is recorded"
+    _consequence = "nothing is recorded"
 
     def __init__(self, path: str | os.PathLike[str], known: Callable[[], dict[str, Any]]) -> None:
         self.pipeline: Pipeline | None = None
@@ -236,11 +236,11 @@ class Recorder(Listener):
             except InputError as error:
                 _logger.warning("%s is not written: %s", self._path, error.message)
 
-    def missed(self, why: str) -> None:
-        """As Listener.missed; nothing is to be said once there is a file."""
+    def missed(self, reason: str) -> None:
+        """As OperationObserver.missed; nothing is to be said once there is a file."""
         if not self._done:
             self._done = True
-            super().missed(why)
+            super().missed(reason)
 
     def _write(self, everybody: list[list[tuple[str, int, int]]]) -> None:
         # Ranks that share stages, as tensor- and data-parallel ones do, run the same.
@@ -269,7 +269,7 @@ class StragglerWatch:
     The exchange is a gloo all-gather of one number per rank and step that nobody waits for: its
     result is used at the first step after which it has arrived. Every rank must make one and call
     step() after each of its steps. Times are those before gradients can meet other replicas'
-    (`before_reduction`): from there on all pipelines look alike.
+    (`num_before_reduction`): from there on all pipelines look alike.
 
     Args:
         shim: whose plan has a ladder.
@@ -285,8 +285,9 @@ class StragglerWatch:
     def step(self) -> None:
         """Send this rank's latest time, and use what has arrived."""
         # Our last measured step as it would have been under the fastest plan, s.
-        planned, measured = self._shim.last_iteration or (1.0, math.nan)
-        natural = measured * self._shim.planned_time / planned
+        last_iteration = self._shim.last_iteration or IterationTime(1.0, math.nan)
+        measured_s, planned_s = last_iteration.measured_s, last_iteration.planned_s
+        natural = measured_s * self._shim.planned_time / planned_s
         mine = torch.tensor([natural], dtype=torch.float64)
         everybody = [torch.empty_like(mine) for _ in self._pipelines]
         work = dist.all_gather(everybody, mine, group=self._group, async_op=True)

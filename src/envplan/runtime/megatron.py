@@ -30,7 +30,7 @@ import torch
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
 from envplan.runtime.frameworks import Hooks, Job, uses
-from envplan.runtime.listener import Listener
+from envplan.runtime.observer import OperationObserver
 
 __all__ = ["attach", "follow", "profile", "record"]
 
@@ -67,14 +67,14 @@ follow, _profile, _record = uses(_job)
 profile, record = partial(_profile, None), partial(_record, None)
 
 
-def attach(listener: Listener) -> Hooks:
-    """Tell a listener what Megatron does, until the hooks are closed.
+def attach(observer: OperationObserver) -> Hooks:
+    """Tell a observer what Megatron does, until the hooks are closed.
 
     Raises:
         InputError: Megatron is not installed.
     """
     schedules = _schedules()
-    hooks = Hooks(listener, "what get_forward_backward_func returns")
+    hooks = Hooks(observer, "what get_forward_backward_func returns")
     forward, backward = schedules.forward_step, schedules.backward_step
     chunks: dict[int, int] = {}  # of a model, by its id
     forwards: Counter[int] = Counter()  # so far, of a chunk

@@ -35,7 +35,7 @@ from envplan.devices import Device, DeviceError
 from envplan.errors import InputError
 from envplan.profile import BLOCKING
 from envplan.profiling.sweep_file import Row
-from envplan.runtime.listener import Moment, seconds
+from envplan.runtime.timestamps import Timestamp, seconds_between
 
 __all__ = [
     "METHOD",
@@ -253,7 +253,7 @@ class Measured:
     microbatches: int
 
 
-def on_host(iterations: Sequence[Sequence[Span[Moment]]]) -> list[list[Span[float]]]:
+def on_host(iterations: Sequence[Sequence[Span[Timestamp]]]) -> list[list[Span[float]]]:
     """Spans by the host's clock, s, of perf_counter; waits until the device has got there."""
     first = iterations[0][0].begin
     if isinstance(first, int):
@@ -261,10 +261,10 @@ def on_host(iterations: Sequence[Sequence[Span[Moment]]]) -> list[list[Span[floa
     else:
         # The host learns of a moment just after it has come, some time or other soonest of all.
         ends = [span.end for spans in iterations for span in spans]
-        offset = min(-seconds(first, end) + time.perf_counter() for end in ends)
+        offset = min(-seconds_between(first, end) + time.perf_counter() for end in ends)
 
-    def host(at: Moment) -> float:
-        return offset + seconds(first, at)
+    def host(at: Timestamp) -> float:
+        return offset + seconds_between(first, at)
 
     return [
         [

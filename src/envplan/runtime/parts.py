@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from envplan.errors import InputError
-from envplan.runtime.listener import Listener
+from envplan.runtime.observer import OperationObserver
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,21 +27,23 @@ __all__ = ["hook_parts"]
 
 
 @contextmanager
-def hook_parts(listener: Listener, model: nn.Module | Sequence[nn.Module]) -> Iterator[None]:
+def hook_parts(
+    observer: OperationObserver, model: nn.Module | Sequence[nn.Module]
+) -> Iterator[None]:
     """Tell a shim or a profiler as modules begin, while the context lasts.
 
     Args:
-        listener: who is told.
+        observer: who is told.
         model: this rank's part of the model; several where it has several chunks.
 
     Raises:
-        InputError: a part that the listener names is no module of any of them.
+        InputError: a part that the observer names is no module of any of them.
     """
     chunks = list(model) if isinstance(model, list | tuple) else [model]
     modules = [pair for chunk in chunks for pair in _named(chunk)]
     patterns = {
         part: re.compile(re.escape(part).replace(r"\*", "[^.]*"))
-        for part in sorted(listener.part_names)
+        for part in sorted(observer.part_names)
     }
     for part, pattern in patterns.items():
         if not any(pattern.fullmatch(name) for name, _ in modules):
@@ -51,7 +53,7 @@ def hook_parts(listener: Listener, model: nn.Module | Sequence[nn.Module]) -> It
             )
 
     def hook(name: str, backward: bool) -> Callable[..., None]:
-        return lambda *_: listener.part(name, backward=backward)
+        return lambda *_: observer.part(name, backward=backward)
 
     with ExitStack() as handles:
         for name, module in modules:

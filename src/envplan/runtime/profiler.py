@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -52,9 +53,12 @@ from envplan.devices.guard import Guard
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.sweep import Valley
-from envplan.runtime.listener import Clocks, Listener, Marker, Moment, environment_number
+from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.metering import EnergyLog, Span, measure, on_host
+from envplan.runtime.observer import OperationObserver
 from envplan.runtime.profile_parts import Part, merge_parts, part_path
+from envplan.runtime.ranks import number_or_environment
+from envplan.runtime.timestamps import DeviceEvent, Timestamp
 
 __all__ = ["Profiler", "merge_parts"]
 
@@ -80,7 +84,7 @@ _OPEN_S: Final = 30.0
 _logger = logging.getLogger("envplan.runtime")
 
 
-class Profiler(Listener, AbstractContextManager["Profiler"]):
+class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
     """Measures the operations of one rank at one clock after another while it trains.
 
     It is called as a Shim is, and like one must not be used by several threads at once.
@@ -113,7 +117,7 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         InputError: rank, stages or frequencies do not fit, or the folder cannot be written to.
     """
 
-    _undone = "nothing is profiled"
+    _consequence = "nothing is profiled"
 
     def __init__(
         self,
@@ -131,12 +135,12 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         warm_up: int = 3,
         lock: bool = True,
         metadata: ProfileMetadata | None = None,
-        marker: Callable[[], Marker] | None = None,
+        marker: Callable[[], DeviceEvent] | None = None,
         parts: Sequence[str] = (),
     ) -> None:
         self.part_names = frozenset(parts)
-        self.rank = environment_number("RANK", rank)
-        world = environment_number("WORLD_SIZE", world_size)
+        self.rank = number_or_environment(rank, "RANK")
+        world = number_or_environment(world_size, "WORLD_SIZE")
         self._stages = tuple(stages if stages is not None else [self.rank])
         if not all(0 <= stage < num_stages for stage in self._stages):
             raise InputError(
@@ -152,19 +156,19 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         check_writable(self._part_path)
         self._part_path.unlink(missing_ok=True)  # one that an earlier job left
 
-        self._spans: list[Span[Moment]] = []
-        self._begun: Moment | None = None
+        self._spans: list[Span[Timestamp]] = []
+        self._begun: Timestamp | None = None
         self._is_backward = False
-        self._begins: list[tuple[str, Moment]] = []
-        self._window: list[list[Span[Moment]]] = []
+        self._begins: list[tuple[str, Timestamp]] = []
+        self._window: list[list[Span[Timestamp]]] = []
         self._at = self._tries = self._problems = 0
         self._frequencies: list[int | None] = [None]
         self._driver = ExitStack()
-        self._clocks = Clocks(None, None)
+        self._clocks = ClockRequester(None, None)
         self._closed = False
 
         # A thread makes rows of windows, decides when it is enough, and merges on rank 0.
-        self._windows: SimpleQueue[tuple[int | None, list[list[Span[Moment]]]] | None]
+        self._windows: SimpleQueue[tuple[int | None, list[list[Span[Timestamp]]]] | None]
         self._windows = SimpleQueue()
         self._valley = Valley(_RISES)
         self._enough = False
@@ -172,7 +176,7 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
         self._thread: threading.Thread | None = None
         if device is None:
             local_rank = self.rank if "LOCAL_RANK" not in os.environ else None
-            device = environment_number("LOCAL_RANK", local_rank)
+            device = number_or_environment(local_rank, "LOCAL_RANK")
             counted = Counted.BY_CUDA
         try:
             source = self._driver.enter_context(opened(DEFAULT_BACKEND))
@@ -180,10 +184,13 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             info = found.info
             wanted = _frequencies(info, frequencies, step)
             guard = self._start_guard(info.index, wanted) if lock else None
-            self._clocks = Clocks(guard, marker)
-            self._part.metadata = (metadata or ProfileMetadata()).made_today(
-                gpu=info.name, driver=info.driver, source=info.source
-            )
+            self._clocks = ClockRequester(guard, marker)
+            self._part.metadata = replace(
+                metadata or ProfileMetadata(),
+                gpu=info.name,
+                driver=info.driver,
+                source=info.source,
+            ).made_today()
             self._part.energy_source = info.energy_source
             run = partial(self._run, EnergyLog(found))
             self._thread = threading.Thread(target=run, name="envplan-profile", daemon=True)
@@ -204,39 +211,51 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
     @property
     def frequency(self) -> int:
         """The clock asked for, MHz; 0 when it is the driver's."""
-        return 0 if self.done else self._clocks.asked
+        return 0 if self.done else self._clocks.last_requested_mhz
+
+    @property
+    def measured_frequency(self) -> int | None:
+        """The clock that iterations are measured at, MHz; None: the current one, or none at all."""
+        return None if self.done else self._frequencies[self._at]
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard that sets this rank's clocks; None where clocks are left alone."""
+        return self._clocks.guard
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         if self.done:
             return
-        self._begun = begun = self._clocks.mark()
+        self._begun = begun = self._clocks.record_event()
         self._is_backward, self._begins = instruction.startswith("backward"), []
         frequency = self._frequencies[self._at]
-        if frequency is not None and frequency != self._clocks.asked:
-            self._clocks.ask(frequency, begun)
+        if frequency is not None and frequency != self._clocks.last_requested_mhz:
+            self._clocks.request(frequency, begun)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         if self.done or self._begun is None:
             return
         begins = tuple(self._begins)
-        self._spans.append(Span(instruction, chunk, self._begun, self._clocks.mark(), begins))
+        self._spans.append(
+            Span(instruction, chunk, self._begun, self._clocks.record_event(), begins)
+        )
         self._begun = None
 
     def part(self, name: str, *, backward: bool) -> None:
         if self._begun is not None and backward == self._is_backward:
-            self._begins.append((name, self._clocks.mark()))
+            self._begins.append((name, self._clocks.record_event()))
 
     def step(self) -> None:
         spans, self._spans = self._spans, []
         if self.done or not spans:
             return
-        self._clocks.then(self._listen)
+        self._clocks.call_after_requests(self._listen)
         guard = self._clocks.guard
         if self._problems or (guard is not None and guard.failing):
             # Measure again, or pass the clock over.
             self._tries += 1
             self._next_window(passed=self._tries == _TRIES)
-        elif guard is not None and guard.done < self._clocks.requests:
+        elif self._clocks.has_unset_requests():
             # The clock is on its way: it may come within the next iteration, which is none either.
             self._skip = max(self._skip, _SETTLE)
         elif self._skip:
@@ -304,8 +323,7 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
 
     def _listen(self) -> None:
         """Take note of what the guard reports."""
-        guard = self._clocks.guard
-        for problem in guard.problems() if guard is not None else []:
+        for problem in self._clocks.read_problems():
             self._problems += 1
             _logger.warning("rank %d: while profiling: %s", self.rank, problem)
 
@@ -329,7 +347,7 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             _logger.warning("no profile is written: %s", error)
 
     def _measure(
-        self, energy: EnergyLog, clock: int | None, window: list[list[Span[Moment]]]
+        self, energy: EnergyLog, clock: int | None, window: list[list[Span[Timestamp]]]
     ) -> None:
         """Rows of iterations at one clock; None: at whatever the driver chooses."""
         iterations = on_host(window)

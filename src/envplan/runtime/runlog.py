@@ -15,46 +15,235 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import Full, Queue
-from typing import Annotated, Any, Final
+from typing import Annotated, ClassVar, Final, NamedTuple, Protocol
 
-from pydantic import Field, Strict
+from pydantic import Field, GetCoreSchemaHandler, JsonValue, Strict
+from pydantic_core import CoreSchema, core_schema
 
 from envplan._io.documents import Index, Model
 from envplan._io.files import append_line, read_bounded
+from envplan.enforce.freqplan import OperationKey
 from envplan.errors import InputError
+from envplan.runtime.step_energy import EnergyTotals
 
 RUN_SCHEMA: Final = "envplan/run/v1"
 MAX_LOG_BYTES: Final = 2**30
 
-_WAITING_STEPS: Final = 256
-_CLOSE_S: Final = 10.0
-_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+#: Lines that wait for the thread; further ones are dropped.
+_MAX_WAITING_LINES: Final = 256
+#: How long `close` waits for the thread, s.
+_CLOSE_TIMEOUT_S: Final = 10.0
+_OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _logger = logging.getLogger("envplan.runtime")
 
-_Seconds = Annotated[float, Field(ge=0, le=1e9)]
+_Duration = Annotated[float, Field(ge=0, le=1e9)]
+# JSON has no tuples, so a list is read.
+_WithoutConfig = Annotated[tuple[str, Index, Index, Index, _Duration, _Duration], Strict(False)]
+_WithConfig = Annotated[tuple[str, Index, Index, Index, _Duration, _Duration, str], Strict(False)]
 
 
-class _Line(Model, extra="ignore"):
-    """What is read of every line."""
+class OperationTimes(NamedTuple):
+    """The times of a step's operations of one kind at one clock; in the log a list of these.
 
-    event: str
+    Attributes:
+        instruction: of the operations.
+        chunk: of the operations.
+        frequency_mhz: the clock in force; 0 where the planned one was not set.
+        num_operations: that there were.
+        mean_s: their mean time.
+        min_s: their least time.
+        config: "" where they have none; the list then ends before it.
+    """
+
+    instruction: str
+    chunk: int
+    frequency_mhz: int
+    num_operations: int
+    mean_s: float
+    min_s: float
+    config: str = ""
+
+    def to_list(self) -> list[JsonValue]:
+        """The list in the log."""
+        return list(self if self.config else self[:-1])
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, _source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        lists = _WithoutConfig | _WithConfig
+        return core_schema.no_info_after_validator_function(
+            lambda fields: cls(*fields), handler.generate_schema(lists)
+        )
+
+
+# Lines as they are written
+
+
+class RunRecord(Protocol):
+    """A line of the log before it is written."""
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """Its JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvent:
+    """Something that happened in a run.
+
+    Attributes:
+        rank: that it happened to.
+        time: when, s since 1970.
+    """
+
+    event: ClassVar[str]
+
     rank: int
+    time: float = field(default_factory=time.time)
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """Its JSON object."""
+        return {"event": self.event, **asdict(self)}
 
 
-class _StepLine(_Line):
-    """What is read of a `step` line."""
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(RunEvent):
+    """A rank begins to follow a plan.
 
-    stage: Index
-    step: Index
-    operations: list[
-        Annotated[tuple[str, Index, Index, Index, _Seconds, _Seconds], Strict(False)]
-        | Annotated[tuple[str, Index, Index, Index, _Seconds, _Seconds, str], Strict(False)]
-    ]
+    Attributes:
+        plan_sha256: of the plan.json.
+        world_size: of the plan.
+        clocks: whether clocks can be set.
+    """
+
+    event: ClassVar[str] = "start"
+
+    schema: str = RUN_SCHEMA
+    plan_sha256: str
+    world_size: int
+    clocks: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockError(RunEvent):
+    """A clock could not be set, or the guard is gone.
+
+    Attributes:
+        step: when that was noticed, from 0.
+        message: a line for people.
+    """
+
+    event: ClassVar[str] = "clock_error"
+
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch(RunEvent):
+    """A step has left the order of the plan.
+
+    Attributes:
+        step: which, from 0.
+        where: "begin" or "end" of an operation, or "step" for the step's end.
+        expected: the operation that the plan has there; None: none.
+        got: the operation that came; None: none.
+    """
+
+    event: ClassVar[str] = "mismatch"
+
+    step: int
+    where: str
+    expected: OperationKey | None
+    got: OperationKey | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(RunEvent):
+    """A rank follows the plan no longer.
+
+    Attributes:
+        steps: of the run.
+        mismatches: steps that left the order of the plan.
+        clock_errors: that were noticed.
+        energy: of the steps that followed the plan.
+        dropped: lines that were not written: the log was far behind, or they could not be made.
+    """
+
+    event: ClassVar[str] = "end"
+
+    steps: int
+    mismatches: int
+    clock_errors: int
+    energy: EnergyTotals
+    dropped: int = 0
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """Its JSON object."""
+        return {
+            "event": self.event,
+            "rank": self.rank,
+            "time": self.time,
+            "steps": self.steps,
+            "mismatches": self.mismatches,
+            "clock_errors": self.clock_errors,
+            **self.energy.to_dict(),
+            "dropped": self.dropped,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """A step that followed the plan, measured.
+
+    Attributes:
+        rank: global rank.
+        stage: that the rank runs.
+        step: its number, from 0.
+        planned_s: iteration time of the plan that the clocks in force belong to.
+        iteration_s: from the begin of the first operation to the end of the last.
+        num_requested: operations with a planned clock.
+        num_in_force: operations that had it.
+        max_lag_s: the longest time until a requested clock was set.
+        mismatches: steps so far whose order was not the plan's.
+        energy: of the steps so far that followed the plan.
+        operations: times by kind of operation and clock.
+    """
+
+    rank: int
+    stage: int
+    step: int
+    planned_s: float
+    iteration_s: float
+    num_requested: int
+    num_in_force: int
+    max_lag_s: float
+    mismatches: int
+    energy: EnergyTotals
+    operations: list[OperationTimes]
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """Its JSON object."""
+        return {
+            "event": "step",
+            "rank": self.rank,
+            "stage": self.stage,
+            "step": self.step,
+            "planned_s": self.planned_s,
+            "iteration_s": self.iteration_s,
+            "asked": self.num_requested,
+            "in_force": self.num_in_force,
+            "lag_s": self.max_lag_s,
+            "mismatches": self.mismatches,
+            **self.energy.to_dict(),
+            "operations": [times.to_list() for times in self.operations],
+        }
 
 
 class RunLog:
@@ -63,86 +252,142 @@ class RunLog:
     Args:
         path: file to append to; None: nothing is written.
         rank: global rank, on every line.
-        limit: bytes after which a rank goes on in another file.
+        max_bytes: after which a rank goes on in another file.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, *, rank: int, limit: int) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, *, rank: int, max_bytes: int) -> None:
+        self._num_overtaken = 0  # counted by the callers
+        self._num_unmade = 0  # counted by the thread
         self._rank = rank
-        self._limit = self._left = limit
-        self._start = b""
+        self._max_bytes = self._bytes_left = max_bytes
+        self._start_line = b""
         self._path = None if path is None else Path(path)
-        self.dropped = 0
-        self._file = None if path is None else _open(Path(path))
-        self._queue: Queue[Callable[[], dict[str, Any]] | None] = Queue(_WAITING_STEPS)
+        self._file = None if self._path is None else _open_or_warn(self._path)
+        self._queue: Queue[Callable[[], RunRecord] | None] = Queue(_MAX_WAITING_LINES)
         self._thread = threading.Thread(target=self._run, name="envplan-log", daemon=True)
         self._thread.start()
 
-    def event(self, name: str, **facts: object) -> None:
-        """Log that something happened."""
-        line = {"event": name, "rank": self._rank, "time": time.time(), **facts}
-        self.later(lambda: line)
+    @property
+    def dropped(self) -> int:
+        """Lines that were not written: the thread was far behind, or they could not be made."""
+        return self._num_overtaken + self._num_unmade
 
-    def later(self, make: Callable[[], dict[str, Any]]) -> None:
+    def write(self, event: RunEvent) -> None:
+        """Log that something happened."""
+        self.write_later(lambda: event)
+
+    def write_later(self, make_record: Callable[[], RunRecord]) -> None:
         """Log a line that is made in the thread; dropped and counted if that is far behind."""
         try:
-            self._queue.put_nowait(make)
+            self._queue.put_nowait(make_record)
         except Full:
-            self.dropped += 1
+            self._num_overtaken += 1
 
-    def close(self, **facts: object) -> None:
+    def is_idle(self) -> bool:
+        """Whether the thread has begun with all lines."""
+        return self._queue.empty()
+
+    def close(self, end: RunEnded) -> None:
         """Log the end and write what is waiting, for ten seconds at most."""
-        end = {"event": "end", "rank": self._rank, "time": time.time(), **facts}
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         with suppress(Full):
-            self._queue.put(lambda: {**end, "dropped": self.dropped}, timeout=_CLOSE_S)
-            self._queue.put(None, timeout=_CLOSE_S)
-            self._thread.join(_CLOSE_S)
+            for item in (lambda: replace(end, dropped=self.dropped), None):
+                self._queue.put(item, timeout=max(0.0, deadline - time.monotonic()))
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        for make in iter(self._queue.get, None):
+        for make_record in iter(self._queue.get, None):
+            record = self._make(make_record)
+            if record is None:
+                self._num_unmade += 1
+                continue
             try:
-                self._write(make())
+                self._write(record)
             except Exception as error:  # a log must not end what it is a log of
-                if self._file is not None:
-                    _logger.warning("the run log is given up: %s", error)
-                    os.close(self._file)
-                    self._file = None
+                self._give_up(error)
         if self._file is not None:
             os.close(self._file)
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _make(self, make_record: Callable[[], RunRecord]) -> RunRecord | None:
+        """The record; None if it cannot be made, as where the device fails. That is said once."""
+        try:
+            return make_record()
+        except Exception as error:  # a log must not end what it is a log of
+            if not self._num_unmade:
+                _logger.warning("lines of the run log cannot be made: %s", error)
+            return None
+
+    def _give_up(self, error: Exception) -> None:
+        _logger.warning("the run log is given up: %s", error)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write(self, record: RunRecord) -> None:
         if self._file is None:
             return
-        data = json.dumps(line).encode() + b"\n"
-        if line["event"] == "start":
-            self._start = data
-        elif self._left <= 0:
+        data = json.dumps(record.to_dict()).encode() + b"\n"
+        if isinstance(record, RunStarted):
+            self._start_line = data
+        elif self._bytes_left <= 0:
             self._rotate()
-        self._left -= len(data)
+        self._bytes_left -= len(data)
         append_line(self._file, data)
 
     def _rotate(self) -> None:
         """Go on in a file of this rank's own, which begins with the `start` line, too."""
         assert self._path is not None
         assert self._file is not None
-        own = self._path.with_name(f"{self._path.name}.rank{self._rank}")
+        own_path = self._path.with_name(f"{self._path.name}.rank{self._rank}")
         with suppress(FileNotFoundError):
-            own.replace(f"{own}.old")
-        full, self._file = self._file, os.open(own, _FLAGS, 0o666)
-        os.close(full)
-        self._left = self._limit
-        append_line(self._file, self._start)
+            own_path.replace(f"{own_path}.old")
+        full_file, self._file = self._file, os.open(own_path, _OPEN_FLAGS, 0o666)
+        os.close(full_file)
+        self._bytes_left = self._max_bytes
+        append_line(self._file, self._start_line)
 
 
-def _open(path: Path) -> int | None:
+def _open_or_warn(path: Path) -> int | None:
     try:
-        return os.open(path, _FLAGS, 0o666)
+        return os.open(path, _OPEN_FLAGS, 0o666)
     except OSError as error:
         _logger.warning("%s: no run log: %s", path, error.strerror)
         return None
 
 
-def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[dict[str, Any]]:
-    """The lines of run logs, one after the other.
+# Lines as they are read
+
+
+class LoggedLine(Model, extra="ignore"):
+    """What is read of every line.
+
+    Attributes:
+        event: what happened.
+        rank: global rank.
+        plan_sha256: of a `start` line, the plan.json that is followed from then on.
+    """
+
+    event: str
+    rank: int
+    plan_sha256: object = None
+
+
+class LoggedStep(LoggedLine):
+    """What is read of a `step` line.
+
+    Attributes:
+        stage: that the rank runs.
+        step: its number, from 0.
+        operations: times by kind of operation and clock.
+    """
+
+    stage: Index
+    step: Index
+    operations: list[OperationTimes]
+
+
+def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[LoggedLine]:
+    """Read the lines of run logs, one log after the other; `step` lines are LoggedSteps.
 
     A last line that was cut short, as a killed job leaves it, is passed over.
 
@@ -151,12 +396,10 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[dict[str, 
     """
     for path in paths:
         data = read_bounded(path, MAX_LOG_BYTES)
-        whole, _, _cut = data.rpartition(b"\n")
-        for number, text in enumerate(whole.splitlines(), 1):
+        whole_lines, _, _cut_line = data.rpartition(b"\n")
+        for number, text in enumerate(whole_lines.splitlines(), 1):
             try:
-                line = json.loads(text)
-                is_step = isinstance(line, dict) and line.get("event") == "step"
-                (_StepLine if is_step else _Line).model_validate(line)
+                line = parse_line(json.loads(text))
             except (ValueError, RecursionError):
                 raise InputError(
                     "is not a line of a run log as the shim writes them", path=path, line=number
@@ -164,16 +407,27 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[dict[str, 
             yield line
 
 
-def steps_of_plan(lines: Iterable[Mapping[str, Any]], sha256: str) -> Iterator[Mapping[str, Any]]:
-    """The `step` lines of runs that followed one plan; files may hold other runs too.
+def parse_line(document: object) -> LoggedLine:
+    """A line of a run log from its JSON value.
+
+    Raises:
+        ValueError: it is none.
+    """
+    is_step = isinstance(document, dict) and document.get("event") == "step"
+    model = LoggedStep if is_step else LoggedLine
+    return model.model_validate(document)
+
+
+def steps_of_plan(lines: Iterable[LoggedLine], sha256: str) -> Iterator[LoggedStep]:
+    """The steps of runs that followed one plan; files may hold other runs too.
 
     Args:
         lines: of run logs, those of each rank in order.
         sha256: of the plan.json.
     """
-    following: dict[int, bool] = {}
+    follows_plan: dict[int, bool] = {}
     for line in lines:
-        if line["event"] == "start":
-            following[line["rank"]] = line.get("plan_sha256") == sha256
-        elif line["event"] == "step" and following.get(line["rank"], False):
+        if line.event == "start":
+            follows_plan[line.rank] = line.plan_sha256 == sha256
+        elif isinstance(line, LoggedStep) and follows_plan.get(line.rank, False):
             yield line

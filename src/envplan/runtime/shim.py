@@ -12,6 +12,11 @@ Clocks are set by another process, the guard, so the training thread writes a fe
 socket at most, and only when the clock changes. Nothing that goes wrong with clocks or with the
 order of operations stops training: it is logged, and the GPU runs at its highest clock instead. An
 operation is logged with its clock once the guard has said that it was set, and else with 0 MHz.
+
+A step goes through three threads. The training thread follows it (PlanFollower) and requests its
+clocks (ClockRequester). The thread of the ClockRequester, or the training thread where there are no
+device events, learns which of these clocks were set (StepAccounting). The thread of the RunLog
+waits for the device, measures the step and writes it.
 """
 
 from __future__ import annotations
@@ -19,65 +24,76 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import lru_cache, partial
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError
 from envplan.devices.guard import Guard
-from envplan.enforce.freqplan import FrequencyPlan, RankPlan
-from envplan.profile import Change, changes_of
-from envplan.runtime.joules import Joules
-from envplan.runtime.listener import Clocks, Listener, Marker, Moment, environment_number, seconds
-from envplan.runtime.runlog import RUN_SCHEMA, RunLog
-from envplan.runtime.stragglers import before_reduction
+from envplan.enforce.freqplan import FrequencyPlan, OperationKey
+from envplan.runtime.clock_requester import ClockRequester
+from envplan.runtime.observer import OperationObserver
+from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome
+from envplan.runtime.rank_schedule import rank_schedules
+from envplan.runtime.ranks import number_or_environment
+from envplan.runtime.runlog import (
+    ClockError,
+    Mismatch,
+    OperationTimes,
+    RunEnded,
+    RunLog,
+    RunStarted,
+    StepRecord,
+)
+from envplan.runtime.step_accounting import (
+    AccountedStep,
+    FollowedStep,
+    OperationSpan,
+    StepAccounting,
+)
+from envplan.runtime.step_energy import StepEnergyMeter
+from envplan.runtime.stragglers import num_before_reduction
+from envplan.runtime.timestamps import DeviceEvent, Timestamp, seconds_between
 
-_LOG_LIMIT: Final = 64 * 2**20
-_LOGGED_ERRORS: Final = 1000
-#: Steps in a row that did not follow the plan's order, after which the plan is not tried again; or
-#: that had no operation at all, after which that is said.
-_PATIENCE: Final = 3
+__all__ = ["BESIDE_PLAN", "IterationTime", "Shim"]
 
-_Key = tuple[str, int, int]
+_MAX_LOG_BYTES: Final = 64 * 2**20
+_MAX_LOGGED_CLOCK_ERRORS: Final = 1000
+#: Steps in a row without any operation, after which that is said.
+_MAX_EMPTY_STEPS: Final = 3
+
 _logger = logging.getLogger("envplan.runtime")
 
 
-class _Rung(NamedTuple):
-    """One of the plans that a rank may follow, in execution order, and one operation beyond.
+class LogPlace(Enum):
+    """Where a run log lies, if no path says it."""
 
-    Clock 0: leave it as it is; config "": there is none; parts: what each asks for as it starts.
+    BESIDE_PLAN = "beside the plan"
+
+
+BESIDE_PLAN: Final = LogPlace.BESIDE_PLAN
+
+
+class IterationTime(NamedTuple):
+    """An iteration until other pipelines can hold it up, as planned and as measured, s.
+
+    The planned time is that of the whole iteration.
     """
 
-    iteration_s: float
-    clocks: tuple[int, ...]
-    configs: tuple[str, ...]
-    parts: tuple[dict[str, list[Change]], ...]
+    planned_s: float
+    measured_s: float
 
 
-class _Step(NamedTuple):
-    """A step that was followed to its end, which is logged once it is known which clocks were set.
-
-    Attributes:
-        number: which, from 0.
-        rung: the plan that it followed.
-        spans: when each operation began and ended, and the request that it ran at.
-        host_ns: when the first of them was begun and when the step was over, perf_counter_ns.
-        requests: from how many on to how many there were.
-    """
-
-    number: int
-    rung: _Rung
-    spans: list[tuple[Moment, Moment, int]]
-    host_ns: tuple[int, int]
-    requests: range
-
-
-class Shim(Listener, AbstractContextManager["Shim"]):
+class Shim(OperationObserver, AbstractContextManager["Shim"]):
     """Follows a frequency plan on one rank. Not for use by several threads at once.
+
+    Making one waits until the guard is ready, for two minutes at most. Where the guard is refused,
+    training goes on without clocks, and one line says why.
 
     Args:
         plan: a frequency plan, or the path of one.
@@ -93,24 +109,29 @@ class Shim(Listener, AbstractContextManager["Shim"]):
             there are two at most, each as long.
         every_request: see Guard.start.
         on_step: is called for each step that followed the plan, in a thread of its own, with its
-            line of the run log: see docs/runtime.md.
+            record: see docs/runtime.md.
         marker: makes moments in the order of a device's work, for frameworks that queue it:
             `lambda: torch.cuda.Event(enable_timing=True, blocking=True)`. Clocks are then asked for
             when the GPU gets there, by a thread that waits for it (and would spin without
             blocking=True). Default: begin and end are called when the work begins and ends.
+        options: for the backend.
 
     Attributes:
+        plan: the frequency plan.
+        stage: that this rank runs.
         planned_time: iteration time of the plan itself, without stragglers, s.
         has_ladder: whether there is another plan for when there are stragglers.
-        last_iteration: of the last step that was measured, what its plan says and what it took
-            until other pipelines could hold it up, s.
+        last_iteration: the times of the last step that was measured; None before the first.
+        steps: that are over.
+        mismatches: steps that left the order of the plan.
+        clock_errors: that the guard has told of.
 
     Raises:
         InputError: the plan cannot be read, is of another schema version, for another number of
             ranks or another GPU model, or the rank is not in it.
     """
 
-    _undone = "the plan is not followed"
+    _consequence = "the plan is not followed"
 
     def __init__(
         self,
@@ -121,96 +142,107 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         device: int | None = None,
         counted: Counted = Counted.BY_DRIVER,
         backend: str = DEFAULT_BACKEND,
-        log: str | os.PathLike[str] | None = "",
-        log_limit: int = _LOG_LIMIT,
+        log: str | os.PathLike[str] | LogPlace | None = BESIDE_PLAN,
+        log_limit: int = _MAX_LOG_BYTES,
         every_request: bool = False,
-        on_step: Callable[[dict[str, Any]], None] | None = None,
-        marker: Callable[[], Marker] | None = None,
+        on_step: Callable[[StepRecord], None] | None = None,
+        marker: Callable[[], DeviceEvent] | None = None,
         **options: Any,
     ) -> None:
-        path = None if isinstance(plan, FrequencyPlan) else Path(plan)
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
-        self.rank = environment_number("RANK", rank)
+        self.rank = number_or_environment(rank, "RANK")
         if world_size is not None or "WORLD_SIZE" in os.environ:
-            self.plan.check_world(environment_number("WORLD_SIZE", world_size))
-        mine = self.plan.rank_plan(self.rank)
-        self.stage = mine.stage
+            self.plan.check_world(number_or_environment(world_size, "WORLD_SIZE"))
+        rank_plan = self.plan.rank_plan(self.rank)
+        self.stage = rank_plan.stage
         self.steps = self.mismatches = self.clock_errors = 0
-        self.last_iteration: tuple[float, float] | None = None
+        self.last_iteration: IterationTime | None = None
 
-        # One key more, that nothing equals: an operation too many is then a mismatch like any.
-        self._keys: list[_Key | None] = [*(operation[:3] for operation in mine.operations), None]
-        self._end = len(mine.operations)
-        self._is_backward = [key[0].startswith("backward") for key in self._keys if key]
-        self._alone = before_reduction([key for key in self._keys if key is not None])
-        self._on_step = on_step
-        self._config = ""
-        self._rungs = _rungs(self.plan, mine)
-        # Its ladder included.
+        self._schedules = rank_schedules(self.plan, rank_plan)
+        self._follower = PlanFollower(self._schedules[0])
+        self.operations = tuple(operation.key for operation in self._schedules[0].operations)
         self.part_names = frozenset(
-            p for rung in self._rungs for parts in rung.parts for p in parts
+            part
+            for schedule in self._schedules
+            for operation in schedule.operations
+            for part in operation.part_requests
         )
-        self._rung = self._next_rung = self._rungs[0]
-        self.planned_time = self._rung.iteration_s
-        self.has_ladder = len(self._rungs) > 1
-        self._begun: Moment | None = None
-        self._spans: list[tuple[Moment, Moment, int]] = []
-        self._at = self._began_ns = self._requests = self._lost_in_a_row = self._silent = 0
-        self._unlogged: deque[_Step] = deque()
-        self._lost = self._closed = False
-        self._first_error = ""
-        self._max_clock = mine.clocks_mhz[-1] if mine.clocks_mhz else 0
-        guard = refusal = None
+        self.planned_time = self._schedules[0].iteration_time_s
+        self.has_ladder = len(self._schedules) > 1
+        self._num_before_reduction = num_before_reduction(self.operations)
+
+        # Of the step that runs.
+        self._step_begin_ns = 0
+        self._operation_begin: Timestamp = 0
+        self._spans: list[OperationSpan] = []
+        self._config = ""
+
+        self._last_request_id_of_step = 0
+        self._is_closed = False
+        self._first_clock_error = ""
+        self._on_step = on_step
+        self._max_clock_mhz = rank_plan.clocks_mhz[-1] if rank_plan.clocks_mhz else 0
         if device is None:
-            device, counted = mine.device, Counted.BY_PLAN
+            device, counted = rank_plan.device, Counted.BY_PLAN
+        guard, refusal = self._start_guard(
+            backend, device, counted=counted, every_request=every_request, **options
+        )
+        self._requester = ClockRequester(guard, marker)
+        energies = self.plan.stage_energies
+        self._energy = StepEnergyMeter(energies[self.stage] if energies else None)
+        self._accounting = StepAccounting(self._requester, self._schedules[0], self._energy)
+        log_path = log if log is not BESIDE_PLAN else _log_beside(plan)
+        self._log = RunLog(log_path, rank=self.rank, max_bytes=log_limit)
+        self._log.write(
+            RunStarted(
+                rank=self.rank,
+                plan_sha256=self.plan.plan_sha256,
+                world_size=self.plan.world_size,
+                clocks=refusal is None,
+            )
+        )
+        if refusal is not None:
+            _logger.warning("rank %d: clocks are left alone: %s", self.rank, refusal)
+            self._log.write(ClockError(rank=self.rank, step=0, message=refusal))
+
+    def _start_guard(
+        self, backend: str, device: int, **arguments: Any
+    ) -> tuple[Guard | None, str | None]:
+        """The guard of this rank's GPU; or None, and why there is none.
+
+        Raises:
+            InputError: the GPU is not one that the plan is for.
+        """
         try:
             guard = Guard.start(
                 backend,
                 device,
-                counted=counted,
-                every_request=every_request,
                 meter=True,
                 check=lambda gpu: self.plan.check_gpu(gpu.name, gpu.supported_clocks, self.stage),
-                **options,
+                **arguments,
             )
-            self._max_clock = guard.info.max_clock
         except DeviceError as error:
-            refusal = str(error)
-        self._clocks = Clocks(guard, marker)
-        energies = self.plan.stage_energies
-        self._joules = Joules(energies[self.stage] if energies else None)
-        if log == "":
-            name = "" if path is None else path.name.removesuffix(".json")
-            log = path and path.with_name(f"{name.removesuffix('.freqplan')}.jsonl")
-        self._log = RunLog(log, rank=self.rank, limit=log_limit)
-        self._log.event(
-            "start",
-            schema=RUN_SCHEMA,
-            plan_sha256=self.plan.plan_sha256,
-            world_size=self.plan.world_size,
-            clocks=refusal is None,
-        )
-        if refusal is not None:
-            _logger.warning("rank %d: clocks are left alone: %s", self.rank, refusal)
-            self._log.event("clock_error", step=0, message=refusal)
+            return None, str(error)
+        self._max_clock_mhz = guard.info.max_clock
+        return guard, None
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """An operation begins: ask for its clock, if that is another than now."""
-        at = self._at
-        if self._keys[at] != (instruction, microbatch, chunk):
-            self._stray("begin", (instruction, microbatch, chunk))
-            return
-        if not at:
-            self._began_ns = perf_counter_ns()
-        self._begun = begun = self._clocks.mark()
-        if parts := self._rung.parts[at]:
-            self._config = next(iter(parts.values()))[0].config
-        clock = self._rung.clocks[at]
-        if clock != self._clocks.asked and clock:
-            self._clocks.ask(clock, begun)
+    @property
+    def guard(self) -> Guard | None:
+        """The guard that sets this rank's clocks; None where it was refused."""
+        return self._requester.guard
+
+    @property
+    def requested_mhz(self) -> int:
+        """The clock requested last, which need not be in force yet; 0: none was requested."""
+        return self._requester.last_requested_mhz
+
+    @property
+    def followed_time(self) -> float:
+        """Iteration time of the plan or the rung that this step follows, s."""
+        return self._follower.schedule.iteration_time_s
 
     @property
     def config(self) -> str:
@@ -219,57 +251,98 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         "" where the plan has none, where the step is over, and for as long as the order of
         operations is not the plan's: run what is always right.
         """
-        return self._config if self._rung.parts[self._at] else self._rung.configs[self._at]
+        operation = self._follower.current
+        if operation is None:
+            return ""
+        return self._config if self._follower.is_running else operation.first_config
+
+    def has_unset_requests(self) -> bool:
+        """Whether a requested clock is not reported as set, as far as reports have been read."""
+        return self._requester.has_unset_requests()
+
+    def log_is_idle(self) -> bool:
+        """Whether the thread of the run log has begun with all lines."""
+        return self._log.is_idle()
+
+    @property
+    def dropped_lines(self) -> int:
+        """Lines that were not written to the run log, as its thread was far behind."""
+        return self._log.dropped
+
+    @property
+    def num_undecided_steps(self) -> int:
+        """Steps that are over, and wait for the guard to say which of their clocks were set."""
+        return self._accounting.num_undecided
+
+    def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        """An operation begins: ask for its clock, if that is another than now."""
+        operation = self._follower.begin((instruction, microbatch, chunk))
+        if operation is None:
+            self._leave_plan("begin", OperationKey(instruction, microbatch, chunk))
+            return
+        if not self._follower.position:
+            self._step_begin_ns = perf_counter_ns()
+        requester = self._requester
+        self._operation_begin = begin = requester.record_event()
+        self._config = operation.first_config
+        for request in operation.begin_requests:
+            if request.frequency_mhz != requester.last_requested_mhz:
+                requester.request(request.frequency_mhz, begin, request.delay_ns)
 
     def part(self, name: str, *, backward: bool) -> None:
-        """As Listener.part: ask for the clocks that are due then or soon after."""
-        at = self._at
-        changes = self._rung.parts[at].get(name)
-        if changes is None or self._begun is None or backward != self._is_backward[at]:
+        """As OperationObserver.part: ask for the clocks that are due then or soon after."""
+        operation = self._follower.current
+        if operation is None or not self._follower.is_running:
             return
-        for change in changes:
-            self._config = change.config
-            if change.frequency_mhz != self._clocks.asked:
-                self._clocks.ask(change.frequency_mhz, self._clocks.mark(), change.delay_ns)
+        if backward != operation.is_backward:
+            return
+        requester = self._requester
+        for request in operation.part_requests.get(name, ()):
+            self._config = request.config
+            if request.frequency_mhz != requester.last_requested_mhz:
+                requester.request(request.frequency_mhz, requester.record_event(), request.delay_ns)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
-        at = self._at
-        if self._begun is None or self._keys[at] != (instruction, microbatch, chunk):
-            self._stray("end", (instruction, microbatch, chunk))
+        if not self._follower.end((instruction, microbatch, chunk)):
+            self._leave_plan("end", OperationKey(instruction, microbatch, chunk))
             return
-        self._spans.append((self._begun, self._clocks.mark(), self._clocks.requests))
-        self._begun = None
-        self._at = at + 1
+        requester = self._requester
+        self._spans.append(
+            OperationSpan(
+                self._operation_begin, requester.record_event(), requester.last_request_id
+            )
+        )
 
     def step(self) -> None:
         """An iteration is over; the next one follows the plan that stragglers leave time for."""
-        if 0 < self._at < self._end or self._begun is not None:
-            self._stray("step", None)
-        done, before = None, self._requests
-        self._requests = self._clocks.requests
-        if self._lost:
-            self._silent = 0
-            self._lost_in_a_row += 1
-        elif self._spans:
-            self._silent = self._lost_in_a_row = 0
-            host_ns, requests = (self._began_ns, perf_counter_ns()), range(before, self._requests)
-            done = _Step(self.steps, self._rung, self._spans, host_ns, requests)
-        else:
-            self._silent += 1
-            if self._silent == _PATIENCE and not self._missed:
-                self._say(self._silence())
-        self._clocks.then(partial(self._hear, done))
+        if self._follower.is_incomplete():
+            self._leave_plan("step", None)
+        schedule = self._follower.schedule
+        outcome = self._follower.finish_step()
+        request_ids = range(self._last_request_id_of_step + 1, self._requester.last_request_id + 1)
+        self._last_request_id_of_step = self._requester.last_request_id
+        followed = None
+        if outcome is StepOutcome.FOLLOWED:
+            followed = FollowedStep(
+                number=self.steps,
+                schedule=schedule,
+                spans=self._spans,
+                begin_ns=self._step_begin_ns,
+                end_ns=perf_counter_ns(),
+                request_ids=request_ids,
+            )
+        elif self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
+            self._warn_on_rank_0(self._why_not_followed())
+        self._requester.call_after_requests(partial(self._process_reports, self.steps, followed))
         self.steps += 1
         self._spans = []
-        self._rung = self._next_rung
-        self._lost = self._lost_in_a_row >= _PATIENCE
-        self._at = self._end if self._lost else 0
 
     def full_speed(self) -> None:
-        """As Listener.full_speed: ask for the highest clock."""
-        if self._clocks.asked != self._max_clock:
-            self._clocks.ask(self._max_clock, self._clocks.mark())
+        """As OperationObserver.full_speed: ask for the highest clock."""
+        requester = self._requester
+        if requester.last_requested_mhz != self._max_clock_mhz:
+            requester.request(self._max_clock_mhz, requester.record_event())
 
     def set_straggler_time(self, seconds: float | None) -> None:
         """From the next step on, follow the slowest plan of the ladder that is still in time.
@@ -279,76 +352,69 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         Args:
             seconds: when a straggler will end an iteration, s; None: there is none any more.
         """
-        rungs = self._rungs
-        limit = seconds if seconds is not None and seconds > 0 else 0.0  # not a number: no time
-        place = bisect_right(rungs, limit, key=lambda rung: rung.iteration_s)
-        self._next_rung = rungs[max(0, place - 1)]
+        # What is not a number leaves no time.
+        time_s = seconds if seconds is not None and seconds > 0 else 0.0
+        num_in_time = bisect_right(
+            self._schedules, time_s, key=lambda schedule: schedule.iteration_time_s
+        )
+        self._follower.next_schedule = self._schedules[max(0, num_in_time - 1)]
 
     def close(self) -> None:
         """Give the clock back, finish the log and say in one line what went wrong, if anything."""
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
-        self._clocks.close()
-        self._hear(None)
-        nothing = self._silent == self.steps and not self._spans and not self._lost
-        if self._missed or nothing or self._silent >= _PATIENCE:
-            self._say(self._silence())
+        self._is_closed = True
+        self._requester.close()
+        self._process_reports(self.steps, None)
+        if self._missed_reason or self._was_never_used():
+            self._warn_on_rank_0(self._why_not_followed())
         if self.clock_errors:
             _logger.warning(
                 "rank %d: %d clock error%s in %d steps, the first: %s",
                 *(self.rank, self.clock_errors, "s" if self.clock_errors > 1 else ""),
-                *(self.steps, self._first_error),
+                *(self.steps, self._first_clock_error),
             )
-        if summary := self._joules.summary(self.planned_time):
-            self._say(summary)
+        if summary := self._energy.summary(self.planned_time):
+            self._warn_on_rank_0(summary)
         self._log.close(
-            steps=self.steps,
-            mismatches=self.mismatches,
-            clock_errors=self.clock_errors,
-            **self._joules.facts,
+            RunEnded(
+                rank=self.rank,
+                steps=self.steps,
+                mismatches=self.mismatches,
+                clock_errors=self.clock_errors,
+                energy=self._energy.totals,
+            )
         )
 
-    def _hear(self, done: _Step | None) -> None:
-        """Take note of what the guard reports, and log the steps that it has decided."""
-        if done is not None:
-            self._unlogged.append(done)
-        guard = self._clocks.guard
-        if guard is not None:
-            for problem in guard.problems():
-                self.clock_errors += 1
-                self._first_error = self._first_error or problem
-                if self.clock_errors <= _LOGGED_ERRORS:
-                    self._log.event("clock_error", step=self.steps, message=problem)
-            for reading in guard.readings:
-                self._joules.read(*reading)
-            guard.readings.clear()
-        while self._unlogged:
-            last = self._unlogged[0].requests.stop
-            if guard and not guard.silent and not guard.failing and guard.done < last:
-                break  # soon
-            self._log_step(self._unlogged.popleft())
-            if guard is not None:
-                for request in [request for request in guard.lags if request < last]:
-                    del guard.lags[request]
+    def _was_never_used(self) -> bool:
+        """Whether no operation was seen, at all or in the last steps."""
+        follower = self._follower
+        all_empty = follower.num_empty == self.steps
+        is_on_plan = follower.state is FollowState.ON_PLAN
+        nothing_at_all = all_empty and is_on_plan and not self._spans
+        return nothing_at_all or follower.num_empty >= _MAX_EMPTY_STEPS
 
-    def _silence(self) -> str:
-        if self._missed:
-            return f"the plan was not followed: {self._missed}"
-        where = f"in {self._silent} steps" if self._silent else "at all"
+    def _why_not_followed(self) -> str:
+        if self._missed_reason:
+            return f"the plan was not followed: {self._missed_reason}"
+        num_empty = self._follower.num_empty
+        where = f"in {num_empty} steps" if num_empty else "at all"
         return (
             f"no operation was seen {where}, so the plan is not followed; enter follow around the "
             "loop that trains, before the framework's functions are taken"
         )
 
-    def _stray(self, where: str, got: _Key | None) -> None:
-        """The order is not the plan's: run at the highest clock until the next step."""
-        if self._lost:
+    def _leave_plan(self, where: str, got: OperationKey | None) -> None:
+        """The order is not the plan's: run at the highest clock until the next step.
+
+        Args:
+            where: "begin", "end" or "step".
+            got: the operation that came; None: the step's end.
+        """
+        if self._follower.state is not FollowState.ON_PLAN:
             return
-        expected = self._keys[self._at]
-        self._lost = True
-        self._at = self._end
-        self._begun = None
+        expected = self._follower.expected
+        self._follower.leave_plan()
         self.full_speed()
         self.mismatches += 1
         if self.mismatches > 1:
@@ -356,95 +422,93 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         _logger.warning(
             "rank %d, step %d: the plan has %s next, but %s came; at the highest clock until the "
             "order is the plan's again",
-            *(self.rank, self.steps, _shown(expected)),
-            f"{where} of {_shown(got)}" if got else "the step's end",
+            *(self.rank, self.steps, expected or "nothing"),
+            f"{where} of {got}" if got else "the step's end",
         )
-        self._log.event("mismatch", step=self.steps, where=where, expected=expected, got=got)
+        self._log.write(
+            Mismatch(rank=self.rank, step=self.steps, where=where, expected=expected, got=got)
+        )
 
-    def _log_step(self, step: _Step) -> None:
-        """Log a step; an operation whose clock was not set has 0 MHz."""
-        guard = self._clocks.guard
-        lags = {} if guard is None or guard.lost else guard.lags
-        planned = step.rung.clocks[: self._end]
-        clocks = [
-            mhz if request in lags else 0
-            for mhz, (*_, request) in zip(planned, step.spans, strict=True)
-        ]
-        if step.rung is self._rungs[0]:
-            self._joules.step(*step.host_ns)
-        asked, in_force = (sum(mhz > 0 for mhz in each) for each in (planned, clocks))
-        rung = step.rung if in_force == asked else self._rungs[0]
-        facts = {
-            "asked": asked,
-            "in_force": in_force,
-            "lag_s": max((lags.get(n + 1, 0) for n in step.requests), default=0) / 1e9,
-            "mismatches": self.mismatches,
-            **self._joules.facts,
-        }
-        self._log.later(partial(self._line, step, clocks, rung.iteration_s, facts))
+    def _process_reports(self, step: int, followed: FollowedStep | None) -> None:
+        """Take note of what the guard reports, and log the steps that are decided by it.
 
-    def _line(
-        self, step: _Step, clocks: list[int], planned_s: float, facts: dict[str, Any]
-    ) -> dict[str, Any]:
-        """A step's line of the log, made in the log's thread: it waits for the device."""
-        groups: dict[tuple[str, int, int, str], list[float]] = {}
-        for key, mhz, config, (begin, end, _) in zip(
-            self._keys, clocks, step.rung.configs, step.spans, strict=False
-        ):
-            assert key is not None
-            groups.setdefault((key[0], key[2], mhz, config), []).append(seconds(begin, end))
-        begun = step.spans[0][0]
-        line = {
-            "event": "step",
-            "rank": self.rank,
-            "stage": self.stage,
-            "step": step.number,
-            "planned_s": planned_s,
-            "iteration_s": seconds(begun, step.spans[-1][1]),
-            **facts,
-            "operations": [
-                [
-                    *(name, chunk, mhz, len(times), sum(times) / len(times), min(times)),
-                    *([config] if config else []),
-                ]
-                for (name, chunk, mhz, config), times in groups.items()
-            ],
-        }
-        self.last_iteration = planned_s, seconds(begun, step.spans[self._alone - 1][1])
+        Runs in the thread of the ClockRequester, where that has one.
+
+        Args:
+            step: the number of the step that is over for the device.
+            followed: the same, if it followed its schedule.
+        """
+        if followed is not None:
+            self._accounting.add(followed)
+        for problem in self._accounting.read_reports():
+            self.clock_errors += 1
+            self._first_clock_error = self._first_clock_error or problem
+            if self.clock_errors <= _MAX_LOGGED_CLOCK_ERRORS:
+                self._log.write(ClockError(rank=self.rank, step=step, message=problem))
+        for accounted in self._accounting.decided_steps():
+            self._log.write_later(partial(self._measure, accounted, self.mismatches))
+
+    def _measure(self, accounted: AccountedStep, mismatches: int) -> StepRecord:
+        """The record of a step. Runs in the thread of the RunLog, for it waits for the device.
+
+        Args:
+            accounted: the step.
+            mismatches: of the run until then.
+        """
+        step = accounted.step
+        begin = step.spans[0].begin
+        record = StepRecord(
+            rank=self.rank,
+            stage=self.stage,
+            step=step.number,
+            planned_s=accounted.planned_s,
+            iteration_s=seconds_between(begin, step.spans[-1].end),
+            num_requested=accounted.num_requested,
+            num_in_force=accounted.num_in_force,
+            max_lag_s=accounted.max_lag_s,
+            mismatches=mismatches,
+            energy=accounted.energy,
+            operations=_times_by_kind(accounted),
+        )
+        own_time_s = seconds_between(begin, step.spans[self._num_before_reduction - 1].end)
+        self.last_iteration = IterationTime(accounted.planned_s, own_time_s)
         if self._on_step is not None:
             try:
-                self._on_step(line)
+                self._on_step(record)
             except Exception:  # it is not ours, and must not end training or its log
                 _logger.exception("on_step is not called again")
                 self._on_step = None
-        return line
+        return record
 
 
-def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
-    """The plan and its ladder, by ascending iteration time, for one rank."""
-    stage = mine.stage
-    found = [(plan.iteration_time_s, mine.frequencies, mine.configs)]
-    for slower in plan.ladder or []:
-        clocks, configs = slower.frequencies_mhz[stage], slower.configs_of(stage)
-        found.append((slower.iteration_time_s, clocks, configs))
-    rungs = []
-    for time_s, clocks, configs in found:
-        named = (*(configs or [""] * len(clocks)), "")
-        rungs.append(_Rung(time_s, (*clocks, 0), named, tuple(map(_parts, named))))
-    return rungs
+def _log_beside(plan: FrequencyPlan | str | os.PathLike[str]) -> Path | None:
+    """The path of the run log beside the file of a plan; None: the plan has no file."""
+    if isinstance(plan, FrequencyPlan):
+        return None
+    path = Path(plan)
+    stem = path.name.removesuffix(".json").removesuffix(".freqplan")
+    return path.with_name(f"{stem}.jsonl")
 
 
-@lru_cache(maxsize=65536)
-def _parts(config: str) -> dict[str, list[Change]]:
-    """What is asked for as each part begins, or so long after that."""
-    found: dict[str, list[Change]] = {}
-    for change in changes_of(config):
-        found.setdefault(change.part, []).append(change)
-    return found
-
-
-def _shown(key: _Key | None) -> str:
-    if key is None:
-        return "nothing"
-    instruction, microbatch, chunk = key
-    return f"{instruction} {microbatch}" + (f" of chunk {chunk}" if chunk else "")
+def _times_by_kind(accounted: AccountedStep) -> list[OperationTimes]:
+    """The times of a step's operations, one for each instruction, chunk, clock and config."""
+    times_s: dict[tuple[str, int, int, str], list[float]] = defaultdict(list)
+    step = accounted.step
+    for operation, mhz, span in zip(
+        step.schedule.operations, accounted.clocks_mhz, step.spans, strict=True
+    ):
+        key = operation.key
+        kind = (key.instruction, key.chunk, mhz, operation.config)
+        times_s[kind].append(seconds_between(span.begin, span.end))
+    return [
+        OperationTimes(
+            instruction=instruction,
+            chunk=chunk,
+            frequency_mhz=mhz,
+            num_operations=len(kind_s),
+            mean_s=sum(kind_s) / len(kind_s),
+            min_s=min(kind_s),
+            config=config,
+        )
+        for (instruction, chunk, mhz, config), kind_s in times_s.items()
+    ]

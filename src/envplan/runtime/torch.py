@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from envplan.profile import ProfileMetadata
 from envplan.runtime.frameworks import Hooks, Job, uses
-from envplan.runtime.listener import Listener
+from envplan.runtime.observer import OperationObserver
 
 __all__ = ["SCHEDULE_NAMES", "attach", "follow", "profile", "record"]
 
@@ -70,14 +70,14 @@ def _job(schedule: Any) -> Job:
 follow, profile, record = uses(_job)
 
 
-def attach(listener: Listener, schedule: Any) -> Hooks:
-    """Tell a listener what a pipeline schedule does, until the hooks are closed.
+def attach(observer: OperationObserver, schedule: Any) -> Hooks:
+    """Tell a observer what a pipeline schedule does, until the hooks are closed.
 
     Args:
-        listener: who is told.
+        observer: who is told.
         schedule: of torch.distributed.pipelining.
     """
-    hooks = Hooks(listener, "the schedule's step")
+    hooks = Hooks(observer, "the schedule's step")
     for chunk, stage in enumerate(_stages(schedule)):
         for method, instruction in _OPERATIONS.items():
             hooks.replace(stage, method, _hooked(hooks, getattr(stage, method), chunk, instruction))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from envplan.costs.model import Run, Spent
-from envplan.costs.spending import iteration_and_run
+from envplan.costs.model import Run, RunCosts
+from envplan.costs.pricing import price_iteration_and_run
 from envplan.simulation.iteration import Timeline
 from envplan.units import j_from_fj, ns_from_s, s_from_ns
 
 
-def spent_in_replays(
-    run: Run, timeline: Timeline, sync_time: float | None = None
-) -> tuple[Spent, Spent | None]:
+def spent_in_replays(run: Run, timeline: Timeline, sync_time: float | None = None) -> RunCosts:
     """What an iteration costs, on average of all replays of a timeline, and what the run does.
 
     Args:
@@ -23,4 +21,5 @@ def spent_in_replays(
     time_s = s_from_ns(sum(max(time, least_ns) for time in timeline.run_times_ns)) / runs
     energy_j = j_from_fj(sum(timeline.run_energies_fj)) / runs
     until_s = plan.target.straggler_time_s or 0.0
-    return iteration_and_run(*plan.until(until_s, time_s, energy_j), run, plan.job.all_gpus)
+    iteration = plan.until(until_s, time_s, energy_j)
+    return price_iteration_and_run(iteration, run, plan.job.all_gpus)

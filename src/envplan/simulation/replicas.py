@@ -13,34 +13,28 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envplan.costs import Run
-from envplan.costs.model import Pair
-from envplan.costs.spending import pairs
+from envplan.costs.model import CostComparison, TimeAndEnergy
+from envplan.costs.pricing import compare_costs
 from envplan.errors import NoAnswerError
 from envplan.plan import Plan, replay_plan
 from envplan.plan.build import gap_over, percent, predict
-from envplan.planners import Planner, answer
+from envplan.planners import Planner
 from envplan.profile import Profile
+from envplan.replay import Replay
 from envplan.request import Deadline, Request
-from envplan.request.limits import (
-    AnyLimit,
-    AveragePower,
-    EnergyBudget,
-    HoldsWithProbability,
-    MinHold,
-    PeakPower,
-)
-from envplan.simulation.iteration import PLANNED, Conditions
+from envplan.request.limits import WholeJob
+from envplan.simulation.conditions import PLANNED, Conditions
 from envplan.solve import Frontier, solve, trace_frontier
 from envplan.solve.search import Deadlines
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 __all__ = [
+    "ReplicaKind",
     "ReplicaPlans",
     "plan_beside",
     "plan_replicas",
@@ -48,15 +42,43 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaKind:
+    """Replicas on the same hardware; energies are those of all their GPUs.
+
+    Attributes:
+        profile_name: what their hardware was profiled as.
+        num_replicas: how many there are.
+        iteration_time_s, energy_j: of their plan, until it ends.
+        waiting_energy_j: while they wait for the slowest kind.
+    """
+
+    profile_name: str
+    num_replicas: int
+    iteration_time_s: float
+    energy_j: float
+    waiting_energy_j: float
+
+    def to_dict(self) -> dict[str, object]:
+        """The kind in JSON types."""
+        return {
+            "profile": self.profile_name,
+            "count": self.num_replicas,
+            "iteration_time_s": self.iteration_time_s,
+            "energy_j": self.energy_j,
+            "waiting_energy_j": self.waiting_energy_j,
+        }
+
+
 @dataclass(frozen=True)
 class ReplicaPlans:
-    """What replicas of several kinds do in one iteration. Energies are J over all GPUs.
+    """One iteration of replicas of several kinds; energies are J over all GPUs.
 
     Attributes:
         plans: one for each kind; its job says how many replicas follow it.
         energy_lower_bound: least energy of any plans that all end by the deadline; None where
             nobody planned for one.
-        run: what is trained, where costs are wanted.
+        run: the training run, where costs are wanted.
         until: s; the iteration is over for nobody before that.
     """
 
@@ -76,28 +98,47 @@ class ReplicaPlans:
         return [plan.waiting_energy(self.sync_time) for plan in self.plans]
 
     @property
+    def kinds(self) -> tuple[ReplicaKind, ...]:
+        """Time and energy of each kind."""
+        return tuple(
+            ReplicaKind(
+                profile_name=plan.profile.name,
+                num_replicas=plan.job.replicas,
+                iteration_time_s=plan.iteration_time,
+                energy_j=plan.energy,
+                waiting_energy_j=waiting_energy_j,
+            )
+            for plan, waiting_energy_j in zip(self.plans, self.waiting_energies, strict=True)
+        )
+
+    @property
     def energy(self) -> float:
-        """J of all replicas until the slowest has finished."""
+        """Energy of all replicas until the slowest has finished, J."""
         return math.fsum([*(plan.energy for plan in self.plans), *self.waiting_energies])
 
     @property
     def gap(self) -> float | None:
-        """energy / energy_lower_bound - 1; None without a bound."""
-        least = self.energy_lower_bound
-        return None if least is None else gap_over(self.energy, least)
+        """The energy above the lower bound, as a fraction of it; None without a bound."""
+        if self.energy_lower_bound is None:
+            return None
+        return gap_over(self.energy, self.energy_lower_bound)
 
     @property
     def baseline_time(self) -> float:
-        """s that an iteration takes with everything at maximum frequency."""
-        return max(self.until, *(p.predicted.baseline.iteration_time_s for p in self.plans))
+        """Time of an iteration with everything at maximum frequency, s."""
+        times_s = [plan.predicted.baseline.iteration_time_s for plan in self.plans]
+        return max(self.until, *times_s)
 
     @property
     def baseline_energy(self) -> float:
-        """J with everything at maximum frequency, waiting included."""
-        known, until = [(plan, plan.predicted.baseline) for plan in self.plans], self.baseline_time
-        return math.fsum(
-            plan.until(until, one.iteration_time_s, one.energy_j)[1] for plan, one in known
-        )
+        """Energy with everything at maximum frequency, waiting included, J."""
+        end_s = self.baseline_time
+        energies_j = []
+        for plan in self.plans:
+            baseline = plan.predicted.baseline
+            _, energy_j = plan.until(end_s, baseline.iteration_time_s, baseline.energy_j)
+            energies_j.append(energy_j)
+        return math.fsum(energies_j)
 
     @property
     def savings_percent(self) -> float:
@@ -105,18 +146,19 @@ class ReplicaPlans:
         return percent(self.baseline_energy - self.energy, self.baseline_energy)
 
     @property
-    def costs(self) -> Pair | None:
-        """What the run costs, all replicas together; one iteration, where no number is known."""
+    def costs(self) -> CostComparison | None:
+        """Cost of the run, all replicas together; of one iteration, where no number is known."""
         if self.run is None:
             return None
-        before = self.baseline_time, self.baseline_energy
+        baseline = TimeAndEnergy(self.baseline_time, self.baseline_energy)
+        planned = TimeAndEnergy(self.sync_time, self.energy)
         gpus = sum(plan.job.all_gpus for plan in self.plans)
-        iteration, whole = pairs(before, (self.sync_time, self.energy), self.run, gpus)
-        return whole or iteration
+        costs = compare_costs(baseline, planned, self.run, gpus)
+        return costs.run or costs.iteration
 
-    def to_dict(self) -> dict[str, Any]:
-        """In JSON types."""
-        document: dict[str, Any] = {
+    def to_dict(self) -> dict[str, object]:
+        """All of it in JSON types, without what is not known."""
+        document = {
             "sync_time_s": self.sync_time,
             "energy_j": self.energy,
             "energy_lower_bound_j": self.energy_lower_bound,
@@ -124,16 +166,7 @@ class ReplicaPlans:
             "baseline": {"sync_time_s": self.baseline_time, "energy_j": self.baseline_energy},
             "savings_percent": self.savings_percent,
             "costs": None if self.costs is None else self.costs.model_dump(exclude_none=True),
-            "replicas": [
-                {
-                    "profile": plan.profile.name,
-                    "count": plan.job.replicas,
-                    "iteration_time_s": plan.iteration_time,
-                    "energy_j": plan.energy,
-                    "waiting_energy_j": waiting,
-                }
-                for plan, waiting in zip(self.plans, self.waiting_energies, strict=True)
-            ],
+            "replicas": [kind.to_dict() for kind in self.kinds],
         }
         return {key: value for key, value in document.items() if value is not None}
 
@@ -209,7 +242,7 @@ class _Together(Deadlines[ReplicaPlans]):
             NoAnswerError: the slowest kind cannot be that fast.
         """
         deadline, least = self.request.deadline, self.min_time_ns
-        asked = deadline.asked_ns(least)
+        asked = deadline.resolve_ns(least)
         if asked is None:
             asked = self.min_energy_time_ns
         if asked < least:
@@ -242,35 +275,37 @@ class _Together(Deadlines[ReplicaPlans]):
 
     def by(self, time_ns: int, *, waits: bool = False) -> ReplicaPlans:
         """As Deadlines.by; replicas always wait for each other."""
-        asked = self.request.by(s_from_ns(time_ns), waits=True).model_copy(update={"run": None})
+        request = self.request.with_deadline(s_from_ns(time_ns), waits=True)
+        request = request.model_copy(update={"run": None})
         plans = []
-        for one in self.frontiers:
-            shares: list[AnyLimit] = []  # what one kind keeps so that all keep the request's limits
-            for limit in self.request.limits:
-                match limit:
-                    case PeakPower():
-                        part = _drawn(one) / sum(map(_drawn, self.frontiers))
-                        shares.append(PeakPower(power_w=limit.power_w * part))
-                    case HoldsWithProbability():
-                        alone = limit.probability ** (1 / len(self.frontiers))
-                        shares.append(limit.model_copy(update={"probability": alone}))
-                    case MinHold():
-                        shares.append(limit)
-            plans.append(solve(one, asked.model_copy(update={"limits": tuple(shares)})))
+        for frontier in self.frontiers:
+            shares = [limit.share(frontier, self.frontiers) for limit in self.request.limits]
+            limits = tuple(share for share in shares if share is not None)
+            plans.append(solve(frontier, request.model_copy(update={"limits": limits})))
         # What all use until the slowest has finished; waiting longer for a straggler costs more.
         least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
         found = ReplicaPlans(tuple(plans), j_from_fj(least_fj), self.request.run)
-        cap, budget = self.request.limit(AveragePower), self.request.limit(EnergyBudget)
-        for most, least, unit in (
-            (None if cap is None else cap.power_w, found.energy / found.sync_time, "W on average"),
-            (None if budget is None else budget.energy_j, found.energy, "J"),
-        ):
-            if most is not None and least > most:
-                raise NoAnswerError(
-                    f"no plans were found within {most:.10g} {unit}: by {s_from_ns(time_ns):.9f} s "
-                    f"the least found is {least:.10g} {unit}"
-                )
+        self._keep_limits(found)
         return found
+
+    def _keep_limits(self, planned: ReplicaPlans) -> None:
+        """Refuse plans that break a limit all together.
+
+        Raises:
+            NoAnswerError: they break one.
+        """
+
+        def replays() -> list[tuple[Replay, int]]:
+            return [
+                (replay_plan(plan, frontier.profile), frontier.num_gpus)
+                for plan, frontier in zip(planned.plans, self.frontiers, strict=True)
+            ]
+
+        job = WholeJob(planned.energy, ns_from_s(planned.sync_time), replays)
+        for limit in self.request.limits:
+            complaint = limit.explain_whole_violation(job)
+            if complaint is not None:
+                raise NoAnswerError(complaint)
 
     def planned_by(self, planner: Planner) -> ReplicaPlans:
         """The plans that another planner makes, each for one kind, by the common deadline.
@@ -282,19 +317,13 @@ class _Together(Deadlines[ReplicaPlans]):
         if deadline.kind in ("time", "slowdown"):
             deadline = Deadline(kind="time", time_s=s_from_ns(self.asked_ns()))
         asked = self.request.model_copy(update={"deadline": deadline, "run": None})
-        plans = tuple(answer(planner, frontier, asked) for frontier in self.frontiers)
+        plans = tuple(planner.solve(frontier, asked) for frontier in self.frontiers)
         least_fj = self.bound_fj(ns_from_s(max(plan.iteration_time for plan in plans)))
         return ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
 
     def taken(self, answer: ReplicaPlans) -> tuple[float, float]:
         """As Deadlines.taken, until the slowest has finished."""
         return answer.sync_time, answer.energy
-
-
-def _drawn(frontier: Frontier) -> int:
-    """Peak power at maximum frequency, all GPUs, uW."""
-    problem = frontier.problem
-    return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus
 
 
 def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from envplan._io.notebook import drawing, png_of
 from envplan.errors import InputError
@@ -18,7 +13,6 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan
 from envplan.plan.model import Target
 from envplan.profile import Profile
-from envplan.replay import Problem
 from envplan.request import Request
 from envplan.solve import search
 from envplan.solve.doubts import doubt_job, doubt_request
@@ -32,6 +26,11 @@ if TYPE_CHECKING:
 
 #: How many plans a ladder for stragglers has, where nobody says.
 LADDER = 32
+#: Up to so many operations plans to draw are searched for as long as others.
+_FULL_SEARCH_OPERATIONS = 2000
+#: How many plans beyond T_star a page has, and how many operations jobs with such plans at most.
+_SLOWER_PLANS = 12
+_MAX_OPERATIONS_FOR_SLOWER = 8000
 
 
 class Frontier(Relaxation):
@@ -54,16 +53,16 @@ class Frontier(Relaxation):
             target_time: least energy with an iteration of at most so many s; above T_star the
                 T_star plan is returned.
             progress: called now and then with (steps to go, 0), the former falling.
-            asked: further keyword arguments of `Request.asking`, such as slowdown=0.02,
+            asked: further keyword arguments of `Request.from_options`, such as slowdown=0.02,
                 min_energy=True, energy_budget=J, power_cap=W, peak_power_cap=W, probability=0.95
-                with noise=0.02, switch_latency=s, min_hold=s, straggler_time=s, run=Run,
+                with noise=0.02, switch_latency=s, min_dwell=s, straggler_time=s, run=Run,
                 polish=s, ladder=N. They combine. Without any: no slowdown.
 
         Raises:
             NoAnswerError: there is no such plan; says what can be had.
             InputError: a number is out of range, or two arguments exclude each other.
         """
-        return self.solve(Request.asking(target_time, **asked), progress=progress)
+        return self.solve(Request.from_options(target_time, **asked), progress=progress)
 
     def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
         """The best plan found for a request, such as another plan's `request`. As for plan."""
@@ -92,7 +91,7 @@ class Frontier(Relaxation):
             InputError: a number is out of range.
             NoAnswerError: waiting alone draws more than a cap on the peak.
         """
-        return search.ladder(self, Request.asking(ladder=count, **asked), progress)
+        return search.ladder(self, Request.from_options(ladder=count, **asked), progress)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -130,8 +129,35 @@ class Frontier(Relaxation):
         else:
             steps = max(1, count - 1)
             times = sorted({least + (star - least) * k // steps for k in range(max(1, count))})
-        plans = search.plans_by(self, Request.asking(moves=moves), times, progress)
+        plans = search.plans_by(self, Request.from_options(moves=moves), times, progress)
         return [p for p in plans if not beyond or p.iteration_time > self.min_energy_time]
+
+    def plans_to_draw(self, most: int, *, progress: Progress | None = None) -> list[Plan]:
+        """Plans along the frontier for a picture or page.
+
+        Of large jobs there are fewer, and those are less searched for.
+
+        Args:
+            most: how many plans there are at most.
+            progress: as for sample_plans.
+        """
+        count, moves = self._drawing_effort(most)
+        return self.sample_plans(count, moves=moves, progress=progress)
+
+    def slower_plans_to_draw(self) -> list[Plan]:
+        """Plans beyond T_star for a page on which a straggler's time can be moved.
+
+        Large jobs have none, for they would take a further trace.
+        """
+        if len(self.pipeline.operations) > _MAX_OPERATIONS_FOR_SLOWER:
+            return []
+        count, moves = self._drawing_effort(_SLOWER_PLANS)
+        return self.sample_plans(count, beyond=True, moves=moves)
+
+    def _drawing_effort(self, most: int) -> tuple[int, float]:
+        """How many plans to draw, and the share of the usual moves to search them with."""
+        share = min(1.0, _FULL_SEARCH_OPERATIONS / len(self.pipeline.operations))
+        return max(3, round(most * min(1.0, 3 * share))), share
 
     def to_dataframe(self) -> pd.DataFrame:
         """The breakpoints as columns iteration_time_s and energy_lower_bound_j."""
@@ -150,8 +176,7 @@ class Frontier(Relaxation):
         Raises:
             InputError: the file cannot be written.
         """
-        pictures = drawing("frontier")
-        figure: Figure = pictures.frontier_figure(self, pictures.plans_along(self, plans))
+        figure: Figure = drawing("frontier").frontier_figure(self, self.plans_to_draw(plans))
         if path is not None:
             drawing("figures").save_figure(figure, path)
         return figure
@@ -242,72 +267,3 @@ def trace_job(
             f"job.blocking_power_w is not what its source, {job.blocking_power_source}, gives"
         )
     return frontier
-
-
-def plan_from_clocks(
-    pipeline: Pipeline,
-    profile: Profile,
-    clocks: Sequence[Sequence[int | tuple[int, str]]],
-    *,
-    frontier: Frontier | None = None,
-    planner: str = "clocks",
-    **options: Any,
-) -> Plan:
-    """The plan that runs given clocks: what they cost, and how far they are from the best.
-
-    Everything that works on plans works on it: simulate, timeline, report, compare.
-
-    Args:
-        clocks: MHz of each stage's operations in execution order; any for an operation that
-            controls no clock, or none for all such; or (MHz, config). Of rows that differ in
-            config alone, the fastest is taken.
-        frontier: of the pipeline and profile, where it is known already.
-        planner: what to call what chose them.
-        options: further arguments of trace_frontier.
-
-    Raises:
-        InputError: too few or too many operations, or a clock that the profile lacks.
-    """
-    frontier = frontier or trace_frontier(pipeline, profile, **options)
-    problem = frontier.problem
-    replay = problem.replay(_rows_at_clocks(problem, profile, clocks))
-    target = Target(kind="planner", deadline_s=s_from_ns(replay.makespan_ns))
-    return build_plan(frontier, replay, target=target, planner=planner)
-
-
-def _rows_at_clocks(
-    problem: Problem, profile: Profile, clocks: Sequence[Sequence[int | tuple[int, str]]]
-) -> NDArray[np.int32]:
-    """For each operation the fastest row of its table at a clock, (N,)."""
-    operations, rows = problem.pipeline.operations, list[int]()
-    bounds = list(pairwise(problem.pipeline.stage_begin.tolist()))
-    if len(clocks) != len(bounds):
-        raise InputError(f"the clocks are of {len(clocks)} stages; the pipeline has {len(bounds)}")
-    for stage, (first, last) in enumerate(bounds):
-        tables = [problem.tables[number] for number in problem.table[first:last].tolist()]
-        controlled = [bool(table.frequency_mhz.max()) for table in tables]
-        given = list(clocks[stage])
-        if len(given) == sum(controlled):
-            # Operations of constant time may be left out.
-            asked = iter(given)
-            given = [next(asked) if controls else 0 for controls in controlled]
-        if len(given) != last - first:
-            raise InputError(
-                f"stage {stage} has {len(given)} clocks for {last - first} operations, of which "
-                f"{sum(controlled)} control a clock"
-            )
-        for op, table, wanted in zip(operations[first:last], tables, given, strict=True):
-            mhz, config = wanted if isinstance(wanted, tuple) else (wanted, None)
-            if not table.frequency_mhz.any():
-                mhz = 0  # lists that need a clock everywhere name one here, too
-            # Rows stand by time, the fastest first.
-            at_clock = np.flatnonzero(table.frequency_mhz == mhz).tolist()
-            same = [row for row in at_clock if config in (None, table.config[row])]
-            if not same:
-                label = f" with config {config}" if config and at_clock else ""
-                raise InputError(
-                    f"{mhz} MHz{label} for {op.instruction} {op.microbatch} of stage {stage} is "
-                    f"not a clock of profile {profile.name} there"
-                )
-            rows.append(same[0])
-    return np.array(rows, np.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envplan.cli import command as cmd
+from envplan.cli.help import command_group
 from envplan.cli.serving.apply import apply
 from envplan.cli.serving.compare import compare
 from envplan.cli.serving.hold import hold
@@ -11,7 +11,7 @@ from envplan.cli.serving.reshard import reshard
 from envplan.cli.serving.simulate import simulate
 from envplan.cli.serving.solve import solve
 
-serving = cmd.group(
+serving = command_group(
     """Plan clocks, parallelism and instance counts of inference fleets, within latency SLOs.
 
     \b

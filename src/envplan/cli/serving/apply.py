@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from envplan._io.words import counted
-from envplan.cli import command as cmd
 from envplan.cli import output as ui
+from envplan.cli.invocation import invocation
 from envplan.cli.serving.service import FLEET
 from envplan.cli.shared import OUTPUT, Force, MovedProfile
-from envplan.cli.types import InputFile, output_file, quantity
+from envplan.cli.types import InputFile, OutputFile, quantity
 from envplan.enforce.freqplan import StageClocks
 from envplan.enforce.supported_clocks import parse_clocks
 from envplan.quantities import COUNT
@@ -56,7 +56,7 @@ def apply(
             rich_help_panel=OUTPUT,
             metavar="FILE",
             help="Where the clocks go.",
-            parser=output_file(),
+            parser=OutputFile(),
         ),
     ] = Path("serving.clocks.json"),
 ) -> None:
@@ -74,7 +74,7 @@ def apply(
 
     serving_plan = ServingPlan.load(plan)
     serving_profile = serving_plan.find_profile(profile)
-    cmd.refuse_overwriting(serving_profile.path, serving_profile.sidecar)
+    invocation().will_read(serving_profile.path, serving_profile.sidecar)
     applied = apply_serving_plan(
         serving_plan,
         serving_profile,
@@ -88,8 +88,8 @@ def apply(
     ui.answer(
         lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)},
         lambda: _print(applied),
-        last="on each node K",
-        then=["envplan", "serving", "hold", str(output), "--node", "0"],
+        closing="on each node K",
+        next_command=["envplan", "serving", "hold", str(output), "--node", "0"],
     )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli import state
+from envplan.cli.invocation import invocation
 from envplan.cli.serving.service import FLEET
 from envplan.cli.types import InputFile, quantity
 from envplan.quantities import TIME, WHOLE
@@ -76,7 +76,7 @@ def hold(
         hold_clocks(applied, node, backend=backend, **options) as guards,
         suppress(KeyboardInterrupt),
     ):
-        if not (state.quiet or state.json):
+        if not (invocation().quiet or invocation().json):
             for device, mhz in sorted(applied.clocks_of(node).items()):
                 ui.say(f"GPU {device}: {mhz} MHz")
         end_s = math.inf if seconds is None else time.monotonic() + seconds
@@ -84,7 +84,7 @@ def hold(
     ui.answer(
         lambda: {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True},
         lambda: ui.say("clocks given back"),
-        then="envplan devices",
+        next_command=["envplan", "devices"],
     )
 
 

@@ -12,7 +12,7 @@ from envplan.cli import output as ui
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import Column
-from envplan.cli.types import OPTIONAL_FILE, output_file, quantity
+from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
 from envplan.quantities import NUMBER
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def profile(
             metavar=OPTIONAL_FILE,
             help="Draw energies over clocks: .png, .svg or .pdf; without a name: "
             "serving-profile.png.",
-            parser=output_file(".png", ".svg", ".pdf", bare="serving-profile.png"),
+            parser=OutputFile(".png", ".svg", ".pdf", bare="serving-profile.png"),
         ),
     ] = None,
     output: Annotated[
@@ -51,7 +51,7 @@ def profile(
             rich_help_panel=OUTPUT,
             metavar="FILE",
             help="Write the profile there: .csv.",
-            parser=output_file(".csv"),
+            parser=OutputFile(".csv"),
         ),
     ] = None,
 ) -> None:
@@ -75,7 +75,7 @@ def profile(
     ui.answer(
         lambda: _document(profile, load, efficiencies),
         lambda: _print(profile, load, efficiencies),
-        then=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
+        next_command=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
     )
 
 
@@ -101,7 +101,7 @@ def _print(profile: ServingProfile, load: float, efficiencies: Sequence[Efficien
     ui.say(profile.name + (f" ({', '.join(facts)})" if facts else ""))
     if profile.modelled:
         ui.say(f"modelled: {profile.modelled}")
-    names = [name for name in profile.classes if profile.of(name)]
+    names = [name for name in profile.classes if profile.curves_of(name)]
     slos = [profile.classes[name].slo for name in names]
     columns = [
         Column(header="class", cells=names, is_text=True),

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from envplan.cli import command as cmd
+from envplan.cli.invocation import invocation
 from envplan.cli.shared import JOB
 from envplan.cli.types import InputFile, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER
+from envplan.serving.builtin import BUILTIN
 from envplan.serving.classes import Slo, check_class
-from envplan.serving.profile import BUILTIN
 
 if TYPE_CHECKING:
     from envplan.serving.profile import ServingProfile
@@ -105,5 +105,5 @@ class ServiceOptions:
         from envplan.serving.profile import ServingProfile
 
         profile = ServingProfile.open(self.profile)
-        cmd.refuse_overwriting(profile.path, profile.sidecar)
+        invocation().will_read(profile.path, profile.sidecar)
         return profile.with_slos(dict(self.slo or []), self.slo_scale)

@@ -14,7 +14,7 @@ from envplan.cli.serving.replay import FleetRateOptions, ReplayOptions, Replays
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import Column
-from envplan.cli.types import output_file
+from envplan.cli.types import OutputFile
 
 _BASELINE: Final = "SinglePool"
 _HOUR_S: Final = 3600.0
@@ -40,7 +40,7 @@ def simulate(
             rich_help_panel=OUTPUT,
             metavar="FILE",
             help="Write what happens over time: .csv.",
-            parser=output_file(".csv"),
+            parser=OutputFile(".csv"),
         ),
     ] = None,
 ) -> None:
@@ -71,7 +71,7 @@ def simulate(
             "profile": replays.profile.name,
         },
         lambda: _print(replays, costs),
-        then=["envplan", "serving", "compare", "--trace", replay.trace],
+        next_command=["envplan", "serving", "compare", "--trace", replay.trace],
     )
 
 
