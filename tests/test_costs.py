@@ -21,7 +21,8 @@ from envplan.cli.given import as_typed
 from envplan.cli.groups import JobOptions
 from envplan.cli.types import Numbers
 from envplan.costs import Overheads, Run
-from envplan.costs.rates import Rate, read_rate
+from envplan.costs.rate_file import read_rate
+from envplan.costs.rates import Rate
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Plan
 from envplan.plan.costs import check_costs, priced, tokens_per_iteration

@@ -15,7 +15,7 @@ from envplan._io.tables import read_table
 from envplan._io.words import counted, significant
 from envplan.check.frontiers import check_curve, check_rows
 from envplan.check.plans import verify_plan
-from envplan.costs.rates import read_rate
+from envplan.costs.rate_file import read_rate
 from envplan.enforce.clock_files import count_clocks
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError, naming, shown
