@@ -134,6 +134,13 @@ def test_blocking_rows_are_no_operation_and_their_clocks_are_none_of_an_operatio
         profile.table(0, "blocking")
 
 
+def test_adjusted_profile_differs_from_the_one_it_was_made_of(tmp_path: Path) -> None:
+    profile = read(tmp_path, HEADER + STAGE_0)
+    adjusted = profile.adjusted(recompute=True)
+    assert profile != adjusted
+    assert len({profile, adjusted, profile}) == 2
+
+
 # ---- refusing
 
 
