@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol
 from pydantic import BaseModel, BeforeValidator, Field, create_model
 
 from envplan._io.files import read_bounded
-from envplan._io.tables import Table, parse_table
+from envplan._io.tables import Table, header_names, parse_table
 from envplan.costs.rates import MAX_PER_KWH, Kind, Rate
 from envplan.errors import InputError
 
@@ -39,10 +39,11 @@ def read_rate(text: str, kind: Kind, *, start: str | None = None, repeats: bool 
         InputError: it is neither, or the file has a gap, an overlap, disorder or a bad value; names
             the line.
     """
+    start_time = None if start is None else _parse_start(start)
     try:
         per_kwh = float(text)
     except ValueError:
-        return _read_file(Path(text), kind, start, repeats)
+        return _read_file(Path(text), kind, start_time, repeats)
     if not abs(per_kwh) <= MAX_PER_KWH:
         raise InputError(f"{kind} must be a number, not {per_kwh:g}")
     if kind == "carbon" and per_kwh < 0:
@@ -94,7 +95,7 @@ class _Span(NamedTuple):
     end_s: float
 
 
-def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate:
+def _read_file(path: Path, kind: Kind, start: datetime | None, repeats: bool) -> Rate:
     try:
         content = read_bounded(path, MAX_RATE_BYTES)
     except InputError as error:
@@ -102,7 +103,7 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
         raise InputError(error.message + hint, path=path) from None
     header, newline, rows = content.partition(b"\n")
     header = header.lower()
-    has_times = _has_column(header, "time")
+    has_times = "time" in header_names(header.decode("utf-8-sig", "replace"))
     table = parse_table(
         header + newline + rows,
         _row_model("time" if has_times else "hour", kind),
@@ -116,7 +117,7 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
         spans = _spans(clock, begins, table.columns["end"])
         _check_complete(table, spans, clock)
         if has_times and start is not None:
-            start_s = clock.seconds(_parse_start(start))
+            start_s = clock.seconds(start)
     except TypeError:
         words = "some times have a time zone, and others (or --start) none"
         raise InputError(words, path=path) from None
@@ -133,10 +134,6 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
         repeats=repeats,
         file=path.as_posix(),
     )
-
-
-def _has_column(header: bytes, name: str) -> bool:
-    return name in [cell.strip() for cell in header.decode("utf-8-sig", "replace").split(",")]
 
 
 def _spans(clock: _Clock, begins: Sequence[Any], ends: Sequence[Any]) -> list[_Span]:
@@ -171,9 +168,10 @@ def _parse_start(text: str) -> datetime:
         raise InputError(f"--start must be as in 2026-12-01T00:00, not {text}") from None
 
 
-def _parse_time(text: str) -> datetime:
+def _parse_time(text: str | None) -> datetime:
+    """The time in a cell; None: it is empty."""
     try:
-        return datetime.fromisoformat(text)
+        return datetime.fromisoformat(text or "")
     except ValueError:
         raise ValueError("is no time") from None
 
