@@ -33,7 +33,6 @@ from envplan.request import Effort
 from envplan.simulation.iteration import PLANNED, Conditions
 from envplan.solve import Frontier, trace_job
 from envplan.solve.frontier import LADDER
-from envplan.solve.search import ladder, plans_by, with_late_parts
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
@@ -221,9 +220,9 @@ def simulate_cluster(
         asked = {"straggler_time_s": None, "run": None, "effort": Effort(ladder=LADDER)}
         request = plan.request.model_copy(update=asked)
         if len(waits) > MOST_OWN_RUNGS:
-            looked_up = ladder(frontier, request)
+            looked_up = frontier.ladder_for(request)
         else:
-            looked_up = plans_by(with_late_parts(frontier, request), request, waits)
+            looked_up = frontier.plans_at(request, waits)
         rungs = [one.as_rung() for one in looked_up]
     problem = replay_plan(plan, profile, force=force, machine=machine, rungs=rungs).problem
     fastest = problem.replay(problem.max_frequency_rows)
