@@ -57,7 +57,8 @@ class PlanCache:
     def frontier_by_parts(self, frontier: Relaxation, by_parts: ByParts) -> CachedFrontier:
         """The frontier of the options that clocks by part leave, traced once, with its cache."""
         if by_parts not in self._by_parts:
-            profile = frontier.profile.with_adjustments(by_parts=by_parts)
+            adjustments = frontier.profile.adjustments.model_copy(update={"by_parts": by_parts})
+            profile = frontier.profile.with_adjustments(adjustments)
             retraced = frontier.retraced(frontier.pipeline, profile)
             self._by_parts[by_parts] = CachedFrontier(retraced, PlanCache())
         return self._by_parts[by_parts]

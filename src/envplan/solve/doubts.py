@@ -97,7 +97,9 @@ def _measured_powers(profile: Profile) -> list[_MeasuredPower]:
     powers = []
     for (stage, instruction), costs in profile.measured_costs.items():
         whole = costs.whole
-        for mhz, time_ns, energy_fj in zip(whole.mhz, whole.time_ns, whole.energy_fj, strict=True):
+        for mhz, time_ns, energy_fj in zip(
+            whole.frequency_mhz, whole.time_ns, whole.energy_fj, strict=True
+        ):
             if mhz:
                 power_w = energy_fj[0] / time_ns[0] / UW_PER_W
                 powers.append(_MeasuredPower(power_w, mhz, stage, instruction))
