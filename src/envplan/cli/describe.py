@@ -37,7 +37,7 @@ def describe_job(frontier: Frontier) -> str:
 
     A third line names operations that the profile times and the pipeline leaves out.
     """
-    from envplan.plotting.figures import job_line
+    from envplan.plotting.titles import job_line
 
     powers = [significant(power, 3) for power in sorted(frontier.blocking_power_w)]
     source = _POWER_SOURCES[frontier.blocking_power_source]

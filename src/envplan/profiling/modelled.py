@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from envplan.devices import spaced_clocks
@@ -94,11 +94,12 @@ def modelled_profile(
         (row if row.part else row[:-1] for row in rows),
         columns=_COLUMNS,
         name=name,
-        metadata=metadata.made_today(
+        metadata=replace(
+            metadata,
             gpu=device.name,
             source="modelled",
             workload=f"{model.name} training, {job.num_stages} stages",
-        ),
+        ).made_today(),
     )
 
 

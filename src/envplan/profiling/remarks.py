@@ -108,7 +108,10 @@ def _costs_by_clock(profile: Profile, stage: int) -> dict[int, _Cost]:
     is_whole = profile.has(stage, "backward")
     backward: tuple[str, ...] = ("backward",) if is_whole else SPLIT_BACKWARD
     operations = [
-        {clock: _Cost(ns, fj) for clock, _, ns, fj in profile.table(stage, instruction).rows()}
+        {
+            option.frequency_mhz: _Cost(option.time_ns, option.energy_fj)
+            for option in profile.table(stage, instruction).options()
+        }
         for instruction in ("forward", *backward)
     ]
     common = set(operations[0]).intersection(*operations[1:])

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -122,9 +122,13 @@ def sweep(
         "stages": stages.num_stages,
         **asdict(settings),
     }
-    sidecar = (metadata or ProfileMetadata()).made_today(
-        gpu=info.name, driver=info.driver, source=info.source, workload=stages.description
-    )
+    sidecar = replace(
+        metadata or ProfileMetadata(),
+        gpu=info.name,
+        driver=info.driver,
+        source=info.source,
+        workload=stages.description,
+    ).made_today()
     timer: Timer = getattr(stages, "timer", None) or Timer(now)
     with SweepFile(path, parameters, sidecar) as file:
         _try_once(stages, settings, measured={row.stage for row in file.rows})

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from envplan.errors import DoubtWarning
-from envplan.request.limits import AveragePower, PeakPower
 from envplan.units import UW_PER_W, duration_text, s_from_ns
 
 if TYPE_CHECKING:
@@ -98,7 +97,9 @@ def _measured_powers(profile: Profile) -> list[_MeasuredPower]:
     powers = []
     for (stage, instruction), costs in profile.measured_costs.items():
         whole = costs.whole
-        for mhz, time_ns, energy_fj in zip(whole.mhz, whole.time_ns, whole.energy_fj, strict=True):
+        for mhz, time_ns, energy_fj in zip(
+            whole.frequency_mhz, whole.time_ns, whole.energy_fj, strict=True
+        ):
             if mhz:
                 power_w = energy_fj[0] / time_ns[0] / UW_PER_W
                 powers.append(_MeasuredPower(power_w, mhz, stage, instruction))
@@ -147,12 +148,9 @@ def doubt_request(frontier: Relaxation, request: Request) -> None:
             f"longest operation is over ({longest_s:g} s); --switch-latency takes units, as in 20ms"
         )
     num_gpus = frontier.num_gpus * frontier.pipeline.num_stages
-    for limit in (request.limit(AveragePower), request.limit(PeakPower)):
-        if limit is not None and limit.power_w < _MIN_POWER_W * num_gpus:
-            _warn(
-                f"a cap of {limit.power_w:g} W is {limit.power_w / num_gpus:.3g} W for each of "
-                f"{num_gpus} GPUs; caps are on all GPUs together"
-            )
+    for limit in request.limits:
+        for doubt in limit.doubts(num_gpus):
+            _warn(doubt)
 
 
 def _warn(text: str) -> None:

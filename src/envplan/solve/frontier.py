@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 #: How many plans a ladder for stragglers has, where nobody says.
 LADDER = 32
+#: Up to so many operations plans to draw are searched for as long as others.
+_FULL_SEARCH_OPERATIONS = 2000
+#: How many plans beyond T_star a page has, and how many operations jobs with such plans at most.
+_SLOWER_PLANS = 12
+_MAX_OPERATIONS_FOR_SLOWER = 8000
 
 
 class Frontier(Relaxation):
@@ -48,16 +53,16 @@ class Frontier(Relaxation):
             target_time: least energy with an iteration of at most so many s; above T_star the
                 T_star plan is returned.
             progress: called now and then with (steps to go, 0), the former falling.
-            asked: further keyword arguments of `Request.asking`, such as slowdown=0.02,
+            asked: further keyword arguments of `Request.from_options`, such as slowdown=0.02,
                 min_energy=True, energy_budget=J, power_cap=W, peak_power_cap=W, probability=0.95
-                with noise=0.02, switch_latency=s, min_hold=s, straggler_time=s, run=Run,
+                with noise=0.02, switch_latency=s, min_dwell=s, straggler_time=s, run=Run,
                 polish=s, ladder=N. They combine. Without any: no slowdown.
 
         Raises:
             NoAnswerError: there is no such plan; says what can be had.
             InputError: a number is out of range, or two arguments exclude each other.
         """
-        return self.solve(Request.asking(target_time, **asked), progress=progress)
+        return self.solve(Request.from_options(target_time, **asked), progress=progress)
 
     def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
         """The best plan found for a request, such as another plan's `request`. As for plan."""
@@ -86,7 +91,7 @@ class Frontier(Relaxation):
             InputError: a number is out of range.
             NoAnswerError: waiting alone draws more than a cap on the peak.
         """
-        return search.ladder(self, Request.asking(ladder=count, **asked), progress)
+        return search.ladder(self, Request.from_options(ladder=count, **asked), progress)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -124,8 +129,35 @@ class Frontier(Relaxation):
         else:
             steps = max(1, count - 1)
             times = sorted({least + (star - least) * k // steps for k in range(max(1, count))})
-        plans = search.plans_by(self, Request.asking(moves=moves), times, progress)
+        plans = search.plans_by(self, Request.from_options(moves=moves), times, progress)
         return [p for p in plans if not beyond or p.iteration_time > self.min_energy_time]
+
+    def plans_to_draw(self, most: int, *, progress: Progress | None = None) -> list[Plan]:
+        """Plans along the frontier for a picture or page.
+
+        Of large jobs there are fewer, and those are less searched for.
+
+        Args:
+            most: how many plans there are at most.
+            progress: as for sample_plans.
+        """
+        count, moves = self._drawing_effort(most)
+        return self.sample_plans(count, moves=moves, progress=progress)
+
+    def slower_plans_to_draw(self) -> list[Plan]:
+        """Plans beyond T_star for a page on which a straggler's time can be moved.
+
+        Large jobs have none, for they would take a further trace.
+        """
+        if len(self.pipeline.operations) > _MAX_OPERATIONS_FOR_SLOWER:
+            return []
+        count, moves = self._drawing_effort(_SLOWER_PLANS)
+        return self.sample_plans(count, beyond=True, moves=moves)
+
+    def _drawing_effort(self, most: int) -> tuple[int, float]:
+        """How many plans to draw, and the share of the usual moves to search them with."""
+        share = min(1.0, _FULL_SEARCH_OPERATIONS / len(self.pipeline.operations))
+        return max(3, round(most * min(1.0, 3 * share))), share
 
     def to_dataframe(self) -> pd.DataFrame:
         """The breakpoints as columns iteration_time_s and energy_lower_bound_j."""
@@ -144,8 +176,7 @@ class Frontier(Relaxation):
         Raises:
             InputError: the file cannot be written.
         """
-        pictures = drawing("frontier")
-        figure: Figure = pictures.frontier_figure(self, pictures.plans_along(self, plans))
+        figure: Figure = drawing("frontier").frontier_figure(self, self.plans_to_draw(plans))
         if path is not None:
             drawing("figures").save_figure(figure, path)
         return figure
