@@ -51,7 +51,7 @@ def describe_job(frontier: Frontier) -> str:
 
 def _unused_rows(frontier: Frontier) -> list[str]:
     """A line about constant-time operations that only the profile has; none if there are none."""
-    from envplan.pipeline.schedules import EXTRAS
+    from envplan.pipeline.operations import EXTRAS
 
     profile, pipeline = frontier.profile, frontier.pipeline
     planned = {operation.instruction for operation in pipeline.operations}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.pipeline.schedules import LETTERS
+from envplan.pipeline.operations import LETTERS
 from envplan.plotting.figures import draw_bars, figure, name_rows
 
 if TYPE_CHECKING:
