@@ -29,8 +29,8 @@ from envplan.replay import Replay
 from envplan.request import Deadline, Request
 from envplan.request.limits import WholeJob
 from envplan.simulation.conditions import PLANNED, Conditions
-from envplan.solve import Frontier, solve, trace_frontier
-from envplan.solve.search import Deadlines
+from envplan.solve import Frontier, trace_frontier
+from envplan.solve.deadline_solver import DeadlineSolver
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 __all__ = [
@@ -198,7 +198,7 @@ def plan_replicas(
             return together.cheapest()
 
 
-class _Together(Deadlines[ReplicaPlans]):
+class _Together(DeadlineSolver[ReplicaPlans]):
     """Several kinds of replicas as one: a common time costs the sum of what it costs each."""
 
     def __init__(self, frontiers: Sequence[Frontier], request: Request) -> None:
@@ -266,26 +266,29 @@ class _Together(Deadlines[ReplicaPlans]):
         """
         asked_ns = self.asked_ns()
         try:
-            return self.by(asked_ns)
+            return self.solve_by(asked_ns)
         except NoAnswerError:
             if self.request.straggler_time_s is None:
                 raise
-            found = self.tried(min(asked_ns, self.min_energy_time_ns)) or self.fastest()
+            found = self.solve_by_or_none(min(asked_ns, self.min_energy_time_ns))
+            if found is None:
+                found = self.fastest()
             if ns_from_s(found.sync_time) > asked_ns:
                 raise
             return found
 
-    def by(self, time_ns: int, *, waits: bool = False) -> ReplicaPlans:
-        """As Deadlines.by; replicas always wait for each other."""
-        request = self.request.with_deadline(s_from_ns(time_ns), waits=True)
+    def solve_by(self, deadline_ns: int, *, idle_until_deadline: bool = False) -> ReplicaPlans:
+        """Plans of least energy that end by a deadline; replicas always wait for each other."""
+        request = self.request.with_deadline(s_from_ns(deadline_ns), waits=True)
         request = request.model_copy(update={"run": None})
         plans = []
         for frontier in self.frontiers:
             shares = [limit.share(frontier, self.frontiers) for limit in self.request.limits]
             limits = tuple(share for share in shares if share is not None)
-            plans.append(solve(frontier, request.model_copy(update={"limits": limits})))
+            shared = request.model_copy(update={"limits": limits})
+            plans.append(frontier.solve(shared, doubts=False))
         # What all use until the slowest has finished; waiting longer for a straggler costs more.
-        least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
+        least_fj = self.bound_fj(min(deadline_ns, self.min_energy_time_ns))
         found = ReplicaPlans(tuple(plans), j_from_fj(least_fj), self.request.run)
         self._keep_limits(found)
         return found
@@ -323,9 +326,9 @@ class _Together(Deadlines[ReplicaPlans]):
         least_fj = self.bound_fj(ns_from_s(max(plan.iteration_time for plan in plans)))
         return ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
 
-    def taken(self, answer: ReplicaPlans) -> tuple[float, float]:
-        """As Deadlines.taken, until the slowest has finished."""
-        return answer.sync_time, answer.energy
+    def time_and_energy(self, answer: ReplicaPlans) -> TimeAndEnergy:
+        """Time and energy of an iteration, until the slowest has finished."""
+        return TimeAndEnergy(answer.sync_time, answer.energy)
 
 
 def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:
