@@ -59,6 +59,7 @@ def simulate(
     source: PlanOptions,
     cluster: ClusterOptions,
     costs: CostOptions,
+    *,
     noise: NoiseOption = None,
     seed: Annotated[
         int,
