@@ -63,8 +63,6 @@ class Relaxation:
         network: the activity network that was traced.
         tracer: of the frontier up to max_time_ns.
         trace_seconds: what the trace took, s.
-        traced_once: what others work out from the trace alone; copies of a frontier share it.
-        asked_once: what others work out from what this frontier was asked; each copy has its own.
     """
 
     trace_seconds = 0.0
@@ -96,8 +94,6 @@ class Relaxation:
         self.blocking_power_source: BlockingPowerSource = source
         self.gpus_per_stage = gpus_per_stage
         self.replicas = replicas
-        self.traced_once: dict[Any, Any] = {}
-        self.asked_once: dict[Any, Any] = {}
         self.total_power_uw: int = sum(powers)
         with naming_units(profile.path):
             self.network = build_network(pipeline, profile, powers)
@@ -150,9 +146,7 @@ class Relaxation:
                 traced.walk(progress=progress)
             traced.trace_seconds = perf_counter() - begin
             cache.put(key, traced, len(pipeline.operations))
-        frontier = copy(traced)
-        frontier.asked_once = {}
-        return frontier
+        return copy(traced)
 
     def retraced(
         self, pipeline: Pipeline, profile: Profile, *, replicas: int | None = None
