@@ -244,15 +244,17 @@ class Limit(Model, ABC):
         del problem
         return None
 
-    def stricter_limits(self, replay: Replay, context: LimitContext) -> Iterator[Limit]:
-        """Limits that moves pay for, the loosest first, under which plans rather keep this one.
+    def relieve(self, replay: Replay, context: LimitContext) -> Rows | None:
+        """The option indices of a replay, (N,), changed a little where they break the limit.
 
-        Args:
-            replay: of a plan that breaks it.
-            context: of that plan.
+        The search repeats it from several choices, where it finds no plan otherwise. It may depend
+        on where the replay comes closest to breaking the limit, but not on how strict the limit is.
+
+        Returns:
+            None where nothing can be changed, or the limit knows no way.
         """
         del replay, context
-        return iter(())
+        return None
 
     def share(self, kind: Relaxation, kinds: Sequence[Relaxation]) -> Self | None:
         """The limit that one kind of replica keeps, so that all together keep this one.
