@@ -16,8 +16,9 @@ from envplan.costs.pricing import check_span, price_run
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
 from envplan.plan import Plan, build_plan
-from envplan.plan.build import note_straggler, target_of
+from envplan.plan.build import note_straggler
 from envplan.plan.costs import priced
+from envplan.plan.target import target_of
 from envplan.replay import Machine, Replay, Rows
 from envplan.replay.noise import NoisyRun
 from envplan.request import Request
