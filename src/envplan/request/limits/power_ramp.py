@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
@@ -39,7 +40,7 @@ from envplan.request.limits.base import (
     WholeJob,
 )
 from envplan.request.limits.peak_power import share_of_peak
-from envplan.units import ns_from_s, s_from_ns, uw_from_w, w_from_uw
+from envplan.units import UW_PER_W, ns_from_s, s_from_ns, w_from_uw
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
@@ -182,6 +183,7 @@ class PowerRamp(Limit):
     obstacle: ClassVar = "power may not change so fast"
     eases_beyond_t_star: ClassVar = True
     counts_all_gpus: ClassVar = True
+    can_relieve: ClassVar = True
 
     kind: Literal["power-ramp"] = "power-ramp"
     ramp_w_per_s: Annotated[float, Field(ge=0, le=1e15)]
@@ -195,26 +197,24 @@ class PowerRamp(Limit):
     @property
     def allowed_fj(self) -> int:
         """By how much the energies of two neighbouring windows may differ, all GPUs, fJ."""
-        return uw_from_w(self.ramp_w_per_s) * self.window_ns**2 // _NS_PER_S
+        return int(Fraction(self.ramp_w_per_s) * UW_PER_W * self.window_ns**2 / _NS_PER_S)
 
     def violation(self, replay: Replay, context: LimitContext) -> int:
         return max(0, self._change_fj(replay, context) - self.allowed_fj)
 
     def relieve(self, replay: Replay, context: LimitContext) -> Rows | None:
-        # Operations that run in the hungrier of the two windows get an option of less power each.
+        # Operations in the hungrier window get an option of less power each; where none of them
+        # has one, those in the other window get one of more.
         steepest = self._steepest_change(replay, context)
         period_ns = max(replay.makespan_ns, context.sync_ns)
-        end_ns = steepest.begin_ns + steepest.length_ns
-        runs = (replay.starts_ns < end_ns) & (replay.finishes_ns > steepest.begin_ns)
-        runs |= replay.starts_ns < end_ns - period_ns
-        problem, choice = replay.problem, replay.rows.copy()
-        for operation in np.flatnonzero(runs).tolist():
-            powers_uw = problem.tables[problem.table[operation]].peak_uw
-            option = choice[operation]
-            less = np.flatnonzero(powers_uw[option + 1 :] < powers_uw[option])
-            if len(less):
-                choice[operation] = option + 1 + less[0]
-        return None if np.array_equal(choice, replay.rows) else choice
+        begin_ns, length_ns = steepest.begin_ns, steepest.length_ns
+        hungry = _running(replay, begin_ns, length_ns, period_ns)
+        choice = _with_power_changed(replay, hungry, more=False)
+        if choice is not None:
+            return choice
+        thrifty = _running(replay, begin_ns - length_ns, length_ns, period_ns)
+        thrifty |= _running(replay, begin_ns + length_ns, length_ns, period_ns)
+        return _with_power_changed(replay, thrifty & ~hungry, more=True)
 
     def share(self, kind: Relaxation, kinds: Sequence[Relaxation]) -> Self:
         # The ramp of a sum is no steeper than the sum of the ramps.
@@ -276,3 +276,32 @@ class PowerRamp(Limit):
     def _ramp_w_per_s(self, change_fj: int) -> float:
         """The ramp of a difference of energies, W/s."""
         return w_from_uw(change_fj * _NS_PER_S) / self.window_ns**2
+
+
+def _running(replay: Replay, begin_ns: int, length_ns: int, period_ns: int) -> NDArray[np.bool_]:
+    """Which operations run in a window that begins in one iteration, (N,)."""
+    begin_ns %= period_ns
+    end_ns = begin_ns + length_ns
+    runs = (replay.starts_ns < end_ns) & (replay.finishes_ns > begin_ns)
+    return runs | (replay.starts_ns < end_ns - period_ns)
+
+
+def _with_power_changed(
+    replay: Replay, operations: NDArray[np.bool_], *, more: bool
+) -> Rows | None:
+    """The choice with the next option of less power, or more, for some operations; None: none has.
+
+    Options are sorted by time: those of less power are slower as a rule, and only slower ones are
+    taken for less.
+    """
+    problem, choice = replay.problem, replay.rows.copy()
+    for operation in np.flatnonzero(operations).tolist():
+        powers_uw = problem.tables[problem.table[operation]].peak_uw
+        option = choice[operation]
+        if more:
+            hungrier = np.flatnonzero(powers_uw[:option] > powers_uw[option])
+            choice[operation] = hungrier[-1] if len(hungrier) else option
+        else:
+            thriftier = np.flatnonzero(powers_uw[option:] < powers_uw[option])
+            choice[operation] = option + thriftier[0] if len(thriftier) else option
+    return None if np.array_equal(choice, replay.rows) else choice
