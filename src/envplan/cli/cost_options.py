@@ -144,7 +144,7 @@ class RateOptions:
         Raises:
             InputError: one is neither a number nor a file of rates.
         """
-        from envplan.costs.rates import read_rate
+        from envplan.costs.rate_file import read_rate
 
         price, carbon = None, None
         if self.price:
