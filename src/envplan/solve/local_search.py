@@ -246,8 +246,8 @@ class SearchedCandidates(Candidates):
             incumbent = self.fastest
         annealer = self._annealer(incumbent, deadline_ns)
         starts = [_Start(incumbent.rows, _FINAL_TEMPERATURE)]
-        for choice in self._rounded_choices(self._rounded.near(deadline_ns), deadline_ns):
-            starts.append(_Start(choice, _SHORT_SEARCH_TEMPERATURE))
+        rounded_choices = self._rounded_choices(self._rounded.near(deadline_ns), deadline_ns)
+        starts += [_Start(choice, _SHORT_SEARCH_TEMPERATURE) for choice in rounded_choices]
         choices = self._annealed(annealer, starts, _SHORT_SEARCH_MOVES_SHARE)
         choices += self._choices_for_later_clocks(deadline_ns)
         return _SearchResult(annealer, min(choices, key=annealer.score))
