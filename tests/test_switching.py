@@ -60,6 +60,15 @@ def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
         frontier.plan(frontier.min_time, switch_latency=0.4)
 
 
+@pytest.mark.parametrize("limit", [{"power_cap": 900.0}, {"energy_budget": 1e6}])
+def test_a_limit_that_t_min_keeps_gives_a_plan_of_t_min(
+    a40: Frontier, limit: dict[str, float]
+) -> None:
+    plan = a40.plan(switch_latency=0.005, **limit)
+    assert plan.iteration_time == a40.min_time
+    verify_plan(plan, a40.profile)
+
+
 def solved(folder: Path, *options: object) -> Plan:
     done("solve --quiet", *options)
     return Plan.load(folder / "plan.json")

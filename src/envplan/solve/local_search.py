@@ -173,6 +173,8 @@ class SearchedCandidates(Candidates):
         Returns:
             That one itself where they find none.
         """
+        if replay.makespan_ns <= self._frontier.min_time_ns:
+            return replay  # nothing is faster than T_min
         latest_ns = replay.makespan_ns - 1
         span_ns = latest_ns - next(self.grid_deadlines(latest_ns), latest_ns)
         replays = [replay]
