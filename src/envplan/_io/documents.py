@@ -83,7 +83,7 @@ def first_problem(error: ValidationError, kind: str) -> str:
             complaint = str(first["ctx"]["error"])
         case _:
             complaint = first["msg"].replace("Input should", "should", 1)
-            complaint = re.sub("a valid dictionary.*", "an object", complaint)
+            complaint = re.sub("a (valid )?dictionary.*", "an object", complaint)
     return f"{field} {complaint}, not {shown(first['input'])}{more}"
 
 
