@@ -331,8 +331,6 @@ def test_rows_without_a_rank_are_of_no_rank(tmp_path: Path) -> None:
     assert not any("straggles" in note for note in profile.notes)
 
 
-
-
 def test_a_rank_that_comes_twice_with_other_times_is_refused(tmp_path: Path) -> None:
     error = refusal(tmp_path, ZEUS + zeus_rows({0: 1.0}) + zeus_rows({0: 2.0}))
     assert error.line == 4
