@@ -29,7 +29,7 @@ _HOUR_S: Final = 3600.0
 
 MAX_PER_KWH: Final = 1e9
 
-Kind = Literal["price", "carbon"]
+Kind = Literal["price", "carbon", "power"]
 ClockSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 PerKwh = Annotated[float, Field(ge=-MAX_PER_KWH, le=MAX_PER_KWH)]
 
@@ -111,6 +111,13 @@ class Rate(Model):
     @property
     def _period_s(self) -> float:
         return (self.end_s or 0.0) - self.begins_s[0]
+
+    def at(self, seconds: float) -> float:
+        """The value that holds at a time of the run, s since its start."""
+        clock_s = self.start_s + seconds
+        if self.repeats and self.end_s is not None:
+            clock_s = self.begins_s[0] + (clock_s - self.begins_s[0]) % self._period_s
+        return self.per_kwh[max(0, bisect_right(self.begins_s, clock_s) - 1)]
 
     def changes(self, since: float, until: float) -> Iterator[float]:
         """When the rate changes, s since the run's start, strictly between two such times."""
@@ -218,8 +225,9 @@ def _row_model(clock: str, kind: Kind) -> type[BaseModel]:
     example = "a number of hours"
     if clock == "time":
         when, example = Annotated[datetime, BeforeValidator(_moment)], "one as in 2026-12-01T00:00"
-    least = 0.0 if kind == "carbon" else -MAX_PER_KWH
-    value = Field(ge=least, le=MAX_PER_KWH, allow_inf_nan=False, description=f"{kind} per kWh")
+    least = -MAX_PER_KWH if kind == "price" else 0.0
+    description = "power, W" if kind == "power" else f"{kind} per kWh"
+    value = Field(ge=least, le=MAX_PER_KWH, allow_inf_nan=False, description=description)
     begins, ends = Field(description=example), Field(None, description=example)
     fields: Any = {clock: (when, begins), "end": (when | None, ends), kind: (float, value)}
     return create_model("RateRow", **fields)
