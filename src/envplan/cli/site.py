@@ -183,7 +183,7 @@ def _with_frontier_files(jobs: Sequence[SiteJob], output: Path) -> list[SiteJob]
 
     A plan refers to the frontier file of each job, by which it is proved.
     """
-    import hashlib
+    from envplan.site.jobs import frontier_sha256
 
     folder = output.with_suffix(".frontiers")
     written = []
@@ -195,8 +195,7 @@ def _with_frontier_files(jobs: Sequence[SiteJob], output: Path) -> list[SiteJob]
         folder.mkdir(exist_ok=True)
         invocation().will_write(path)
         job.frontier.save(path)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        written.append(replace(job, source=path, sha256=digest))
+        written.append(replace(job, source=path, sha256=frontier_sha256(job.frontier)))
     return written
 
 

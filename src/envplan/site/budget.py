@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from typing import NamedTuple, Self
 
@@ -12,6 +13,8 @@ from envplan.quantities import POWER
 
 __all__ = ["Budget", "Interval", "read_budget"]
 
+#: A text that begins so is meant as a power, not as a file.
+_NUMBER_BEGINS = re.compile(r"[-+.]?\d")
 #: A fixed budget is planned for one interval of this length, s: an hour.
 _FIXED_S = 3600.0
 
@@ -91,6 +94,6 @@ def _read_series(text: str, option: str, start: str | None) -> Rate:
     try:
         return Rate.fixed(POWER.parse(text, option))
     except InputError as error:
-        if text[:1].isdigit():
+        if _NUMBER_BEGINS.match(text):
             raise error from None
     return read_rate(text, "power", start=start)

@@ -145,8 +145,9 @@ class PowerCurve:
         num_pieces = len(self.throughput) - 1
         if num_pieces <= max_pieces:
             return self
-        chosen = np.unique(np.linspace(0, num_pieces - 1, max_pieces).round().astype(int))
-        slopes = self.slopes[chosen]
+        spread = np.linspace(0, num_pieces - 1, max_pieces).round().astype(int)
+        slopes, first = np.unique(self.slopes[spread], return_index=True)
+        chosen = spread[first]
         heights = self.power_w[chosen] - slopes * self.throughput[chosen]  # at no throughput
         crossing = -np.diff(heights) / np.diff(slopes)
         return type(self)(

@@ -39,7 +39,7 @@ from envplan.quantities import PERCENT, TIME
 from envplan.site.curve import OperatingPoint, PowerCurve
 from envplan.solve import trace_frontier
 
-__all__ = ["SiteJob", "read_jobs"]
+__all__ = ["SiteJob", "frontier_sha256", "read_jobs"]
 
 MAX_SITE_BYTES: Final = 16 * 2**20
 MAX_JOBS: Final = 10_000
@@ -299,3 +299,8 @@ def _trace_profile(entry: JobEntry, folder: Path) -> FrontierFile:
     )
     plans = distinct(frontier.sample_plans(_NUM_PLANS))
     return FrontierFile.from_plans(frontier, plans)
+
+
+def frontier_sha256(frontier: FrontierFile) -> str:
+    """The SHA-256 of the file that saving a frontier writes."""
+    return hashlib.sha256(frontier.to_json().encode()).hexdigest()
