@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from envplan._io.documents import check_stated
+from envplan._io.words import counted
 from envplan.errors import InputError
 from envplan.plan.frontier_file import FrontierFile
 from envplan.site import Budget, SiteJob, SitePlan, plan_site
@@ -46,8 +47,8 @@ def verify_site(plan: SitePlan, file: Path) -> list[str]:
     worst_gap = max(interval.gap for interval in plan.intervals)
     num_shares = len(plan.jobs) * len(plan.intervals)
     return [
-        f"{len(jobs)} jobs, whose frontier files are unchanged; envplan check proves each of these",
-        f"{len(plan.intervals)} intervals, all within their budgets",
+        f"{counted(len(jobs), 'job')}, frontier files unchanged; envplan check proves each of them",
+        f"{counted(len(plan.intervals), 'interval')}, within the budget",
         f"{num_shares} shares of power are what their plans' times and energies give",
         f"no plans of these jobs lose less: the gap is at most {100 * worst_gap:.4f}%",
     ]

@@ -143,9 +143,9 @@ def site(
 
     \b
     Example:
-      envplan frontier sosp24-a100-gpt3-xl-4stage -o jobs/gpt3.json
-      envplan frontier sosp24-a100-t5-3b-4stage -o jobs/t5.json
-      envplan site jobs --power 7kW --shed
+      envplan frontier sosp24-a100-gpt3-xl-4stage -o gpt3.json
+      envplan frontier sosp24-a100-t5-3b-4stage -o t5.json
+      envplan site . --power 1.9kW --shed
       envplan site site.toml --power budget.csv --pue 1.2 --plot
     """
     from envplan.site import plan_site, read_budget, read_jobs

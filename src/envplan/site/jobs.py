@@ -29,10 +29,10 @@ from typing import Annotated, Final, Self
 import numpy as np
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
-from envplan._io.documents import Count, GpuCount, Model
+from envplan._io.documents import Count, GpuCount, Model, read_json
 from envplan._io.files import AnyPath, decoded, read_bounded
 from envplan.errors import InputError, naming
-from envplan.plan.frontier_file import FrontierFile, distinct
+from envplan.plan.frontier_file import FRONTIER_SCHEMA, FrontierFile, distinct
 from envplan.profile import Profile
 from envplan.profile.job import pipeline_of_job
 from envplan.quantities import PERCENT, TIME
@@ -210,8 +210,8 @@ def read_jobs(path: AnyPath, progress: Callable[[int, int], None] | None = None)
 
 
 def _jobs_of_folder(folder: Path, progress: Callable[[int, int], None] | None) -> list[SiteJob]:
-    """A job for every frontier file of a folder, by name."""
-    files = sorted(folder.glob("*.json"))
+    """A job for every frontier file of a folder, by name; other files are left alone."""
+    files = [file for file in sorted(folder.glob("*.json")) if _is_frontier(file)]
     if not files:
         raise InputError("holds no frontier files (envplan frontier -o NAME.json)", path=folder)
     jobs = []
@@ -220,6 +220,12 @@ def _jobs_of_folder(folder: Path, progress: Callable[[int, int], None] | None) -
         if progress is not None:
             progress(number, len(files))
     return jobs
+
+
+def _is_frontier(file: Path) -> bool:
+    """Whether a JSON file says that it is a frontier."""
+    document = read_json(file)
+    return isinstance(document, dict) and document.get("schema") == FRONTIER_SCHEMA
 
 
 def _read_entries(path: AnyPath) -> list[JobEntry]:
