@@ -19,8 +19,14 @@ from benchmarks.running import note
 from envplan import Pipeline, Profile
 from envplan.devices.modelled import GPUS, ModelledGpu
 from envplan.planners.part_clocks import LATENCIES_S, compare_part_clocks
-from envplan.profile import ByParts, PartCosts, builtin_profiles
-from envplan.profile.parts import compose_options
+from envplan.profile import (
+    ByParts,
+    ClockSetting,
+    ExactCost,
+    PartCosts,
+    builtin_profiles,
+    compose_options,
+)
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import GPT3_1_3B
 from envplan.profiling.workloads import Model, TrainingJob, TransformerModel
@@ -129,7 +135,7 @@ def _random_parts(count: int, clocks: int, noise: float) -> PartCosts:
         watts = 200 + random.uniform(200, 350) * (mhz / 1980) ** 3
         energies = times * watts * (1 + noise * random.normal(size=clocks))
         rows[f"part{number}"] = {
-            (int(m), ""): (int(1e6 * t), int(1e12 * e))
+            ClockSetting(int(m), ""): ExactCost(int(1e6 * t), int(1e12 * e))
             for t, e, m in zip(times, energies, mhz, strict=True)
         }
     return PartCosts.from_rows("forward", rows)
@@ -144,7 +150,7 @@ def in_layers(profile: Profile, layers: int) -> Profile:
     for whole in profile.tables():
         split = whole.instruction in ("forward", "backward")
         count = layers if split else 1
-        for mhz, _, time_ns, energy_fj in whole.rows():
+        for mhz, _, time_ns, energy_fj in whole.options():
             for k in range(count):
                 share_ns, share_fj = (
                     total * (k + 1) // count - total * k // count for total in (time_ns, energy_fj)

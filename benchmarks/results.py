@@ -464,9 +464,7 @@ def _scaling() -> list[str]:
             slowdowns=[{}, *({0: factor} for factor in STRAGGLERS)],
         )
         for report in reports:
-            saved = [
-                100 * (1 - ran["energy_j"] / ran["baseline_energy_j"]) for ran in report.iterations
-            ]
+            saved = [100 * (1 - ran.energy_j / ran.baseline_energy_j) for ran in report.iterations]
             size = [f"{report.num_gpus:,}", str(report.num_microbatches)]
             rows.append([f"`{name}`", *size, *(f"{one:.1f}" for one in saved)])
         _say(f"{name}: scaling")

@@ -20,9 +20,10 @@ from benchmarks.running import note
 from envplan._io.files import atomic_write
 from envplan.costs.rates import Rate
 from envplan.serving import ServingProfile, Simulation, Trace
-from envplan.serving.policies import POLICIES, replay, stream_of
+from envplan.serving.observed_trace import ObservedTrace, observe_trace
+from envplan.serving.policies import POLICIES
+from envplan.serving.replay import replay_policy
 from envplan.serving.settings import Settings
-from envplan.serving.simulation import Stream
 from envplan.serving.trace import make_week
 from envplan.units import J_PER_KWH
 
@@ -97,7 +98,7 @@ def hours_and_clocks() -> Iterator[Job]:
             yield Job("hours", trace, 1.0, policy, "", USUAL)
         for policy in ("ScaleFreq", "envplan"):
             for delay in DELAYS_S:
-                slow = replace(USUAL, clock_delay=delay)
+                slow = replace(USUAL, switch_latency_s=delay)
                 yield Job("clocks", trace, 1.0, policy, f"{delay:g} s", slow)
 
 
@@ -106,7 +107,7 @@ def known_past() -> Iterator[Job]:
     for trace in HOURS:
         for past in PASTS_S:
             for policy in POLICIES:
-                known = replace(USUAL, past=past)
+                known = replace(USUAL, past_s=past)
                 yield Job("past", trace, 1.0, policy, f"{past / 60:g} min", known)
 
 
@@ -114,7 +115,9 @@ def wrong_predictions() -> Iterator[Job]:
     """Output lengths that are predicted wrongly."""
     for trace in (HOURS[1], *WEEKS):
         for wrong, under in WRONG if trace in HOURS else WRONG_WEEK:
-            settings = replace(USUAL, mispredicted=100 * wrong, underestimated=100 * under)
+            settings = replace(
+                USUAL, mispredicted_percent=100 * wrong, underestimated_percent=100 * under
+            )
             for policy in ("MultiPool", "DynamoLLM", "envplan"):
                 yield Job("predictor", trace, 1.0, policy, f"{wrong:g} {under:g}", settings)
 
@@ -122,7 +125,7 @@ def wrong_predictions() -> Iterator[Job]:
 def squashed_prompts() -> Iterator[Job]:
     """A fleet that is too small, by how long late requests are kept."""
     for squash in SQUASH_S:
-        few = replace(USUAL, slo_quantile=80.0, headroom=0.0, squash=squash)
+        few = replace(USUAL, slo_quantile_percent=80.0, headroom_percent=0.0, squash_s=squash)
         yield Job("squash", HOURS[0], 1.0, "SinglePool", f"{squash:g} s", few)
 
 
@@ -141,7 +144,9 @@ def numbers_of_pools() -> Iterator[Job]:
     """DynamoLLM with one to nine pools."""
     for trace, load in ((HOURS[0], 1.0), (HOURS[1], 1.0), SMALL, (WEEKS[0], 1.0), (WEEKS[1], 1.0)):
         for pools in POOLS:
-            yield Job("pools", trace, load, "DynamoLLM", f"{pools}", replace(USUAL, pools=pools))
+            yield Job(
+                "pools", trace, load, "DynamoLLM", f"{pools}", replace(USUAL, max_pools=pools)
+            )
 
 
 def slo_quantiles() -> Iterator[Job]:
@@ -149,13 +154,13 @@ def slo_quantiles() -> Iterator[Job]:
     for trace in HOURS:
         for policy in ("DynamoLLM", "envplan"):
             for quantile in QUANTILES:
-                settings = replace(USUAL, slo_quantile=quantile, headroom=0.0)
+                settings = replace(USUAL, slo_quantile_percent=quantile, headroom_percent=0.0)
                 yield Job("frontier", trace, 1.0, policy, f"{quantile:g}", settings)
 
 
 def starts_of_instances() -> Iterator[Job]:
     """Instances that start from less or more that is ready, usually and tightly sized."""
-    tight = replace(USUAL, slo_quantile=95.0, headroom=0.0)
+    tight = replace(USUAL, slo_quantile_percent=95.0, headroom_percent=0.0)
     for label, sized in (("", USUAL), ("tight: ", tight)):
         for policy in ("DynamoLLM", "envplan"):
             for ready in READY:
@@ -172,8 +177,8 @@ def _trace(name: str, load: float) -> Trace:
 
 
 @lru_cache(maxsize=1)
-def _stream(trace: str, load: float, seen: Settings) -> Stream:
-    return stream_of(ServingProfile.builtin(), _trace(trace, load), seen)
+def _stream(trace: str, load: float, seen: Settings) -> ObservedTrace:
+    return observe_trace(ServingProfile.builtin(), _trace(trace, load), seen)
 
 
 def _what(job: Job) -> tuple[str, float, Settings]:
@@ -183,16 +188,16 @@ def _what(job: Job) -> tuple[str, float, Settings]:
         job.trace,
         job.load,
         Settings(
-            mispredicted=asked.mispredicted,
-            underestimated=asked.underestimated,
-            past=asked.past,
+            mispredicted_percent=asked.mispredicted_percent,
+            underestimated_percent=asked.underestimated_percent,
+            past_s=asked.past_s,
         ),
     )
 
 
 def run(job: Job) -> dict[str, Any]:
     """What comes of a job: everything that the page states of it."""
-    return outcome(replay(job.policy, _stream(*_what(job)), job.settings))
+    return outcome(replay_policy(job.policy, _stream(*_what(job)), job.settings))
 
 
 def outcome(result: Simulation) -> dict[str, Any]:
@@ -201,20 +206,20 @@ def outcome(result: Simulation) -> dict[str, Any]:
     return {
         "requests": result.requests,
         "kwh": round(energy, 4),
-        "slo_percent": round(100 * result.attainment, 4),
-        "first_percent": round(100 * result.first_in_time, 4),
-        "further_percent": round(100 * result.tokens_in_time, 4),
+        "slo_percent": round(100 * result.slo_attainment, 4),
+        "first_percent": round(100 * result.first_tokens_in_time, 4),
+        "further_percent": round(100 * result.further_tokens_in_time, 4),
         "gpus_mean": round(result.gpus_mean, 2),
         "gpus_most": int(result.gpus_most),
         "gpu_hours": round(result.gpu_hours, 1),
-        "carbon_kg": round(result.at_rate(CARBON) / 1e3, 3),
+        "carbon_kg": round(result.cost_at(CARBON) / 1e3, 3),
         "cost": round(energy * PRICE_KWH + result.gpu_hours * PRICE_GPU_HOUR, 2),
-        "started": result.started,
-        "resharded": result.resharded,
-        "copies_moved": round(result.moved, 3),
+        "started": result.instances_started,
+        "resharded": result.instances_resharded,
+        "copies_moved": round(result.weights_moved_copies, 3),
         "clock_changes": result.clock_changes,
-        "helped": result.helped,
-        "squashed": result.squashed,
+        "helped": result.requests_helped,
+        "squashed": result.requests_squashed,
     }
 
 

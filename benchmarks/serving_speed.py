@@ -78,7 +78,7 @@ def planning(section: Section, quick: bool, _: Path) -> None:
 
 def python_replay(trace: Trace, instances: int) -> int:
     """What any replay in plain Python must do at least: arrivals and departures in a heap."""
-    events = [(float(at), k, -1) for k, at in enumerate(trace.arrival)]
+    events = [(float(at), k, -1) for k, at in enumerate(trace.arrival_s)]
     heapq.heapify(events)
     inside = [0] * instances
     served = 0
@@ -127,7 +127,7 @@ def azure_rows(path: Path, count: int) -> None:
     rests = [
         f"+00:00,{a},{b}\n" for a, b in zip(hour.input_tokens, hour.output_tokens, strict=True)
     ]
-    offsets = (hour.arrival * 1e6).astype("timedelta64[us]")
+    offsets = (hour.arrival_s * 1e6).astype("timedelta64[us]")
     with path.open("w") as file:
         file.write("TIMESTAMP,ContextTokens,GeneratedTokens\n")
         for k in range(-(-count // len(hour))):

@@ -16,7 +16,7 @@ from typing import Any
 
 from envplan.cli import app
 from envplan.profile import Profile, ProfileMetadata
-from envplan.sweep.work import Done, Group, Task, compute
+from envplan.sweep.work import FinishedTask, Group, compute
 
 COMMAND = Path(sys.executable).with_name("envplan")
 
@@ -57,7 +57,7 @@ def envplan(*arguments: object, cwd: Path | None = None) -> Ran:
     os.chdir(cwd or before)
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            code = app._run(list(map(str, arguments)))
+            code = app.run(list(map(str, arguments)))
     finally:
         os.chdir(before)
     return Ran(code, out.getvalue(), err.getvalue())
@@ -99,10 +99,11 @@ def installed(*arguments: object, cwd: Path, timeout: float = 300) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
-def in_this_process(groups: list[Group], jobs: int) -> Iterator[tuple[Task, Done]]:
+def in_this_process(groups: list[Group], jobs: int) -> Iterator[FinishedTask]:
     """As a sweep's run_on_processes: quicker by the start of one."""
     for group in groups:
-        yield from zip(group.tasks, compute(group), strict=True)
+        for task, outcome in zip(list(group.tasks), compute(group), strict=True):
+            yield FinishedTask(task, outcome.row, outcome.is_final)
 
 
 def assert_refused(ran: Ran, code: int, *words: str) -> None:

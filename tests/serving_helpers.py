@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from envplan.serving.classes import CLASSES, RequestClass, filled
-from envplan.serving.profile import Curve, ServingProfile
+from envplan.serving.classes import CLASSES, RequestClass, complete_classes
+from envplan.serving.profile import ServingProfile
+from envplan.serving.steady_state import CurveKey, LoadCurve
 
 #: Loads of small profiles are multiples of this, tokens/s.
 UNIT = 10
@@ -38,10 +39,12 @@ def profile_of(
         rows = [(unit * load, *rest, *FAST[len(rest) - 1 :]) for load, *rest in points]
         if rows[0][0] > 0:
             rows.insert(0, (0.0, *rows[0][1:]))
-        made[key] = Curve(*key, *np.array(rows, dtype=float).T)
+        made[CurveKey(*key)] = LoadCurve(*key, *np.array(rows, dtype=float).T)
     known = {
         name: RequestClass(**lengths)
-        for name, lengths in filled(dict.fromkeys(CLASSES, EQUAL) | (classes or {})).items()
+        for name, lengths in complete_classes(
+            dict.fromkeys(CLASSES, EQUAL) | (classes or {})
+        ).items()
     }
     sha256 = hashlib.sha256(repr(curves).encode()).hexdigest()
     return ServingProfile("small", Path("small.csv"), sha256, made, known, {})

@@ -30,7 +30,7 @@ def _rows(profile: Profile) -> list[tuple[int, str, int, float, float]]:
         (table.stage, table.instruction, mhz, s_from_ns(time), j_from_fj(energy))
         for stage in range(profile.num_stages)
         for table in (profile.table(stage, name) for name in ("forward", "backward"))
-        for mhz, _, time, energy in table.rows()
+        for mhz, _, time, energy in table.options()
     ]
 
 

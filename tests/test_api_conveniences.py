@@ -23,7 +23,9 @@ def test_a_data_frame_is_the_same_profile_as_its_file(tmp_path: Path) -> None:
     made = Profile.from_dataframe(frame, name="mine", metadata=ProfileMetadata(source="measured"))
     assert (made.name, made.metadata.source) == ("mine", "measured")
     read = Profile.read_csv(tmp_path / "profile.csv")
-    assert [table.rows() for table in made.tables()] == [table.rows() for table in read.tables()]
+    assert [table.options() for table in made.tables()] == [
+        table.options() for table in read.tables()
+    ]
     # Cells may be empty, and wrong ones are named.
     some = frame.assign(config=["wide" if k else None for k in range(len(frame))])
     assert Profile.from_dataframe(some).num_stages == 2

@@ -36,7 +36,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(
 ) -> None:
     if arguments == ["check", "plan.json"]:
         assert envplan("solve", "a40-gpt3-1.3b-4stage", "-m", "2", cwd=tmp_path).code == 0
-    run = f"from envplan.cli.app import _run; assert _run({arguments}) == 0"
+    run = f"from envplan.cli.app import run; assert run({arguments}) == 0"
     code = f"import sys, envplan\n{run if arguments else ''}\nprint('MODULES', *sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path

@@ -142,7 +142,7 @@ def test_gpu_that_hangs_stops_only_itself(
     fake_nvml.hang("handle", index=1)
     for index in (0, 2, 3):
         fake_nvml.gpu(index).locked = 1005
-    code = app._run([command])
+    code = app.run([command])
     fake_nvml.hang(index=1)
     said = capsys.readouterr()
     assert "GPU 1: no answer within 2 s; the driver hangs" in (said.out + said.err)

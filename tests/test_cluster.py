@@ -13,12 +13,13 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.simulation.cluster import (
-    MOST_OWN_RUNGS,
+    MAX_SEPARATE_RUNGS,
     read_slowdowns,
     simulate_cluster,
     strong_scaling,
 )
-from envplan.simulation.iteration import Conditions, simulate
+from envplan.simulation.conditions import Conditions
+from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.frontier import LADDER
 from envplan.units import j_from_fj, s_from_ns
@@ -61,8 +62,8 @@ def test_replicas_other_than_the_straggler_follow_the_plan_for_its_time(
     report = simulate_cluster(plan, profile, frontier, slowdowns=[{2: 1.1}])
     assert simulate_cluster(plan, profile, slowdowns=[{2: 1.1}]) == report  # traced where needed
     (iteration,) = report.iterations
-    sync_time = iteration["sync_time_s"]
-    assert plan.iteration_time < iteration["followed_time_s"] <= sync_time
+    sync_time = iteration.sync_time_s
+    assert plan.iteration_time < iteration.followed_time_s <= sync_time
     followed = frontier.plan(target_time=sync_time)
     straggler = plan.energy / 4 * 1.1
     assert report.energy == pytest.approx(until(followed, sync_time) * 3 / 4 + straggler)
@@ -74,8 +75,8 @@ def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
 ) -> None:
     report = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 50.0}])
     (iteration,) = report.iterations
-    assert frontier.min_energy_time < iteration["followed_time_s"] <= frontier.slowest_time
-    sync_time = iteration["sync_time_s"]
+    assert frontier.min_energy_time < iteration.followed_time_s <= frontier.slowest_time
+    sync_time = iteration.sync_time_s
     at_star = until(frontier.plan(min_energy=True), sync_time)
     assert report.energy < at_star * 3 / 4 + plan.energy / 4 * 50
 
@@ -87,7 +88,7 @@ def test_plans_are_looked_up_in_the_ladder_of_the_plan_without_a_trace(
     laddered = plan.with_ladder(frontier.ladder(5))
     report = simulate_cluster(laddered, profile, slowdowns=[{0: 1.15}])
     times = [rung.iteration_time_s for rung in laddered.ladder or ()]
-    assert report.iterations[0]["followed_time_s"] in times
+    assert report.iterations[0].followed_time_s in times
     finer = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.15}])
     assert 0 < report.extrinsic_savings <= finer.extrinsic_savings * (1 + 1e-3)
 
@@ -111,11 +112,11 @@ def test_every_replica_takes_its_time_and_waits_for_the_slowest(
             + plan.waiting_energy(sync_time, since=factor * plan.iteration_time)
             for factor in factors
         )
-        assert iteration["sync_time_s"] == pytest.approx(sync_time)
-        assert iteration["followed_time_s"] <= iteration["sync_time_s"]
-        assert iteration["energy_j"] <= iteration["plan_energy_j"]
-        assert iteration["stragglers"] == sum(factor > 1 for factor in factors)
-        assert min(factors) == 1 or iteration["energy_j"] == iteration["plan_energy_j"]
+        assert iteration.sync_time_s == pytest.approx(sync_time)
+        assert iteration.followed_time_s <= iteration.sync_time_s
+        assert iteration.energy_j <= iteration.plan_energy_j
+        assert iteration.stragglers == sum(factor > 1 for factor in factors)
+        assert min(factors) == 1 or iteration.energy_j == iteration.plan_energy_j
     assert report.plan_energy == pytest.approx(used / 4)
     saved = report.intrinsic_savings + report.extrinsic_savings
     assert saved == pytest.approx(report.baseline_energy - report.energy)
@@ -125,10 +126,10 @@ def test_many_different_stragglers_share_one_ladder_and_alike_iterations_are_rec
     plan: Plan, profile: Profile, frontier: Frontier
 ) -> None:
     slowdowns = [{k % 4: 1 + 0.01 * (k % 16)} for k in range(10_000)]
-    assert len({max(one.values()) for one in slowdowns}) > MOST_OWN_RUNGS
+    assert len({max(one.values()) for one in slowdowns}) > MAX_SEPARATE_RUNGS
     report = simulate_cluster(plan, profile, frontier, slowdowns=slowdowns)
     rungs = {rung.iteration_time for rung in (plan, *frontier.ladder(LADDER))}
-    assert {iteration["followed_time_s"] for iteration in report.iterations} <= rungs
+    assert {iteration.followed_time_s for iteration in report.iterations} <= rungs
     assert len(report.iterations) == 10_000
     assert len({id(iteration) for iteration in report.iterations}) == 16
 
@@ -165,18 +166,15 @@ def test_a_cluster_meets_what_one_pipeline_meets_and_every_run_is_an_iteration(
     conditions, timeline = Conditions.of(**met), simulate(plan, profile, **met)
     report = simulate_cluster(plan, profile, slowdowns=[{}, {0: 1.2}], conditions=conditions)
     runs = len(timeline.run_times_ns)
-    assert [one["stragglers"] for one in report.iterations] == [0] * runs + [1] * runs
+    assert [one.stragglers for one in report.iterations] == [0] * runs + [1] * runs
     each = zip(report.iterations, timeline.run_times_ns, timeline.run_energies_fj, strict=False)
     for one, time_ns, energy_fj in each:
-        assert one["plan_energy_j"] == j_from_fj(energy_fj)
+        assert one.plan_energy_j == j_from_fj(energy_fj)
         if "sync_time" not in met:
-            assert (one["sync_time_s"], one["energy_j"]) == (
-                s_from_ns(time_ns),
-                one["plan_energy_j"],
-            )
+            assert (one.sync_time_s, one.energy_j) == (s_from_ns(time_ns), one.plan_energy_j)
         else:  # the time that everybody waits is used for a slower plan
-            assert one["followed_time_s"] > s_from_ns(time_ns)
-            assert one["energy_j"] < one["plan_energy_j"]
+            assert one.followed_time_s > s_from_ns(time_ns)
+            assert one.energy_j < one.plan_energy_j
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,18 @@ def test_a_slower_schedule_is_ranked_by_time_alone_or_not_at_all() -> None:
     assert first.is_job
     assert slow.at_equal_time is slow.saved_percent is None
     assert slow.faster_percent < 0
+
+
+def test_a_schedule_that_saves_nothing_gains_on_a_job_that_saves_less_than_nothing(
+    job: Frontier,
+) -> None:
+    (own,) = (advice for advice in advise(job, schedules=["1f1b"], chunks=[1]) if advice.is_job)
+    losing = replace(own, saved_percent=-1.5, faster_percent=0.0)
+    saving_nothing = replace(own, saved_percent=0.0, faster_percent=None)
+    assert saving_nothing.gain_percent_over(losing) == 1.5
+    assert losing.gain_percent_over(losing) == 0
+    assert replace(losing, saved_percent=None).gain_percent_over(losing) == 0
+    assert replace(losing, faster_percent=None).gain_percent_over(own) < 0
 
 
 def test_a_dag_has_no_other_schedules() -> None:

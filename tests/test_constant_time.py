@@ -18,7 +18,7 @@ def with_constant_rows(stages: int = 2, seconds: float = 0.02) -> Profile:
     rows = [
         (table.stage, table.instruction, mhz, ns / 1e9, fj / 1e15)
         for table in small_profile(stages, blocking=70.0).tables()
-        for mhz, _, ns, fj in table.rows()
+        for mhz, _, ns, fj in table.options()
     ]
     rows.append((0, "load", 0, seconds, 90 * seconds))
     rows += [(stage, "all_reduce", 0, 2 * seconds, 100 * seconds) for stage in range(stages)]

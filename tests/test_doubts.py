@@ -41,7 +41,7 @@ def test_a_plan_that_takes_hours_is_announced(
     monkeypatch.chdir(tmp_path)
     for microbatches, words in (("4", ""), ("5", "40 operations: planning may take hours")):
         arguments = ["solve", "a40-gpt3-1.3b-4stage", "-m", microbatches]
-        assert app._run(arguments) == 0
+        assert app.run(arguments) == 0
         assert words in capsys.readouterr().err
 
 

@@ -99,8 +99,8 @@ COMMANDS = (
 
 
 #: Runs its arguments, a command line each, with "--quiet".
-SCRIPT = "import sys; from envplan.cli.app import _run\n" + (
-    "for line in sys.argv[1:]: assert _run([*line.split(), '--quiet']) == 0"
+SCRIPT = "import sys; from envplan.cli.app import run\n" + (
+    "for line in sys.argv[1:]: assert run([*line.split(), '--quiet']) == 0"
 )
 
 

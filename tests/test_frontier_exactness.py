@@ -42,7 +42,7 @@ def built_in(stages: int, even: bool = False) -> Profile:
             (stage, name, mhz, time / 1e9, energy / 1e15)
             for name in EVERY_INSTRUCTION
             for stage in range(stages)
-            for mhz, _, time, energy in profile.table(1 if even else stage, name).rows()
+            for mhz, _, time, energy in profile.table(1 if even else stage, name).options()
         ]
     )
 

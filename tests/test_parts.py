@@ -24,15 +24,17 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import (
     ByParts,
+    ClockSetting,
+    ExactCost,
     OptionTable,
     PartCosts,
     Profile,
     ProfileMetadata,
+    compose_options,
     cost_curve,
     parse_clock_requests,
     part_runs,
 )
-from envplan.profile.parts import compose_options
 from envplan.simulation.iteration import simulate
 from envplan.solve import trace_frontier
 
@@ -61,7 +63,7 @@ def made_of_parts(draw: st.DrawFn, most_parts: int = 4, second_knob: bool = True
         constant = p > 0 and draw(st.booleans()) and draw(st.booleans())
         configs = ("x y", "z") if knobs and not constant else ("",)
         rows[f"p{p}"] = {
-            (mhz, config): (draw(st.integers(1, 40)), draw(st.integers(0, 60)))
+            ClockSetting(mhz, config): ExactCost(draw(st.integers(1, 40)), draw(st.integers(0, 60)))
             for mhz in ((0,) if constant else clocks)
             for config in configs
         }
@@ -70,7 +72,7 @@ def made_of_parts(draw: st.DrawFn, most_parts: int = 4, second_knob: bool = True
 
 def rows_of(parts: PartCosts, p: int) -> list[tuple[int, int, int]]:
     """MHz, ns and fJ of a part's rows; of one that is the same at every clock only one."""
-    columns = (parts.mhz, parts.time_ns[:, p], parts.energy_fj[:, p])
+    columns = (parts.frequency_mhz, parts.time_ns[:, p], parts.energy_fj[:, p])
     rows = list(zip(*(each.tolist() for each in columns), strict=True))
     return rows if parts.follows_clock[p] else [(0, *rows[0][1:])]
 
@@ -84,7 +86,7 @@ def pareto(points: set[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def best(table: OptionTable, waiting_uw: int = 0) -> list[tuple[int, int]]:
-    return pareto({(t, e - waiting_uw * t) for _, _, t, e in table.rows()})
+    return pareto({(t, e - waiting_uw * t) for _, _, t, e in table.options()})
 
 
 def all_choices(parts: PartCosts, latency: int, hold: int) -> set[tuple[int, int]]:
@@ -135,7 +137,7 @@ def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(
     parts: PartCosts, latency: int
 ) -> None:
     table = compose_options(0, "forward", parts, late(0.0, 0, latency))
-    for row, (mhz, config, time, energy) in enumerate(table.rows()):
+    for row, (mhz, config, time, energy) in enumerate(table.options()):
         slices = table.segments.of_option(row)
         assert len(slices) == len(parts.names)
         assert list(parse_clock_requests(config)) == (
@@ -161,9 +163,10 @@ def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(
 
 
 def test_what_a_late_clock_leaves_of_a_part_is_rounded_half_up() -> None:
+    slow, fast = ClockSetting(900, ""), ClockSetting(1500, "")
     rows = {
-        "a": {(900, ""): (5, 9), (1500, ""): (3, 9)},
-        "b": {(900, ""): (4, 1), (1500, ""): (2, 3)},
+        "a": {slow: ExactCost(5, 9), fast: ExactCost(3, 9)},
+        "b": {slow: ExactCost(4, 1), fast: ExactCost(2, 3)},
     }
     table = compose_options(0, "forward", PartCosts.from_rows("", rows), EXACT)
     row = list(table.config).index("@a=1500 @b=900")
@@ -261,7 +264,7 @@ def test_parts_save_where_one_clock_cannot_and_plans_prove_it() -> None:
     assert all(parse_clock_requests(op.config)[0][1] == op.frequency_mhz for op in changing)
     timeline = simulate(plan, profile)
     assert timeline.energy == plan.energy
-    split = next(i for i, row in enumerate(timeline.rows) if parse_clock_requests(row["config"]))
+    split = next(i for i, run in enumerate(timeline.operations) if parse_clock_requests(run.config))
     parts = [one for one in timeline.slices if one.operation == split]
     assert len({part.frequency_mhz for part in parts}) > 1
     assert {part.part for part in parts} >= {"attention0", "mlp2"}
@@ -292,15 +295,13 @@ def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
         plan = frontier.plan(peak_power_cap=cap)
         timeline = simulate(plan, profile)
         spans: list[tuple[int, int, int, float]] = []  # stage, begin, end, W above waiting
-        for i, (op, one) in enumerate(
-            zip(timeline.pipeline.operations, timeline.rows, strict=True)
-        ):
+        for i, run in enumerate(timeline.operations):
             of = [each for each in timeline.slices if each.operation == i]
-            stage, begin = op.stage, of[0].start_ns
+            stage, begin = run.stage, of[0].start_ns
             taken = [(s.finish_ns - s.start_ns, s.energy_fj) for s in of]
-            if not parse_clock_requests(one["config"]):
-                parts = profile.measured_costs[stage, op.instruction]
-                row = parts.settings.index((one["frequency_mhz"], ""))
+            if not parse_clock_requests(run.config):
+                parts = profile.measured_costs[stage, run.instruction]
+                row = parts.settings.index((run.frequency_mhz, ""))
                 taken = list(zip(parts.time_ns[row], parts.energy_fj[row], strict=True))
             for time, energy in taken:
                 spans.append((stage, begin, begin + time, energy / time / 1e6 - 70))
@@ -358,8 +359,8 @@ def test_a_backward_that_is_derived_has_the_parts_of_what_it_is_made_of() -> Non
         table = split.table(0, half)
         assert table.parts.names == names
         assert table.changes_clock.any()
-        whole = {row[:2]: row[2:] for row in profile.table(0, "backward").rows()}
-        for mhz, config, time, energy in table.rows():
+        whole = {row[:2]: row[2:] for row in profile.table(0, "backward").options()}
+        for mhz, config, time, energy in table.options():
             if not parse_clock_requests(config):
                 assert time == pytest.approx(share * whole[mhz, config][0], abs=len(names))
                 assert energy == pytest.approx(share * whole[mhz, config][1], rel=1e-9)
@@ -396,9 +397,9 @@ def test_halves_of_a_backward_are_joined_part_by_part() -> None:
 def test_parts_are_scaled_to_what_was_measured_of_the_operation() -> None:
     profile = parts_profile(whole=1.01)
     table = profile.table(0, "forward")
-    plain = {row[:2]: row[2:] for row in table.rows()}
+    plain = {row[:2]: row[2:] for row in table.options()}
     again = profile.adjusted(by_parts=EXACT).table(0, "forward")
-    for k, (mhz, config, time, energy) in enumerate(again.rows()):
+    for k, (mhz, config, time, energy) in enumerate(again.options()):
         if not config:
             assert plain[mhz, config] == (time, energy)
         else:

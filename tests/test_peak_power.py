@@ -18,7 +18,7 @@ from envplan.enforce.supported_clocks import parse_clocks
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
 from envplan.replay import Machine
-from envplan.solve.power_limits import PowerLimited
+from envplan.solve.peak_power import PeakPowerHeuristic
 from envplan.units import ns_from_s_floor, uw_from_w
 from strategies import falling_profiles
 
@@ -37,9 +37,9 @@ def peaks_of_everything(frontier: Frontier) -> list[tuple[int, int, int]]:
 def test_against_every_choice_there_is(profile: Profile, share: float) -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 1), profile)
     everything = peaks_of_everything(frontier)
-    limited = PowerLimited(frontier, Machine(), 0)
-    assert limited.least_peak_uw <= min(peak for peak, _, _ in everything)
-    thriftiest = frontier.problem.replay(limited.thriftiest).peak_uw
+    heuristic = PeakPowerHeuristic(frontier, Machine(), 0)
+    assert heuristic.least_peak_uw <= min(peak for peak, _, _ in everything)
+    thriftiest = frontier.problem.replay(heuristic.thriftiest).peak_uw
     cap_w = round(share * max(peak for peak, _, _ in everything) / 1e6, 3)
     fitting = [(time, energy) for peak, time, energy in everything if peak <= uw_from_w(cap_w)]
     try:

@@ -24,7 +24,7 @@ from envplan.planners import (
 from envplan.profile import Profile
 from envplan.request import Request
 from envplan.solve import Frontier, trace_frontier
-from envplan.solve.single_clocks import ClockRows
+from envplan.solve.uniform_clocks import ClockOptions
 from envplan.units import ns_from_s
 from strategies import falling_profiles, frontiers, pipelines
 
@@ -127,9 +127,9 @@ def test_clock_of_several_configs_is_the_fastest_one() -> None:
     options = [(0.3, 1.0, "slow"), (0.2, 3.0, "fast"), (0.2, 4.0, "dear")]
     rows = [(0, "forward", 900, *option) for option in options]
     table = Profile.from_rows([*rows, (0, "backward", 900, 0.1, 1.0, "")]).table(0, "forward")
-    clocks = ClockRows.of(table)
+    clocks = ClockOptions.of(table)
     assert clocks.mhz == (900,)
-    assert table.config[clocks.row[0]] == "fast"
+    assert table.config[clocks.option[0]] == "fast"
 
 
 def test_operation_without_clock_control_runs_as_it_is() -> None:

@@ -156,8 +156,8 @@ def test_numbers_stay_inside_their_bars_and_tell_chunks_apart(pipeline: Pipeline
         assert "chunk 1" in [text.get_text() for text in figure.legends[0].get_texts()]
         assert "2 stages x 2 chunks" in headline(figure)
     bars = [
-        axes.transData.transform([(row["start_s"], 0), (row["finish_s"], 0)])[:, 0]
-        for row in timeline.rows
+        axes.transData.transform([(run.start_s, 0), (run.finish_s, 0)])[:, 0]
+        for run in timeline.operations
     ]
     assert len(axes.texts) > 10
     for text in axes.texts:
@@ -187,8 +187,8 @@ def test_of_very_many_operations_the_first_and_the_last_are_drawn_and_it_says_so
     figure = timeline_figure(timeline, before=timeline)
     (begin, first), (last, end) = (axes.get_xlim() for axes in figure.axes[:2])
     assert begin == 0 < first < last < end == timeline.sync_time
-    hidden = sum(first < row["start_s"] < last for row in timeline.rows)
-    assert f"{hidden} of {len(timeline.rows)} operations" in headline(figure)
+    hidden = sum(first < run.start_s < last for run in timeline.operations)
+    assert f"{hidden} of {len(timeline.operations)} operations" in headline(figure)
 
 
 # ---- profiles

@@ -60,7 +60,7 @@ def test_a_report_has_all_plans_planners_and_operations(frontier: Frontier) -> N
     both = timeline.at_max_frequency(), timeline
     for one, shown in zip(drawn["timelines"], both, strict=True):
         ops = one["ops"]
-        assert len(ops["start"]) == len(shown.rows)
+        assert len(ops["start"]) == len(shown.operations)
         joules = sum(w * t for w, t in zip(ops["watts"], ops["time"], strict=True))
         assert joules == pytest.approx(shown.computation_energy, rel=1e-5)
         assert sum(ops["critical"]) == len(shown.critical_path)

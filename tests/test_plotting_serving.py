@@ -12,10 +12,10 @@ from envplan.plotting.serving import (
     plan_figure,
     serving_profile_figure,
 )
+from envplan.serving.exact_planner import exact_plan
 from envplan.serving.metrics import saved_percent_text
-from envplan.serving.planners import exact_plan
-from envplan.serving.policies import compare_policies
 from envplan.serving.profile import ServingProfile
+from envplan.serving.replay import compare_policies
 from envplan.serving.trace import make_week
 
 
@@ -31,7 +31,7 @@ def test_the_profile_has_a_panel_for_each_class_and_rings_its_optimum() -> None:
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert len(panels) == 9
     slo = profile.classes["LL"].slo
-    able = [curve for curve in profile.of("LL") if curve.meets(slo, 2000.0)]
+    able = [curve for curve in profile.curves_of("LL") if curve.meets(slo, 2000.0)]
     best = min(able, key=lambda curve: curve.power_at(2000.0))
     assert list(panels["LL"].lines[-1].get_xdata()) == [best.frequency_mhz]
     assert "identified" in str(figure.get_suptitle())
@@ -58,8 +58,9 @@ def test_over_time_there_is_a_line_for_each_policy() -> None:
 
 def test_where_nothing_is_asked_no_slo_is_missed() -> None:
     baseline, ours = a_comparison()
-    series = ours.series.copy()
-    series.requests[::2] = series.attained[::2] = 0
+    requests, attained = ours.series.requests.copy(), ours.series.attained.copy()
+    requests[::2] = attained[::2] = 0
+    series = replace(ours.series, requests=requests, attained=attained)
     results = [baseline, replace(ours, series=series)]
     shown = over_time_figure(results, "short").axes[3].lines[1].get_ydata()
     assert len(shown) == (series.requests > 0).sum()

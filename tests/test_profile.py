@@ -17,15 +17,17 @@ from hypothesis import strategies as st
 from envplan import Pipeline
 from envplan.errors import InputError
 from envplan.profile import (
+    ClockSetting,
     CostCurve,
+    ExactCost,
     OptionTable,
     PartCosts,
     Profile,
     ProfileMetadata,
     builtin_paths,
+    compose_options,
     cost_curve,
 )
-from envplan.profile.parts import compose_options
 from envplan.units import MAX_INTEGER
 
 HEADER = "stage,instruction,frequency,time,energy\n"
@@ -48,7 +50,10 @@ def refusal(folder: Path, text: str | bytes) -> InputError:
 
 
 def table(*options: tuple[int, int]) -> OptionTable:
-    rows = {(len(options) - k, ""): each for k, each in enumerate(sorted(options))}
+    rows = {
+        ClockSetting(len(options) - k, ""): ExactCost(*cost)
+        for k, cost in enumerate(sorted(options))
+    }
     return compose_options(0, "forward", PartCosts.from_rows("", {"": rows}), None)
 
 
@@ -287,17 +292,17 @@ def test_rows_of_ranks_make_one_with_the_largest_time_and_the_mean_energy(tmp_pa
     spread = np.std([1.0, 1.02], ddof=1) / 1.02
     assert profile.time_spread(0, "forward", 1410) == pytest.approx(spread)
     assert profile.time_spread(1, "forward", 1410) == 0.0
-    assert profile.notes == [
-        "largest times and mean energies per GPU of 4 ranks, whose times' spread is the noise"
-    ]
+    assert profile.notes == (
+        "largest times and mean energies per GPU of 4 ranks, whose times' spread is the noise",
+    )
 
 
 def test_a_straggler_among_ranks_is_named(tmp_path: Path) -> None:
     text = ZEUS + zeus_rows({0: 1, 1: 1, 2: 1, 3: 1.12}) + zeus_rows({2: 1.5, 3: 1.68}, 900)
     profile = read(tmp_path, text)
-    assert profile.notes[1:] == [
-        "rank 3 straggles: it takes 1.12 times as long as other ranks of stage 1"
-    ]
+    assert profile.notes[1:] == (
+        "rank 3 straggles: it takes 1.12 times as long as other ranks of stage 1",
+    )
     alone = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 2: 1.0}))
     assert len(alone.notes) == 1
     assert alone.time_spread(0, "forward", 1410) is None
@@ -319,7 +324,7 @@ def test_saved_profile_reads_back_the_same(tmp_path: Path) -> None:
     made.save_csv(tmp_path / "mine.csv")
     again = Profile.read_csv(tmp_path / "mine.csv")
     assert (again.sha256, again.name, again.metadata) == (made.sha256, "mine", metadata)
-    assert [t.rows() for t in again.tables()] == [t.rows() for t in made.tables()]
+    assert [t.options() for t in again.tables()] == [t.options() for t in made.tables()]
     # Every byte is kept, however it was written.
     content = (HEADER + STAGE_0 + "\n").replace("\n", "\r\n").encode()
     read(tmp_path, content).save_csv(tmp_path / "copy.csv")
@@ -350,7 +355,7 @@ def test_rows_that_measure_an_option_again_are_put_together() -> None:
     ]
     profile = Profile.from_rows(rows, columns=columns)
     forward, backward = profile.tables()
-    assert forward.rows() == [(900, "", 1_100_000_000, 9_090_000_000_000_000)]
+    assert forward.options() == [(900, "", 1_100_000_000, 9_090_000_000_000_000)]
     assert backward.energy_fj.tolist() == [21 * 10**15]
     assert profile.notes[0] == "medians of up to 3 rows of the same"
     assert profile.spreads[0, "forward", 900, ""] > 0.1

@@ -25,7 +25,7 @@ def modelled(step: int = 0, **changes: Any) -> Profile:
 
 def rows(profile: Profile, instruction: str, stage: int = 1) -> dict[int, tuple[int, int]]:
     """Time (ns) and energy (fJ) by clock."""
-    return {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, instruction).rows()}
+    return {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, instruction).options()}
 
 
 def test_without_a_step_the_rows_are_those_of_the_built_in_profile() -> None:

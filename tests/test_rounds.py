@@ -9,7 +9,7 @@ import pytest
 
 from envplan import Frontier, Pipeline, Profile, trace_frontier, verify_plan
 from envplan.solve.candidates import Candidates
-from envplan.solve.polish import ROUND_OPTIONS, SteadyRounds
+from envplan.solve.cyclic_schedule import ROUND_OPTIONS, CyclicSchedule
 from envplan.solve.rounding import Rounding
 
 STAGES = 3
@@ -38,39 +38,39 @@ def frontier() -> Frontier:
 
 
 def test_rounds_of_a_long_pipeline_are_those_of_its_slowest_stage(frontier: Frontier) -> None:
-    steady = SteadyRounds.of(frontier.pipeline, rounded(frontier))
-    assert steady is not None
+    cyclic = CyclicSchedule.detect(frontier.pipeline, rounded(frontier))
+    assert cyclic is not None
     slowest = [
         frontier.profile.table(STAGES - 1, instruction).time_ns.min()
         for instruction in ("forward", "backward")
     ]
-    assert steady.round_ns == sum(slowest)
-    assert len(steady.number) == 2 * STAGES
-    assert steady.number.shape[1] > 40
-    assert len(np.unique(steady.number)) == steady.number.size
+    assert cyclic.round_ns == sum(slowest)
+    assert len(cyclic.rank) == 2 * STAGES
+    assert cyclic.rank.shape[1] > 40
+    assert len(np.unique(cyclic.rank)) == cyclic.rank.size
 
 
 @pytest.mark.parametrize("pipeline", [Pipeline("1f1b", STAGES, 6), Pipeline("gpipe", STAGES, 60)])
 def test_short_pipelines_and_those_without_rounds_have_none(pipeline: Pipeline) -> None:
     frontier = trace_frontier(pipeline, profile(), blocking_power=60.0)
-    assert SteadyRounds.of(pipeline, rounded(frontier)) is None
+    assert CyclicSchedule.detect(pipeline, rounded(frontier)) is None
 
 
 def test_repeated_rounds_keep_the_deadline_between_joints(frontier: Frontier) -> None:
     rounding = rounded(frontier)
-    steady = SteadyRounds.of(frontier.pipeline, rounding)
-    assert steady is not None
-    curves = [frontier.network.cost_curves[table] for table in rounding.table.tolist()]
+    cyclic = CyclicSchedule.detect(frontier.pipeline, rounding)
+    assert cyclic is not None
+    curves = [frontier.network.cost_curves[table] for table in rounding.curve.tolist()]
     likely = [
         np.argsort(np.abs(c.time_ns - relaxed))[:ROUND_OPTIONS].tolist()
-        for c, relaxed in zip(curves, rounding.relaxed_ns.tolist(), strict=True)
+        for c, relaxed in zip(curves, rounding.relaxed_duration_ns.tolist(), strict=True)
     ]
-    pattern = steady.best_until(rounding.choice, curves, likely, time.monotonic() + 2)
+    pattern = cyclic.best_pattern(rounding.pareto_choice, curves, likely, time.monotonic() + 2)
     assert pattern is not None
-    *_, last = steady.put(rounding.choice, pattern)  # the widest joints
-    rounding.choice[:] = last
-    assert frontier.problem.replay(rounding.rows).makespan_ns <= frontier.min_time_ns
-    repeated = {tuple(column) for column in last[steady.number[:, 8:-8]].T.tolist()}
+    *_, last = cyclic.insertions(rounding.pareto_choice, pattern)  # the widest joints
+    rounding.pareto_choice[:] = last
+    assert frontier.problem.replay(rounding.choice).makespan_ns <= frontier.min_time_ns
+    repeated = {tuple(column) for column in last[cyclic.rank[:, 8:-8]].T.tolist()}
     assert repeated <= {tuple(column) for column in pattern.T.tolist()}
 
 

@@ -208,5 +208,5 @@ def test_a_job_is_profiled_by_parts(fake_nvml: FakeNvml, tmp_path: Path) -> None
     ):
         parts = profile.table(0, instruction).parts
         assert parts.names == names
-        assert parts.mhz.tolist() == [1260, 1740]
+        assert parts.frequency_mhz.tolist() == [1260, 1740]
         assert (parts.time_ns >= [factor * SECONDS[name] * 1e9 for name in names]).all()

@@ -17,17 +17,16 @@ from envplan.devices import DeviceError
 from envplan.enforce.supported_clocks import parse_clocks
 from envplan.errors import InputError
 from envplan.serving.apply import (
-    PARTS,
     Instance,
     ServingApplied,
     apply_serving_plan,
-    move_fleet,
-    transfer_plan,
 )
+from envplan.serving.exact_planner import exact_plan
 from envplan.serving.hold import hold_clocks
+from envplan.serving.move_fleet import move_fleet
 from envplan.serving.plan import ServingPlan
-from envplan.serving.planners import exact_plan
 from envplan.serving.profile import ServingProfile
+from envplan.serving.transfers import PARTS, transfer_plan
 from fake_nvml import FakeNvml
 from serving_helpers import queueing_profile, small_serving_profile
 from test_guard import wait_for
@@ -211,7 +210,7 @@ def test_every_gpu_gets_what_it_lacks_from_one_that_had_it_and_no_assignment_mov
 def test_the_longest_transfer_counts() -> None:
     for after, moved, longest in (((4, 4), 1.0, 1), ((2, 2, 2, 2), 3.0, 3), ((8,), 0.0, 0)):
         plan = transfer_plan((8,), after)
-        assert (plan.moved, plan.longest) == (moved, longest)
+        assert (plan.copies_moved, plan.max_parts_of_gpu) == (moved, longest)
 
 
 def fleet(*nodes: list[int], gpus: int = 8) -> ServingApplied:
@@ -231,11 +230,13 @@ def fleet(*nodes: list[int], gpus: int = 8) -> ServingApplied:
 
 
 def test_a_fleet_stays_on_the_nodes_that_hold_its_weights() -> None:
-    moved, changes = move_fleet(fleet([8], [4, 4], []), fleet([4, 4], [], [8]))
-    assert [instance.node for instance in moved.instances] == [1, 1, 0]
-    assert [change.plan.moved if change.plan else None for change in changes] == [0.0, 0.0, None]
-    grown, changes = move_fleet(fleet([4]), fleet([2, 2], [8]))
-    assert [change.node for change in changes] == [0, 1]
-    assert sorted(device for i in grown.instances[:2] for device in i.devices) == [0, 1, 2, 3]
+    moved = move_fleet(fleet([8], [4, 4], []), fleet([4, 4], [], [8]))
+    assert [instance.node for instance in moved.applied.instances] == [1, 1, 0]
+    copies = [change.plan.copies_moved if change.plan else None for change in moved.changes]
+    assert copies == [0.0, 0.0, None]
+    grown = move_fleet(fleet([4]), fleet([2, 2], [8]))
+    assert [change.node for change in grown.changes] == [0, 1]
+    halves = grown.applied.instances[:2]
+    assert sorted(device for i in halves for device in i.devices) == [0, 1, 2, 3]
     with pytest.raises(InputError, match="nodes have 8 and 4 GPUs"):
         move_fleet(fleet([8]), fleet([4], gpus=4))

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES, Slo
-from envplan.serving.plan import Asked, ServingPlan
-from envplan.serving.planners import (
-    able_within,
-    exact_plan,
+from envplan.serving.exact_planner import exact_plan
+from envplan.serving.hierarchical_planner import (
+    choose_instances,
     hierarchical_plan,
-    powers,
-    reshard,
+    power_by_clock,
+    rated_curves,
     size_pools,
 )
+from envplan.serving.plan import ServingPlan
+from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import ServingProfile
 from serving_helpers import (
     EQUAL,
@@ -218,28 +219,28 @@ def test_the_pool_manager_sizes_at_maximum_frequency(
     curves: Curves, load: float, gpus: int, tp: int, power: float
 ) -> None:
     profile = small_serving_profile(curves)
-    (pool,) = size_pools(profile, Asked.about(profile, {"SS": load}, gpus))
+    (pool,) = size_pools(profile, PlanRequest.create(profile, {"SS": load}, gpus))
     assert (pool.tp, pool.power_w) == (tp, power)
     with pytest.raises(NoAnswerError, match=r"[24] GPUs, [13] more than the 1 there are; class SS"):
-        size_pools(profile, Asked.about(profile, {"SS": load}, 1))
+        size_pools(profile, PlanRequest.create(profile, {"SS": load}, 1))
 
 
 def test_the_instance_manager_reshards_where_that_draws_less() -> None:
     profile = small_serving_profile(
         {("SS", 4, 1000): [(0, 40), (10, 60)], ("SS", 1, 1000): [(0, 4), (2, 30)]}
     )
-    able = able_within(profile, "SS", Slo(1.0, 1.0))
+    able = rated_curves(profile, "SS", Slo(1.0, 1.0))
     for load, best in ((10.0, {1: 1}), (80.0, {4: 1}), (110.0, None)):
-        assert reshard(able, 4, load) == best
+        assert choose_instances(able, 4, load) == best
 
 
 def test_the_gpu_manager_knows_what_each_clock_draws_at_a_load() -> None:
-    known = able_within(small_serving_profile(CLOCKS), "SS", Slo(1.0, 1.0))[2]
-    assert powers(known, np.array([0.0, 40.0, 50.0, 61.0])).tolist() == [
+    known = rated_curves(small_serving_profile(CLOCKS), "SS", Slo(1.0, 1.0))[2]
+    assert power_by_clock(known, np.array([0.0, 40.0, 50.0, 61.0])).tolist() == [
         [10.0, 50.0, np.inf, np.inf],
         pytest.approx([20.0, 20 + 70 * 4 / 6, 20 + 70 * 5 / 6, np.inf]),
     ]
-    assert powers(known, 40.0).argmin() == 0
+    assert power_by_clock(known, 40.0).argmin() == 0
 
 
 LOADS = st.lists(st.integers(1, 3000), min_size=1, max_size=4, unique=True)
@@ -269,12 +270,12 @@ def assert_within_slos(plan: ServingPlan, profile: ServingProfile) -> None:
         for group in pool.groups:
             curve = profile.curves[pool.request_class, group.tp, group.frequency_mhz]
             load = group.load_tokens_s
-            assert load <= curve.load[-1]
+            assert load <= curve.load_tokens_s[-1]
             for served in pool.serves:
                 slo = profile.classes[served.request_class].slo
-                assert np.interp(load, curve.load, curve.ttft_s) <= slo.ttft_s * (1 + 1e-9)
-                assert np.interp(load, curve.load, curve.tbt_s) <= slo.tbt_s * (1 + 1e-9)
-    assert sum(pool.gpus for pool in plan.pools) <= plan.asked.gpus
+                assert np.interp(load, curve.load_tokens_s, curve.ttft_s) <= slo.ttft_s * (1 + 1e-9)
+                assert np.interp(load, curve.load_tokens_s, curve.tbt_s) <= slo.tbt_s * (1 + 1e-9)
+    assert sum(pool.gpus for pool in plan.pools) <= plan.request.gpus
 
 
 @settings(max_examples=30, deadline=None)

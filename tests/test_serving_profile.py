@@ -11,11 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.serving.classes import CLASSES, Slo, classify_all, serves
-from envplan.serving.profile import BUILTIN, ServingProfile
+from envplan.serving.builtin import BUILTIN
+from envplan.serving.classes import CLASSES, Slo, classify_requests, serves
+from envplan.serving.fleet import Fleet, PoolSpec
+from envplan.serving.fleet_controller import FleetController
+from envplan.serving.observed_trace import ObservedTrace
+from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
-from envplan.serving.simulation import Fleet, Machines, PoolSpec, Stream
-from envplan.serving.trace import Trace
+from envplan.serving.trace import SLOT_S, Trace
 from serving_helpers import profile_of, small_serving_profile, write_profile
 
 
@@ -23,18 +26,18 @@ def test_the_built_in_profile_holds_the_measured_times_and_powers() -> None:
     """Points of Splitwise (prompts) and of ML.ENERGY (Llama-3.1-70B on four H100), as published."""
     profile = ServingProfile.builtin()
     for tp, tokens, milliseconds in ((2, 1024, 158.0), (4, 2048, 200.7), (8, 8192, 844.9)):
-        phases = profile.phases[tp, 1980]
-        assert 1e3 * phases.prompt_time(tokens) == pytest.approx(milliseconds, rel=0.01)
-    four = profile.phases[4, 1980]
+        phases = profile.performance[tp, 1980]
+        assert 1e3 * phases.prompt_s_at(tokens) == pytest.approx(milliseconds, rel=0.01)
+    four = profile.performance[4, 1980]
     for batch, milliseconds, watts in ((8, 16.57, 1765), (64, 22.43, 2002), (256, 39.84, 2354)):
-        assert 1e3 * four.step_time(batch) == pytest.approx(milliseconds, rel=0.11)
-        assert np.interp(batch, four.batch, four.step_w) == pytest.approx(watts, rel=0.06)
+        assert 1e3 * four.step_s_at(batch) == pytest.approx(milliseconds, rel=0.11)
+        assert np.interp(batch, four.batch_sizes, four.step_w) == pytest.approx(watts, rel=0.06)
     assert profile.source == "identified"
     assert profile.modelled
-    for (tp, _), phases in profile.phases.items():
+    for (tp, _), phases in profile.performance.items():
         assert max(*phases.prompt_w, *phases.step_w) <= 700.5 * tp
     for curve in profile.curves.values():
-        phases = profile.phases[curve.tp, curve.frequency_mhz]
+        phases = profile.performance[curve.tp, curve.frequency_mhz]
         assert curve.power_w[0] == pytest.approx(phases.idle_w)
         assert max(curve.power_w) <= max(*phases.prompt_w, *phases.step_w)
 
@@ -52,13 +55,13 @@ def test_steady_loads_agree_with_the_replay() -> None:
         made = np.full(count, round(known.output_tokens), dtype=np.int32)
         classes = np.full(count, CLASSES.index(name), dtype=np.uint8)
         trace = Trace("steady", arrival - arrival[0], given, made, classes)
-        machines = Machines(Stream(trace, profile, classes), Settings(gpus=8))
+        observed = ObservedTrace(trace, profile, classes)
+        controller = FleetController(observed, Settings(max_gpus=8))
         pool = PoolSpec(name, frozenset({name}), tp, 1980, 1)
-        machines.adopt(Fleet({name: pool}), 0.0, warm=True)
-        machines.advance(trace.duration_s)
-        slots = int(trace.duration_s / 60)
-        result = machines.result("steady", [tp] * slots)
-        middle = result.series.power_w[2:-2].mean()
+        controller.reconcile(Fleet({name: pool}), 0.0, prewarmed=True)
+        controller.advance(trace.duration_s)
+        power_w = controller.finish().slot_energy_j[: trace.num_slots] / SLOT_S
+        middle = power_w[2:-2].mean()
         assert middle == pytest.approx(curve.power_at(load), rel=0.12)
 
 
@@ -92,7 +95,7 @@ def test_a_bad_profile_or_sidecar_is_refused_with_its_place(
     tmp_path: Path, line: str, column: str | dict[str, Any], words: str
 ) -> None:
     path = write_profile(tmp_path / "my.csv", GOOD)
-    assert ServingProfile.read_csv(path).phases
+    assert ServingProfile.read_csv(path).performance
     sidecar = column if isinstance(column, dict) else {}
     write_profile(path, [*GOOD, line], **sidecar)
     with pytest.raises(InputError) as refused:
@@ -104,7 +107,7 @@ def test_a_bad_profile_or_sidecar_is_refused_with_its_place(
 
 
 def test_classes_follow_lengths_and_slos_are_set_and_scaled() -> None:
-    place = classify_all(np.array([255, 256, 1024]), np.array([99, 100, 350]))
+    place = classify_requests(np.array([255, 256, 1024]), np.array([99, 100, 350]))
     assert [CLASSES[k] for k in place] == ["SS", "MM", "LL"]
     assert [serves("LM", name) for name in ("SS", "SL")] == [True, False]
     classes = ServingProfile.builtin().with_slos({"LL": Slo(3.0, 0.2)}, 0.5).classes
@@ -135,8 +138,10 @@ def test_segments_are_the_loads_that_meet_the_slo(
     curve = profile_of({("SS", 2, 1000): points}).curves["SS", 2, 1000]
     slo, load = Slo(ttft, tbt), share * curve.max_load
     segments = curve.segments(slo)
-    assert [segment.low for segment in segments[1:]] == [part.high for part in segments[:-1]]
-    most = segments[-1].high if segments else 0.0
+    assert [segment.low_tokens_s for segment in segments[1:]] == [
+        part.high_tokens_s for part in segments[:-1]
+    ]
+    most = segments[-1].high_tokens_s if segments else 0.0
     assert most == curve.capacity(slo)
     assert curve.meets(slo, most) or most == 0
     first, between = curve.latencies_at(load)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from envplan.errors import InputError
+from envplan.serving.builtin import builtin_traces
 from envplan.serving.classes import CLASSES
 from envplan.serving.profile import ServingProfile
-from envplan.serving.trace import Trace, builtin_traces, make_week
+from envplan.serving.trace import Trace, make_week
 
 
 def written(folder: Path, *lines: str) -> Path:
@@ -28,7 +29,7 @@ def test_counts_become_requests_spread_evenly(tmp_path: Path, newline: str) -> N
     trace = Trace.read_csv(path)
     assert (len(trace), trace.duration_s) == (14, 180)
     assert trace.counts[:, CLASSES.index("SS")].tolist() == [6, 7, 0]
-    assert trace.arrival[:7].tolist() == [5, 15, 25, 30, 35, 45, 55]
+    assert trace.arrival_s[:7].tolist() == [5, 15, 25, 30, 35, 45, 55]
     profile = ServingProfile.builtin()
     mean = profile.classes["LL"]
     given, made = trace.lengths(profile)
@@ -76,8 +77,8 @@ def test_public_traces_are_read_as_they_are(
         path.write_bytes(packed)
     trace = Trace.read_csv(path)
     assert trace.name == "trace"
-    assert trace.arrival == pytest.approx(arrival, abs=1e-4)
-    assert [CLASSES[k] for k in trace.known] == classes.split()
+    assert trace.arrival_s == pytest.approx(arrival, abs=1e-4)
+    assert [CLASSES[k] for k in trace.class_index] == classes.split()
     assert trace.duration_s == 60 * (arrival[-1] // 60 + 1)
     assert trace.mean_lengths().keys() == set(classes.split())
 
@@ -85,10 +86,10 @@ def test_public_traces_are_read_as_they_are(
 def test_pieces_are_put_together_and_lines_counted_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.serving.trace._PIECE", 3)
+    monkeypatch.setattr("envplan.serving.trace_csv._ROWS_PER_PIECE", 3)
     lines = ["timestamp,input_tokens,output_tokens", *(f"{k},{k + 1},5" for k in range(8))]
     trace = Trace.read_csv(written(tmp_path, *lines))
-    assert trace.arrival.tolist() == list(range(8))
+    assert trace.arrival_s.tolist() == list(range(8))
     assert trace.input_tokens is not None
     assert trace.input_tokens.tolist() == list(range(1, 9))
     assert trace.mean_lengths() == {"SS": (4.5, 5.0)}
@@ -149,15 +150,15 @@ def test_the_real_hours_ship_whole() -> None:
 
 def test_a_week_has_the_digitized_minutes_and_the_hours_lengths() -> None:
     part, hour = make_week("coding-week", days=0.1), Trace.open("azure-2023-code")
-    assert part.made is not None
-    assert part.made.startswith("real-shaped")
+    assert part.provenance is not None
+    assert part.provenance.startswith("real-shaped")
     assert part.duration_s == 144 * 60
     assert len(part) == pytest.approx(1409 * 144, rel=0.1)
-    assert np.bincount(part.known, minlength=9) / len(part) == pytest.approx(
-        np.bincount(hour.known, minlength=9) / len(hour), abs=0.05
+    assert np.bincount(part.class_index, minlength=9) / len(part) == pytest.approx(
+        np.bincount(hour.class_index, minlength=9) / len(hour), abs=0.05
     )
-    assert (np.diff(part.arrival) >= 0).all()
-    assert (make_week("coding-week", days=0.1).arrival == part.arrival).all()
+    assert (np.diff(part.arrival_s) >= 0).all()
+    assert (make_week("coding-week", days=0.1).arrival_s == part.arrival_s).all()
 
 
 @pytest.mark.parametrize("factor", [0.1, 1.0, 2.5])
@@ -166,4 +167,4 @@ def test_a_trace_can_be_scaled(factor: float) -> None:
     scaled = hour.scaled(factor)
     assert len(scaled) == round(factor * len(hour))
     assert scaled.duration_s == hour.duration_s
-    assert (np.diff(scaled.arrival) >= 0).all()
+    assert (np.diff(scaled.arrival_s) >= 0).all()

@@ -91,22 +91,21 @@ def test_operations_and_bubbles_tile_every_stage_and_power_adds_up_to_the_energy
         assert timeline.iteration_time == plan.iteration_time == end
         assert (timeline.energy, timeline.average_power) == (plan.energy, plan.average_power)
         starts = [op.start_s for stage in plan.stages for op in stage]
-        assert [row["start_s"] for row in timeline.rows] == starts
+        assert [run.start_s for run in timeline.operations] == starts
     for use in timeline.stages:
-        ran, gaps = (
-            [(one["start_s"], one["finish_s"]) for one in use[name]]
-            for name in ("operations", "bubbles")
-        )
-        assert use["busy_s"] == pytest.approx(sum(end - begin for begin, end in ran))
-        assert use["busy_s"] + use["blocked_s"] == pytest.approx(end)
-        spans = [(0, 0), *sorted(ran + gaps), (end, end)]
+        runs = [(run.start_s, run.finish_s) for run in use.operations]
+        gaps = [(bubble.start_s, bubble.finish_s) for bubble in use.bubbles]
+        assert use.busy_s == pytest.approx(sum(run.duration_s for run in use.operations))
+        assert use.blocked_s == pytest.approx(sum(bubble.duration_s for bubble in use.bubbles))
+        assert use.busy_s + use.blocked_s == pytest.approx(end)
+        spans = [(0, 0), *sorted(runs + gaps), (end, end)]
         assert all(one[1] == other[0] for one, other in pairwise(spans))
     for one, other in pairwise(timeline.slices):
         assert one.operation != other.operation or one.finish_ns == other.start_ns
     parts = timeline.computation_energy + timeline.blocking_energy
     assert parts == pytest.approx(timeline.energy)
     for name in ("computation_energy", "blocking_energy"):
-        joules = sum(use[f"{name}_j"] for use in timeline.stages)
+        joules = sum(getattr(use, f"{name}_j") for use in timeline.stages)
         assert joules == pytest.approx(getattr(timeline, name))
     times, watts = timeline.power
     assert (times[0], times[-1]) == (0, timeline.sync_time_ns)
@@ -135,7 +134,7 @@ def test_critical_path_is_a_chain_as_long_as_the_iteration(made: tuple[Plan, Pro
     starts, finishes = timeline.replay.starts_ns, timeline.replay.finishes_ns
     assert (starts[path[0]], finishes[path[-1]]) == (0, timeline.iteration_time_ns)
     assert not timeline.stretch_ns[list(path)].any()
-    assert [i for i, row in enumerate(timeline.rows) if row["critical_path"]] == sorted(path)
+    assert [i for i, run in enumerate(timeline.operations) if run.critical_path] == sorted(path)
     for one, other in pairwise(path):
         begin, end = pipeline.succ_begin[one], pipeline.succ_begin[one + 1]
         lags = dict(zip(pipeline.succ[begin:end], pipeline.succ_lag_ns[begin:end], strict=True))
@@ -146,22 +145,22 @@ def test_a_bubble_is_filled_no_further_than_the_clock_that_uses_least() -> None:
     profile = small_profile(stages=3)
     frontier = trace_frontier(Pipeline("1f1b", 3, 4), profile)
     timeline = simulate(frontier.max_frequency_plan(), profile)
-    assert any(bubble["could_fill_s"] for use in timeline.stages for bubble in use["bubbles"])
+    assert any(bubble.could_fill_s for use in timeline.stages for bubble in use.bubbles)
     for stage, use in enumerate(timeline.stages):
-        ended = {row["finish_s"]: row for row in use["operations"]}
+        ended = {run.finish_s: run for run in use.operations}
         power = frontier.blocking_power_uw[stage]
-        for bubble in use["bubbles"]:
-            room = bubble["finish_s"] - bubble["start_s"]
-            assert bubble["usable"] == (bubble["could_stretch_s"] > 0)
-            if (row := ended.get(bubble["start_s"])) is None:  # the stage waits for its first
-                assert bubble["could_stretch_s"] == bubble["could_fill_s"] == 0
+        for bubble in use.bubbles:
+            room = bubble.duration_s
+            assert bubble.usable == (bubble.could_stretch_s > 0)
+            if (run := ended.get(bubble.start_s)) is None:  # the stage waits for its first
+                assert bubble.could_stretch_s == bubble.could_fill_s == 0
                 continue
-            table = profile.table(stage, row["instruction"])
+            table = profile.table(stage, run.instruction)
             above = [e - power * t for e, t in zip(table.energy_fj, table.time_ns, strict=True)]
-            longer = table.time_ns[above.index(min(above))] / 1e9 - row["finish_s"] + row["start_s"]
-            assert bubble["could_stretch_s"] == row["could_stretch_s"]
-            useful = max(0, min(room, bubble["could_stretch_s"], longer))
-            assert bubble["could_fill_s"] == pytest.approx(useful, abs=1e-12)
+            longer = table.time_ns[above.index(min(above))] / 1e9 - run.finish_s + run.start_s
+            assert bubble.could_stretch_s == run.could_stretch_s
+            useful = max(0, min(room, bubble.could_stretch_s, longer))
+            assert bubble.could_fill_s == pytest.approx(useful, abs=1e-12)
 
 
 def test_at_maximum_frequency_a_timeline_is_that_of_the_frontiers_plan() -> None:
@@ -217,7 +216,7 @@ def test_an_operation_is_split_where_its_clock_changes() -> None:
     # 0.25 s at 2000 MHz are a quarter of the backward; three quarters at 1000 MHz take 1.5 s.
     assert clocks(timeline, 1) == [(2000, 0.25, 75.0), (1000, 1.5, 150.0)]
     assert (timeline.iteration_time, timeline.energy) == (2.375, 362.5)
-    changes = [(one["at_s"], one["frequency_mhz"]) for one in timeline.stages[0]["clock_changes"]]
+    changes = [(one.at_s, one.frequency_mhz) for one in timeline.stages[0].clock_changes]
     assert changes == [(0, 1000), (0.25, 2000), (0.875, 1000)]
 
 

@@ -279,4 +279,4 @@ def test_rows_that_measure_again_have_one_smooth_value(tmp_path: Path) -> None:
     smoothed.save_csv(tmp_path / "smooth.csv")
     assert len(rows_of(tmp_path / "smooth.csv")) == len(rows_of(path))
     table, *_ = smoothed.tables()
-    assert_shape(*np.array([(m, t, e) for m, _, t, e in table.rows()], dtype=float).T)
+    assert_shape(*np.array([(m, t, e) for m, _, t, e in table.options()], dtype=float).T)

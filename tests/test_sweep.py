@@ -153,7 +153,7 @@ def worst(profile: Profile, stages: Stages, instruction: str, stage: int = 0) ->
     """How far times and energies are off the model, relative to it, at worst."""
     table = profile.table(stage, instruction)
     off = []
-    for clock, _, ns, fj in table.rows():
+    for clock, _, ns, fj in table.options():
         seconds, joules = stages.exact(stage, instruction, clock)
         off.append((abs(ns / 1e9 / seconds - 1), abs(fj / 1e15 / joules - 1)))
     return [max(column) for column in zip(*off, strict=True)]

@@ -42,7 +42,7 @@ from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
 from envplan.plotting.sweep import sweep_figure
 from envplan.simulation.iteration import simulate
-from envplan.sweep import Row, read_config, run_sweep, work
+from envplan.sweep import SweepRow, read_config, run_sweep, work
 from envplan.sweep.running import SweepResult, journal_of, open_journal
 from envplan.sweep.table import COLUMNS
 from envplan.units import s_from_ns
@@ -84,7 +84,7 @@ def size(journal: Path) -> int:
     return journal.stat().st_size if journal.exists() else 0
 
 
-def results(rows: tuple[Row, ...]) -> list[dict[str, object]]:
+def results(rows: tuple[SweepRow, ...]) -> list[dict[str, object]]:
     """Rows without how long they took."""
     return [row.model_dump(exclude={"trace_s", "wall_s"}) for row in rows]
 
@@ -561,7 +561,7 @@ def test_parquet_holds_what_csv_holds_and_failures_are_rows_that_are_said(folder
     types = {field.name: str(field.type) for field in written.schema}
     assert (types["energy_j"], types["stages"], types["recompute"]) == ("double", "int64", "bool")
     for row, as_text in zip(written.to_pylist(), expected, strict=True):
-        assert Row.model_validate(row).model_dump() == row
+        assert SweepRow.model_validate(row).model_dump() == row
         shown = {name: "" if value is None else str(value) for name, value in row.items()}
         assert shown == as_text
 
@@ -589,13 +589,13 @@ def test_the_example_runs(folder: Path) -> None:
 # ---- the picture
 
 
-def planned(profile: str = "a", planner: str = "frontier", **more: Any) -> Row:
+def planned(profile: str = "a", planner: str = "frontier", **more: Any) -> SweepRow:
     usual = {"chunks": 1, "target": "slowdown", "recompute": False, "seed": 0}
     usual |= {"slowdown_percent": 0.0, "savings_percent": 1.0}
-    return Row(**usual | {"profile": profile, "planner": planner, **more})
+    return SweepRow(**usual | {"profile": profile, "planner": planner, **more})
 
 
-def legend_of(*rows: Row) -> list[str]:
+def legend_of(*rows: SweepRow) -> list[str]:
     return [text.get_text() for text in sweep_figure(rows).legends[0].get_texts()]
 
 

@@ -181,9 +181,9 @@ def test_replicas_that_wait_look_up_plans_for_the_same_clocks(a40: Frontier) -> 
     plan = a40.plan(slowdown=0.01, switch_latency=0.05)
     report = simulate_cluster(plan, a40.profile, a40, slowdowns=[{0: 1.2}], replicas=4)
     (iteration,) = report.iterations
-    assert plan.iteration_time < iteration["followed_time_s"] <= iteration["sync_time_s"]
-    looked_up = a40.plan(sync_time=iteration["sync_time_s"], switch_latency=0.05)
-    assert iteration["followed_time_s"] == looked_up.iteration_time
+    assert plan.iteration_time < iteration.followed_time_s <= iteration.sync_time_s
+    looked_up = a40.plan(sync_time=iteration.sync_time_s, switch_latency=0.05)
+    assert iteration.followed_time_s == looked_up.iteration_time
 
 
 @pytest.mark.parametrize("latency", [0.005, 0.02, 0.05])

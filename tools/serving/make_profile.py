@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from envplan.serving.classes import CLASSES, classify_all
-from envplan.serving.profile import Phases, ServingProfile
+from envplan.serving.classes import CLASSES, classify_requests
+from envplan.serving.performance import InstancePerformance
+from envplan.serving.profile import ServingProfile
 
 TPS = (2, 4, 8)
 CLOCKS = (795, 1005, 1200, 1500, 1980)
@@ -212,7 +213,7 @@ def class_means(data: Path) -> dict[str, dict[str, float]]:
     files = [data / f"AzureLLMInferenceTrace_{name}.csv.gz" for name in ("code", "conv")]
     hours = pd.concat(pd.read_csv(file) for file in files)
     given, made = hours.ContextTokens.to_numpy(), hours.GeneratedTokens.to_numpy()
-    place = classify_all(given, made)
+    place = classify_requests(given, made)
     return {
         name: {
             "input_tokens": round(float(given[place == k].mean()), 1),
@@ -336,7 +337,7 @@ def prompt_errors_of(
     for (tp, prompt, batch), measured in known.items():
         if (tp, batch) == (2, 64):
             continue
-        phases: Phases = profile.phases[tp, TOP]
+        phases: InstancePerformance = profile.performance[tp, TOP]
         value = 1e3 * float(phases.prompt_time(prompt * batch))
         error = value / measured - 1
         errors.append(error)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import envplan
+from envplan._io.words import significant
 from envplan.cli import output as ui
+from envplan.cli.describe import describe_job, modelled_title
 from envplan.cli.given import as_typed
 from envplan.cli.groups import JobOptions
 from envplan.cli.progress import progress
@@ -72,15 +74,15 @@ def advise(
             "schedules": [schedule_document(row) for row in rows],
         },
         lambda: _print_schedules(frontier, rows),
-        then=["envplan", "solve", *as_typed(then)],
+        next_command=["envplan", "solve", *as_typed(then)],
     )
 
 
 def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
     metadata = frontier.profile.metadata
     ui.say(
-        ui.describe_job(frontier),
-        f"the job's plan without slowdown takes {ui.significant(frontier.min_time)} s; the same "
+        describe_job(frontier),
+        f"the job's plan without slowdown takes {significant(frontier.min_time)} s; the same "
         "batch on the same GPUs:",
     )
     # Without a value a schedule is not ranked by it.
@@ -88,13 +90,15 @@ def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None
     by_energy.sort(key=lambda row: row.saved_percent or 0.0, reverse=True)
     saved = percent_column("saved (%)", [row.saved_percent for row in by_energy])
     ui.show_table(
-        ui.titled("Energy at equal time", metadata.source), [*_schedule_columns(by_energy), saved]
+        modelled_title("Energy at equal time", metadata.source),
+        [*_schedule_columns(by_energy), saved],
     )
     by_time = [row for row in rows if row.faster_percent is not None]
     by_time.sort(key=lambda row: row.faster_percent or 0.0, reverse=True)
     faster = percent_column("faster (%)", [row.faster_percent for row in by_time])
     ui.show_table(
-        ui.titled("Time at equal energy", metadata.source), [*_schedule_columns(by_time), faster]
+        modelled_title("Time at equal energy", metadata.source),
+        [*_schedule_columns(by_time), faster],
     )
     ui.say(
         "saved: of the energy of the job's schedule at maximum frequency; memory is not looked at"

@@ -1,5 +1,4 @@
-"""The `envplan` command: its subcommands in the order of work, and where errors become one line and
-an exit code."""
+"""The `envplan` command: its subcommands, and how a call ends, with an exit code or an error."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from envplan.cli.help import CommandGroup, add_command
 from envplan.cli.invocation import Invocation, invocation
 from envplan.errors import DoubtWarning, EnvplanError
 
-_INTERRUPTED = 130
-_LONGEST_LINE = 1000
+_INTERRUPTED: Final = 130
+_MAX_LINE: Final = 1000
 
 #: What `--help` lists: commands by panel, each in a word.
 PANELS: Final = {
@@ -98,7 +97,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COLOURS = {"always": True, "never": False, "auto": None}
+_COLOURS: Final = {"always": True, "never": False, "auto": None}
 
 
 def _print_version(wanted: bool) -> None:
@@ -154,32 +153,31 @@ def envplan(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 1 no answer, 2 bad input or usage, 130 interrupted.
+    """Run the command line and exit; see `run`."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
 
     Args:
         arguments: what follows `envplan`; default: the process's own.
+
+    Returns:
+        The exit code: 0 done, 1 no answer, 2 bad input or usage, 130 interrupted.
     """
-    sys.exit(_run(arguments))
-
-
-def _run(arguments: Sequence[str] | None) -> int:
-    """Run the command line; its exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    call = Invocation(json="--json" in words)  # also for errors in options
-    with call.running():
-        return _run_words(words, call)
-
-
-def _run_words(words: list[str], call: Invocation) -> int:
-    # Releases of typer differ in whether click is inside it or beside it; its errors derive from
-    # one class either way.
-    usage_error: type[Any] = next(
-        base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
-    )
+    call = Invocation(json="--json" in words)  # for errors in options, too
     _mend_streams()
-    _keep_warnings(call)
     # Looking for plugins of pydantic that others have installed takes longer than a small plan.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    with call.running(), warnings.catch_warnings():
+        _keep_warnings(call)
+        return _exit_code(words, call)
+
+
+def _exit_code(words: list[str], call: Invocation) -> int:
+    """Run the command that the words name; an error becomes a line and an exit code."""
     try:
         code = app(words, prog_name="envplan", standalone_mode=False)
         sys.stdout.flush()
@@ -187,8 +185,8 @@ def _run_words(words: list[str], call: Invocation) -> int:
             print(f"envplan: warning: {warning}", file=sys.stderr)
     except EnvplanError as error:
         return _fail(str(error), error.exit_code)
-    except SystemExit as done:  # a shell's completion ends so
-        code = done.code
+    except SystemExit as end:  # a shell's completion ends so
+        code = end.code
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", _INTERRUPTED)
     except BrokenPipeError:
@@ -196,13 +194,19 @@ def _run_words(words: list[str], call: Invocation) -> int:
         return 1
     except OSError as error:
         _drop_output()
-        where = f"{error.filename}: " if error.filename else "the output "
-        return _fail(f"{where}cannot be written or read ({error.strerror or error})", 2)
-    except usage_error as error:
+        subject = f"{error.filename}: " if error.filename else "the output "
+        reason = error.strerror or error
+        return _fail(f"{subject}cannot be written or read ({reason})", 2)
+    except _usage_error() as error:
         return _fail(error.format_message(), 2)
     if code == _INTERRUPTED:
         return _fail("interrupted", _INTERRUPTED)
     return code if isinstance(code, int) else 0
+
+
+def _usage_error() -> type[Any]:
+    """The class of errors in usage: click is inside some releases of typer and beside others."""
+    return next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 def _mend_streams() -> None:
@@ -231,17 +235,34 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, code: int) -> int:
-    """One line on stderr, whatever characters are in the message; with --json also on stdout."""
-    line = re.sub(r"\s*[\r\n]\s*", " ", message.strip())
-    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-    if len(safe) > _LONGEST_LINE:  # it quotes something huge
-        safe = f"{safe[: _LONGEST_LINE // 2]} ... {safe[-_LONGEST_LINE // 2 :]}"
-    print(f"envplan: error: {safe}", file=sys.stderr)
+def _fail(message: str, exit_code: int) -> int:
+    """Print an error: a line on stderr, and with --json a document on stdout, too.
+
+    Returns:
+        The exit code.
+    """
+    line = _one_line(message)
+    print(f"envplan: error: {line}", file=sys.stderr)
     if invocation().json:
-        document = {"schema": "envplan/error/v1", "error": safe, "exit_code": code}
+        document = {"schema": "envplan/error/v1", "error": line, "exit_code": exit_code}
         print(json.dumps(document, indent=2))
-    return code
+    return exit_code
+
+
+def _one_line(message: str) -> str:
+    """A message in a line of printable characters, which is not too long."""
+    line = re.sub(r"\s*[\r\n]\s*", " ", message.strip())
+    line = "".join(map(_printable, line))
+    if len(line) <= _MAX_LINE:
+        return line
+    half = _MAX_LINE // 2  # the message quotes something huge
+    return f"{line[:half]} ... {line[-half:]}"
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 if __name__ == "__main__":

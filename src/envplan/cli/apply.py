@@ -2,36 +2,59 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
 import envplan
+from envplan._io.files import atomic_write
 from envplan.cli import output as ui
+from envplan.cli.describe import ITERATION_TITLE, modelled_title, span
 from envplan.cli.groups import ParallelOptions, PlanOptions
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
+from envplan.cli.tables import Column, change_row, table_columns, text_column, value_column
 from envplan.cli.types import Numbers, OutputFile, numbers, one_of, quantity
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.enforce.freqplan import StageClocks
+    from envplan.enforce.freqplan import ClockedOperation, StageClocks
+    from envplan.enforce.topology import Topology
 
-_DEFAULT_OUTPUT = {
-    "envplan": "run.freqplan.json",
-    "zeus": "run.freqplan.py",
-    "csv": "run.freqplan.csv",
+_MAX_DEVICES: Final = 10**6
+_MAX_SPANS: Final = 6
+
+
+class Format(NamedTuple):
+    """A format that frequency plans are written in.
+
+    Attributes:
+        default_output: the file that is written where --output does not say.
+        text: the content of the file.
+    """
+
+    default_output: Path
+    text: Callable[[envplan.FrequencyPlan], str]
+
+
+#: The formats by name; a ladder goes into the first one alone.
+_FORMATS: Final = {
+    "envplan": Format(Path("run.freqplan.json"), lambda applied: applied.to_json()),
+    "zeus": Format(Path("run.freqplan.py"), lambda applied: applied.to_zeus()),
+    "csv": Format(Path("run.freqplan.csv"), lambda applied: applied.to_csv()),
 }
-_MOST_DEVICES = 10**6
 
 
-def apply(
-    source: PlanOptions,
-    parallel: ParallelOptions,
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(ParallelOptions):
+    """The ranks of a job, and the devices that they use."""
+
     rank_order: Annotated[
         str,
         typer.Option(
@@ -40,25 +63,53 @@ def apply(
             "Megatron-LM's.",
             rich_help_panel=JOB,
         ),
-    ] = "tp-cp-ep-dp-pp",
+    ] = "tp-cp-ep-dp-pp"
     gpus_per_node: Annotated[
         int,
         typer.Option(
             metavar="N",
-            parser=quantity(COUNT.within(1, _MOST_DEVICES)),
+            parser=quantity(COUNT.within(1, _MAX_DEVICES)),
             help="A rank's device is its number modulo N.",
             rich_help_panel=JOB,
         ),
-    ] = 8,
+    ] = 8
     devices: Annotated[
         Numbers | None,
         typer.Option(
             metavar="I[,I...]",
-            parser=numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
+            parser=numbers("0,2,4,6", least=0, most=_MAX_DEVICES),
             help="Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
             rich_help_panel=JOB,
         ),
-    ] = None,
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Raises: InputError: a device is named twice."""
+        if self.devices is not None and len(set(self.devices)) < len(self.devices):
+            raise InputError("--devices names a device twice")
+
+    @property
+    def node_devices(self) -> Sequence[int]:
+        """The devices of a node; a rank has the one of its number modulo their count."""
+        return self.devices or range(self.gpus_per_node)
+
+    def topology(self, plan: envplan.Plan) -> Topology:
+        """Which rank runs which stage.
+
+        Raises:
+            InputError: these ranks cannot run the plan.
+        """
+        from envplan.enforce.topology import Topology
+
+        return Topology.for_job(
+            plan.job, tp=self.tp, cp=self.cp, dp=self.dp, rank_order=self.rank_order
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportedClockOptions:
+    """The clocks that the plan's are checked against."""
+
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -68,7 +119,7 @@ def apply(
             show_default=False,
             rich_help_panel=SLOW_CLOCKS,
         ),
-    ] = None,
+    ] = None
     clocks: Annotated[
         str | None,
         typer.Option(
@@ -76,7 +127,7 @@ def apply(
             help="Check them against these, as in 210,900,1410 or 210-1410:15.",
             rich_help_panel=SLOW_CLOCKS,
         ),
-    ] = None,
+    ] = None
     backend: Annotated[
         str | None,
         typer.Option(
@@ -85,7 +136,48 @@ def apply(
             help="Check them against what this machine's GPUs support.",
             rich_help_panel=SLOW_CLOCKS,
         ),
-    ] = None,
+    ] = None
+
+    def read(
+        self, profile: envplan.Profile, *, force: bool
+    ) -> StageClocks | list[StageClocks] | None:
+        """The clocks, of all stages or of each; None: those of the profile's GPU.
+
+        Args:
+            profile: of the plan.
+            force: whether other GPUs than the profile's may be named.
+
+        Raises:
+            InputError: options exclude each other, or one names nothing.
+        """
+        from envplan.enforce.supported_clocks import (
+            live_clocks,
+            modelled_clocks,
+            parse_clocks,
+            refuse_other_gpus,
+        )
+
+        if self.backend is not None:
+            if self.gpu is not None or self.clocks is not None:
+                raise InputError(
+                    "--backend reads the clocks from this machine; leave out the others"
+                )
+            return live_clocks(profile, force=force)
+        if self.clocks is not None:
+            return parse_clocks(self.clocks, self.gpu or profile.metadata.gpu)
+        if self.gpu is None:
+            return None
+        stage_clocks = [modelled_clocks(name.strip()) for name in self.gpu.split(",")]
+        if not force:
+            refuse_other_gpus(profile, stage_clocks)
+        return stage_clocks if len(stage_clocks) > 1 else stage_clocks[0]
+
+
+def apply(
+    source: PlanOptions,
+    ranks: RankOptions,
+    supported: SupportedClockOptions,
+    *,
     min_dwell: MinDwell = None,
     ladder: Annotated[
         bool | None,
@@ -100,7 +192,7 @@ def apply(
         str,
         typer.Option(
             metavar="NAME",
-            parser=one_of(*_DEFAULT_OUTPUT),
+            parser=one_of(*_FORMATS),
             help="envplan, csv, or zeus for the server of Zeus.",
             rich_help_panel=MOST_USED,
         ),
@@ -138,58 +230,41 @@ def apply(
     """
     if ladder and format != "envplan":
         raise InputError(f"--format {format} has no place for a ladder; leave out --ladder")
-    if devices is not None and len(set(devices)) < len(devices):
-        raise InputError("--devices names a device twice")
-    file = output or Path(_DEFAULT_OUTPUT[format])
-    from envplan._io.files import atomic_write
+    file = output or _FORMATS[format].default_output
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
-    from envplan.enforce.topology import Topology
-    from envplan.request.limits import MinHold
-    from envplan.runtime.drift import replan
 
-    solved, profile = source.load()
-    if not dry_run and output is None:
+    plan, profile = source.load()
+    if output is None and not dry_run:
         invocation().will_write(file)
-    elif dry_run and output is not None:
+    elif output is not None and dry_run:
         invocation().will_not_write(file)
-    if ladder and solved.ladder is None:
+    if ladder and plan.ladder is None:
         raise InputError("has no ladder; solve again with --ladder N", path=source.plan)
-    topology = Topology.for_job(
-        solved.job, tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, rank_order=rank_order
-    )
-    known = _clocks(profile, gpu, clocks, backend, source.force)
-    planned = solved
-    limits = solved.request.limits
-    held = max((limit.time_s for limit in limits if isinstance(limit, MinHold)), default=0.0)
-    hold = min_dwell or 0.0
-    again = hold > held
-    if again:
-        with progress("Planning again") as work:
-            solved = replan(planned, profile, work.frontier_step, min_hold=hold)
+    topology = ranks.topology(plan)
+    clocks = supported.read(profile, force=source.force)
+    followed, dwell_notes = _with_min_dwell(plan, profile, min_dwell or 0.0)
     with progress("applying the plan"), naming(source.plan):
         applied = apply_plan(
-            solved,
+            followed,
             profile,
             topology=topology,
-            clocks=known,
-            devices=devices or range(gpus_per_node),
+            clocks=clocks,
+            devices=ranks.node_devices,
             ladder=ladder is not False,
             force=source.force,
             plan_sha256=_sha256(source.plan),
         )
     if not dry_run:
-        writers = {"zeus": applied.to_zeus, "csv": applied.to_csv}
-        atomic_write(file, writers.get(format, applied.to_json)())
-    forced = profile.sha256 != planned.profile.sha256
-    notes = remarks(solved, applied, format, file, forced=forced)
-    if again:
-        notes.append(f"planned again for clocks that last {1000 * hold:g} ms")
-    elif hold:
-        notes.append(f"each clock of the plan lasts {1000 * held:g} ms already")
-    then = ["apply" if dry_run else "simulate", str(source.plan)]
-    if format == "envplan" and not dry_run:
-        then = ["check", str(file)]
+        atomic_write(file, _FORMATS[format].text(applied))
+    forced = profile.sha256 != plan.profile.sha256
+    notes = remarks(followed, applied, format, file, forced=forced) + dwell_notes
+    if dry_run:
+        next_command = ["envplan", "apply", str(source.plan)]
+    elif format == "envplan":
+        next_command = ["envplan", "check", str(file)]
+    else:
+        next_command = ["envplan", "simulate", str(source.plan)]
     lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
     ui.answer(
         lambda: {
@@ -199,83 +274,91 @@ def apply(
             **applied.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=lists),
             "ladder_rungs": len(applied.ladder or []),
         },
-        lambda: _print(planned, applied, notes, dry_run=dry_run),
-        then=["envplan", *then],
+        lambda: _print(plan, applied, notes, dry_run=dry_run),
+        next_command=next_command,
     )
 
 
+def _with_min_dwell(
+    plan: envplan.Plan, profile: envplan.Profile, min_dwell_s: float
+) -> tuple[envplan.Plan, list[str]]:
+    """A plan whose clocks last so long, planned again if need be, and notes about that."""
+    from envplan.request.limits import MinHold
+    from envplan.runtime.drift import replan
+
+    limit = plan.request.limit(MinHold)
+    planned_dwell_s = 0.0 if limit is None else limit.time_s
+    if min_dwell_s > planned_dwell_s:
+        with progress("Planning again") as work:
+            plan = replan(plan, profile, work.frontier_step, min_hold=min_dwell_s)
+        return plan, [f"planned again for clocks that last {1000 * min_dwell_s:g} ms"]
+    if min_dwell_s:
+        return plan, [f"each clock of the plan lasts {1000 * planned_dwell_s:g} ms already"]
+    return plan, []
+
+
 def _sha256(plan: Path) -> str | None:
-    """That of a file; none of a pipe, which has been read by now."""
+    """The hash of a file; None for a pipe, which has been read by now."""
     import hashlib
 
     return hashlib.sha256(plan.read_bytes()).hexdigest() if plan.is_file() else None
 
 
-def _clocks(
-    profile: envplan.Profile, gpu: str | None, clocks: str | None, backend: str | None, force: bool
-) -> StageClocks | list[StageClocks] | None:
-    """The clocks to check against, by whichever option says so; None: those of the profile.
-
-    Raises:
-        InputError: options exclude each other, or one names nothing.
-    """
-    from envplan.enforce.supported_clocks import (
-        live_clocks,
-        modelled_clocks,
-        parse_clocks,
-        refuse_other_gpus,
-    )
-
-    if backend is not None:
-        if gpu is not None or clocks is not None:
-            raise InputError("--backend reads the clocks from this machine; leave out the others")
-        return live_clocks(profile, force=force)
-    if clocks is not None:
-        return parse_clocks(clocks, gpu or profile.metadata.gpu)
-    if gpu is None:
-        return None
-    named = [modelled_clocks(name.strip()) for name in gpu.split(",")]
-    if not force:
-        refuse_other_gpus(profile, named)
-    return named if len(named) > 1 else named[0]
-
-
 def _print(
-    plan: envplan.Plan, applied: envplan.FrequencyPlan, notes: list[str], *, dry_run: bool
+    plan: envplan.Plan, applied: envplan.FrequencyPlan, notes: Sequence[str], *, dry_run: bool
 ) -> None:
-    layout, operations = applied.layout, applied.stage_operations()
+    layout = applied.layout
     ui.say(
         f"{applied.world_size} ranks: {layout.stages} stages x tp {layout.tp} x cp {layout.cp} x "
         f"dp {layout.dp}, in the order {layout.rank_order}"
     )
     planned_j = plan.energy * layout.tp * layout.cp * layout.dp / plan.job.num_gpus
     rows = [
-        ("iteration time (s)", plan.iteration_time, applied.iteration_time_s),
-        ("energy (J)", planned_j, applied.energy_j),
+        change_row("iteration time (s)", plan.iteration_time, applied.iteration_time_s),
+        change_row("energy (J)", planned_j, applied.energy_j),
     ]
-    title = ui.titled(ui.ITERATION, plan.profile.source)
-    ui.print_table(title, ("", "plan", "applied", "change (%)"), ui.changes(rows))
-    stages = range(len(operations))
-    clocks = [sorted({mhz for *_, mhz in of_stage} - {0}) for of_stage in operations]
-    columns = {
-        "stage": stages,
-        "ranks": [_spans([r.rank for r in applied.ranks if r.stage == s]) for s in stages],
-        "operations": list(map(len, operations)),
-        "clocks (MHz)": [ui.span(mhz, " to ") or "none set" for mhz in clocks],
-    }
-    ui.print_columns("", columns, wrap=("ranks",))
-    for stage, of_stage in enumerate(operations if dry_run else ()):
-        words = []
-        for (instruction, mhz), run in groupby(of_stage, key=lambda op: (op[0], op[3])):
-            count = len(list(run))
-            words.append(f"{instruction} {f'x{count} ' if count > 1 else ''}{mhz or '-'}")
-        ui.say(f"stage {stage}: {', '.join(words)}")
+    title = modelled_title(ITERATION_TITLE, plan.profile.source)
+    ui.show_table(title, table_columns(("", "plan", "applied", "change (%)"), rows))
+    _print_stages(applied)
+    if dry_run:
+        for stage, operations in enumerate(applied.stage_operations()):
+            ui.say(f"stage {stage}: {', '.join(_clocks_in_order(operations))}")
     ui.say(*notes)
 
 
-def _spans(ranks: list[int]) -> str:
+def _print_stages(applied: envplan.FrequencyPlan) -> None:
+    """A row for each stage: its ranks, operations and clocks."""
+    by_stage = applied.stage_operations()
+    ranks = []
+    clocks = []
+    for stage, operations in enumerate(by_stage):
+        ranks.append(_spans([rank.rank for rank in applied.ranks if rank.stage == stage]))
+        clocks_mhz = {operation.frequency_mhz for operation in operations} - {0}
+        clocks.append(span(sorted(clocks_mhz), " to ") or "none set")
+    columns = [
+        text_column("stage", range(len(by_stage))),
+        Column(header="ranks", cells=ranks, may_fold=True),
+        value_column("operations", map(len, by_stage)),
+        value_column("clocks (MHz)", clocks),
+    ]
+    ui.show_table("", columns)
+
+
+def _clocks_in_order(operations: Sequence[ClockedOperation]) -> Iterator[str]:
+    """Operations in a row of the same instruction and clock, as in `forward x3 1410`."""
+    runs = groupby(
+        operations, key=lambda operation: (operation.instruction, operation.frequency_mhz)
+    )
+    for (instruction, clock_mhz), run in runs:
+        count = len(list(run))
+        times = f"x{count} " if count > 1 else ""
+        yield f"{instruction} {times}{clock_mhz or '-'}"
+
+
+def _spans(ranks: Sequence[int]) -> str:
     """Ascending numbers, with neighbours as spans: 0-3, 8-11."""
-    runs = groupby(enumerate(ranks), key=lambda place: place[1] - place[0])
-    spans = [[rank for _, rank in run] for _, run in runs]
-    shown = map(ui.span, spans[:6])
-    return ", ".join(shown) + (", ..." if len(spans) > 6 else "")
+    begins = [0, *(k + 1 for k, (low, high) in enumerate(pairwise(ranks)) if high > low + 1)]
+    spans = [span(ranks[begin:end]) for begin, end in pairwise([*begins, len(ranks)])]
+    if len(spans) > _MAX_SPANS:
+        return ", ".join([*spans[:_MAX_SPANS], "..."])
+    return ", ".join(spans)

@@ -62,5 +62,5 @@ def check(
     ui.answer(
         lambda: {"file": str(file), **checked._asdict()},
         lambda: ui.say(f"{file}: {checked.kind}, holds", *proved),
-        then=["envplan", *then] if then else (),
+        next_command=["envplan", *then] if then else (),
     )

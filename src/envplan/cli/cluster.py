@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 import envplan
-from envplan._io.words import counted
+from envplan._io.words import counted, significant
 from envplan.cli import output as ui
 from envplan.cli.costs import cost_columns, cost_title
+from envplan.cli.describe import modelled_title
 from envplan.cli.given import options_given, refuse_both
 from envplan.cli.groups import ParallelOptions
 from envplan.cli.progress import progress
@@ -25,7 +26,7 @@ from envplan.quantities import NUMBER, WHOLE
 
 if TYPE_CHECKING:
     from envplan.costs import Run
-    from envplan.simulation.iteration import Conditions
+    from envplan.simulation.conditions import Conditions
 
 
 class Straggler(NamedTuple):
@@ -154,7 +155,7 @@ def print_clusters(
     """The cluster and its further shapes, what they cost, and its stragglers."""
     if not reports:
         return
-    title = ui.titled(f"Cluster, {counted(len(reports[0].iterations), 'iteration')}", source)
+    title = modelled_title(f"Cluster, {counted(len(reports[0].iterations), 'iteration')}", source)
     if len(reports) > 1:
         title += "; the first row is the plan, others are planned anew for the same global batch"
     ui.show_table(title, _cluster_columns(reports))
@@ -167,7 +168,7 @@ def print_clusters(
 
 def _cluster_columns(reports: Sequence[envplan.ClusterReport]) -> list[Column]:
     def amounts(header: str, values: Iterable[float]) -> Column:
-        return value_column(header, map(ui.significant, values))
+        return value_column(header, map(significant, values))
 
     def savings(header: str, energies_j: Iterable[float]) -> Column:
         energies = zip(reports, energies_j, strict=True)
@@ -189,12 +190,12 @@ def _cluster_columns(reports: Sequence[envplan.ClusterReport]) -> list[Column]:
 
 def _straggler_notes(report: envplan.ClusterReport) -> list[str]:
     """In how many iterations somebody straggles, and what the worst one does to the others."""
-    straggling = [iteration for iteration in report.iterations if iteration["stragglers"]]
+    straggling = [iteration for iteration in report.iterations if iteration.stragglers]
     if not straggling:
         return []
-    worst = max(straggling, key=lambda iteration: iteration["sync_time_s"])
+    worst = max(straggling, key=lambda iteration: iteration.sync_time_s)
     return [
         f"somebody straggles in {len(straggling)} of {len(report.iterations)}; at worst T' is "
-        f"{ui.significant(worst['sync_time_s'])} s, and the others follow the plan of "
-        f"{ui.significant(worst['followed_time_s'])} s"
+        f"{significant(worst.sync_time_s)} s, and the others follow the plan of "
+        f"{significant(worst.followed_time_s)} s"
     ]

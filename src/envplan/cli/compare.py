@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import envplan
+from envplan._io.words import exact_seconds
 from envplan.cli import output as ui
 from envplan.cli.advise import schedule_document
 from envplan.cli.costs import cost_columns, cost_title, costs_document
+from envplan.cli.describe import (
+    ITERATION_TITLE,
+    config_counts,
+    describe_ends,
+    describe_job,
+    modelled_title,
+)
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.given import as_typed, refuse_both
 from envplan.cli.groups import CostOptions, JobOptions
@@ -122,7 +130,7 @@ def compare(
     ui.answer(
         lambda: _document(comparison, plans, parts),
         lambda: _print(comparison, plans, parts),
-        then=["envplan", "advise", *as_typed(job)],
+        next_command=["envplan", "advise", *as_typed(job)],
     )
 
 
@@ -132,15 +140,15 @@ def _print(
     frontier, straggler = comparison.frontier, comparison.straggler_time
     source = frontier.profile.metadata.source
     names = _name_columns(comparison)
-    ui.say(ui.describe_job(frontier))
+    ui.say(describe_job(frontier))
     ui.show_table(
-        ui.titled(ui.ITERATION, source),
+        modelled_title(ITERATION_TITLE, source),
         [*names, *_iteration_columns(comparison), *_config_columns(comparison)],
     )
     if straggler is not None:
-        until = f"Until a straggler is finished at {ui.exact_seconds(straggler)} s"
+        until = f"Until a straggler is finished at {exact_seconds(straggler)} s"
         columns = [*names, *_straggler_columns(comparison, straggler)]
-        ui.show_table(ui.titled(until, source), columns)
+        ui.show_table(modelled_title(until, source), columns)
     if costs := [plan.costs for plan in plans if plan.costs is not None]:
         from envplan.costs import RunComparison
 
@@ -149,11 +157,11 @@ def _print(
         amounts = cost_columns(run, spent_on)
         ui.show_table(cost_title(run, source), [*names, *amounts])
     if parts:
-        title = f"Clocks by part, by {ui.exact_seconds(parts[0].deadline_s)} s"
-        ui.show_table(ui.titled(title, source), _parts_columns(parts))
+        title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
+        ui.show_table(modelled_title(title, source), _parts_columns(parts))
     extrinsic = "; extrinsic: that plan's above the best one for the straggler"
     ui.say(
-        f"{ui.describe_ends(frontier)}; slower and saved are against max_frequency on "
+        f"{describe_ends(frontier)}; slower and saved are against max_frequency on "
         f"{frontier.pipeline.schedule}",
         "intrinsic bloat, of the energy beside it: above the frontier planner's at the same time "
         "and schedule" + (extrinsic if straggler is not None else ""),
@@ -187,7 +195,7 @@ def _iteration_columns(comparison: Comparison) -> list[Column]:
 
 def _config_columns(comparison: Comparison) -> list[Column]:
     """How often each plan chose which config; none where operations have no configs."""
-    counts = [ui.config_counts(entry.plan) for entry in comparison.entries]
+    counts = [config_counts(entry.plan) for entry in comparison.entries]
     configs = sorted({config for count in counts for config in count})
     return [
         value_column(f"config {config}", [count.get(config, 0) for count in counts])
@@ -241,7 +249,7 @@ def _notes(comparison: Comparison) -> list[str]:
     straggler = comparison.straggler_time
     if straggler is not None and straggler <= comparison.baseline.iteration_time_s:
         notes.append(
-            f"{ui.exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
+            f"{exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
             "straggler: it leaves no time to use"
         )
     if comparison.advice:
@@ -282,7 +290,7 @@ def _document(
 
 def _entry_document(entry: Entry, priced_plan: envplan.Plan) -> dict[str, Any]:
     document: dict[str, Any] = dict(entry.to_dict())
-    if configs := ui.config_counts(entry.plan):
+    if configs := config_counts(entry.plan):
         document["configs"] = configs
     if priced_plan.costs is not None:
         document["costs"] = costs_document(priced_plan)

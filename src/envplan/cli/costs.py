@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import envplan
+from envplan._io.words import significant
 from envplan.cli import output as ui
+from envplan.cli.describe import modelled_title
 from envplan.cli.groups import CostOptions
 from envplan.cli.tables import (
     Column,
@@ -74,7 +76,7 @@ def print_costs(plan: envplan.Plan) -> None:
     time, amounts = _time_row(costs.run), cost_rows(costs.run, costs.currency)
     rows = [time, *map(_amount_row, amounts)]
     headers = ("", "max frequency", "plan", "saved", "saved (%)")
-    ui.show_table(ui.titled(_title(costs), plan.profile.source), table_columns(headers, rows))
+    ui.show_table(modelled_title(_title(costs), plan.profile.source), table_columns(headers, rows))
 
 
 def _time_row(run: CostComparison) -> list[str]:
@@ -88,7 +90,7 @@ def _time_row(run: CostComparison) -> list[str]:
 
 def _amount_row(row: CostRow) -> list[str]:
     before, after = row.max_frequency, row.plan
-    amounts = [ui.significant(amount) for amount in (before, after, before - after)]
+    amounts = [significant(amount) for amount in (before, after, before - after)]
     return [row.name, *amounts, _saved(before, after)]
 
 
@@ -106,7 +108,7 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     site = Site.of_run(run)
     _, saved = site.year(plan)
     amounts = year_amounts(saved, run.currency)
-    what = [f"{ui.significant(abs(amount))} {unit}" for unit, amount in amounts.items()]
+    what = [f"{significant(abs(amount))} {unit}" for unit, amount in amounts.items()]
     rate = f"at {site.price:g} a kWh"
     if run.price is None:
         rate += " (assumed; --price says yours)"
@@ -132,12 +134,12 @@ def _amounts(spent: Cost, currency: str | None) -> str:
     from envplan.costs.model import CostComparison
 
     rows = cost_rows(CostComparison(max_frequency=spent, plan=spent), currency)
-    return ", ".join(f"{ui.significant(row.plan)} {row.unit}" for row in rows)
+    return ", ".join(f"{significant(row.plan)} {row.unit}" for row in rows)
 
 
 def cost_title(run: Run, source: str | None) -> str:
     """The title of a table of costs."""
-    return ui.titled(_title(run), source)
+    return modelled_title(_title(run), source)
 
 
 def cost_columns(run: Run, spent_on: Sequence[RunComparison]) -> list[Column]:
@@ -162,7 +164,7 @@ def cost_columns(run: Run, spent_on: Sequence[RunComparison]) -> list[Column]:
 
 
 def _amount_column(rows: Sequence[CostRow]) -> Column:
-    return value_column(rows[0].name, [ui.significant(row.plan) for row in rows])
+    return value_column(rows[0].name, [significant(row.plan) for row in rows])
 
 
 def _saved(before: float, after: float) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli.describe import span
 from envplan.cli.invocation import invocation
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import table_columns
@@ -75,7 +76,7 @@ def devices(
     ui.answer(
         lambda: {"gpus": [state.to_dict() for state in states]},
         lambda: _print_states(states),
-        then=["envplan", "profile", *modelled],
+        next_command=["envplan", "profile", *modelled],
     )
 
 
@@ -94,7 +95,7 @@ def _cells(state: GpuState) -> list[str]:
         state.gpu or str(state.index),
         "-" if info is None else info.name,
         "-" if info is None else info.driver,
-        "-" if info is None else ui.span(info.supported_clocks) or "-",
+        "-" if info is None else span(info.supported_clocks) or "-",
         "-" if info is None or not info.power_limit else f"{info.power_limit:.0f}",
         _clock_now(state),
         "-" if state.power_w is None else f"{state.power_w:.0f}",
@@ -167,7 +168,7 @@ def _serve(*, once: bool) -> None:
         service.look()
     if not service.finish(_LAST_LOOK_S):
         raise DeviceError("some clocks could not be given back; see the lines above")
-    ui.answer(lambda: {"left_set": 0}, then="envplan devices")
+    ui.answer(lambda: {"left_set": 0}, next_command=["envplan", "devices"])
 
 
 def _log(line: str) -> None:
@@ -195,7 +196,7 @@ def reset() -> None:
         ui.answer(
             lambda: {"gpus": [asdict(outcome) for outcome in outcomes]},
             lambda: _print_given_back(outcomes),
-            then="envplan devices",
+            next_command=["envplan", "devices"],
         )
     if problems:
         others = f" (and {len(problems) - 1} more GPUs)" if len(problems) > 1 else ""

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import envplan
 from envplan._io.files import atomic_write
 from envplan.cli import output as ui
+from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, modelled_title
 from envplan.cli.given import as_typed
 from envplan.cli.groups import JobOptions
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, OUTPUT
+from envplan.cli.tables import (
+    Column,
+    change_column,
+    number_column,
+    percent_column,
+    text_column,
+    value_column,
+)
 from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
 from envplan.quantities import COUNT
 
@@ -98,7 +107,7 @@ def frontier(
     ui.answer(
         dict,
         lambda: _print(traced, along, drawn=plot is not None),
-        then=["envplan", "solve", *as_typed(job)],
+        next_command=["envplan", "solve", *as_typed(job)],
     )
 
 
@@ -122,10 +131,10 @@ def draw_frontier(
 
 
 def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) -> None:
-    ui.say(ui.describe_job(traced))
+    ui.say(describe_job(traced))
     source = traced.profile.metadata.source
-    ui.print_columns(ui.titled(ui.ITERATION, source), _columns(traced, plans))
-    ui.say(ui.describe_ends(traced))
+    ui.show_table(modelled_title(ITERATION_TITLE, source), _columns(traced, plans))
+    ui.say(describe_ends(traced))
     if not drawn:
         baseline = plans[0].predicted.baseline
         curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
@@ -135,23 +144,35 @@ def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) 
     ui.say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
 
 
-def _columns(traced: envplan.Frontier, plans: list[envplan.Plan]) -> dict[str, Any]:
-    count = min(len(plans), _TABLE_PLANS)
-    steps = max(1, count - 1)  # between the first and the last
-    shown = [plans[k * (len(plans) - 1) // steps] for k in range(count)]
+def _columns(traced: envplan.Frontier, plans: Sequence[envplan.Plan]) -> list[Column]:
+    """Maximum frequency, then some of the plans from T_min to T_star."""
+    shown = _evenly_chosen(plans, _TABLE_PLANS)
     baseline = plans[0].predicted.baseline
     names = ["max frequency", "T_min plan", *[""] * (len(shown) - 2), "T_star plan"]
-    least = traced.energy_at(baseline.iteration_time_s)
-    gap = baseline.energy_j / least - 1 if least else 0.0
-    return {
-        "": names[: len(shown) + 1],
-        "time (s)": [baseline.iteration_time_s, *(p.iteration_time for p in shown)],
-        "slower (%)": [0.0, *(p.predicted.slowdown_percent for p in shown)],
-        "energy (J)": [baseline.energy_j, *(p.energy for p in shown)],
-        "saved (%)": ["", *(p.predicted.savings_percent for p in shown)],
-        "gap (%)": [f"{100 * gap:.2f}", *(100 * p.gap for p in shown)],
-        "power (W)": [baseline.average_power_w, *(p.average_power for p in shown)],
-    }
+    times_s = [baseline.iteration_time_s, *(plan.iteration_time for plan in shown)]
+    slowdowns = [0.0, *(plan.predicted.slowdown_percent for plan in shown)]
+    energies_j = [baseline.energy_j, *(plan.energy for plan in shown)]
+    savings = percent_column("saved (%)", [plan.predicted.savings_percent for plan in shown])
+    gaps = percent_column("gap (%)", [100 * plan.gap for plan in shown], decimals=3)
+    bound_j = traced.energy_at(baseline.iteration_time_s)
+    baseline_gap = baseline.energy_j / bound_j - 1 if bound_j else 0.0
+    powers_w = [baseline.average_power_w, *(plan.average_power for plan in shown)]
+    return [
+        text_column("", names[: len(shown) + 1]),
+        number_column("time (s)", times_s),
+        change_column("slower (%)", slowdowns),
+        number_column("energy (J)", energies_j),
+        value_column("saved (%)", ["", *savings.cells]),
+        value_column("gap (%)", [f"{100 * baseline_gap:.2f}", *gaps.cells]),
+        number_column("power (W)", powers_w),
+    ]
+
+
+def _evenly_chosen(plans: Sequence[envplan.Plan], count: int) -> list[envplan.Plan]:
+    """At most so many of the plans, the first and the last among them."""
+    count = min(len(plans), count)
+    steps = max(1, count - 1)
+    return [plans[k * (len(plans) - 1) // steps] for k in range(count)]
 
 
 def _verdict(plans: list[envplan.Plan]) -> str:

@@ -7,7 +7,8 @@ from contextlib import suppress
 from itertools import chain
 
 import envplan
-from envplan.cli import output as ui
+from envplan._io.words import exact_seconds, significant
+from envplan.cli.describe import describe_configs
 from envplan.errors import NoAnswerError
 from envplan.units import duration_text
 
@@ -19,7 +20,7 @@ def plan_notes(frontier: envplan.Frontier, plan: envplan.Plan) -> list[str]:
     """How the target was met, what the plan was made to bear, and what that costs."""
     about = (_raw_rows, _given_clocks, _target, _conditions, _noise)
     notes = chain.from_iterable(notes(frontier, plan) for notes in about)
-    return [*ui.describe_configs(plan), *notes]
+    return [*describe_configs(plan), *notes]
 
 
 def _raw_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
@@ -48,9 +49,9 @@ def _given_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[st
         yield "no plan of ours uses less than these clocks in the same time"
     else:
         yield (
-            f"these clocks use {ui.significant(saved)} J ({100 * saved / plan.energy:.2f}%) more "
+            f"these clocks use {significant(saved)} J ({100 * saved / plan.energy:.2f}%) more "
             f"than ours do in the same time; leave --clocks out and give --target-time "
-            f"{ui.exact_seconds(plan.iteration_time)} for that plan"
+            f"{exact_seconds(plan.iteration_time)} for that plan"
         )
 
 
@@ -59,12 +60,12 @@ def _target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     asked = target.time_s if target.kind == "time" and target.peak_power_w is None else None
     if asked is not None and asked > star:
         yield (
-            f"{ui.exact_seconds(asked)} s is beyond T_star, {ui.significant(star)} s: going "
+            f"{exact_seconds(asked)} s is beyond T_star, {significant(star)} s: going "
             "slower than that would cost energy as well as time, so this is the T_star plan"
         )
     if target.kind == "power-cap" and target.deadline_s > star:
         yield (
-            f"this is slower than T_star, {ui.significant(star)} s, where energy is least: faster "
+            f"this is slower than T_star, {significant(star)} s, where energy is least: faster "
             "plans found draw more than the cap"
         )
     if target.peak_power_w is not None:
@@ -73,7 +74,7 @@ def _target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
 
         peak = w_from_uw(replay_plan(plan, frontier.profile).peak_uw * plan.job.num_gpus)
         yield (
-            f"at its peak it draws {ui.significant(peak)} W, of {target.peak_power_w:g} W allowed; "
+            f"at its peak it draws {significant(peak)} W, of {target.peak_power_w:g} W allowed; "
             "the gap is to a lower bound without that cap"
         )
     elif plan.gap > _LARGE_GAP and plan.planner == "frontier" and target.kind != "sync-time":
@@ -90,12 +91,12 @@ def _conditions(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]
         yield "the straggler is not slower than this plan, so it leaves no time to use"
     elif straggler is not None:
         yield (
-            f"waiting for the straggler until {ui.significant(straggler)} s takes another "
-            f"{ui.significant(plan.waiting_energy(straggler))} J"
+            f"waiting for the straggler until {significant(straggler)} s takes another "
+            f"{significant(plan.waiting_energy(straggler))} J"
         )
         if plan.iteration_time > star:
             yield (
-                f"without the straggler, T_star's plan of {ui.significant(star)} s would use less; "
+                f"without the straggler, T_star's plan of {significant(star)} s would use less; "
                 "while everyone waits anyway, slower clocks do"
             )
     if job.switch_latency_s is not None:
@@ -108,7 +109,7 @@ def _conditions(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]
     if plan.target.kind == "no-slowdown" and plan.target.deadline_s > frontier.min_time:
         yield (
             "T_min needs clocks that change at once, and no limits; the least time found with "
-            f"these is {ui.significant(plan.target.deadline_s)} s"
+            f"these is {significant(plan.target.deadline_s)} s"
         )
     if plan.costs is not None and plan.predicted.until_straggler is not None:
         yield "costs are those of iterations that last until the straggler has finished"
@@ -126,7 +127,7 @@ def _noise(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     asked = plan.target.deadline_s if plan.target.time_s is None else plan.target.time_s
     noise = "as the profile's time_std" if sure.noise is None else f"of {100 * sure.noise:g}%"
     what = (
-        f"{sure.held_runs} of {sure.runs} replays end by {ui.exact_seconds(asked)} s"
+        f"{sure.held_runs} of {sure.runs} replays end by {exact_seconds(asked)} s"
         if sure.iterations is None
         else f"{sure.iterations} iterations end by the deadline, as {sure.runs} replays show"
     )
@@ -141,6 +142,6 @@ def _noise(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     with suppress(NoAnswerError):
         plain = frontier.solve(exact).energy
         yield (
-            f"that costs {ui.significant(plan.energy - plain)} J "
+            f"that costs {significant(plan.energy - plain)} J "
             f"({100 * (plan.energy / plain - 1):.2f}%) more than a plan for exact times"
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import envplan
-from envplan._io.words import counted
+from envplan._io.words import counted, significant
 from envplan.cli import output as ui
 from envplan.cli.given import options_given, refuse, refuse_both
 from envplan.cli.groups import DEFAULT_PROFILE
@@ -471,7 +471,7 @@ def profile(
             "notes": remarks(made),
         },
         lambda: _print(made),
-        then=["envplan", "frontier", *named, "--plot"],
+        next_command=["envplan", "frontier", *named, "--plot"],
     )
 
 
@@ -644,8 +644,8 @@ def _print(profile: envplan.Profile) -> None:
     columns = [
         text_column("stage", [stage.stage for stage in stages]),
         text_column("clocks (MHz)", map(_clocks, stages)),
-        value_column("time (s)", [ui.significant(stage.time_at_highest) for stage in stages]),
-        value_column("energy (J)", [ui.significant(stage.energy_at_highest) for stage in stages]),
+        value_column("time (s)", [significant(stage.time_at_highest) for stage in stages]),
+        value_column("energy (J)", [significant(stage.energy_at_highest) for stage in stages]),
         value_column("valley (MHz)", map(_valley, stages)),
         change_column(
             "slower (%)",

@@ -37,7 +37,7 @@ def profiles() -> None:
     ui.answer(
         lambda: {"profiles": [summary.to_dict() for summary in summaries]},
         lambda: _print(summaries),
-        then=["envplan", "savings", summaries[0].name],
+        next_command=["envplan", "savings", summaries[0].name],
     )
 
 
@@ -120,5 +120,5 @@ def smooth(
     ui.answer(
         lambda: {"profile": str(output), **said},
         lambda: ui.say(f"{source.describe()}: {describe_smoothing(said)}"),
-        then=["envplan", "frontier", str(output)],
+        next_command=["envplan", "frontier", str(output)],
     )

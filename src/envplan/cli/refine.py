@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import envplan
+from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.groups import PlanOptions
 from envplan.cli.progress import progress
@@ -92,7 +93,7 @@ def refine(
             "after": _figures(new),
         },
         lambda: _print(old, new, drifts, unmeasured),
-        then=["envplan", "apply", str(output)],
+        next_command=["envplan", "apply", str(output)],
     )
 
 
@@ -117,5 +118,5 @@ def _print(
             "as planned; give the run logs of all ranks"
         )
     for name, plan in (("old plan", old), ("new plan", new)):
-        time, energy = ui.significant(plan.iteration_time), ui.significant(plan.energy)
+        time, energy = significant(plan.iteration_time), significant(plan.energy)
         ui.say(f"{name}: {time} s, {energy} J, as its own profile has it")

@@ -9,6 +9,7 @@ import typer
 
 import envplan
 from envplan._io.files import atomic_write
+from envplan._io.words import signed_percent
 from envplan.cli import output as ui
 from envplan.cli.groups import CostOptions, PlanOptions
 from envplan.cli.plan_notes import plan_notes
@@ -79,7 +80,7 @@ def report(
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
     words = (
         f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
-        f"{ui.signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
+        f"{signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
     )
     if compare is None and comparison is None:
         words += f"\nother planners are left out of {operations:,} operations; --compare adds them"
@@ -93,7 +94,7 @@ def report(
             "source": loaded.profile.source,
         },
         lambda: ui.say(words),
-        then=["envplan", "apply", str(source.plan)],
+        next_command=["envplan", "apply", str(source.plan)],
     )
 
 
@@ -138,7 +139,7 @@ def timeline(
             "max_frequency_iteration_time_s": before and before.iteration_time,
             "max_frequency_energy_j": before and before.energy,
         },
-        then=["envplan", "report", str(source.plan)],
+        next_command=["envplan", "report", str(source.plan)],
     )
 
 

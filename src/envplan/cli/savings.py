@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import envplan
+from envplan._io.words import exact_seconds, significant
 from envplan.cli import output as ui
 from envplan.cli.costs import CURRENCY, year_amounts
+from envplan.cli.describe import describe_job
 from envplan.cli.given import as_typed
 from envplan.cli.groups import JobOptions, RateOptions
 from envplan.cli.shared import JOB
@@ -79,7 +81,7 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
     ui.answer(
         lambda: _savings_document(frontier, rows, site, where, gpus),
         lambda: _print_savings(frontier, rows, site, where, gpus),
-        then=["envplan", "solve", *as_typed(job), *_target_of_best_plan(rows, site)],
+        next_command=["envplan", "solve", *as_typed(job), *_target_of_best_plan(rows, site)],
     )
 
 
@@ -90,7 +92,7 @@ def _target_of_best_plan(rows: Sequence[Saving], site: SiteOptions) -> list[str]
         return []
     if best.iteration_time >= star.iteration_time:
         return ["--min-energy"]
-    return ["--target-time", ui.exact_seconds(best.target.deadline_s)]
+    return ["--target-time", exact_seconds(best.target.deadline_s)]
 
 
 def _print_savings(
@@ -104,10 +106,10 @@ def _print_savings(
     assumed = " (assumed; --price says yours)" if site.price is None else ""
     overheads = where.in_words() or "GPUs alone"
     year = year_amounts(rows[0].spent, currency)
-    spent = ", ".join(f"{ui.significant(amount)} {unit}" for unit, amount in year.items())
+    spent = ", ".join(f"{significant(amount)} {unit}" for unit, amount in year.items())
     used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
     ui.say(
-        ui.describe_job(frontier),
+        describe_job(frontier),
         f"one year at {where.price:g} {currency} a kWh{assumed}, {overheads}:",
         f"{gpus:,} GPUs at maximum frequency{used} take {spent}",
     )
@@ -133,13 +135,13 @@ def _saving_columns(rows: Sequence[Saving], currency: str) -> list[Column]:
         *(
             Column(
                 header=f"{unit} a month",
-                cells=[ui.significant(month[unit]) for month in months],
+                cells=[significant(month[unit]) for month in months],
                 keep=-1,
             )
             for unit in months[0]
         ),
         *(
-            Column(header=f"{unit} a year", cells=[ui.significant(year[unit]) for year in years])
+            Column(header=f"{unit} a year", cells=[significant(year[unit]) for year in years])
             for unit in years[0]
         ),
     ]

@@ -248,7 +248,7 @@ def list_schedules() -> None:
             "schedules": [{"name": name, "description": order} for name, order in orders.items()]
         },
         lambda: _print_orders(orders),
-        then="envplan schedule show 1f1b --pp 4 -m 8",
+        next_command=["envplan", "schedule", "show", "1f1b", "--pp", "4", "-m", "8"],
     )
 
 
@@ -288,7 +288,9 @@ def show(
     with progress("Drawing"):
         ui.draw(plot, lambda: schedule_figure(layout))
     ui.answer(
-        layout.to_dict, lambda: _print_layout(layout), then=_frontier_command(shape, pipeline)
+        layout.to_dict,
+        lambda: _print_layout(layout),
+        next_command=_frontier_command(shape, pipeline),
     )
 
 
@@ -386,7 +388,7 @@ def import_schedule(
     ui.answer(
         lambda: {**_imported_document(pipeline, imported), "written": str(output)},
         lambda: _print_imported(pipeline, imported),
-        then=[*_FRONTIER, "--dag", str(output)],
+        next_command=[*_FRONTIER, "--dag", str(output)],
     )
 
 
@@ -546,7 +548,7 @@ def export_schedule(
     ui.answer(
         lambda: {"written": str(target), "operations": count, "ranks": ranks},
         lambda: ui.say(f"{count} operations on {ranks} ranks"),
-        then=next_command,
+        next_command=next_command,
     )
 
 

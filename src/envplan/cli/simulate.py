@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import envplan
+from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.cluster import ClusterOptions, print_clusters
 from envplan.cli.costs import cost_rows, replay_cost_notes
+from envplan.cli.describe import ITERATION_TITLE, describe_configs, modelled_title
 from envplan.cli.groups import CostOptions, PlanOptions
 from envplan.cli.report import draw_timeline
 from envplan.cli.shared import (
@@ -46,7 +48,7 @@ from envplan.quantities import COUNT, TIME, WHOLE
 if TYPE_CHECKING:
     from envplan._io.documents import Model
     from envplan.costs import Run, RunCosts
-    from envplan.simulation.iteration import Conditions
+    from envplan.simulation.conditions import Conditions
     from envplan.simulation.replicas import ReplicaPlans
 
 _PERCENTS: Final = (5, 25, 50, 75, 95, 99)
@@ -141,8 +143,8 @@ def simulate(
       envplan simulate plan.json --replicas 128 --straggler 1.2
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
+    from envplan.simulation.conditions import Conditions
     from envplan.simulation.costs import spent_in_replays
-    from envplan.simulation.iteration import Conditions
 
     plan, profile = source.load()
     conditions = Conditions.of(
@@ -179,7 +181,7 @@ def simulate(
     ui.answer(
         lambda: _document(simulation) | {"written": written},
         lambda: _print(simulation, profile),
-        then=["envplan", "apply", str(source.plan)],
+        next_command=["envplan", "apply", str(source.plan)],
     )
 
 
@@ -262,19 +264,19 @@ def _print(simulation: Simulation, profile: envplan.Profile) -> None:
     job = job_line(timeline.pipeline, plan.job.num_gpus)
     ui.say(f"{profile.describe()}; planner {plan.planner}; {job}")
     first = ", first run" if several_runs else ""
-    ui.show_table(ui.titled(ui.ITERATION, source) + first, _stage_columns(timeline))
+    ui.show_table(modelled_title(ITERATION_TITLE, source) + first, _stage_columns(timeline))
     ui.say(*_totals(timeline))
     if several_runs:
         _print_runs(timeline)
     print_clusters(simulation.reports, source, simulation.run)
-    ui.say(*ui.describe_configs(plan), *simulation.notes)
+    ui.say(*describe_configs(plan), *simulation.notes)
     if simulation.together is not None:
         print_replicas(simulation.together)
 
 
 def _totals(timeline: envplan.Timeline) -> list[str]:
     """Time, energy, power and critical path of the iteration, a line each."""
-    shown = ui.significant
+    shown = significant
     until = ""
     if timeline.sync_time_ns > timeline.iteration_time_ns:
         until = f", waited for until {shown(timeline.sync_time)} s"
@@ -299,11 +301,11 @@ def _critical_path(timeline: envplan.Timeline) -> str:
 
 
 def _print_runs(timeline: envplan.Timeline) -> None:
-    times, energies = timeline.percentiles(_PERCENTS)
+    percentiles = timeline.percentiles(_PERCENTS)
     columns = [
         text_column("percent of runs", _PERCENTS),
-        number_column("iteration time at most (s)", times),
-        number_column("energy at most (J)", energies),
+        number_column("iteration time at most (s)", percentiles.iteration_time_s),
+        number_column("energy at most (J)", percentiles.energy_j),
     ]
     ui.show_table(f"{len(timeline.run_times_ns)} runs", columns)
 
@@ -311,43 +313,42 @@ def _print_runs(timeline: envplan.Timeline) -> None:
 def _stage_columns(timeline: envplan.Timeline) -> list[Column]:
     """What each stage does."""
     stages = timeline.stages
-    busy_percents = [100 * stage["busy_s"] / timeline.sync_time for stage in stages]
-    usable = [sum(bubble["usable"] for bubble in stage["bubbles"]) for stage in stages]
+    busy_percents = [100 * stage.busy_s / timeline.sync_time for stage in stages]
+    usable = [sum(bubble.usable for bubble in stage.bubbles) for stage in stages]
     stretches = [
-        max((bubble["could_stretch_s"] for bubble in stage["bubbles"]), default=0.0)
-        for stage in stages
+        max((bubble.could_stretch_s for bubble in stage.bubbles), default=0.0) for stage in stages
     ]
     return [
-        text_column("stage", [stage["stage"] for stage in stages]),
-        number_column("busy (s)", [stage["busy_s"] for stage in stages]),
-        number_column("blocked (s)", [stage["blocked_s"] for stage in stages]),
+        text_column("stage", [stage.stage for stage in stages]),
+        number_column("busy (s)", [stage.busy_s for stage in stages]),
+        number_column("blocked (s)", [stage.blocked_s for stage in stages]),
         percent_column("busy (%)", busy_percents, decimals=1),
-        number_column("computation (J)", [stage["computation_energy_j"] for stage in stages]),
-        number_column("blocking (J)", [stage["blocking_energy_j"] for stage in stages]),
-        value_column("bubbles", [len(stage["bubbles"]) for stage in stages]),
+        number_column("computation (J)", [stage.computation_energy_j for stage in stages]),
+        number_column("blocking (J)", [stage.blocking_energy_j for stage in stages]),
+        value_column("bubbles", [len(stage.bubbles) for stage in stages]),
         value_column("usable", usable),
         number_column("most stretch (s)", stretches),
-        value_column("clock changes", [len(stage["clock_changes"]) - 1 for stage in stages]),
+        value_column("clock changes", [len(stage.clock_changes) - 1 for stage in stages]),
     ]
 
 
 def print_replicas(planned: ReplicaPlans) -> None:
     """A table of all kinds of replicas, and what they take together."""
-    plans, waits = planned.plans, planned.waiting_energies
-    together = [plan.energy + wait for plan, wait in zip(plans, waits, strict=True)]
+    kinds = planned.kinds
     columns = [
-        text_column("profile", [plan.profile.name for plan in plans]),
-        value_column("replicas", [plan.job.replicas for plan in plans]),
-        number_column("time (s)", [plan.iteration_time for plan in plans]),
-        number_column("energy (J)", [plan.energy for plan in plans]),
-        number_column("waiting (J)", waits),
-        number_column("together (J)", together),
+        text_column("profile", [kind.profile_name for kind in kinds]),
+        value_column("replicas", [kind.num_replicas for kind in kinds]),
+        number_column("time (s)", [kind.iteration_time_s for kind in kinds]),
+        number_column("energy (J)", [kind.energy_j for kind in kinds]),
+        number_column("waiting (J)", [kind.waiting_energy_j for kind in kinds]),
+        number_column("together (J)", [kind.energy_j + kind.waiting_energy_j for kind in kinds]),
     ]
-    ui.show_table(ui.titled(ui.ITERATION, *(plan.profile.source for plan in plans)), columns)
+    sources = [plan.profile.source for plan in planned.plans]
+    ui.show_table(modelled_title(ITERATION_TITLE, *sources), columns)
     ui.say(
-        f"all end at {ui.significant(planned.sync_time)} s and use "
-        f"{ui.significant(planned.energy)} J, {planned.savings_percent:.2f}% less than "
-        f"{ui.significant(planned.baseline_energy)} J in {ui.significant(planned.baseline_time)} s "
+        f"all end at {significant(planned.sync_time)} s and use "
+        f"{significant(planned.energy)} J, {planned.savings_percent:.2f}% less than "
+        f"{significant(planned.baseline_energy)} J in {significant(planned.baseline_time)} s "
         "at maximum frequency"
     )
     if planned.gap is not None:
@@ -355,7 +356,7 @@ def print_replicas(planned: ReplicaPlans) -> None:
     if planned.costs is not None and planned.run is not None:
         what = "the run" if planned.run.iterations else "an iteration"
         for row in cost_rows(planned.costs, planned.run.currency, "g"):
-            plan, before = ui.significant(row.plan), ui.significant(row.max_frequency)
+            plan, before = significant(row.plan), significant(row.max_frequency)
             ui.say(f"{row.name} of {what}: {plan}, before {before}")
 
 
@@ -363,12 +364,12 @@ def _document(simulation: Simulation) -> dict[str, Any]:
     timeline, run, costs = simulation.timeline, simulation.run, simulation.costs
     document: dict[str, Any] = timeline.to_dict()
     if len(timeline.run_times_ns) > 1:
-        times, energies = timeline.percentiles(_PERCENTS)
+        percentiles = timeline.percentiles(_PERCENTS)
         document["runs"] = {
             "count": len(timeline.run_times_ns),
             "percents": list(_PERCENTS),
-            "iteration_time_s": times,
-            "energy_j": energies,
+            "iteration_time_s": percentiles.iteration_time_s,
+            "energy_j": percentiles.energy_j,
         }
     if simulation.together is not None:
         document["replicas"] = simulation.together.to_dict()

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import envplan
+from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
+from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, modelled_title
 from envplan.cli.given import options_given, refuse, refuse_both, require_with
 from envplan.cli.groups import CostOptions, JobOptions
 from envplan.cli.invocation import invocation
@@ -31,6 +33,7 @@ from envplan.cli.shared import (
     parse_replica_group,
 )
 from envplan.cli.simulate import print_replicas
+from envplan.cli.tables import change_row, table_columns
 from envplan.cli.types import InputFile, OutputFile, either, one_of, parser_of, quantity
 from envplan.costs.model import Minimized
 from envplan.errors import naming
@@ -347,8 +350,8 @@ def solve(
     ui.answer(
         lambda: _document(frontier, plan, output),
         lambda: _print(frontier, plan),
-        last=year_of(plan, request.run),
-        then=["envplan", "report", str(output)],
+        closing=year_of(plan, request.run),
+        next_command=["envplan", "report", str(output)],
     )
 
 
@@ -378,35 +381,52 @@ def _plan(
 
 
 def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
-    ui.say(ui.describe_job(frontier))
-    before, after = plan.predicted.baseline, plan.predicted
-    gap, until = ("certified gap (%)", after.gap), after.until_straggler
-    rows = [
-        ("iteration time (s)", before.iteration_time_s, after.iteration_time_s),
-        ("energy (J)", before.energy_j, after.energy_j),
-    ]
-    if until is not None:
-        rows.append(("energy with waiting (J)", until.baseline_energy_j, until.energy_j))
-        gap = ("certified gap with waiting (%)", until.gap)
-    rows.append(("average power (W)", before.average_power_w, after.average_power_w))
-    if plan.costs is not None:  # without the energy, which stands there in J
-        costs = cost_rows(plan.costs.iteration, plan.costs.currency, "g")
-        rows += [(row.name, row.max_frequency, row.plan) for row in costs[1:]]
-    table = [*ui.changes(rows), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
+    ui.say(describe_job(frontier))
     headers = ("", "max frequency", "plan", "change (%)")
-    ui.print_table(ui.titled(ui.ITERATION, plan.profile.source), headers, table)
+    title = modelled_title(ITERATION_TITLE, plan.profile.source)
+    ui.show_table(title, table_columns(headers, _iteration_rows(plan)))
     print_costs(plan)
-    ui.say(*plan_notes(frontier, plan), ui.describe_ends(frontier))
+    ui.say(*plan_notes(frontier, plan), describe_ends(frontier))
     if plan.ladder is not None:
         ui.say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
 
 
-def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> dict[str, Any]:
-    left_out: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
-    head = plan.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
-    costs = {} if plan.costs is None else {"costs": costs_document(plan)}
-    ends = {"t_min_s": frontier.min_time, "t_star_s": frontier.min_energy_time}
-    return {"plan": str(output), **ends, "notes": plan_notes(frontier, plan), **head, **costs}
+def _iteration_rows(plan: envplan.Plan) -> list[list[str]]:
+    """An iteration at maximum frequency and with the plan, a row for each quantity."""
+    baseline, predicted = plan.predicted.baseline, plan.predicted
+    until = predicted.until_straggler
+    rows = [
+        change_row("iteration time (s)", baseline.iteration_time_s, predicted.iteration_time_s),
+        change_row("energy (J)", baseline.energy_j, predicted.energy_j),
+    ]
+    if until is not None:
+        rows.append(change_row("energy with waiting (J)", until.baseline_energy_j, until.energy_j))
+    rows.append(
+        change_row("average power (W)", baseline.average_power_w, predicted.average_power_w)
+    )
+    if plan.costs is not None:
+        _energy, *costs = cost_rows(plan.costs.iteration, plan.costs.currency, "g")
+        rows += [change_row(row.name, row.max_frequency, row.plan) for row in costs]
+    if until is None:
+        rows.append(["certified gap (%)", "", f"{100 * predicted.gap:.3f}", ""])
+    else:
+        rows.append(["certified gap with waiting (%)", "", f"{100 * until.gap:.3f}", ""])
+    return rows
+
+
+def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> ui.Document:
+    """The plan without its operations, with what a person is told of it."""
+    document: dict[str, object] = {
+        "plan": str(output),
+        "t_min_s": frontier.min_time,
+        "t_star_s": frontier.min_energy_time,
+        "notes": plan_notes(frontier, plan),
+    }
+    lists: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
+    document |= plan.model_dump(by_alias=True, exclude_none=True, exclude=lists)
+    if plan.costs is not None:
+        document["costs"] = costs_document(plan)
+    return document
 
 
 def _solve_replicas(
@@ -445,12 +465,12 @@ def _solve_replicas(
     ui.answer(
         lambda: {"plans": [str(file) for file in files], **planned.to_dict()},
         lambda: _print_replicas(frontiers, planned),
-        then=["envplan", "apply", str(output)],
+        next_command=["envplan", "apply", str(output)],
     )
 
 
 def _print_replicas(frontiers: Sequence[envplan.Frontier], planned: ReplicaPlans) -> None:
-    ui.say(*map(ui.describe_job, frontiers))
+    ui.say(*map(describe_job, frontiers))
     print_replicas(planned)
     slowest_s = max(frontier.min_time for frontier in frontiers)
-    ui.say(f"T_min of all together {ui.significant(slowest_s)} s, that of the slowest")
+    ui.say(f"T_min of all together {significant(slowest_s)} s, that of the slowest")

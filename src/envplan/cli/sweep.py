@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli.describe import ITERATION_TITLE, modelled_title
 from envplan.cli.given import flag, refuse_both
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
@@ -25,7 +26,7 @@ from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, quantity
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.sweep import Row, SweepConfig, SweepResult
+    from envplan.sweep import SweepConfig, SweepResult, SweepRow
 
 _TABLE_ROWS = 20
 _BEST = 5
@@ -123,13 +124,13 @@ def sweep(
     ui.answer(
         lambda: _document(result, best, output, journal, plot),
         lambda: _print(result, best, output),
-        then=_solve_command(points, result.rows, best[0]) if best else (),
+        next_command=_solve_command(points, result.rows, best[0]) if best else (),
     )
     if all_failed:
         raise typer.Exit(1)
 
 
-def _solve_command(config: SweepConfig, rows: Sequence[Row], best: Row) -> list[str]:
+def _solve_command(config: SweepConfig, rows: Sequence[SweepRow], best: SweepRow) -> list[str]:
     """The command that makes the plan of a row.
 
     It has an option for each thing that the row's point says, and says microbatches and schedule
@@ -151,9 +152,9 @@ def _solve_command(config: SweepConfig, rows: Sequence[Row], best: Row) -> list[
 
 
 def _document(
-    result: SweepResult, best: Sequence[Row], output: Path, journal: Path, plot: Path | None
+    result: SweepResult, best: Sequence[SweepRow], output: Path, journal: Path, plot: Path | None
 ) -> dict[str, Any]:
-    from envplan.sweep.table import by_what_varies
+    from envplan.sweep.table import summarize_values
 
     return {
         "output": str(output),
@@ -166,12 +167,12 @@ def _document(
         "resumed": result.resumed,
         "wall_s": result.wall_s,
         "best": [row.model_dump(exclude_none=True) for row in best],
-        "by_what_varies": by_what_varies(result.rows),
+        "by_what_varies": [summary.to_dict() for summary in summarize_values(result.rows)],
         "failures": [row.model_dump(exclude_none=True) for row in result.failures],
     }
 
 
-def _print(result: SweepResult, best: Sequence[Row], output: Path) -> None:
+def _print(result: SweepResult, best: Sequence[SweepRow], output: Path) -> None:
     planned = [row for row in result.rows if row.error is None]
     if planned:
         _print_points(planned, best)
@@ -187,11 +188,11 @@ def _print(result: SweepResult, best: Sequence[Row], output: Path) -> None:
         ui.say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
 
 
-def _print_points(planned: Sequence[Row], best: Sequence[Row]) -> None:
+def _print_points(planned: Sequence[SweepRow], best: Sequence[SweepRow]) -> None:
     """The points that were planned; of many the best ones."""
     from envplan.sweep.table import varying
 
-    title, shown = ui.titled(ui.ITERATION, *(row.source for row in planned)), planned
+    title, shown = modelled_title(ITERATION_TITLE, *(row.source for row in planned)), planned
     if len(planned) > _TABLE_ROWS:
         shown = best
         title += f": the {len(shown)} of {len(planned)} points that save most"
@@ -200,7 +201,7 @@ def _print_points(planned: Sequence[Row], best: Sequence[Row]) -> None:
     counts = [name for name in ("microbatches", "chunks", "replicas") if name in varied]
     columns = [
         *(text_column(name, [getattr(row, name) for row in shown]) for name in names),
-        text_column("target", [row.asked for row in shown]),
+        text_column("target", [row.request for row in shown]),
         *(value_column(name, [getattr(row, name) for row in shown]) for name in counts),
         number_column("time (s)", [row.iteration_time_s for row in shown]),
         change_column("slower (%)", [row.slowdown_percent for row in shown]),
@@ -210,27 +211,27 @@ def _print_points(planned: Sequence[Row], best: Sequence[Row]) -> None:
     ui.show_table(title, columns)
 
 
-def _print_shares(planned: Sequence[Row]) -> None:
+def _print_shares(planned: Sequence[SweepRow]) -> None:
     """What points that share a value save on average; nothing where no value varies."""
-    from envplan.sweep.table import by_what_varies
+    from envplan.sweep.table import summarize_values
 
-    shares = by_what_varies(planned)
-    if not shares:
+    summaries = summarize_values(planned)
+    if not summaries:
         return
     columns = [
-        text_column("what varies", [share["name"] for share in shares]),
-        text_column("value", [share["value"] for share in shares]),
-        value_column("points", [share["points"] for share in shares]),
-        change_column("slower (%)", [share["slowdown_percent"] for share in shares]),
-        percent_column("saved (%)", [share["savings_percent"] for share in shares]),
-        percent_column("most saved (%)", [share["most_percent"] for share in shares]),
+        text_column("what varies", [summary.name for summary in summaries]),
+        text_column("value", [summary.value for summary in summaries]),
+        value_column("points", [summary.points for summary in summaries]),
+        change_column("slower (%)", [summary.slowdown_percent for summary in summaries]),
+        percent_column("saved (%)", [summary.savings_percent for summary in summaries]),
+        percent_column("most saved (%)", [summary.most_percent for summary in summaries]),
     ]
     ui.show_table("On average of the points that share a value", columns)
 
 
-def _failure(row: Row) -> str:
+def _failure(row: SweepRow) -> str:
     """Which point failed, and why."""
-    parts = [row.profile, row.schedule, row.planner, row.asked]
+    parts = [row.profile, row.schedule, row.planner, row.request]
     if row.microbatches:
         parts.append(f"{row.microbatches} microbatches")
     return f"failed: {', '.join(part for part in parts if part)}: {row.error}"

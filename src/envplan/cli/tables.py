@@ -23,7 +23,7 @@ T = TypeVar("T")
 #: The width of tables in files and pipes.
 UNLIMITED: Final = 10_000
 _GAP: Final = 2  # characters between columns
-_FOLDED: Final = 8  # characters that a column of long words may be folded to
+_FOLDED_WIDTH: Final = 8  # characters that a column of long words may be folded to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class Column:
     """A column of a table.
 
     Attributes:
-        header: of the column, with a unit.
-        cells: of each row.
-        is_text: whether it stands left and wraps between words; numbers stand right.
+        header: its name, with a unit.
+        cells: its text in each row.
+        is_text: whether it is left-aligned and wraps between words; numbers are right-aligned.
         may_fold: whether its words may be broken where the terminal is narrow.
-        keep: columns with the least are omitted first, of several with the same the last one.
+        keep: columns with the lowest value are omitted first; among equals, the last one.
     """
 
     header: str
@@ -46,17 +46,23 @@ class Column:
 
     @property
     def min_width(self) -> int:
-        """Characters that it needs at least."""
-        parts = [part for cell in self.cells for part in (cell.split() if self.is_text else [cell])]
-        longest = max(map(_width, parts), default=0)
+        """Characters that the column needs: for its longest number, or its longest word."""
+        longest_cell = max(map(self._min_cell_width, self.cells), default=0)
         if self.may_fold:
-            longest = min(longest, _FOLDED)
-        return max(1, longest, *map(_width, self.header.split()))
+            longest_cell = min(longest_cell, _FOLDED_WIDTH)
+        return max(1, longest_cell, _longest_word(self.header))
+
+    def _min_cell_width(self, cell: str) -> int:
+        return _longest_word(cell) if self.is_text else _width(cell)
 
     @property
     def full_width(self) -> int:
         """Characters with which nothing wraps."""
         return max(map(_width, (self.header, *self.cells)))
+
+
+def _longest_word(text: str) -> int:
+    return max(map(_width, text.split()), default=0)
 
 
 def _width(text: str) -> int:
@@ -108,10 +114,17 @@ def table_columns(
         rows: with a cell for each header.
         num_texts: this many columns, the first ones, are text; all others are numbers.
     """
-    return [
-        Column(header=header, cells=[row[place] for row in rows], is_text=place < num_texts)
-        for place, header in enumerate(headers)
-    ]
+    columns = []
+    for number, header in enumerate(headers):
+        cells = [row[number] for row in rows]
+        columns.append(Column(header=header, cells=cells, is_text=number < num_texts))
+    return columns
+
+
+def change_row(name: str, before: float, after: float) -> list[str]:
+    """A row for `table_columns`: a quantity before and after, and its change in percent."""
+    change = signed_percent(100 * (after / before - 1)) if before else "-"
+    return [name, *with_equal_decimals([before, after]), change]
 
 
 def table_lines(
@@ -125,25 +138,13 @@ def table_lines(
         width: of the terminal, characters.
         bold: print title and headers in bold.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    shown = _shown_columns(columns, width)
-    table = Table(
-        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold"
-    )
-    for column, column_width in zip(shown, _widths(shown, width), strict=True):
-        table.add_column(
-            Text(column.header),
-            justify="left" if column.is_text else "right",
-            overflow="fold",
-            width=column_width,
-        )
-    for row in zip(*(column.cells for column in shown), strict=True):
-        table.add_row(*map(Text, row))
-    lines = _render(Text(title, style="bold"), width, bold) if title else []
-    lines += _render(table, max(width, _total([column.min_width for column in shown])), bold)
+    shown = _columns_that_fit(columns, width)
+    lines = []
+    if title:
+        lines += _render(Text(title, style="bold"), width, bold)
+    lines += _render(_rich_table(shown, width), max(width, _min_table_width(shown)), bold)
     omitted = [column.header for column in columns if column not in shown]
     if omitted:
         lines.append(
@@ -152,28 +153,48 @@ def table_lines(
     return lines
 
 
-def _shown_columns(columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns for which there is room: one at least."""
+def _columns_that_fit(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns for which a terminal is wide enough: one at least."""
     shown = list(columns)
-    while len(shown) > 1 and _total([column.min_width for column in shown]) > width:
-        shown.remove(min(reversed(shown), key=lambda column: column.keep))
+    while len(shown) > 1 and _min_table_width(shown) > width:
+        least_needed = min(reversed(shown), key=lambda column: column.keep)
+        shown.remove(least_needed)
     return shown
 
 
-def _widths(columns: Sequence[Column], width: int) -> list[int]:
-    """Of each column: what it needs, and what it could use of the rest, from the left."""
-    widths = [column.min_width for column in columns]
-    spare = width - _total(widths)
-    for place, column in enumerate(columns):
-        more = min(spare, column.full_width - widths[place])
-        if more > 0:
-            widths[place] += more
-            spare -= more
+def _rich_table(columns: Sequence[Column], width: int) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold"
+    )
+    for column, column_width in zip(columns, _share_width(columns, width), strict=True):
+        table.add_column(
+            Text(column.header),
+            justify="left" if column.is_text else "right",
+            overflow="fold",
+            width=column_width,
+        )
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _share_width(columns: Sequence[Column], width: int) -> list[int]:
+    """The width of each column: what it needs, then what it can use, from the left."""
+    widths = []
+    spare = width - _min_table_width(columns)
+    for column in columns:
+        extra = max(0, min(spare, column.full_width - column.min_width))
+        widths.append(column.min_width + extra)
+        spare -= extra
     return widths
 
 
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + _GAP * (len(widths) - 1)
+def _min_table_width(columns: Sequence[Column]) -> int:
+    return sum(column.min_width for column in columns) + _GAP * (len(columns) - 1)
 
 
 def _render(content: Table | Text, width: int, bold: bool) -> list[str]:

@@ -73,6 +73,7 @@ class Rate(Model):
 
     @property
     def is_fixed(self) -> bool:
+        """Whether it is the same at all times."""
         return self.end_s is None
 
     @property

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar
 
 from envplan.errors import EnvplanError, InputError, unknown
 
@@ -75,7 +75,7 @@ class DeviceInfo:
     supported_clocks: tuple[int, ...]
     max_clock: int
     power_limit: float
-    source: str
+    source: Literal["measured", "modelled"]
     mig: bool = False
     energy_source: str = "counter"
 

@@ -312,7 +312,7 @@ def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
         Time and energy, as fractions of what the plan says.
     """
     said, stated = replay_plan(plan, profile), plan.profile.adjustments or Adjustments()
-    measured = profile.with_adjustments(stated, smoothed=False)
+    measured = profile.with_adjustments(stated.model_copy(update={"smoothed": False}))
     problem = plan.job.problem(measured)
     taken = problem.replay(rung_rows("stages", plan.as_rung(), problem), plan.job.machine)
     return taken.makespan_ns / said.makespan_ns - 1, taken.energy_fj / said.energy_fj - 1

@@ -43,8 +43,10 @@ class Advice:
 
     def gain_percent_over(self, job: Advice) -> float:
         """Percent of energy or of time saved above a job's own schedule, whichever is more."""
-        saved_more = (self.saved_percent or -math.inf) - (job.saved_percent or 0.0)
-        return max(saved_more, self.faster_percent or -math.inf)
+        gains = [] if self.faster_percent is None else [self.faster_percent]
+        if self.saved_percent is not None:
+            gains.append(self.saved_percent - (job.saved_percent or 0.0))
+        return max(gains, default=-math.inf)
 
 
 class _JobShape(NamedTuple):

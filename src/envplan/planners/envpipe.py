@@ -27,7 +27,7 @@ from envplan.planners.base import Planner
 from envplan.profile import Profile
 from envplan.replay import Problem, Replay, Rows
 from envplan.solve import Frontier
-from envplan.solve.single_clocks import ClockRows, all_clocks
+from envplan.solve.uniform_clocks import ClockOptions, all_clocks
 
 Reconfigure = Literal["balanced", "greedy"]
 Stop = Literal["outer envelope", "highest clocks"]
@@ -120,8 +120,8 @@ class OperationClocks:
     """
 
     def __init__(self, problem: Problem) -> None:
-        of_table = [ClockRows.of(table) for table in problem.tables]
-        self.of_operation: list[ClockRows] = [of_table[k] for k in problem.table.tolist()]
+        of_table = [ClockOptions.of(table) for table in problem.tables]
+        self.of_operation: list[ClockOptions] = [of_table[k] for k in problem.table.tolist()]
 
     def mhz_at(self, operation: int, level: int) -> int:
         """The clock of an operation at a level, MHz."""
@@ -130,7 +130,7 @@ class OperationClocks:
     def choice_at(self, levels: Sequence[int]) -> Rows:
         """The options of all operations at their levels, int32 (N,)."""
         options = [
-            clocks.row[level] for clocks, level in zip(self.of_operation, levels, strict=True)
+            clocks.option[level] for clocks, level in zip(self.of_operation, levels, strict=True)
         ]
         return np.array(options, np.int32)
 
@@ -189,8 +189,8 @@ def forwards_ahead(
                 f"activation slots: stage {stage} has {slots}, but 1F1B alone keeps {needed} "
                 "microbatches there"
             )
-        forward = ClockRows.of(profile.table(stage, "forward"))
-        backward = ClockRows.of(profile.table(stage, "backward"))
+        forward = ClockOptions.of(profile.table(stage, "forward"))
+        backward = ClockOptions.of(profile.table(stage, "backward"))
         valley = forward.at_least(_valley_mhz([(forward, 1), (backward, 1)]))
         wait_ns = backward.time_ns[backward.top] * (num_stages - stage - 1)
         fitting.append(min(wait_ns // forward.time_ns[valley], slots - needed))
@@ -216,7 +216,7 @@ def _slots_of_stages(
     return slots
 
 
-def _valley_mhz(operations: Sequence[tuple[ClockRows, int]]) -> int:
+def _valley_mhz(operations: Sequence[tuple[ClockOptions, int]]) -> int:
     """The clock at which operations use least energy together; of several the highest, MHz.
 
     Args:

@@ -52,9 +52,8 @@ def compare_part_clocks(frontier: Frontier) -> list[PartClockSavings]:
     profile = frontier.profile
     if profile.adjustments.by_parts is None:
         return []
-    one_clock_frontier = frontier.retraced(
-        frontier.pipeline, profile.with_adjustments(by_parts=None)
-    )
+    one_clock = profile.adjustments.model_copy(update={"by_parts": None})
+    one_clock_frontier = frontier.retraced(frontier.pipeline, profile.with_adjustments(one_clock))
     fastest = one_clock_frontier.max_frequency_plan()
     deadline_s = fastest.iteration_time * (1 + _SLOWDOWN)
     savings = []

@@ -13,7 +13,7 @@ from envplan.errors import NoAnswerError
 from envplan.planners.base import Planner
 from envplan.replay import Replay, Rows
 from envplan.solve import Frontier
-from envplan.solve.single_clocks import StageClocks
+from envplan.solve.uniform_clocks import UniformClocks
 from envplan.units import s_from_ns
 
 
@@ -23,13 +23,13 @@ class ZeusPlanner(Planner, ABC):
     takes_target = True
 
     @abstractmethod
-    def choices(self, clocks: StageClocks) -> Iterator[Rows]:
+    def choices(self, clocks: UniformClocks) -> Iterator[Rows]:
         """All choices that this planner considers, each (N,)."""
 
     def undominated_replays(self, frontier: Frontier) -> list[Replay]:
         """This planner's own frontier: replays by ascending time, and so by descending energy."""
         problem = frontier.problem
-        replays = [problem.replay(choice) for choice in self.choices(StageClocks(problem))]
+        replays = [problem.replay(choice) for choice in self.choices(UniformClocks(problem))]
         replays.sort(key=lambda replay: (replay.makespan_ns, replay.energy_fj))
         undominated: list[Replay] = []
         for replay in replays:
@@ -59,7 +59,7 @@ class ZeusGlobal(ZeusPlanner):
 
     name = "zeus_global"
 
-    def choices(self, clocks: StageClocks) -> Iterator[Rows]:
+    def choices(self, clocks: UniformClocks) -> Iterator[Rows]:
         """Every clock, for all stages alike."""
         return clocks.one_for_all()
 
@@ -75,6 +75,6 @@ class ZeusPerStage(ZeusPlanner):
 
     name = "zeus_per_stage"
 
-    def choices(self, clocks: StageClocks) -> Iterator[Rows]:
+    def choices(self, clocks: UniformClocks) -> Iterator[Rows]:
         """Every clock of the slowest stage, with clocks of all others that keep its pace."""
         return clocks.balanced()

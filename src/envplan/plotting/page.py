@@ -235,9 +235,9 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
     Args:
         name: what to call it, such as "plan" or "maximum frequency".
     """
-    operations, rows, replay = timeline.pipeline.operations, timeline.rows, timeline.replay
+    operations, rows, replay = timeline.pipeline.operations, timeline.operations, timeline.replay
     times_ns = (replay.finishes_ns - replay.starts_ns).tolist()
-    kinds = list(dict.fromkeys(row["instruction"] for row in rows))
+    kinds = list(dict.fromkeys(row.instruction for row in rows))
     times, watts = timeline.power
     return {
         "name": name,
@@ -246,12 +246,12 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
         "stages": len(timeline.stages),
         "kinds": kinds,
         "ops": {
-            **{name: [row[of] for row in rows] for name, of in _OPERATION.items()},
+            **{name: [getattr(row, of) for row in rows] for name, of in _OPERATION.items()},
             "stage": [op.stage for op in operations],
-            "kind": [kinds.index(row["instruction"]) for row in rows],
+            "kind": [kinds.index(row.instruction) for row in rows],
             "time": list(map(s_from_ns, times_ns)),
             "watts": list(map(_watts, replay.energies_fj.tolist(), times_ns)),
-            "critical": [int(row["critical_path"]) for row in rows],
+            "critical": [int(row.critical_path) for row in rows],
         },
         # Of operations whose parts have clocks of their own: begin and end, s, MHz, W, part.
         "parts": {
@@ -269,9 +269,9 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
             )
         },
         "bubbles": [
-            (use["stage"], *(gap[name] for name in ("start_s", "finish_s", "could_fill_s")))
+            (use.stage, gap.start_s, gap.finish_s, gap.could_fill_s)
             for use in timeline.stages
-            for gap in use["bubbles"]
+            for gap in use.bubbles
         ],
         "power": {
             "times": [s_from_ns(t) for t in times.tolist()],

@@ -171,25 +171,23 @@ def _stage_table(before: Timeline, after: Timeline) -> str:
     )  # fmt: skip
     rows = []
     for was, now in zip(before.stages, after.stages, strict=True):
-        had, has = (use["computation_energy_j"] + use["blocking_energy_j"] for use in (was, now))
+        had, has = was.energy_j, now.energy_j
         clocks = [
-            (row["frequency_mhz"], row["finish_s"] - row["start_s"])
-            for row in now["operations"]
-            if row["frequency_mhz"]
+            (run.frequency_mhz, run.duration_s) for run in now.operations if run.frequency_mhz
         ]
         busy = sum(time for _, time in clocks)
         weighed = sum(mhz * time for mhz, time in clocks)
         waits = (
-            use["blocked_s"] / max(1e-9, of.sync_time) for use, of in ((was, before), (now, after))
+            use.blocked_s / max(1e-9, of.sync_time) for use, of in ((was, before), (now, after))
         )
         cells = (
             f"{100 * (1 - has / had):.1f}" if had else "–",
             *(in_unit(joules, "J") for joules in (had, has)),
             *(f"{100 * share:.1f}" for share in waits),
             f"{weighed / busy:.0f}" if busy else "–",
-            str(len(now["clock_changes"]) - 1),
+            str(len(now.clock_changes) - 1),
         )
-        rows.append((f"stage {now['stage']}", *cells))
+        rows.append((f"stage {now.stage}", *cells))
     note = f"<p class='about'>Energies over {counted(after.num_gpus, 'GPU')} a stage.</p>"
     return note + page.table(headers, rows)
 

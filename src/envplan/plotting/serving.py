@@ -48,7 +48,7 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
     for result in others:
         saved = result.saved_percent(base) or 0.0
         which = "less" if saved >= 0 else "more"
-        what = f"{which} energy: {result.policy}, SLOs met for {100 * result.attainment:.3f}%"
+        what = f"{which} energy: {result.policy}, SLOs met for {100 * result.slo_attainment:.3f}%"
         shown.append((f"{abs(saved):.1f}%", what, "good" if saved > 0 else ""))
     about = [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
     parts = [
@@ -122,7 +122,7 @@ def _series_data(simulations: Sequence[Simulation]) -> dict[str, Any]:
 
 def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Figure:
     """Energy of a request against the clock at one load, a panel for each class."""
-    names = [name for name in profile.classes if profile.of(name)]
+    names = [name for name in profile.classes if profile.curves_of(name)]
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
     modelled = f" ({profile.source})" if profile.source else ""
@@ -148,7 +148,9 @@ def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Fig
 
 
 def _draw_class(axes: Axes, profile: ServingProfile, name: str, load: float) -> None:
-    able = [curve for curve in profile.of(name) if curve.meets(profile.classes[name].slo, load)]
+    able = [
+        curve for curve in profile.curves_of(name) if curve.meets(profile.classes[name].slo, load)
+    ]
     if not able:
         axes.set_title(f"{name}: no clock meets the SLOs", loc="left")
         return
@@ -157,7 +159,7 @@ def _draw_class(axes: Axes, profile: ServingProfile, name: str, load: float) -> 
         mine = sorted((clock, energy) for energy, clock, n in points if n == tp)
         color, mark = _DEGREES[tp]
         axes.plot(*zip(*mine, strict=True), color=color, marker=mark, markersize=5, label=f"TP{tp}")
-    if able[-1] is profile.of(name)[-1]:
+    if able[-1] is profile.curves_of(name)[-1]:
         usual, highest, _ = points[-1]
         axes.plot(
             highest, usual, _BASELINE[1], color=_BASELINE[0], markeredgecolor="white", zorder=5,

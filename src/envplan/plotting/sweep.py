@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from envplan.sweep import Row
+    from envplan.sweep import SweepRow
 
 _LINES: Final = ("-", "--", ":", "-.")
 #: What tells jobs apart, in the order in which panels and then colours are given to it.
@@ -34,7 +34,7 @@ _PANEL_IN: Final = (4.2, 3.0)
 _CHARACTERS_PER_IN: Final = 11
 
 
-def sweep_figure(rows: Sequence[Row]) -> Figure:
+def sweep_figure(rows: Sequence[SweepRow]) -> Figure:
     """A panel for each value of what varies first, such as profiles; colours tell the rest apart,
     marks planners; points of one job and planner are joined.
 
@@ -50,7 +50,7 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     varied = [name for name in _TOLD_BY if name in varying(rows)]
     facet, *rest = varied or ["profile"]
 
-    def words(name: str, row: Row) -> str:
+    def words(name: str, row: SweepRow) -> str:
         value = getattr(row, name)
         return counted(value or 0, _NOUNS[name]) if name in _NOUNS else str(value)
 

@@ -98,12 +98,12 @@ def _windows(shown: Sequence[Timeline]) -> tuple[list[Window], str]:
     """Which parts of timelines a figure shows, s: all, or where there are too many operations as
     long a part at the start and at the end; and what to say of what the last one has between."""
     span = max(each.sync_time for each in shown)
-    most = max(len(each.rows) for each in shown)
+    most = max(len(each.operations) for each in shown)
     if most <= _MOST_DRAWN:
         return [(0.0, span)], ""
-    first, rows = span * _WINDOW / most, shown[-1].rows
+    first, rows = span * _WINDOW / most, shown[-1].operations
     last = span - first
-    count = sum(first < row["start_s"] < last for row in rows)
+    count = sum(first < row.start_s < last for row in rows)
     between = f"between {first:.4g} s and {last:.4g} s, are not shown"
     return [(0.0, first), (last, span)], f"\n{count:,} of {len(rows):,} operations, {between}"
 
@@ -135,7 +135,10 @@ class _Drawn:
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        columns = np.array([one[:4] for one in timeline.slices], np.int64).T
+        columns = np.array(
+            [(s.operation, s.frequency_mhz, s.start_ns, s.finish_ns) for s in timeline.slices],
+            np.int64,
+        ).T
         self.operation, self.mhz, begin_ns, end_ns = columns
         operations = timeline.pipeline.operations
         self.kinds = np.array([op.instruction for op in operations])[self.operation]
@@ -198,10 +201,10 @@ class _Drawn:
     def _draw_bubbles(self, axes: Axes, window: Window) -> None:
         """What no operation fills, grey; of that what the one before it could fill, hatched."""
         seen = [
-            (use["stage"], gap["start_s"], gap["finish_s"], gap["start_s"] + gap["could_fill_s"])
+            (use.stage, gap.start_s, gap.finish_s, gap.start_s + gap.could_fill_s)
             for use in self.timeline.stages
-            for gap in use["bubbles"]
-            if gap["start_s"] < window[1] and gap["finish_s"] > window[0]
+            for gap in use.bubbles
+            if gap.start_s < window[1] and gap.finish_s > window[0]
         ]
         for look, end in ((_UNUSABLE, 2), (_USABLE, 3)):
             spans = np.array([(one[0], one[1], one[end]) for one in seen if one[end] > one[1]])

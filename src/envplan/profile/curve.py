@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from envplan.errors import InputError
-from envplan.profile.options import IntArray, OptionTable, frozen
+from envplan.profile.options import OptionTable, frozen
+from envplan.profile.part_costs import IntArray
 from envplan.units import MAX_INTEGER
 
 
@@ -58,49 +61,37 @@ def cost_curve(
         InputError: costs or slopes do not fit the integer range.
     """
     times: list[int] = table.time_ns.tolist()
+    energies: list[int] = table.energy_fj.tolist()
     costs = [
-        energy - blocking_power_uw * time
-        for energy, time in zip(table.energy_fj.tolist(), times, strict=True)
+        energy - blocking_power_uw * time for energy, time in zip(energies, times, strict=True)
     ]
     if min(costs) < -MAX_INTEGER:
         raise _out_of_range(table)
-
-    peaks: list[int] = table.peak_uw.tolist()
-    pareto: list[int] = []
-    for index, cost in enumerate(costs):
-        if power_limit_uw is not None and peaks[index] > power_limit_uw:
-            continue
-        if not pareto or cost < costs[pareto[-1]]:
-            pareto.append(index)
-
-    # Why rounding slopes down keeps the curve below every option: on the hull, the cost at a
-    # duration d is the cost at D_0 plus the sum of slope x length over the segments between D_0
-    # and d. The lengths are positive, so replacing each slope by its floor cannot raise the sum,
-    # and the hull itself is below every option. Floors of ascending slopes ascend, so the curve
-    # stays convex. Segments of equal floor are one straight line: merging them changes nothing.
-    # A floor of zero can only come first, where the curve then is level at the cost of D_0: the
-    # segment is dropped, D_0 moves to its faster end and the base cost stays.
-    hull = _lower_hull([(times[i], costs[i]) for i in pareto])
-    base_time, base_cost = hull[-1]
-    vertices, slopes = [base_time], list[int]()
-    for (fast_time, fast_cost), (slow_time, slow_cost) in reversed(list(itertools.pairwise(hull))):
-        slope = (fast_cost - slow_cost) // (slow_time - fast_time)
-        if slope == 0 or (slopes and slope == slopes[-1]):
-            vertices[-1] = fast_time
-        else:
-            slopes.append(slope)
-            vertices.append(fast_time)
+    admissible: Iterable[int] = range(len(costs))
+    if power_limit_uw is not None:
+        admissible = np.flatnonzero(table.peak_uw <= power_limit_uw).tolist()
+    pareto = _pareto_options(costs, admissible)
+    hull = _lower_hull([(times[option], costs[option]) for option in pareto])
+    vertices, slopes = _floor_slopes(hull)
     if slopes and slopes[-1] > MAX_INTEGER:
         raise _out_of_range(table)
-
     return CostCurve(
         option=frozen(pareto),
-        time_ns=frozen([times[i] for i in pareto]),
-        cost_fj=frozen([costs[i] for i in pareto]),
+        time_ns=frozen([times[option] for option in pareto]),
+        cost_fj=frozen([costs[option] for option in pareto]),
         hull_time_ns=frozen(vertices),
         hull_slope_uw=frozen(slopes),
-        base_cost_fj=base_cost,
+        base_cost_fj=hull[-1][1],
     )
+
+
+def _pareto_options(costs: Sequence[int], admissible: Iterable[int]) -> list[int]:
+    """The admissible options that are cheaper than every faster one; options ascend by time."""
+    pareto: list[int] = []
+    for option in admissible:
+        if not pareto or costs[option] < costs[pareto[-1]]:
+            pareto.append(option)
+    return pareto
 
 
 def _lower_hull(points: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -114,6 +105,31 @@ def _lower_hull(points: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
             hull.pop()
         hull.append((time, cost))
     return hull
+
+
+def _floor_slopes(hull: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Times of a hull's vertices, slowest first, and slopes between them, rounded down.
+
+    Why rounding slopes down keeps the curve below every option: on the hull, the cost at a
+    duration d is the cost at D_0 plus the sum of slope x length over the segments between D_0 and
+    d. The lengths are positive, so replacing each slope by its floor cannot raise the sum, and the
+    hull itself is below every option. Floors of ascending slopes ascend, so the curve stays convex.
+    Segments of equal floor are one straight line: merging them changes nothing. A floor of zero can
+    only come first, where the curve then is level at the cost of D_0: the segment is dropped, D_0
+    moves to its faster end and the base cost stays.
+
+    Args:
+        hull: (time, cost) of its vertices, fastest first.
+    """
+    vertices, slopes = [hull[-1][0]], list[int]()
+    for (fast_time, fast_cost), (slow_time, slow_cost) in reversed(list(itertools.pairwise(hull))):
+        slope = (fast_cost - slow_cost) // (slow_time - fast_time)
+        if slope == 0 or (slopes and slope == slopes[-1]):
+            vertices[-1] = fast_time
+        else:
+            slopes.append(slope)
+            vertices.append(fast_time)
+    return vertices, slopes
 
 
 def _out_of_range(table: OptionTable) -> InputError:

@@ -1,4 +1,4 @@
-"""What is derived from a measured profile: tables without noise, recomputation, split backwards.
+"""Tables derived from a measured profile: without noise, with recomputation, with split backwards.
 
 Planning never changes a profile's file. What it needs beyond the file is derived here, said in the
 output, recorded in plan.json, and derived again by whoever checks the plan.
@@ -15,9 +15,11 @@ from pydantic import Field
 
 from envplan._io.documents import Model
 from envplan.errors import InputError
-from envplan.profile.options import BACKWARDS, Key, Measured, OptionTable, PartCosts
-from envplan.profile.parts import ByParts, compose_options
-from envplan.profile.smoothing import smoothed
+from envplan.profile.composition import ByParts, compose_options
+from envplan.profile.instructions import BACKWARD_HALVES
+from envplan.profile.options import OptionTable
+from envplan.profile.part_costs import CostsByOperation, OperationKey, PartCosts
+from envplan.profile.smoothing import without_noise
 
 #: The backward of a linear layer is two matrix products of equal size, one for its input's gradient
 #: and one for its weights' (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024).
@@ -62,73 +64,115 @@ class Adjustments(Model):
         return bool(self.model_copy(update={"smoothed": False}))
 
     def in_words(self) -> list[str]:
-        """A phrase for each thing that was derived."""
-        share = 100 * (self.backward_input_share or 0.0)
-        known = {
-            "noise taken out of its rows (--raw keeps it)": self.smoothed,
-            f"assumed: backward_input takes {share:g}% of backward's time and energy": share,
-            "backward is the sum of backward_input and backward_weight": self.joined_backward,
-            "with recomputation of the forward in the backward": self.recompute,
-        }
-        of_parts = [] if self.by_parts is None else [self.by_parts.in_words()]
-        return [words for words, applies in known.items() if applies] + of_parts
+        """A phrase for each adjustment."""
+        phrases = []
+        if self.smoothed:
+            phrases.append("noise taken out of its rows (--raw keeps it)")
+        if self.backward_input_share is not None:
+            share = 100 * self.backward_input_share
+            phrases.append(
+                f"assumed: backward_input takes {share:g}% of backward's time and energy"
+            )
+        if self.joined_backward:
+            phrases.append("backward is the sum of backward_input and backward_weight")
+        if self.recompute:
+            phrases.append("with recomputation of the forward in the backward")
+        if self.by_parts is not None:
+            phrases.append(self.by_parts.in_words())
+        return phrases
 
 
-def adjusted_tables(measured: Measured, adjustments: Adjustments) -> dict[Key, OptionTable]:
+def adjusted_tables(
+    measured_costs: CostsByOperation, adjustments: Adjustments
+) -> dict[OperationKey, OptionTable]:
     """The option tables that adjustments make of what was measured.
 
     Raises:
         InputError: two operations to be added have no frequency and config in common, or a sum is
             too large for a profile; names the stage.
     """
-    adjusted = smoothed(measured) if adjustments.smoothed else dict(measured)
-    for stage in sorted({stage for stage, _ in measured}):
-        whole, *halves = ((stage, name) for name in BACKWARDS)
-        if adjustments.joined_backward and whole not in adjusted and adjusted.keys() >= {*halves}:
-            adjusted[whole] = _sum(adjusted, *halves)
-        if (share := adjustments.backward_input_share) is not None and whole in adjusted:
-            # Both add up to it, but for times of a nanosecond, which cannot be shared.
-            total = np.array([adjusted[whole].time_ns, adjusted[whole].energy_fj])
-            of_inputs = np.rint(total * share).astype(np.int64)
-            for key, (times, energies) in zip(halves, (of_inputs, total - of_inputs), strict=True):
-                if key not in adjusted:
-                    taken = {"time_ns": np.maximum(1, times), "energy_fj": energies}
-                    adjusted[key] = replace(adjusted[whole], **taken)
-        if adjustments.recompute:
-            again = (stage, "recompute" if (stage, "recompute") in adjusted else "forward")
-            for key in (whole, halves[0]):
-                if key in adjusted:
-                    adjusted[key] = _sum(adjusted, key, again)
+    costs = dict(measured_costs)
+    if adjustments.smoothed:
+        costs = without_noise(measured_costs)
+    for stage in sorted({stage for stage, _ in measured_costs}):
+        _adjust_stage(costs, stage, adjustments)
     return {
-        key: compose_options(*key, parts, adjustments.by_parts) for key, parts in adjusted.items()
+        operation: compose_options(*operation, parts, adjustments.by_parts)
+        for operation, parts in costs.items()
     }
 
 
-def _sum(known: Mapping[Key, PartCosts], first: Key, second: Key) -> PartCosts:
-    """One operation and another, at the frequencies and configs that both have.
+def _adjust_stage(
+    costs: dict[OperationKey, PartCosts], stage: int, adjustments: Adjustments
+) -> None:
+    """Add to the costs what adjustments make of those of one stage."""
+    forward, backward = OperationKey(stage, "forward"), OperationKey(stage, "backward")
+    halves = [OperationKey(stage, name) for name in BACKWARD_HALVES]
+    if adjustments.joined_backward and backward not in costs and costs.keys() >= {*halves}:
+        costs[backward] = _sum(costs, halves[0], halves[1])
+    if adjustments.backward_input_share is not None and backward in costs:
+        split = _split(costs[backward], adjustments.backward_input_share)
+        for half, half_costs in zip(halves, split, strict=True):
+            costs.setdefault(half, half_costs)
+    if adjustments.recompute:
+        recomputation = OperationKey(stage, "recompute")
+        if recomputation not in costs:
+            recomputation = forward
+        for operation in (backward, halves[0]):
+            if operation in costs:
+                costs[operation] = _sum(costs, operation, recomputation)
+
+
+def _split(backward: PartCosts, input_share: float) -> tuple[PartCosts, PartCosts]:
+    """The halves of a backward.
+
+    Both add up to it, but for times of a nanosecond, which cannot be shared.
+
+    Args:
+        backward: the whole.
+        input_share: the part of its time and energy that the gradient of the input takes.
+    """
+    input_ns = np.rint(backward.time_ns * input_share).astype(np.int64)
+    input_fj = np.rint(backward.energy_fj * input_share).astype(np.int64)
+    return (
+        replace(backward, time_ns=np.maximum(1, input_ns), energy_fj=input_fj),
+        replace(
+            backward,
+            time_ns=np.maximum(1, backward.time_ns - input_ns),
+            energy_fj=backward.energy_fj - input_fj,
+        ),
+    )
+
+
+def _sum(
+    costs: Mapping[OperationKey, PartCosts], operation: OperationKey, added: OperationKey
+) -> PartCosts:
+    """The sum of two operations of a stage, at the settings that both have.
 
     Where both have the same parts, each part does both; otherwise all is one part.
+
+    Raises:
+        InputError: they have no setting in common, or the sum is too large for a profile.
     """
-    one, other = known[first], known[second]
-    if sorted(one.names) != sorted(other.names):
-        one, other = one.whole, other.whole
-    knobs = tuple(knob for knob in one.settings if knob in other.settings)
-    both = f"stage {first[0]}: {first[1]} and {second[1]}"
-    if not knobs:
+    both = f"stage {operation.stage}: {operation.instruction} and {added.instruction}"
+    left, right = costs[operation], costs[added]
+    if sorted(left.names) != sorted(right.names):
+        left, right = left.whole, right.whole
+    settings = tuple(setting for setting in left.settings if setting in right.settings)
+    if not settings:
         raise InputError(
             f"{both} have no frequency and config in common, so they cannot be added; profile "
             "them at the same clocks"
         )
-    columns = [other.names.index(name) for name in one.names]
-    first_rows, second_rows = ([of.settings.index(knob) for knob in knobs] for of in (one, other))
-    times, energies = (
-        ours[first_rows] + theirs[second_rows][:, columns]
-        for ours, theirs in ((one.time_ns, other.time_ns), (one.energy_fj, other.energy_fj))
-    )
-    used = energies.sum(axis=1, dtype=float)
+    parts = [right.names.index(name) for name in left.names]
+    left_rows = [left.settings.index(setting) for setting in settings]
+    right_rows = [right.settings.index(setting) for setting in settings]
+    times_ns = left.time_ns[left_rows] + right.time_ns[right_rows][:, parts]
+    energies_fj = left.energy_fj[left_rows] + right.energy_fj[right_rows][:, parts]
+    is_too_long = times_ns.sum(axis=1).max() > _MAX_NS
+    highest_fj = energies_fj.sum(axis=1, dtype=float).max()
     # Two that lie within the range of a profile wrap around to below 0 where they leave it.
-    if times.sum(axis=1).max() > _MAX_NS or used.max() > _MAX_FJ or energies.min() < 0:
+    if is_too_long or highest_fj > _MAX_FJ or energies_fj.min() < 0:
         raise InputError(f"{both} together take more than 1e9 s or 9000 J; check the units")
-    return PartCosts(
-        one.names, one.follows_clock | other.follows_clock[columns], knobs, times, energies
-    )
+    follows_clock = left.follows_clock | right.follows_clock[parts]
+    return PartCosts(left.names, follows_clock, settings, times_ns, energies_fj)

@@ -19,20 +19,17 @@ import numpy as np
 from envplan._io.files import atomic_write, named_file, read_bounded
 from envplan._io.tables import MAX_TABLE_BYTES
 from envplan.errors import InputError, unknown
+from envplan.profile.composition import ByParts, retimed
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
-from envplan.profile.options import (
+from envplan.profile.instructions import (
+    BACKWARD_HALVES,
     DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
-    OptionTable,
+    in_usual_order,
 )
-from envplan.profile.parts import ByParts, retimed
-from envplan.profile.reading import (
-    COLUMNS,
-    SPLIT_BACKWARD,
-    Contents,
-    known_first,
-    parse_contents,
-)
+from envplan.profile.options import OptionTable
+from envplan.profile.part_costs import OperationKey
+from envplan.profile.reading import COLUMNS, OptionKey, ProfileContents, parse_profile
 from envplan.profile.sidecar import ProfileMetadata, sidecar_path
 from envplan.profile.smoothing import jump_clocks, noise_is_clear
 
@@ -42,17 +39,24 @@ if TYPE_CHECKING:
     from envplan.pipeline import Pipeline
 
 
-class Profile(Contents):
+class Profile:
     """A validated stage profile.
 
-    Made by read_csv, builtin, open or from_rows, never directly. It has what its file says
-    (Contents) and:
+    Made by read_csv, builtin, open or from_rows, never directly.
 
     Attributes:
         name: the file's name without .csv.
         path: where it was read from, None when made by from_rows.
         sha256: hexadecimal digest of the CSV's bytes.
         metadata: what the sidecar says.
+        num_stages: S; the profile's stages are 0 .. S - 1.
+        instructions: names of its operations, usual ones first; `blocking` is not one of them.
+        measured_costs: costs of each operation's parts, as the file says them.
+        spreads: relative standard deviation of a row's time, where the file tells.
+        blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
+            a stage without such rows takes the mean of those that have some. None where the
+            file has no such rows at all.
+        notes: what a reader of figures should know of the rows, a phrase each.
         noisy: whether the file's rows go against physics in so many places that noise is clear.
         adjustments: what was derived from the file's rows: the noise was taken out if it is clear
             (unless the rows were asked for raw), and what `adjusted` was asked for.
@@ -67,27 +71,41 @@ class Profile(Contents):
         metadata: ProfileMetadata,
         raw: bool = False,
     ) -> None:
-        super().__init__(**vars(parse_contents(content, path)))
         self.name = name
         self.path = path
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.metadata = metadata
-        gpus = metadata.stage_gpus
+        self._content = content
+        self._take(parse_profile(content, path))
+        self._check_gpus()
+        waiting_w = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,) * self.num_stages
+        self.noisy = noise_is_clear(self.measured_costs, waiting_w)
+        # Parts of operations add up to the rows as they are.
+        self.adjustments = Adjustments(smoothed=self.noisy and not raw and not self.has_parts)
+
+    def _take(self, contents: ProfileContents) -> None:
+        self.num_stages = contents.num_stages
+        self.instructions = contents.instructions
+        self.measured_costs = contents.measured_costs
+        self.spreads = contents.spreads
+        self.blocking_power_w = contents.blocking_power_w
+        self.notes = contents.notes
+
+    def _check_gpus(self) -> None:
+        gpus = self.metadata.stage_gpus
         if gpus is not None and len(gpus) != self.num_stages:
             raise InputError(
                 f"its sidecar lists {len(gpus)} GPUs for {self.num_stages} stages; list one for "
                 "each, or name one for all",
-                path=path,
+                path=self.path,
                 column="gpu",
             )
-        waiting = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,) * self.num_stages
-        self.noisy = noise_is_clear(self.measured_costs, dict(enumerate(waiting)))
-        # Parts of operations add up to the rows as they are.
-        self.adjustments = Adjustments(smoothed=self.noisy and not raw and not self.has_parts)
-        self._content = content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Profile) and self.measured_costs is other.measured_costs
 
     @cached_property
-    def _tables(self) -> dict[tuple[int, str], OptionTable]:
+    def _tables(self) -> dict[OperationKey, OptionTable]:
         return adjusted_tables(self.measured_costs, self.adjustments)
 
     @property
@@ -98,9 +116,10 @@ class Profile(Contents):
     @property
     def clocks_mhz(self) -> list[int]:
         """Every clock that some operation has a row at, MHz, ascending."""
-        return sorted(
-            {mhz for one in self.measured_costs.values() for mhz, _ in one.settings} - {0}
-        )
+        clocks: set[int] = set()
+        for parts in self.measured_costs.values():
+            clocks.update(setting.frequency_mhz for setting in parts.settings)
+        return sorted(clocks - {0})
 
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
@@ -122,7 +141,7 @@ class Profile(Contents):
 
     def has(self, stage: int, instruction: str) -> bool:
         """Whether the profile times this instruction on this stage."""
-        return (stage, instruction) in self._tables
+        return OperationKey(stage, instruction) in self._tables
 
     def time_spread(
         self, stage: int, instruction: str, frequency: int, config: str = ""
@@ -133,12 +152,12 @@ class Profile(Contents):
         """
         if self.adjustments.makes_operations:
             return None
-        return self.spreads.get((stage, instruction, frequency, config))
+        return self.spreads.get(OptionKey(stage, instruction, frequency, config))
 
     @property
     def has_parts(self) -> bool:
         """Whether it splits any operation into parts."""
-        return any(parts.split for parts in self.measured_costs.values())
+        return any(parts.is_split for parts in self.measured_costs.values())
 
     def retimed(self, configs: Container[str], latency_ns: int) -> Profile:
         """This profile as it is where clocks come at another latency than it was made for.
@@ -149,7 +168,8 @@ class Profile(Contents):
         """
         other = copy.copy(self)
         other._tables = {
-            key: retimed(table, configs, latency_ns) for key, table in self._tables.items()
+            operation: retimed(table, configs, latency_ns)
+            for operation, table in self._tables.items()
         }
         return other
 
@@ -159,7 +179,7 @@ class Profile(Contents):
         Raises:
             InputError: the profile has none.
         """
-        table = self._tables.get((stage, instruction))
+        table = self._tables.get(OperationKey(stage, instruction))
         if table is not None:
             return table
         if not 0 <= stage < self.num_stages:
@@ -176,13 +196,10 @@ class Profile(Contents):
         )
 
     def tables(self, stage: int | None = None) -> list[OptionTable]:
-        """The options of every instruction, by stage, of one stage or of all (None)."""
-        return [
-            self._tables[s, name]
-            for s in (range(self.num_stages) if stage is None else [stage])
-            for name in self.instructions
-            if self.has(s, name)
-        ]
+        """The options of every instruction of a stage, or of all stages in turn (None)."""
+        stages = range(self.num_stages) if stage is None else [stage]
+        operations = [OperationKey(s, name) for s in stages for name in self.instructions]
+        return [self._tables[key] for key in operations if key in self._tables]
 
     def adjusted(
         self,
@@ -216,40 +233,37 @@ class Profile(Contents):
                 already.
         """
         return self.with_adjustments(
-            recompute=recompute,
-            backward_input_share=backward_input_share,
-            joined_backward=join_backward,
-            smoothed=self.adjustments.smoothed if raw is None else not raw,
-            by_parts=by_parts,
+            Adjustments.of(
+                recompute=recompute,
+                backward_input_share=backward_input_share,
+                joined_backward=join_backward,
+                smoothed=self.adjustments.smoothed if raw is None else not raw,
+                by_parts=by_parts,
+            )
         )
 
-    def with_adjustments(self, adjustments: Adjustments | None = None, **changed: Any) -> Profile:
-        """This profile with other adjustments; see adjusted.
-
-        Args:
-            adjustments: those it shall have; None: as it has.
-            changed: fields of them that are to be changed.
+    def with_adjustments(self, adjustments: Adjustments) -> Profile:
+        """This profile with these adjustments in place of those it has; see adjusted.
 
         Raises:
             InputError: as for adjusted.
         """
-        had = self.adjustments if adjustments is None else adjustments
-        adjustments = Adjustments.of(**(dict(had) | changed))
         if adjustments.recompute and self.metadata.extra.get(INCLUDES_RECOMPUTATION):
             raise InputError(
                 f"profile {self.name} says that its backward includes recomputation already; leave "
                 "--recompute out",
                 path=self.path,
             )
-        if how := adjustments.by_parts if self.has_parts else None:
+        rule = adjustments.by_parts if self.has_parts else None
+        if rule is not None and rule.blocking_power_w is None:
             # Options are set against the power of waiting.
-            known = max(self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,))
-            power = known if how.blocking_power_w is None else how.blocking_power_w
-            how = how.model_copy(update={"blocking_power_w": power})
+            power_w = max(self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,))
+            rule = rule.model_copy(update={"blocking_power_w": power_w})
         other = copy.copy(self)
-        other.adjustments = adjustments.model_copy(update={"by_parts": how})
+        other.adjustments = adjustments.model_copy(update={"by_parts": rule})
         other.__dict__.pop("_tables", None)
-        other.instructions = known_first((*self.instructions, *(name for _, name in other._tables)))
+        made = (instruction for _, instruction in other._tables)
+        other.instructions = in_usual_order((*self.instructions, *made))
         return other
 
     def fitted(
@@ -270,17 +284,19 @@ class Profile(Contents):
         Raises:
             InputError: as for adjusted.
         """
-        lacking = {
-            name
-            for name in instructions
-            if any((stage, name) not in self.measured_costs for stage in range(self.num_stages))
-        }
+        lacking = {name for name in instructions if not self._measures_everywhere(name)}
+        needs_halves = not lacking.isdisjoint(BACKWARD_HALVES)
         return self.adjusted(
             recompute,
-            DEFAULT_BACKWARD_INPUT_SHARE if lacking & SPLIT_BACKWARD else None,
+            DEFAULT_BACKWARD_INPUT_SHARE if needs_halves else None,
             join_backward="backward" in lacking,
             by_parts=by_parts,
         )
+
+    def _measures_everywhere(self, instruction: str) -> bool:
+        """Whether the file has rows of an instruction on every stage."""
+        stages = range(self.num_stages)
+        return all(OperationKey(stage, instruction) in self.measured_costs for stage in stages)
 
     @classmethod
     def read_csv(cls, path: str | os.PathLike[str], *, raw: bool = False) -> Profile:
@@ -293,8 +309,10 @@ class Profile(Contents):
             InputError: naming file, line, column and what to do.
         """
         file = Path(path)
-        content, sidecar = read_bounded(file, MAX_TABLE_BYTES), sidecar_path(file)
-        metadata, name = ProfileMetadata.read_json(sidecar), sidecar.name.removesuffix(".meta.json")
+        content = read_bounded(file, MAX_TABLE_BYTES)
+        sidecar = sidecar_path(file)
+        name = sidecar.name.removesuffix(".meta.json")
+        metadata = ProfileMetadata.read_json(sidecar)
         return cls(content, name=name, path=file, metadata=metadata, raw=raw)
 
     @classmethod
@@ -311,8 +329,11 @@ class Profile(Contents):
 
     @classmethod
     def open(cls, path_or_name: str | os.PathLike[str], *, raw: bool = False) -> Profile:
-        """The profile at a path or, where no such path exists, the built-in of that name; `raw` as
-        for read_csv.
+        """The profile at a path or, where no such path exists, the built-in one of that name.
+
+        Args:
+            path_or_name: of the profile.
+            raw: as for read_csv.
 
         Raises:
             InputError: it is neither, or the file is not a valid profile.
@@ -382,9 +403,9 @@ class Profile(Contents):
 
     def describe(self) -> str:
         """Its name, its GPU, whether it was measured or modelled, and what was derived."""
-        facts = [text for text in (self.metadata.gpu, self.metadata.source) if text]
-        facts += [*self.notes, *self.adjustments.in_words()]
-        return self.name + (f" ({', '.join(facts)})" if facts else "")
+        source = [text for text in (self.metadata.gpu, self.metadata.source) if text]
+        facts = [*source, *self.notes, *self.adjustments.in_words()]
+        return f"{self.name} ({', '.join(facts)})" if facts else self.name
 
 
 def builtin_profiles() -> list[Profile]:

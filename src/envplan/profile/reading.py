@@ -1,111 +1,66 @@
-"""Reading a profile's CSV: every row checked once and turned into integers; ranks put together."""
+"""Reading a profile's CSV: repeats and ranks are put together, parts assembled, units made exact.
+
+The rows of a table become, step by step,
+
+    samples      a rank's measurement of a part at a setting: the medians of rows that repeat it
+    costs        of a part at a setting over all ranks: the largest time, which is when the stage is
+                 done, and the mean energy, which is per GPU
+    part costs   of an operation, in exact units
+"""
 
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-from pydantic import AfterValidator, BaseModel, Field
+from typing import Final, NamedTuple
 
 from envplan._io.tables import Table, parse_table
 from envplan.errors import InputError
-from envplan.profile.options import BACKWARDS, BLOCKING, INSTRUCTIONS, NAME, Key, Knob, PartCosts
-from envplan.profile.parts import scaled
+from envplan.profile.instructions import BACKWARD_HALVES, BLOCKING, in_usual_order
+from envplan.profile.part_costs import (
+    ClockSetting,
+    CostsByOperation,
+    ExactCost,
+    OperationKey,
+    PartCosts,
+    scale_to_operation,
+)
+from envplan.profile.rows import COLUMNS, KAREUS_COLUMN, RAW_COLUMNS, ProfileRow
 from envplan.units import fj_from_j, ns_from_s
 
-#: What was measured, in a profile whose times and energies were smoothed.
-RAW_COLUMNS: Final = ("raw_time", "raw_energy")
+__all__ = ["COLUMNS", "RAW_COLUMNS", "OptionKey", "ProfileContents", "ProfileRow", "parse_profile"]
 
 #: A rank that takes so many times as long as the others of its stage is said to straggle.
 _STRAGGLES: Final = 1.05
-
 #: Times, and energies, of rows that measure one thing again lie no further apart than that.
 _APART: Final = 1.5
-
-#: The halves of a backward.
-SPLIT_BACKWARD: Final = frozenset(BACKWARDS[1:])
 #: Standard deviation of a measured time or energy where the file does not say, as a fraction.
 _USUAL_NOISE: Final = 0.01
+#: Parts may add up to less than their operation by so many standard deviations.
+_TOLERATED_STDS: Final = 3
 
 
-def _name(text: str) -> str:
-    if not text.isidentifier():
-        raise ValueError("is not a name")
-    return text
+class OptionKey(NamedTuple):
+    """An option of a profile's operation."""
+
+    stage: int
+    instruction: str
+    frequency_mhz: int
+    config: str
 
 
-def _part(text: str) -> str:
-    if text and not NAME.fullmatch(text):
-        raise ValueError("has a space or one of @ = / , in it")
-    return text
-
-
-def _config(text: str) -> str:
-    if text.startswith("@"):
-        raise ValueError("begins with @, which stands for clocks by part")
-    return text
-
-
-Seconds = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
-Joules = Annotated[float, Field(ge=0, le=9e3, allow_inf_nan=False)]
-Spread = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-_SECONDS: Final = "seconds from 1e-9 to 1e9"
-_JOULES: Final = "joules an operation from 0 to 9000"
-_SPREAD: Final = "a number from 0 up, or nothing"
-
-
-class ProfileRow(BaseModel):
-    """A row of a profile; its fields are the columns. Energies are per GPU."""
-
-    stage: int = Field(ge=0, le=10**6, description="a stage number from 0 up")
-    instruction: Annotated[str, AfterValidator(_name)] = Field(
-        description="one such as forward or backward"
-    )
-    frequency: int = Field(
-        ge=0, le=10**6, description="an SM clock in MHz, or 0 for a constant time"
-    )
-    time: Seconds = Field(description=_SECONDS)
-    energy: Joules = Field(description=_JOULES)
-    config: Annotated[str, AfterValidator(_config)] = Field("", description="a label")
-    part: Annotated[str, AfterValidator(_part)] = Field(
-        "", description="the name of a part of the operation, such as a module's, or nothing"
-    )
-    time_std: Spread | None = Field(None, description=_SPREAD)
-    energy_std: Spread | None = Field(None, description=_SPREAD)
-    samples: Spread | None = Field(None, description=_SPREAD)
-    raw_time: Seconds | None = Field(None, description=_SECONDS)
-    raw_energy: Joules | None = Field(None, description=_JOULES)
-    rank: Annotated[int, Field(ge=0)] | None = Field(None, description="a global rank, from 0 up")
-
-
-#: Columns of Kareus's profiles: how the parts of an operation overlap with communication. All of a
-#: row together are its config.
-_KNOB: Final = re.compile(r"(recompute_)?(attention|mlp)_configs|(fwd|bwd)_[a-z_]+")
-
-#: What every profile has.
-COLUMNS: Final = tuple(name for name, f in ProfileRow.model_fields.items() if f.is_required())
-
-
-Option = tuple[int, str, int, str]  # stage, instruction, MHz, config
-#: Rows by option and part, and by rank.
-Groups = dict[tuple[int, str, int, str, str], dict[int | None, int]]
-
-
-@dataclass
-class Contents:
+@dataclass(frozen=True, kw_only=True)
+class ProfileContents:
     """What the CSV of a profile says.
 
     Attributes:
         num_stages: S; the profile's stages are 0 .. S - 1.
-        instructions: names of its operations, known ones first; `blocking` is not one of them.
-        measured: what operations take, by stage and instruction.
+        instructions: names of its operations, usual ones first; `blocking` is not one of them.
+        measured_costs: costs of each operation's parts.
         spreads: relative standard deviation of a row's time, where the file tells.
         blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
             a stage without such rows takes the mean of those that have some. None where the
@@ -116,196 +71,342 @@ class Contents:
 
     num_stages: int
     instructions: tuple[str, ...]
-    measured_costs: dict[Key, PartCosts]
-    spreads: dict[Option, float]
+    measured_costs: CostsByOperation
+    spreads: Mapping[OptionKey, float]
     blocking_power_w: tuple[float, ...] | None
-    notes: list[str]
+    notes: tuple[str, ...]
 
 
-def parse_contents(content: bytes, path: Path | None) -> Contents:
-    """What a profile's CSV says.
-
-    Rows of several ranks make one: the largest time, which is when the stage is done, the mean
-    energy, which is per GPU, and the spread of times over the ranks beside the rows' own. Before
-    that, rows that measure one option of one rank again make one: the medians, and their spread.
+def parse_profile(content: bytes, path: Path | None) -> ProfileContents:
+    """Read the CSV of a profile.
 
     Raises:
         InputError: naming file, line, column and what to do.
     """
     table = parse_table(content, ProfileRow, path=path, kind="a profile")
-    knobs = [texts for name, texts in table.texts.items() if _KNOB.fullmatch(name)]
-    if knobs and "config" not in table.texts:
-        table.columns["config"] = [" ".join(filter(None, row)) for row in zip(*knobs, strict=True)]
-    stages = table.columns["stage"]
-    num_stages = 1 + max(stages)
-    if gaps := set(range(num_stages)).difference(stages):
-        after = min(stage for stage in stages if stage > min(gaps))
-        problem = f"stage {min(gaps)} has no rows but stage {after} has; number them without gaps"
-        raise table.error(stages.index(after), problem, "stage")
-    groups, repeated = _groups(table)
-    for first, rows_again in repeated.items():
-        _put_together(table, first, rows_again)
-    times, energies, stds = (table.columns[name] for name in ("time", "energy", "time_std"))
-    # Of each operation its parts, in the order of first appearance.
-    rows: defaultdict[Key, dict[str, dict[Knob, tuple[int, int]]]] = defaultdict(dict)
-    powers: defaultdict[int, list[float]] = defaultdict(list)
-    spreads: dict[Option, float] = {}
-    for (stage, instruction, mhz, config, part), ranked in groups.items():
-        members = list(ranked.values())
-        time = max(times[row] for row in members)
-        energy = math.fsum(energies[row] for row in members) / len(members)
-        # Over runs and over ranks.
-        known = [stds[row] ** 2 for row in members if stds[row] is not None]
-        if not part and (known or len(members) > 1):
-            over_ranks = statistics.variance(times[r] for r in members) if members[1:] else 0.0
-            spread = math.sqrt(statistics.fmean(known or [0.0]) + over_ranks)
-            spreads[stage, instruction, mhz, config] = spread / time
-        if instruction == BLOCKING:
-            powers[stage] += [energies[row] / times[row] for row in members]
-        own = rows[stage, instruction].setdefault(part, {})
-        own[mhz, config] = ns_from_s(time), fj_from_j(energy)
-    measured = {}
-    for key, by_name in sorted(rows.items()):
-        where = f"stage {key[0]} {key[1]}"
-        whole = by_name.pop("", None) if len(by_name) > 1 else None
-        measured[key] = PartCosts.from_rows(where, by_name)
-        if whole:
-            noise = _noise(table, groups, key, whole, measured[key].names)
-            measured[key] = scaled(measured[key], whole, noise, where)
-    for stage in range(num_stages):
-        present = known_first(name for of, name in measured if of == stage)
-        if "forward" not in present or not ("backward" in present or {*present} >= SPLIT_BACKWARD):
-            raise InputError(
-                f"stage {stage} has rows for {', '.join(present)} only; every stage needs forward, "
-                "and backward or both backward_input and backward_weight",
-                path=path,
-                column="instruction",
-            )
-    means = {stage: math.fsum(watts) / len(watts) for stage, watts in powers.items()}
-    elsewhere = math.fsum(means.values()) / max(1, len(means))
-    return Contents(
+    _join_kareus_configs(table)
+    num_stages = _count_stages(table)
+    rows = _rows_by_rank(table)
+    samples = _merge_repeats(table, rows)
+    measured_costs = _part_costs(samples)
+    _check_every_stage(measured_costs, num_stages, path)
+    return ProfileContents(
         num_stages=num_stages,
-        instructions=known_first(name for _, name in measured),
-        measured_costs=measured,
-        spreads=spreads,
-        blocking_power_w=tuple(means.get(stage, elsewhere) for stage in range(num_stages))
-        if means
-        else None,
-        notes=_notes(table, groups, 1 + max(map(len, repeated.values()), default=0)),
+        instructions=in_usual_order(instruction for _, instruction in measured_costs),
+        measured_costs=measured_costs,
+        spreads=_time_spreads(samples),
+        blocking_power_w=_blocking_power_w(samples, num_stages),
+        notes=(*_merge_notes(table, rows), *_straggler_notes(samples)),
     )
 
 
-def _put_together(table: Table[ProfileRow], first: int, again: Sequence[int]) -> None:
-    """Let the first of several rows that measure one thing say what all of them say.
+class _PartKey(NamedTuple):
+    """A part of an operation at one setting; the part "" is the whole operation."""
+
+    stage: int
+    instruction: str
+    frequency_mhz: int
+    config: str
+    part: str
+
+    @property
+    def operation(self) -> OperationKey:
+        return OperationKey(self.stage, self.instruction)
+
+    @property
+    def setting(self) -> ClockSetting:
+        return ClockSetting(self.frequency_mhz, self.config)
+
+
+class _Sample(NamedTuple):
+    """One rank's measurement of a part at one setting; None where a deviation is not known."""
+
+    time_s: float
+    energy_j: float
+    time_std_s: float | None
+    energy_std_j: float | None
+
+
+#: A global rank; None where rows do not say theirs.
+_Rank = int | None
+_Rows = Mapping[_PartKey, Mapping[_Rank, Sequence[int]]]
+_Samples = Mapping[_PartKey, Mapping[_Rank, _Sample]]
+
+
+def _join_kareus_configs(table: Table[ProfileRow]) -> None:
+    """Let the columns of a Kareus profile be the config of its rows, where it has no other."""
+    columns = [texts for name, texts in table.texts.items() if KAREUS_COLUMN.fullmatch(name)]
+    if columns and "config" not in table.texts:
+        cells = zip(*columns, strict=True)
+        table.columns["config"] = [" ".join(filter(None, texts)) for texts in cells]
+
+
+def _count_stages(table: Table[ProfileRow]) -> int:
+    """The number of stages.
 
     Raises:
-        InputError: they cannot be measurements of one thing; names the line.
+        InputError: their numbers have a gap.
     """
-    for name in ("time", "energy"):
-        column: list[Any] = table.columns[name]  # type: ignore[assignment]
-        values = [column[row] for row in (first, *again)]
-        for row in again:
-            if max(column[first], column[row]) > _APART * min(column[first], column[row]):
-                raise table.error(
-                    row,
-                    f"repeats line {table.lines[first]} with quite another {name}, "
-                    f"{column[row]:g} instead of {column[first]:g}; keep one of the two, or tell "
-                    "them apart in a config column",
-                    name,
-                )
-        stds: list[Any] = table.columns[f"{name}_std"]  # type: ignore[assignment]
-        stds[first] = statistics.stdev(values)
-        column[first] = statistics.median(values)
+    stages = table.columns["stage"]
+    num_stages: int = 1 + max(stages)
+    absent = set(range(num_stages)).difference(stages)
+    if absent:
+        gap = min(absent)
+        beyond = min(stage for stage in stages if stage > gap)
+        problem = f"stage {gap} has no rows but stage {beyond} has; number them without gaps"
+        raise table.error(stages.index(beyond), problem, "stage")
+    return num_stages
 
 
-def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[int, list[int]]]:
-    """Rows by option; and rows that measure again what a row before them does.
+def _rows_by_rank(table: Table[ProfileRow]) -> _Rows:
+    """Rows of the table by what they measure and on which rank.
 
     Raises:
         InputError: a part has several rows, which are not of different ranks, or parts come in
             another order at some clock; names the line.
     """
     names = ("stage", "instruction", "frequency", "config", "part", "rank")
-    groups: Groups = {}
-    orders: defaultdict[tuple[int, str], dict[str, int]] = defaultdict(dict)
-    last: dict[tuple[Any, ...], str] = {}
-    repeated: defaultdict[int, list[int]] = defaultdict(list)
-    for row, key in enumerate(zip(*(table.columns[name] for name in names), strict=True)):
-        stage, instruction, mhz, config, part, rank = key
-        first = groups.setdefault(key[:5], {}).setdefault(rank, row)
-        if first != row and part:
-            raise table.error(
-                row,
-                f"repeats line {table.lines[first]}: part {part} of stage {stage} {instruction} at "
-                f"{mhz} MHz; keep one of the two, or tell them apart in a config column",
-            )
-        if first != row:
-            repeated[first].append(row)
-        if not part:
+    rows: dict[_PartKey, dict[_Rank, list[int]]] = {}
+    order = _PartOrder(table)
+    for row, (*fields, rank) in enumerate(
+        zip(*(table.columns[name] for name in names), strict=True)
+    ):
+        key = _PartKey._make(fields)
+        same = rows.setdefault(key, {}).setdefault(rank, [])
+        same.append(row)
+        if not key.part:
             continue
-        if instruction == BLOCKING:
-            raise table.error(row, "blocking is no operation and has no parts", "part")
-        order = orders[stage, instruction]
-        place = order.setdefault(part, len(order))
-        before = last.get((stage, instruction, mhz, config, rank), part)
-        if order[before] > place:
+        if len(same) > 1:
             raise table.error(
                 row,
-                f"part {part} of stage {stage} {instruction} comes after {before} at {mhz} MHz, "
-                "but before it at another clock; parts must come in one order, that of execution",
+                f"repeats line {table.lines[same[0]]}: part {key.part} of stage {key.stage} "
+                f"{key.instruction} at {key.frequency_mhz} MHz; keep one of the two, or tell "
+                "them apart in a config column",
+            )
+        if key.instruction == BLOCKING:
+            raise table.error(row, "blocking is no operation and has no parts", "part")
+        order.check(row, key, rank)
+    return rows
+
+
+class _PartOrder:
+    """The order in which the parts of operations come, the same at every setting and rank."""
+
+    def __init__(self, table: Table[ProfileRow]) -> None:
+        self._table = table
+        self._positions: defaultdict[OperationKey, dict[str, int]] = defaultdict(dict)
+        self._previous: dict[tuple[OperationKey, ClockSetting, _Rank], str] = {}
+
+    def check(self, row: int, key: _PartKey, rank: _Rank) -> None:
+        """See the next row of a part.
+
+        Raises:
+            InputError: it comes after a part that it came before at another clock.
+        """
+        positions = self._positions[key.operation]
+        position = positions.setdefault(key.part, len(positions))
+        sweep = (key.operation, key.setting, rank)
+        previous = self._previous.get(sweep, key.part)
+        if positions[previous] > position:
+            raise self._table.error(
+                row,
+                f"part {key.part} of stage {key.stage} {key.instruction} comes after {previous} "
+                f"at {key.frequency_mhz} MHz, but before it at another clock; parts must come in "
+                "one order, that of execution",
                 "part",
             )
-        last[stage, instruction, mhz, config, rank] = part
-    return groups, repeated
+        self._previous[sweep] = key.part
 
 
-def _noise(
-    table: Table[ProfileRow], groups: Groups, key: Key, knobs: Iterable[Knob], parts: Sequence[str]
-) -> dict[Knob, tuple[float, float]]:
-    """By clock and config, how far sums of parts may lie from the operation, in time and energy.
+def _merge_repeats(table: Table[ProfileRow], rows: _Rows) -> _Samples:
+    """The sample of each rank: medians of rows that measure one thing again, and their spread.
 
-    Three standard deviations, as a fraction; where a std is not known, the usual noise.
+    Raises:
+        InputError: they cannot be measurements of one thing; names the line.
     """
-
-    def noise(what: str, rows: Sequence[int]) -> float:
-        values, stds = table.columns[what], table.columns[f"{what}_std"]
-        known = (_USUAL_NOISE * values[r] if stds[r] is None else stds[r] for r in rows)
-        return 3 * math.hypot(*known) / values[rows[0]] if values[rows[0]] else 0.0
-
-    found = {}
-    for knob in knobs:
-        each = (groups.get((*key, *knob, part)) for part in ("", *parts))
-        rows = [next(iter(ranked.values())) for ranked in each if ranked]
-        found[knob] = noise("time", rows), noise("energy", rows)
-    return found
+    repeated = [same for ranks in rows.values() for same in ranks.values() if len(same) > 1]
+    for same in sorted(repeated, key=lambda same: same[1]):
+        _check_alike(table, "time", table.columns["time"], same)
+        _check_alike(table, "energy", table.columns["energy"], same)
+    return {
+        key: {rank: _sample(table, same) for rank, same in ranks.items()}
+        for key, ranks in rows.items()
+    }
 
 
-def _notes(table: Table[ProfileRow], groups: Groups, repeats: int) -> list[str]:
-    """That rows or ranks were put together, and which ranks take longer than the others, which the
-    lower median of their stage stands for."""
-    notes = [f"medians of up to {repeats} rows of the same"] if repeats > 1 else []
-    if ranks := {*table.columns["rank"]} - {None}:
-        notes.append(
+def _check_alike(
+    table: Table[ProfileRow], name: str, values: Sequence[float], rows: Sequence[int]
+) -> None:
+    first = rows[0]
+    for row in rows[1:]:
+        smaller, larger = sorted((values[first], values[row]))
+        if larger > _APART * smaller:
+            raise table.error(
+                row,
+                f"repeats line {table.lines[first]} with quite another {name}, "
+                f"{values[row]:g} instead of {values[first]:g}; keep one of the two, or tell "
+                "them apart in a config column",
+                name,
+            )
+
+
+def _sample(table: Table[ProfileRow], rows: Sequence[int]) -> _Sample:
+    times, energies = table.columns["time"], table.columns["energy"]
+    if len(rows) == 1:
+        row = rows[0]
+        stds = table.columns["time_std"][row], table.columns["energy_std"][row]
+        return _Sample(times[row], energies[row], *stds)
+    repeated_s = [times[row] for row in rows]
+    repeated_j = [energies[row] for row in rows]
+    return _Sample(
+        time_s=statistics.median(repeated_s),
+        energy_j=statistics.median(repeated_j),
+        time_std_s=statistics.stdev(repeated_s),
+        energy_std_j=statistics.stdev(repeated_j),
+    )
+
+
+def _part_costs(samples: _Samples) -> dict[OperationKey, PartCosts]:
+    """The costs of every operation, by stage and name.
+
+    Raises:
+        InputError: parts lack rows, or do not add up to their operation.
+    """
+    rows: defaultdict[OperationKey, dict[str, dict[ClockSetting, ExactCost]]] = defaultdict(dict)
+    for key, ranks in samples.items():
+        part_rows = rows[key.operation].setdefault(key.part, {})
+        part_rows[key.setting] = _cost_over_ranks(ranks.values())
+    return {operation: _assemble(operation, rows[operation], samples) for operation in sorted(rows)}
+
+
+def _cost_over_ranks(samples: Iterable[_Sample]) -> ExactCost:
+    """The largest time and the mean energy, in exact units."""
+    listed = list(samples)
+    time_s = max(sample.time_s for sample in listed)
+    energy_j = math.fsum(sample.energy_j for sample in listed) / len(listed)
+    return ExactCost(ns_from_s(time_s), fj_from_j(energy_j))
+
+
+def _assemble(
+    operation: OperationKey,
+    rows: Mapping[str, Mapping[ClockSetting, ExactCost]],
+    samples: _Samples,
+) -> PartCosts:
+    """The parts of an operation; where it has rows of its own, parts add up to these.
+
+    Args:
+        operation: whose rows they are.
+        rows: by part and setting; the part "" is the whole operation.
+        samples: of all operations; their deviations tell how far sums may lie from the whole.
+    """
+    where = f"stage {operation.stage} {operation.instruction}"
+    if len(rows) == 1 or "" not in rows:
+        return PartCosts.from_rows(where, rows)
+    whole = rows[""]
+    parts = PartCosts.from_rows(where, {name: rows[name] for name in rows if name})
+    noise = {setting: _noise_of_sum(operation, setting, parts.names, samples) for setting in whole}
+    return scale_to_operation(parts, whole, noise, where)
+
+
+def _noise_of_sum(
+    operation: OperationKey, setting: ClockSetting, parts: Sequence[str], samples: _Samples
+) -> tuple[float, float]:
+    """How far the sum of parts may lie from the operation in time and in energy, fractions."""
+    keys = [_PartKey(*operation, *setting, part) for part in ("", *parts)]
+    # Of ranks the first stands for all; parts without a clock have no row at this setting.
+    present = [next(iter(samples[key].values())) for key in keys if key in samples]
+    times = [(sample.time_s, sample.time_std_s) for sample in present]
+    energies = [(sample.energy_j, sample.energy_std_j) for sample in present]
+    return _tolerance(times), _tolerance(energies)
+
+
+def _tolerance(measured: Sequence[tuple[float, float | None]]) -> float:
+    """Three standard deviations of a sum of values, as a fraction of the first of them.
+
+    Args:
+        measured: values and their standard deviations; None: the usual noise.
+    """
+    whole, _ = measured[0]
+    if not whole:
+        return 0.0
+    stds = [_USUAL_NOISE * value if std is None else std for value, std in measured]
+    return _TOLERATED_STDS * math.hypot(*stds) / whole
+
+
+def _time_spreads(samples: _Samples) -> dict[OptionKey, float]:
+    """Relative standard deviation of times over runs and over ranks, where either is known."""
+    spreads = {}
+    for key, ranks in samples.items():
+        times = [sample.time_s for sample in ranks.values()]
+        variances = [
+            sample.time_std_s**2 for sample in ranks.values() if sample.time_std_s is not None
+        ]
+        if key.part or (not variances and len(times) == 1):
+            continue
+        over_runs = statistics.fmean(variances or [0.0])
+        over_ranks = statistics.variance(times) if len(times) > 1 else 0.0
+        spreads[OptionKey(*key[:4])] = math.sqrt(over_runs + over_ranks) / max(times)
+    return spreads
+
+
+def _blocking_power_w(samples: _Samples, num_stages: int) -> tuple[float, ...] | None:
+    """The mean power of each stage's blocking rows; see ProfileContents."""
+    powers: defaultdict[int, list[float]] = defaultdict(list)
+    for key, ranks in samples.items():
+        if key.instruction == BLOCKING:
+            powers[key.stage] += [sample.energy_j / sample.time_s for sample in ranks.values()]
+    if not powers:
+        return None
+    means = {stage: math.fsum(watts) / len(watts) for stage, watts in powers.items()}
+    elsewhere = math.fsum(means.values()) / len(means)
+    return tuple(means.get(stage, elsewhere) for stage in range(num_stages))
+
+
+def _check_every_stage(costs: CostsByOperation, num_stages: int, path: Path | None) -> None:
+    """Refuse a stage without a forward, or without a backward as a whole or in halves."""
+    names: list[list[str]] = [[] for _ in range(num_stages)]
+    for stage, instruction in costs:
+        names[stage].append(instruction)
+    for stage, present in enumerate(map(in_usual_order, names)):
+        has_backward = "backward" in present or set(present).issuperset(BACKWARD_HALVES)
+        if "forward" not in present or not has_backward:
+            raise InputError(
+                f"stage {stage} has rows for {', '.join(present)} only; every stage needs forward, "
+                "and backward or both backward_input and backward_weight",
+                path=path,
+                column="instruction",
+            )
+
+
+def _merge_notes(table: Table[ProfileRow], rows: _Rows) -> Iterator[str]:
+    """Phrases that say which rows were put together."""
+    repeats = max(len(same) for ranks in rows.values() for same in ranks.values())
+    if repeats > 1:
+        yield f"medians of up to {repeats} rows of the same"
+    ranks = set(table.columns["rank"]) - {None}
+    if ranks:
+        yield (
             f"largest times and mean energies per GPU of {len(ranks)} ranks, whose times' spread "
             "is the noise"
         )
-    times = table.columns["time"]
-    ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-    for (stage, instruction, *_), ranked in groups.items():
-        if instruction != BLOCKING and len(ranked) > 1:
-            usual = statistics.median_low(times[row] for row in ranked.values())
-            for rank, row in ranked.items():
-                ratios[stage, rank or 0].append(times[row] / usual)
-    return notes + [
-        f"rank {rank} straggles: it takes {slower:.2f} times as long as other ranks of stage "
-        f"{stage}"
-        for (stage, rank), found in sorted(ratios.items())
-        if (slower := statistics.median(found)) > _STRAGGLES
-    ]
 
 
-def known_first(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of operations, those that schedules know first, in their order; no others twice."""
-    listed = dict.fromkeys(names)
-    known = [name for name in INSTRUCTIONS if name in listed]
-    return (*known, *(name for name in listed if name not in (*INSTRUCTIONS, BLOCKING)))
+def _straggler_notes(samples: _Samples) -> Iterator[str]:
+    """A phrase for each rank that takes longer than the others of its stage.
+
+    The lower median of the stage's ranks stands for the others.
+    """
+    slowdowns: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    for key, ranks in samples.items():
+        if key.instruction == BLOCKING or len(ranks) == 1:
+            continue
+        usual_s = statistics.median_low(sample.time_s for sample in ranks.values())
+        for rank, sample in ranks.items():
+            slowdowns[key.stage, rank or 0].append(sample.time_s / usual_s)
+    for (stage, rank), ratios in sorted(slowdowns.items()):
+        slowdown = statistics.median(ratios)
+        if slowdown > _STRAGGLES:
+            yield (
+                f"rank {rank} straggles: it takes {slowdown:.2f} times as long as other ranks of "
+                f"stage {stage}"
+            )

@@ -1,4 +1,4 @@
-"""The sidecar of a profile, NAME.meta.json: where the rows come from and what job they are of."""
+"""The sidecar of a profile, NAME.meta.json: the source of its rows, and the job they are of."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, Strict
+from pydantic import ConfigDict, Field, JsonValue, Strict
 
 from envplan._io.documents import parse_document, read_json
 from envplan._io.files import exists, refuse_slip
 from envplan.errors import InputError
-from envplan.profile.options import INCLUDES_RECOMPUTATION
+from envplan.profile.instructions import INCLUDES_RECOMPUTATION
 
 _KIND: Final = "profile's sidecar"
 
@@ -27,7 +27,7 @@ Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The training job that a profile is of, beside schedule and microbatches.
+    """The training job that a profile was measured for, beside schedule and microbatches.
 
     Attributes:
         stages: pipeline stages (ranks); None: the profile's stages over the chunks.
@@ -53,10 +53,15 @@ class Workload:
     gpus_per_stage: Count | None = None
     replicas: Count = 1
 
+    def to_dict(self) -> dict[str, JsonValue]:
+        """The fields that say something unusual, in JSON types."""
+        usual = vars(Workload())
+        return {name: value for name, value in vars(self).items() if value != usual[name]}
+
 
 @dataclass(frozen=True)
 class ProfileMetadata:
-    """What the sidecar NAME.meta.json says about a profile; None where it says nothing.
+    """The contents of a sidecar NAME.meta.json; None where it says nothing.
 
     Attributes:
         gpu: name of the GPU; of several, their names with "and" between them.
@@ -94,8 +99,11 @@ class ProfileMetadata:
 
     @property
     def energies_are(self) -> str | None:
-        """How the energies were found: "measured", "identified" (from measurements of something
-        else, as the sidecar's field of that name says) or "modelled"; None where nothing says."""
+        """How the energies were found: "measured", "identified" or "modelled".
+
+        Identified ones come from measurements of something else, as the sidecar's field of that
+        name says. None: nothing says.
+        """
         identified = self.source == "measured" and bool(self.extra.get("identified"))
         return "identified" if identified else self.source
 
@@ -106,13 +114,14 @@ class ProfileMetadata:
 
     def gpus_per_stage_with(self, tensor: int | None, context: int | None) -> int:
         """GPUs that share a stage at these degrees; None: as the sidecar says."""
-        known = self.tensor_parallel or self.gpus_per_stage
-        return (tensor or known) * (context or max(1, self.gpus_per_stage // known))
+        usual_tensor = self.tensor_parallel or self.gpus_per_stage
+        usual_context = max(1, self.gpus_per_stage // usual_tensor)
+        return (tensor or usual_tensor) * (context or usual_context)
 
-    def made_today(self, **found: Any) -> ProfileMetadata:
-        """The same with what was found, today's date and this version."""
-        made: dict[str, Any] = {"date": date.today().isoformat()}
-        return replace(self, **made, envplan_version=version("envplan"), **found)
+    def made_today(self) -> ProfileMetadata:
+        """The same with today's date and this version of envplan."""
+        today = date.today().isoformat()
+        return replace(self, date=today, envplan_version=version("envplan"))
 
     @classmethod
     def read_json(cls, path: str | os.PathLike[str]) -> ProfileMetadata:
@@ -125,42 +134,22 @@ class ProfileMetadata:
         if not exists(path):
             return cls()
         try:
-            return cls._from_document(read_json(path), path)
+            return _parse_sidecar(read_json(path), path)
         except InputError as error:
             message = f"{error.message}; mend it or delete it, a sidecar is optional"
             raise InputError(message, path=path, line=error.line, column=error.column) from None
 
-    @classmethod
-    def _from_document(cls, document: Any, path: str | os.PathLike[str]) -> ProfileMetadata:
-        try:  # what is read here is written again with what is made from the profile
-            json.dumps(document, indent=2, allow_nan=False)
-        except (ValueError, RecursionError):
-            raise InputError("has a number beyond 1e308, or is nested too deeply") from None
-        if not isinstance(document, dict):
-            raise InputError("must hold one JSON object, {...}")
-        job = document.pop("job", None) or {}
-        for name, field_name in (("schedule", "schedule"), ("microbatches", "num_microbatches")):
-            if isinstance(job, dict) and name in job:
-                value = job.pop(name)
-                if document.setdefault(field_name, value) != value:
-                    raise InputError(f"says {name} twice, and not the same", column="job")
-        known = {name: document.pop(name) for name in _WRITTEN if document.get(name) is not None}
-        gpu = known.get("gpu")
-        if isinstance(gpu, list):
-            known |= {"stage_gpus": tuple(gpu), "gpu": " and ".join(dict.fromkeys(map(str, gpu)))}
-        if not isinstance(document.get(INCLUDES_RECOMPUTATION, False), bool):
-            raise InputError("must be true or false", column=INCLUDES_RECOMPUTATION)
-        for name in document.keys() - set(_DECISIVE):
-            refuse_slip(name, _DECISIVE, path)
-        return parse_document(known | {"job": job, "extra": document}, cls, kind=_KIND)
-
     def to_json(self) -> str:
         """The sidecar's text; fields that say nothing are left out."""
-        document = {name: value for name in _WRITTEN if (value := getattr(self, name)) is not None}
+        document: dict[str, object] = {}
+        for name in _WRITTEN:
+            value = getattr(self, name)
+            if value is not None:
+                document[name] = value
         if self.stage_gpus is not None:
             document["gpu"] = list(self.stage_gpus)
-        usual = vars(Workload())
-        if job := {name: value for name, value in vars(self.job).items() if value != usual[name]}:
+        job = self.job.to_dict()
+        if job:
             document["job"] = job
         return json.dumps(document | dict(self.extra), indent=2, ensure_ascii=False) + "\n"
 
@@ -178,3 +167,44 @@ _DECISIVE: Final = (
 def sidecar_path(path: Path) -> Path:
     """Where the sidecar of a profile lies; the profile may be gzipped."""
     return path.with_name(Path(path.name.removesuffix(".gz")).stem + ".meta.json")
+
+
+def _parse_sidecar(document: Any, path: str | os.PathLike[str]) -> ProfileMetadata:
+    """The metadata in a JSON value.
+
+    Raises:
+        InputError: a field has a wrong type, or is nearly one that decides how plans are made.
+    """
+    try:  # what is read here is written again with what is made from the profile
+        json.dumps(document, indent=2, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise InputError("has a number beyond 1e308, or is nested too deeply") from None
+    if not isinstance(document, dict):
+        raise InputError("must hold one JSON object, {...}")
+    job = document.pop("job", None) or {}
+    if isinstance(job, dict):
+        _lift(job, "schedule", document, "schedule")
+        _lift(job, "microbatches", document, "num_microbatches")
+    fields = {name: document.pop(name) for name in _WRITTEN if document.get(name) is not None}
+    gpu = fields.get("gpu")
+    if isinstance(gpu, list):
+        fields["stage_gpus"] = tuple(gpu)
+        fields["gpu"] = " and ".join(dict.fromkeys(map(str, gpu)))
+    if not isinstance(document.get(INCLUDES_RECOMPUTATION, False), bool):
+        raise InputError("must be true or false", column=INCLUDES_RECOMPUTATION)
+    for name in document.keys() - set(_DECISIVE):
+        refuse_slip(name, _DECISIVE, path)
+    return parse_document(fields | {"job": job, "extra": document}, ProfileMetadata, kind=_KIND)
+
+
+def _lift(job: dict[str, Any], name: str, document: dict[str, Any], field_name: str) -> None:
+    """Let a field of a sidecar's job be one of the sidecar, which may say it, too.
+
+    Raises:
+        InputError: the two differ.
+    """
+    if name not in job:
+        return
+    value = job.pop(name)
+    if document.setdefault(field_name, value) != value:
+        raise InputError(f"says {name} twice, and not the same", column="job")

@@ -29,29 +29,29 @@ where the faster state lasts is measured in docs/results.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from envplan.profile.options import Key, Measured, PartCosts
+from envplan.profile.part_costs import CostsByOperation, OperationKey, PartCosts
 from envplan.units import fj_from_j, ns_from_s
 
 FloatArray = npt.NDArray[np.float64]
-Sweep = tuple[FloatArray, FloatArray, FloatArray]
 
 #: A step against the shape by less than this part may come from rounding.
 _WRONG: Final = 2e-4
 #: So many wrong steps of a table are no accident.
 _FEWEST_WRONG: Final = 2
-#: A sweep: a table of fewer clocks tells too little.
-_SWEEP: Final = 8
+#: A table of fewer clocks tells too little.
+_FEWEST_CLOCKS: Final = 8
 #: Correlation of log time with log clock up to which a table tells of noise. Noise of several
 #: percent in every row leaves -0.7 where a sweep without it has -0.95.
-_FALLS: Final = -0.5
+_FALLING: Final = -0.5
+_ANY_CORRELATION: Final = 0.0
 #: Rows below and above a jump that have to agree on it, and those that tell how large it is.
 _BELOW, _ABOVE, _LEVEL = 3, 5, 8
 #: Rows within a jump: they belong to neither side.
@@ -59,118 +59,156 @@ _WITHIN: Final = 3
 #: A jump is this many times the noise of a row, and at least this part of the time.
 _JUMP_NOISE: Final = 8.0
 _JUMP: Final = 0.01
-# Curves that are off their shape by less than this part are as files round them.
+#: The standard deviation of a normal variable over its median absolute deviation.
+_STD_PER_MAD: Final = 1.4826
+#: Curves that are off their shape by less than this part are as files round them.
 _ROUNDING: Final = 1e-6
+
+
+class ClockSweep(NamedTuple):
+    """Time and energy of one operation over many clocks.
+
+    Attributes:
+        clocks_mhz: above 0, strictly ascending, shape (n,).
+        times_s: above 0, shape (n,).
+        energies_j: above 0, shape (n,).
+    """
+
+    clocks_mhz: FloatArray
+    times_s: FloatArray
+    energies_j: FloatArray
 
 
 def wrong_steps(
     clocks: FloatArray, times: FloatArray, energies: FloatArray, waiting_w: float
 ) -> int:
-    """How many steps of one operation's table go against physics.
+    """The number of steps in one operation's table that go against physics.
 
     Args:
-        clocks: MHz, all different, (n).
-        times: s, (n).
-        energies: J, (n).
+        clocks: MHz, all different, shape (n,).
+        times: s, shape (n,).
+        energies: J, shape (n,).
         waiting_w: power of the waiting GPU, W.
     """
     rising = np.argsort(clocks)
     time, energy = times[rising], energies[rising]
-    slower = np.diff(time) / time[1:] > _WRONG
+    is_slower = np.diff(time) / time[1:] > _WRONG
     cost = energy - waiting_w * time
     valley = int(cost.argmin())
     change = np.diff(cost) / energy[1:]
-    away = np.concatenate([change[:valley] > _WRONG, change[valley:] < -_WRONG])
-    return int((slower | away).sum())
+    rises_before_valley = change[:valley] > _WRONG
+    falls_after_valley = change[valley:] < -_WRONG
+    is_away_from_valley = np.concatenate([rises_before_valley, falls_after_valley])
+    return int((is_slower | is_away_from_valley).sum())
 
 
-def noise_is_clear(measured: Measured, waiting_w: Mapping[int, float]) -> bool:
+def noise_is_clear(measured_costs: CostsByOperation, waiting_w: Sequence[float]) -> bool:
     """Whether half of the tables that are sweeps of an operation have steps against physics.
 
     Args:
-        waiting_w: of each stage, W.
+        measured_costs: of all operations.
+        waiting_w: power of the waiting GPU on each stage, W.
     """
-    noisy = [
-        wrong_steps(*arrays, waiting_w[stage]) >= _FEWEST_WRONG
-        for (stage, _), arrays in _sweeps(measured, _FALLS)
+    is_noisy = [
+        wrong_steps(*sweep, waiting_w[operation.stage]) >= _FEWEST_WRONG
+        for operation, sweep in _sweeps(measured_costs, _FALLING)
     ]
-    return bool(noisy) and 2 * sum(noisy) >= len(noisy)
+    return bool(is_noisy) and 2 * sum(is_noisy) >= len(is_noisy)
 
 
-def jump_clocks(measured: Measured) -> dict[str, int]:
+def jump_clocks(measured_costs: CostsByOperation) -> dict[str, int]:
     """The highest clock below a jump, MHz, of each instruction that has one on some stage."""
-    found: dict[str, int] = {}
-    for (_, instruction), (clocks, times, _) in _sweeps(measured):
-        if below := jumps(times):
-            found[instruction] = max(int(clocks[below[-1]]), found.get(instruction, 0))
-    return found
+    highest_mhz: dict[str, int] = {}
+    for operation, sweep in _sweeps(measured_costs, _ANY_CORRELATION):
+        below = jumps(sweep.times_s)
+        if below:
+            clock_mhz = int(sweep.clocks_mhz[below[-1]])
+            instruction = operation.instruction
+            highest_mhz[instruction] = max(clock_mhz, highest_mhz.get(instruction, 0))
+    return highest_mhz
 
 
-def smoothed(measured: Measured) -> dict[Key, PartCosts]:
-    """The same with the noise taken out of each operation without parts that is a sweep."""
-    found = dict(measured)
-    for key, arrays in _sweeps(measured):
-        if not measured[key].split:
-            times, energies = _smoothed(*(tuple(one.tolist()) for one in arrays))
-            found[key] = replace(
-                measured[key],
-                time_ns=np.array([[ns_from_s(time)] for time in times.tolist()]),
-                energy_fj=np.array([[fj_from_j(energy)] for energy in energies.tolist()]),
-            )
-    return found
+def without_noise(measured_costs: CostsByOperation) -> dict[OperationKey, PartCosts]:
+    """The same costs with the noise taken out of each operation without parts that is a sweep."""
+    costs = dict(measured_costs)
+    for operation, sweep in _sweeps(measured_costs, _ANY_CORRELATION):
+        if costs[operation].is_split:
+            continue
+        times_s, energies_j = _smooth_sweep(*(tuple(column.tolist()) for column in sweep))
+        costs[operation] = replace(
+            costs[operation],
+            time_ns=np.array([[ns_from_s(time_s)] for time_s in times_s.tolist()]),
+            energy_fj=np.array([[fj_from_j(energy_j)] for energy_j in energies_j.tolist()]),
+        )
+    return costs
 
 
 @lru_cache(maxsize=256)  # stages of one model are often measured once
-def _smoothed(*columns: tuple[float, ...]) -> tuple[FloatArray, FloatArray]:
-    """What smooth_curve makes of clocks, times and energies."""
+def _smooth_sweep(*columns: tuple[float, ...]) -> tuple[FloatArray, FloatArray]:
+    """Times and energies of smooth_curve, kept for equal sweeps."""
     return smooth_curve(*map(np.array, columns))
 
 
-def _sweeps(measured: Measured, most: float = 0.0) -> Iterator[tuple[Key, Sweep]]:
-    """Clocks (MHz), ascending, times (s) and energies (J) of operations whose clock was swept.
+def _sweeps(
+    measured_costs: CostsByOperation, highest_correlation: float
+) -> Iterator[tuple[OperationKey, ClockSweep]]:
+    """Operations whose clock was swept, with their sweeps.
 
     Args:
-        most: the correlation that log time and log clock may have.
+        measured_costs: of all operations.
+        highest_correlation: that log time and log clock may have.
     """
-    for key, parts in measured.items():
-        mhz, whole = parts.mhz, parts.whole
-        if len(mhz) < _SWEEP or not mhz[0] or not np.diff(mhz).all():
+    for operation, parts in measured_costs.items():
+        mhz, whole = parts.frequency_mhz, parts.whole
+        if len(mhz) < _FEWEST_CLOCKS or not mhz[0] or not np.diff(mhz).all():
             continue
-        columns = np.hstack([mhz[:, None] * 1.0, whole.time_ns * 1e-9, whole.energy_fj * 1e-15])
-        clocks, times, energies = columns.T
-        sweeps = energies.all() and np.ptp(times)
-        if sweeps and np.corrcoef(np.log(clocks), np.log(times))[0, 1] <= most:
-            yield key, (clocks, times, energies)
+        sweep = ClockSweep(
+            clocks_mhz=mhz.astype(np.float64),
+            times_s=whole.time_ns[:, 0].astype(np.float64) * 1e-9,
+            energies_j=whole.energy_fj[:, 0].astype(np.float64) * 1e-15,
+        )
+        if not sweep.energies_j.all() or not np.ptp(sweep.times_s):
+            continue
+        logs = np.log(sweep.clocks_mhz), np.log(sweep.times_s)
+        if np.corrcoef(*logs)[0, 1] <= highest_correlation:
+            yield operation, sweep
 
 
 def jumps(times: FloatArray) -> list[int]:
-    """Where time jumps up with the clock and stays there.
+    """Rows above which time jumps up with the clock and stays there.
 
     Each of the next five clocks takes longer than the usual one of the last three, though it should
     take less, and by far more than rows differ by chance. An outlier alone is no jump.
 
     Args:
-        times: s, by ascending clock, (n).
+        times: s, by ascending clock, shape (n,).
 
     Returns:
         Indices of the last row below each jump, ascending.
     """
     log = np.log(times)
     steps = np.diff(log)
+    smallest_jump = max(_JUMP_NOISE * _row_noise(steps), _JUMP)
+    candidates = []
+    for row in range(_BELOW - 1, len(steps) - _ABOVE + 1):
+        fastest_above = log[row + 1 : row + 1 + _ABOVE].min()
+        usual_below = np.median(log[row + 1 - _BELOW : row + 1])
+        if fastest_above - usual_below > smallest_jump:
+            candidates.append((float(steps[row]), row))
+    # Candidates that are near to each other are one jump, at the highest step.
+    chosen: list[int] = []
+    for _, row in sorted(candidates, reverse=True):
+        if all(abs(row - other) >= _ABOVE for other in chosen):
+            chosen.append(row)
+    return sorted(chosen)
+
+
+def _row_noise(steps: FloatArray) -> float:
+    """Standard deviation of a row, from the bends between steps, robust against outliers."""
     bends = np.diff(steps)
+    deviation = float(np.median(np.abs(bends - np.median(bends))))
     # A bend is made of three rows, with weights 1, -2 and 1.
-    noise = 1.4826 * float(np.median(np.abs(bends - np.median(bends)))) / 6**0.5
-    least = max(_JUMP_NOISE * noise, _JUMP)
-    found = [
-        (float(steps[k]), k)
-        for k in range(_BELOW - 1, len(steps) - _ABOVE + 1)
-        if log[k + 1 : k + 1 + _ABOVE].min() - np.median(log[k + 1 - _BELOW : k + 1]) > least
-    ]
-    taken: list[int] = []
-    for _, k in sorted(found, reverse=True):
-        if all(abs(k - other) >= _ABOVE for other in taken):
-            taken.append(k)
-    return sorted(taken)
+    return _STD_PER_MAD * deviation / 6**0.5
 
 
 def smooth_curve(
@@ -187,37 +225,44 @@ def smooth_curve(
         Times (s) and energies (J), shape (n,) each, in the order of the clocks.
     """
     falling = np.argsort(-clocks)
-    # From the highest clock down, so that x, minus the clock's logarithm, ascends.
-    x = -np.log(clocks[falling])
-    logs = np.log([times[falling], energies[falling]])
-    if len(x) >= _SWEEP:
-        logs += _joined(x, logs[0])
-    slower = _convex(x, logs[0], rising=True)
-    dearer = _convex(_exact(x, slower, rising=True), logs[1], rising=False)
-    smooth = np.empty((2, len(x)))
-    smooth[:, falling] = np.exp([slower, dearer])
+    # From the highest clock down, so that minus the clock's logarithm ascends.
+    slowness = -np.log(clocks[falling])
+    log_time, log_energy = np.log(times[falling]), np.log(energies[falling])
+    if len(slowness) >= _FEWEST_CLOCKS:
+        scale = _joining_scale(slowness, log_time)
+        log_time, log_energy = log_time + scale, log_energy + scale
+    smooth_time = _convex(slowness, log_time, rising=True)
+    exact_time = _with_exact_shape(slowness, smooth_time, rising=True)
+    smooth_energy = _convex(exact_time, log_energy, rising=False)
+    smooth = np.empty((2, len(slowness)))
+    smooth[:, falling] = np.exp([smooth_time, smooth_energy])
     return smooth[0], smooth[1]
 
 
-def _joined(x: FloatArray, y: FloatArray) -> FloatArray:
-    """What to add to y so that the part beyond each jump goes on from the part before it, (n,).
+def _joining_scale(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Summands by which the part of y beyond each jump goes on from the part before it, (n,).
 
     Args:
-        x: ascending, so that clocks fall, (n,).
-        y: log of times, (n,).
+        x: ascending, so that clocks fall, shape (n,).
+        y: log of times, shape (n,).
     """
     scale = np.zeros(len(x))
-    for k in reversed(jumps(np.exp(y[::-1]))):
-        first = len(x) - 1 - k  # the first row beyond the jump
-        before = slice(max(first - _WITHIN - _LEVEL, 0), max(first - _WITHIN, 2))
-        beyond = slice(first, first + _LEVEL)
-        lines = [np.polyfit(x[part], (y + scale)[part], 1) for part in (before, beyond)]
-        scale[first:] += np.polyval(lines[0], x[first]) - np.polyval(lines[1], x[first])
+    for last_below in reversed(jumps(np.exp(y[::-1]))):
+        first_beyond = len(x) - 1 - last_below
+        before = slice(max(first_beyond - _WITHIN - _LEVEL, 0), max(first_beyond - _WITHIN, 2))
+        beyond = slice(first_beyond, first_beyond + _LEVEL)
+        joined = y + scale
+        line_before = np.polyfit(x[before], joined[before], 1)
+        line_beyond = np.polyfit(x[beyond], joined[beyond], 1)
+        at_jump = x[first_beyond]
+        scale[first_beyond:] += np.polyval(line_before, at_jump) - np.polyval(line_beyond, at_jump)
     return scale
 
 
 def _convex(x: FloatArray, y: FloatArray, *, rising: bool) -> FloatArray:
-    """The nearest y that is convex over x; where x stands still, at its beginning, y falls.
+    """The nearest y, by absolute deviations, that is convex over x.
+
+    Where x stands still, at its beginning, y falls.
 
     Args:
         x: ascending, shape (n,); only its first values may be equal.
@@ -226,62 +271,95 @@ def _convex(x: FloatArray, y: FloatArray, *, rising: bool) -> FloatArray:
     """
     if _has_shape(x, y, rising):
         return y
-    from ortools.linear_solver import pywraplp
-
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    infinity = solver.infinity()
+    fit = _LeastAbsoluteFit(y)
     steps = np.diff(x)
-    scale = float(np.mean(steps[steps > 0])) if np.any(steps > 0) else 1.0
-    fitted = [solver.NumVar(-infinity, infinity, "") for _ in y]
-    off = [solver.NumVar(0.0, infinity, "") for _ in y]
+    is_step = steps > 0
+    unit = float(np.mean(steps[is_step])) if np.any(is_step) else 1.0
+    slope = None
+    for row, step in enumerate((steps / unit).tolist()):
+        value, next_value = fit.values[row], fit.values[row + 1]
+        if step == 0.0:
+            fit.require(-fit.infinity, 0.0, (next_value, 1.0), (value, -1.0))
+            continue
+        previous, slope = slope, fit.variable(0.0 if rising else -fit.infinity)
+        fit.require(0.0, 0.0, (next_value, 1.0), (value, -1.0), (slope, -step))
+        if previous is not None:
+            fit.require(0.0, fit.infinity, (slope, 1.0), (previous, -1.0))
+    return _with_exact_shape(x, fit.solve(), rising)
 
-    # Rows are made without operators on variables, which take longer than the solution.
-    def bound(least: float, most: float, *terms: tuple[Any, float]) -> None:
-        row = solver.RowConstraint(least, most, "")
+
+class _LeastAbsoluteFit:
+    """A linear program: the values nearest to some targets that fulfil linear conditions.
+
+    Rows are made without operators on variables, which take longer than the solution.
+
+    Attributes:
+        values: a variable for each target.
+        infinity: the bound of what has none.
+    """
+
+    def __init__(self, targets: FloatArray) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self._solver: Any = pywraplp.Solver.CreateSolver("GLOP")
+        self.infinity: float = self._solver.infinity()
+        self.values = [self.variable(-self.infinity) for _ in targets]
+        self._distances = [self.variable(0.0) for _ in targets]
+        for value, distance, target in zip(
+            self.values, self._distances, targets.tolist(), strict=True
+        ):
+            self.require(-target, self.infinity, (distance, 1.0), (value, -1.0))
+            self.require(target, self.infinity, (distance, 1.0), (value, 1.0))
+
+    def variable(self, lower: float) -> Any:
+        """A new variable with a lower bound."""
+        return self._solver.NumVar(lower, self.infinity, "")
+
+    def require(self, lower: float, upper: float, *terms: tuple[Any, float]) -> None:
+        """Keep a sum of weighted variables within bounds."""
+        row = self._solver.RowConstraint(lower, upper, "")
         for variable, weight in terms:
             row.SetCoefficient(variable, weight)
 
-    for value, distance, target in zip(fitted, off, y.tolist(), strict=True):
-        bound(-target, infinity, (distance, 1.0), (value, -1.0))
-        bound(target, infinity, (distance, 1.0), (value, 1.0))
-    slope = None
-    for k, step in enumerate((steps / scale).tolist()):
-        if step == 0.0:
-            bound(-infinity, 0.0, (fitted[k + 1], 1.0), (fitted[k], -1.0))
-            continue
-        before, slope = slope, solver.NumVar(0.0 if rising else -infinity, infinity, "")
-        bound(0.0, 0.0, (fitted[k + 1], 1.0), (fitted[k], -1.0), (slope, -step))
-        if before is not None:
-            bound(0.0, infinity, (slope, 1.0), (before, -1.0))
-    objective = solver.Objective()
-    for distance in off:
-        objective.SetCoefficient(distance, 1.0)
-    objective.SetMinimization()
-    if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        raise AssertionError("a convex fit always exists")
-    return _exact(x, np.array([value.solution_value() for value in fitted]), rising)
+    def solve(self) -> FloatArray:
+        """The values, with the least sum of distances to their targets."""
+        objective = self._solver.Objective()
+        for distance in self._distances:
+            objective.SetCoefficient(distance, 1.0)
+        objective.SetMinimization()
+        status = self._solver.Solve()
+        assert status == self._solver.OPTIMAL, "a convex fit always exists"
+        return np.array([value.solution_value() for value in self.values])
 
 
-def _exact(x: FloatArray, y: FloatArray, rising: bool) -> FloatArray:
-    """The same with the solver's tolerances taken out: slopes that ascend in earnest."""
-    flat = int(np.searchsorted(x, x[0], side="right"))
-    top = np.minimum.accumulate(y[:flat])
-    if flat == len(x):
-        return top
-    steps = np.diff(x[flat - 1 :])
-    slopes = np.maximum.accumulate(np.diff(y[flat - 1 :]) / steps)
+def _with_exact_shape(x: FloatArray, y: FloatArray, rising: bool) -> FloatArray:
+    """The same y with the solver's tolerances taken out: slopes that truly ascend."""
+    num_level = _count_level(x)
+    level = np.minimum.accumulate(y[:num_level])
+    if num_level == len(x):
+        return level
+    steps = np.diff(x[num_level - 1 :])
+    slopes = np.maximum.accumulate(np.diff(y[num_level - 1 :]) / steps)
     if rising:
         slopes[slopes < _ROUNDING] = 0.0
-    return np.concatenate([top, top[-1] + np.cumsum(slopes * steps)])
+    return np.concatenate([level, level[-1] + np.cumsum(slopes * steps)])
 
 
 def _has_shape(x: FloatArray, y: FloatArray, rising: bool) -> bool:
-    flat = int(np.searchsorted(x, x[0], side="right"))
-    if np.any(np.diff(y[:flat]) > _ROUNDING) or (rising and np.any(np.diff(y) < -_ROUNDING)):
+    """Whether y is convex over x already, up to the rounding of files."""
+    num_level = _count_level(x)
+    if np.any(np.diff(y[:num_level]) > _ROUNDING):
         return False
-    left, middle, right = x[flat - 1 : -2], x[flat:-1], x[flat + 1 :]
+    if rising and np.any(np.diff(y) < -_ROUNDING):
+        return False
+    left, middle, right = x[num_level - 1 : -2], x[num_level:-1], x[num_level + 1 :]
     if not len(middle):
         return True
-    low, high = y[flat - 1 : -2], y[flat + 1 :]
+    low, high = y[num_level - 1 : -2], y[num_level + 1 :]
     chord = low + (high - low) * (middle - left) / (right - left)
-    return not np.any(y[flat:-1] - chord > _ROUNDING)
+    return not np.any(y[num_level:-1] - chord > _ROUNDING)
+
+
+def _count_level(x: FloatArray) -> int:
+    """The number of equal values at the beginning of x."""
+    return int(np.searchsorted(x, x[0], side="right"))

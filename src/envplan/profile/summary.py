@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
+
+from pydantic import JsonValue
 
 from envplan.profile.model import Profile
 from envplan.profile.sidecar import ProfileMetadata
@@ -11,7 +13,7 @@ from envplan.profile.sidecar import ProfileMetadata
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSummary:
-    """What a profile is of, and where its figures are from; None where its sidecar does not say.
+    """The job of a profile and the source of its figures; None where its sidecar does not say.
 
     Attributes:
         name: of the profile.
@@ -60,7 +62,7 @@ class ProfileSummary:
             sha256=profile.sha256,
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, JsonValue]:
         """The summary in JSON types."""
         return {**asdict(self), "instructions": list(self.instructions)}
 
@@ -71,5 +73,5 @@ def _energy_source(metadata: ProfileMetadata) -> str | None:
     The sidecar of a measured profile says under `identified` what was not measured operation by
     operation, and how each was found; energies may be measured all the same.
     """
-    found = metadata.extra.get("identified", {}).get("energy", metadata.source)
-    return found if found == metadata.source else "identified"
+    energy = metadata.extra.get("identified", {}).get("energy", metadata.source)
+    return metadata.source if energy == metadata.source else "identified"

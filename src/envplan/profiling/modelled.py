@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from envplan.devices import spaced_clocks
@@ -94,11 +95,12 @@ def modelled_profile(
         _rows(job, device, stages, clocks, precision, parts),
         columns=[*columns, "part"] if parts else columns,
         name=name,
-        metadata=metadata.made_today(
+        metadata=replace(
+            metadata,
             gpu=device.name,
             source="modelled",
             workload=f"{model.name} training, {job.num_stages} stages",
-        ),
+        ).made_today(),
     )
 
 

@@ -96,7 +96,7 @@ def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
     whole = profile.has(stage, "backward")
     backward = ("backward",) if whole else ("backward_input", "backward_weight")
     options = [
-        {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, part).rows()}
+        {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, part).options()}
         for part in ("forward", *backward)
     ]
     clocks = sorted(set(options[0]).intersection(*options[1:]), reverse=True)

@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -287,9 +287,13 @@ def sweep(
         "stages": workload.num_stages,
         **asdict(settings),
     }
-    known = (metadata or ProfileMetadata()).made_today(
-        gpu=info.name, driver=info.driver, source=info.source, workload=workload.description
-    )
+    known = replace(
+        metadata or ProfileMetadata(),
+        gpu=info.name,
+        driver=info.driver,
+        source=info.source,
+        workload=workload.description,
+    ).made_today()
     timer: Timer = getattr(workload, "timer", None) or Timer(now)
     with SweepFile(path, shared, known) as file:
         for stage in sorted(set(range(workload.num_stages)) - {row.stage for row in file.rows}):

@@ -134,7 +134,7 @@ def _time_by_setting(profile: Profile, stage: int, instruction: str) -> Callable
     """
     times_ns: dict[str, dict[int, int]] = defaultdict(dict)
     fastest_ns: dict[int, int] = {}
-    for mhz, config, time_ns, _energy_fj in profile.table(stage, instruction).rows():
+    for mhz, config, time_ns, _energy_fj in profile.table(stage, instruction).options():
         if not mhz:
             continue
         for by_clock in (times_ns[config], fastest_ns):
@@ -165,7 +165,7 @@ def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
     for stage in range(profile.num_stages):
         for table in profile.tables(stage):
             factor = factors.get((stage, table.instruction), 1.0)
-            for mhz, config, time_ns, energy_fj in table.rows():
+            for mhz, config, time_ns, energy_fj in table.options():
                 time_s = s_from_ns(round(time_ns * factor))
                 energy_j = j_from_fj(round(energy_fj * factor))
                 rows.append((stage, table.instruction, mhz, time_s, energy_j, config))

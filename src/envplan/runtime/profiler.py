@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -184,9 +185,12 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
             wanted = _frequencies(info, frequencies, step)
             guard = self._start_guard(info.index, wanted) if lock else None
             self._clocks = ClockRequester(guard, marker)
-            self._part.metadata = (metadata or ProfileMetadata()).made_today(
-                gpu=info.name, driver=info.driver, source=info.source
-            )
+            self._part.metadata = replace(
+                metadata or ProfileMetadata(),
+                gpu=info.name,
+                driver=info.driver,
+                source=info.source,
+            ).made_today()
             self._part.energy_source = info.energy_source
             run = partial(self._run, EnergyLog(found))
             self._thread = threading.Thread(target=run, name="envplan-profile", daemon=True)

@@ -1,8 +1,9 @@
 """Inference fleets: frequency, parallelism and instance counts under latency SLOs.
 
-After DynamoLLM (Stojkovic et al.): requests fall into nine classes, an instance of a model runs on
-2, 4 or 8 GPUs at some clock, and the fleet that meets every SLO with the least power is looked for,
-for one load (`exact_plan`, `hierarchical_plan`) or along a trace of requests (`simulate`).
+After DynamoLLM (Stojkovic et al., HPCA 2025): requests fall into nine classes, an instance of a
+model runs on 2, 4 or 8 GPUs at some clock, and the fleet that meets every SLO with the least power
+is looked for, for one load (`exact_plan`, `hierarchical_plan`) or along a trace of requests
+(`simulate`).
 
 Enters: a serving profile, loads or traces. Leaves: fleets, replays of fleets, frequency plans.
 Pictures, checks and the command line may import it.
@@ -11,30 +12,58 @@ Pictures, checks and the command line may import it.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-#: The module that each public name stands in.
+if TYPE_CHECKING:
+    from envplan.serving.apply import ServingApplied, apply_serving_plan
+    from envplan.serving.classes import CLASSES, Slo
+    from envplan.serving.exact_planner import exact_plan
+    from envplan.serving.hierarchical_planner import hierarchical_plan
+    from envplan.serving.hold import hold_clocks
+    from envplan.serving.plan import ServingPlan
+    from envplan.serving.profile import ServingProfile
+    from envplan.serving.replay import compare_policies, simulate
+    from envplan.serving.settings import Settings
+    from envplan.serving.simulation import Simulation
+    from envplan.serving.trace import Trace
+
+__all__ = [
+    "CLASSES",
+    "ServingApplied",
+    "ServingPlan",
+    "ServingProfile",
+    "Settings",
+    "Simulation",
+    "Slo",
+    "Trace",
+    "apply_serving_plan",
+    "compare_policies",
+    "exact_plan",
+    "hierarchical_plan",
+    "hold_clocks",
+    "simulate",
+]
+
+#: The module that defines each name, as in the imports above.
 _HOME: Final = {
     "CLASSES": "classes",
-    "Slo": "classes",
-    "ServingProfile": "profile",
-    "Trace": "trace",
-    "Settings": "settings",
-    "ServingPlan": "plan",
-    "exact_plan": "planners",
-    "hierarchical_plan": "planners",
-    "Simulation": "simulation",
-    "compare_policies": "policies",
-    "simulate": "policies",
     "ServingApplied": "apply",
+    "ServingPlan": "plan",
+    "ServingProfile": "profile",
+    "Settings": "settings",
+    "Simulation": "simulation",
+    "Slo": "classes",
+    "Trace": "trace",
     "apply_serving_plan": "apply",
+    "compare_policies": "replay",
+    "exact_plan": "exact_planner",
+    "hierarchical_plan": "hierarchical_planner",
     "hold_clocks": "hold",
+    "simulate": "replay",
 }
 
-__all__ = list(_HOME)
 
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,14 +1,16 @@
-"""The nine classes of requests: how long they are, how fast they must be answered.
+"""The nine request classes: how long their requests are and how fast they must be answered.
 
 A class is named by the length of its input and of its output, short, medium or long: SS, SM, ...
-LL. The bounds between them, and the SLOs, are those of DynamoLLM's evaluation as we know them; a
-profile's sidecar may say otherwise for its own classes' mean lengths and SLOs.
+LL. The bounds between the lengths, and the SLOs, are those of DynamoLLM's evaluation as we know
+them. A profile's sidecar may state other mean lengths and SLOs.
+
+A class index is a class's position in CLASSES. Only this module knows how the two lengths make one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +21,13 @@ from envplan._io.documents import Model
 from envplan.errors import InputError
 
 _LENGTHS: Final = "SML"
+#: Lengths of an input, and of an output: short, medium, long.
+NUM_LENGTHS: Final = len(_LENGTHS)
 
-#: All classes, shortest first: one that can serve another comes after it.
-CLASSES: Final = tuple(i + o for i in _LENGTHS for o in _LENGTHS)
+#: All classes, shortest first: a class that can serve another comes after it.
+CLASSES: Final = tuple(
+    input_length + output_length for input_length in _LENGTHS for output_length in _LENGTHS
+)
 
 #: Tokens from which on an input is medium, and long.
 INPUT_BOUNDS: Final = (256, 1024)
@@ -29,34 +35,40 @@ INPUT_BOUNDS: Final = (256, 1024)
 OUTPUT_BOUNDS: Final = (100, 350)
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int32]
+ClassIndices = npt.NDArray[np.uint8]
 Positive = Annotated[float, Field(gt=0, strict=True)]
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid", strict=False, allow_inf_nan=False))
 class Slo:
-    """What a request is promised: seconds to its first token and between its tokens, at most."""
+    """A latency objective: the most seconds to the first token, and between further tokens."""
 
     ttft_s: Positive
     tbt_s: Positive
 
     def covers(self, other: Slo) -> bool:
-        """Whether meeting this one meets the other, too."""
+        """Whether meeting this objective meets the other, too."""
         return self.ttft_s <= other.ttft_s and self.tbt_s <= other.tbt_s
 
     @staticmethod
     def strictest(slos: Iterable[Slo]) -> Slo:
-        """The loosest one that covers all of these."""
-        several = tuple(slos)
-        return Slo(min(s.ttft_s for s in several), min(s.tbt_s for s in several))
+        """The loosest objective that covers all of these."""
+        objectives = tuple(slos)
+        return Slo(
+            min(objective.ttft_s for objective in objectives),
+            min(objective.tbt_s for objective in objectives),
+        )
 
 
 class RequestClass(Model):
-    """One class.
+    """Mean lengths and SLO of one class.
 
     Attributes:
         input_tokens: mean length of its inputs.
         output_tokens: mean length of its outputs.
-        ttft_slo_s, tbt_slo_s: what its requests are promised.
+        ttft_slo_s: the most seconds to the first token.
+        tbt_slo_s: the most seconds between further tokens.
     """
 
     input_tokens: Positive
@@ -66,7 +78,7 @@ class RequestClass(Model):
 
     @property
     def slo(self) -> Slo:
-        """What its requests are promised."""
+        """The latency objective of its requests."""
         return Slo(self.ttft_slo_s, self.tbt_slo_s)
 
     @property
@@ -75,44 +87,85 @@ class RequestClass(Model):
         return self.input_tokens + self.output_tokens
 
 
-_INPUTS: Final = {"S": (160.0, 0.25), "M": (600.0, 0.4), "L": (3000.0, 2.0)}  # tokens, TTFT (s)
-_OUTPUTS: Final = {"S": 60.0, "M": 220.0, "L": 500.0}
+class _InputDefaults(NamedTuple):
+    """Mean tokens of the inputs of one length, and the longest time to their first token."""
+
+    tokens: float
+    ttft_slo_s: float
 
 
-def filled(classes: Any) -> Any:
-    """All classes: what a profile's sidecar says of some over what is usual."""
-    if not isinstance(classes, dict):
-        return classes
-    found = {name: classes.get(name, {}) for name in [*CLASSES, *classes]}
+_INPUT_DEFAULTS: Final = {
+    "S": _InputDefaults(160.0, 0.25),
+    "M": _InputDefaults(600.0, 0.4),
+    "L": _InputDefaults(3000.0, 2.0),
+}
+_OUTPUT_TOKENS: Final = {"S": 60.0, "M": 220.0, "L": 500.0}
+
+
+def complete_classes(stated: object) -> object:
+    """All nine classes: the defaults, overridden by what a sidecar states.
+
+    Args:
+        stated: the sidecar's field `classes`, unchecked. What is no object is left for the
+            validation of the sidecar to refuse.
+    """
+    if not isinstance(stated, dict):
+        return stated
+    classes = {name: stated.get(name, {}) for name in [*CLASSES, *stated]}
     for name in CLASSES:
-        given, ttft = _INPUTS[name[0]]
-        usual = {"input_tokens": given, "output_tokens": _OUTPUTS[name[1]], "ttft_slo_s": ttft}
-        if isinstance(own := found[name], dict):
-            found[name] = usual | {key: value for key, value in own.items() if value is not None}
-    return found
+        stated_class = classes[name]
+        if isinstance(stated_class, dict):
+            stated_fields = {key: value for key, value in stated_class.items() if value is not None}
+            classes[name] = _default_fields(name) | stated_fields
+    return classes
 
 
-def classify_all(
-    input_tokens: npt.NDArray[Any], output_tokens: npt.NDArray[Any]
-) -> npt.NDArray[np.uint8]:
-    """The places in CLASSES of requests of these lengths."""
-    given = np.digitize(input_tokens, INPUT_BOUNDS).astype(np.uint8)
-    made = np.digitize(output_tokens, OUTPUT_BOUNDS).astype(np.uint8)
-    place: npt.NDArray[np.uint8] = given * np.uint8(len(_LENGTHS)) + made
-    return place
+def _default_fields(name: str) -> dict[str, float]:
+    input_length, output_length = name[0], name[1]
+    defaults = _INPUT_DEFAULTS[input_length]
+    return {
+        "input_tokens": defaults.tokens,
+        "output_tokens": _OUTPUT_TOKENS[output_length],
+        "ttft_slo_s": defaults.ttft_slo_s,
+    }
 
 
-def serves(pool: str, request: str) -> bool:
-    """Whether requests of a class may be served by another's pool: it is longer in no respect."""
-    return all(_LENGTHS.index(r) <= _LENGTHS.index(p) for p, r in zip(pool, request, strict=True))
+def classify_requests(
+    input_tokens: npt.NDArray[np.int_] | IntArray, output_tokens: npt.NDArray[np.int_] | IntArray
+) -> ClassIndices:
+    """The class index of each request of these lengths, (n,)."""
+    input_lengths = np.digitize(input_tokens, INPUT_BOUNDS).astype(np.uint8)
+    output_lengths = np.digitize(output_tokens, OUTPUT_BOUNDS).astype(np.uint8)
+    return class_indices(input_lengths, output_lengths)
 
 
-def hosts(name: str, *, merge: bool = True) -> list[str]:
-    """The classes whose pools may serve a class, itself first; only itself without `merge`."""
-    return [name, *(c for c in CLASSES if merge and c != name and serves(c, name))]
+def class_indices(input_lengths: ClassIndices, output_lengths: ClassIndices) -> ClassIndices:
+    """The class index of each pair of lengths; 0 is short, 2 is long."""
+    indices: ClassIndices = input_lengths * np.uint8(NUM_LENGTHS) + output_lengths
+    return indices
 
 
-def _known(name: str) -> str:
+def split_class_indices(indices: ClassIndices) -> tuple[ClassIndices, ClassIndices]:
+    """Lengths of inputs and of outputs; the inverse of class_indices."""
+    return indices // np.uint8(NUM_LENGTHS), indices % np.uint8(NUM_LENGTHS)
+
+
+def serves(pool_class: str, request_class: str) -> bool:
+    """Whether a class's pool may serve requests of another: they are longer in no respect."""
+    return all(
+        _LENGTHS.index(request_length) <= _LENGTHS.index(pool_length)
+        for pool_length, request_length in zip(pool_class, request_class, strict=True)
+    )
+
+
+def host_classes(name: str, *, merge: bool = True) -> list[str]:
+    """The classes whose pools may serve a class, itself first; without `merge` only itself."""
+    if not merge:
+        return [name]
+    return [name, *(host for host in CLASSES if host != name and serves(host, name))]
+
+
+def _check_name(name: str) -> str:
     if name not in CLASSES:
         raise ValueError(
             f"there is no class {name!r}; the classes are {', '.join(CLASSES)} (input then output: "
@@ -121,16 +174,16 @@ def _known(name: str) -> str:
     return name
 
 
-Class = Annotated[str, AfterValidator(_known)]
+ClassName = Annotated[str, AfterValidator(_check_name)]
 
 
 def check_class(name: str) -> str:
-    """`name`, which a user gave.
+    """The name of a class as a user gave it.
 
     Raises:
         InputError: there is no such class.
     """
     try:
-        return _known(name)
+        return _check_name(name)
     except ValueError as error:
         raise InputError(str(error)) from None

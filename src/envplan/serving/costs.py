@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from envplan.costs.model import Overheads
 from envplan.costs.rates import Rate
 from envplan.serving.simulation import Simulation
 
-_HOUR_S = 3600.0
+_HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +46,12 @@ class FleetRates:
     def _money(self, simulation: Simulation) -> float | None:
         if self.price is None and not self.overheads.gpu_hour:
             return None
-        hours = self.overheads.gpu_time_cost(_HOUR_S, 1) * simulation.gpu_hours
-        energy = 0.0 if self.price is None else simulation.at_rate(self.price, self.overheads)
-        return energy + hours
+        gpu_time = self.overheads.gpu_time_cost(_HOUR_S, 1) * simulation.gpu_hours
+        energy = 0.0 if self.price is None else simulation.cost_at(self.price, self.overheads)
+        return energy + gpu_time
 
     def _carbon_g(self, simulation: Simulation) -> float | None:
         if self.carbon is None:
             return None
-        made = self.overheads.embodied_carbon_g(_HOUR_S, 1) * simulation.gpu_hours
-        return simulation.at_rate(self.carbon, self.overheads) + made
+        embodied_g = self.overheads.embodied_carbon_g(_HOUR_S, 1) * simulation.gpu_hours
+        return simulation.cost_at(self.carbon, self.overheads) + embodied_g

@@ -35,25 +35,29 @@ def kwh(joules: float) -> str:
 METRICS: Final = (
     Metric("energy (kWh)", lambda result: kwh(result.energy_j)),
     Metric("requests", lambda result: str(result.requests), compared=False),
-    Metric("SLOs met (%)", lambda result: f"{100 * result.attainment:.3f}"),
+    Metric("SLOs met (%)", lambda result: f"{100 * result.slo_attainment:.3f}"),
     Metric(
         "first token in time (%)",
-        lambda result: f"{100 * result.first_in_time:.3f}",
+        lambda result: f"{100 * result.first_tokens_in_time:.3f}",
         compared=False,
     ),
     Metric(
         "further tokens in time (%)",
-        lambda result: f"{100 * result.tokens_in_time:.3f}",
+        lambda result: f"{100 * result.further_tokens_in_time:.3f}",
         compared=False,
     ),
     Metric("GPUs, mean", lambda result: f"{result.gpus_mean:.1f}"),
     Metric("GPUs, most", lambda result: f"{result.gpus_most:.0f}"),
     Metric("GPU hours", lambda result: f"{result.gpu_hours:.4g}"),
-    Metric("started", lambda result: str(result.started)),
-    Metric("re-sharded", lambda result: str(result.resharded)),
+    Metric("started", lambda result: str(result.instances_started)),
+    Metric("re-sharded", lambda result: str(result.instances_resharded)),
     Metric("clock changes", lambda result: str(result.clock_changes)),
-    Metric("requests that another pool took", lambda result: str(result.helped), compared=False),
-    Metric("requests given up", lambda result: str(result.squashed), compared=False),
+    Metric(
+        "requests that another pool took",
+        lambda result: str(result.requests_helped),
+        compared=False,
+    ),
+    Metric("requests given up", lambda result: str(result.requests_squashed), compared=False),
 )
 #: Those that compare policies.
 COMPARED: Final = tuple(metric for metric in METRICS if metric.compared)

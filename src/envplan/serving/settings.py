@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-#: How long the steps of a start take, s, by what saves them: a machine is booted; it fetches the
-#: weights; its processes find each other and the engine starts, or both come from a snapshot.
-#: (DynamoLLM, section IV; the middle where a range is stated.)
-READY: Final[Mapping[str, float]] = {"vm": 90.0, "weights": 180.0, "snapshot": 138.0}
-_ENGINE_S: Final = 18.0  # of the last: the engine alone starts
+#: Steps of an instance's start that can be prepared, and the seconds that each takes: a machine is
+#: booted; it fetches the weights; its processes find each other and the engine starts, or both come
+#: from a snapshot. (DynamoLLM, section IV; the middle where a range is stated.)
+STARTUP_STEPS_S: Final[Mapping[str, float]] = {"vm": 90.0, "weights": 180.0, "snapshot": 138.0}
+_ENGINE_START_S: Final = 18.0  # the part of the last step that the engine itself takes
 _INSTALL_S: Final = 15.0  # weights and KV cache are put into the GPUs
 
 
@@ -19,42 +19,48 @@ class Settings:
     """How a simulation is run.
 
     Attributes:
-        gpus: at most.
-        pools: at most, for policies that sort classes into pools.
-        epoch: between two looks ahead, s; in each minute between, it is only looked whether the
+        max_gpus: GPUs of the fleet.
+        max_pools: pools of policies that sort classes into pools.
+        epoch_s: between two looks ahead. In each minute between, it is only checked whether the
             fleet still suffices.
-        slo_quantile: percent of SLOs that fleets are sized for.
-        headroom: percent by which what is needed is exceeded.
-        squash: a request whose first token is so much too late is given up, s.
-        past: so much of the trace, s, rounded up to minutes, is a past: the first fleet is sized by
+        slo_quantile_percent: share of requests whose SLOs a fleet is sized for.
+        headroom_percent: how much a fleet exceeds what is needed.
+        squash_s: a request whose first token is so much too late is given up.
+        past_s: so much of the trace, rounded up to minutes, is a past: the first fleet is sized by
             it, and it is not replayed. 0: that fleet is sized by the trace's peak, with hindsight.
-        mispredicted: percent of requests whose output is predicted one length too short or too
-            long; a short one cannot be too short, nor a long one too long.
-        underestimated: percent of these that are predicted too short.
-        seed: of whatever is drawn.
-        ready: names in READY of what is ready before an instance is needed.
-        clock_delay: until a clock that was asked for is in force, s.
+        mispredicted_percent: share of requests whose output is predicted one length too short or
+            too long; a short one cannot be too short, nor a long one too long.
+        underestimated_percent: share of these that are predicted too short.
+        seed: of everything that is drawn.
+        ready: names in STARTUP_STEPS_S of the steps that are prepared before an instance is needed.
+        switch_latency_s: from the request of a clock until it is in force.
     """
 
-    gpus: int = 1024
-    pools: int = 9
-    epoch: float = 1800.0
-    slo_quantile: float = 99.95
-    headroom: float = 10.0
-    squash: float = 60.0
-    past: float = 0.0
-    mispredicted: float = 5.0
-    underestimated: float = 50.0
+    max_gpus: int = 1024
+    max_pools: int = 9
+    epoch_s: float = 1800.0
+    slo_quantile_percent: float = 99.95
+    headroom_percent: float = 10.0
+    squash_s: float = 60.0
+    past_s: float = 0.0
+    mispredicted_percent: float = 5.0
+    underestimated_percent: float = 50.0
     seed: int = 0
     ready: tuple[str, ...] = ()
-    clock_delay: float = 0.03
+    switch_latency_s: float = 0.03
+
+    @property
+    def max_late_share(self) -> float:
+        """Share of requests that may be late."""
+        return 1 - self.slo_quantile_percent / 100
 
     @property
     def startup_s(self) -> float:
-        """Until a new instance serves, s."""
-        return _INSTALL_S + sum(step for name, step in READY.items() if name not in self.ready)
+        """Seconds until a new instance serves."""
+        steps_s = [step_s for name, step_s in STARTUP_STEPS_S.items() if name not in self.ready]
+        return _INSTALL_S + sum(steps_s)
 
     @property
     def reshard_s(self) -> float:
-        """Until GPUs that already hold the weights serve as instances of another TP, s."""
-        return min(self.startup_s, _ENGINE_S + _INSTALL_S)
+        """Seconds until GPUs that hold the weights already serve as instances of another TP."""
+        return min(self.startup_s, _ENGINE_START_S + _INSTALL_S)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from envplan._io.files import atomic_write
 from envplan.simulation.iteration import Timeline
-from envplan.units import j_from_fj, ns_from_s
+from envplan.simulation.results import OperationRun, Slice, StageUse
+from envplan.units import j_from_fj
 
 __all__ = ["save_chrome_trace"]
 
 _PROCESS: Final = 1
 _NS_PER_US: Final = 1000
 
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
 def save_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -31,58 +32,122 @@ def save_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     Raises:
         InputError: it cannot be written there.
     """
+    profile = timeline.plan.profile
+    about = {"planner": timeline.plan.planner, "profile": profile.name}
+    if profile.source is not None:
+        about["profile_source"] = profile.source
+    # An event a line, so that a trace can be read and compared as text.
     events = ",\n".join(json.dumps(event, allow_nan=False) for event in _events(timeline))
-    head = {"planner": timeline.plan.planner, "profile": timeline.plan.profile.name}
-    if timeline.plan.profile.source is not None:
-        head["profile_source"] = timeline.plan.profile.source
-    atomic_write(
-        path,
-        f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(head)}, "traceEvents": [\n'
-        f"{events}\n]}}\n",
-    )
+    head = f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": ['
+    atomic_write(path, f"{head}\n{events}\n]}}\n")
 
 
 def _events(timeline: Timeline) -> Iterator[Event]:
-    """The events of a trace: names of tracks, then each track in time order."""
-    modelled = " (modelled)" if timeline.plan.profile.source == "modelled" else ""
-    title = f"{timeline.plan.profile.name}{modelled}, planner {timeline.plan.planner}"
+    """The events of a trace: names of tracks, operations, clocks, power."""
+    yield from _track_names(timeline)
+    for slices in _by_operation(timeline):
+        yield from _operation_events(timeline.operations[slices[0].operation], slices)
+    for stage in timeline.stages:
+        yield from _clock_events(stage, timeline.sync_time_ns)
+    yield from _power_events(timeline)
+
+
+def _track_names(timeline: Timeline) -> Iterator[Event]:
+    """The name of the process, and name and place of each stage's track."""
+    profile = timeline.plan.profile
+    modelled = " (modelled)" if profile.source == "modelled" else ""
+    title = f"{profile.name}{modelled}, planner {timeline.plan.planner}"
     yield _event("process_name", "M", {"name": title}, tid=0)
-    for stage in range(len(timeline.stages)):
-        # Thread 0 is the idle task to trace viewers, so stage 0 is thread 1.
-        thread = {"tid": stage + 1}
-        yield _event("thread_name", "M", {"name": f"stage {stage}"}, **thread)
-        yield _event("thread_sort_index", "M", {"sort_index": stage}, **thread)
-    operations, rows = timeline.pipeline.operations, timeline.rows
-    for i, of in groupby(timeline.slices, key=lambda one: one.operation):
-        op, row, slices = operations[i], rows[i], list(of)
-        args = {name: row[name] for name in ("microbatch", "frequency_mhz")}
-        args |= {"energy_j_per_gpu": row["energy_j"]}
-        args |= {name: row[name] for name in ("could_stretch_s", "critical_path")}
-        if row["config"]:
-            args["config"] = row["config"]
-        if len(slices) > 1:
-            args["ran_at_mhz"] = [part.frequency_mhz for part in slices]
-        name = f"{op.instruction} {op.microbatch}" + (f" chunk {op.chunk}" if op.chunk else "")
-        span = slices[0].start_ns, slices[-1].finish_ns
-        yield _span(name, op.instruction, op.stage, *span, args)
-        for part in slices if slices[0].part else ():
+    for stage in range(timeline.pipeline.num_stages):
+        thread = _thread(stage)
+        yield _event("thread_name", "M", {"name": f"stage {stage}"}, tid=thread)
+        yield _event("thread_sort_index", "M", {"sort_index": stage}, tid=thread)
+
+
+def _by_operation(timeline: Timeline) -> Iterator[list[Slice]]:
+    """The slices of each operation."""
+    for _, slices in groupby(timeline.slices, key=lambda piece: piece.operation):
+        yield list(slices)
+
+
+def _operation_events(run: OperationRun, slices: Sequence[Slice]) -> Iterator[Event]:
+    """An operation, and its parts where they have clocks of their own."""
+    chunk = f" chunk {run.chunk}" if run.chunk else ""
+    arguments: Event = {
+        "microbatch": run.microbatch,
+        "frequency_mhz": run.frequency_mhz,
+        "energy_j_per_gpu": run.energy_j,
+        "could_stretch_s": run.could_stretch_s,
+        "critical_path": run.critical_path,
+    }
+    if run.config:
+        arguments["config"] = run.config
+    if len(slices) > 1:
+        arguments["ran_at_mhz"] = [piece.frequency_mhz for piece in slices]
+    yield _span(
+        f"{run.instruction} {run.microbatch}{chunk}",
+        category=run.instruction,
+        stage=run.stage,
+        start_ns=slices[0].start_ns,
+        finish_ns=slices[-1].finish_ns,
+        arguments=arguments,
+    )
+    for piece in slices:
+        if piece.part:
             # Within the operation, so that a viewer shows it below.
-            energy_j = j_from_fj(part.energy_fj)
-            ran = {"frequency_mhz": part.frequency_mhz, "energy_j_per_gpu": energy_j}
-            yield _span(part.part, "part", op.stage, part.start_ns, part.finish_ns, ran)
-    for use in timeline.stages:
-        changes = [(ns_from_s(one["at_s"]), one["frequency_mhz"]) for one in use["clock_changes"]]
-        for at, mhz in (*changes, (timeline.sync_time_ns, changes[-1][1])):
-            yield _event(f"stage {use['stage']} clock", "C", {"MHz": mhz}, ts=at / _NS_PER_US)
-    times, watts = timeline.power
-    for at, power in zip(times.tolist(), [*watts.tolist(), 0.0], strict=True):
-        yield _event("power of all GPUs", "C", {"W": round(power, 6)}, ts=at / _NS_PER_US)
+            yield _span(
+                piece.part,
+                category="part",
+                stage=run.stage,
+                start_ns=piece.start_ns,
+                finish_ns=piece.finish_ns,
+                arguments={
+                    "frequency_mhz": piece.frequency_mhz,
+                    "energy_j_per_gpu": j_from_fj(piece.energy_fj),
+                },
+            )
 
 
-def _span(name: str, kind: str, stage: int, start_ns: int, finish_ns: int, args: Event) -> Event:
-    times = {"ts": start_ns / _NS_PER_US, "dur": (finish_ns - start_ns) / _NS_PER_US}
-    return _event(name, "X", args, tid=stage + 1, cat=kind, **times)
+def _clock_events(stage: StageUse, end_ns: int) -> Iterator[Event]:
+    """The clock of a stage until the end, as a counter."""
+    name = f"stage {stage.stage} clock"
+    for change in stage.clock_changes:
+        yield _counter(name, change.at_ns, {"MHz": change.frequency_mhz})
+    yield _counter(name, end_ns, {"MHz": stage.clock_changes[-1].frequency_mhz})
 
 
-def _event(name: str, phase: str, args: Event, **more: Any) -> Event:
-    return {"name": name, "ph": phase, "pid": _PROCESS, **more, "args": args}
+def _power_events(timeline: Timeline) -> Iterator[Event]:
+    """The power of all GPUs, as a counter that ends at 0."""
+    times_ns, power_w = (column.tolist() for column in timeline.power)
+    for time_ns, watts in zip(times_ns, [*power_w, 0.0], strict=True):
+        yield _counter("power of all GPUs", time_ns, {"W": round(watts, 6)})
+
+
+def _thread(stage: int) -> int:
+    """The thread of a stage: thread 0 is the idle task to trace viewers, so stage 0 is thread 1."""
+    return stage + 1
+
+
+def _span(
+    name: str, *, category: str, stage: int, start_ns: int, finish_ns: int, arguments: Event
+) -> Event:
+    """Something that a stage does from one time to another."""
+    return _event(
+        name,
+        "X",
+        arguments,
+        tid=_thread(stage),
+        cat=category,
+        ts=start_ns / _NS_PER_US,
+        dur=(finish_ns - start_ns) / _NS_PER_US,
+    )
+
+
+def _counter(name: str, time_ns: int, values: Event) -> Event:
+    """Values of a counter from a time on."""
+    return _event(name, "C", values, ts=time_ns / _NS_PER_US)
+
+
+def _event(name: str, phase: str, arguments: Event, **fields: float | str) -> Event:
+    """An event of Chrome's format; its fields come in the order of the format's description."""
+    return {"name": name, "ph": phase, "pid": _PROCESS, **fields, "args": arguments}

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from itertools import chain
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, TypedDict, Unpack
 
 from pydantic import BaseModel, Field
 
@@ -25,18 +25,19 @@ from envplan.costs.model import RunComparison, TimeAndEnergy
 from envplan.costs.pricing import compare_costs
 from envplan.errors import InputError
 from envplan.frontier import Progress
-from envplan.plan import Plan, as_referenced, check_reference, replay_plan, rung_rows
+from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
 from envplan.plan.build import percent
 from envplan.profile import Profile
-from envplan.replay import Replay
+from envplan.replay import Machine, Replay
 from envplan.request import Effort
-from envplan.simulation.iteration import PLANNED, Conditions
+from envplan.simulation.conditions import PLANNED, Conditions
 from envplan.solve import Frontier, trace_job
 from envplan.solve.frontier import LADDER
 from envplan.solve.search import ladder, plans_by, with_late_parts
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
+    "ClusterIteration",
     "ClusterReport",
     "Slowdowns",
     "read_slowdowns",
@@ -46,9 +47,11 @@ __all__ = [
 
 #: Slowdown of each straggler in an iteration, by replica; all others keep to the plan's time.
 Slowdowns = Mapping[int, float]
+#: The same by size: all above 1, ascending. Iterations with the same factors are alike.
+Factors = tuple[float, ...]
 
 #: Up to so many straggler times are planned for one by one; for more, a whole ladder is made.
-MOST_OWN_RUNGS: Final = 8
+MAX_SEPARATE_RUNGS: Final = 8
 
 _Whole = Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
 _Factor = Annotated[
@@ -57,55 +60,118 @@ _Factor = Annotated[
 ]
 
 
-class _Slowdown(BaseModel):
+class _SlowdownRow(BaseModel):
+    """A row of a file of stragglers."""
+
     iteration: _Whole
     replica: _Whole
     slowdown: _Factor
 
 
 class _Cluster(Model):
-    """What is asked of a cluster."""
+    """The shape of a cluster, and its stragglers in each iteration."""
 
     replicas: GpuCount
     gpus_per_stage: GpuCount
     slowdowns: Annotated[list[dict[int, _Factor]], Field(min_length=1)]
 
+    def require_replicas(self) -> None:
+        """Raise InputError unless every straggler is a replica of the cluster."""
+        for replica in chain.from_iterable(self.slowdowns):
+            if not 0 <= replica < self.replicas:
+                raise InputError(
+                    f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
+                    f"{self.replicas - 1}"
+                )
+
+    def straggler_factors(self) -> list[Factors]:
+        """The slowdowns of each iteration, ascending, without those that slow nothing down."""
+        return [
+            tuple(sorted(factor for factor in slowdowns.values() if factor > 1))
+            for slowdowns in self.slowdowns
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterIteration:
+    """One iteration of a cluster, run in three ways; energies are those of all GPUs.
+
+    Attributes:
+        stragglers: how many replicas are slower than the plan.
+        sync_time_s: when the last replica has finished, the others following the plan for it.
+        followed_time_s: iteration time of the plan that the other replicas follow.
+        baseline_energy_j, baseline_time_s: with everything at maximum frequency.
+        plan_energy_j: with the plan everywhere, the others waiting for the stragglers.
+        energy_j: with the plan looked up for the stragglers' time where nobody straggles.
+    """
+
+    stragglers: int
+    sync_time_s: float
+    followed_time_s: float
+    baseline_energy_j: float
+    plan_energy_j: float
+    energy_j: float
+    baseline_time_s: float
+
+    def to_dict(self) -> dict[str, object]:
+        """The iteration in JSON types."""
+        return {
+            "stragglers": self.stragglers,
+            "sync_time_s": self.sync_time_s,
+            "followed_time_s": self.followed_time_s,
+            "baseline_energy_j": self.baseline_energy_j,
+            "plan_energy_j": self.plan_energy_j,
+            "energy_j": self.energy_j,
+        }
+
 
 @dataclass(frozen=True)
 class ClusterReport:
-    """What a cluster uses over some iterations, and where the savings come from. Energies are
-    joules over all GPUs and all iterations.
+    """Energy of a cluster over some iterations, and where the savings come from.
+
+    Energies are joules over all GPUs and all iterations.
 
     Attributes:
         replicas, num_stages, gpus_per_stage: the shape of the cluster.
         num_microbatches: of one pipeline.
-        iterations: one or more, each in three ways of running it, in JSON types: how many
-            `stragglers` are slower than the plan; `sync_time_s`, when the last replica has finished
-            with it; `followed_time_s`, iteration time of the plan that the other replicas follow;
-            `baseline_energy_j` and `baseline_time_s`, all at maximum frequency; `plan_energy_j`,
-            all with the plan, the others waiting for the stragglers; `energy_j`, the others with
-            the plan looked up for T'.
-        time, baseline_time: s that all iterations take with the plan, and at maximum frequency.
-        baseline_energy: with everything at maximum frequency.
-        plan_energy: with the plan everywhere, whoever straggles.
-        energy: with the plan, and with those looked up while somebody straggles.
+        iterations: one or more; those that are alike are the same object.
     """
 
     replicas: int
     num_stages: int
     gpus_per_stage: int
     num_microbatches: int
-    iterations: tuple[dict[str, Any], ...]
-    time: float
-    baseline_time: float
-    baseline_energy: float
-    plan_energy: float
-    energy: float
+    iterations: tuple[ClusterIteration, ...]
 
     @property
     def num_gpus(self) -> int:
         """GPUs of the whole cluster."""
         return self.replicas * self.num_stages * self.gpus_per_stage
+
+    @cached_property
+    def time(self) -> float:
+        """Time that all iterations take with the plan, s."""
+        return math.fsum(iteration.sync_time_s for iteration in self.iterations)
+
+    @cached_property
+    def baseline_time(self) -> float:
+        """Time that all iterations take at maximum frequency, s."""
+        return math.fsum(iteration.baseline_time_s for iteration in self.iterations)
+
+    @cached_property
+    def baseline_energy(self) -> float:
+        """Energy with everything at maximum frequency, J."""
+        return math.fsum(iteration.baseline_energy_j for iteration in self.iterations)
+
+    @cached_property
+    def plan_energy(self) -> float:
+        """Energy with the plan everywhere, whoever straggles, J."""
+        return math.fsum(iteration.plan_energy_j for iteration in self.iterations)
+
+    @cached_property
+    def energy(self) -> float:
+        """Energy with the plan, and with those looked up while somebody straggles, J."""
+        return math.fsum(iteration.energy_j for iteration in self.iterations)
 
     @property
     def intrinsic_savings(self) -> float:
@@ -118,23 +184,22 @@ class ClusterReport:
         return self.plan_energy - self.energy
 
     def costs(self, run: Run) -> RunComparison:
-        """What an iteration costs on average, and what a run of many does.
+        """Average cost of an iteration, and the cost of a run of many.
 
         Raises:
             InputError: a rate ends before the run does.
         """
         count = len(self.iterations)
-        before = TimeAndEnergy(self.baseline_time / count, self.baseline_energy / count)
-        after = TimeAndEnergy(self.time / count, self.energy / count)
-        return compare_costs(before, after, run, self.num_gpus)
+        baseline = TimeAndEnergy(self.baseline_time / count, self.baseline_energy / count)
+        planned = TimeAndEnergy(self.time / count, self.energy / count)
+        return compare_costs(baseline, planned, run, self.num_gpus)
 
     def percent(self, joules: float) -> float:
         """Joules as percent of the baseline's."""
         return percent(joules, self.baseline_energy)
 
-    def to_dict(self) -> dict[str, Any]:
-        """In JSON types; iterations that are alike are listed one by one."""
-        saved = {"intrinsic": self.intrinsic_savings, "extrinsic": self.extrinsic_savings}
+    def to_dict(self) -> dict[str, object]:
+        """The report in JSON types; iterations that are alike are listed one by one."""
         return {
             "gpus": self.num_gpus,
             "replicas": self.replicas,
@@ -145,12 +210,11 @@ class ClusterReport:
             "baseline_energy_j": self.baseline_energy,
             "plan_energy_j": self.plan_energy,
             "energy_j": self.energy,
-            **{f"{kind}_savings_j": joules for kind, joules in saved.items()},
-            **{f"{kind}_savings_percent": self.percent(one) for kind, one in saved.items()},
-            "iterations": [
-                {name: value for name, value in one.items() if name != "baseline_time_s"}
-                for one in self.iterations
-            ],
+            "intrinsic_savings_j": self.intrinsic_savings,
+            "extrinsic_savings_j": self.extrinsic_savings,
+            "intrinsic_savings_percent": self.percent(self.intrinsic_savings),
+            "extrinsic_savings_percent": self.percent(self.extrinsic_savings),
+            "iterations": [iteration.to_dict() for iteration in self.iterations],
         }
 
 
@@ -180,10 +244,12 @@ def simulate_cluster(
     the frontier: one for each T' if there are few, else a ladder.
 
     Args:
+        plan: the plan that all replicas follow while nobody straggles.
+        profile: the profile that it was made from.
         frontier: of the plan's job; default: traced where it is needed.
         slowdowns: for each iteration its stragglers.
         replicas: default: those of the plan's job.
-        gpus_per_stage: likewise.
+        gpus_per_stage: default: those of the plan's job.
         conditions: what all replicas meet; with several runs each iteration is run so often. Noise
             is drawn alike for all replicas.
         force: go on though the profile has changed since the plan was made.
@@ -193,99 +259,199 @@ def simulate_cluster(
         InputError: a number is out of range, a straggler is no replica of the cluster, or as for
             simulate.
     """
-    job, machine = plan.job, conditions.machine(plan.job)
     cluster = _Cluster.of(
-        replicas=job.replicas if replicas is None else replicas,
-        gpus_per_stage=job.gpus_per_stage if gpus_per_stage is None else gpus_per_stage,
-        slowdowns=list(map(dict, slowdowns)),
+        replicas=plan.job.replicas if replicas is None else replicas,
+        gpus_per_stage=plan.job.gpus_per_stage if gpus_per_stage is None else gpus_per_stage,
+        slowdowns=[dict(iteration) for iteration in slowdowns],
     )
-    for replica in chain.from_iterable(cluster.slowdowns):
-        if not 0 <= replica < cluster.replicas:
-            raise InputError(
-                f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
-                f"{cluster.replicas - 1}"
-            )
-    stragglers = [
-        tuple(sorted(x for x in factors.values() if x > 1)) for factors in cluster.slowdowns
-    ]
-    own = replay_plan(plan, profile, force=force, machine=machine)
-    known_end_ns = {  # from the start on
-        factors: max(conditions.sync_ns, math.ceil(own.makespan_ns * max((1.0, *factors))))
-        for factors in dict.fromkeys(stragglers)
+    cluster.require_replicas()
+    machine = conditions.machine(plan.job)
+    planned = replay_plan(plan, profile, force=force, machine=machine)
+    factors_of_iterations = cluster.straggler_factors()
+    announced_ns = {
+        factors: _announced_end_ns(factors, planned, conditions)
+        for factors in dict.fromkeys(factors_of_iterations)
     }
-    waits = sorted({*known_end_ns.values()} - {own.makespan_ns})
-    rungs = plan.ladder or []
-    if plan.ladder is None and waits:
-        frontier = frontier or trace_job(job, as_referenced(plan.profile, profile), progress)
-        # Whatever the plan keeps, those looked up keep with the request's clocks and limits.
-        asked = {"straggler_time_s": None, "run": None, "effort": Effort(ladder=LADDER)}
-        request = plan.request.model_copy(update=asked)
-        if len(waits) > MOST_OWN_RUNGS:
-            looked_up = ladder(frontier, request)
-        else:
-            looked_up = plans_by(with_late_parts(frontier, request), request, waits)
-        rungs = [one.as_rung() for one in looked_up]
-    problem = replay_plan(plan, profile, force=force, machine=machine, rungs=rungs).problem
-    fastest = problem.replay(problem.max_frequency_rows)
-    rows = [rung_rows(f"ladder[{n}]", rung, problem) for n, rung in enumerate(rungs)]
-    ways = [own, *(problem.replay(one, machine) for one in rows)]
-    waiting_uw = int(problem.blocking_power_uw.sum())
-
-    @cache
-    def runs(way: Replay) -> list[Replay]:
-        return list(conditions.replays(way))
-
-    def until_all(way: Replay, slow: Replay, times: Sequence[int]) -> tuple[float, float]:
-        """When all have finished, s, and what all GPUs draw until then, J.
-
-        A straggler takes its time at the average power that it has without straggling.
-        """
-        others = cluster.replicas - len(times)
-        end_ns = max(conditions.sync_ns, way.makespan_ns if others else 0, *times)
-        straggling_fj = sum(slow.energy_fj * time // slow.makespan_ns for time in times)
-        waited_ns = cluster.replicas * end_ns - others * way.makespan_ns - sum(times)
-        all_fj = others * way.energy_fj + straggling_fj + waiting_uw * waited_ns
-        return s_from_ns(end_ns), j_from_fj(all_fj * cluster.gpus_per_stage)
-
-    found: dict[tuple[float, ...], list[dict[str, Any]]] = {}
-    for factors, end_ns in known_end_ns.items():
-        in_time = [way for way in ways if way.makespan_ns <= end_ns]
-        best = min(in_time, key=lambda way: way.energy_until(end_ns))
-        found[factors] = []
-        for highest, usual, followed in zip(runs(fastest), runs(own), runs(best), strict=True):
-            times = [math.ceil(usual.makespan_ns * factor) for factor in factors]
-            # A straggler takes its time whatever it runs, but not less than maximum frequency does.
-            slowed = [max(time, highest.makespan_ns) for time in times]
-            baseline_s, baseline_j = until_all(highest, highest, slowed)
-            sync_s, energy_j = until_all(followed, usual, times)
-            found[factors].append(
-                {
-                    "stragglers": len(factors),
-                    "sync_time_s": sync_s,
-                    "followed_time_s": s_from_ns(followed.makespan_ns),
-                    "baseline_energy_j": baseline_j,
-                    "plan_energy_j": until_all(usual, usual, times)[1],
-                    "energy_j": energy_j,
-                    "baseline_time_s": baseline_s,
-                }
-            )
-    listed = tuple(chain.from_iterable(found[factors] for factors in stragglers))
-
-    def total(name: str) -> float:
-        return math.fsum(one[name] for one in listed)
-
+    rungs = plan.ladder
+    if rungs is None:
+        rungs = _rungs_for(
+            plan, profile, frontier, {*announced_ns.values()} - {planned.makespan_ns}, progress
+        )
+    simulation = _ClusterSimulation(
+        cluster=cluster,
+        sync_ns=conditions.sync_ns,
+        planned=_ReplayedPlan(planned, conditions),
+        rungs=[
+            _ReplayedPlan(replay, conditions)
+            for replay in _replays_of_rungs(plan, profile, rungs, machine=machine, force=force)
+        ],
+        at_max_frequency=_ReplayedPlan(
+            planned.problem.replay(planned.problem.max_frequency_rows), conditions
+        ),
+    )
+    outcomes = {
+        factors: list(simulation.iterations(factors, end_ns))
+        for factors, end_ns in announced_ns.items()
+    }
     return ClusterReport(
         replicas=cluster.replicas,
-        num_stages=job.stages,
+        num_stages=plan.job.stages,
         gpus_per_stage=cluster.gpus_per_stage,
-        num_microbatches=job.microbatches,
-        iterations=listed,
-        time=total("sync_time_s"),
-        baseline_time=total("baseline_time_s"),
-        baseline_energy=total("baseline_energy_j"),
-        plan_energy=total("plan_energy_j"),
-        energy=total("energy_j"),
+        num_microbatches=plan.job.microbatches,
+        iterations=tuple(
+            chain.from_iterable(outcomes[factors] for factors in factors_of_iterations)
+        ),
     )
+
+
+def _announced_end_ns(factors: Factors, planned: Replay, conditions: Conditions) -> int:
+    """T': when the last straggler will have finished, known from the iteration's start on."""
+    slowest = max(factors, default=1.0)
+    return max(conditions.sync_ns, math.ceil(planned.makespan_ns * slowest))
+
+
+def _rungs_for(
+    plan: Plan,
+    profile: Profile,
+    frontier: Frontier | None,
+    ends_ns: Set[int],
+    progress: Progress | None,
+) -> list[Rung]:
+    """Plans of the frontier to follow while somebody straggles.
+
+    Args:
+        plan: the plan of the job, which keeps its clocks and limits in all rungs.
+        profile: the profile that it was made from.
+        frontier: of the plan's job; None: traced.
+        ends_ns: the times T' that stragglers make everybody finish at.
+        progress: as for trace_frontier.
+    """
+    if not ends_ns:
+        return []
+    if frontier is None:
+        frontier = trace_job(plan.job, as_referenced(plan.profile, profile), progress)
+    request = plan.request.model_copy(
+        update={"straggler_time_s": None, "run": None, "effort": Effort(ladder=LADDER)}
+    )
+    if len(ends_ns) > MAX_SEPARATE_RUNGS:
+        plans = ladder(frontier, request)
+    else:
+        plans = plans_by(with_late_parts(frontier, request), request, sorted(ends_ns))
+    return [rung.as_rung() for rung in plans]
+
+
+def _replays_of_rungs(
+    plan: Plan, profile: Profile, rungs: Sequence[Rung], *, machine: Machine, force: bool
+) -> list[Replay]:
+    """The exact replay of each rung of a plan."""
+    if not rungs:
+        return []
+    problem = replay_plan(plan, profile, force=force, machine=machine, rungs=rungs).problem
+    return [
+        problem.replay(rung_rows(f"ladder[{number}]", rung, problem), machine)
+        for number, rung in enumerate(rungs)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _ReplayedPlan:
+    """A plan as it runs exactly, and under the conditions of a cluster."""
+
+    exact: Replay
+    conditions: Conditions
+
+    @cached_property
+    def runs(self) -> list[Replay]:
+        """The plan under the conditions, run by run."""
+        return list(self.conditions.replays(self.exact))
+
+
+@dataclass(frozen=True)
+class _ClusterSimulation:
+    """Iterations of a cluster, from replays that were made beforehand.
+
+    Attributes:
+        cluster: its shape.
+        sync_ns: no iteration is over before that.
+        planned: the plan.
+        rungs: the plans to look up.
+        at_max_frequency: every operation at its highest frequency, clocks there from the start.
+    """
+
+    cluster: _Cluster
+    sync_ns: int
+    planned: _ReplayedPlan
+    rungs: Sequence[_ReplayedPlan]
+    at_max_frequency: _ReplayedPlan
+
+    def iterations(self, factors: Factors, announced_ns: int) -> Iterator[ClusterIteration]:
+        """An iteration for each run of the conditions.
+
+        Args:
+            factors: slowdowns of the stragglers.
+            announced_ns: when the last of them will have finished.
+        """
+        followed = self._cheapest_in_time(announced_ns)
+        for highest, planned, looked_up in zip(
+            self.at_max_frequency.runs, self.planned.runs, followed.runs, strict=True
+        ):
+            times_ns = [math.ceil(planned.makespan_ns * factor) for factor in factors]
+            # A straggler takes its time whatever it runs, but not less than maximum frequency does.
+            highest_ns = [max(time_ns, highest.makespan_ns) for time_ns in times_ns]
+            baseline = self._end(highest, stragglers=highest, times_ns=highest_ns)
+            waited_for = self._end(planned, stragglers=planned, times_ns=times_ns)
+            filled = self._end(looked_up, stragglers=planned, times_ns=times_ns)
+            yield ClusterIteration(
+                stragglers=len(factors),
+                sync_time_s=filled.time_s,
+                followed_time_s=s_from_ns(looked_up.makespan_ns),
+                baseline_energy_j=baseline.energy_j,
+                plan_energy_j=waited_for.energy_j,
+                energy_j=filled.energy_j,
+                baseline_time_s=baseline.time_s,
+            )
+
+    def _cheapest_in_time(self, end_ns: int) -> _ReplayedPlan:
+        """The plan or rung of least energy, waiting included, that ends by a time."""
+        plans = (self.planned, *self.rungs)
+        in_time = [plan for plan in plans if plan.exact.makespan_ns <= end_ns]
+        return min(in_time, key=lambda plan: plan.exact.energy_until(end_ns))
+
+    def _end(self, replay: Replay, *, stragglers: Replay, times_ns: Sequence[int]) -> _ClusterEnd:
+        """The end of an iteration: when all have finished, and what all GPUs draw until then.
+
+        A straggler takes its time at the average power that it has without straggling.
+
+        Args:
+            replay: what the replicas do that do not straggle.
+            stragglers: what the stragglers would do without straggling.
+            times_ns: how long each straggler takes.
+        """
+        replicas, others = self.cluster.replicas, self.cluster.replicas - len(times_ns)
+        end_ns = max(self.sync_ns, replay.makespan_ns if others else 0, *times_ns)
+        straggling_fj = sum(
+            stragglers.energy_fj * time_ns // stragglers.makespan_ns for time_ns in times_ns
+        )
+        waited_ns = replicas * end_ns - others * replay.makespan_ns - sum(times_ns)
+        waiting_uw = int(replay.problem.blocking_power_uw.sum())
+        energy_fj = others * replay.energy_fj + straggling_fj + waiting_uw * waited_ns
+        return _ClusterEnd(s_from_ns(end_ns), j_from_fj(energy_fj * self.cluster.gpus_per_stage))
+
+
+@dataclass(frozen=True, slots=True)
+class _ClusterEnd:
+    """When an iteration is over for all replicas, and what all GPUs draw until then."""
+
+    time_s: float
+    energy_j: float
+
+
+class ClusterFields(TypedDict, total=False):
+    """Arguments of simulate_cluster that are the same for clusters of any shape."""
+
+    slowdowns: Sequence[Slowdowns]
+    gpus_per_stage: int | None
+    conditions: Conditions
 
 
 def strong_scaling(
@@ -296,19 +462,22 @@ def strong_scaling(
     global_batch: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
-    **how: Any,
+    **cluster: Unpack[ClusterFields],
 ) -> list[ClusterReport]:
-    """The same global batch on more or fewer replicas, so with fewer or more microbatches each.
+    """Run the same global batch on more or fewer replicas, with fewer or more microbatches each.
 
     Each shape is traced and planned anew, by this library's own planner, for a deadline as far
     above its T_min as the plan's is above its own; this is how Perseus (SOSP 2024) emulates
     clusters of up to 8,192 GPUs.
 
     Args:
+        plan: the plan whose job and slowdown are kept.
+        profile: the profile that it was made from.
         replicas: for each shape, how many pipelines.
         global_batch: microbatches of all pipelines together; default: those of the plan's job.
-        force, progress: as for simulate_cluster.
-        how: slowdowns, gpus_per_stage and conditions of every shape, as for simulate_cluster.
+        force: go on though the profile has changed since the plan was made.
+        progress: as for trace_frontier.
+        cluster: slowdowns, gpus_per_stage and conditions of every shape, as for simulate_cluster.
 
     Raises:
         InputError: the global batch does not divide by a number of replicas, the plan is of a
@@ -324,37 +493,41 @@ def strong_scaling(
             raise InputError(
                 f"the global batch of {total} microbatches does not divide by {count} replicas"
             )
-    own = trace_job(plan.job, profile, progress)
-    slowdown = max(0.0, plan.target.deadline_s / own.min_time - 1)
+    unscaled = trace_job(plan.job, profile, progress)
+    slowdown = max(0.0, plan.target.deadline_s / unscaled.min_time - 1)
     reports = []
     for count in replicas:
         shape = {"microbatches": total // count, "replicas": count}
         frontier = trace_job(plan.job.model_copy(update=shape), profile, progress)
-        planned = frontier.plan(slowdown=slowdown)
-        reports.append(simulate_cluster(planned, profile, frontier, **how))
+        scaled = frontier.plan(slowdown=slowdown)
+        reports.append(simulate_cluster(scaled, profile, frontier, **cluster))
     return reports
 
 
 def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int, float]]:
-    """The stragglers of each iteration, from a CSV file.
+    """Read the stragglers of each iteration from a CSV file.
 
     Its header is `iteration,replica,slowdown`, iterations and replicas counting from 0. A replica
     without a row in an iteration keeps to the plan. Each iteration from 0 to the last has at least
     one row: where nobody straggles, one with slowdown 1.
 
     Args:
+        path: the file.
         replicas: how many the cluster has.
+
+    Returns:
+        For each iteration the slowdowns by replica.
 
     Raises:
         InputError: the file cannot be read, an iteration is missing, a replica is unknown or twice
             in an iteration, or a slowdown is not above 0; says the line.
     """
-    table = read_table(path, _Slowdown, kind="a table of stragglers")
+    table = read_table(path, _SlowdownRow, kind="a table of stragglers")
     iterations: dict[int, dict[int, float]] = {}
     for number, row in enumerate(table.rows()):
-        known = f"is unknown; the cluster has replicas 0 to {replicas - 1}"
         if row.replica >= replicas:
-            raise table.error(number, f"{row.replica} {known}", "replica")
+            unknown = f"{row.replica} is unknown; the cluster has replicas 0 to {replicas - 1}"
+            raise table.error(number, unknown, "replica")
         stragglers = iterations.setdefault(row.iteration, {})
         if row.replica in stragglers:
             raise table.error(number, f"repeats replica {row.replica} of iteration {row.iteration}")

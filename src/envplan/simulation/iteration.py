@@ -1,4 +1,4 @@
-"""Replaying a plan: what every GPU does when, what it draws, and where it waits for nothing.
+"""Replay of one iteration: what every GPU does when, what it draws, and where it waits for nothing.
 
 Without noise and latency a replay is exact and gives a plan's stated time and energy to the last
 nanosecond and femtojoule. With them it tells how much of the plan survives on a real machine.
@@ -9,82 +9,39 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
+from itertools import pairwise
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
-from pydantic import Field, model_validator
 
-from envplan._io.documents import Model
 from envplan._io.notebook import drawing, png_of
 from envplan.pipeline import Pipeline
-from envplan.plan import Job, Plan, Target, replay_plan
-from envplan.plan.build import operation_rows, plan_of
+from envplan.plan import Plan, Target, replay_plan
+from envplan.plan.build import plan_of
 from envplan.profile import Profile, part_runs
-from envplan.replay import Machine, Replay
-from envplan.replay.noise import time_factors
-from envplan.request.request import MAX_LATENCY_S
-from envplan.units import MAX_INTEGER, UW_PER_W, j_from_fj, ns_from_s, s_from_ns
+from envplan.replay import Replay
+from envplan.simulation.conditions import ConditionFields, Conditions
+from envplan.simulation.results import (
+    Bubble,
+    ClockChange,
+    OperationRun,
+    Percentiles,
+    PowerSteps,
+    Slice,
+    StageUse,
+)
+from envplan.units import UW_PER_W, j_from_fj, s_from_ns
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-__all__ = ["Conditions", "Slice", "Timeline", "simulate"]
-
-MAX_RUNS: Final = 100_000
+__all__ = ["Timeline", "simulate"]
 
 
-class Conditions(Model):
-    """What a plan meets when it is replayed, besides what it was made for.
-
-    Attributes:
-        noise: standard deviation of times, as a fraction of them, 0 to 1.
-        seed: of the noise, not negative; the same seed gives the same runs.
-        switch_latency: s from a clock request until the clock changes, up to 3600; None: what the
-            plan was made for, 0 if it does not say.
-        runs: how many times to replay with other noise, 1 to 100000.
-        sync_time: s; when the iteration is over for everybody, if that is later than for this
-            plan: its GPUs wait until then. In noisy runs, too.
-    """
-
-    noise: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=0)] = 0
-    switch_latency: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] | None = None
-    runs: Annotated[int, Field(ge=1, le=MAX_RUNS)] = 1
-    sync_time: Annotated[float, Field(ge=0, le=s_from_ns(MAX_INTEGER))] | None = None
-
-    @model_validator(mode="after")
-    def _runs_differ(self) -> Self:
-        if self.runs > 1 and self.noise == 0:
-            raise ValueError(f"without noise all {self.runs} runs are the same; give a noise")
-        return self
-
-    @property
-    def sync_ns(self) -> int:
-        """sync_time in whole ns; 0 without one."""
-        return ns_from_s(self.sync_time or 0.0)
-
-    def machine(self, job: Job) -> Machine:
-        """How late the clocks of a job follow."""
-        latency = self.switch_latency
-        return job.machine if latency is None else Machine(ns_from_s(latency))
-
-    def replays(self, exact: Replay) -> Iterator[Replay]:
-        """What comes of an exact replay under noise, run by run; without noise the same."""
-        if self.noise == 0:
-            yield exact
-            return
-        spreads = np.full(len(exact.rows), self.noise)
-        for factors in chain.from_iterable(time_factors(spreads, self.seed, self.runs)):
-            yield exact.problem.replay(exact.rows, exact.machine, factors)
-
-
-#: As the plan has it.
-PLANNED: Final = Conditions()
-
-
-def simulate(plan: Plan, profile: Profile, *, force: bool = False, **conditions: Any) -> Timeline:
+def simulate(
+    plan: Plan, profile: Profile, *, force: bool = False, **conditions: Unpack[ConditionFields]
+) -> Timeline:
     """Replay a plan: every operation starts as soon as those that it waits for let it.
 
     Noise multiplies the time of each operation by a factor drawn for it, lognormal with mean 1 and
@@ -115,28 +72,9 @@ def simulate(plan: Plan, profile: Profile, *, force: bool = False, **conditions:
         InputError: an argument is out of range, the profile has changed, or the plan does not fit
             it or its own job.
     """
-    met = Conditions.of(**conditions)
-    exact = replay_plan(plan, profile, force=force, machine=met.machine(plan.job))
-    return Timeline.of(plan, profile, met.replays(exact), met.sync_ns)
-
-
-class Slice(NamedTuple):
-    """What an operation does at one clock; one GPU's energy.
-
-    Attributes:
-        operation: which, an index into pipeline.operations.
-        frequency_mhz: the clock in force; 0 for an operation that controls none.
-        start_ns, finish_ns: when, ns.
-        energy_fj: drawn meanwhile, fJ.
-        part: of the operation, where its parts have clocks of their own; else "".
-    """
-
-    operation: int
-    frequency_mhz: int
-    start_ns: int
-    finish_ns: int
-    energy_fj: int
-    part: str = ""
+    checked = Conditions.of(**conditions)
+    exact = replay_plan(plan, profile, force=force, machine=checked.machine(plan.job))
+    return Timeline.of(plan, profile, checked.replays(exact), checked.sync_ns)
 
 
 @dataclass(frozen=True)
@@ -162,16 +100,22 @@ class Timeline:
     @classmethod
     def of(cls, plan: Plan, profile: Profile, runs: Iterable[Replay], sync_ns: int) -> Timeline:
         """The timeline of replays of a plan, each waited for until sync_ns, if that is later."""
-        first: Replay | None = None
-        times, energies = [], []
+        shown: Replay | None = None
+        times_ns, energies_fj = [], []
         for replay in runs:
-            first = first or replay
-            times.append(replay.makespan_ns)
+            shown = shown or replay
+            times_ns.append(replay.makespan_ns)
             until_fj = replay.energy_until(max(replay.makespan_ns, sync_ns))
-            energies.append(until_fj * plan.job.num_gpus)
-        assert first is not None
-        sync_ns = max(sync_ns, first.makespan_ns)
-        return cls(plan, profile, first, sync_ns, tuple(times), tuple(energies))
+            energies_fj.append(until_fj * plan.job.num_gpus)
+        assert shown is not None, "there is at least one run"
+        return cls(
+            plan=plan,
+            profile=profile,
+            replay=shown,
+            sync_time_ns=max(sync_ns, shown.makespan_ns),
+            run_times_ns=tuple(times_ns),
+            run_energies_fj=tuple(energies_fj),
+        )
 
     @property
     def pipeline(self) -> Pipeline:
@@ -185,110 +129,175 @@ class Timeline:
 
     @cached_property
     def stretch_ns(self) -> NDArray[np.int64]:
-        """How much longer each operation could take, all else as it is, without anybody finishing
-        later, (N,), ns."""
+        """How much longer each operation could take without anybody finishing later, (N,), ns.
+
+        All other operations keep their times. Project scheduling calls this the total float.
+        """
         times_ns = self.replay.finishes_ns - self.replay.starts_ns
         latest_ns = self.pipeline.latest_finishes(times_ns, self.sync_time_ns)
         return np.asarray(latest_ns) - self.replay.finishes_ns
 
     @cached_property
-    def slices(self) -> list[Slice]:
-        """What operations do at one clock each, by operation and time: one slice, unless a switch
-        came late, or its parts have clocks of their own."""
-        replay, problem, found = self.replay, self.replay.problem, list[Slice]()
-        counts = np.bincount(replay.parts.operation)
-        for one in map(Slice, *(column.tolist() for column in replay.parts)):
-            table, row = problem.tables[problem.table[one.operation]], replay.rows[one.operation]
-            split = counts[one.operation] > 1 or replay.factors is not None
-            if split or not table.changes_clock[row]:
-                found.append(one)
-                continue
-            begin = one.start_ns
-            for piece in part_runs(table, int(row), replay.machine.latency_ns):
-                now, end = (piece.frequency_mhz, begin), begin + piece.time_ns
-                found.append(Slice(one.operation, *now, end, piece.energy_fj, piece.part))
-                begin = end
-        return found
+    def slices(self) -> tuple[Slice, ...]:
+        """Operations while their clocks stay the same, by operation and time.
+
+        An operation is one slice, unless a switch came late or its parts have clocks of their own.
+        """
+        replay = self.replay
+        columns = (column.tolist() for column in replay.parts)
+        segments = [Slice(*values) for values in zip(*columns, strict=True)]
+        num_segments = np.bincount(replay.parts.operation)
+        slices: list[Slice] = []
+        for segment in segments:
+            was_split = num_segments[segment.operation] > 1 or replay.factors is not None
+            if was_split or not self._changes_clock(segment.operation):
+                slices.append(segment)
+            else:
+                slices.extend(self._slices_of_parts(segment))
+        return tuple(slices)
+
+    def _changes_clock(self, operation: int) -> bool:
+        """Whether the parts of an operation have clocks of their own."""
+        problem = self.replay.problem
+        table = problem.tables[problem.table[operation]]
+        return bool(table.changes_clock[self.replay.rows[operation]])
+
+    def _slices_of_parts(self, whole: Slice) -> Iterator[Slice]:
+        """A slice for each part of an operation whose parts have clocks of their own."""
+        problem = self.replay.problem
+        table = problem.tables[problem.table[whole.operation]]
+        option = int(self.replay.rows[whole.operation])
+        start_ns = whole.start_ns
+        for run in part_runs(table, option, self.replay.machine.latency_ns):
+            finish_ns = start_ns + run.time_ns
+            yield Slice(
+                operation=whole.operation,
+                frequency_mhz=run.frequency_mhz,
+                start_ns=start_ns,
+                finish_ns=finish_ns,
+                energy_fj=run.energy_fj,
+                part=run.part,
+            )
+            start_ns = finish_ns
 
     @cached_property
-    def stages(self) -> list[dict[str, Any]]:
-        """What each stage does, in JSON types: its busy and blocked time (s), its energy over all
-        GPUs of the stage in all replicas (J), its clocks from the one that it begins with, its rows
-        and its bubbles."""
-        replay, gpus, found = self.replay, self.num_gpus, []
-        parts = [one for one in self.slices if one.part and one.frequency_mhz]
-        for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
-            busy_ns = int(replay.busy_ns[stage])
-            blocked_ns = self.sync_time_ns - busy_ns
-            waiting_uw = int(replay.problem.blocking_power_uw[stage])
-            found.append(
-                {
-                    "stage": stage,
-                    "busy_s": s_from_ns(busy_ns),
-                    "blocked_s": s_from_ns(blocked_ns),
-                    "computation_energy_j": j_from_fj(
-                        sum(replay.energies_fj[first:last].tolist()) * gpus
-                    ),
-                    "blocking_energy_j": j_from_fj(waiting_uw * blocked_ns * gpus),
-                    "clock_changes": [
-                        {"at_s": s_from_ns(at), "frequency_mhz": mhz}
-                        for at, mhz in self._clock_changes(stage, first, last, parts)
-                    ],
-                    "operations": self.rows[first:last],
-                    "bubbles": self._bubbles(first, last),
-                }
+    def operations(self) -> tuple[OperationRun, ...]:
+        """Each operation as it ran, as pipeline.operations lists them, (N,)."""
+        replay, problem = self.replay, self.replay.problem
+        on_critical_path = set(self.critical_path)
+        columns = zip(
+            problem.table.tolist(),
+            replay.rows.tolist(),
+            replay.starts_ns.tolist(),
+            replay.finishes_ns.tolist(),
+            replay.energies_fj.tolist(),
+            self.stretch_ns.tolist(),
+            strict=True,
+        )
+        runs = []
+        for index, (number, option, start_ns, finish_ns, energy_fj, stretch_ns) in enumerate(
+            columns
+        ):
+            operation, table = problem.pipeline.operations[index], problem.tables[number]
+            run = OperationRun(
+                stage=operation.stage,
+                instruction=operation.instruction,
+                microbatch=operation.microbatch,
+                chunk=operation.chunk,
+                frequency_mhz=int(table.frequency_mhz[option]),
+                config=table.config[option],
+                start_s=s_from_ns(start_ns),
+                finish_s=s_from_ns(finish_ns),
+                energy_j=j_from_fj(energy_fj),
+                could_stretch_s=s_from_ns(stretch_ns),
+                critical_path=index in on_critical_path,
             )
-        return found
+            runs.append(run)
+        return tuple(runs)
 
-    def _clock_changes(
-        self, stage: int, first: int, last: int, parts: Sequence[Slice]
-    ) -> list[tuple[int, int]]:
-        """When (ns) a stage has another clock (MHz) than before, from the one that it begins with,
-        changes by parts of operations included; 0 MHz where it has none."""
-        problem, latency_ns = self.replay.problem, self.replay.machine.latency_ns
-        left = problem.left_mhz[problem.over_all(self.replay.rows)[first:last]]
-        asked_ns, asked_mhz = self.replay.requests(stage)
-        within = (one for one in parts if first <= one.operation < last)
-        coming = {(one.start_ns, one.frequency_mhz) for one in within}
-        coming |= {*zip((asked_ns + latency_ns).tolist(), asked_mhz.tolist(), strict=True)}
-        changes = [(0, next(reversed(left[left > 0].tolist()), 0))]
-        for at, mhz in sorted(coming):
-            if at <= self.sync_time_ns and mhz != changes[-1][1]:
-                # At 0 ns a request without latency takes the place of the clock left over.
-                changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
+    @cached_property
+    def stages(self) -> tuple[StageUse, ...]:
+        """Time and energy of each stage, with its operations, clocks and bubbles."""
+        begins: list[int] = self.pipeline.stage_begin.tolist()
+        return tuple(
+            self._stage_use(stage, begin, end)
+            for stage, (begin, end) in enumerate(pairwise(begins))
+        )
+
+    def _stage_use(self, stage: int, begin: int, end: int) -> StageUse:
+        """A stage, the operations of which are those from begin up to end."""
+        replay = self.replay
+        busy_ns = int(replay.busy_ns[stage])
+        blocked_ns = self.sync_time_ns - busy_ns
+        computation_fj = sum(replay.energies_fj[begin:end].tolist())
+        blocking_fj = int(replay.problem.blocking_power_uw[stage]) * blocked_ns
+        return StageUse(
+            stage=stage,
+            busy_s=s_from_ns(busy_ns),
+            blocked_s=s_from_ns(blocked_ns),
+            computation_energy_j=j_from_fj(computation_fj * self.num_gpus),
+            blocking_energy_j=j_from_fj(blocking_fj * self.num_gpus),
+            clock_changes=tuple(self._clock_changes(stage, begin, end)),
+            operations=self.operations[begin:end],
+            bubbles=tuple(self._bubbles(begin, end)),
+        )
+
+    def _clock_changes(self, stage: int, begin: int, end: int) -> list[ClockChange]:
+        """The clocks of a stage in time order, from the one that the last iteration has left."""
+        problem = self.replay.problem
+        left_mhz = problem.left_mhz[problem.over_all(self.replay.rows)[begin:end]]
+        controlled = left_mhz[left_mhz > 0].tolist()
+        changes = [ClockChange(0, controlled[-1] if controlled else 0)]
+        for at_ns, frequency_mhz in sorted(self._clocks_in_force(stage, begin, end)):
+            if at_ns > self.sync_time_ns or frequency_mhz == changes[-1].frequency_mhz:
+                continue
+            if at_ns == 0:
+                # A request without latency takes the place of the clock left over.
+                changes.pop()
+            changes.append(ClockChange(at_ns, frequency_mhz))
         return changes
 
-    def _bubbles(self, first: int, last: int) -> list[dict[str, Any]]:
-        """The gaps in a stage's timeline, in which its GPUs wait (EnvPipe, USENIX ATC 2023), s.
+    def _clocks_in_force(self, stage: int, begin: int, end: int) -> set[tuple[int, int]]:
+        """Moments (ns) from which on a stage has some clock (MHz), changes by parts included."""
+        requested_ns, requested_mhz = self.replay.requests(stage)
+        effective_ns = requested_ns + self.replay.machine.latency_ns
+        of_operations = zip(effective_ns.tolist(), requested_mhz.tolist(), strict=True)
+        of_parts = (
+            (part.start_ns, part.frequency_mhz)
+            for part in self._controlled_parts
+            if begin <= part.operation < end
+        )
+        return {*of_operations, *of_parts}
 
-        The operation before a gap could_stretch by so much without anybody finishing later, maybe
-        pushing others; it could_fill so much of the gap with less energy used: it cannot take
-        longer than at the clock where it uses least, waiting left out. Before the first operation
-        nothing could.
-        """
+    @cached_property
+    def _controlled_parts(self) -> list[Slice]:
+        """Parts of operations that have clocks of their own."""
+        return [piece for piece in self.slices if piece.part and piece.frequency_mhz]
+
+    def _bubbles(self, begin: int, end: int) -> Iterator[Bubble]:
+        """The gaps in a stage's timeline, in time order."""
         problem = self.replay.problem
-        starts, finishes = self.replay.starts_ns[first:last], self.replay.finishes_ns[first:last]
-        thriftiest_ns = problem.time_ns[problem.over_all(problem.thriftiest_rows)[first:last]]
-        begin, end = np.append(0, finishes), np.append(starts, self.sync_time_ns)
-        stretch = np.append(0, self.stretch_ns[first:last])
-        longer = np.append(0, thriftiest_ns - (finishes - starts))
-        fill = np.minimum(np.minimum(end - begin, stretch), longer).clip(0)
-        gaps = np.stack([begin, end, stretch, fill], axis=1)[end > begin]
-        return [
-            {
-                "start_s": s_from_ns(start),
-                "finish_s": s_from_ns(finish),
-                "usable": most > 0,
-                "could_stretch_s": s_from_ns(most),
-                "could_fill_s": s_from_ns(useful),
-            }
-            for start, finish, most, useful in gaps.tolist()
-        ]
+        starts_ns, finishes_ns = (
+            self.replay.starts_ns[begin:end],
+            self.replay.finishes_ns[begin:end],
+        )
+        thriftiest = problem.over_all(problem.thriftiest_rows)[begin:end]
+        # Gap k follows operation k - 1; nothing is before the first one.
+        gap_start_ns = np.append(0, finishes_ns)
+        gap_finish_ns = np.append(starts_ns, self.sync_time_ns)
+        stretch_ns = np.append(0, self.stretch_ns[begin:end])
+        useful_ns = np.append(0, problem.time_ns[thriftiest] - (finishes_ns - starts_ns))
+        fill_ns = np.minimum(np.minimum(gap_finish_ns - gap_start_ns, stretch_ns), useful_ns)
+        gaps = np.stack([gap_start_ns, gap_finish_ns, stretch_ns, fill_ns.clip(0)], axis=1)
+        for gap in gaps[gap_finish_ns > gap_start_ns].tolist():
+            yield Bubble(*map(s_from_ns, gap))
 
     @property
     def critical_path(self) -> tuple[int, ...]:
-        """Indices into pipeline.operations, in time order: a chain, each as soon as the one before
-        it lets it, that lasts as long as the iteration."""
+        """A chain of operations as long as the iteration: indices into pipeline.operations.
+
+        In time order; each begins as soon as the one before it lets it.
+        """
         return self.replay.critical_path
 
     @property
@@ -338,21 +347,17 @@ class Timeline:
     @property
     def peak_power(self) -> float:
         """The most that all GPUs draw at a time, W; each operation draws its average throughout."""
-        return float(self.power[1].max())
+        return float(self.power.power_w.max())
 
     @cached_property
-    def power(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Power of all GPUs over time.
-
-        Returns:
-            Times in ns, ascending from 0 to sync_time_ns, (k + 1); and the W between one and the
-            next, (k).
-        """
-        times, power_uw = self.replay.power_steps
+    def power(self) -> PowerSteps:
+        """Power of all GPUs over time, until all have finished."""
+        times_ns, power_uw = self.replay.power_steps
         if self.sync_time_ns > self.iteration_time_ns:
             waiting_uw = self.replay.problem.blocking_power_uw.sum()
-            times, power_uw = np.append(times, self.sync_time_ns), np.append(power_uw, waiting_uw)
-        return times, power_uw.astype(np.float64) * (self.num_gpus / UW_PER_W)
+            times_ns = np.append(times_ns, self.sync_time_ns)
+            power_uw = np.append(power_uw, waiting_uw)
+        return PowerSteps(times_ns, power_uw.astype(np.float64) * (self.num_gpus / UW_PER_W))
 
     def at_max_frequency(self) -> Timeline:
         """The same job with every operation at its highest frequency, clocks there from the start.
@@ -375,25 +380,7 @@ class Timeline:
         """One row an operation as it ran, by stage and in execution order; energy of one GPU."""
         import pandas as pd
 
-        rows = zip(self.pipeline.operations, self.rows, strict=True)
-        return pd.DataFrame([{"stage": op.stage, **row} for op, row in rows])
-
-    @cached_property
-    def rows(self) -> list[dict[str, Any]]:
-        """Each operation as it ran in JSON types: times in s, energy of one GPU in J."""
-        replay, path = self.replay, set(self.critical_path)
-        columns = (replay.finishes_ns, replay.energies_fj, self.stretch_ns)
-        known = zip(operation_rows(replay), *(c.tolist() for c in columns), strict=True)
-        return [
-            row
-            | {
-                "finish_s": s_from_ns(finish),
-                "energy_j": j_from_fj(energy),
-                "could_stretch_s": s_from_ns(stretch),
-                "critical_path": i in path,
-            }
-            for i, (row, finish, energy, stretch) in enumerate(known)
-        ]
+        return pd.DataFrame([{"stage": run.stage, **run.to_dict()} for run in self.operations])
 
     def __repr__(self) -> str:
         return (
@@ -404,14 +391,18 @@ class Timeline:
     def _repr_png_(self) -> bytes:
         return png_of(drawing("timeline").timeline_figure(self))
 
-    def percentiles(self, percents: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Iteration time (s) and energy (J) that so many percent of the runs do not exceed."""
-        times = [s_from_ns(time) for time in self.run_times_ns]
-        energies = [j_from_fj(energy) for energy in self.run_energies_fj]
-        return np.percentile(times, percents).tolist(), np.percentile(energies, percents).tolist()
+    def percentiles(self, percents: Sequence[float]) -> Percentiles:
+        """Iteration time and energy that so many percent of the runs do not exceed."""
+        times_s = [s_from_ns(time_ns) for time_ns in self.run_times_ns]
+        energies_j = [j_from_fj(energy_fj) for energy_fj in self.run_energies_fj]
+        return Percentiles(
+            iteration_time_s=np.percentile(times_s, percents).tolist(),
+            energy_j=np.percentile(energies_j, percents).tolist(),
+        )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All of it in JSON types: times in s, energies in J, powers in W."""
+        path = [self.pipeline.operations[index] for index in self.critical_path]
         return {
             "planner": self.plan.planner,
             "profile": self.plan.profile.model_dump(exclude_none=True),
@@ -422,9 +413,6 @@ class Timeline:
             "blocking_energy_j": self.blocking_energy,
             "average_power_w": self.average_power,
             "peak_power_w": self.peak_power,
-            "stages": self.stages,
-            "critical_path": [
-                [op.stage, op.instruction, op.microbatch]
-                for op in (self.pipeline.operations[i] for i in self.critical_path)
-            ],
+            "stages": [stage.to_dict() for stage in self.stages],
+            "critical_path": [[op.stage, op.instruction, op.microbatch] for op in path],
         }

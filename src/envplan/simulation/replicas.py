@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +34,13 @@ from envplan.request.limits import (
     MinHold,
     PeakPower,
 )
-from envplan.simulation.iteration import PLANNED, Conditions
+from envplan.simulation.conditions import PLANNED, Conditions
 from envplan.solve import Frontier, solve, trace_frontier
 from envplan.solve.search import Deadlines
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 __all__ = [
+    "ReplicaKind",
     "ReplicaPlans",
     "plan_beside",
     "plan_replicas",
@@ -48,15 +48,43 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaKind:
+    """Replicas on the same hardware; energies are those of all their GPUs.
+
+    Attributes:
+        profile_name: what their hardware was profiled as.
+        num_replicas: how many there are.
+        iteration_time_s, energy_j: of their plan, until it ends.
+        waiting_energy_j: while they wait for the slowest kind.
+    """
+
+    profile_name: str
+    num_replicas: int
+    iteration_time_s: float
+    energy_j: float
+    waiting_energy_j: float
+
+    def to_dict(self) -> dict[str, object]:
+        """The kind in JSON types."""
+        return {
+            "profile": self.profile_name,
+            "count": self.num_replicas,
+            "iteration_time_s": self.iteration_time_s,
+            "energy_j": self.energy_j,
+            "waiting_energy_j": self.waiting_energy_j,
+        }
+
+
 @dataclass(frozen=True)
 class ReplicaPlans:
-    """What replicas of several kinds do in one iteration. Energies are J over all GPUs.
+    """One iteration of replicas of several kinds; energies are J over all GPUs.
 
     Attributes:
         plans: one for each kind; its job says how many replicas follow it.
         energy_lower_bound: least energy of any plans that all end by the deadline; None where
             nobody planned for one.
-        run: what is trained, where costs are wanted.
+        run: the training run, where costs are wanted.
         until: s; the iteration is over for nobody before that.
     """
 
@@ -76,6 +104,20 @@ class ReplicaPlans:
         return [plan.waiting_energy(self.sync_time) for plan in self.plans]
 
     @property
+    def kinds(self) -> tuple[ReplicaKind, ...]:
+        """Time and energy of each kind."""
+        return tuple(
+            ReplicaKind(
+                profile_name=plan.profile.name,
+                num_replicas=plan.job.replicas,
+                iteration_time_s=plan.iteration_time,
+                energy_j=plan.energy,
+                waiting_energy_j=waiting_energy_j,
+            )
+            for plan, waiting_energy_j in zip(self.plans, self.waiting_energies, strict=True)
+        )
+
+    @property
     def energy(self) -> float:
         """J of all replicas until the slowest has finished."""
         return math.fsum([*(plan.energy for plan in self.plans), *self.waiting_energies])
@@ -83,21 +125,26 @@ class ReplicaPlans:
     @property
     def gap(self) -> float | None:
         """energy / energy_lower_bound - 1; None without a bound."""
-        least = self.energy_lower_bound
-        return None if least is None else gap_over(self.energy, least)
+        if self.energy_lower_bound is None:
+            return None
+        return gap_over(self.energy, self.energy_lower_bound)
 
     @property
     def baseline_time(self) -> float:
         """s that an iteration takes with everything at maximum frequency."""
-        return max(self.until, *(p.predicted.baseline.iteration_time_s for p in self.plans))
+        times_s = [plan.predicted.baseline.iteration_time_s for plan in self.plans]
+        return max(self.until, *times_s)
 
     @property
     def baseline_energy(self) -> float:
         """J with everything at maximum frequency, waiting included."""
-        known, until = [(plan, plan.predicted.baseline) for plan in self.plans], self.baseline_time
-        return math.fsum(
-            plan.until(until, one.iteration_time_s, one.energy_j)[1] for plan, one in known
-        )
+        end_s = self.baseline_time
+        energies_j = []
+        for plan in self.plans:
+            baseline = plan.predicted.baseline
+            _, energy_j = plan.until(end_s, baseline.iteration_time_s, baseline.energy_j)
+            energies_j.append(energy_j)
+        return math.fsum(energies_j)
 
     @property
     def savings_percent(self) -> float:
@@ -109,15 +156,15 @@ class ReplicaPlans:
         """What the run costs, all replicas together; one iteration, where no number is known."""
         if self.run is None:
             return None
-        before = TimeAndEnergy(self.baseline_time, self.baseline_energy)
-        after = TimeAndEnergy(self.sync_time, self.energy)
+        baseline = TimeAndEnergy(self.baseline_time, self.baseline_energy)
+        planned = TimeAndEnergy(self.sync_time, self.energy)
         gpus = sum(plan.job.all_gpus for plan in self.plans)
-        costs = compare_costs(before, after, self.run, gpus)
+        costs = compare_costs(baseline, planned, self.run, gpus)
         return costs.run or costs.iteration
 
-    def to_dict(self) -> dict[str, Any]:
-        """In JSON types."""
-        document: dict[str, Any] = {
+    def to_dict(self) -> dict[str, object]:
+        """All of it in JSON types, without what is not known."""
+        document = {
             "sync_time_s": self.sync_time,
             "energy_j": self.energy,
             "energy_lower_bound_j": self.energy_lower_bound,
@@ -125,16 +172,7 @@ class ReplicaPlans:
             "baseline": {"sync_time_s": self.baseline_time, "energy_j": self.baseline_energy},
             "savings_percent": self.savings_percent,
             "costs": None if self.costs is None else self.costs.model_dump(exclude_none=True),
-            "replicas": [
-                {
-                    "profile": plan.profile.name,
-                    "count": plan.job.replicas,
-                    "iteration_time_s": plan.iteration_time,
-                    "energy_j": plan.energy,
-                    "waiting_energy_j": waiting,
-                }
-                for plan, waiting in zip(self.plans, self.waiting_energies, strict=True)
-            ],
+            "replicas": [kind.to_dict() for kind in self.kinds],
         }
         return {key: value for key, value in document.items() if value is not None}
 

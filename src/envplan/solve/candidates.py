@@ -19,17 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import numpy as np
 
-from envplan.errors import NoAnswerError
 from envplan.frontier import Relaxation
 from envplan.replay import Machine, Replay, Rows
 from envplan.request.limits import Limit
-from envplan.solve.rounding import HEATS, Rounding
-from envplan.solve.single_clocks import StageClocks
-from envplan.units import s_from_ns
+from envplan.solve.rounding import TEMPERATURES, Rounding
+from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Polished
+from envplan.solve.uniform_clocks import UniformClocks
 
 #: Steps of the grid: this part of what rounding alone loses, and not less than that of the energy.
 #: They are rounded down to powers of two.
@@ -55,34 +54,6 @@ _MEMBER_MOVES: Final = 0.4
 _MOST_FAILURES: Final = 8
 #: Clocks follow at once.
 _AT_ONCE: Final = Machine()
-
-
-class NoPlanInTimeError(NoAnswerError):
-    """No plan was found that ends by a deadline and keeps the local limits.
-
-    Attributes:
-        least_ns: the least time that was found, ns.
-    """
-
-    def __init__(self, deadline_ns: int, least_ns: int, why: str) -> None:
-        self.least_ns = least_ns
-        super().__init__(
-            f"no plan was found that finishes in {s_from_ns(deadline_ns):.9f} s {why}; the least "
-            f"time found is {s_from_ns(least_ns):.9f} s"
-        )
-
-
-class Known(NamedTuple):
-    """A choice that is tried wherever it is in time, and what its replay takes."""
-
-    rows: Rows
-    makespan_ns: int
-    energy_fj: int
-
-    @classmethod
-    def of(cls, replay: Replay) -> Known:
-        """What is kept of a replay."""
-        return cls(replay.rows, replay.makespan_ns, replay.energy_fj)
 
 
 class Candidates:
@@ -165,12 +136,12 @@ class Candidates:
         return min(found, key=value) if found else self._otherwise(deadline_ns)
 
     @cached_property
-    def single_clocks(self) -> list[Known]:
+    def single_clocks(self) -> list[KnownChoice]:
         """One clock for all stages, or a balanced one for each."""
         problem = self._frontier.problem
-        clocks = StageClocks(problem)
+        clocks = UniformClocks(problem)
         return [
-            Known.of(problem.replay(rows, self._machine))
+            KnownChoice.of(problem.replay(rows, self._machine))
             for rows in chain(clocks.one_for_all(), clocks.balanced())
         ]
 
@@ -213,19 +184,18 @@ class Candidates:
         """The fastest rows known, (N,), whatever they use."""
         return np.zeros_like(self._frontier.problem.table)
 
-    def polished(
-        self, best: Replay, deadline_ns: int, waits: bool, seconds: float
-    ) -> tuple[Replay, int | None]:
-        """What about so many seconds make of a choice by a deadline, and a lower bound on energy,
-        fJ, where CP-SAT proved more than the relaxation does."""
-        from envplan.solve.polish import polished  # ortools takes a while to import
+    def polished(self, best: Replay, deadline_ns: int, waits: bool, seconds: float) -> Polished:
+        """Improve a choice by a deadline for about so many seconds."""
+        from envplan.solve.polish import polish  # ortools takes a while to import
 
         frontier = self._frontier
         latest = frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
         rounding = self.rounded(min(deadline_ns, latest))
-        return polished(frontier, best, rounding, waits, seconds)
+        return polish(frontier, best, rounding, idle_until_deadline=waits, seconds=seconds)
 
-    def rounded(self, time_ns: int, heats: Sequence[float] = HEATS, moves: float = 1.0) -> Rounding:
+    def rounded(
+        self, time_ns: int, heats: Sequence[float] = TEMPERATURES, moves: float = 1.0
+    ) -> Rounding:
         """The rounded relaxed optimum of a deadline from T_min to T_max, clocks at once.
 
         Args:
@@ -239,11 +209,11 @@ class Candidates:
         return rounding
 
     def _make(self, time_ns: int) -> Replay:
-        frontier, heats, moves = self._frontier, HEATS, 1.0
+        frontier, heats, moves = self._frontier, TEMPERATURES, 1.0
         if time_ns not in (frontier.min_time_ns, frontier.min_energy_time_ns):
             spacing_ns, moves = self._spacing_ns(frontier.slope_uw(time_ns)), _MEMBER_MOVES
             heats = _MEMBER_HEATS[time_ns // spacing_ns % 2]
-        return frontier.problem.replay(self.rounded(time_ns, heats, moves).rows)
+        return frontier.problem.replay(self.rounded(time_ns, heats, moves).choice)
 
     def _worth_a_look(self, deadline_ns: int, waits: bool) -> Iterable[int]:
         """Deadlines to make choices for, ns, the latest first."""
@@ -304,7 +274,7 @@ class Candidates:
         roundings = Candidates.of(sample)
         lost = 0.0
         for time_ns in (least, star):
-            energy_fj = sample.problem.replay(roundings.rounded(time_ns, ()).rows).energy_fj
+            energy_fj = sample.problem.replay(roundings.rounded(time_ns, ()).choice).energy_fj
             lost += (energy_fj / max(1, sample.lower_bound_fj(time_ns)) - 1) / 2
         energy_fj = whole.lower_bound_fj(whole.min_energy_time_ns)
         return max(1, int(max(_LEAST_STEP, _PART_OF_GAP * lost) * energy_fj))

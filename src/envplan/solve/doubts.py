@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -13,86 +13,124 @@ from envplan.units import UW_PER_W, duration_text, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
-    from envplan.profile import Profile
+    from envplan.profile import OptionTable, Profile
     from envplan.request import Request
 
 __all__ = ["doubt_job", "doubt_profile", "doubt_request"]
 
-#: A GPU that runs or waits draws more than that, W; an iteration takes less than that, s.
-_LEAST_W: Final = 10.0
-_LONGEST_S: Final = 3600.0
-#: No GPU draws that much, W.
-_MOST_W: Final = 2000.0
+#: A GPU that runs or waits draws more than that.
+_MIN_POWER_W: Final = 10.0
+#: No GPU draws that much.
+_MAX_POWER_W: Final = 2000.0
+#: An iteration takes less than that.
+_MAX_ITERATION_S: Final = 3600.0
 #: The highest clock takes so many times as long as a lower one by more than noise as usual.
-_SLOW_TOP: Final = 1.03
+_MAX_TOP_CLOCK_SLOWDOWN: Final = 1.03
 
 
 def doubt_job(frontier: Relaxation) -> None:
     """Warn of times and powers of a job that no training has."""
-    problem, pipeline = frontier.problem, frontier.pipeline
     doubt_profile(frontier.profile)
-    waiting = frontier.blocking_power_w
-    if 0 < max(waiting) < _LEAST_W:
-        _warn(f"a waiting GPU draws {max(waiting):g} W; GPUs draw {_LEAST_W:g} W at the very least")
-    if frontier.min_time > _LONGEST_S:
+    waiting_w = max(frontier.blocking_power_w)
+    if 0 < waiting_w < _MIN_POWER_W:
+        _warn(
+            f"a waiting GPU draws {waiting_w:g} W; GPUs draw {_MIN_POWER_W:g} W at the very least"
+        )
+    if frontier.min_time > _MAX_ITERATION_S:
         _warn(
             f"an iteration takes {duration_text(frontier.min_time)} at least; are the profile's "
             "times in seconds?"
         )
-    latency = np.max(np.asarray(pipeline.p2p_latency, float), initial=0.0)
-    longest = s_from_ns(int(max(table.time_ns[0] for table in problem.tables)))
-    known = np.max(np.asarray(frontier.profile.metadata.job.p2p_latency_s, float), initial=0.0)
-    if latency > max(longest, known):  # what a sidecar says was measured
-        _warn(
-            f"a transfer between stages takes {latency:g} s, longer than any operation at its "
-            f"fastest ({longest:g} s); --p2p-latency takes units, as in 2ms"
-        )
+    if (transfers := _long_transfers(frontier)) is not None:
+        _warn(transfers)
+
+
+def _long_transfers(frontier: Relaxation) -> str | None:
+    """The warning of transfers longer than any operation, unless they were measured so."""
+    measured = frontier.profile.metadata.job.p2p_latency_s
+    measured_s = np.max(np.asarray(measured, float), initial=0.0)
+    transfer_s = np.max(np.asarray(frontier.pipeline.p2p_latency, float), initial=0.0)
+    fastest_options_ns = [int(table.time_ns[0]) for table in frontier.problem.tables]
+    longest_s = s_from_ns(max(fastest_options_ns))
+    if transfer_s <= max(longest_s, measured_s):
+        return None
+    return (
+        f"a transfer between stages takes {transfer_s:g} s, longer than any operation at its "
+        f"fastest ({longest_s:g} s); --p2p-latency takes units, as in 2ms"
+    )
+
+
+class _MeasuredPower(NamedTuple):
+    """The power of an operation at a clock, as measured."""
+
+    power_w: float
+    frequency_mhz: int
+    stage: int
+    instruction: str
 
 
 def doubt_profile(profile: Profile) -> None:
-    """Warn of powers that no GPU draws while it computes, and of slow rows of the highest clock."""
-    drawn = [
-        (fj / ns / UW_PER_W, mhz, *key)
-        for key, whole in ((key, parts.whole) for key, parts in profile.measured_costs.items())
-        for mhz, (ns, *_), (fj, *_) in zip(whole.mhz, whole.time_ns, whole.energy_fj, strict=True)
-        if mhz
-    ]
-    if not drawn:
+    """Warn of powers that no GPU draws while it computes, and of slow highest clocks."""
+    powers = _measured_powers(profile)
+    if not powers:
         return
-    (most, *_), (least, mhz, stage, instruction) = max(drawn), min(drawn)
-    of = f"profile {profile.name}"
-    if most < _LEAST_W:
+    highest, lowest = max(powers), min(powers)
+    if highest.power_w < _MIN_POWER_W:
         _warn(
-            f"no operation of {of} draws {_LEAST_W:g} W on a GPU; are its energies in joules and "
-            "its times in seconds?"
+            f"no operation of profile {profile.name} draws {_MIN_POWER_W:g} W on a GPU; are its "
+            "energies in joules and its times in seconds?"
         )
-    elif most > _MOST_W:
+    elif highest.power_w > _MAX_POWER_W:
         _warn(
-            f"an operation of {of} draws {most:,.0f} W; are its energies in joules, and of one GPU "
-            "each?"
+            f"an operation of profile {profile.name} draws {highest.power_w:,.0f} W; are its "
+            "energies in joules, and of one GPU each?"
         )
-    elif least < _LEAST_W:
+    elif lowest.power_w < _MIN_POWER_W:
         _warn(
-            f"stage {stage} {instruction} at {mhz} MHz draws {least:g} W in {of}; was "
-            "its energy measured?"
+            f"stage {lowest.stage} {lowest.instruction} at {lowest.frequency_mhz} MHz draws "
+            f"{lowest.power_w:g} W in profile {profile.name}; was its energy measured?"
         )
     _doubt_highest_clocks(profile)
 
 
+def _measured_powers(profile: Profile) -> list[_MeasuredPower]:
+    """Powers of all measured operations that control a clock."""
+    powers = []
+    for (stage, instruction), costs in profile.measured_costs.items():
+        whole = costs.whole
+        for mhz, time_ns, energy_fj in zip(
+            whole.frequency_mhz, whole.time_ns, whole.energy_fj, strict=True
+        ):
+            if mhz:
+                power_w = energy_fj[0] / time_ns[0] / UW_PER_W
+                powers.append(_MeasuredPower(power_w, mhz, stage, instruction))
+    return powers
+
+
 def _doubt_highest_clocks(profile: Profile) -> None:
-    worst = 1.0
-    for table in profile.tables():
-        time, mhz, top = table.time_ns, table.frequency_mhz, table.max_frequency_option
-        slower = int(time[top]) / int(time[0])
-        if 0 < mhz[0] < mhz[top] and len(set(table.config)) == 1 and slower > worst:
-            worst, slow, fast = slower, (table, top), int(mhz[0])
-    if worst > _SLOW_TOP:
-        table, top = slow
+    """Warn of the operation that loses most time at its highest clock, if that is not noise."""
+    slowest = max(profile.tables(), key=_top_clock_slowdown)
+    slowdown = _top_clock_slowdown(slowest)
+    if slowdown > _MAX_TOP_CLOCK_SLOWDOWN:
+        top = slowest.max_frequency_option
         _warn(
-            f"stage {table.stage} {table.instruction} takes {100 * (worst - 1):.1f}% longer at its "
-            f"highest clock, {table.frequency_mhz[top]} MHz, than at {fast} MHz in profile "
-            f"{profile.name}; is that noise? Savings are against the highest clocks"
+            f"stage {slowest.stage} {slowest.instruction} takes {100 * (slowdown - 1):.1f}% longer "
+            f"at its highest clock, {slowest.frequency_mhz[top]} MHz, than at "
+            f"{slowest.frequency_mhz[0]} MHz in profile {profile.name}; is that noise? Savings are "
+            "against the highest clocks"
         )
+
+
+def _top_clock_slowdown(table: OptionTable) -> float:
+    """How many times as long the highest clock takes as the fastest one; 1 where they compare ill.
+
+    Clocks of operations with several configs, or without clock control, do not compare.
+    """
+    fastest, top = 0, table.max_frequency_option
+    has_slower_clock = 0 < table.frequency_mhz[fastest] < table.frequency_mhz[top]
+    if not has_slower_clock or len(set(table.config)) > 1:
+        return 1.0
+    return int(table.time_ns[top]) / int(table.time_ns[fastest])
 
 
 def doubt_request(frontier: Relaxation, request: Request) -> None:
@@ -103,18 +141,19 @@ def doubt_request(frontier: Relaxation, request: Request) -> None:
             f"a slowdown of {100 * slowdown:g}% makes iterations {1 + slowdown:g} times as long as "
             "T_min; 2% is --slowdown 2 on the command line and slowdown=0.02 in Python"
         )
-    longest = s_from_ns(int(max(table.time_ns[-1] for table in frontier.problem.tables)))
-    if request.switch_latency_s > longest:
+    slowest_options_ns = [int(table.time_ns[-1]) for table in frontier.problem.tables]
+    longest_s = s_from_ns(max(slowest_options_ns))
+    if request.switch_latency_s > longest_s:
         _warn(
             f"clocks come {request.switch_latency_s:g} s after they are asked for, later than the "
-            f"longest operation is over ({longest:g} s); --switch-latency takes units, as in 20ms"
+            f"longest operation is over ({longest_s:g} s); --switch-latency takes units, as in 20ms"
         )
-    gpus = frontier.num_gpus * frontier.pipeline.num_stages
+    num_gpus = frontier.num_gpus * frontier.pipeline.num_stages
     for limit in (request.limit(AveragePower), request.limit(PeakPower)):
-        if limit is not None and limit.power_w < _LEAST_W * gpus:
+        if limit is not None and limit.power_w < _MIN_POWER_W * num_gpus:
             _warn(
-                f"a cap of {limit.power_w:g} W is {limit.power_w / gpus:.3g} W for each of {gpus} "
-                "GPUs; caps are on all GPUs together"
+                f"a cap of {limit.power_w:g} W is {limit.power_w / num_gpus:.3g} W for each of "
+                f"{num_gpus} GPUs; caps are on all GPUs together"
             )
 
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from envplan._io.notebook import drawing, png_of
 from envplan.errors import InputError
@@ -18,7 +13,6 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan
 from envplan.plan.model import Target
 from envplan.profile import Profile
-from envplan.replay import Problem
 from envplan.request import Request
 from envplan.solve import search
 from envplan.solve.doubts import doubt_job, doubt_request
@@ -235,72 +229,3 @@ def trace_job(
             f"job.blocking_power_w is not what its source, {job.blocking_power_source}, gives"
         )
     return frontier
-
-
-def plan_from_clocks(
-    pipeline: Pipeline,
-    profile: Profile,
-    clocks: Sequence[Sequence[int | tuple[int, str]]],
-    *,
-    frontier: Frontier | None = None,
-    planner: str = "clocks",
-    **options: Any,
-) -> Plan:
-    """The plan that runs given clocks: what they cost, and how far they are from the best.
-
-    Everything that works on plans works on it: simulate, timeline, report, compare.
-
-    Args:
-        clocks: MHz of each stage's operations in execution order; any for an operation that
-            controls no clock, or none for all such; or (MHz, config). Of rows that differ in
-            config alone, the fastest is taken.
-        frontier: of the pipeline and profile, where it is known already.
-        planner: what to call what chose them.
-        options: further arguments of trace_frontier.
-
-    Raises:
-        InputError: too few or too many operations, or a clock that the profile lacks.
-    """
-    frontier = frontier or trace_frontier(pipeline, profile, **options)
-    problem = frontier.problem
-    replay = problem.replay(_rows_at_clocks(problem, profile, clocks))
-    target = Target(kind="planner", deadline_s=s_from_ns(replay.makespan_ns))
-    return build_plan(frontier, replay, target=target, planner=planner)
-
-
-def _rows_at_clocks(
-    problem: Problem, profile: Profile, clocks: Sequence[Sequence[int | tuple[int, str]]]
-) -> NDArray[np.int32]:
-    """For each operation the fastest row of its table at a clock, (N,)."""
-    operations, rows = problem.pipeline.operations, list[int]()
-    bounds = list(pairwise(problem.pipeline.stage_begin.tolist()))
-    if len(clocks) != len(bounds):
-        raise InputError(f"the clocks are of {len(clocks)} stages; the pipeline has {len(bounds)}")
-    for stage, (first, last) in enumerate(bounds):
-        tables = [problem.tables[number] for number in problem.table[first:last].tolist()]
-        controlled = [bool(table.frequency_mhz.max()) for table in tables]
-        given = list(clocks[stage])
-        if len(given) == sum(controlled):
-            # Operations of constant time may be left out.
-            asked = iter(given)
-            given = [next(asked) if controls else 0 for controls in controlled]
-        if len(given) != last - first:
-            raise InputError(
-                f"stage {stage} has {len(given)} clocks for {last - first} operations, of which "
-                f"{sum(controlled)} control a clock"
-            )
-        for op, table, wanted in zip(operations[first:last], tables, given, strict=True):
-            mhz, config = wanted if isinstance(wanted, tuple) else (wanted, None)
-            if not table.frequency_mhz.any():
-                mhz = 0  # lists that need a clock everywhere name one here, too
-            # Rows stand by time, the fastest first.
-            at_clock = np.flatnonzero(table.frequency_mhz == mhz).tolist()
-            same = [row for row in at_clock if config in (None, table.config[row])]
-            if not same:
-                label = f" with config {config}" if config and at_clock else ""
-                raise InputError(
-                    f"{mhz} MHz{label} for {op.instruction} {op.microbatch} of stage {stage} is "
-                    f"not a clock of profile {profile.name} there"
-                )
-            rows.append(same[0])
-    return np.array(rows, np.int32)

@@ -9,7 +9,7 @@ is what `envplan.replay.engine` says of it, to the nanosecond. It starts from se
 - one clock a stage;
 - what was found for clocks that come later, where these come soon: the sooner they come, the more
   choices are in time by a ns only, which are hard to find;
-- under a cap on the peak, plans made with power limits for single operations (power_limits.py).
+- under a cap on the peak, plans made with power limits for single operations (peak_power.py).
 
 All this is done for every second deadline of a fixed grid. For the others, a shorter search starts
 from what was found for the one before and from rounded optima. What is found for a deadline often
@@ -29,8 +29,9 @@ from typing import Any, Final
 from envplan.errors import NoAnswerError
 from envplan.replay import Machine, Replay, Rows, Search
 from envplan.replay.cores import side_by_side
-from envplan.solve.candidates import Candidates, NoPlanInTimeError
-from envplan.solve.power_limits import PowerLimited
+from envplan.solve.candidates import Candidates
+from envplan.solve.peak_power import PeakPowerHeuristic
+from envplan.solve.solution import NoPlanInTimeError, Polished
 
 # Annealings from the usual plan and from one clock a stage: hot enough to leave their pattern.
 _ROUNDED_HEATS: Final = (1.5, 0.6)
@@ -70,25 +71,25 @@ class LocalSearch(Candidates):
         for limit in self._limits:
             self._prices |= limit.prices(frontier.num_gpus)
         count, work = len(frontier.pipeline.operations), _MOST_WORK
-        self._power_limited: PowerLimited | None = None
+        self._power_limited: PeakPowerHeuristic | None = None
         if "peak_uw" in self._prices:
             work = _MOST_WORK_UNDER_PEAK
-            self._power_limited = PowerLimited(frontier, self._machine, self._prices["peak_uw"])
+            self._power_limited = PeakPowerHeuristic(
+                frontier, self._machine, self._prices["peak_uw"]
+            )
         further = min(_FURTHER_MOVES, count * _FURTHER_MOVES_PER_OPERATION)
         wanted = count * _MOVES_PER_OPERATION + further
         times = 1.0 if self._prices else _LATENCY_ALONE
         self._each = min(wanted, work / count) * times * self._moves
 
-    def polished(
-        self, best: Replay, deadline_ns: int, waits: bool, seconds: float
-    ) -> tuple[Replay, None]:
+    def polished(self, best: Replay, deadline_ns: int, waits: bool, seconds: float) -> Polished:
         """As Candidates.polished: further rounds of the search."""
         seed, end = 100, time.monotonic() + seconds
         while time.monotonic() < end:
             search, heat = self._search(best, deadline_ns), (_STEP_HEAT, _LAST_HEAT)[seed % 2]
             best = self._replay(search.improve(best.rows, self._moved(_HURRIED_MOVES), heat, seed))
             seed += 1
-        return best, None
+        return Polished(best)
 
     @cached_property
     def fastest(self) -> Replay:
@@ -223,7 +224,7 @@ class LocalSearch(Candidates):
         later = self._later(deadline_ns)
         prepared = [*later[:1], *later, *self._nearly(rounded, deadline_ns)]
         if self._power_limited is not None and rounded.peak_uw > self._prices["peak_uw"]:
-            prepared += self._power_limited.by(deadline_ns)
+            prepared += self._power_limited.cheapest_choices(deadline_ns)
         found = self._improved(search, [*starts, *((rows, _LAST_HEAT) for rows in prepared)])
         if not any(search.score(rows).holds for rows in found[: len(_ROUNDED_HEATS)]):
             hurried = self._search(rounded, deadline_ns, _HURRY)
@@ -250,7 +251,7 @@ class LocalSearch(Candidates):
         hurry = self._search(self._replay(rows), 0, _HURRY)
         starts = [rows, hurry.constant()]
         if self._power_limited is not None:
-            starts += [*self._power_limited.by(None), self._power_limited.thriftiest]
+            starts += [*self._power_limited.fastest_choices(), self._power_limited.thriftiest]
         found = self._improved(hurry, [(one, 1.0) for one in starts], _HURRIED_MOVES)
 
         def rank(one: Rows) -> tuple[bool, int]:

@@ -1,8 +1,9 @@
-"""From the relaxed optimum to one option for each operation, within the deadline exactly."""
+"""From the relaxed optimum of a deadline to one option for each operation, in time to the ns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,81 +12,133 @@ from envplan import _kernel
 from envplan.frontier import Network
 from envplan.pipeline import Pipeline
 
-#: Annealing after diffusion and exchange: from hot, which finds other arrangements, to cool.
-HEATS: tuple[float, ...] = (1.0, 0.5, 0.2, 0.1)
-_MOVES = 400  # per operation and heat
+#: Annealing after diffusion and exchange: hot, which finds other arrangements, then cooler.
+TEMPERATURES: Final[tuple[float, ...]] = (1.0, 0.5, 0.2, 0.1)
+_MOVES_PER_OPERATION: Final = 400  # at each temperature
+
+IntArray = NDArray[np.int64]
+#: An index for every operation, int32 (N,).
+Choice = NDArray[np.int32]
+
+
+class Precedences(NamedTuple):
+    """Which operations wait for which; all int64 (E,), operations by rank.
+
+    Attributes:
+        predecessor, successor: ranks.
+        lag_ns: from the end of the predecessor to the earliest start of the successor.
+    """
+
+    predecessor: IntArray
+    successor: IntArray
+    lag_ns: IntArray
 
 
 class Rounding:
-    """One deadline's rounding problem, its operations renumbered by relaxed start time.
+    """The rounding problem of one deadline.
+
+    Operations are renumbered: their ranks follow their relaxed start times. Options are renumbered,
+    too: a Pareto index counts the options of an operation's cost curve, fastest first, and leaves
+    out those options of its table that no curve has.
 
     Args:
+        pipeline: what runs.
+        network: the activity network that was relaxed.
         event_times: int64 (nodes,), ns, the relaxed optimum at the deadline.
+        deadline_ns: when everything must be finished.
 
     Attributes:
-        order: int32 (N,), the pipeline's operation at each new number.
-        edges: int64 (E, 3), for each precedence before, after, in new numbers, and lag in ns.
-        table: int32 (N,), each operation's option table, an index into network.cost_curves.
-        choice: int32 (N,), the best options so far, indices into the table's Pareto options.
         deadline_ns: when everything must be finished.
-        finish_ns, relaxed_ns: int64 (N,), relaxed finish and duration, in new numbers.
+        order: int32 (N,), the pipeline's operation at each rank.
+        precedences: of the operations, by rank.
+        curve: int32 (N,), by rank, each operation's curve, an index into network.cost_curves.
+        pareto_choice: int32 (N,), by rank, the Pareto index of the best option so far. Annealing
+            changes it in place.
+        relaxed_finish_ns, relaxed_duration_ns: int64 (N,), by rank.
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        network: Network,
-        event_times: NDArray[np.int64],
-        deadline_ns: int,
+        self, pipeline: Pipeline, network: Network, event_times: IntArray, deadline_ns: int
     ) -> None:
-        count = len(pipeline.operations)
-        start, finish = event_times[0 : 2 * count : 2], event_times[1 : 2 * count : 2]
-        position = np.empty(count, np.int32)
-        position[pipeline.order] = np.arange(count, dtype=np.int32)
-        self.order = np.lexsort((position, start)).astype(np.int32)
-        position[self.order] = np.arange(count, dtype=np.int32)
+        num_operations = len(pipeline.operations)
+        # Events are numbered by operation: its start, then its end.
+        start_ns = event_times[0 : 2 * num_operations : 2]
+        finish_ns = event_times[1 : 2 * num_operations : 2]
+        # Of operations that start together, predecessors come first.
+        topological_position = _inverse(pipeline.order)
+        self.order: Choice = np.lexsort((topological_position, start_ns)).astype(np.int32)
+        self.precedences = _precedences(pipeline, network, rank=_inverse(self.order))
+        self.curve: Choice = network.curve[:num_operations][self.order]
+        self.deadline_ns = deadline_ns
+        self.relaxed_finish_ns: IntArray = finish_ns[self.order]
+        self.relaxed_duration_ns: IntArray = self.relaxed_finish_ns - start_ns[self.order]
 
-        edges = slice(count, count + len(pipeline.succ))
-        before, after = position[network.tail[edges] // 2], position[network.head[edges] // 2]
-        by_after = np.argsort(after, kind="stable")
-        self.edges = np.stack([before, after, pipeline.succ_lag_ns], axis=1).astype(np.int64)
         curves = network.cost_curves
-        option_begin = np.cumsum([0] + [len(c.option) for c in curves], dtype=np.int32)
-        self.table: NDArray[np.int32] = network.curve[:count][self.order]
-        self._first_option = option_begin[self.table]
-        self._rows = np.concatenate([c.option for c in curves]).astype(np.int32)
+        curve_begin = np.cumsum([0] + [len(curve.option) for curve in curves], dtype=np.int32)
+        self._option_begin = curve_begin[self.curve]
+        self._options = np.concatenate([curve.option for curve in curves]).astype(np.int32)
+        # The kernel wants the predecessors of each operation side by side.
+        predecessor, successor, lag_ns = self.precedences
+        by_successor = np.argsort(successor, kind="stable")
+        num_predecessors = np.bincount(successor, minlength=num_operations)
         self._kernel = _kernel.Rounding(
-            np.concatenate([[0], np.cumsum(np.bincount(after, minlength=count))]).astype(np.int32),
-            before[by_after],
-            pipeline.succ_lag_ns[by_after],
-            self.table,
-            option_begin,
-            np.concatenate([c.time_ns for c in curves]),
-            np.concatenate([c.cost_fj for c in curves]),
-            finish[self.order],
+            np.concatenate([[0], np.cumsum(num_predecessors)]).astype(np.int32),
+            predecessor[by_successor].astype(np.int32),
+            lag_ns[by_successor],
+            self.curve,
+            curve_begin,
+            np.concatenate([curve.time_ns for curve in curves]),
+            np.concatenate([curve.cost_fj for curve in curves]),
+            self.relaxed_finish_ns,
             deadline_ns,
         )
-        self.deadline_ns = deadline_ns
-        self.finish_ns: NDArray[np.int64] = finish[self.order]
-        self.relaxed_ns: NDArray[np.int64] = self.finish_ns - start[self.order]
-        self.choice: NDArray[np.int32] = self._kernel.round()
+        self.pareto_choice: Choice = self._kernel.round()
 
-    def improve(self, heat: float, seed: int, moves: int = _MOVES) -> bool:
-        """Anneal from the best options so far, `moves` per operation; whether they got cheaper."""
-        return bool(self._kernel.improve(self.choice, moves * len(self.order), heat, seed))
+    def improve(self, temperature: float, seed: int, moves_share: float = 1.0) -> bool:
+        """Anneal `pareto_choice` in place, with a share of the usual moves.
 
-    def anneal(self, heats: Sequence[float] = HEATS, moves: float = 1.0) -> None:
-        """One round of improvement at each heat, with a share of the usual moves."""
-        for seed, heat in enumerate(heats):
-            self.improve(heat, seed, max(1, round(_MOVES * moves)))
+        Returns:
+            Whether it got cheaper.
+        """
+        moves = max(1, round(_MOVES_PER_OPERATION * moves_share)) * len(self.order)
+        return bool(self._kernel.improve(self.pareto_choice, moves, temperature, seed))
+
+    def anneal(
+        self, temperatures: Sequence[float] = TEMPERATURES, moves_share: float = 1.0
+    ) -> None:
+        """Anneal once at each temperature, with a share of the usual moves."""
+        for seed, temperature in enumerate(temperatures):
+            self.improve(temperature, seed, moves_share)
 
     @property
-    def rows(self) -> NDArray[np.int32]:
-        """The best options so far, (N,): for each operation the row of its option table."""
-        return self.rows_of(self.choice)
+    def choice(self) -> Choice:
+        """The best options so far, int32 (N,): by operation, an option index into its table."""
+        return self.choice_of(self.pareto_choice)
 
-    def rows_of(self, choice: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The same of other options, as `choice` has them."""
-        rows = np.empty(len(self.order), np.int32)
-        rows[self.order] = self._rows[self._first_option + choice]
-        return rows
+    def choice_of(self, pareto_choice: Choice) -> Choice:
+        """The options that Pareto indices by rank stand for: by operation, indices into tables."""
+        choice = np.empty(len(self.order), np.int32)
+        choice[self.order] = self._options[self._option_begin + pareto_choice]
+        return choice
+
+
+def _inverse(permutation: Choice) -> Choice:
+    inverse = np.empty(len(permutation), np.int32)
+    inverse[permutation] = np.arange(len(permutation), dtype=np.int32)
+    return inverse
+
+
+def _precedences(pipeline: Pipeline, network: Network, *, rank: Choice) -> Precedences:
+    """The precedences of a pipeline between the ranks of its operations.
+
+    Args:
+        rank: int32 (N,), of each operation.
+    """
+    # The network's first N arcs are operations, the next E are precedences, from event to event.
+    num_operations, num_precedences = len(pipeline.operations), len(pipeline.succ)
+    arcs = slice(num_operations, num_operations + num_precedences)
+    return Precedences(
+        predecessor=rank[network.tail[arcs] // 2].astype(np.int64),
+        successor=rank[network.head[arcs] // 2].astype(np.int64),
+        lag_ns=pipeline.succ_lag_ns.astype(np.int64),
+    )

@@ -1,4 +1,4 @@
-"""What plans save in a month and a year, against maximum frequency."""
+"""Savings of plans in a month and a year, against maximum frequency."""
 
 from __future__ import annotations
 
@@ -18,16 +18,35 @@ from envplan.units import J_PER_KWH
 #: Assumed per kWh where nobody says.
 DEFAULT_PRICE: Final = 0.12
 _MONTHS: Final = 12
+_MAX_GPUS: Final = 10**9
 
 Point = Literal["no slowdown", "best money", "T_star"]
 
 
 class Amounts(NamedTuple):
-    """Energy, kWh; money, in units of the price; CO2, t, None where no intensity is known."""
+    """Energy, money and CO2.
+
+    Attributes:
+        kwh: energy, kWh.
+        money: in units of the price.
+        carbon_t: CO2, t; None where no intensity is known.
+    """
 
     kwh: float
     money: float
     carbon_t: float | None
+
+
+class YearAmounts(NamedTuple):
+    """A year's amounts.
+
+    Attributes:
+        spent: at maximum frequency.
+        saved: of that, by a plan; negative where the plan takes more.
+    """
+
+    spent: Amounts
+    saved: Amounts
 
 
 class Site(Overheads):
@@ -46,43 +65,53 @@ class Site(Overheads):
     @classmethod
     def of_run(cls, run: Run, utilization: float = 1.0) -> Self:
         """The site that a run's rates, on average, and overheads describe."""
-        rates = {"price": run.price, "carbon": run.carbon}
-        known = {name: rate.mean for name, rate in rates.items() if rate is not None}
-        return cls.of(**known, **run.overheads.model_dump(), utilization=utilization)
+        mean_rates = {}
+        for name, rate in (("price", run.price), ("carbon", run.carbon)):
+            if rate is not None:
+                mean_rates[name] = rate.mean
+        return cls.of(**mean_rates, **run.overheads.model_dump(), utilization=utilization)
 
-    def year(self, plan: Plan, gpus: int | None = None) -> tuple[Amounts, Amounts]:
-        """What a year takes at maximum frequency, and what a plan saves of it.
+    def year(self, plan: Plan, gpus: int | None = None) -> YearAmounts:
+        """A year at maximum frequency, and what a plan saves of it.
 
         The plan does the same work, which is what maximum frequency does in the utilized part of a
         year. Where the plan waits for a straggler, iterations last until that has finished.
 
         Args:
+            plan: of the job.
             gpus: how many run such jobs; default: those of the plan's job.
         """
         job_gpus = plan.job.all_gpus
-        (usual_s, usual_j), (after_s, after_j) = before_and_after(plan)
-        times = self.utilization * HOURS_PER_YEAR * 3600 / usual_s * (gpus or job_gpus) / job_gpus
-        saved_s, saved_j = times * (usual_s - after_s), times * (usual_j - after_j)
-        usual = self.spent(times * usual_s, times * usual_j, job_gpus)
-        return usual, self.spent(saved_s, saved_j, job_gpus)
+        usual, planned = before_and_after(plan)
+        iterations_of_job = self.utilization * HOURS_PER_YEAR * 3600 / usual.time_s
+        iterations = iterations_of_job * (gpus or job_gpus) / job_gpus
+        saved_s = iterations * (usual.time_s - planned.time_s)
+        saved_j = iterations * (usual.energy_j - planned.energy_j)
+        return YearAmounts(
+            spent=self.amounts(iterations * usual.time_s, iterations * usual.energy_j, job_gpus),
+            saved=self.amounts(saved_s, saved_j, job_gpus),
+        )
 
-    def spent(self, time_s: float, energy_j: float, gpus: int) -> Amounts:
-        """What so much time and energy of GPUs takes; what is saved, where both are differences."""
-        kwh, carbon = self.site_energy_j(time_s, energy_j, gpus) / J_PER_KWH, None
+    def amounts(self, time_s: float, energy_j: float, num_gpus: int) -> Amounts:
+        """Amounts for a time and an energy of GPUs, or for differences of both."""
+        kwh = self.site_energy_j(time_s, energy_j, num_gpus) / J_PER_KWH
+        money = self.price * kwh + self.gpu_time_cost(time_s, num_gpus)
+        carbon_t = None
         if self.carbon is not None:
-            carbon = (self.carbon * kwh + self.embodied_carbon_g(time_s, gpus)) / 1e6
-        return Amounts(kwh, self.price * kwh + self.gpu_time_cost(time_s, gpus), carbon)
+            carbon_g = self.carbon * kwh + self.embodied_carbon_g(time_s, num_gpus)
+            carbon_t = carbon_g / 1e6
+        return Amounts(kwh, money, carbon_t)
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What one plan saves, against maximum frequency.
+    """Savings of one plan, against maximum frequency.
 
     Attributes:
         point: which plan it is.
         plan: the plan.
-        spent: what a year takes at maximum frequency.
-        year: what the plan saves of it; negative where it takes more.
+        spent: a year's amounts at maximum frequency.
+        year: what the plan saves of them; negative where it takes more.
     """
 
     point: Point
@@ -92,38 +121,48 @@ class Saving:
 
     @property
     def month(self) -> Amounts:
-        """What the plan saves in a month, on average."""
+        """The plan's savings in a month, on average."""
         return Amounts._make(amount and amount / _MONTHS for amount in self.year)
 
 
 def savings(
     frontier: Frontier, *, gpus: int | None = None, **site: Any
 ) -> tuple[Saving, Saving, Saving]:
-    """What is saved at no slowdown, at the best money, and at T_star.
+    """Savings at no slowdown, at the best money, and at T_star.
 
     The best money is looked for at all times between T_min and T_star.
 
     Args:
+        frontier: of the job.
         gpus: how many run such jobs; default: those of the frontier's job.
         site: fields of Site, such as price=0.12, pue=1.3, carbon=380, utilization=0.8, gpu_hour=2.
 
     Raises:
         InputError: a number is out of range.
     """
-    if gpus is not None and not 1 <= gpus <= 10**9:
-        raise InputError(f"gpus must be between 1 and 1000000000, not {gpus}")
-    where = Site.of(**site)
+    if gpus is not None and not 1 <= gpus <= _MAX_GPUS:
+        raise InputError(f"gpus must be between 1 and {_MAX_GPUS}, not {gpus}")
+    job_site = Site.of(**site)
 
     def saving(point: Point, plan: Plan) -> Saving:
-        return Saving(point, plan, *where.year(plan, gpus))
+        return Saving(point, plan, *job_site.year(plan, gpus))
 
-    none = saving("no slowdown", frontier.plan())
-    star = saving("T_star", frontier.plan(min_energy=True))
-    # Energy falls along straight lines and hours rise along one: least is one of the breakpoints.
-    times, own = frontier.times, frontier.num_gpus * frontier.pipeline.num_stages
-    costs = where.price * where.site_energy_j(times, frontier.energies, own) / J_PER_KWH
-    least = np.argmin(costs + where.gpu_time_cost(times, own))
-    between = saving("best money", frontier.plan(float(times[least])))
+    no_slowdown = saving("no slowdown", frontier.plan())
+    t_star = saving("T_star", frontier.plan(min_energy=True))
+    cheapest = saving("best money", frontier.plan(_cheapest_time_s(frontier, job_site)))
     # Rounding may turn around what lies close together on the relaxed frontier.
-    best = max((between, none, star), key=lambda row: row.year.money)
-    return none, replace(best, point="best money"), star
+    best = max((cheapest, no_slowdown, t_star), key=lambda candidate: candidate.year.money)
+    return no_slowdown, replace(best, point="best money"), t_star
+
+
+def _cheapest_time_s(frontier: Frontier, site: Site) -> float:
+    """The iteration time at which the relaxed frontier costs least, s.
+
+    Energy falls along straight lines and the cost of hours rises along one, so the least lies at a
+    breakpoint.
+    """
+    num_gpus = frontier.num_gpus * frontier.pipeline.num_stages
+    site_energies_j = site.site_energy_j(frontier.times, frontier.energies, num_gpus)
+    costs = site.price * site_energies_j / J_PER_KWH
+    costs = costs + site.gpu_time_cost(frontier.times, num_gpus)
+    return float(frontier.times[np.argmin(costs)])

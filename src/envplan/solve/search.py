@@ -30,9 +30,10 @@ from envplan.request.limits import (
     Robustness,
     Setting,
 )
-from envplan.solve.candidates import Candidates, Known, NoPlanInTimeError
+from envplan.solve.average_power import least_average_choice, least_average_uw
+from envplan.solve.candidates import Candidates
 from envplan.solve.local_search import LocalSearch
-from envplan.solve.power_limits import least_average_rows, least_average_uw
+from envplan.solve.solution import KnownChoice, NoPlanInTimeError
 from envplan.units import (
     J_PER_KWH,
     duration_text,
@@ -96,7 +97,8 @@ def with_late_parts(frontier: Relaxation, request: Request) -> Relaxation:
         return frontier
     known = frontier.asked_once
     if asked not in known:
-        profile = frontier.profile.with_adjustments(by_parts=asked)
+        adjustments = frontier.profile.adjustments.model_copy(update={"by_parts": asked})
+        profile = frontier.profile.with_adjustments(adjustments)
         known[asked] = frontier.retraced(frontier.pipeline, profile)
     found: Relaxation = known[asked]
     return found
@@ -170,7 +172,7 @@ def spread_times(frontier: Relaxation, first_ns: int, count: int) -> list[int]:
 def remember(frontier: Relaxation, replay: Replay) -> None:
     """Let plain requests of this frontier choose what somebody else has found, too."""
     key = ("found", Machine(), (), 1.0)
-    frontier.asked_once.setdefault(key, []).append(Known.of(replay))
+    frontier.asked_once.setdefault(key, []).append(KnownChoice.of(replay))
 
 
 Answer = TypeVar("Answer")
@@ -323,7 +325,7 @@ class _Search(Deadlines[_Found]):
         self._candidates = kind.of(frontier, machine, self._local, moves)
         # What was found under the same conditions before, for later deadlines.
         key = (machine, tuple(request.limits), moves)
-        self._remembered: list[Known] = frontier.asked_once.setdefault(("found", *key), [])
+        self._remembered: list[KnownChoice] = frontier.asked_once.setdefault(("found", *key), [])
 
     def least_energy(self) -> _Found:
         """The choice of least energy by the request's deadline."""
@@ -428,7 +430,7 @@ class _Search(Deadlines[_Found]):
             value = known.energy_fj - power_uw * known.makespan_ns
             if known.makespan_ns > deadline_ns or value >= least:
                 continue
-            replay = self._replayed(known.rows)
+            replay = self._replayed(known.choice)
             if self._broken(replay, setting, self._exact):
                 continue
             robustness = self._evidence(replay, setting)
@@ -440,7 +442,7 @@ class _Search(Deadlines[_Found]):
             assert refusal is not None
             raise refusal
         if self._global:
-            self._remembered.append(Known.of(best.replay))
+            self._remembered.append(KnownChoice.of(best.replay))
         return best
 
     def one_of_many(self, time_ns: int) -> Plan:
@@ -525,7 +527,7 @@ class _Search(Deadlines[_Found]):
             NoAnswerError: even all of them do not.
         """
         problem = self.frontier.problem
-        thrifty = least_average_rows(problem)
+        thrifty = least_average_choice(problem)
         usual = self._at_place(0, waits=True).rows
         order, count = problem.pipeline.order, len(thrifty)
 
@@ -569,7 +571,8 @@ class _Search(Deadlines[_Found]):
         replay = self._candidates.best_by(deadline_ns, waits=waits, keeps=keeps)
         bound_fj: int | None = None
         if seconds:
-            replay, bound_fj = self._candidates.polished(replay, deadline_ns, waits, seconds)
+            polished = self._candidates.polished(replay, deadline_ns, waits, seconds)
+            replay, bound_fj = polished.replay, polished.bound_fj
         return _Found(replay, deadline_ns, bound_fj=bound_fj)
 
     def _sure(self, limit: HoldsWithProbability, setting: Setting, waits: bool) -> _Found:

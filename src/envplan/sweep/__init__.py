@@ -6,6 +6,6 @@ Pictures, checks and the command line may import it.
 
 from envplan.sweep.config import SweepConfig, read_config
 from envplan.sweep.running import SweepResult, run_sweep
-from envplan.sweep.table import Row, write_table
+from envplan.sweep.table import SweepRow, write_table
 
-__all__ = ["Row", "SweepConfig", "SweepResult", "read_config", "run_sweep", "write_table"]
+__all__ = ["SweepConfig", "SweepResult", "SweepRow", "read_config", "run_sweep", "write_table"]

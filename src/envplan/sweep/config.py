@@ -1,11 +1,10 @@
-"""The TOML file of a sweep, and the points it asks for."""
+"""The TOML file of a sweep, and its points."""
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections import ChainMap
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -18,7 +17,7 @@ from envplan.errors import InputError, naming
 from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
 
-__all__ = ["Point", "SweepConfig", "read_config"]
+__all__ = ["Point", "SweepConfig", "Target", "TargetKind", "read_config"]
 
 MAX_CONFIG_BYTES: Final = 16 * 2**20
 MAX_POINTS: Final = 1_000_000
@@ -29,8 +28,7 @@ _STAGES: Final = "{stages}"
 TargetKind = Literal[
     "slowdown", "time", "min-energy", "energy-budget", "power-cap", "peak-power-cap", "own"
 ]
-#: Targets by the field of a point that says them, in the order of a grid, which has lists of all
-#: but min_energy. The first are times, which other planners can be given, too.
+#: The fields of a point that say a target, in the order of a grid, with the kind of each.
 TARGETS: Final[dict[str, TargetKind]] = {
     "slowdown": "slowdown",
     "target_time": "time",
@@ -39,17 +37,25 @@ TARGETS: Final[dict[str, TargetKind]] = {
     "power_cap": "power-cap",
     "peak_power_cap": "peak-power-cap",
 }
-_TIMELY: Final = ("slowdown", "target_time", "min_energy")
-#: What clocks and times a plan can be made for, by our planner alone.
+#: Targets that are times, which other planners can be given, too.
+_TIMES: Final = ("slowdown", "target_time", "min_energy")
+#: Conditions on clocks and times that our planner alone can plan for.
 _CONDITIONS: Final = ("switch_latency", "min_dwell", "robust")
-#: What points with one frontier may differ in.
+#: Fields in which points with one frontier may differ.
 _ABOVE_A_FRONTIER: Final = {*TARGETS, *_CONDITIONS, "planner", "noise", "seed"}
 
+#: A value of a field of a point, as TOML says it.
+FieldValue = object
+#: Fields of a point that are set together.
+Fields = Mapping[str, FieldValue]
 
-def _one_of(known: Iterable[str]) -> AfterValidator:
+
+def _member_of(names: Iterable[str]) -> AfterValidator:
+    """A validator of names that refuses others and lists those that there are."""
+
     def check(name: str) -> str:
-        if name not in known:
-            raise ValueError(f"should be one of {', '.join(known)}")
+        if name not in names:
+            raise ValueError(f"should be one of {', '.join(names)}")
         return name
 
     return AfterValidator(check)
@@ -60,14 +66,26 @@ Milliseconds = Annotated[float, Field(ge=0, le=3.6e6)]
 AllWatts = Annotated[float, Field(ge=0, le=1e12)]
 
 
-def _named(name: str, other: str) -> Any:
+def _or(name: str, alias: str) -> Any:
     """A field that a file may call by either name."""
-    return Field(None, validation_alias=AliasChoices(name, other))
+    return Field(None, validation_alias=AliasChoices(name, alias))
 
 
-def _told(name: str) -> Any:
-    """A field that a table of results calls so."""
+def _column(name: str) -> Any:
+    """A field that is another column of a table of results."""
     return Field(None, serialization_alias=name)
+
+
+class Target(NamedTuple):
+    """The target of a plan.
+
+    Attributes:
+        kind: its kind; "own": what a planner does by itself.
+        value: s, percent, J or W, by the kind; None for kinds without a number.
+    """
+
+    kind: TargetKind
+    value: float | None
 
 
 class Point(Model):
@@ -101,22 +119,22 @@ class Point(Model):
 
     profile: Annotated[str, Field(min_length=1)]
     microbatches: Count | None = None
-    schedule: Annotated[str, _one_of(SCHEDULES)] | None = None
-    chunks: Count | None = _named("chunks", "vp")
-    planner: Annotated[str, _one_of(PLANNERS)] = "frontier"
-    p2p_latency: Seconds | None = _told("p2p_latency_s")
-    blocking_power: Annotated[float, Field(ge=0, le=1e5)] | None = _told("blocking_power_w")
-    gpus_per_stage: GpuCount | None = _named("gpus_per_stage", "tp")
+    schedule: Annotated[str, _member_of(SCHEDULES)] | None = None
+    chunks: Count | None = _or("chunks", "vp")
+    planner: Annotated[str, _member_of(PLANNERS)] = "frontier"
+    p2p_latency: Seconds | None = _column("p2p_latency_s")
+    blocking_power: Annotated[float, Field(ge=0, le=1e5)] | None = _column("blocking_power_w")
+    gpus_per_stage: GpuCount | None = _or("gpus_per_stage", "tp")
     cp: GpuCount | None = None
-    replicas: GpuCount | None = _named("replicas", "dp")
+    replicas: GpuCount | None = _or("replicas", "dp")
     recompute: bool = False
     extra: Annotated[str, Field(min_length=1)] | None = None
     one_clock: bool = False
-    parts_within: Percent | None = _told("parts_within_percent")
-    switch_latency: Milliseconds | None = _told("switch_latency_ms")
-    min_dwell: Milliseconds | None = _told("min_dwell_ms")
-    robust: Annotated[float, Field(gt=0, le=99.9)] | None = _told("robust_percent")
-    noise: Annotated[float, Field(ge=0, le=100)] | None = _told("noise_percent")
+    parts_within: Percent | None = _column("parts_within_percent")
+    switch_latency: Milliseconds | None = _column("switch_latency_ms")
+    min_dwell: Milliseconds | None = _column("min_dwell_ms")
+    robust: Annotated[float, Field(gt=0, le=99.9)] | None = _column("robust_percent")
+    noise: Annotated[float, Field(ge=0, le=100)] | None = _column("noise_percent")
     slowdown: Percent | None = None
     target_time: Seconds | None = None
     min_energy: bool = False
@@ -126,96 +144,124 @@ class Point(Model):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
-        targets = self._targets()
-        ours = [name for name in targets if name not in _TIMELY]
-        ours += [name for name in _CONDITIONS if getattr(self, name)]
-        wrong = ""
-        if len(targets) > 1:
-            wrong = f"both {targets[0]} and {targets[1]}: a point has one target"
-        elif targets and not PLANNERS[self.planner].takes_target:
-            wrong = f"{targets[0]}, but planner {self.planner} takes no target"
-        elif ours and self.planner != "frontier":
-            wrong = f"{ours[0]}, which goes with planner frontier, not {self.planner}"
-        elif self.seed and self.noise is None:
-            wrong = "a seed, but no noise for it"
-        if wrong:
-            raise ValueError(f"has {wrong}")
+    def _fits_together(self) -> Self:
+        contradiction = self._contradiction()
+        if contradiction is not None:
+            raise ValueError(f"has {contradiction}")
         return self
 
+    def _contradiction(self) -> str | None:
+        """Fields that do not go together, for an error; None where all do."""
+        targets = self._target_fields()
+        if len(targets) > 1:
+            return f"both {targets[0]} and {targets[1]}: a point has one target"
+        if targets and not PLANNERS[self.planner].takes_target:
+            return f"{targets[0]}, but planner {self.planner} takes no target"
+        only_ours = [name for name in targets if name not in _TIMES]
+        only_ours += [name for name in _CONDITIONS if getattr(self, name)]
+        if only_ours and self.planner != "frontier":
+            return f"{only_ours[0]}, which goes with planner frontier, not {self.planner}"
+        if self.seed and self.noise is None:
+            return "a seed, but no noise for it"
+        return None
+
     @property
-    def target(self) -> tuple[TargetKind, float | None]:
-        """Kind and number: s, percent, J or W.
+    def target(self) -> Target:
+        """The target; without one T_min of our planner, and another planner's own choice."""
+        fields = self._target_fields()
+        if not fields:
+            return Target("slowdown", 0.0) if self.planner == "frontier" else Target("own", None)
+        name = fields[0]
+        return Target(TARGETS[name], None if name == "min_energy" else getattr(self, name))
 
-        Without a target ours is T_min, and "own" what another planner does by itself.
-        """
-        for name in self._targets():
-            return TARGETS[name], None if name == "min_energy" else getattr(self, name)
-        return ("slowdown", 0.0) if self.planner == "frontier" else ("own", None)
-
-    def _targets(self) -> list[str]:
-        """The fields of the targets that it has."""
-        none = (None, False)
-        return [name for name in TARGETS if all(getattr(self, name) is not one for one in none)]
+    def _target_fields(self) -> list[str]:
+        """The fields of the targets that are set."""
+        unset = (None, False)
+        return [
+            name for name in TARGETS if not any(getattr(self, name) is value for value in unset)
+        ]
 
     @property
     def frontier_key(self) -> tuple[object, ...]:
-        """What points with one frontier have in common."""
+        """The values that points with one frontier have in common."""
         return tuple(self.model_dump(exclude=_ABOVE_A_FRONTIER).values())
 
 
-#: What a grid calls the values of a field, where that is another name.
-_SINGULAR: Final = {"vp": "chunks", "pp": "stages"} | {
+#: Keys of a grid that have another name than the field of a point.
+_FIELD_OF_KEY: Final = {"vp": "chunks", "pp": "stages"} | {
     f"{name}s": name for name in ("profile", "schedule", "planner", "seed", *TARGETS)
 }
-#: What varies, the last fastest; then the seed, and all else.
+#: The axes of a grid from the one that varies slowest; then come all others.
 _ORDER: Final = ("profile", "microbatches", "schedule", "chunks", "planner", "target", "seed")
 
 
-def _axes(grid: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """For each key of a grid its values, as fields of points; all targets are one axis."""
-    lists = {
-        _SINGULAR.get(key, key): value if isinstance(value, list) else [value]
-        for key, value in grid.items()
-    }
-    names = list(map(str, lists.get("profile", [])))
+def _axes(grid: Mapping[str, FieldValue]) -> list[list[Fields]]:
+    """The axes of a grid: for each the fields that it sets, one after the other.
+
+    All targets are one axis.
+    """
+    values: dict[str, list[FieldValue]] = {}
+    for key, value in grid.items():
+        values[_FIELD_OF_KEY.get(key, key)] = value if isinstance(value, list) else [value]
+    _fill_in_stages(values)
+    axes: dict[str, list[Fields]] = {}
+    for name, choices in values.items():
+        if choices and name not in TARGETS:
+            axes[name] = [{name: value} for value in choices]
+    # A grid without a target has the one choice of none.
+    axes["target"] = _target_axis(values) or [{}]
+    return [axes[name] for name in dict.fromkeys([*_ORDER, *axes]) if name in axes]
+
+
+def _fill_in_stages(values: dict[str, list[FieldValue]]) -> None:
+    """Replace the place for a number of stages in names of profiles by each of the numbers."""
+    names = [str(name) for name in values.get("profile", [])]
     if any(_STAGES in name for name in names):
-        counts = lists.pop("stages", [_STAGES])
-        filled = (name.replace(_STAGES, str(count)) for name in names for count in counts)
-        lists["profile"] = list(dict.fromkeys(filled))
-    axes = {name: [{name: value} for value in values] for name, values in lists.items() if values}
-    targets = [one for name in TARGETS for one in axes.pop(name, [])]
-    axes["target"] = [one for one in targets if one != {"min_energy": False}]
-    return [axes[name] or [{}] for name in dict.fromkeys(_ORDER) | axes if name in axes]
+        counts = values.pop("stages", [_STAGES])
+        filled = [name.replace(_STAGES, str(count)) for name in names for count in counts]
+        values["profile"] = list(dict.fromkeys(filled))
 
 
-def _points(axes: list[list[dict[str, Any]]]) -> Iterator[Point]:
-    """Every combination. Those of a planner that takes no target come once for each target, without
-    it.
+def _target_axis(values: Mapping[str, list[FieldValue]]) -> list[Fields]:
+    """The targets of a grid, kind by kind."""
+    targets = [{name: value} for name in TARGETS for value in values.get(name, [])]
+    return [target for target in targets if target != {"min_energy": False}]
+
+
+def _points(axes: Iterable[Iterable[Fields]]) -> Iterator[Point]:
+    """Every combination of the values of axes.
+
+    Those of a planner that takes no target come once for each target, without it.
 
     Raises:
-        InputError: a key or a value is wrong, or what is combined does not go together.
+        InputError: a key or a value is wrong, or a combination does not go together.
     """
-    for chosen in product(*axes):
-        fields = dict(ChainMap(*chosen))
+    for combination in product(*axes):
+        fields: dict[str, Any] = {}
+        for chosen in combination:
+            fields.update(chosen)
         planner = PLANNERS.get(str(fields.get("planner")))
         if planner is not None and not planner.takes_target:
-            fields = {name: value for name, value in fields.items() if name not in TARGETS}
+            fields = _without(fields, TARGETS)
         try:
             yield Point.of(**fields)
         except InputError as error:
             raise InputError(f"a point of grid: {error}") from None
 
 
+def _without(fields: Fields, names: Container[str]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
 class Sweep(Model):
-    """The file itself."""
+    """The content of a sweep's file; errors call it a sweep."""
 
     grid: dict[str, Any] = Field({})
     points: list[Point] = Field([])
 
 
 class SweepConfig(NamedTuple):
-    """What a sweep's file says.
+    """The points of a sweep.
 
     Attributes:
         points: to be made, in order, each once.
@@ -227,8 +273,10 @@ class SweepConfig(NamedTuple):
 
 
 def read_config(path: AnyPath) -> SweepConfig:
-    """Read and check a sweep's file: every combination of the lists in its table `grid` is a point,
-    and each of its tables `points` is one more.
+    """Read and check a sweep's file.
+
+    Every combination of the lists in its table `grid` is a point, and each of its tables `points`
+    is one more.
 
     Raises:
         InputError: it cannot be read, is not TOML (says line and column), a key is unknown, missing
@@ -236,16 +284,20 @@ def read_config(path: AnyPath) -> SweepConfig:
     """
     text = decoded(read_bounded(path, MAX_CONFIG_BYTES), path)
     with naming(path):
-        try:
-            file = Sweep.of(**tomllib.loads(text))
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise InputError(f"is not valid TOML: {error}") from None
+        file = _parse(text)
         axes = _axes(file.grid) if file.grid else [[]]
-        size = len(file.points) + math.prod(map(len, axes))
-        if not 1 <= size <= MAX_POINTS:
+        num_points = len(file.points) + math.prod(len(axis) for axis in axes)
+        if not 1 <= num_points <= MAX_POINTS:
             raise InputError(
-                f"asks for {size} points; a sweep has 1 to {MAX_POINTS}, from a table [grid] and "
-                "tables [[points]]"
+                f"asks for {num_points} points; a sweep has 1 to {MAX_POINTS}, from a table [grid] "
+                "and tables [[points]]"
             )
         points = dict.fromkeys([*_points(axes), *file.points])
     return SweepConfig(tuple(points), Path(path).parent)
+
+
+def _parse(text: str) -> Sweep:
+    try:
+        return Sweep.of(**tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"is not valid TOML: {error}") from None

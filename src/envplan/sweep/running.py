@@ -1,4 +1,4 @@
-"""Running a sweep: what its journal lacks, on processes or on Ray, point by point into the journal.
+"""Running a sweep: the points that its journal lacks, on processes or on Ray.
 
 A journal is JSON lines: a header, then for each finished point its key and its row. It is only ever
 appended to, and every line is on the disk before the next point is reported. A process that is
@@ -13,9 +13,9 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 from io import FileIO
@@ -29,10 +29,19 @@ from envplan.pipeline import traits
 from envplan.profile import Profile
 from envplan.profile.sidecar import Workload
 from envplan.replay.cores import cores
-from envplan.sweep.table import Row
-from envplan.sweep.work import Group, Task, failed_row, run_on_processes, run_on_ray
+from envplan.sweep.table import COLUMNS, SweepRow
+from envplan.sweep.work import (
+    FinishedTask,
+    Group,
+    Task,
+    failed_row,
+    run_on_processes,
+    run_on_ray,
+)
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from envplan.sweep.config import Point, SweepConfig
 
 __all__ = ["Journal", "SweepResult", "journal_of", "open_journal", "run_sweep"]
@@ -50,34 +59,48 @@ class SweepResult(NamedTuple):
         wall_s: how long it took, s.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     computed: int
     resumed: int
     wall_s: float
 
     @property
-    def failures(self) -> list[Row]:
+    def failures(self) -> list[SweepRow]:
         """The rows of points that have no plan."""
         return [row for row in self.rows if row.error is not None]
 
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row a point, in the order of the sweep's file."""
+        import pandas as pd
+
+        return pd.DataFrame([dict(row) for row in self.rows], columns=list(COLUMNS))
+
 
 class _Entry(Model):
-    """A finished point; where it is final, the same point would end the same way again."""
+    """A finished point in a journal.
+
+    Where it is final, the same point would end the same way again.
+    """
 
     key: str
     final: bool
-    row: Row
+    row: SweepRow
+
+    def to_line(self) -> bytes:
+        """The entry as a line of a journal."""
+        return self.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
 class Journal(NamedTuple):
     """An open journal, which no other process can write to at the same time.
 
     Attributes:
+        file: where it lies on the disk.
         rows: by key, of all points that need not be done again.
     """
 
     file: FileIO
-    rows: dict[str, Row]
+    rows: dict[str, SweepRow]
 
     def append(self, line: bytes) -> None:
         """Put a line on the disk; when this returns, it is there."""
@@ -90,9 +113,10 @@ class Journal(NamedTuple):
 
 @contextmanager
 def open_journal(path: AnyPath, *, fresh: bool = False) -> Iterator[Journal]:
-    """The journal at a path, which is created where there is none.
+    """Open the journal at a path, which is created where there is none.
 
     Args:
+        path: where it lies.
         fresh: forget what an earlier sweep has done.
 
     Raises:
@@ -101,35 +125,80 @@ def open_journal(path: AnyPath, *, fresh: bool = False) -> Iterator[Journal]:
     """
     check_writable(path)
     with Path(path).open("a+b", buffering=0) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            words = "another sweep is writing to it; wait for it, or choose another output"
-            raise InputError(words, path=path) from None
+        _lock(file, path)
         file.seek(0)
-        lines = file.readall().splitlines(keepends=True) or [b""]
-        whole = [line for line in lines if line.endswith(b"\n")]
-        read: list[_Entry] = []
-        bad = 0 if _HEADER.startswith(lines[0]) else 1
-        try:
-            read.extend(map(_Entry.model_validate_json, [] if bad else whole[1:]))
-        except ValueError:
-            bad = len(read) + 2
-        if bad:
-            words = "is not a line of a sweep's journal; choose another output, or delete this file"
-            raise InputError(f"{words} to start anew", path=path, line=bad)
+        lines = file.readall().splitlines(keepends=True)
+        if lines and not _HEADER.startswith(lines[0]):
+            raise _not_a_journal(path, 1)
+        # A line without its end was torn off when a process was killed.
+        whole_lines = [line for line in lines if line.endswith(b"\n")]
+        entries = _read_entries(whole_lines, path)
         if fresh:
-            whole, read = [], []
-        file.truncate(sum(map(len, whole)))
-        journal = Journal(file, {one.key: one.row for one in read if one.final})
-        if not whole:
+            whole_lines, entries = [], []
+        file.truncate(sum(len(line) for line in whole_lines))
+        journal = Journal(file, {entry.key: entry.row for entry in entries if entry.final})
+        if not whole_lines:
             journal.append(_HEADER)
         yield journal
+
+
+def _lock(file: FileIO, path: AnyPath) -> None:
+    """Keep a journal from other sweeps until it is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        words = "another sweep is writing to it; wait for it, or choose another output"
+        raise InputError(words, path=path) from None
+
+
+def _read_entries(lines: Sequence[bytes], path: AnyPath) -> list[_Entry]:
+    """The entries of a journal's lines, the first of which is its header.
+
+    Raises:
+        InputError: a line is no entry; names it.
+    """
+    entries = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            entries.append(_Entry.model_validate_json(line))
+        except ValueError:
+            raise _not_a_journal(path, number) from None
+    return entries
+
+
+def _not_a_journal(path: AnyPath, line: int) -> InputError:
+    words = "is not a line of a sweep's journal; choose another output, or delete this file"
+    return InputError(f"{words} to start anew", path=path, line=line)
 
 
 def journal_of(output: AnyPath) -> Path:
     """Where the journal of a sweep with this output lies: beside it."""
     return Path(f"{os.fspath(output)}.journal")
+
+
+@dataclass
+class _Agenda:
+    """The points of a sweep: rows of those that are done, and groups of those to be computed."""
+
+    num_points: int
+    rows: dict[int, SweepRow] = field(default_factory=dict)
+    groups: dict[tuple[object, ...], Group] = field(default_factory=dict)
+    resumed: int = 0
+    failed: int = 0
+
+    def finish(self, place: int, row: SweepRow) -> None:
+        """Give a point its row."""
+        self.rows[place] = row
+        self.failed += row.error is not None
+
+    def add(self, task: Task, profile: Profile) -> None:
+        """Add a point to those that share its frontier."""
+        group = self.groups.setdefault(task.point.frontier_key, Group(profile, deque()))
+        group.tasks.append(task)
+
+    def ordered_rows(self) -> tuple[SweepRow, ...]:
+        """The rows in the order of the sweep's file, when all points have one."""
+        return tuple(self.rows[place] for place in range(self.num_points))
 
 
 def run_sweep(
@@ -146,6 +215,7 @@ def run_sweep(
     Called from a script, it starts processes, so the script needs `if __name__ == "__main__":`.
 
     Args:
+        config: the points.
         journal: its path; journal_of says where the command line has it.
         jobs: processes at most; default: one for each core.
         ray: address of a Ray cluster to run on instead.
@@ -156,54 +226,67 @@ def run_sweep(
         InputError: the journal cannot be used, or the cluster not be reached. What is wrong with a
             single point is in its row instead.
     """
-    begin = time.monotonic()
+    begin_s = time.monotonic()
+    with open_journal(journal, fresh=fresh) as book:
+        agenda = _agenda(config, book)
+        num_computed = agenda.num_points - len(agenda.rows)
+        progress(len(agenda.rows), agenda.num_points, agenda.failed)
+        with closing(_outcomes(list(agenda.groups.values()), jobs, ray)) as outcomes:
+            for finished in outcomes:
+                entry = _Entry(key=finished.task.key, final=finished.is_final, row=finished.row)
+                book.append(entry.to_line())
+                agenda.finish(finished.task.place, finished.row)
+                progress(len(agenda.rows), agenda.num_points, agenda.failed)
+    wall_s = time.monotonic() - begin_s
+    return SweepResult(agenda.ordered_rows(), num_computed, agenda.resumed, wall_s)
+
+
+def _agenda(config: SweepConfig, book: Journal) -> _Agenda:
+    """Points whose profile cannot be opened as failed, those in the journal as done."""
 
     @cache
-    def opened(name: str) -> Profile | EnvplanError:
+    def open_profile(name: str) -> Profile | EnvplanError:
         """The profile that the sweep calls so, read once; or why there is none."""
-        there = config.folder / name
+        path = config.folder / name
         try:
-            return Profile.open(there if is_file(there) else name)
+            return Profile.open(path if is_file(path) else name)
         except EnvplanError as error:
             return error
 
-    rows: dict[int, Row] = {}
-    groups: dict[tuple[object, ...], Group] = {}
-    count, resumed, failed = len(config.points), 0, 0
-    with open_journal(journal, fresh=fresh) as book:
-        for place, point in enumerate(config.points):
-            profile = opened(point.profile)
-            if isinstance(profile, EnvplanError):
-                rows[place] = failed_row(point, None, str(profile))
-                continue
-            filled = _filled(point, profile)
-            task = Task(place, _key(filled, profile), filled)
-            if task.key in book.rows:
-                rows[place] = book.rows[task.key]
-                resumed += 1
-            else:
-                groups.setdefault(filled.frontier_key, Group(profile, deque())).tasks.append(task)
-        computed, shared = count - len(rows), [*groups.values()]
-        run = run_on_processes(shared, jobs or cores())
-        failed = sum(row.error is not None for row in rows.values())
-        progress(len(rows), count, failed)
-        with closing(run_on_ray(shared, ray) if shared and ray is not None else run) as outcomes:
-            for task, (row, final) in outcomes:
-                entry = _Entry(key=task.key, final=final, row=row)
-                book.append(entry.model_dump_json(exclude_none=True).encode() + b"\n")
-                rows[task.place] = row
-                failed += row.error is not None
-                progress(len(rows), count, failed)
-    ordered = tuple(rows[place] for place in range(count))
-    return SweepResult(ordered, computed, resumed, time.monotonic() - begin)
+    agenda = _Agenda(len(config.points))
+    for place, point in enumerate(config.points):
+        profile = open_profile(point.profile)
+        if isinstance(profile, EnvplanError):
+            agenda.finish(place, failed_row(point, None, str(profile)))
+            continue
+        completed = _completed(point, profile)
+        task = Task(place, _key(completed, profile), completed)
+        if task.key in book.rows:
+            agenda.finish(place, book.rows[task.key])
+            agenda.resumed += 1
+        else:
+            agenda.add(task, profile)
+    return agenda
 
 
-def _filled(point: Point, profile: Profile) -> Point:
-    """The point with what the profile's sidecar says where it says nothing itself."""
+def _outcomes(
+    groups: Sequence[Group], jobs: int | None, ray: str | None
+) -> Generator[FinishedTask, None, None]:
+    """The outcomes of all tasks, on Ray where there are any and an address is given."""
+    if groups and ray is not None:
+        return run_on_ray(groups, ray)
+    return run_on_processes(groups, jobs or cores())
+
+
+def _completed(point: Point, profile: Profile) -> Point:
+    """A point with what the profile's sidecar says where it says nothing itself."""
     metadata, job = profile.metadata, profile.metadata.job
-    usual = "interleaved" if (point.chunks or 1) > 1 else metadata.schedule or "1f1b"
-    schedule = point.schedule or usual
-    chunks = point.chunks or (job.chunks if point.schedule is None else None)
+    if point.schedule is not None:
+        schedule, chunks = point.schedule, point.chunks
+    else:
+        usual = metadata.schedule or "1f1b"
+        schedule = "interleaved" if (point.chunks or 1) > 1 else usual
+        chunks = point.chunks or job.chunks
     return point.model_copy(
         update={
             "microbatches": point.microbatches or metadata.num_microbatches,
@@ -217,8 +300,11 @@ def _filled(point: Point, profile: Profile) -> Point:
 
 
 def _key(point: Point, profile: Profile) -> str:
-    """What decides a point's outcome: the version of envplan, the profile, what the point says and
-    what its sidecar says of the job besides."""
+    """A hash of all that decides a point's outcome.
+
+    That is the version of envplan, the profile, what the point says, and what the profile's sidecar
+    says of the job besides.
+    """
     document = [version("envplan"), profile.sha256, point.model_dump(exclude_defaults=True)]
     if profile.metadata.job != Workload():
         document.append(asdict(profile.metadata.job))

@@ -1,11 +1,12 @@
-"""A sweep's result: a row for each point, its files, and what one wants to know of many rows."""
+"""A sweep's result: a row for each point, its files, and summaries of many rows."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -17,11 +18,24 @@ from envplan._io.tables import MAX_TABLE_BYTES, parse_table
 from envplan.errors import InputError
 from envplan.sweep.config import TargetKind
 
-__all__ = ["COLUMNS", "Row", "check_table", "read_rows", "write_table"]
+__all__ = [
+    "COLUMNS",
+    "SweepRow",
+    "ValueSummary",
+    "best_rows",
+    "check_table",
+    "read_rows",
+    "summarize_values",
+    "varying",
+    "write_table",
+]
+
+#: A cell of a row.
+Cell = str | float | bool | None
 
 
-class Row(Model):
-    """One point and what came of it; energies are joules per iteration over all GPUs.
+class SweepRow(Model):
+    """One point and its plan; energies are joules per iteration over all GPUs.
 
     Attributes:
         target: what target_value counts: s ("time"), percent above T_min ("slowdown"), J
@@ -74,15 +88,20 @@ class Row(Model):
 
     @property
     def conditions(self) -> list[str]:
-        """A phrase for each thing that the plan was made to bear, or has beside its schedule."""
-        known = ((text, getattr(self, name)) for name, text in _CONDITIONS.items())
-        return [text.format(one) for text, one in known if one is not None and one is not False]
+        """A phrase for each condition of the plan, and for what it has beside its schedule."""
+        phrases = []
+        for name, phrase in _CONDITIONS.items():
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                phrases.append(phrase.format(value))
+        return phrases
 
     @property
-    def asked(self) -> str:
-        """What the point asks for: "+2%", "14 s", "T_star"."""
-        words = [_TARGETS[self.target].format(self.target_value or 0.0), *self.conditions]
-        return ", ".join(words) + ("" if self.noise_percent is None else f", seed {self.seed}")
+    def request(self) -> str:
+        """The target and the conditions in words, such as "+2%", "14 s" or "T_star"."""
+        target = _TARGETS[self.target].format(self.target_value or 0.0)
+        seed = "" if self.noise_percent is None else f", seed {self.seed}"
+        return ", ".join([target, *self.conditions]) + seed
 
 
 _TARGETS: Final[dict[TargetKind, str]] = {
@@ -94,6 +113,7 @@ _TARGETS: Final[dict[TargetKind, str]] = {
     "peak-power-cap": "{:g} W at the peak",
     "own": "its own",
 }
+#: Phrases for columns that say conditions.
 _CONDITIONS: Final = {
     "extra": "with {}",
     "one_clock": "one clock an operation",
@@ -103,9 +123,9 @@ _CONDITIONS: Final = {
     "robust_percent": "{:g}% sure",
 }
 
-COLUMNS: Final = tuple(Row.model_fields)
-#: What a sweep may vary.
-_ASKED: Final = [
+COLUMNS: Final = tuple(SweepRow.model_fields)
+#: The columns that a sweep may vary. The target's value is part of the target in words.
+_QUESTIONS: Final = [
     name
     for name in COLUMNS[: COLUMNS.index("assumed")]
     if name not in ("source", "stages", "target_value")
@@ -118,87 +138,154 @@ def check_table(path: Path) -> None:
     Raises:
         InputError: the name ends in .parquet, and pyarrow is missing.
     """
-    if path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+    if _is_parquet(path) and find_spec("pyarrow") is None:
         reason = "needs pyarrow: pip install 'envplan[parquet]', or a name that ends in .csv"
         raise InputError(reason, path=path)
 
 
-def write_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+def write_table(rows: Sequence[SweepRow], path: str | os.PathLike[str]) -> None:
     """Write rows to a .parquet file or else as CSV, whole or not at all; no value is an empty cell.
 
     Raises:
         InputError: as for check_table, or the file cannot be written.
     """
     check_table(Path(path))
-    cells, buffer = [dict(row) for row in rows], io.BytesIO()
-    if Path(path).suffix.lower() != ".parquet":
-        text = io.TextIOWrapper(buffer, encoding="utf-8", newline="", write_through=True)
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(cells)
-    else:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
-        fields = []
-        for name, field in Row.model_fields.items():
-            kinds = [*get_args(field.annotation), field.annotation]
-            fields.append((name, next((types[one] for one in kinds if one in types), pa.string())))
-        pq.write_table(pa.Table.from_pylist(cells, schema=pa.schema(fields)), buffer)
-    atomic_write(path, buffer.getvalue())
+    as_bytes = _as_parquet if _is_parquet(Path(path)) else _as_csv
+    atomic_write(path, as_bytes(rows))
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a table that write_table wrote.
+def _as_csv(rows: Sequence[SweepRow]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dict(row) for row in rows)
+    return text.getvalue().encode()
+
+
+def _as_parquet(rows: Sequence[SweepRow]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arrow_types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
+
+    def arrow_type(annotation: Any) -> Any:
+        """The type of a column, whose annotation is a type or a union of one and None."""
+        types = [*get_args(annotation), annotation]
+        return next((arrow_types[kind] for kind in types if kind in arrow_types), pa.string())
+
+    fields = [(name, arrow_type(field.annotation)) for name, field in SweepRow.model_fields.items()]
+    buffer = io.BytesIO()
+    cells = [dict(row) for row in rows]
+    pq.write_table(pa.Table.from_pylist(cells, schema=pa.schema(fields)), buffer)
+    return buffer.getvalue()
+
+
+def read_rows(path: Path) -> list[SweepRow]:
+    """Read the rows of a table that write_table wrote.
 
     Raises:
         InputError: it is no such table; says line and column.
     """
     check_table(path)
     content = read_bounded(path, MAX_TABLE_BYTES)
-    if path.suffix.lower() == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            read = pq.read_table(io.BytesIO(content))
-        except pa.ArrowException as error:
-            raise InputError(f"is no table in Parquet's format: {error}", path=path) from None
-        content = read.to_pandas().to_csv(index=False).encode()
-    return list(parse_table(content, Row, path=path, kind="a sweep's table").rows())
+    if _is_parquet(path):
+        content = _csv_from_parquet(content, path)
+    return list(parse_table(content, SweepRow, path=path, kind="a sweep's table").rows())
 
 
-def varying(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """What is not the same in all points: by its name its value in each."""
-    asked = {name: [getattr(row, name) for row in rows] for name in _ASKED}
-    asked["target"] = [row.asked for row in rows]
-    return {name: values for name, values in asked.items() if len(set(values)) > 1}
+def _csv_from_parquet(content: bytes, path: Path) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(io.BytesIO(content))
+    except pa.ArrowException as error:
+        raise InputError(f"is no table in Parquet's format: {error}", path=path) from None
+    csv_text: str = table.to_pandas().to_csv(index=False)
+    return csv_text.encode()
 
 
-def best_rows(rows: Sequence[Row], count: int) -> list[Row]:
-    """The points that save most, the first in the table first where they save alike."""
+def varying(rows: Sequence[SweepRow]) -> dict[str, list[Cell]]:
+    """The columns in which points differ, by name; a value for each row.
+
+    A target and its conditions are one column, in words.
+    """
+    columns: dict[str, list[Cell]] = {
+        name: [getattr(row, name) for row in rows] for name in _QUESTIONS
+    }
+    columns["target"] = [row.request for row in rows]
+    return {name: cells for name, cells in columns.items() if len(set(cells)) > 1}
+
+
+def best_rows(rows: Sequence[SweepRow], count: int) -> list[SweepRow]:
+    """The points that save most; where they save alike, in the order of the table."""
     planned = [row for row in rows if row.savings_percent is not None]
     return sorted(planned, key=lambda row: -(row.savings_percent or 0.0))[:count]
 
 
-def by_what_varies(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each thing that varies and each of its values, how many points have it and what they
-    save: on average, at what slowdown, and at most, in percent."""
+@dataclass(frozen=True, slots=True)
+class ValueSummary:
+    """The points of a sweep that share a value.
+
+    Attributes:
+        name: the column that varies.
+        value: the value that they share, as text.
+        points: how many there are.
+        slowdown_percent, savings_percent: on average.
+        most_percent: the most that one of them saves.
+    """
+
+    name: str
+    value: str
+    points: int
+    slowdown_percent: float
+    savings_percent: float
+    most_percent: float
+
+    def to_dict(self) -> dict[str, object]:
+        """The summary in JSON types."""
+        return {
+            "name": self.name,
+            "value": self.value,
+            "points": self.points,
+            "slowdown_percent": self.slowdown_percent,
+            "savings_percent": self.savings_percent,
+            "most_percent": self.most_percent,
+        }
+
+
+def summarize_values(rows: Sequence[SweepRow]) -> list[ValueSummary]:
+    """A summary for each value of each column in which the planned points differ."""
     planned = [row for row in rows if row.savings_percent is not None]
-    shares = []
-    for name, values in varying(planned).items():
-        for value in dict.fromkeys(values):
-            alike = [row for row, its in zip(planned, values, strict=True) if its == value]
-            saved = [row.savings_percent or 0.0 for row in alike]
-            shown = "-" if value is None else value
-            share: dict[str, Any] = {
-                "name": name,
-                "value": f"{shown:g}" if isinstance(shown, float) else str(shown),
-                "points": len(alike),
-                "slowdown_percent": fmean(row.slowdown_percent or 0.0 for row in alike),
-                "savings_percent": fmean(saved),
-                "most_percent": max(saved),
-            }
-            shares.append(share)
-    return shares
+    return [
+        summary
+        for name, cells in varying(planned).items()
+        for summary in _summaries_of_column(name, cells, planned)
+    ]
+
+
+def _summaries_of_column(
+    name: str, cells: Sequence[Cell], rows: Sequence[SweepRow]
+) -> Iterator[ValueSummary]:
+    """A summary for each value of one column."""
+    for value in dict.fromkeys(cells):
+        sharing = [row for row, cell in zip(rows, cells, strict=True) if cell == value]
+        savings = [row.savings_percent or 0.0 for row in sharing]
+        yield ValueSummary(
+            name=name,
+            value=_cell_text(value),
+            points=len(sharing),
+            slowdown_percent=fmean(row.slowdown_percent or 0.0 for row in sharing),
+            savings_percent=fmean(savings),
+            most_percent=max(savings),
+        )
+
+
+def _cell_text(value: Cell) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)

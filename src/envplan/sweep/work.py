@@ -1,5 +1,4 @@
-"""Who computes a sweep's points, and how: frontier by frontier, on processes of this machine or on
-a Ray cluster that is there already.
+"""The computation of a sweep's points, frontier by frontier, on processes or on a Ray cluster.
 
 Both report task by task. A worker that dies costs the task it was at, which then has failed;
 another one takes the rest of its group.
@@ -17,14 +16,14 @@ import warnings
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from envplan.errors import DoubtWarning, EnvplanError, InputError
-from envplan.pipeline import traits
+from envplan.pipeline import Pipeline, traits
 from envplan.plan import Plan
 from envplan.planners import PLANNERS, forwards_ahead
 from envplan.profile import ByParts, Profile
@@ -34,21 +33,30 @@ from envplan.request import Request
 from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.sweep.config import TARGETS, Point
-from envplan.sweep.table import Row
+from envplan.sweep.table import SweepRow
 
-__all__ = ["Done", "Group", "Task", "compute", "failed_row", "run_on_processes", "run_on_ray"]
+__all__ = [
+    "FinishedTask",
+    "Group",
+    "PointOutcome",
+    "Task",
+    "compute",
+    "failed_row",
+    "run_on_processes",
+    "run_on_ray",
+]
 
-_PATIENCE_S: Final = 10.0
-#: A row, and whether doing the same again would end the same way.
-Done = tuple[Row, bool]
+#: How long to wait for the head of a Ray cluster.
+_CONNECT_TIMEOUT_S: Final = 10.0
+_MAX_RAY_ERROR_LENGTH: Final = 500
 
 
 class Task(NamedTuple):
     """A point to be computed.
 
     Attributes:
-        place: in the sweep.
-        key: what the journal knows it by.
+        place: its index in the sweep.
+        key: the key that the journal knows it by.
         point: with its microbatches and schedule filled in.
     """
 
@@ -57,77 +65,175 @@ class Task(NamedTuple):
     point: Point
 
 
+class PointOutcome(NamedTuple):
+    """The row of a computed point.
+
+    Attributes:
+        row: the plan's figures, or an error.
+        is_final: whether computing the same again would end the same way.
+    """
+
+    row: SweepRow
+    is_final: bool
+
+
+class FinishedTask(NamedTuple):
+    """A task and its outcome."""
+
+    task: Task
+    row: SweepRow
+    is_final: bool
+
+
 class Group(NamedTuple):
     """Tasks that share a frontier; those that are done are taken away."""
 
     profile: Profile
     tasks: deque[Task]
 
-    def lose(self, why: str) -> Iterator[tuple[Task, Done]]:
-        """The first of the tasks, if there is one, as failed."""
+    def finish(self, outcome: PointOutcome) -> FinishedTask:
+        """Take away the first task, which has this outcome."""
+        return FinishedTask(self.tasks.popleft(), outcome.row, outcome.is_final)
+
+    def lose(self, error: str) -> Iterator[FinishedTask]:
+        """Take away the first of the tasks, if there is one, as failed."""
         if self.tasks:
-            task = self.tasks.popleft()
-            yield task, (failed_row(task.point, self.profile, why), False)
+            row = failed_row(self.tasks[0].point, self.profile, error)
+            yield self.finish(PointOutcome(row, is_final=False))
 
 
 #: Every task with its outcome, as they come.
-Outcomes = Generator[tuple[Task, Done], None, None]
+Outcomes = Generator[FinishedTask, None, None]
 
 
-def failed_row(point: Point, profile: Profile | None, error: str) -> Row:
+def failed_row(point: Point, profile: Profile | None, error: str) -> SweepRow:
     """The row of a point without a plan."""
-    return Row(**_inputs(point, profile), error=error)
+    return SweepRow(**_question(point, profile), error=error)
 
 
-def compute(group: Group) -> Iterator[Done]:
-    """The outcome of each task, in order, on one core; an error is an outcome, too."""
+def compute(group: Group) -> Iterator[PointOutcome]:
+    """Compute each task of a group, in order, on one core; an error is an outcome, too."""
     use_cores(1)
     warnings.simplefilter("ignore", DoubtWarning)  # of each of many points
-    traced: tuple[Frontier, dict[str, Any]] | Exception
     try:
-        traced = _traced(group.profile, group.tasks[0].point)
+        traced = _TracedGroup.trace(group.profile, group.tasks[0].point)
     except Exception as error:  # a group must not take the others with it
-        traced = error
-    planned = lru_cache(maxsize=1)(_plan)
+        for task in group.tasks:
+            yield _failure(_question(task.point, group.profile), error)
+        return
     for task in group.tasks:
-        row = _inputs(task.point, group.profile)
+        cells = _question(task.point, group.profile) | traced.cells()
         try:
-            if isinstance(traced, Exception):
-                raise traced
-            frontier, facts = traced
-            row |= facts
-            begin = time.perf_counter()
-            plan = planned(frontier, task.point.model_copy(update={"seed": 0}))
-            row |= _found(plan, frontier.profile, task.point)
-            row["wall_s"] = time.perf_counter() - begin
-            yield Row(**row), True
-        except EnvplanError as error:
-            yield Row(**row, error=str(error)), True
-        except Exception as error:  # nor a point
-            yield Row(**row, error=f"{type(error).__name__}: {error}"), False
+            begin_s = time.perf_counter()
+            cells |= traced.answer(task.point)
+            cells["wall_s"] = time.perf_counter() - begin_s
+            yield PointOutcome(SweepRow(**cells), is_final=True)
+        except Exception as error:  # a point must not take the others with it
+            yield _failure(cells, error)
 
 
-def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
-    said = point.model_dump(by_alias=True, exclude_none=True)
-    row = {name: said[name] for name in said.keys() & Row.model_fields.keys()}
-    row["target"], row["target_value"] = point.target
-    row.setdefault("chunks", traits(point.schedule or "").chunks)
+def _failure(cells: dict[str, Any], error: Exception) -> PointOutcome:
+    """The outcome of an error. Only those that envplan raises come again for sure."""
+    if isinstance(error, EnvplanError):
+        return PointOutcome(SweepRow(**cells, error=str(error)), is_final=True)
+    return PointOutcome(SweepRow(**cells, error=f"{type(error).__name__}: {error}"), is_final=False)
+
+
+def _question(point: Point, profile: Profile | None) -> dict[str, Any]:
+    """The cells of a row that say what its point asks for."""
+    fields = point.model_dump(by_alias=True, exclude_none=True)
+    cells = {name: fields[name] for name in fields.keys() & SweepRow.model_fields.keys()}
+    cells["target"], cells["target_value"] = point.target
+    cells.setdefault("chunks", traits(point.schedule or "").chunks)
     if profile is not None:
-        row |= {"source": profile.metadata.source, "stages": profile.num_stages // row["chunks"]}
-        of_job = profile.metadata.job.p2p_latency_s
-        row.setdefault("p2p_latency_s", max(of_job) if isinstance(of_job, list) else of_job)
-    return row
+        cells["source"] = profile.metadata.source
+        cells["stages"] = profile.num_stages // cells["chunks"]
+        latency_s = profile.metadata.job.p2p_latency_s
+        cells.setdefault(
+            "p2p_latency_s", max(latency_s) if isinstance(latency_s, list) else latency_s
+        )
+    return cells
 
 
-def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
-    """The frontier of a group, and what all of its rows say of it."""
-    begin = time.perf_counter()
+class _TracedGroup:
+    """The frontier that the points of a group share.
+
+    Attributes:
+        frontier: the frontier.
+        trace_s: how long its trace took.
+    """
+
+    def __init__(self, frontier: Frontier, trace_s: float) -> None:
+        self.frontier = frontier
+        self.trace_s = trace_s
+        self._last_plan: tuple[Point, Plan] | None = None
+
+    @classmethod
+    def trace(cls, profile: Profile, point: Point) -> Self:
+        """Trace the frontier of a point's pipeline."""
+        begin_s = time.perf_counter()
+        pipeline = _pipeline(profile, point)
+        by_parts = None
+        if profile.has_parts and not point.one_clock:
+            by_parts = ByParts.from_options(point.parts_within, point.blocking_power)
+        frontier = trace_frontier(
+            pipeline,
+            profile.fitted(
+                {operation.instruction for operation in pipeline.operations},
+                recompute=point.recompute,
+                by_parts=by_parts,
+            ),
+            blocking_power=point.blocking_power,
+            gpus_per_stage=point.gpus_per_stage or 1,
+            replicas=point.replicas or 1,
+        )
+        return cls(frontier, time.perf_counter() - begin_s)
+
+    def cells(self) -> dict[str, Any]:
+        """The cells of a row that say something of the frontier."""
+        return {
+            "assumed": "; ".join(self.frontier.profile.adjustments.in_words()) or None,
+            "t_min_s": self.frontier.min_time,
+            "t_star_s": self.frontier.min_energy_time,
+            "trace_s": self.trace_s,
+        }
+
+    def answer(self, point: Point) -> dict[str, Any]:
+        """The cells of a row that say what came of a point."""
+        plan = self._plan(point)
+        cells = {
+            "iteration_time_s": plan.iteration_time,
+            "energy_j": plan.energy,
+            "average_power_w": plan.average_power,
+            "energy_lower_bound_j": plan.energy_lower_bound,
+            "gap_percent": 100 * plan.gap,
+            "savings_percent": plan.predicted.savings_percent,
+            "slowdown_percent": plan.predicted.slowdown_percent,
+        }
+        if point.noise is not None:
+            timeline = simulate(
+                plan, self.frontier.profile, noise=point.noise / 100, seed=point.seed
+            )
+            cells["replayed_time_s"] = timeline.iteration_time
+            cells["replayed_energy_j"] = timeline.energy
+        return cells
+
+    def _plan(self, point: Point) -> Plan:
+        """The plan of a point. Points that differ in their seed alone follow each other."""
+        without_seed = point.model_copy(update={"seed": 0})
+        if self._last_plan is None or self._last_plan[0] != without_seed:
+            self._last_plan = without_seed, _make_plan(self.frontier, point)
+        return self._last_plan[1]
+
+
+def _pipeline(profile: Profile, point: Point) -> Pipeline:
+    """The pipeline of a point's job."""
 
     def ahead(microbatches: int) -> tuple[int, ...]:
         timed = profile.fitted(("backward",), recompute=point.recompute)
         return forwards_ahead(timed, microbatches)
 
-    pipeline = pipeline_of_job(
+    return pipeline_of_job(
         profile,
         schedule=point.schedule,
         num_microbatches=point.microbatches,
@@ -136,131 +242,123 @@ def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
         extras=parse_extras(point.extra, profile),
         forwards_ahead=ahead,
     )
-    parted = profile.has_parts and not point.one_clock
-    asked = ByParts.from_options(point.parts_within, point.blocking_power) if parted else None
-    needed = {op.instruction for op in pipeline.operations}
-    fitted = profile.fitted(needed, recompute=point.recompute, by_parts=asked)
-    frontier = trace_frontier(
-        pipeline,
-        fitted,
-        blocking_power=point.blocking_power,
-        gpus_per_stage=point.gpus_per_stage or 1,
-        replicas=point.replicas or 1,
-    )
-    return frontier, {
-        "assumed": "; ".join(fitted.adjustments.in_words()) or None,
-        "t_min_s": frontier.min_time,
-        "t_star_s": frontier.min_energy_time,
-        "trace_s": time.perf_counter() - begin,
-    }
 
 
-def _plan(frontier: Frontier, point: Point) -> Plan:
-    asked: dict[str, Any] = {name: getattr(point, name) for name in TARGETS}
+def _make_plan(frontier: Frontier, point: Point) -> Plan:
+    """The plan that a point asks for. A sweep's file has percent and milliseconds."""
+    target: dict[str, Any] = {name: getattr(point, name) for name in TARGETS}
     if point.slowdown is not None:
-        asked["slowdown"] = point.slowdown / 100
+        target["slowdown"] = point.slowdown / 100
     if point.planner != "frontier":
         if point.min_energy:
-            asked = {"target_time": frontier.min_energy_time}
-        return PLANNERS[point.planner].solve(frontier, Request.asking(**asked))
+            target = {"target_time": frontier.min_energy_time}
+        return PLANNERS[point.planner].solve(frontier, Request.asking(**target))
+    robust: dict[str, Any] = {}
     if point.robust is not None:
-        asked["probability"] = point.robust / 100
-        asked["noise"] = point.noise and point.noise / 100
-    asked["switch_latency"] = (point.switch_latency or 0.0) / 1000
-    return frontier.plan(**asked, min_hold=(point.min_dwell or 0.0) / 1000)
+        robust["probability"] = point.robust / 100
+        robust["noise"] = point.noise and point.noise / 100
+    return frontier.plan(
+        **target,
+        **robust,
+        switch_latency=(point.switch_latency or 0.0) / 1000,
+        min_hold=(point.min_dwell or 0.0) / 1000,
+    )
 
 
-def _found(plan: Plan, profile: Profile, point: Point) -> dict[str, Any]:
-    """What came of a point."""
-    found = {
-        "iteration_time_s": plan.iteration_time,
-        "energy_j": plan.energy,
-        "average_power_w": plan.average_power,
-        "energy_lower_bound_j": plan.energy_lower_bound,
-        "gap_percent": 100 * plan.gap,
-        "savings_percent": plan.predicted.savings_percent,
-        "slowdown_percent": plan.predicted.slowdown_percent,
-    }
-    if point.noise is not None:
-        timeline = simulate(plan, profile, noise=point.noise / 100, seed=point.seed)
-        found["replayed_time_s"] = timeline.iteration_time
-        found["replayed_energy_j"] = timeline.energy
-    return found
+@dataclass
+class _Worker:
+    """A process of this machine that computes groups.
+
+    Attributes:
+        connection: tasks go to it, and outcomes come from it.
+        group: the group that it was given last.
+    """
+
+    process: BaseProcess
+    connection: Connection
+    group: Group | None = None
+
+    def give(self, group: Group) -> None:
+        """Hand it a group to compute."""
+        self.group = group
+        with suppress(ConnectionError):  # it has died, as waiting for it will show
+            self.connection.send(group)
+
+    def end(self) -> None:
+        """Let the process end: it does so where nobody sends it any more."""
+        self.connection.close()
+        self.process.join()
+
+    def lose(self) -> Iterator[FinishedTask]:
+        """The task that the process was at when it died, as failed."""
+        code = self.process.exitcode or 0
+        if self.group is None:
+            raise EnvplanError(f"a process of the sweep ended as it began, with exit code {code}")
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        yield from self.group.lose(f"its process was ended {how}")
 
 
 def run_on_processes(groups: Sequence[Group], jobs: int) -> Outcomes:
-    """Every task with its outcome, as they come.
+    """Compute groups on processes of this machine.
 
     Args:
+        groups: what to compute.
         jobs: processes, at most.
 
     Raises:
         EnvplanError: processes die before they begin.
     """
     waiting = deque(groups)
-    # For each connection its process, and the group that this was given last.
-    workers: dict[Any, tuple[BaseProcess, Group | None]] = {}
+    workers: dict[Connection, _Worker] = {}
     try:
         while waiting or workers:
             while waiting and len(workers) < min(jobs, len(groups)):
-                workers.update(_started())
+                worker = _start_worker()
+                workers[worker.connection] = worker
             for connection in wait(list(workers)):
                 assert isinstance(connection, Connection)
-                process, group = workers[connection]
+                worker = workers[connection]
                 try:
-                    done = connection.recv()
+                    outcome = connection.recv()
                 except (EOFError, ConnectionError):
-                    _end(connection, process)
                     del workers[connection]
-                    yield from _lost(group, process.exitcode or 0)
-                    if group is not None and group.tasks:
-                        waiting.appendleft(group)
+                    worker.end()
+                    yield from worker.lose()
+                    if worker.group is not None and worker.group.tasks:
+                        waiting.appendleft(worker.group)
                     continue
-                if done is not None:
-                    assert group is not None
-                    yield group.tasks.popleft(), done
+                if outcome is not None:
+                    assert worker.group is not None
+                    yield worker.group.finish(outcome)
                 elif waiting:
-                    workers[connection] = process, (group := waiting.popleft())
-                    with suppress(ConnectionError):  # it has died, as waiting for it will show
-                        connection.send(group)
+                    worker.give(waiting.popleft())
                 else:
-                    _end(connection, process)
                     del workers[connection]
+                    worker.end()
     finally:
-        for connection, (process, _) in workers.items():
-            process.terminate()
-            _end(connection, process)
+        for worker in workers.values():
+            worker.process.terminate()
+            worker.end()
 
 
-def _started() -> dict[Any, tuple[BaseProcess, None]]:
-    """A process that says None when it has nothing to do, and then takes a group. We end it
-    ourselves, so it ignores Ctrl-C from its first instruction on."""
+def _start_worker() -> _Worker:
+    """Start a process that says None when it has nothing to do, and then takes a group.
+
+    We end it ourselves, so it ignores Ctrl-C from its first instruction on.
+    """
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    our_end, its_end = context.Pipe()
+    process = context.Process(target=_serve, args=(its_end,), daemon=True)
     if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        usual_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             process.start()
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, usual_handler)
     else:
         process.start()
-    theirs.close()
-    return {ours: (process, None)}
-
-
-def _end(connection: Connection, process: BaseProcess) -> None:
-    """Let a process end: it does so where nobody sends it any more."""
-    connection.close()
-    process.join()
-
-
-def _lost(group: Group | None, code: int) -> Iterator[tuple[Task, Done]]:
-    if group is None:
-        raise EnvplanError(f"a process of the sweep ended as it began, with exit code {code}")
-    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-    yield from group.lose(f"its process was ended {how}")
+    its_end.close()
+    return _Worker(process, our_end)
 
 
 def _serve(connection: Connection) -> None:
@@ -269,18 +367,48 @@ def _serve(connection: Connection) -> None:
     with suppress(EOFError, ConnectionError):
         while True:
             connection.send(None)
-            for done in compute(connection.recv()):
-                connection.send(done)
+            for outcome in compute(connection.recv()):
+                connection.send(outcome)
 
 
 def run_on_ray(groups: Sequence[Group], address: str) -> Outcomes:
-    """Every task with its outcome, as they come.
+    """Compute groups on a Ray cluster that is there already.
 
     A group is a Ray task on one CPU. envplan must be installed on the nodes; profiles need not be
     there.
 
     Args:
+        groups: what to compute.
         address: of the cluster's head, such as 10.0.0.1:6379, or "auto".
+
+    Raises:
+        InputError: ray is not installed, or there is no cluster at the address.
+    """
+    _connect_to_ray(address)
+    import ray
+
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(compute)
+        running = {remote.remote(group): group for group in groups}
+        while running:
+            (stream,), _ = ray.wait(list(running), num_returns=1)
+            group = running[stream]
+            try:
+                outcome = ray.get(next(stream))
+                yield group.finish(outcome)
+            except StopIteration:
+                del running[stream]
+            except ray.exceptions.RayError as error:
+                del running[stream]
+                yield from group.lose(f"Ray: {str(error).strip()}"[:_MAX_RAY_ERROR_LENGTH])
+                if group.tasks:
+                    running[remote.remote(group)] = group
+    finally:
+        ray.shutdown()
+
+
+def _connect_to_ray(address: str) -> None:
+    """Connect this process to the Ray cluster at an address.
 
     Raises:
         InputError: ray is not installed, or there is no cluster at the address.
@@ -297,27 +425,9 @@ def run_on_ray(groups: Sequence[Group], address: str) -> Outcomes:
     host, colon, port = address.rpartition(":")
     try:
         if colon:  # fail at once where Ray would go on trying for minutes
-            socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
+            socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, OverflowError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         words = f"--ray {address}: no Ray cluster can be reached there ({reason})"
         raise InputError(words) from None
-    try:
-        remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(compute)
-        running = {remote.remote(group): group for group in groups}
-        while running:
-            (stream,), _ = ray.wait(list(running), num_returns=1)
-            group = running[stream]
-            try:
-                done = ray.get(next(stream))
-                yield group.tasks.popleft(), done
-            except StopIteration:
-                del running[stream]
-            except ray.exceptions.RayError as error:
-                del running[stream]
-                yield from group.lose(f"Ray: {str(error).strip()}"[:500])
-                if group.tasks:
-                    running[remote.remote(group)] = group
-    finally:
-        ray.shutdown()

@@ -88,8 +88,8 @@ def apply(
     ui.answer(
         lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)},
         lambda: _print(applied),
-        last="on each node K",
-        then=["envplan", "serving", "hold", str(output), "--node", "0"],
+        closing="on each node K",
+        next_command=["envplan", "serving", "hold", str(output), "--node", "0"],
     )
 
 

@@ -57,7 +57,7 @@ def compare(
     ui.answer(
         lambda: _document(replays, costs),
         lambda: _print(replays, costs),
-        then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"],
+        next_command=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"],
     )
 
 
@@ -65,7 +65,7 @@ def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[st
     baseline = replays.simulations[0]
     return {
         "trace": replays.trace.name,
-        "made": replays.trace.made,
+        "made": replays.trace.provenance,
         "profile": replays.profile.name,
         "source": replays.profile.source,
         "policies": [

@@ -84,7 +84,7 @@ def hold(
     ui.answer(
         lambda: {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True},
         lambda: ui.say("clocks given back"),
-        then="envplan devices",
+        next_command=["envplan", "devices"],
     )
 
 

@@ -75,7 +75,7 @@ def profile(
     ui.answer(
         lambda: _document(profile, load, efficiencies),
         lambda: _print(profile, load, efficiencies),
-        then=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
+        next_command=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
     )
 
 
@@ -101,7 +101,7 @@ def _print(profile: ServingProfile, load: float, efficiencies: Sequence[Efficien
     ui.say(profile.name + (f" ({', '.join(facts)})" if facts else ""))
     if profile.modelled:
         ui.say(f"modelled: {profile.modelled}")
-    names = [name for name in profile.classes if profile.of(name)]
+    names = [name for name in profile.classes if profile.curves_of(name)]
     slos = [profile.classes[name].slo for name in names]
     columns = [
         Column(header="class", cells=names, is_text=True),

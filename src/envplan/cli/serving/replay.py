@@ -17,8 +17,9 @@ from envplan.cli.shared import JOB, MONEY, MOST_USED
 from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
-from envplan.serving.settings import READY, Settings
-from envplan.serving.trace import WEEKS, Trace, builtin_traces
+from envplan.serving.builtin import WEEKS, builtin_traces
+from envplan.serving.settings import STARTUP_STEPS_S, Settings
+from envplan.serving.trace import Trace
 
 if TYPE_CHECKING:
     from envplan.serving.costs import FleetCosts, FleetRates
@@ -47,7 +48,7 @@ class Replays:
     @property
     def title(self) -> str:
         """For tables and pictures: what was replayed, and which of it is not measured."""
-        shaped = (self.trace.made or "").startswith("real-shaped")
+        shaped = (self.trace.provenance or "").startswith("real-shaped")
         title = self.trace.name + (" (real-shaped)" if shaped else "")
         title += f" on {self.profile.name}"
         if self.profile.source not in (None, "measured"):
@@ -62,9 +63,9 @@ class Names(tuple[str, ...]):
 def _parse_ready(text: str, option: str) -> Names:
     """Names of steps of a start."""
     names = Names(name.strip() for name in text.split(","))
-    if not all(name in READY for name in names):
+    if not all(name in STARTUP_STEPS_S for name in names):
         raise InputError(
-            f"{option} must name some of {', '.join(READY)}, as in vm,weights, not {text}"
+            f"{option} must name some of {', '.join(STARTUP_STEPS_S)}, as in vm,weights, not {text}"
         )
     return names
 
@@ -72,9 +73,9 @@ def _parse_ready(text: str, option: str) -> Names:
 def _ready_help() -> str:
     return (
         "What is ready before an instance is needed: "
-        f"vm (machines are booted, {READY['vm']:g} s less), "
-        f"weights (on their disks, {READY['weights']:g} s less), "
-        f"snapshot (of the engine's state, {READY['snapshot']:g} s less)."
+        f"vm (machines are booted, {STARTUP_STEPS_S['vm']:g} s less), "
+        f"weights (on their disks, {STARTUP_STEPS_S['weights']:g} s less), "
+        f"snapshot (of the engine's state, {STARTUP_STEPS_S['snapshot']:g} s less)."
     )
 
 
@@ -116,7 +117,7 @@ class ReplayOptions:
             parser=quantity(NUMBER.within(1e-6, 100)),
         ),
     ] = 1.0
-    gpus: FleetGpus = Settings.gpus
+    gpus: FleetGpus = Settings.max_gpus
     pools: Annotated[
         int,
         typer.Option(
@@ -125,7 +126,7 @@ class ReplayOptions:
             help="Pools of policy DynamoLLM, at most.",
             parser=quantity(COUNT.within(1, 9)),
         ),
-    ] = Settings.pools
+    ] = Settings.max_pools
     epoch: Annotated[
         float,
         typer.Option(
@@ -135,7 +136,7 @@ class ReplayOptions:
             show_default=False,
             parser=quantity(TIME.plainly("min").within(1, 6e7)),
         ),
-    ] = Settings.epoch
+    ] = Settings.epoch_s
     slo_quantile: Annotated[
         float,
         typer.Option(
@@ -145,7 +146,7 @@ class ReplayOptions:
             show_default=False,
             parser=quantity(PERCENT.within(0.01, 99.9999)),
         ),
-    ] = Settings.slo_quantile
+    ] = Settings.slo_quantile_percent
     headroom: Annotated[
         float,
         typer.Option(
@@ -155,7 +156,7 @@ class ReplayOptions:
             show_default=False,
             parser=quantity(PERCENT.within(0, 1e4)),
         ),
-    ] = Settings.headroom
+    ] = Settings.headroom_percent
     squash: Annotated[
         float,
         typer.Option(
@@ -165,7 +166,7 @@ class ReplayOptions:
             show_default=False,
             parser=quantity(TIME),
         ),
-    ] = Settings.squash
+    ] = Settings.squash_s
     past: Annotated[
         float,
         typer.Option(
@@ -176,7 +177,7 @@ class ReplayOptions:
             show_default=False,
             parser=quantity(TIME.plainly("min")),
         ),
-    ] = Settings.past
+    ] = Settings.past_s
     mispredicted: Annotated[
         float,
         typer.Option(
@@ -186,7 +187,7 @@ class ReplayOptions:
             show_default=False,
             parser=quantity(PERCENT.within(0, 100)),
         ),
-    ] = Settings.mispredicted
+    ] = Settings.mispredicted_percent
     underestimated: Annotated[
         float,
         typer.Option(
@@ -196,7 +197,7 @@ class ReplayOptions:
             show_default=False,
             parser=quantity(PERCENT.within(0, 100)),
         ),
-    ] = Settings.underestimated
+    ] = Settings.underestimated_percent
     seed: Annotated[
         int,
         typer.Option(
@@ -225,23 +226,23 @@ class ReplayOptions:
             show_default=False,
             parser=quantity(TIME.plainly("ms")),
         ),
-    ] = Settings.clock_delay
+    ] = Settings.switch_latency_s
 
     def settings(self) -> Settings:
         """How a replay is run."""
         return Settings(
-            gpus=self.gpus,
-            pools=self.pools,
-            epoch=self.epoch,
-            slo_quantile=self.slo_quantile,
-            headroom=self.headroom,
-            squash=self.squash,
-            past=self.past,
-            mispredicted=self.mispredicted,
-            underestimated=self.underestimated,
+            max_gpus=self.gpus,
+            max_pools=self.pools,
+            epoch_s=self.epoch,
+            slo_quantile_percent=self.slo_quantile,
+            headroom_percent=self.headroom,
+            squash_s=self.squash,
+            past_s=self.past,
+            mispredicted_percent=self.mispredicted,
+            underestimated_percent=self.underestimated,
             seed=self.seed,
             ready=self.ready or (),
-            clock_delay=self.clock_delay,
+            switch_latency_s=self.clock_delay,
         )
 
     def run(
@@ -257,9 +258,9 @@ class ReplayOptions:
         Args:
             service: the profile, with SLOs.
             policies: their names.
-            left_out: as compare_policies.
+            left_out: told of policies that are left out, as compare_policies does.
         """
-        from envplan.serving.policies import compare_policies
+        from envplan.serving.replay import compare_policies
 
         profile = service.serving_profile
         trace = Trace.open(self.trace)
@@ -272,18 +273,19 @@ class ReplayOptions:
                 self.settings(),
                 policies=policies,
                 progress=work.items,
-                left_out=left_out,
+                on_omission=left_out,
             )
         self._warn_of_hopeless(simulations[0])
         return Replays(profile, trace, simulations)
 
     def _warn_of_hopeless(self, result: Simulation) -> None:
         """Warn if more requests than the fleet may miss would be late on any fleet."""
-        allowed = 1 - self.slo_quantile / 100
-        if result.hopeless > allowed * result.requests:
-            percent = 100 * result.hopeless / result.requests
+        allowed = self.settings().max_late_share
+        hopeless = result.requests_hopeless
+        if hopeless > allowed * result.requests:
+            percent = 100 * hopeless / result.requests
             ui.warn(
-                f"{result.hopeless} of {result.requests} requests ({percent:.3g}%) miss their SLOs "
+                f"{hopeless} of {result.requests} requests ({percent:.3g}%) miss their SLOs "
                 "on any fleet: their prompts alone take longer than the time to the first token; "
                 "fleets are sized for the others. Longer SLOs: --slo-scale, --slo"
             )

@@ -15,7 +15,7 @@ from envplan.cli.tables import table_columns
 from envplan.cli.types import InPlace, InputFile, OutputFile
 
 if TYPE_CHECKING:
-    from envplan.serving.apply import NodeChange
+    from envplan.serving.move_fleet import MovedFleet
 
 
 def reshard(
@@ -51,45 +51,49 @@ def reshard(
     Example:
       envplan serving reshard old.clocks.json new.clocks.json
     """
-    from envplan.serving.apply import PARTS, ServingApplied, move_fleet
+    from envplan.serving.apply import ServingApplied
+    from envplan.serving.move_fleet import move_fleet
 
     target = output or after
     if output is None:
         invocation().will_write(target)
-    moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
-    moved.save(target)
-    copies = sum(len(change.transfers) for change in changes) / PARTS
+    fleet = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
+    fleet.applied.save(target)
     transfers = [
         {"node": change.node, **transfer._asdict()}
-        for change in changes
+        for change in fleet.changes
         for transfer in change.transfers
     ]
     ui.answer(
-        lambda: {"clocks": str(target), "moved_copies": copies, "transfers": transfers},
-        lambda: _print(changes, copies),
-        then=["envplan", "serving", "hold", str(target), "--node", "0"],
+        lambda: {
+            "clocks": str(target),
+            "moved_copies": fleet.copies_moved,
+            "transfers": transfers,
+        },
+        lambda: _print(fleet),
+        next_command=["envplan", "serving", "hold", str(target), "--node", "0"],
     )
 
 
-def _print(changes: Sequence[NodeChange], copies: float) -> None:
+def _print(fleet: MovedFleet) -> None:
     """A row for each node, then a line for each part that is sent."""
     rows = []
-    for change in changes:
+    for change in fleet.changes:
         sent, in_turn = "-", "-"
         if change.plan is not None:
-            sent, in_turn = str(len(change.plan.transfers)), str(change.plan.longest)
-        before, after = _sizes(change.before), _sizes(change.after)
-        rows.append((str(change.node), before, after, sent, in_turn))
+            sent, in_turn = str(len(change.plan.transfers)), str(change.plan.max_parts_of_gpu)
+        old_sizes, new_sizes = _sizes(change.old_tps), _sizes(change.new_tps)
+        rows.append((str(change.node), old_sizes, new_sizes, sent, in_turn))
     headers = ("node", "before", "after", "sent", "one after another")
     title = "Eighths of the weights that GPUs send each other"
     ui.show_table(title, table_columns(headers, rows, num_texts=3))
-    for change in changes:
+    for change in fleet.changes:
         for transfer in change.transfers:
             ui.say(
                 f"node {change.node}: GPU {transfer.source} sends eighth {transfer.part} "
                 f"to GPU {transfer.target}"
             )
-    ui.say(f"{copies:g} copies of the weights in all")
+    ui.say(f"{fleet.copies_moved:g} copies of the weights in all")
 
 
 def _sizes(tps: Sequence[int]) -> str:

@@ -13,8 +13,8 @@ from envplan.cli.shared import JOB
 from envplan.cli.types import InputFile, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER
+from envplan.serving.builtin import BUILTIN
 from envplan.serving.classes import Slo, check_class
-from envplan.serving.profile import BUILTIN
 
 if TYPE_CHECKING:
     from envplan.serving.profile import ServingProfile

@@ -71,7 +71,7 @@ def simulate(
             "profile": replays.profile.name,
         },
         lambda: _print(replays, costs),
-        then=["envplan", "serving", "compare", "--trace", replay.trace],
+        next_command=["envplan", "serving", "compare", "--trace", replay.trace],
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli.describe import modelled_title
 from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions, split_class
 from envplan.cli.shared import MOST_USED, OUTPUT
@@ -68,7 +69,7 @@ def solve(
             parser=OutputFile(".png", ".svg", ".pdf", bare="serving-plan.png"),
         ),
     ] = None,
-    gpus: FleetGpus = Settings.gpus,
+    gpus: FleetGpus = Settings.max_gpus,
     planner: Annotated[
         str,
         typer.Option(
@@ -120,7 +121,8 @@ def solve(
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
     from envplan.plotting.serving import plan_figure
-    from envplan.serving.planners import exact_plan, hierarchical_plan
+    from envplan.serving.exact_planner import exact_plan
+    from envplan.serving.hierarchical_planner import hierarchical_plan
 
     loads = _loads_by_class(load or [])
     if planner == "hierarchical" and one_frequency:
@@ -142,7 +144,7 @@ def solve(
     ui.answer(
         lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
         lambda: _print(plan),
-        then=["envplan", "serving", "apply", str(output)],
+        next_command=["envplan", "serving", "apply", str(output)],
     )
 
 
@@ -177,10 +179,10 @@ def _print(plan: ServingPlan) -> None:
         for pool in plan.pools
         for group in pool.groups
     ]
-    title = ui.titled(f"{plan.planner} plan, figures per instance", plan.profile.source)
+    title = modelled_title(f"{plan.planner} plan, figures per instance", plan.profile.source)
     ui.show_table(title, table_columns(headers, rows, num_texts=2))
     predicted = plan.predicted
-    ui.say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
+    ui.say(f"{predicted.gpus} of {plan.request.gpus} GPUs, {predicted.power_w:.6g} W in all")
     if predicted.gap is not None:
         optimal = predicted.gap <= _OPTIMAL_GAP
         proved = "proved optimal" if optimal else "the best found in time"

@@ -1,0 +1,97 @@
+"""Jobs, plans and the ends of a frontier in words, as several commands print them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from envplan._io.words import significant
+
+if TYPE_CHECKING:
+    from envplan.plan import Plan
+    from envplan.solve import Frontier
+
+ITERATION_TITLE: Final = "One iteration, all GPUs"
+
+#: Where the power of waiting GPUs comes from.
+_POWER_SOURCES: Final = {
+    "profile": "from the profile",
+    "argument": "as given",
+    "default": "default, the profile does not say; --blocking-power sets it",
+}
+
+
+def modelled_title(title: str, *sources: str | None) -> str:
+    """The title of a table; it says if figures come from a modelled profile.
+
+    Args:
+        title: without that.
+        sources: of the profiles that figures come from.
+    """
+    return f"{title}, modelled" if "modelled" in sources else title
+
+
+def describe_job(frontier: Frontier) -> str:
+    """The profile, the job and the power of waiting GPUs, a line each.
+
+    A third line names operations that the profile times and the pipeline leaves out.
+    """
+    from envplan.plotting.figures import job_line
+
+    powers = [significant(power, 3) for power in sorted(frontier.blocking_power_w)]
+    source = _POWER_SOURCES[frontier.blocking_power_source]
+    lines = [
+        f"{frontier.profile.describe()}; {job_line(frontier.pipeline, frontier.num_gpus)}",
+        f"waiting GPUs draw {span(powers, ' to ')} W ({source})",
+        *_unused_rows(frontier),
+    ]
+    return "\n".join(lines)
+
+
+def _unused_rows(frontier: Frontier) -> list[str]:
+    """A line about constant-time operations that only the profile has; none if there are none."""
+    from envplan.pipeline.schedules import EXTRAS
+
+    profile, pipeline = frontier.profile, frontier.pipeline
+    planned = {operation.instruction for operation in pipeline.operations}
+    unused = [name for name in EXTRAS if name in profile.instructions and name not in planned]
+    if not unused:
+        return []
+    hint = "the DAG file has none" if pipeline.schedule == "dag" else "--extra adds them"
+    return [f"the profile's rows for {', '.join(unused)} are not used; {hint}"]
+
+
+def describe_ends(frontier: Frontier) -> str:
+    """T_min and T_star."""
+    return (
+        f"T_min {significant(frontier.min_time)} s (least time), "
+        f"T_star {significant(frontier.min_energy_time)} s (least energy)"
+    )
+
+
+def config_counts(plan: Plan) -> dict[str, int]:
+    """How many operations of a plan have each config; empty where profiles have no configs."""
+    from envplan.profile import parse_clock_requests
+
+    configs = [operation.config for stage in plan.stages for operation in stage]
+    if not any(configs):
+        return {}
+    names = ["by part" if parse_clock_requests(config) else config or "none" for config in configs]
+    return dict(sorted(Counter(names).items()))
+
+
+def describe_configs(plan: Plan) -> list[str]:
+    """A line with the number of operations of each config; none where there are no configs."""
+    counts = config_counts(plan)
+    if not counts:
+        return []
+    return [f"operations by config: {', '.join(f'{name} {n}' for name, n in counts.items())}"]
+
+
+def span(ascending: Sequence[object], to: str = "-") -> str:
+    """The first and the last of some values, as in `210-1740`; "" where there are none."""
+    if not ascending:
+        return ""
+    lowest, highest = str(ascending[0]), str(ascending[-1])
+    return lowest if lowest == highest else f"{lowest}{to}{highest}"

@@ -1,0 +1,144 @@
+"""From what a planner decides to a serving plan: pools, their figures, the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from envplan.serving.classes import CLASSES, Slo
+from envplan.serving.plan import (
+    Baseline,
+    Group,
+    Pool,
+    Predicted,
+    ProfileReference,
+    Served,
+    ServingPlan,
+)
+from envplan.serving.plan_request import PlanRequest
+from envplan.serving.profile import ServingProfile
+from envplan.serving.steady_state import LoadCurve
+
+
+class InstanceGroup(NamedTuple):
+    """Alike instances that a planner has decided on.
+
+    Attributes:
+        curve: their configuration.
+        num_instances: at least one.
+        load_tokens_s: of each.
+    """
+
+    curve: LoadCurve
+    num_instances: int
+    load_tokens_s: float
+
+
+def build_pool(
+    request_class: str,
+    slo: Slo,
+    served_tokens_s: Mapping[str, float],
+    groups: Iterable[InstanceGroup],
+) -> Pool:
+    """The pool of a class, with the power and the latencies of its instances.
+
+    Args:
+        request_class: whose configurations the pool runs.
+        slo: the strictest of what it serves.
+        served_tokens_s: load of each class that it serves, in that class's own tokens.
+        groups: its instances.
+    """
+    return Pool(
+        request_class=request_class,
+        slo=slo,
+        serves=[
+            Served(request_class=name, load_tokens_s=served_tokens_s[name])
+            for name in CLASSES
+            if name in served_tokens_s
+        ],
+        groups=[_build_group(group) for group in groups],
+    )
+
+
+def _build_group(group: InstanceGroup) -> Group:
+    curve, load_tokens_s = group.curve, group.load_tokens_s
+    latencies = curve.latencies_at(load_tokens_s)
+    return Group(
+        tp=curve.tp,
+        frequency_mhz=curve.frequency_mhz,
+        instances=group.num_instances,
+        load_tokens_s=load_tokens_s,
+        power_w=curve.power_at(load_tokens_s),
+        ttft_s=latencies.ttft_s,
+        tbt_s=latencies.tbt_s,
+    )
+
+
+def build_plan(
+    planner: str,
+    profile: ServingProfile,
+    request: PlanRequest,
+    pools: Sequence[Pool],
+    power_lower_bound_w: float | None = None,
+) -> ServingPlan:
+    """The plan of pools that a planner has decided on, checked.
+
+    Args:
+        planner: its name.
+        profile: that it was made from.
+        request: what was asked for.
+        pools: that serve it.
+        power_lower_bound_w: no plan draws less; None where nothing was proved.
+    """
+    plan = ServingPlan(
+        schema="envplan/serving-plan/v1",
+        planner=planner,
+        profile=ProfileReference(
+            name=profile.name, path=str(profile.path), sha256=profile.sha256, source=profile.source
+        ),
+        asked=request,
+        predicted=_predict(profile, request, pools, power_lower_bound_w),
+        pools=list(pools),
+    )
+    plan.check(profile)
+    return plan
+
+
+def _predict(
+    profile: ServingProfile,
+    request: PlanRequest,
+    pools: Sequence[Pool],
+    power_lower_bound_w: float | None,
+) -> Predicted:
+    power_w = sum(pool.power_w for pool in pools)
+    baseline = _baseline(profile, request.loads_tokens_s)
+    gap = savings_percent = None
+    if power_lower_bound_w is not None:
+        gap = max(0.0, power_w / power_lower_bound_w - 1) if power_lower_bound_w else 0.0
+    if baseline is not None and baseline.power_w:
+        savings_percent = 100 * (1 - power_w / baseline.power_w)
+    return Predicted(
+        gpus=sum(pool.gpus for pool in pools),
+        power_w=power_w,
+        power_lower_bound_w=power_lower_bound_w,
+        gap=gap,
+        baseline=baseline,
+        savings_percent=savings_percent,
+    )
+
+
+def _baseline(profile: ServingProfile, loads_tokens_s: Mapping[str, float]) -> Baseline | None:
+    """As few instances as SLOs allow, however many GPUs; None if a class cannot be served so."""
+    gpus, power_w = 0, 0.0
+    for name, load in loads_tokens_s.items():
+        curves = profile.curves_of(name)
+        if not curves:
+            return None
+        largest = curves[-1]  # the highest TP at its highest clock
+        capacity = largest.capacity(profile.classes[name].slo)
+        if capacity == 0:
+            return None
+        num_instances = -int(-load // capacity)
+        gpus += num_instances * largest.tp
+        power_w += num_instances * largest.power_at(load / num_instances)
+    return Baseline(gpus=gpus, power_w=power_w)

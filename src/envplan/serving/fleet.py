@@ -1,0 +1,51 @@
+"""Fleets as policies want them: pools of alike instances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """A pool as a policy wants it: alike instances.
+
+    Attributes:
+        home_class: the longest class that it is for.
+        serves: classes that go to it.
+        tp: GPUs of an instance.
+        frequency_mhz: SM clock.
+        num_instances: how many.
+        dynamic_clock: the clock is where instances are without need; it goes up where prompts would
+            be late, and comes down again.
+        consolidates: one instance is filled after another, so that the last ones idle.
+    """
+
+    home_class: str
+    serves: frozenset[str]
+    tp: int
+    frequency_mhz: int
+    num_instances: int
+    dynamic_clock: bool = False
+    consolidates: bool = False
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All pools, by a name of their own; classes that no pool serves go to one that can."""
+
+    pools: Mapping[str, PoolSpec] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all instances."""
+        return sum(pool.tp * pool.num_instances for pool in self.pools.values())
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """The name of the pool that each class goes to."""
+        return {
+            request_class: name
+            for name, pool in self.pools.items()
+            for request_class in pool.serves
+        }

@@ -1,0 +1,249 @@
+"""The fleet in the compiled replay: makes it what a policy wants, with the time that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envplan._serving import Replay
+from envplan.serving.classes import CLASSES, FloatArray, Slo, host_classes, serves
+from envplan.serving.fleet import Fleet
+from envplan.serving.observed_trace import ObservedTrace
+from envplan.serving.settings import Settings
+from envplan.serving.trace import SLOT_S
+from envplan.serving.transition import (
+    InstanceStart,
+    SurplusInstance,
+    TransitionStep,
+    plan_transition,
+)
+
+_CLOCK_HOLD_S: Final = 1.0  # before a dynamic clock goes down
+_CLOCK_MARGIN: Final = 0.4  # share of the TTFT SLO that a dynamic clock leaves
+_CONSOLIDATED_WAIT: Final = 0.3  # share of it that a request may wait where instances are filled up
+_NEVER_SQUASHED_S: Final = 1e9
+
+
+class RunningInstance(NamedTuple):
+    """An instance in the replay, in the engine's order (csrc/_serving.pyx).
+
+    Attributes:
+        number: of the instance.
+        pool: number of its pool.
+        size: number of its size.
+        clock: number of its clock, among those of its size.
+        is_starting: whether it does not serve yet.
+        num_requests: requests that it decodes.
+    """
+
+    number: int
+    pool: int
+    size: int
+    clock: int
+    is_starting: bool
+    num_requests: int
+
+
+class EngineResults(NamedTuple):
+    """Results of a replay, in the engine's order (csrc/_serving.pyx).
+
+    Attributes:
+        slot_energy_j: energy of all instances, by slot.
+        slot_attained: requests that met their SLOs, by the slot of their arrival.
+        counts: requests, those whose first token was in time, those whose further tokens were, and
+            those that met both, (classes, 4).
+        clock_changes: of instances.
+        helped: requests that another pool took because they would have been late in their own.
+        squashed: requests given up because they waited too long.
+    """
+
+    slot_energy_j: FloatArray
+    slot_attained: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    clock_changes: int
+    helped: int
+    squashed: int
+
+
+class FleetController:
+    """Starts, moves, re-shards and retires instances as fleets change.
+
+    Args:
+        trace: what arrives.
+        settings: GPUs at most, how long changes take, when requests are given up.
+
+    Attributes:
+        started: instances started, without those that were there at the beginning.
+        resharded: instances made of other instances' GPUs.
+        copies_moved: weights sent from GPU to GPU, in whole copies of the model.
+    """
+
+    def __init__(self, trace: ObservedTrace, settings: Settings) -> None:
+        self.trace, self.settings = trace, settings
+        self.started = self.resharded = 0
+        self.copies_moved = 0.0
+        self._tps = trace.tps  # by the engine's number of the size
+        self._pool_numbers: dict[str, int] = {}
+        self._pending_steps: list[TransitionStep] = []
+        self._engine = Replay(
+            trace.service,
+            clock_delay_s=settings.switch_latency_s,
+            clock_hold_s=_CLOCK_HOLD_S,
+            clock_margin=_CLOCK_MARGIN,
+            pack_share=_CONSOLIDATED_WAIT,
+            squash_s=min(settings.squash_s, _NEVER_SQUASHED_S),
+            slot_s=SLOT_S,
+            end_s=trace.trace.duration_s,
+        )
+
+    def reconcile(self, fleet: Fleet, now_s: float, *, prewarmed: bool = False) -> None:
+        """Move the running fleet towards another: keep, reassign, re-shard, start, retire.
+
+        Args:
+            fleet: the fleet that is wanted.
+            now_s: when.
+            prewarmed: all of it is there at once, as before the first request.
+        """
+        missing = self._instances_of(fleet)
+        self._route(fleet)
+        # What was still to come of the last change is in `missing` again.
+        self._pending_steps.clear()
+        surplus = self._keep_or_reassign(missing)
+        if prewarmed:
+            for start in missing:
+                self._start(start, now_s)
+            return
+        transition = plan_transition(
+            missing,
+            surplus,
+            num_free_gpus=self.settings.max_gpus - self.gpus_in_use(),
+            now_s=now_s,
+            settings=self.settings,
+        )
+        for start in transition.fresh_starts:
+            self._start(start, now_s + self.settings.startup_s)
+        self.started += len(transition.fresh_starts)
+        self.copies_moved += transition.copies_moved
+        self._pending_steps = transition.steps
+        self.advance(now_s)
+
+    def advance(self, until_s: float) -> None:
+        """Serve until a time."""
+        while self._pending_steps and self._pending_steps[0].time_s <= until_s:
+            step = self._pending_steps.pop(0)
+            self._engine.advance(step.time_s)
+            for number in step.retire:
+                self._engine.retire(number)
+            for start in step.start:
+                self._start(start, step.time_s + self.settings.reshard_s)
+            self.resharded += len(step.start)
+        self._engine.advance(until_s)
+
+    def gpus_in_use(self) -> int:
+        """GPUs that serve, start or leave."""
+        num_instances = self._engine.gpus()
+        return sum(self._tps[size] * count for size, count in num_instances.items())
+
+    def finish(self) -> EngineResults:
+        """Serve what is left after the trace."""
+        self._engine.finish()
+        return EngineResults(*self._engine.results())
+
+    def _start(self, start: InstanceStart, ready_s: float) -> None:
+        self._engine.start(start.pool, start.size, start.clock, start.dynamic_clock, ready_s)
+
+    def _instances_of(self, fleet: Fleet) -> list[InstanceStart]:
+        """The instances that a fleet has, pool by pool; tells the engine how pools are filled."""
+        instances: list[InstanceStart] = []
+        for name, pool in fleet.pools.items():
+            pool_number = self._pool_numbers.setdefault(name, len(self._pool_numbers))
+            self._engine.set_pack(pool_number, pool.consolidates)
+            start = InstanceStart(
+                pool=pool_number,
+                size=self._tps.index(pool.tp),
+                clock=self.trace.clocks_mhz[pool.tp].index(pool.frequency_mhz),
+                dynamic_clock=pool.dynamic_clock,
+                gpus=pool.tp,
+            )
+            instances += [start] * pool.num_instances
+        return instances
+
+    def _keep_or_reassign(self, missing: list[InstanceStart]) -> list[SurplusInstance]:
+        """Let running instances be what is missing, if they have the size for it.
+
+        Args:
+            missing: instances that a fleet has; those that run are removed.
+
+        Returns:
+            Running instances that are left over, by size.
+        """
+        running = [RunningInstance(*fields) for fields in self._engine.instances()]
+        running.sort(key=_serving_and_fullest_first)
+        unmatched = self._match(running, missing, within_pools=True)
+        sizes = list(dict.fromkeys(instance.size for instance in unmatched))
+        unmatched = self._match(unmatched, missing, within_pools=False)
+        unmatched.sort(key=lambda instance: sizes.index(instance.size))
+        return [SurplusInstance(each.number, self._tps[each.size]) for each in unmatched]
+
+    def _match(
+        self,
+        running: Sequence[RunningInstance],
+        missing: list[InstanceStart],
+        *,
+        within_pools: bool,
+    ) -> list[RunningInstance]:
+        """Move each running instance to a missing one of its size; returns those that fit none."""
+        unmatched = []
+        for instance in running:
+            start = _first_fitting(instance, missing, within_pools)
+            if start is None:
+                unmatched.append(instance)
+            else:
+                self._engine.move(instance.number, start.pool, start.clock, start.dynamic_clock)
+                missing.remove(start)
+        return unmatched
+
+    def _route(self, fleet: Fleet) -> None:
+        """Send classes where they belong; pools that could serve them help, the best ones first.
+
+        A pool that is given up helps, too, as long as it has instances.
+        """
+        given_up = [
+            number for name, number in self._pool_numbers.items() if name not in fleet.pools
+        ]
+        routes = fleet.routes
+        for class_number, request_class in enumerate(CLASSES):
+            ranked = self._ranked_pools(fleet, request_class)
+            home = routes.get(request_class, ranked[0])
+            helpers = [self._pool_numbers[name] for name in ranked if name != home]
+            self._engine.route(class_number, self._pool_numbers[home], helpers + given_up)
+
+    def _ranked_pools(self, fleet: Fleet, request_class: str) -> list[str]:
+        """All pools: first those that can serve a class within its SLO, lower ones first."""
+        classes = self.trace.profile.classes
+        slo = classes[request_class].slo
+        order = [*host_classes(request_class), *reversed(CLASSES)]
+
+        def rank(name: str) -> tuple[bool, int]:
+            pool = fleet.pools[name]
+            promised = Slo.strictest(classes[served].slo for served in pool.serves)
+            can_serve = promised.covers(slo) and serves(pool.home_class, request_class)
+            return not can_serve, order.index(pool.home_class)
+
+        return sorted(fleet.pools, key=rank)
+
+
+def _serving_and_fullest_first(instance: RunningInstance) -> tuple[bool, int]:
+    return instance.is_starting, -instance.num_requests
+
+
+def _first_fitting(
+    instance: RunningInstance, missing: Sequence[InstanceStart], within_pools: bool
+) -> InstanceStart | None:
+    for start in missing:
+        if start.size == instance.size and (not within_pools or start.pool == instance.pool):
+            return start
+    return None

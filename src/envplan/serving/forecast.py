@@ -1,0 +1,168 @@
+"""What demand to expect: the most of what some windows of the past needed.
+
+A policy that scales expects the most of these windows: the last hour, and the hours around this one
+a day or a week ago, times how much the last hour differs from its counterpart then. In the first
+two hours there is no past to judge from: the fleet stays as it was sized by the trace's peak or,
+with a past, by the trace's first minutes, which are then not replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from envplan.serving.classes import CLASSES
+from envplan.serving.observed_trace import Demand, ObservedTrace
+from envplan.serving.settings import Settings
+from envplan.serving.steady_state import CurveKey
+from envplan.serving.trace import SLOT_S
+
+HOUR_S: Final = 3600.0
+#: A trace this young has no past to judge from.
+YOUNG_S: Final = 2 * HOUR_S
+_SEASONS_S: Final = (24 * HOUR_S, 7 * 24 * HOUR_S)
+_LAST_HOUR_FACTOR: Final = 1.125  # times the last hour
+_RECENT_S: Final = 600.0
+_RECENT_FACTOR: Final = 1.25  # times the last ten minutes, for what comes while instances start
+_MAX_SEASONAL_GROWTH: Final = 3.0  # times another day's hours
+_PEAK_MINUTES: Final = (60, 10)
+
+
+class ScaledWindow(NamedTuple):
+    """A window of the trace, and how many times its requests are expected."""
+
+    begin_s: float
+    end_s: float
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class DemandForecast:
+    """Expected demand: the most of what several windows of a trace needed.
+
+    Attributes:
+        trace: what arrived.
+        settings: of the simulation.
+        windows: whose likes are expected.
+    """
+
+    trace: ObservedTrace
+    settings: Settings
+    windows: Sequence[ScaledWindow]
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """The classes that come, in the order of CLASSES."""
+        counts = [
+            self.trace.request_counts(window.begin_s, window.end_s) for window in self.windows
+        ]
+        return [name for name in CLASSES if any(name in by_class for by_class in counts)]
+
+    def request_rate(self, window: ScaledWindow) -> float:
+        """Expected requests per second, by one window."""
+        num_requests = self.trace.num_requests(window.begin_s, window.end_s)
+        return window.factor * num_requests / (window.end_s - window.begin_s)
+
+    @cached_property
+    def busiest_window(self) -> ScaledWindow:
+        """The window with the highest rate."""
+        return max(self.windows, key=self.request_rate)
+
+    def demand(self, classes: Iterable[str], tp: int) -> Demand:
+        """What these classes need in one pool of instances of a TP, headroom included.
+
+        Instances are the most of all windows. Their work is that of the busiest window whatever the
+        classes and the TP are, so that the powers of different pools can be compared.
+        """
+        names = frozenset(classes)
+        work = self._demand_of(self.busiest_window, names, tp)
+        demands = [self._demand_of(window, names, tp) for window in self.windows]
+        peak = max(demands, key=lambda demand: demand.instances)
+        headroom = 1 + self.settings.headroom_percent / 100
+        return Demand(
+            instances=peak.instances * headroom,
+            busy_instances=work.busy_instances,
+            decoding_requests=work.decoding_requests,
+            hopeless_share=peak.hopeless_share,
+        )
+
+    def _demand_of(self, window: ScaledWindow, classes: frozenset[str], tp: int) -> Demand:
+        demand = self.trace.demand(
+            window.begin_s, window.end_s, classes, tp, self.settings.max_late_share
+        )
+        return Demand(
+            instances=window.factor * demand.instances,
+            busy_instances=window.factor * demand.busy_instances,
+            decoding_requests=window.factor * demand.decoding_requests,
+            hopeless_share=demand.hopeless_share,
+        )
+
+    def instances_needed(self, classes: Iterable[str], tp: int) -> int:
+        """Whole instances that these classes need, at least one."""
+        return max(1, math.ceil(self.demand(classes, tp).instances))
+
+    def feasible_tps(self, classes: Iterable[str]) -> list[int]:
+        """TPs on which the SLOs of these classes can be met at all, ascending.
+
+        Where none is, the largest one, which comes nearest.
+        """
+        names = list(classes)
+        tps = [tp for tp in self.trace.tps if all(self._can_meet(name, tp) for name in names)]
+        return tps or [max(self.trace.tps)]
+
+    def _can_meet(self, name: str, tp: int) -> bool:
+        profile = self.trace.profile
+        curve = profile.curves.get(CurveKey(name, tp, self.trace.max_clock_mhz(tp)))
+        return curve is not None and curve.capacity(profile.classes[name].slo) > 0
+
+    def responsive_tps(self, classes: Sequence[str], tps: Iterable[int]) -> list[int]:
+        """The TPs among these on which hardly more requests are hopeless than on the best one."""
+        hopeless = {tp: self.demand(classes, tp).hopeless_share for tp in tps}
+        max_share = min(hopeless.values()) + self.settings.max_late_share
+        return [tp for tp, share in hopeless.items() if share <= max_share]
+
+
+def first_windows(trace: ObservedTrace, past_s: float) -> list[ScaledWindow]:
+    """The windows that the first fleet is sized by: the past or, with hindsight, the trace's peak.
+
+    The peak is the trace or, where it is longer than two hours, those two of it with the most
+    tokens: the busiest hour, and the hour around the busiest ten minutes.
+    """
+    duration_s = trace.trace.duration_s
+    if past_s:
+        return [ScaledWindow(0.0, past_s, _LAST_HOUR_FACTOR)]
+    if duration_s <= YOUNG_S:
+        return [ScaledWindow(0.0, duration_s)]
+    class_tokens = [trace.profile.classes[name].tokens for name in CLASSES]
+    tokens_by_minute = trace.trace.counts @ class_tokens
+    windows = []
+    for minutes in _PEAK_MINUTES:
+        sums = np.convolve(tokens_by_minute, np.ones(minutes), mode="valid")
+        middle_s = (int(sums.argmax()) + minutes / 2) * SLOT_S
+        begin_s = min(max(0.0, middle_s - HOUR_S / 2), duration_s - HOUR_S)
+        windows.append(ScaledWindow(begin_s, begin_s + HOUR_S))
+    return windows
+
+
+def expected_windows(trace: ObservedTrace, now_s: float, horizon_s: float) -> list[ScaledWindow]:
+    """The windows whose likes are expected until `horizon_s` from now."""
+    windows = [ScaledWindow(max(0.0, now_s - HOUR_S), now_s, _LAST_HOUR_FACTOR)]
+    for season_s in _SEASONS_S:
+        then_s = now_s - season_s
+        if then_s - HOUR_S >= 0:
+            requests_now = trace.num_requests(now_s - HOUR_S, now_s)
+            requests_then = trace.num_requests(then_s - HOUR_S, then_s)
+            growth = requests_now / requests_then if requests_then else 1.0
+            end_s = min(now_s, then_s + horizon_s)
+            windows.append(ScaledWindow(then_s, end_s, min(_MAX_SEASONAL_GROWTH, growth)))
+    return windows
+
+
+def recent_window(now_s: float) -> ScaledWindow:
+    """The last ten minutes, and a quarter more for what comes while instances start."""
+    return ScaledWindow(max(0.0, now_s - _RECENT_S), now_s, _RECENT_FACTOR)

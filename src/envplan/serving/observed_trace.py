@@ -1,0 +1,192 @@
+"""A trace as a policy may know it, and what its requests demand of instances.
+
+Demand is measured on the requests, not assumed. Work is counted in seconds of an instance at its
+highest clock. It arrives in bins of a tenth of a second, and N instances do N seconds of it per
+second, the nearest deadline first. A request is late if the work that goes before it takes longer
+than its SLO leaves. The least N at which no more than the wanted share of requests is late is what
+is needed: how bursty the traffic is, which lengths come together and which quantile is asked for
+are all in it. Memory is the other limit: the contexts of the requests that are there at once must
+fit. csrc/serving.hpp counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache, cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from envplan._serving import Service
+from envplan.serving.classes import (
+    CLASSES,
+    NUM_LENGTHS,
+    ClassIndices,
+    class_indices,
+    split_class_indices,
+)
+from envplan.serving.performance import Configuration, InstancePerformance
+from envplan.serving.plan_request import require_reachable
+from envplan.serving.profile import ServingProfile
+from envplan.serving.settings import Settings
+from envplan.serving.trace import Trace
+
+
+class Demand(NamedTuple):
+    """What some requests ask of instances of one size, in the engine's order (csrc/serving.hpp).
+
+    Attributes:
+        instances: that they need, not rounded.
+        busy_instances: instances that prompts keep busy on average.
+        decoding_requests: requests that decode at a time, on average.
+        hopeless_share: share of requests whose prompts alone take longer than their SLOs.
+    """
+
+    instances: float
+    busy_instances: float
+    decoding_requests: float
+    hopeless_share: float
+
+
+class _EngineSize(NamedTuple):
+    """An instance size as the compiled replay takes it, in its order.
+
+    Attributes:
+        kv_tokens: tokens of context that fit into an instance's memory.
+        chunk_tokens: prompt tokens of one iteration.
+        tables: indices of its configurations' tables, clocks ascending.
+    """
+
+    kv_tokens: float
+    chunk_tokens: int
+    tables: list[int]
+
+
+class ObservedTrace:
+    """A trace as a policy sees it: arrivals with predicted classes, and the demand they cause.
+
+    Args:
+        trace: what arrives.
+        profile: of the instances, with the SLOs.
+        predicted_class: the class index that each request is taken for on arrival, (n,).
+
+    Attributes:
+        service: the same and the profile's tables for the compiled replay.
+        clocks_mhz: of each TP; TPs and clocks ascend, and `service` numbers both in this order.
+    """
+
+    def __init__(
+        self, trace: Trace, profile: ServingProfile, predicted_class: ClassIndices
+    ) -> None:
+        self.trace, self.profile, self.predicted_class = trace, profile, predicted_class
+        self.clocks_mhz: dict[int, list[int]] = {}
+        for tp, clock_mhz in sorted(profile.performance):
+            self.clocks_mhz.setdefault(tp, []).append(clock_mhz)
+        self.service = self._build_service()
+        self._demand = cache(self.service.need)
+
+    def _build_service(self) -> Service:
+        input_tokens, output_tokens = self.trace.lengths(self.profile)
+        configurations = sorted(self.profile.performance)
+        sizes = []
+        for tp in self.clocks_mhz:
+            fastest = self.fastest(tp)
+            tables = [k for k, configuration in enumerate(configurations) if configuration.tp == tp]
+            sizes.append(_EngineSize(fastest.kv_tokens, fastest.chunk_tokens, tables))
+        slos = [self.profile.classes[name].slo for name in CLASSES]
+        return Service(
+            self.trace.arrival_s,
+            input_tokens,
+            output_tokens,
+            self.trace.class_index,
+            self.predicted_class,
+            tables=[self.profile.performance[key].engine_tables() for key in configurations],
+            sizes=sizes,
+            slos=[(slo.ttft_s, slo.tbt_s) for slo in slos],
+        )
+
+    @property
+    def tps(self) -> list[int]:
+        """The instance sizes, ascending; the engine's numbers are the indices of this list."""
+        return list(self.clocks_mhz)
+
+    def max_clock_mhz(self, tp: int) -> int:
+        """The highest clock of instances on so many GPUs."""
+        return self.clocks_mhz[tp][-1]
+
+    def fastest(self, tp: int) -> InstancePerformance:
+        """Performance of instances on so many GPUs at their highest clock."""
+        return self.profile.performance[Configuration(tp, self.max_clock_mhz(tp))]
+
+    def from_time(self, begin_s: float) -> ObservedTrace:
+        """The same without the requests that come before a time."""
+        later = slice(int(np.searchsorted(self.trace.arrival_s, begin_s)), None)
+        return ObservedTrace(self.trace.part(later), self.profile, self.predicted_class[later])
+
+    @cached_property
+    def hopeless_requests(self) -> int:
+        """Requests whose prompts alone take longer than their SLOs, on any size at any clock."""
+        input_tokens, _ = self.trace.lengths(self.profile)
+        sizes = [self.fastest(tp) for tp in self.clocks_mhz]
+        hopeless = 0
+        for index, name in enumerate(CLASSES):
+            inputs = input_tokens[self.trace.class_index == index]
+            tokens, counts = np.unique(inputs, return_counts=True)
+            least_s = np.min([size.chunked_prompt_s_at(tokens) for size in sizes], axis=0)
+            hopeless += int(counts[least_s > self.profile.classes[name].slo.ttft_s].sum())
+        return hopeless
+
+    def request_counts(self, begin_s: float, end_s: float) -> dict[str, int]:
+        """Requests that arrive in a window, by predicted class; only classes that have any."""
+        counts = zip(CLASSES, self.service.counts(begin_s, end_s), strict=True)
+        return {name: count for name, count in counts if count}
+
+    def num_requests(self, begin_s: float, end_s: float) -> int:
+        """Requests that arrive in a window."""
+        return sum(self.service.counts(begin_s, end_s))
+
+    def demand(
+        self, begin_s: float, end_s: float, classes: Iterable[str], tp: int, max_late_share: float
+    ) -> Demand:
+        """What the requests of some classes in a window need; counted once.
+
+        Args:
+            begin_s: of the window.
+            end_s: of the window.
+            classes: those that count.
+            tp: GPUs of an instance; at its highest clock.
+            max_late_share: share of requests that may be late.
+        """
+        class_bits = sum(1 << CLASSES.index(name) for name in set(classes))
+        size = self.tps.index(tp)
+        return Demand(*self._demand(begin_s, end_s, class_bits, size, max_late_share))
+
+
+def observe_trace(profile: ServingProfile, trace: Trace, settings: Settings) -> ObservedTrace:
+    """The trace as policies see it; the same for settings with the same past, predictor and seed.
+
+    Classes have the mean lengths of the past or, where no request comes in it, of the whole trace.
+
+    Raises:
+        NoAnswerError: a class cannot be served at all.
+    """
+    past = trace.before(settings.past_s)
+    fitted = profile.with_lengths((past if len(past) else trace).mean_lengths())
+    observed = ObservedTrace(trace, fitted, predict_classes(trace, settings))
+    require_reachable(fitted, [CLASSES[k] for k in np.unique(trace.class_index)])
+    return observed
+
+
+def predict_classes(trace: Trace, settings: Settings) -> ClassIndices:
+    """The class index that each request is taken for: some outputs are predicted one length off."""
+    random = np.random.default_rng(settings.seed)
+    # One draw says whether a prediction is wrong, and which way.
+    draw = random.random(len(trace), dtype=np.float32)
+    wrong_share = settings.mispredicted_percent / 100
+    too_short_share = settings.underestimated_percent / 100 * wrong_share
+    is_wrong, is_too_short = draw < wrong_share, draw < too_short_share
+    input_lengths, output_lengths = split_class_indices(trace.class_index)
+    predicted_lengths = output_lengths.astype(np.int8)
+    predicted_lengths[is_wrong] += np.where(is_too_short[is_wrong], -1, 1).astype(np.int8)
+    possible_lengths = np.clip(predicted_lengths, 0, NUM_LENGTHS - 1).astype(np.uint8)
+    return class_indices(input_lengths, possible_lengths)

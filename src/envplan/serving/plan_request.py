@@ -1,0 +1,136 @@
+"""What a serving plan is asked for, and why there may be no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Self
+
+from envplan._io.documents import Count, Model
+from envplan.errors import InputError, NoAnswerError
+from envplan.serving.classes import CLASSES, ClassName, Positive, Slo, check_class, host_classes
+from envplan.serving.profile import ServingProfile
+
+#: Loads that a plan can be made for, tokens/s: less counts as none, and more no planner could tell
+#: apart.
+_MIN_LOAD: Final = 0.01
+_MAX_LOAD: Final = 1e9
+
+
+class PlanRequest(Model):
+    """The loads and SLOs of a fleet, and what its planner may do.
+
+    Attributes:
+        gpus: at most.
+        loads_tokens_s: tokens per second by class, all above 0, in the order of the classes.
+        slos: by class.
+        merge: whether a class may be served by a higher one's pool.
+        one_frequency: whether all instances of a pool with the same TP run at one clock.
+    """
+
+    gpus: Count
+    loads_tokens_s: dict[ClassName, Positive]
+    slos: dict[ClassName, Slo]
+    merge: bool
+    one_frequency: bool
+
+    @classmethod
+    def create(
+        cls,
+        profile: ServingProfile,
+        loads_tokens_s: Mapping[str, float],
+        gpus: int,
+        *,
+        merge: bool = True,
+        one_frequency: bool = False,
+    ) -> Self:
+        """The request for some loads under a profile's SLOs.
+
+        Args:
+            profile: with the SLOs to be met.
+            loads_tokens_s: by class; those of 0 are left out.
+            gpus: at most.
+            merge: whether a class may be served by a higher one's pool.
+            one_frequency: whether all instances of a pool with the same TP run at one clock.
+
+        Raises:
+            InputError: there is no load, no GPU, or no such class.
+            NoAnswerError: as require_reachable.
+        """
+        if gpus < 1:
+            raise InputError(f"a fleet needs at least one GPU, not {gpus}")
+        for name, load in loads_tokens_s.items():
+            check_class(name)
+            _require_plannable(name, load)
+        loads = {name: float(loads_tokens_s[name]) for name in CLASSES if loads_tokens_s.get(name)}
+        if not loads:
+            raise InputError("there is no load; give at least one class tokens/s above 0")
+        require_reachable(profile, loads, merge=merge)
+        return cls(
+            gpus=gpus,
+            loads_tokens_s=loads,
+            slos={name: profile.classes[name].slo for name in loads},
+            merge=merge,
+            one_frequency=one_frequency,
+        )
+
+
+def _require_plannable(name: str, load_tokens_s: float) -> None:
+    if load_tokens_s == 0 or _MIN_LOAD <= load_tokens_s <= _MAX_LOAD:
+        return
+    raise InputError(
+        f"the load of {name} must be 0, or from {_MIN_LOAD:g} to {_MAX_LOAD:g} tokens/s, not "
+        f"{load_tokens_s:g}"
+    )
+
+
+def require_reachable(
+    profile: ServingProfile, class_names: Iterable[str], *, merge: bool = True
+) -> None:
+    """Refuse classes whose SLO no configuration meets.
+
+    Args:
+        profile: with the SLOs.
+        class_names: those to be served.
+        merge: a configuration of a higher class will do.
+
+    Raises:
+        NoAnswerError: a class has none; says which SLO it misses and the best there is.
+    """
+    for name in class_names:
+        slo = profile.classes[name].slo
+        hosts = host_classes(name, merge=merge)
+        curves = [curve for host in hosts for curve in profile.curves_of(host)]
+        if not curves:
+            raise NoAnswerError(f"no configuration of profile {profile.name} has memory for {name}")
+        if any(curve.capacity(slo) for curve in curves):
+            continue
+        tokens_apart = f"its tokens {slo.tbt_s:g} s apart"
+        ttfts_in_pace_s = [curve.ttft_s[0] for curve in curves if curve.tbt_s[0] <= slo.tbt_s]
+        if ttfts_in_pace_s:
+            missed = f"its first token within {slo.ttft_s:g} s"
+            best = f"the best that keeps {tokens_apart} takes {min(ttfts_in_pace_s):g} s"
+        else:
+            missed = tokens_apart
+            best = f"the best takes {min(curve.tbt_s[0] for curve in curves):g} s"
+        raise NoAnswerError(f"no configuration gives {name} {missed}; {best}")
+
+
+def too_few_gpus(
+    who_needs: str, needed: int, available: int, gpus_by_class: Mapping[str, int]
+) -> NoAnswerError:
+    """An error: the fleet is too small, by how much, and whose pools take most GPUs.
+
+    Args:
+        who_needs: the sentence's begin, as in "the loads need".
+        needed: GPUs at least.
+        available: GPUs that there are.
+        gpus_by_class: GPUs that pools would take; may be empty.
+    """
+    largest = ""
+    if gpus_by_class:
+        name = max(gpus_by_class, key=gpus_by_class.__getitem__)
+        largest = f"; class {name} takes most"
+    return NoAnswerError(
+        f"{who_needs} at least {needed} GPUs, {needed - available} more than the {available} "
+        f"there are{largest}"
+    )

@@ -1,0 +1,273 @@
+"""Traces replayed under policies, request by request, with fleets that change as policies decide.
+
+Between epochs it is checked every minute whether the last ten minutes need more than there is. So a
+fleet grows within a minute and shrinks only with an epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.serving.classes import CLASSES, FloatArray
+from envplan.serving.fleet import Fleet, PoolSpec
+from envplan.serving.fleet_controller import EngineResults, FleetController
+from envplan.serving.forecast import (
+    YOUNG_S,
+    DemandForecast,
+    ScaledWindow,
+    expected_windows,
+    first_windows,
+    recent_window,
+)
+from envplan.serving.observed_trace import ObservedTrace, observe_trace
+from envplan.serving.policies import NEVER_RESHARD, POLICIES, RESHARD_POWER_RATIO, Situation
+from envplan.serving.profile import ServingProfile
+from envplan.serving.settings import Settings
+from envplan.serving.simulation import Simulation, TimeSeries
+from envplan.serving.trace import SLOT_S, Trace
+
+
+def simulate(
+    profile: ServingProfile, trace: Trace, policy: str = "envplan", settings: Settings | None = None
+) -> Simulation:
+    """Replay a trace under a policy.
+
+    Args:
+        profile: with the SLOs to be met.
+        trace: what arrives when.
+        policy: one of POLICIES.
+        settings: default: Settings().
+
+    Raises:
+        InputError: no such policy.
+        NoAnswerError: a class cannot be served at all, or the policy's fleet is too large.
+    """
+    return compare_policies(profile, trace, settings, policies=(policy,))[0]
+
+
+def compare_policies(
+    profile: ServingProfile,
+    trace: Trace,
+    settings: Settings | None = None,
+    *,
+    policies: Sequence[str] = tuple(POLICIES),
+    progress: Callable[[int, int], None] = lambda done, count: None,
+    on_omission: Callable[[str], None] | None = None,
+) -> list[Simulation]:
+    """Replay a trace under several policies; raises as simulate.
+
+    Args:
+        profile: with the SLOs to be met.
+        trace: what arrives when.
+        settings: default: Settings().
+        policies: their names.
+        progress: told how many are done, of how many.
+        on_omission: told of each policy whose fleet is too large, which is left out then; without
+            it, or where none is left, NoAnswerError is raised.
+    """
+    settings = settings or Settings()
+    observed = observe_trace(profile, trace, settings)
+    simulations: list[Simulation] = []
+    for number, name in enumerate(policies, start=1):
+        try:
+            simulations.append(replay_policy(name, observed, settings))
+        except NoAnswerError as error:
+            none_is_left = number == len(policies) and not simulations
+            if on_omission is None or none_is_left:
+                raise
+            on_omission(f"{error}; it is left out")
+        progress(number, len(policies))
+    return simulations
+
+
+def replay_policy(policy_name: str, trace: ObservedTrace, settings: Settings) -> Simulation:
+    """Replay an observed trace minute by minute; let the policy change the fleet.
+
+    Raises:
+        InputError: there is no such policy, or no request comes in or after the past.
+        NoAnswerError: the policy's fleet is too large.
+    """
+    if policy_name not in POLICIES:
+        raise InputError(f"there is no policy {policy_name!r}; there are: {', '.join(POLICIES)}")
+    past_s = SLOT_S * math.ceil(settings.past_s / SLOT_S)
+    _require_requests(trace, past_s)
+    replayed = trace.from_time(past_s) if past_s else trace
+    controller = FleetController(replayed, settings)
+    forecast = DemandForecast(trace, settings, first_windows(trace, past_s))
+    fleet = _plan_fleet(policy_name, Situation(forecast))
+    controller.reconcile(fleet, 0.0, prewarmed=True)
+    scaler = _Autoscaler(policy_name, trace, settings)
+    slot_gpus: list[int] = []
+    for slot in range(trace.trace.num_slots):
+        now_s = slot * SLOT_S
+        if POLICIES[policy_name].autoscales and now_s >= (past_s or YOUNG_S):
+            wanted = scaler.scale(fleet, slot)
+            if wanted != fleet:
+                fleet = wanted
+                controller.reconcile(fleet, now_s)
+        controller.advance(now_s + SLOT_S)
+        slot_gpus.append(controller.gpus_in_use())
+    return _result(policy_name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
+
+
+def _require_requests(trace: ObservedTrace, past_s: float) -> None:
+    """Refuse a trace without a request in the past, if there is one, or after it."""
+    duration_s = trace.trace.duration_s
+    if past_s and not trace.num_requests(0.0, past_s):
+        raise InputError(f"no request comes in a past of {past_s:g} s of {duration_s:g} s")
+    if not trace.num_requests(past_s, duration_s):
+        raise InputError(f"no request comes after a past of {past_s:g} s of {duration_s:g} s")
+
+
+def _plan_fleet(policy_name: str, situation: Situation) -> Fleet:
+    """The fleet that a policy wants.
+
+    Raises:
+        NoAnswerError: it is larger than the settings allow.
+    """
+    fleet = POLICIES[policy_name].plan(situation)
+    max_gpus = situation.forecast.settings.max_gpus
+    if fleet.gpus > max_gpus:
+        raise NoAnswerError(
+            f"{policy_name} needs {fleet.gpus} GPUs, {fleet.gpus - max_gpus} more than the "
+            f"{max_gpus} there are (--gpus)"
+        )
+    return fleet
+
+
+@dataclass(frozen=True)
+class _Autoscaler:
+    """Resizes a fleet at each epoch; between epochs only grows it.
+
+    Attributes:
+        policy_name: one of POLICIES.
+        trace: what arrived until now, and later.
+        settings: of the simulation.
+    """
+
+    policy_name: str
+    trace: ObservedTrace
+    settings: Settings
+
+    def scale(self, present: Fleet, slot: int) -> Fleet:
+        """The fleet from a slot on; the present one where it suffices, or where nothing comes."""
+        now_s = slot * SLOT_S
+        is_epoch = slot % self._epoch_slots == 0
+        horizon_s = self.settings.epoch_s + self.settings.startup_s + SLOT_S
+        windows = expected_windows(self.trace, now_s, horizon_s)
+        recent = recent_window(now_s)
+        if self._is_unusual(recent, windows):
+            if not is_epoch and not self._falls_short(present, recent):
+                return present
+            windows.append(recent)
+        elif not is_epoch:
+            return present
+        forecast = self._forecast(windows)
+        if not forecast.classes:
+            return present
+        reshard_ratio = RESHARD_POWER_RATIO if is_epoch else NEVER_RESHARD
+        try:
+            wanted = _plan_fleet(self.policy_name, Situation(forecast, present, reshard_ratio))
+        except NoAnswerError:  # more than the GPUs can carry is expected: what runs stays
+            return present
+        return wanted if is_epoch else _without_shrinking(wanted, present)
+
+    @property
+    def _epoch_slots(self) -> int:
+        return max(1, round(self.settings.epoch_s / SLOT_S))
+
+    def _forecast(self, windows: Sequence[ScaledWindow]) -> DemandForecast:
+        return DemandForecast(self.trace, self.settings, windows)
+
+    def _is_unusual(self, recent: ScaledWindow, windows: Sequence[ScaledWindow]) -> bool:
+        """Whether more requests came of late than any expected window has."""
+        forecast = self._forecast([*windows, recent])
+        return forecast.request_rate(recent) > max(map(forecast.request_rate, windows))
+
+    def _falls_short(self, present: Fleet, recent: ScaledWindow) -> bool:
+        """Whether some pool has fewer instances than what it serves needed of late."""
+        forecast = self._forecast([recent])
+        if not present.routes.keys() >= set(forecast.classes):
+            return True
+        return any(_is_too_small(pool, forecast) for pool in present.pools.values())
+
+
+def _is_too_small(pool: PoolSpec, forecast: DemandForecast) -> bool:
+    served = pool.serves.intersection(forecast.classes)
+    return bool(served) and forecast.demand(served, pool.tp).instances > pool.num_instances
+
+
+def _without_shrinking(wanted: Fleet, present: Fleet) -> Fleet:
+    """The wanted fleet, but where a pool stays of a kind with no fewer instances than it has."""
+    pools = dict(wanted.pools)
+    for name, pool in wanted.pools.items():
+        running = present.pools.get(name)
+        if running is None:
+            continue
+        is_alike = (running.tp, running.frequency_mhz) == (pool.tp, pool.frequency_mhz)
+        if is_alike and running.num_instances > pool.num_instances:
+            pools[name] = replace(pool, num_instances=running.num_instances)
+    return Fleet(pools)
+
+
+def _result(
+    policy_name: str, controller: FleetController, slot_gpus: Sequence[int], *, first_slot: int
+) -> Simulation:
+    """Results once the trace is over; before the first slot, no request came."""
+    results = controller.finish()
+    trace = controller.trace
+    series = _time_series(trace, results, slot_gpus, first_slot)
+    requests, first_in_time, further_in_time, attained = results.counts.sum(axis=0).tolist()
+    return Simulation(
+        policy=policy_name,
+        energy_j=float(series.power_w.sum()) * SLOT_S,
+        requests=requests,
+        slo_attainment=attained / requests,
+        slo_attainment_by_class=_attainment_by_class(results.counts),
+        first_tokens_in_time=first_in_time / requests,
+        further_tokens_in_time=further_in_time / requests,
+        instances_started=controller.started,
+        instances_resharded=controller.resharded,
+        weights_moved_copies=controller.copies_moved,
+        clock_changes=results.clock_changes,
+        requests_helped=results.helped,
+        requests_squashed=results.squashed,
+        requests_hopeless=trace.hopeless_requests,
+        series=series,
+    )
+
+
+def _attainment_by_class(counts: npt.NDArray[np.int64]) -> dict[str, float]:
+    """Share of the requests of each class that met their SLOs; classes that came only."""
+    attainment = {}
+    for name, (requests, _, _, attained) in zip(CLASSES, counts.tolist(), strict=True):
+        if requests:
+            attainment[name] = attained / requests
+    return attainment
+
+
+def _time_series(
+    trace: ObservedTrace, results: EngineResults, slot_gpus: Sequence[int], first_slot: int
+) -> TimeSeries:
+    """The series from the first slot on."""
+    num_slots = len(slot_gpus)
+    arrivals = trace.trace.counts
+    class_tokens = np.array([trace.profile.classes[name].tokens for name in CLASSES])
+
+    def from_first(values: npt.ArrayLike) -> FloatArray:
+        return np.array(values, dtype=np.float64)[first_slot:num_slots]
+
+    return TimeSeries(
+        time_s=from_first(SLOT_S * np.arange(num_slots)),
+        power_w=from_first(results.slot_energy_j / SLOT_S),
+        load_tokens_s=from_first(arrivals @ class_tokens / SLOT_S),
+        gpus=from_first(slot_gpus),
+        requests=from_first(arrivals.sum(axis=1)),
+        attained=from_first(results.slot_attained),
+    )

@@ -1,0 +1,96 @@
+"""Weeks of requests: as many in each minute as a published figure shows, of a recorded hour's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from envplan.serving.classes import FloatArray, IntArray
+
+#: Standard deviations between the least and the most of seven normal numbers: a figure's band of a
+#: minute is taken for the range of a week's seven days.
+_RANGE_OF_SEVEN: Final = 2.7
+_MINUTES_PER_DAY: Final = 24 * 60
+
+
+@dataclass(frozen=True, eq=False)
+class WeekShape:
+    """Requests per minute as a figure shows them, (k,) each.
+
+    Attributes:
+        minute: from the beginning of the week, ascending.
+        middle: requests in that minute.
+        low: the lower end of the figure's band.
+        high: its upper end.
+    """
+
+    minute: FloatArray
+    middle: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnWeek:
+    """Requests of a week in order of time, (n,) each.
+
+    Attributes:
+        arrival_s: from the beginning of the week, ascending.
+        hour_request: the request of the hour that each one repeats, an index.
+        num_minutes: how long the week is.
+    """
+
+    arrival_s: FloatArray
+    hour_request: IntArray
+    num_minutes: int
+
+
+def read_week_shape(path: Path) -> WeekShape:
+    """The digitized figure of a week."""
+    return WeekShape(*np.loadtxt(path, delimiter=",", skiprows=1).T)
+
+
+def draw_week(
+    shape: WeekShape, hour_arrival_s: FloatArray, *, days: float, slot_s: float, seed: int
+) -> DrawnWeek:
+    """Draw the requests of each minute from minutes of the hour that begin anywhere.
+
+    Args:
+        shape: requests per minute.
+        hour_arrival_s: times of the recorded hour's requests, ascending.
+        days: how much of the week.
+        slot_s: a minute.
+        seed: of what is drawn.
+    """
+    random = np.random.default_rng(seed)
+    requests_by_minute = _draw_counts(shape, round(days * _MINUTES_PER_DAY), random)
+    latest_begin_s = hour_arrival_s[-1] - slot_s
+    arrivals_s, requests = [], []
+    for minute, num_requests in enumerate(requests_by_minute):
+        offsets_s, candidates = [], []
+        num_candidates = 0
+        while num_candidates < num_requests:
+            begin_s = random.uniform(0.0, latest_begin_s)
+            start, stop = np.searchsorted(hour_arrival_s, (begin_s, begin_s + slot_s))
+            candidates.append(np.arange(start, stop))
+            offsets_s.append(hour_arrival_s[start:stop] - begin_s)
+            num_candidates += stop - start
+        chosen = random.permutation(num_candidates)[:num_requests]
+        chosen_offsets_s = np.concatenate(offsets_s)[chosen]
+        order = np.argsort(chosen_offsets_s)
+        arrivals_s.append(minute * slot_s + chosen_offsets_s[order])
+        requests.append(np.concatenate(candidates)[chosen[order]].astype(np.int32))
+    return DrawnWeek(np.concatenate(arrivals_s), np.concatenate(requests), len(requests_by_minute))
+
+
+def _draw_counts(shape: WeekShape, num_minutes: int, random: np.random.Generator) -> IntArray:
+    """Requests of each minute, at least one, (num_minutes,)."""
+    minutes = np.arange(num_minutes)
+    deviation = np.interp(minutes, shape.minute, (shape.high - shape.low) / _RANGE_OF_SEVEN)
+    middle = np.interp(minutes, shape.minute, shape.middle)
+    drawn = middle + deviation * random.standard_normal(num_minutes)
+    counts: IntArray = np.maximum(1, np.rint(drawn)).astype(np.int64)
+    return counts

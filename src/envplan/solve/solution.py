@@ -1,0 +1,52 @@
+"""Results of the searches: choices with their replays, and the error of finding none in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from envplan.errors import NoAnswerError
+from envplan.replay import Replay, Rows
+from envplan.units import s_from_ns
+
+
+class NoPlanInTimeError(NoAnswerError):
+    """No plan was found that ends by a deadline and keeps the local limits.
+
+    Attributes:
+        least_ns: the least time that was found, ns.
+    """
+
+    def __init__(self, deadline_ns: int, least_ns: int, why: str) -> None:
+        self.least_ns = least_ns
+        super().__init__(
+            f"no plan was found that finishes in {s_from_ns(deadline_ns):.9f} s {why}; the least "
+            f"time found is {s_from_ns(least_ns):.9f} s"
+        )
+
+
+class KnownChoice(NamedTuple):
+    """A choice that is tried wherever it is in time, and what its replay takes."""
+
+    choice: Rows
+    makespan_ns: int
+    energy_fj: int
+
+    @classmethod
+    def of(cls, replay: Replay) -> KnownChoice:
+        """A replay's choice, without the arrays of the replay."""
+        return cls(replay.rows, replay.makespan_ns, replay.energy_fj)
+
+
+@dataclass(frozen=True)
+class Polished:
+    """A choice after some seconds of further search.
+
+    Attributes:
+        replay: of the best choice.
+        bound_fj: a lower bound on energy, one GPU a stage, fJ, where CP-SAT proved more than the
+            relaxation does; else None.
+    """
+
+    replay: Replay
+    bound_fj: int | None = None
