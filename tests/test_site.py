@@ -298,13 +298,19 @@ def test_a_deadline_out_of_reach_is_said(
         plan_site([hurried], hours(full_power_w([hurried])))
 
 
-def test_shedding_by_price_never_costs_more() -> None:
-    jobs = three_jobs(may_pause=True)
-    curve = shed_curve(jobs, SiteOverheads())
+def test_shedding_by_price_never_costs_more(folder: Path) -> None:
+    (folder / "site.toml").write_text(
+        '[[jobs]]\nname = "a"\nprofile = "a40-gpt3-1.3b-4stage"\nmicrobatches = 4\n'
+        "may_pause = true\n"
+        '[[jobs]]\nname = "b"\nprofile = "a40-gpt3-1.3b-8stage"\nmicrobatches = 8\n'
+        "weight = 0.5\n"
+    )
+    curve = shed_curve(read_jobs("site.toml"), SiteOverheads())
     assert curve[0].shared_percent == pytest.approx(0.0, abs=1e-9)
     for point in curve:
         assert point.shared_percent <= point.alike_percent + 1e-9
-        assert point.shared_percent <= point.paused_percent + 1e-9
+        for without_plans in (point.paused_percent, point.capped_percent):
+            assert without_plans is None or point.shared_percent <= without_plans + 1e-2
     lost = [point.shared_percent for point in curve]
     assert lost == sorted(lost)
 
@@ -318,7 +324,7 @@ def write_jobs(folder: Path) -> Path:
 
 def test_a_folder_of_frontiers_is_a_site(folder: Path) -> None:
     write_jobs(folder)
-    document = told("site jobs --power 1400W --shed")
+    document = told("site jobs --power 1400W")
     assert document["schema"] == "envplan/site/v1"
     (interval,) = document["intervals"]
     for key in ("start_s", "power_w", "budget_w", "throughput_loss_percent", "gap"):
@@ -327,7 +333,6 @@ def test_a_folder_of_frontiers_is_a_site(folder: Path) -> None:
     assert {"name", "plan", "iteration_time_s", "power_w", "paused_share"} <= interval["jobs"][
         0
     ].keys()
-    assert document["shed_curve"]
     assert SitePlan.load("site.json").intervals[0].power_w == interval["power_w"]
 
 

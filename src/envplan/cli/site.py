@@ -79,7 +79,7 @@ def site(
         bool,
         typer.Option(
             "--shed",
-            help="Also say what it costs to shed power, beside two simpler ways.",
+            help="Also say what it costs to shed power, beside three simpler ways.",
             rich_help_panel=MOST_USED,
         ),
     ] = False,
@@ -174,7 +174,7 @@ def site(
             **({"shed_curve": [point._asdict() for point in curve]} if shed else {}),
         },
         lambda: _print_site(plan, curve if shed else []),
-        then=["envplan", "check", str(output)],
+        next_command=["envplan", "check", str(output)],
     )
 
 
@@ -288,6 +288,7 @@ def _print_shedding(curve: Sequence[ShedPoint]) -> None:
             number_column("power (kW)", [row.power_w / _W_PER_KW for row in rows]),
             percent_column("shared by price", [row.shared_percent for row in rows]),
             percent_column("each job cut alike", [row.alike_percent for row in rows]),
+            percent_column("clocks capped alike", [row.capped_percent for row in rows]),
             percent_column("least valuable paused", [row.paused_percent for row in rows]),
         ],
     )

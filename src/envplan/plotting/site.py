@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from envplan.plotting.figures import BLUE, OKABE_ITO, ORANGE, RED, figure, label_axes, shortened
+from envplan.plotting.figures import (
+    BLUE,
+    GREEN,
+    OKABE_ITO,
+    ORANGE,
+    RED,
+    figure,
+    label_axes,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +115,7 @@ def _draw_throughput(axes: Axes, plan: SitePlan) -> None:
 
 
 def _draw_shedding(axes: Axes, shed: Sequence[ShedPoint]) -> None:
-    """Throughput lost over the budget, for three ways to shed power."""
+    """Throughput lost over the budget, for four ways to shed power."""
     power_kw = [point.power_w / _W_PER_KW for point in shed]
     for label, colour, style, lost in (
         (
@@ -114,10 +124,12 @@ def _draw_shedding(axes: Axes, shed: Sequence[ShedPoint]) -> None:
             "--",
             [p.paused_percent for p in shed],
         ),
+        ("cap all clocks alike, no plans", GREEN, ":", [p.capped_percent for p in shed]),
         ("cut each job alike", ORANGE, "-.", [p.alike_percent for p in shed]),
         ("share by price", BLUE, "-", [p.shared_percent for p in shed]),
     ):
-        axes.plot(power_kw, lost, color=colour, linestyle=style, linewidth=1.8, label=label)
+        percents = [math.nan if percent is None else percent for percent in lost]
+        axes.plot(power_kw, percents, color=colour, linestyle=style, linewidth=1.8, label=label)
     axes.invert_xaxis()
     label_axes(axes, "Power of the site (kW)", "Throughput lost (%)", "What it costs to shed power")
     axes.legend(loc="upper left")
