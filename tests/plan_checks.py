@@ -15,7 +15,7 @@ from envplan.request.limits import (
     AveragePower,
     EnergyBudget,
     HoldsWithProbability,
-    MinHold,
+    MinDwell,
     PeakPower,
 )
 from envplan.solve import Frontier, trace_job
@@ -129,7 +129,7 @@ def _broken(
     broken = ["deadline"] if deadline_ns is not None and makespan > deadline_ns else []
     for limit in request.limits:
         match limit:
-            case MinHold():
+            case MinDwell():
                 asked = [
                     int(frontier.profile.table(op.profile_stage, op.instruction).frequency_mhz[row])
                     for op, row in zip(frontier.pipeline.operations, rows, strict=True)

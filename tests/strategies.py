@@ -225,12 +225,12 @@ def requests(draw: Any, conditions: int = 3) -> Case:
         asked |= CONDITIONS[name](frontier, draw)
     if "run" not in asked or asked["run"].deadline_s is None:
         asked |= draw(deadlines(frontier))
-    return Case(frontier, Request.asking(**asked))
+    return Case(frontier, Request.from_options(**asked))
 
 
 @st.composite
 def deadlines(draw: Any, frontier: Frontier) -> dict[str, Any]:
-    """Keyword arguments of `Request.asking` that say when an iteration must be over."""
+    """Keyword arguments of `Request.from_options` that say when an iteration must be over."""
     part = draw(st.floats(0.0, 1.5))
     kind = draw(st.sampled_from(["none", "slowdown", "time", "min_energy", "sync_time"]))
     span = frontier.slowest_time - frontier.min_time
@@ -267,7 +267,7 @@ def _peak_w(frontier: Frontier) -> float:
     return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus / 1e6
 
 
-#: By name: keyword arguments of `Request.asking` for one condition on plans.
+#: By name: keyword arguments of `Request.from_options` for one condition on plans.
 CONDITIONS: dict[str, Callable[[Frontier, Any], dict[str, Any]]] = {
     "straggler": lambda f, draw: {"straggler_time": f.min_time * draw(st.floats(0.9, 3.0))},
     "energy budget": lambda f, draw: {"energy_budget": _between(f, draw(st.floats(-0.05, 1.0)))},
@@ -278,7 +278,7 @@ CONDITIONS: dict[str, Callable[[Frontier, Any], dict[str, Any]]] = {
     "latency": lambda _, draw: {
         "switch_latency": draw(st.sampled_from([1e-9, 0.003, 0.02, 0.3, 5.0]))
     },
-    "min hold": lambda _, draw: {"min_hold": draw(st.sampled_from([1e-9, 0.05, 0.4, 100.0]))},
+    "min hold": lambda _, draw: {"min_dwell": draw(st.sampled_from([1e-9, 0.05, 0.4, 100.0]))},
     "probability": lambda _, draw: {
         "probability": draw(st.sampled_from([0.5, 0.9, 0.99])),
         "noise": draw(st.sampled_from([0.005, 0.05])),

@@ -20,8 +20,8 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
+from envplan.request.limits.average_power import least_average_uw
 from envplan.solve import Frontier, trace_frontier
-from envplan.solve.average_power import least_average_uw
 from envplan.units import ns_from_s_floor, w_from_uw
 from strategies import EVERY_INSTRUCTION, noisy, profiles
 

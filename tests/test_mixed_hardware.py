@@ -157,7 +157,7 @@ def test_unlike_replicas_end_together_at_a_certified_energy(
         for profile, replicas in zip(profiles, (1, count), strict=True)
     ]
     fastest, planned, best = (
-        plan_replicas(frontiers, Request.asking(**asked))
+        plan_replicas(frontiers, Request.from_options(**asked))
         for asked in ({}, {"slowdown": slowdown}, {"min_energy": True})
     )
     assert planned.sync_time <= planned.plans[0].target.deadline_s
@@ -187,10 +187,10 @@ def test_a_fast_replica_uses_the_time_that_a_slow_one_leaves_it(slowed: float) -
         assert fast.min_time < planned.plans[0].iteration_time <= planned.sync_time
         assert planned.plans[0].energy + planned.waiting_energies[0] < rushed
         with pytest.raises(NoAnswerError, match="T_min of the slowest replica, that of"):
-            plan_replicas([fast, slow], Request.asking(target_time=fast.min_time))
+            plan_replicas([fast, slow], Request.from_options(target_time=fast.min_time))
         return
     # Equal replicas cost what one costs times their number.
-    planned = plan_replicas([fast, slow], Request.asking(slowdown=0.05))
+    planned = plan_replicas([fast, slow], Request.from_options(slowdown=0.05))
     alone = fast.plan(slowdown=0.05)
     assert planned.energy == pytest.approx(3 * alone.energy, rel=2e-3)
     assert planned.energy_lower_bound == pytest.approx(3 * alone.energy_lower_bound)

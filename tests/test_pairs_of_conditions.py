@@ -42,7 +42,7 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "power cap": {"power_cap": 0.9 * FRONTIER.plan().average_power},
     "peak cap": {"peak_power_cap": 0.85 * simulate(FRONTIER.plan(), PROFILE).peak_power},
     "latency": {"switch_latency": 0.02},
-    "min hold": {"min_hold": 0.1},
+    "min hold": {"min_dwell": 0.1},
     "probability": {"probability": 0.9, "noise": 0.02},
     "ladder": {"ladder": 3},
     "polish": {"polish": 0.05},
@@ -65,11 +65,11 @@ def test_two_conditions_go_together(pair: tuple[str, str]) -> None:
     asked = {"moves": 0.05} | CONDITIONS[pair[0]] | CONDITIONS[pair[1]]
     if set(pair) in EXCLUDED:
         with pytest.raises(InputError, match="exclude each other"):
-            Request.asking(**asked)
+            Request.from_options(**asked)
         return
     if "probability" in pair and not TIMED & set(pair):
         asked["slowdown"] = 0.1
-    request = Request.asking(**asked)
+    request = Request.from_options(**asked)
     frontier = trace_job(FRONTIER.plan().job, PROFILE)  # that remembers nothing
     plan = frontier.solve(request)
     assert_answers(frontier, request, plan)
@@ -81,7 +81,7 @@ def test_two_conditions_go_together(pair: tuple[str, str]) -> None:
 @pytest.mark.parametrize("slowdown", [1.4, 2.0, 3.0])
 def test_a_straggler_leaves_time_that_a_budget_does_not(slowdown: float) -> None:
     budget = 1.001 * FRONTIER.plan(min_energy=True).energy
-    request = Request.asking(straggler_time=slowdown * LEAST, energy_budget=budget)
+    request = Request.from_options(straggler_time=slowdown * LEAST, energy_budget=budget)
     frontier = trace_job(FRONTIER.plan().job, PROFILE)  # that remembers nothing
     plan = frontier.solve(request)
     assert_answers(frontier, request, plan)
@@ -94,8 +94,8 @@ def test_a_straggler_leaves_time_that_a_budget_does_not(slowdown: float) -> None
 def test_a_cap_moves_the_cheapest_run_to_where_it_is_kept(share: float) -> None:
     rate = Rate(begins_s=[0.0, 5000 * LEAST * 1.02], per_kwh=[0.1, 2.0], end_s=1e5)
     run = Run(iterations=5000, price=rate, deadline_s=5000 * 1.6 * LEAST)
-    free = FRONTIER.solve(Request.asking(run=run))
-    request = Request.asking(run=run, power_cap=share * free.average_power)
+    free = FRONTIER.solve(Request.from_options(run=run))
+    request = Request.from_options(run=run, power_cap=share * free.average_power)
     frontier = trace_job(FRONTIER.plan().job, PROFILE)
     plan = frontier.solve(request)
     assert_answers(frontier, request, plan)
@@ -112,7 +112,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "power cap": {"power_cap": 0.9 * plan_replicas(KINDS).energy / plan_replicas(KINDS).sync_time},
     "peak cap": {"peak_power_cap": 1300.0},
     "latency": {"switch_latency": 0.01},
-    "min hold": {"min_hold": 0.1},
+    "min hold": {"min_dwell": 0.1},
     "probability": {"probability": 0.9, "noise": 0.02},
     "ladder": {"ladder": 3},
     "run": {"run": RUN.model_copy(update={"deadline_s": 5000 * 2.0 * LEAST})},
@@ -126,7 +126,7 @@ def test_unlike_replicas_go_with_every_two_conditions(pair: tuple[str, str]) -> 
         return
     if "probability" in pair and not TIMED & set(pair):
         asked |= TOGETHER["slowdown"]
-    planned = plan_replicas(KINDS, Request.asking(**asked))
+    planned = plan_replicas(KINDS, Request.from_options(**asked))
     for plan, profile in zip(planned.plans, (PROFILE, SLOW), strict=True):
         assert verify_plan(plan, profile)
     again = replay_replicas(list(zip(planned.plans, (PROFILE, SLOW), strict=True)))

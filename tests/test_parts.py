@@ -270,14 +270,14 @@ def test_parts_save_where_one_clock_cannot_and_plans_prove_it() -> None:
     assert {part.part for part in parts} >= {"attention0", "mlp2"}
 
 
-@pytest.mark.parametrize("asked", [{"switch_latency": 0.005}, {"min_hold": 0.02}])
+@pytest.mark.parametrize("asked", [{"switch_latency": 0.005}, {"min_dwell": 0.02}])
 def test_plans_by_parts_hold_on_late_and_held_clocks(asked: dict[str, float]) -> None:
     profile = parts_profile(microbatches=3)
     frontier = trace_frontier(Pipeline("1f1b", 2, 3), profile.adjusted(by_parts=ByParts()))
     plan = frontier.plan(slowdown=0.05, **asked)
     how = plan.profile.adjustments.by_parts
-    machine = {"switch_latency": how.switch_latency_s, "min_hold": how.min_hold_s}
-    assert machine == {"switch_latency": 0.0, "min_hold": 0.0, **asked}
+    machine = {"switch_latency": how.switch_latency_s, "min_dwell": how.min_hold_s}
+    assert machine == {"switch_latency": 0.0, "min_dwell": 0.0, **asked}
     assert verify_plan(plan, profile)
     later = simulate(plan, profile, switch_latency=0.001)
     assert later.energy > 0
@@ -452,7 +452,7 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
         apply_plan(plan, profile, topology=topology, clocks=parse_clocks("1000"))
 
 
-@pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_hold": 0.05}])
+@pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_dwell": 0.05}])
 @pytest.mark.parametrize("offered", ["1260,1500,1740", "1100,1400,1800"])
 def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[str, float]) -> None:
     profile = parts_profile()

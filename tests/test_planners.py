@@ -151,17 +151,17 @@ def test_operation_without_clock_control_runs_as_it_is() -> None:
 )
 def test_other_planners_refuse_what_they_do_not_know(asked: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="planner zeus_global knows times only"):
-        ZeusGlobal().solve(lopsided(), Request.asking(**asked))
+        ZeusGlobal().solve(lopsided(), Request.from_options(**asked))
 
 
 def test_our_planner_answers_whole_requests_and_others_their_times() -> None:
     frontier = lopsided()
-    for asked in ({"slowdown": 0.2, "min_hold": 0.5}, {"min_energy": True}, {"straggler_time": 9}):
-        request = Request.asking(**asked)
+    for asked in ({"slowdown": 0.2, "min_dwell": 0.5}, {"min_energy": True}, {"straggler_time": 9}):
+        request = Request.from_options(**asked)
         assert PLANNERS["frontier"].solve(frontier, request) == frontier.solve(request)
-    star = ZeusGlobal().solve(frontier, Request.asking(min_energy=True))
+    star = ZeusGlobal().solve(frontier, Request.from_options(min_energy=True))
     assert star == ZeusGlobal().plan(frontier, frontier.min_energy_time_ns)
-    waiting = ZeusGlobal().solve(frontier, Request.asking(straggler_time=9))
+    waiting = ZeusGlobal().solve(frontier, Request.from_options(straggler_time=9))
     assert waiting.iteration_time > ZeusGlobal().plan(frontier).iteration_time
     assert waiting.predicted.until_straggler is not None
 

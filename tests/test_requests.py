@@ -83,8 +83,8 @@ def test_a_later_deadline_never_costs_more_in_whatever_order_they_are_asked_for(
 @pytest.mark.parametrize(
     ("name", "microbatches", "asked"),
     [
-        ("a40-gpt3-1.3b-4stage", 6, {"switch_latency": 0.02, "min_hold": 0.3}),
-        ("h100-gpt3-175b-8stage", 4, {"min_hold": 0.1}),
+        ("a40-gpt3-1.3b-4stage", 6, {"switch_latency": 0.02, "min_dwell": 0.3}),
+        ("h100-gpt3-175b-8stage", 4, {"min_dwell": 0.1}),
         ("a40-gpt3-1.3b-4stage", 6, {"probability": 0.9, "noise": 0.02}),
     ],
 )
@@ -119,7 +119,7 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
     frontier: Frontier, data: st.DataObject
 ) -> None:
     asked = drawn_limits(frontier, data)
-    machine = Machine(Request.asking(**asked).latency_ns)
+    machine = Machine(Request.from_options(**asked).latency_ns)
     choices: list[Replay] = data.draw(
         st.sampled_from([ZeusGlobal(), ZeusPerStage()]).map(
             lambda planner: planner.undominated_replays(frontier)
@@ -127,7 +127,7 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
     )
     for rows in [frontier.problem.max_frequency_rows, *(one.rows for one in choices)]:
         replay = frontier.problem.replay(rows, machine)
-        request = Request.asking(s_from_ns(replay.makespan_ns), **asked)
+        request = Request.from_options(s_from_ns(replay.makespan_ns), **asked)
         if replay.makespan_ns >= frontier.min_time_ns and keeps(frontier, request, rows.tolist()):
             ours = frontier.solve(request)
             assert ours.energy <= j_from_fj(replay.energy_fj * frontier.num_gpus)
@@ -142,7 +142,7 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
         ({"slowdown": -1.0}, "slowdown should be"),
         *(
             ({name: value}, r"(switch_latency|time)_s should be")
-            for name in ("switch_latency", "min_hold")
+            for name in ("switch_latency", "min_dwell")
             for value in (-0.1, float("nan"), 4000.0)
         ),
         *(
@@ -161,7 +161,7 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
 )
 def test_numbers_out_of_range_are_refused(asked: dict[str, float], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Request.asking(**asked)
+        Request.from_options(**asked)
 
 
 @given(frontiers(), st.data())

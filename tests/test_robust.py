@@ -18,7 +18,7 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.replay.noise import CONFIDENCE, NoisyRun, least_held, share_at_least, spreads
-from envplan.request.limits import Setting, StatedResults
+from envplan.request.limits import LimitContext, StatedResults
 from envplan.request.limits.probability import RUNS, proved_share
 from envplan.runtime.drift import replan
 from envplan.solve import Frontier, trace_frontier
@@ -46,8 +46,8 @@ def test_the_fewest_that_prove_a_share_are_the_fewest(runs: int, share: float) -
 @given(st.lists(st.integers(10**9, 10**9 + 20), min_size=1, max_size=30), st.integers(-1, 21))
 def test_runs_that_end_a_nanosecond_late_are_late(makespans: list[int], after: int) -> None:
     deadline = 10**9 + after
-    setting = Setting(1, deadline, small_profile(1))
-    held, share = proved_share(np.array(makespans), setting, CONFIDENCE)
+    context = LimitContext(1, deadline, small_profile(1))
+    held, share = proved_share(np.array(makespans), context, CONFIDENCE)
     assert held == len([end for end in makespans if end <= deadline])
     assert share == share_at_least(held, len(makespans), CONFIDENCE)
 
@@ -78,10 +78,10 @@ def test_noise_and_late_clocks_together_take_more_than_either(a40: Frontier) -> 
     # What is proved is proved of replays with the latency.
     replay = a40.problem.replay(np.array(rows_of(a40, both), np.int32))
     (limit,) = both.request.limits
-    setting = Setting(1, both.target.deadline_ns, a40.profile)
+    context = LimitContext(1, both.target.deadline_ns, a40.profile)
     stated = StatedResults(both.energy, both.average_power, both.predicted.robustness)
     with pytest.raises(InputError, match="held_runs is"):
-        limit.prove(stated, replay, setting)
+        limit.prove(stated, replay, context)
 
 
 def test_where_t_min_is_too_late_operations_off_the_critical_path_get_faster(

@@ -589,3 +589,21 @@ def test_evaluation_runs_at_the_highest_clock(fake_nvml: FakeNvml, tmp_path: Pat
         run_step(shim)
         shim.full_speed()
         wait_for(lambda: fake_nvml.locked(0) == 1740)
+
+
+def test_clock_error_is_logged_with_the_step_that_the_device_had_got_to(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    DeviceMoment.come.clear()
+    with started(tmp_path, marker=DeviceMoment) as shim:
+        for _ in range(3):
+            run_step(shim)  # the training thread is ahead of the device
+        guard = shim.guard
+        assert guard is not None
+        os.kill(guard.pid, signal.SIGKILL)
+        # Its watcher has another process give the clock back, and then has a problem to tell.
+        wait_for(lambda: "envplan-guard" not in [thread.name for thread in threading.enumerate()])
+        DeviceMoment.come.set()
+        wait_for(lambda: shim.clock_errors > 0)
+    (error,) = lines(tmp_path, "clock_error")
+    assert error["step"] == 0

@@ -112,7 +112,7 @@ POINTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
         "slowdown = 5\nswitch_latency = 4\nmin_dwell = 20",
         {},
-        {"slowdown": 0.05, "switch_latency": 0.004, "min_hold": 0.02},
+        {"slowdown": 0.05, "switch_latency": 0.004, "min_dwell": 0.02},
     ),
     (
         "slowdown = 5\nrobust = 90\nnoise = 1",

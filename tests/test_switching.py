@@ -149,7 +149,7 @@ def test_limits_go_from_solve_to_the_frequency_plan(
 
 def test_rung_whose_clocks_change_too_soon_is_refused(a40: Frontier) -> None:
     profile = a40.profile
-    plan = a40.plan(slowdown=0.01, switch_latency=0.02, min_hold=0.5, moves=0.2)
+    plan = a40.plan(slowdown=0.01, switch_latency=0.02, min_dwell=0.5, moves=0.2)
     hasty = [rung.as_rung() for rung in a40.ladder(4, switch_latency=0.02, moves=0.2)[1:]]
     with pytest.raises(InputError, match=r"ladder\[0\]: stage \d asks for .* the least time of"):
         verify_plan(plan.model_copy(update={"ladder": hasty}), profile)

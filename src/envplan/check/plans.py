@@ -15,7 +15,7 @@ from envplan.plan.model import told_request
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.replay.noise import NoisyRun
-from envplan.request.limits import PeakPower, Setting, StatedResults
+from envplan.request.limits import LimitContext, StatedResults
 from envplan.solve import trace_job
 from envplan.units import (
     MAX_INTEGER,
@@ -23,8 +23,6 @@ from envplan.units import (
     j_from_fj,
     ns_from_s_floor,
     s_from_ns,
-    uw_from_w,
-    w_from_uw,
 )
 
 __all__ = ["verify_plan"]
@@ -89,7 +87,9 @@ def verify_plan(
             )
     # A plan for a straggler is made for a later deadline than the one that it has to hold.
     asked_s = target.deadline_s if target.time_s is None else target.time_s
-    setting = Setting(job.num_gpus, ns_from_s_floor(asked_s), profile)
+    context = LimitContext(
+        job.num_gpus, ns_from_s_floor(asked_s), profile, sync_ns=plan.request.sync_ns
+    )
     proved += [
         f"{len(replay.rows)} operations on {job.stages} stages, in the order of schedule "
         f"{job.schedule}",
@@ -103,7 +103,7 @@ def verify_plan(
         "maximum frequency everywhere",
         *_of_ladder(plan, replay, profile),
         f"{taken!r} s <= target {min(times)!r} s, to the nanosecond",
-        *(limit.prove(_stated_results(plan), replay, setting) for limit in plan.request.limits),
+        *(limit.prove(_stated_results(plan), replay, context) for limit in plan.request.limits),
         *check_costs(plan),
     ]
     frontier = trace_job(plan.job, profile, progress, whole=False)
@@ -134,22 +134,22 @@ def _of_ladder(plan: Plan, replay: Replay, profile: Profile) -> Iterator[str]:
             raise InputError(
                 f"{name} uses more than the plan before it even where there is time for both"
             )
-        setting = Setting(gpus, slower.makespan_ns, profile)
+        context = LimitContext(gpus, slower.makespan_ns, profile)
         for limit in plan.request.limits:
-            if limit.is_local and limit.excess(slower, setting):
-                raise InputError(f"{name}: {limit.broken(slower, setting)}")
+            if limit.is_repairable_by_moves and limit.violation(slower, context):
+                raise InputError(f"{name}: {limit.explain_violation(slower, context)}")
         before = slower
     yield (
         f"the ladder's {len(plan.ladder)} slower plans take and use what they state, and each "
         "saves on those before it where there is time"
     )
-    if (peak := plan.request.limit(PeakPower)) is not None:
-        if plan.job.waiting_uw > uw_from_w(peak.power_w):
-            raise InputError(
-                f"GPUs that wait for a straggler draw {w_from_uw(plan.job.waiting_uw)!r} W, more "
-                f"than the {peak.power_w!r} W allowed"
-            )
-        yield f"none of them ever draws more than {peak.power_w!r} W"
+    for limit in plan.request.limits:
+        complaint = limit.explain_waiting(plan.job.waiting_uw)
+        if complaint is not None:
+            raise InputError(complaint)
+        sentence = limit.prove_ladder()
+        if sentence is not None:
+            yield sentence
 
 
 def _of_bounds(plan: Plan, frontier: Relaxation) -> Iterator[str]:

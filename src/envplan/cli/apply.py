@@ -283,14 +283,14 @@ def _with_min_dwell(
     plan: envplan.Plan, profile: envplan.Profile, min_dwell_s: float
 ) -> tuple[envplan.Plan, list[str]]:
     """A plan whose clocks last so long, planned again if need be, and notes about that."""
-    from envplan.request.limits import MinHold
+    from envplan.request.limits import MinDwell as MinDwellLimit
     from envplan.runtime.drift import replan
 
-    limit = plan.request.limit(MinHold)
+    limit = plan.request.limit(MinDwellLimit)
     planned_dwell_s = 0.0 if limit is None else limit.time_s
     if min_dwell_s > planned_dwell_s:
         with progress("Planning again") as work:
-            plan = replan(plan, profile, work.frontier_step, min_hold=min_dwell_s)
+            plan = replan(plan, profile, work.frontier_step, min_dwell=min_dwell_s)
         return plan, [f"planned again for clocks that last {1000 * min_dwell_s:g} ms"]
     if min_dwell_s:
         return plan, [f"each clock of the plan lasts {1000 * planned_dwell_s:g} ms already"]

@@ -68,16 +68,8 @@ def _target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
             f"this is slower than T_star, {significant(star)} s, where energy is least: faster "
             "plans found draw more than the cap"
         )
-    if target.peak_power_w is not None:
-        from envplan.plan import replay_plan
-        from envplan.units import w_from_uw
-
-        peak = w_from_uw(replay_plan(plan, frontier.profile).peak_uw * plan.job.num_gpus)
-        yield (
-            f"at its peak it draws {significant(peak)} W, of {target.peak_power_w:g} W allowed; "
-            "the gap is to a lower bound without that cap"
-        )
-    elif plan.gap > _LARGE_GAP and plan.planner == "frontier" and target.kind != "sync-time":
+    explains_gap = target.peak_power_w is not None or target.kind == "sync-time"
+    if plan.gap > _LARGE_GAP and plan.planner == "frontier" and not explains_gap:
         yield (
             f"the certified gap of {100 * plan.gap:.2f}% is large: the lower bound knows clocks "
             "that come at once and in any step, and no limits; a later target, or --polish, "
@@ -104,8 +96,7 @@ def _conditions(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]
             f"every clock comes {job.switch_latency_s * 1000:g} ms after it is asked for; time and "
             "energy are those of the replay with that"
         )
-    if job.min_dwell_s is not None:
-        yield f"no stage asks for another clock within {job.min_dwell_s * 1000:g} ms"
+    yield from _limits(frontier, plan)
     if plan.target.kind == "no-slowdown" and plan.target.deadline_s > frontier.min_time:
         yield (
             "T_min needs clocks that change at once, and no limits; the least time found with "
@@ -118,6 +109,24 @@ def _conditions(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]
             f"least {plan.costs.minimized} of the plans whose run is over within "
             f"{duration_text(plan.costs.deadline_s)}"
         )
+
+
+def _limits(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+    """What the plan's limits say of it."""
+    if not plan.request.limits:
+        return
+    from envplan.plan import replay_plan
+    from envplan.request.limits import LimitContext
+
+    replay = replay_plan(plan, frontier.profile)
+    context = LimitContext(
+        plan.job.num_gpus,
+        plan.target.deadline_ns,
+        frontier.profile,
+        sync_ns=plan.request.sync_ns,
+    )
+    for limit in plan.request.limits:
+        yield from limit.notes(replay, context)
 
 
 def _noise(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:

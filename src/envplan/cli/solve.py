@@ -17,16 +17,14 @@ from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, m
 from envplan.cli.given import options_given, refuse, refuse_both, require_with
 from envplan.cli.groups import CostOptions, JobOptions
 from envplan.cli.invocation import invocation
+from envplan.cli.limits import LimitOptions, limit_keywords
 from envplan.cli.plan_notes import plan_notes
 from envplan.cli.progress import Progress, progress
 from envplan.cli.shared import (
     JOB,
     MONEY,
     MOST_USED,
-    NOISE,
     TARGET,
-    MinDwell,
-    NoiseOption,
     Reconfigure,
     ReplicaGroup,
     SwitchLatency,
@@ -38,7 +36,7 @@ from envplan.cli.types import InputFile, OutputFile, either, one_of, parser_of, 
 from envplan.costs.model import Minimized
 from envplan.errors import naming
 from envplan.planners import PLANNERS
-from envplan.quantities import ENERGY, LONG_TIME, PERCENT, POWER, TIME, WHOLE
+from envplan.quantities import LONG_TIME, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.planners import Planner
@@ -82,51 +80,6 @@ class TargetOptions:
             rich_help_panel=TARGET,
         ),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitOptions:
-    """What a plan keeps besides its deadline."""
-
-    energy_budget: Annotated[
-        float | None,
-        typer.Option(
-            metavar="J",
-            parser=quantity(ENERGY),
-            help="Shortest iteration of at most J joules over all GPUs.",
-            rich_help_panel=TARGET,
-        ),
-    ] = None
-    power_cap: Annotated[
-        float | None,
-        typer.Option(
-            metavar="W",
-            parser=quantity(POWER),
-            help="Shortest iteration of at most W watts over all GPUs, on average.",
-            rich_help_panel=TARGET,
-        ),
-    ] = None
-    peak_power_cap: Annotated[
-        float | None,
-        typer.Option(
-            metavar="W",
-            parser=quantity(POWER),
-            help="Shortest iteration of never more than W watts over all GPUs; with "
-            "--target-time, --slowdown or --min-energy: least energy.",
-            rich_help_panel=TARGET,
-        ),
-    ] = None
-    min_dwell: MinDwell = None
-    robust: Annotated[
-        float | None,
-        typer.Option(
-            metavar="PCT",
-            parser=quantity(PERCENT.within(0.001, 99.9)),
-            help="Hold the target with a probability of PCT percent, though times vary.",
-            rich_help_panel=NOISE,
-        ),
-    ] = None
-    noise: NoiseOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,23 +160,18 @@ class RequestOptions:
         Raises:
             InputError: two of them exclude each other, or a rate cannot be read.
         """
-        target, limits = self.target, self.limits
+        target = self.target
         run = self.run.run(frontier, deadline_s=self.run.deadline, minimize=self.run.minimize)
-        return envplan.Request.asking(
+        return envplan.Request.from_options(
             target_time=target.target_time,
-            slowdown=_fraction(target.slowdown),
+            slowdown=None if target.slowdown is None else target.slowdown / 100,
             min_energy=target.min_energy,
             straggler_time=target.straggler_time,
-            energy_budget=limits.energy_budget,
-            power_cap=limits.power_cap,
-            peak_power_cap=limits.peak_power_cap,
-            min_hold=limits.min_dwell or 0.0,
-            probability=_fraction(limits.robust),
-            noise=_fraction(limits.noise),
             switch_latency=self.switch_latency or 0.0,
             run=run,
             polish=self.effort.polish,
             ladder=self.effort.ladder,
+            **limit_keywords(self.limits),
         )
 
     def beyond_other_planners(self) -> list[str]:
@@ -235,10 +183,6 @@ class RequestOptions:
             *options_given(self.run, "deadline"),
             *options_given(self.effort),
         ]
-
-
-def _fraction(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,7 +139,7 @@ def _solve_command(config: SweepConfig, rows: Sequence[SweepRow], best: SweepRow
     point = config.points[rows.index(best)]
     options = {"microbatches": best.microbatches, "schedule": best.schedule}
     options |= point.model_dump(exclude_defaults=True, exclude={"profile", "seed"})
-    if not point.robust:
+    if "robust" not in options:
         options.pop("noise", None)  # of the replay alone
     path = config.folder / best.profile
     words = ["envplan", "solve", str(path) if path.is_file() else best.profile]

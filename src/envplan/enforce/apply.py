@@ -38,7 +38,7 @@ from envplan.plan import Plan, Rung, as_referenced, check_reference, rung_rows
 from envplan.plan.build import check_operations
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Replay
-from envplan.request.limits import HoldsWithProbability, Setting
+from envplan.request.limits import LimitContext
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = ["apply_plan"]
@@ -82,7 +82,7 @@ def apply_plan(
 
     fitter = _ClockFitter(problem, plan.job.machine, gpus)
     fitted = fitter.fit("the plan", plan.as_rung())
-    context = Setting(num_gpus, plan.target.deadline_ns, profile)
+    context = LimitContext(num_gpus, plan.target.deadline_ns, profile, sync_ns=plan.request.sync_ns)
     if not force:
         # Where clocks come late, an operation that is over sooner may make a later one slower.
         _require_in_time(plan, fitter.replay(fitted.planned), "envplan check says more")
@@ -122,10 +122,8 @@ def _gpus_per_operation(plan: Plan, topology: Topology, num_operations: int) -> 
         InputError: the plan keeps to joules or watts of another number, or all ranks have too
             many operations for a file.
     """
-    num_gpus, target = topology.world_size // topology.stages, plan.target
-    keeps_to_joules_or_watts = (
-        target.kind in ("energy-budget", "power-cap") or target.peak_power_w is not None
-    )
+    num_gpus = topology.world_size // topology.stages
+    keeps_to_joules_or_watts = any(limit.counts_all_gpus for limit in plan.request.limits)
     if num_gpus != plan.job.num_gpus and keeps_to_joules_or_watts:
         raise InputError(
             f"every stage has {num_gpus} GPUs, but the plan's J or W are those of "
@@ -149,27 +147,28 @@ def _require_in_time(plan: Plan, replay: Replay, advice: str) -> None:
         )
 
 
-def _require_limits(plan: Plan, replay: Replay, context: Setting) -> None:
+def _require_limits(plan: Plan, replay: Replay, context: LimitContext) -> None:
     """Raises: InputError: a replay with the clocks of the GPUs breaks a limit of the plan."""
     for limit in plan.request.limits:
-        if isinstance(limit, HoldsWithProbability):
-            continue  # operations end no later than planned, so the probability is no less
-        if limit.excess(replay, context):
+        if limit.kept_by_sooner_ends:
+            continue  # operations end no later than planned
+        if limit.violation(replay, context):
             raise InputError(
-                f"with clocks raised to those the GPU has, {limit.broken(replay, context)}; "
-                "plan again from a profile of clocks that the GPU has"
+                "with clocks raised to those the GPU has, "
+                f"{limit.explain_violation(replay, context)}; plan again from a profile of clocks "
+                "that the GPU has"
             )
 
 
 def _fit_ladder(
-    plan: Plan, fitter: _ClockFitter, fastest: _FittedPlan, context: Setting
+    plan: Plan, fitter: _ClockFitter, fastest: _FittedPlan, context: LimitContext
 ) -> list[Rung]:
     """The rungs of a plan's ladder with clocks of the GPUs, by ascending iteration time.
 
     A rung that raised clocks have made no slower than the one before it, that saves nothing any
     more, or that breaks a limit on single operations, is left out.
     """
-    local_limits = [limit for limit in plan.request.limits if limit.is_local]
+    local_limits = [limit for limit in plan.request.limits if limit.is_repairable_by_moves]
     rungs = []
     previous = fastest.replay
     for number, planned in enumerate(plan.ladder or ()):
@@ -178,7 +177,7 @@ def _fit_ladder(
         is_slower = replay.makespan_ns > previous.makespan_ns
         # By any time after both have ended, the difference is the same.
         saves_energy = replay.energy_until(0) < previous.energy_until(0)
-        breaks_a_limit = any(limit.excess(replay, context) for limit in local_limits)
+        breaks_a_limit = any(limit.violation(replay, context) for limit in local_limits)
         if is_slower and saves_energy and not breaks_a_limit:
             previous = replay
             rungs.append(fitter.as_rung(fitted, context.num_gpus))

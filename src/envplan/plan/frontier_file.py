@@ -170,7 +170,7 @@ class FrontierFile(Document):
         source = find_profile(self.profile) if profile is None else profile
         check_reference(self.profile, source, force=False)
         problem = self.job.problem(as_referenced(self.profile, source))
-        deadline, request = min(target_time, self.t_star_s), Request.asking(target_time)
+        deadline, request = min(target_time, self.t_star_s), Request.from_options(target_time)
         return plan_of(
             in_time[-1].replayed("the plan", problem),
             self.job,

@@ -39,6 +39,7 @@ TargetKind = Literal[
     "energy-budget",
     "power-cap",
     "peak-power-cap",
+    "fastest",
     "sync-time",
     "max-frequency",
     "planner",
@@ -397,7 +398,7 @@ def told_request(plan: Plan) -> Request:
     asked = ways.get(target.kind, {})
     if target.kind == "time" and run is not None and run.deadline_s is not None:
         asked = {"run": run}
-    request = Request.asking(
+    request = Request.from_options(
         **asked,
         straggler_time=target.straggler_time_s,
         energy_budget=target.energy_j,
@@ -406,7 +407,7 @@ def told_request(plan: Plan) -> Request:
         probability=None if sure is None else sure.probability,
         noise=None if sure is None else sure.noise,
         switch_latency=plan.job.switch_latency_s or 0.0,
-        min_hold=plan.job.min_dwell_s or 0.0,
+        min_dwell=plan.job.min_dwell_s or 0.0,
         ladder=0 if plan.ladder is None else max(32, len(plan.ladder)),
     )
     return request.model_copy(update={"run": run})

@@ -108,7 +108,7 @@ def _target_time_ns(frontier: Frontier, request: Request) -> int | None:
     """The iteration time that a request asks other planners for, ns; None: as fast as they can."""
     if request.deadline.kind == "no-slowdown":
         return None
-    asked_ns = request.deadline.asked_ns(frontier.min_time_ns)
+    asked_ns = request.deadline.resolve_ns(frontier.min_time_ns)
     return frontier.min_energy_time_ns if asked_ns is None else asked_ns
 
 

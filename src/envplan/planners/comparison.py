@@ -218,7 +218,7 @@ def compare(
     fastest = max_frequency.plan
     if straggler_slowdown is not None:
         straggler_time = fastest.iteration_time * (1 + straggler_slowdown)
-    straggler_s = Request.asking(straggler_time=straggler_time).straggler_time_s
+    straggler_s = Request.from_options(straggler_time=straggler_time).straggler_time_s
 
     zeus = (ZeusGlobal(), ZeusPerStage())
     envpipe_entry, envpipe_run = _planned_by_envpipe(envpipe, envpipe_frontier)

@@ -6,23 +6,16 @@ be made again from its own file.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from envplan._io.documents import Model
 from envplan.costs.model import Run
 from envplan.errors import InputError
-from envplan.request.limits import (
-    AnyLimit,
-    AveragePower,
-    EnergyBudget,
-    HoldsWithProbability,
-    Limit,
-    MinHold,
-    PeakPower,
-)
+from envplan.request.limits import LIMIT_OPTIONS, LIMITS, AnyLimit, Limit
+from envplan.request.limits.base import as_float
 from envplan.units import ns_from_s, ns_from_s_floor
 
 __all__ = ["MAX_SECONDS", "Deadline", "Effort", "Request"]
@@ -32,9 +25,11 @@ MAX_SECONDS: Final = 1e9
 MAX_LATENCY_S: Final = 3600.0
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
-AskedLimit = TypeVar("AskedLimit", bound=Limit)
-#: What `Request.asking` calls a deadline, and its kind.
-_KINDS: Final = {
+Objective = Literal["energy", "time", "cost"]
+DeadlineKind = Literal["no-slowdown", "time", "slowdown", "min-energy", "sync-time", "any"]
+SomeLimit = TypeVar("SomeLimit", bound=Limit)
+#: The kind of each deadline that `Request.from_options` takes.
+_DEADLINE_KINDS: Final[dict[str, DeadlineKind]] = {
     "target_time": "time",
     "slowdown": "slowdown",
     "min_energy": "min-energy",
@@ -51,7 +46,7 @@ class Deadline(Model):
     then is to be least. `any`: whenever the objective wants it.
     """
 
-    kind: Literal["no-slowdown", "time", "slowdown", "min-energy", "sync-time", "any"]
+    kind: DeadlineKind
     time_s: Seconds | None = None
     slowdown: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
         None, description="fraction of T_min"
@@ -65,13 +60,17 @@ class Deadline(Model):
             raise ValueError("slowdown goes with kind slowdown")
         return self
 
-    def asked_ns(self, least_ns: int) -> int | None:
-        """By when an iteration must be over where T_min is so many ns; None: at T_star."""
+    def resolve_ns(self, t_min_ns: int) -> int | None:
+        """By when an iteration must be over, ns; None: whatever T_star is.
+
+        Args:
+            t_min_ns: T_min, ns.
+        """
         if self.kind == "min-energy":
             return None
         if self.time_s is not None:
             return ns_from_s_floor(self.time_s)
-        return least_ns + int(least_ns * (self.slowdown or 0.0))
+        return t_min_ns + int(t_min_ns * (self.slowdown or 0.0))
 
 
 class Effort(Model):
@@ -102,7 +101,7 @@ class Request(Model):
         effort: how much is done.
     """
 
-    objective: Literal["energy", "time", "cost"] = "energy"
+    objective: Objective = "energy"
     deadline: Deadline = Deadline(kind="no-slowdown")
     straggler_time_s: Seconds | None = None
     switch_latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = 0.0
@@ -120,7 +119,7 @@ class Request(Model):
         return self
 
     @classmethod
-    def asking(
+    def from_options(
         cls,
         target_time: float | None = None,
         *,
@@ -128,18 +127,12 @@ class Request(Model):
         min_energy: bool = False,
         sync_time: float | None = None,
         straggler_time: float | None = None,
-        energy_budget: float | None = None,
-        power_cap: float | None = None,
-        peak_power_cap: float | None = None,
-        probability: float | None = None,
-        noise: float | None = None,
-        seed: int = 0,
         switch_latency: float = 0.0,
-        min_hold: float = 0.0,
         run: Run | None = None,
         polish: float = 0.0,
         moves: float = 1.0,
         ladder: int = 0,
+        **limit_options: float | None,
     ) -> Self:
         """A request in the words of the command line and of `Frontier.plan`.
 
@@ -148,80 +141,112 @@ class Request(Model):
             slowdown: instead, at most that fraction above T_min.
             min_energy: instead, least energy of all, at T_star.
             sync_time: instead, least energy until so many s, when everybody has waited.
-                Without one of these: no slowdown; with a budget or a cap, the fastest that keeps
-                it; with a run that has a deadline, the cheapest.
+                Without one of these: no slowdown; with a limit that asks for the fastest plan, the
+                fastest that keeps it; with a run that has a deadline, the cheapest.
             straggler_time: s, as for Request.
-            energy_budget: J of an iteration over all GPUs.
-            power_cap: W over all GPUs on average.
-            peak_power_cap: W over all GPUs at any moment.
-            probability: of the deadline being held though times vary, up to 0.999.
-            noise: standard deviation of times as a fraction of them; None: by the profile.
-            seed: of the draws.
             switch_latency: s from a clock request until the clock changes.
-            min_hold: least s between two requests of a stage for another clock.
             run: as for Request.
-            polish, moves, ladder: as for Effort.
+            polish: as polish_s of Effort.
+            moves: as for Effort.
+            ladder: as for Effort.
+            limit_options: the keywords of all limits (`envplan.request.limits.LIMIT_OPTIONS`), such
+                as energy_budget (J), power_cap, peak_power_cap (W), min_dwell (s), probability.
 
         Raises:
             InputError: two deadlines are given, or a number is out of range.
+            TypeError: there is no such keyword.
         """
-        own = None if run is None else run.deadline_s
-        deadlines = (target_time, slowdown, min_energy or None, sync_time, own)
-        given = [name for name, one in zip(_KINDS, deadlines, strict=True) if one is not None]
-        if len(given) > 1:
-            raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
-        if noise is not None and probability is None:
-            raise InputError("noise goes with a probability (--robust PCT)")
-        limits: list[Limit] = [
-            kind.of(**{field: _float(value)} | more)
-            for kind, field, value, more in (
-                (MinHold, "time_s", min_hold or None, {}),
-                (PeakPower, "power_w", peak_power_cap, {}),
-                (AveragePower, "power_w", power_cap, {}),
-                (EnergyBudget, "energy_j", energy_budget, {}),
-                (HoldsWithProbability, "probability", probability, {"noise": noise, "seed": seed}),
-            )
-            if value is not None
-        ]
-        fastest = any(one is not None for one in (energy_budget, power_cap, peak_power_cap))
-        objective, kind = "energy", _KINDS.get("".join(given), "no-slowdown")
+        chosen = _chosen_deadline(target_time, slowdown, min_energy, sync_time, run)
+        limits = limits_from_options(limit_options)
+        objective: Objective = "energy"
+        kind = "no-slowdown" if chosen is None else _DEADLINE_KINDS[chosen]
         if kind == "any":
             objective = "cost"
-        elif not given and straggler_time is None and fastest:
+        elif chosen is None and straggler_time is None and any(map(_asks_for_fastest, limits)):
             objective, kind = "time", "any"
         return cls.of(
             objective=objective,
             deadline=Deadline.of(
                 kind=kind,
-                time_s=_float(sync_time if target_time is None else target_time),
-                slowdown=_float(slowdown),
+                time_s=as_float(sync_time if target_time is None else target_time),
+                slowdown=as_float(slowdown),
             ),
-            straggler_time_s=_float(straggler_time),
-            switch_latency_s=_float(switch_latency),
-            limits=tuple(limits),
+            straggler_time_s=as_float(straggler_time),
+            switch_latency_s=as_float(switch_latency),
+            limits=limits,
             run=run,
-            effort=Effort.of(polish_s=_float(polish), moves=_float(moves), ladder=ladder),
+            effort=Effort.of(polish_s=as_float(polish), moves=as_float(moves), ladder=ladder),
         )
 
-    def by(self, time_s: float, *, waits: bool = False) -> Self:
-        """The same for an iteration of at most so many s, or, where everybody `waits`, for what is
-        used until then."""
+    def with_deadline(self, time_s: float, *, waits: bool = False) -> Self:
+        """The same request for another deadline.
+
+        Args:
+            time_s: by when an iteration must be over, s.
+            waits: everybody waits until then, so what is used until then is to be least.
+        """
         deadline = Deadline.of(kind="sync-time" if waits else "time", time_s=time_s)
-        asked = {"objective": "energy", "deadline": deadline, "straggler_time_s": None}
-        return self.model_copy(update=asked)
+        changed = {"objective": "energy", "deadline": deadline, "straggler_time_s": None}
+        return self.model_copy(update=changed)
 
     @property
     def latency_ns(self) -> int:
-        """ns from a clock request until the clock changes."""
+        """From a clock request until the clock changes, ns."""
         return ns_from_s(self.switch_latency_s)
 
-    def limit(self, kind: type[AskedLimit]) -> AskedLimit | None:
+    @property
+    def sync_ns(self) -> int:
+        """Until when everybody waits, for a straggler or for other replicas, ns; 0: nobody does."""
+        sync_s = self.straggler_time_s
+        if self.deadline.kind == "sync-time":
+            sync_s = self.deadline.time_s
+        return 0 if sync_s is None else ns_from_s_floor(sync_s)
+
+    def limit(self, kind: type[SomeLimit]) -> SomeLimit | None:
         """The limit of a kind; None where there is none."""
         return next((limit for limit in self.limits if isinstance(limit, kind)), None)
 
 
-def _float(value: Any) -> Any:
-    """A number as a float; anything else as it is, for the value that holds it to refuse."""
-    with suppress(TypeError, ValueError):
-        return float(value)
-    return value
+def limits_from_options(options: Mapping[str, float | None]) -> tuple[Limit, ...]:
+    """The limits that keyword arguments ask for, in the order of LIMITS.
+
+    Raises:
+        InputError: a number is out of range, or goes with one that is not given.
+        TypeError: there is no such keyword.
+    """
+    keywords = {option.keyword for option in LIMIT_OPTIONS}
+    keywords |= {option.older_keyword for option in LIMIT_OPTIONS if option.older_keyword}
+    for name in options:
+        if name not in keywords:
+            raise TypeError(f"there is no keyword argument {name!r}")
+    limits = (limit.from_options(options) for limit in LIMITS)
+    return tuple(limit for limit in limits if limit is not None)
+
+
+def _chosen_deadline(
+    target_time: float | None,
+    slowdown: float | None,
+    min_energy: bool,
+    sync_time: float | None,
+    run: Run | None,
+) -> str | None:
+    """The name of the one deadline that is given; None where none is.
+
+    Raises:
+        InputError: two are given.
+    """
+    deadlines = {
+        "target_time": target_time,
+        "slowdown": slowdown,
+        "min_energy": min_energy or None,
+        "sync_time": sync_time,
+        "the run's deadline": None if run is None else run.deadline_s,
+    }
+    given = [name for name, value in deadlines.items() if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
+    return given[0] if given else None
+
+
+def _asks_for_fastest(limit: Limit) -> bool:
+    return limit.stated_as is not None

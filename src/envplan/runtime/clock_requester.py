@@ -1,9 +1,13 @@
 """A rank's way to its guard: clocks are requested when the device gets to where they are wanted.
 
-Requests are made in the training thread, which never waits. Where the device queues its work, the
-thread `envplan-clocks` waits until the device has got to a request and then passes it on. Without
-device events requests go to the guard at once, from the training thread; the thread is then started
-by the first request with a delay.
+Requests are made in the training thread, which never waits. Two threads help where they are needed:
+
+- `envplan-clocks`, where the device queues its work: it waits until the device has got to a
+  request, and then passes it on.
+- `envplan-clock-timer`, from the first request with a delay on: it sends each when it is due.
+
+Without device events and delays, requests go to the guard at once, from the training thread. A
+request that is due after a newer one was sent is overtaken, and is not sent.
 """
 
 from __future__ import annotations
@@ -11,18 +15,42 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
-from typing import Final
+from typing import Final, NamedTuple
 
 from envplan.devices.guard import Guard
 from envplan.runtime.timestamps import DeviceEvent, Timestamp
 
 __all__ = ["ClockRequester"]
 
-#: How long `close` waits for the thread, which may hang with the device, s.
+#: How long `close` waits for each thread, one of which may hang with the device, s.
 _THREAD_TIMEOUT_S: Final = 1.0
+
+
+class _Request(NamedTuple):
+    """A request that has yet to be passed on.
+
+    Attributes:
+        request_id: its number.
+        mhz: the clock.
+        after: the device must have passed this.
+        delay_ns: to wait from there on.
+    """
+
+    request_id: int
+    mhz: int
+    after: Timestamp
+    delay_ns: int
+
+
+class _DueRequest(NamedTuple):
+    """A request that waits for its time, perf_counter_ns; ordered by that."""
+
+    due_ns: int
+    request_id: int
+    mhz: int
 
 
 class ClockRequester:
@@ -46,11 +74,24 @@ class ClockRequester:
         )
         self.last_requested_mhz = 0
         self.last_request_id = 0
-        self._closed = threading.Event()
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+        # The guard is used by one thread at a time; so are the due requests. It is held for as long
+        # as it takes to write a few bytes, or to read the guard's reports.
+        self._guard_lock = threading.Condition()
+        self._last_sent_id = 0
+        self._due_requests: list[_DueRequest] = []  # a heap
+        self._timer: threading.Thread | None = None
+
+        # What waits for the device. Callbacks run one at a time, in close() or in the thread.
+        self._queue: SimpleQueue[_Request | Callable[[], None] | None] = SimpleQueue()
+        self._callback_lock = threading.Lock()
+        self._device_waiter: threading.Thread | None = None
         if marker is not None:
-            self._start_thread()
+            self._device_waiter = threading.Thread(
+                target=self._wait_for_device, name="envplan-clocks", daemon=True
+            )
+            self._device_waiter.start()
 
     def request(self, mhz: int, after: Timestamp, delay_ns: int = 0) -> int:
         """Have the clock set once the device has passed a timestamp.
@@ -64,18 +105,19 @@ class ClockRequester:
             The request's number.
         """
         self.last_requested_mhz = mhz
-        self.last_request_id += 1
-        if delay_ns and self._thread is None:
-            self._start_thread()
-        if self._thread is not None:
-            self._queue.put(partial(self._send, mhz, self.last_request_id, after, delay_ns))
-        elif self.guard is not None:
-            self.guard.request(mhz, self.last_request_id)
-        return self.last_request_id
+        self.last_request_id = request_id = self.last_request_id + 1
+        if self._device_waiter is not None:
+            self._queue.put(_Request(request_id, mhz, after, delay_ns))
+        elif delay_ns:
+            assert isinstance(after, int)
+            self._send_at(_DueRequest(after + delay_ns, request_id, mhz))
+        else:
+            self._send(request_id, mhz)
+        return request_id
 
     def call_after_requests(self, callback: Callable[[], None]) -> None:
-        """Call something once all requests made so far have been passed on."""
-        if self._thread is not None:
+        """Call something once the device has got to all requests made so far."""
+        if self._device_waiter is not None:
             self._queue.put(callback)
         else:
             callback()
@@ -84,37 +126,94 @@ class ClockRequester:
         """Whether the guard has yet to report that the last request is carried out."""
         return self.guard is not None and self.guard.done < self.last_request_id
 
+    def read_problems(self) -> list[str]:
+        """Read the guard's reports: what went wrong since last time, a line each."""
+        if self.guard is None:
+            return []
+        with self._guard_lock:
+            return self.guard.problems()
+
     def close(self) -> None:
-        """Pass nothing more on and have the clock given back, though the device may hang."""
-        self._closed.set()
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(_THREAD_TIMEOUT_S)
+        """Pass nothing more on and have the clock given back, though the device may hang.
+
+        Callbacks that wait for a hanging device are then called here.
+        """
+        with self._guard_lock:
+            self._is_closed = True
+            self._guard_lock.notify_all()
+        self._queue.put(None)
+        for thread in (self._device_waiter, self._timer):
+            if thread is not None:
+                thread.join(_THREAD_TIMEOUT_S)
         if self.guard is not None:
             self.guard.close()
-        with suppress(Empty):  # what a thread that still waits for the device has not got to
+        with suppress(Empty):
             while True:
-                if (callback := self._queue.get_nowait()) is not None:
-                    callback()
-        self._queue.put(None)
+                item = self._queue.get_nowait()
+                if callable(item):
+                    self._call(item)
+        self._queue.put(None)  # for a thread that answers later
 
-    def _start_thread(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="envplan-clocks", daemon=True)
-        self._thread.start()
+    def _wait_for_device(self) -> None:
+        """Pass on what waits for the device. Runs in a thread of its own."""
+        while (item := self._queue.get()) is not None:
+            if not isinstance(item, _Request):
+                self._call(item)
+                continue
+            assert not isinstance(item.after, int)
+            with suppress(Exception):  # a device that fails says so to the training itself
+                item.after.synchronize()
+            if self._is_closed:
+                return  # close() sees to the others
+            if item.delay_ns:
+                due_ns = perf_counter_ns() + item.delay_ns
+                self._send_at(_DueRequest(due_ns, item.request_id, item.mhz))
+            else:
+                self._send(item.request_id, item.mhz)
 
-    def _run(self) -> None:
-        while (callback := self._queue.get()) is not None:
+    def _call(self, callback: Callable[[], None]) -> None:
+        with self._callback_lock:
             callback()
 
-    def _send(self, mhz: int, request_id: int, after: Timestamp, delay_ns: int) -> None:
-        if not isinstance(after, int) and not self._closed.is_set():
-            with suppress(Exception):  # a device that fails says so to the training itself
-                after.synchronize()
-        if delay_ns:
-            begin_ns = after if isinstance(after, int) else perf_counter_ns()
-            self._closed.wait(max(0, begin_ns + delay_ns - perf_counter_ns()) / 1e9)
-        if self.guard is not None and not self._closed.is_set():
-            self.guard.request(mhz, request_id)
+    def _send(self, request_id: int, mhz: int) -> None:
+        """Send a request to the guard, if no newer one was sent."""
+        with self._guard_lock:
+            if self._is_closed or request_id < self._last_sent_id:
+                return
+            self._last_sent_id = request_id
+            if self.guard is not None:
+                self.guard.request(mhz, request_id)
+
+    def _send_at(self, request: _DueRequest) -> None:
+        """Have the timer send a request when it is due."""
+        with self._guard_lock:
+            heappush(self._due_requests, request)
+            self._guard_lock.notify_all()
+            if self._timer is None and not self._is_closed:
+                self._timer = threading.Thread(
+                    target=self._send_due_requests, name="envplan-clock-timer", daemon=True
+                )
+                self._timer.start()
+
+    def _send_due_requests(self) -> None:
+        """Send requests when they are due. Runs in a thread of its own."""
+        while True:
+            with self._guard_lock:
+                while not self._is_closed and not self._is_request_due():
+                    self._guard_lock.wait(self._time_to_next_request_s())
+                if self._is_closed:
+                    return
+                request = heappop(self._due_requests)
+            self._send(request.request_id, request.mhz)
+
+    def _is_request_due(self) -> bool:
+        return bool(self._due_requests) and self._due_requests[0].due_ns <= perf_counter_ns()
+
+    def _time_to_next_request_s(self) -> float | None:
+        """Until the next request is due, s; None: there is none."""
+        if not self._due_requests:
+            return None
+        return max(0, self._due_requests[0].due_ns - perf_counter_ns()) / 1e9
 
 
 def _event_recorder(marker: Callable[[], DeviceEvent]) -> Callable[[], DeviceEvent]:

@@ -19,7 +19,7 @@ from envplan.errors import InputError
 from envplan.plan import Plan, as_referenced
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
 from envplan.request import Deadline
-from envplan.request.limits import MinHold
+from envplan.request.limits import MinDwell
 from envplan.runtime.runlog import LoggedStep
 from envplan.solve import solve, trace_job
 from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
@@ -189,7 +189,7 @@ def replan(
     profile: Profile,
     progress: Callable[[int, int], None] | None = None,
     *,
-    min_hold: float = 0.0,
+    min_dwell: float = 0.0,
 ) -> Plan:
     """Plan again for the same job and target, from another profile or with clocks that last.
 
@@ -197,7 +197,7 @@ def replan(
         plan: the plan so far.
         profile: the other profile.
         progress: see trace_job.
-        min_hold: least s between two requests of a stage for another clock; 0: as before.
+        min_dwell: least s between two requests of a stage for another clock; 0: as before.
 
     Raises:
         InputError: the plan was not chosen from the frontier, and no hold is asked for.
@@ -205,14 +205,14 @@ def replan(
     """
     request = plan.request
     if plan.planner != "frontier":  # its time is all that is known of what was wanted
-        if not min_hold:
+        if not min_dwell:
             raise InputError(
                 f"only plans of the planner frontier are refined, not of {plan.planner}"
             )
         deadline = Deadline(kind="time", time_s=plan.target.deadline_s)
         request = request.model_copy(update={"deadline": deadline})
-    if min_hold:
-        kept_limits = [limit for limit in request.limits if not isinstance(limit, MinHold)]
-        limits = (*kept_limits, MinHold.of(time_s=min_hold))
+    if min_dwell:
+        kept_limits = [limit for limit in request.limits if not isinstance(limit, MinDwell)]
+        limits = (*kept_limits, MinDwell.of(time_s=min_dwell))
         request = request.model_copy(update={"limits": limits})
     return solve(trace_job(plan.job, profile, progress), request)

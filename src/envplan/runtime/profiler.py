@@ -323,8 +323,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
 
     def _listen(self) -> None:
         """Take note of what the guard reports."""
-        guard = self._clocks.guard
-        for problem in guard.problems() if guard is not None else []:
+        for problem in self._clocks.read_problems():
             self._problems += 1
             _logger.warning("rank %d: while profiling: %s", self.rank, problem)
 

@@ -36,7 +36,7 @@ MAX_LOG_BYTES: Final = 2**30
 
 #: Lines that wait for the thread; further ones are dropped.
 _MAX_WAITING_LINES: Final = 256
-#: How long `close` waits for each of: room in the queue, room again, and the thread, s.
+#: How long `close` waits for the thread, s.
 _CLOSE_TIMEOUT_S: Final = 10.0
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
@@ -173,7 +173,7 @@ class RunEnded(RunEvent):
         mismatches: steps that left the order of the plan.
         clock_errors: that were noticed.
         energy: of the steps that followed the plan.
-        dropped: lines that were not written, as the log was far behind.
+        dropped: lines that were not written: the log was far behind, or they could not be made.
     """
 
     event: ClassVar[str] = "end"
@@ -253,13 +253,11 @@ class RunLog:
         path: file to append to; None: nothing is written.
         rank: global rank, on every line.
         max_bytes: after which a rank goes on in another file.
-
-    Attributes:
-        dropped: lines that were not written, as the thread was far behind.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, *, rank: int, max_bytes: int) -> None:
-        self.dropped = 0
+        self._num_overtaken = 0  # counted by the callers
+        self._num_unmade = 0  # counted by the thread
         self._rank = rank
         self._max_bytes = self._bytes_left = max_bytes
         self._start_line = b""
@@ -268,6 +266,11 @@ class RunLog:
         self._queue: Queue[Callable[[], RunRecord] | None] = Queue(_MAX_WAITING_LINES)
         self._thread = threading.Thread(target=self._run, name="envplan-log", daemon=True)
         self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were not written: the thread was far behind, or they could not be made."""
+        return self._num_overtaken + self._num_unmade
 
     def write(self, event: RunEvent) -> None:
         """Log that something happened."""
@@ -278,31 +281,45 @@ class RunLog:
         try:
             self._queue.put_nowait(make_record)
         except Full:
-            self.dropped += 1
+            self._num_overtaken += 1
 
     def is_idle(self) -> bool:
         """Whether the thread has begun with all lines."""
         return self._queue.empty()
 
     def close(self, end: RunEnded) -> None:
-        """Log the end and write what is waiting, for three times ten seconds at most."""
+        """Log the end and write what is waiting, for ten seconds at most."""
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         with suppress(Full):
-            self._queue.put(lambda: replace(end, dropped=self.dropped), timeout=_CLOSE_TIMEOUT_S)
-            self._queue.put(None, timeout=_CLOSE_TIMEOUT_S)
-            self._thread.join(_CLOSE_TIMEOUT_S)
+            for item in (lambda: replace(end, dropped=self.dropped), None):
+                self._queue.put(item, timeout=max(0.0, deadline - time.monotonic()))
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         for make_record in iter(self._queue.get, None):
+            record = self._make(make_record)
+            if record is None:
+                self._num_unmade += 1
+                continue
             try:
-                self._write(make_record())
-            except Exception as error:
+                self._write(record)
+            except Exception as error:  # a log must not end what it is a log of
                 self._give_up(error)
         if self._file is not None:
             os.close(self._file)
 
+    def _make(self, make_record: Callable[[], RunRecord]) -> RunRecord | None:
+        """The record; None if it cannot be made, as where the device fails. That is said once."""
+        try:
+            return make_record()
+        except Exception as error:  # a log must not end what it is a log of
+            if not self._num_unmade:
+                _logger.warning("lines of the run log cannot be made: %s", error)
+            return None
+
     def _give_up(self, error: Exception) -> None:
+        _logger.warning("the run log is given up: %s", error)
         if self._file is not None:
-            _logger.warning("the run log is given up: %s", error)
             os.close(self._file)
             self._file = None
 

@@ -190,7 +190,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._requester = ClockRequester(guard, marker)
         energies = self.plan.stage_energies
         self._energy = StepEnergyMeter(energies[self.stage] if energies else None)
-        self._accounting = StepAccounting(guard, self._schedules[0], self._energy)
+        self._accounting = StepAccounting(self._requester, self._schedules[0], self._energy)
         log_path = log if log is not BESIDE_PLAN else _log_beside(plan)
         self._log = RunLog(log_path, rank=self.rank, max_bytes=log_limit)
         self._log.write(
@@ -254,7 +254,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         operation = self._follower.current
         if operation is None:
             return ""
-        return self._config if operation.part_requests else operation.config
+        return self._config if self._follower.is_running else operation.first_config
 
     def has_unset_requests(self) -> bool:
         """Whether a requested clock is not reported as set, as far as reports have been read."""
@@ -284,8 +284,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             self._step_begin_ns = perf_counter_ns()
         requester = self._requester
         self._operation_begin = begin = requester.record_event()
-        if operation.part_requests:
-            self._config = operation.first_config
+        self._config = operation.first_config
         for request in operation.begin_requests:
             if request.frequency_mhz != requester.last_requested_mhz:
                 requester.request(request.frequency_mhz, begin, request.delay_ns)
@@ -335,7 +334,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             )
         elif self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
             self._warn_on_rank_0(self._why_not_followed())
-        self._requester.call_after_requests(partial(self._process_reports, followed))
+        self._requester.call_after_requests(partial(self._process_reports, self.steps, followed))
         self.steps += 1
         self._spans = []
 
@@ -366,7 +365,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             return
         self._is_closed = True
         self._requester.close()
-        self._process_reports(None)
+        self._process_reports(self.steps, None)
         if self._missed_reason or self._was_never_used():
             self._warn_on_rank_0(self._why_not_followed())
         if self.clock_errors:
@@ -430,13 +429,14 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             Mismatch(rank=self.rank, step=self.steps, where=where, expected=expected, got=got)
         )
 
-    def _process_reports(self, followed: FollowedStep | None) -> None:
+    def _process_reports(self, step: int, followed: FollowedStep | None) -> None:
         """Take note of what the guard reports, and log the steps that are decided by it.
 
         Runs in the thread of the ClockRequester, where that has one.
 
         Args:
-            followed: the step that is over now, if it followed its schedule.
+            step: the number of the step that is over for the device.
+            followed: the same, if it followed its schedule.
         """
         if followed is not None:
             self._accounting.add(followed)
@@ -444,7 +444,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             self.clock_errors += 1
             self._first_clock_error = self._first_clock_error or problem
             if self.clock_errors <= _MAX_LOGGED_CLOCK_ERRORS:
-                self._log.write(ClockError(rank=self.rank, step=self.steps, message=problem))
+                self._log.write(ClockError(rank=self.rank, step=step, message=problem))
         for accounted in self._accounting.decided_steps():
             self._log.write_later(partial(self._measure, accounted, self.mismatches))
 

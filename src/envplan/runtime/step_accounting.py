@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from envplan.devices.guard import Guard
+from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.rank_schedule import RankSchedule
 from envplan.runtime.step_energy import EnergyTotals, StepEnergyMeter
 from envplan.runtime.timestamps import Timestamp
@@ -64,7 +64,8 @@ class AccountedStep:
         num_requested: operations with a planned clock.
         num_in_force: operations that had it.
         max_lag_s: the longest time from a request to the set clock.
-        planned_s: iteration time of the plan that the clocks in force belong to.
+        planned_s: iteration time of the plan that the clocks in force belong to: the followed one,
+            though newer requests may have overtaken some; the fastest where clocks were not set.
         energy: of all steps so far.
     """
 
@@ -81,13 +82,16 @@ class StepAccounting:
     """Knows which of a rank's steps are decided. Not thread-safe.
 
     Args:
-        guard: None: no clock is ever set.
+        requester: whose guard sets the clocks.
         fastest: the plan itself, without stragglers.
         energy: counts the steps that followed it.
     """
 
-    def __init__(self, guard: Guard | None, fastest: RankSchedule, energy: StepEnergyMeter) -> None:
-        self._guard = guard
+    def __init__(
+        self, requester: ClockRequester, fastest: RankSchedule, energy: StepEnergyMeter
+    ) -> None:
+        self._requester = requester
+        self._guard = requester.guard
         self._fastest = fastest
         self._energy = energy
         self._undecided: deque[FollowedStep] = deque()
@@ -98,13 +102,11 @@ class StepAccounting:
 
     def read_reports(self) -> list[str]:
         """Read what the guard reports: its problems, a line each."""
-        guard = self._guard
-        if guard is None:
-            return []
-        problems = guard.problems()
-        for reading in guard.readings:
-            self._energy.add_reading(reading)
-        guard.readings.clear()
+        problems = self._requester.read_problems()
+        if self._guard is not None:
+            for reading in self._guard.readings:
+                self._energy.add_reading(reading)
+            self._guard.readings.clear()
         return problems
 
     def decided_steps(self) -> Iterator[AccountedStep]:
@@ -137,7 +139,7 @@ class StepAccounting:
         num_in_force = sum(mhz > 0 for mhz in clocks_mhz)
         if step.schedule is self._fastest:
             self._energy.add_step(step.begin_ns, step.end_ns)
-        in_force = step.schedule if num_in_force == num_requested else self._fastest
+        in_force = step.schedule if self._had_its_clocks(step) else self._fastest
         step_lags_ns = [lags_ns.get(request_id, 0) for request_id in step.request_ids]
         return AccountedStep(
             step=step,
@@ -147,6 +149,14 @@ class StepAccounting:
             max_lag_s=max(step_lags_ns, default=0) / 1e9,
             planned_s=in_force.iteration_time_s,
             energy=self._energy.totals,
+        )
+
+    def _had_its_clocks(self, step: FollowedStep) -> bool:
+        """Whether every request that an operation ran under was carried out, or overtaken."""
+        last_done = 0 if self._guard is None or self._guard.lost else self._guard.done
+        return all(
+            operation.frequency_mhz == 0 or 0 < span.request_id <= last_done
+            for operation, span in zip(step.schedule.operations, step.spans, strict=True)
         )
 
     def _forget_lags_before(self, request_id: int) -> None:

@@ -25,15 +25,9 @@ from envplan.plan import Plan, replay_plan
 from envplan.plan.build import gap_over, percent, predict
 from envplan.planners import Planner
 from envplan.profile import Profile
+from envplan.replay import Replay
 from envplan.request import Deadline, Request
-from envplan.request.limits import (
-    AnyLimit,
-    AveragePower,
-    EnergyBudget,
-    HoldsWithProbability,
-    MinHold,
-    PeakPower,
-)
+from envplan.request.limits import WholeJob
 from envplan.simulation.conditions import PLANNED, Conditions
 from envplan.solve import Frontier, solve, trace_frontier
 from envplan.solve.search import Deadlines
@@ -248,7 +242,7 @@ class _Together(Deadlines[ReplicaPlans]):
             NoAnswerError: the slowest kind cannot be that fast.
         """
         deadline, least = self.request.deadline, self.min_time_ns
-        asked = deadline.asked_ns(least)
+        asked = deadline.resolve_ns(least)
         if asked is None:
             asked = self.min_energy_time_ns
         if asked < least:
@@ -281,35 +275,37 @@ class _Together(Deadlines[ReplicaPlans]):
 
     def by(self, time_ns: int, *, waits: bool = False) -> ReplicaPlans:
         """As Deadlines.by; replicas always wait for each other."""
-        asked = self.request.by(s_from_ns(time_ns), waits=True).model_copy(update={"run": None})
+        request = self.request.with_deadline(s_from_ns(time_ns), waits=True)
+        request = request.model_copy(update={"run": None})
         plans = []
-        for one in self.frontiers:
-            shares: list[AnyLimit] = []  # what one kind keeps so that all keep the request's limits
-            for limit in self.request.limits:
-                match limit:
-                    case PeakPower():
-                        part = _drawn(one) / sum(map(_drawn, self.frontiers))
-                        shares.append(PeakPower(power_w=limit.power_w * part))
-                    case HoldsWithProbability():
-                        alone = limit.probability ** (1 / len(self.frontiers))
-                        shares.append(limit.model_copy(update={"probability": alone}))
-                    case MinHold():
-                        shares.append(limit)
-            plans.append(solve(one, asked.model_copy(update={"limits": tuple(shares)})))
+        for frontier in self.frontiers:
+            shares = [limit.share(frontier, self.frontiers) for limit in self.request.limits]
+            limits = tuple(share for share in shares if share is not None)
+            plans.append(solve(frontier, request.model_copy(update={"limits": limits})))
         # What all use until the slowest has finished; waiting longer for a straggler costs more.
         least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
         found = ReplicaPlans(tuple(plans), j_from_fj(least_fj), self.request.run)
-        cap, budget = self.request.limit(AveragePower), self.request.limit(EnergyBudget)
-        for most, least, unit in (
-            (None if cap is None else cap.power_w, found.energy / found.sync_time, "W on average"),
-            (None if budget is None else budget.energy_j, found.energy, "J"),
-        ):
-            if most is not None and least > most:
-                raise NoAnswerError(
-                    f"no plans were found within {most:.10g} {unit}: by {s_from_ns(time_ns):.9f} s "
-                    f"the least found is {least:.10g} {unit}"
-                )
+        self._keep_limits(found)
         return found
+
+    def _keep_limits(self, planned: ReplicaPlans) -> None:
+        """Refuse plans that break a limit all together.
+
+        Raises:
+            NoAnswerError: they break one.
+        """
+
+        def replays() -> list[tuple[Replay, int]]:
+            return [
+                (replay_plan(plan, frontier.profile), frontier.num_gpus)
+                for plan, frontier in zip(planned.plans, self.frontiers, strict=True)
+            ]
+
+        job = WholeJob(planned.energy, ns_from_s(planned.sync_time), replays)
+        for limit in self.request.limits:
+            complaint = limit.explain_whole_violation(job)
+            if complaint is not None:
+                raise NoAnswerError(complaint)
 
     def planned_by(self, planner: Planner) -> ReplicaPlans:
         """The plans that another planner makes, each for one kind, by the common deadline.
@@ -328,12 +324,6 @@ class _Together(Deadlines[ReplicaPlans]):
     def taken(self, answer: ReplicaPlans) -> tuple[float, float]:
         """As Deadlines.taken, until the slowest has finished."""
         return answer.sync_time, answer.energy
-
-
-def _drawn(frontier: Frontier) -> int:
-    """Peak power at maximum frequency, all GPUs, uW."""
-    problem = frontier.problem
-    return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus
 
 
 def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:

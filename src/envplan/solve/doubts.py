@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from envplan.errors import DoubtWarning
-from envplan.request.limits import AveragePower, PeakPower
 from envplan.units import UW_PER_W, duration_text, s_from_ns
 
 if TYPE_CHECKING:
@@ -149,12 +148,9 @@ def doubt_request(frontier: Relaxation, request: Request) -> None:
             f"longest operation is over ({longest_s:g} s); --switch-latency takes units, as in 20ms"
         )
     num_gpus = frontier.num_gpus * frontier.pipeline.num_stages
-    for limit in (request.limit(AveragePower), request.limit(PeakPower)):
-        if limit is not None and limit.power_w < _MIN_POWER_W * num_gpus:
-            _warn(
-                f"a cap of {limit.power_w:g} W is {limit.power_w / num_gpus:.3g} W for each of "
-                f"{num_gpus} GPUs; caps are on all GPUs together"
-            )
+    for limit in request.limits:
+        for doubt in limit.doubts(num_gpus):
+            _warn(doubt)
 
 
 def _warn(text: str) -> None:

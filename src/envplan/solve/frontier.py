@@ -48,16 +48,16 @@ class Frontier(Relaxation):
             target_time: least energy with an iteration of at most so many s; above T_star the
                 T_star plan is returned.
             progress: called now and then with (steps to go, 0), the former falling.
-            asked: further keyword arguments of `Request.asking`, such as slowdown=0.02,
+            asked: further keyword arguments of `Request.from_options`, such as slowdown=0.02,
                 min_energy=True, energy_budget=J, power_cap=W, peak_power_cap=W, probability=0.95
-                with noise=0.02, switch_latency=s, min_hold=s, straggler_time=s, run=Run,
+                with noise=0.02, switch_latency=s, min_dwell=s, straggler_time=s, run=Run,
                 polish=s, ladder=N. They combine. Without any: no slowdown.
 
         Raises:
             NoAnswerError: there is no such plan; says what can be had.
             InputError: a number is out of range, or two arguments exclude each other.
         """
-        return self.solve(Request.asking(target_time, **asked), progress=progress)
+        return self.solve(Request.from_options(target_time, **asked), progress=progress)
 
     def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
         """The best plan found for a request, such as another plan's `request`. As for plan."""
@@ -86,7 +86,7 @@ class Frontier(Relaxation):
             InputError: a number is out of range.
             NoAnswerError: waiting alone draws more than a cap on the peak.
         """
-        return search.ladder(self, Request.asking(ladder=count, **asked), progress)
+        return search.ladder(self, Request.from_options(ladder=count, **asked), progress)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -124,7 +124,7 @@ class Frontier(Relaxation):
         else:
             steps = max(1, count - 1)
             times = sorted({least + (star - least) * k // steps for k in range(max(1, count))})
-        plans = search.plans_by(self, Request.asking(moves=moves), times, progress)
+        plans = search.plans_by(self, Request.from_options(moves=moves), times, progress)
         return [p for p in plans if not beyond or p.iteration_time > self.min_energy_time]
 
     def to_dataframe(self) -> pd.DataFrame:

@@ -29,6 +29,7 @@ from typing import Any, Final
 from envplan.errors import NoAnswerError
 from envplan.replay import Machine, Replay, Rows, Search
 from envplan.replay.cores import side_by_side
+from envplan.request.limits import NO_PENALTIES
 from envplan.solve.candidates import Candidates
 from envplan.solve.peak_power import PeakPowerHeuristic
 from envplan.solve.solution import NoPlanInTimeError, Polished
@@ -67,19 +68,18 @@ class LocalSearch(Candidates):
     def __init__(self, *setup: Any) -> None:
         super().__init__(*setup)
         frontier = self._frontier
-        self._prices: dict[str, Any] = {}
+        self._penalties = NO_PENALTIES
         for limit in self._limits:
-            self._prices |= limit.prices(frontier.num_gpus)
+            self._penalties = self._penalties.combine(limit.penalties(frontier.num_gpus))
         count, work = len(frontier.pipeline.operations), _MOST_WORK
         self._power_limited: PeakPowerHeuristic | None = None
-        if "peak_uw" in self._prices:
+        peak_uw = self._penalties.peak_uw
+        if peak_uw is not None:
             work = _MOST_WORK_UNDER_PEAK
-            self._power_limited = PeakPowerHeuristic(
-                frontier, self._machine, self._prices["peak_uw"]
-            )
+            self._power_limited = PeakPowerHeuristic(frontier, self._machine, peak_uw)
         further = min(_FURTHER_MOVES, count * _FURTHER_MOVES_PER_OPERATION)
         wanted = count * _MOVES_PER_OPERATION + further
-        times = 1.0 if self._prices else _LATENCY_ALONE
+        times = 1.0 if self._penalties else _LATENCY_ALONE
         self._each = min(wanted, work / count) * times * self._moves
 
     def polished(self, best: Replay, deadline_ns: int, waits: bool, seconds: float) -> Polished:
@@ -223,7 +223,8 @@ class LocalSearch(Candidates):
         # Starts that are nearly there; one that is there twice is annealed by two seeds.
         later = self._later(deadline_ns)
         prepared = [*later[:1], *later, *self._nearly(rounded, deadline_ns)]
-        if self._power_limited is not None and rounded.peak_uw > self._prices["peak_uw"]:
+        peak_uw = self._penalties.peak_uw
+        if self._power_limited is not None and peak_uw is not None and rounded.peak_uw > peak_uw:
             prepared += self._power_limited.cheapest_choices(deadline_ns)
         found = self._improved(search, [*starts, *((rows, _LAST_HEAT) for rows in prepared)])
         if not any(search.score(rows).holds for rows in found[: len(_ROUNDED_HEATS)]):
@@ -274,7 +275,8 @@ class LocalSearch(Candidates):
             price_uw=max(1, int(price * frontier.slope_uw(deadline_ns))),
             machine=self._machine,
             waits=deadline_ns > frontier.min_energy_time_ns,
-            **self._prices,
+            hold_ns=self._penalties.min_dwell_ns,
+            peak_uw=self._penalties.peak_uw,
         )
 
     def _replay(self, rows: Rows) -> Replay:
@@ -283,11 +285,8 @@ class LocalSearch(Candidates):
     @property
     def _why(self) -> str:
         """What makes it hard, in words."""
-        late_ms = self._machine.latency_ns / 1e6
-        reasons = {
-            "latency": f"clocks come {late_ms:g} ms after they are asked for",
-            "hold_ns": "they may not change so soon",
-            "peak_uw": "power is capped",
-        }
-        present = [*(["latency"] if late_ms else []), *self._prices]
-        return "where " + " and ".join(reasons[name] for name in present)
+        obstacles = [limit.obstacle for limit in self._limits]
+        if self._machine.latency_ns:
+            late_ms = self._machine.latency_ns / 1e6
+            obstacles.insert(0, f"clocks come {late_ms:g} ms after they are asked for")
+        return "where " + " and ".join(obstacles)

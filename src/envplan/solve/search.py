@@ -22,15 +22,12 @@ from envplan.replay import Machine, Replay, Rows
 from envplan.replay.noise import NoisyRun
 from envplan.request import Request
 from envplan.request.limits import (
-    AveragePower,
     HoldsWithProbability,
     Limit,
-    MinHold,
-    PeakPower,
+    LimitContext,
+    MinDwell,
     Robustness,
-    Setting,
 )
-from envplan.solve.average_power import least_average_choice, least_average_uw
 from envplan.solve.candidates import Candidates
 from envplan.solve.local_search import LocalSearch
 from envplan.solve.solution import KnownChoice, NoPlanInTimeError
@@ -41,7 +38,6 @@ from envplan.units import (
     ns_from_s,
     ns_from_s_floor,
     s_from_ns,
-    w_from_uw,
 )
 
 _RESOLUTION: Final = 1000  # of a search over the time, as a part of its span
@@ -85,12 +81,12 @@ def solve(frontier: Relaxation, request: Request, progress: Progress | None = No
 def with_late_parts(frontier: Relaxation, request: Request) -> Relaxation:
     """The frontier, or where operations have clocks by part and the request's clocks come late or
     must be held, that of the options which are left then."""
-    how, hold = frontier.profile.adjustments.by_parts, request.limit(MinHold)
+    how, dwell = frontier.profile.adjustments.by_parts, request.limit(MinDwell)
     if how is None:
         return frontier
     late = {
         "switch_latency_s": request.switch_latency_s,
-        "min_hold_s": 0.0 if hold is None else hold.time_s,
+        "min_hold_s": 0.0 if dwell is None else dwell.time_s,
     }
     asked = how.model_copy(update=late)
     if asked == how:
@@ -114,16 +110,13 @@ def ladder(frontier: Relaxation, request: Request, progress: Progress | None = N
         progress: as for plans_by.
 
     Raises:
-        NoAnswerError: waiting alone draws more than a cap.
+        NoAnswerError: waiting alone breaks a limit, such as a cap on power.
     """
     frontier = with_late_parts(frontier, request)
-    peak = request.limit(PeakPower)
-    if peak is not None and frontier.total_power_uw > peak.cap_uw(frontier.num_gpus):
-        least = w_from_uw(frontier.total_power_uw * frontier.num_gpus)
-        raise NoAnswerError(
-            f"GPUs that wait for a straggler draw {least:.10g} W, more than the cap of "
-            f"{peak.power_w:.10g} W"
-        )
+    for limit in request.limits:
+        complaint = limit.explain_waiting(frontier.total_power_uw * frontier.num_gpus)
+        if complaint is not None:
+            raise NoAnswerError(complaint)
     first, *later = spread_times(frontier, frontier.min_time_ns, max(1, request.effort.ladder))
     star = frontier.min_energy_time_ns
     if later:  # T_star's plan stands in for the one next to it
@@ -318,8 +311,9 @@ class _Search(Deadlines[_Found]):
         self.frontier = frontier
         self._probability = request.limit(HoldsWithProbability)
         self._exact = [one for one in request.limits if one is not self._probability]
-        self._local = [one for one in request.limits if one.is_local]
-        self._global = [one for one in request.limits if not one.is_local]
+        self._local = [limit for limit in request.limits if limit.is_repairable_by_moves]
+        self._global = [limit for limit in request.limits if not limit.is_repairable_by_moves]
+        self._eases_beyond_t_star = any(limit.eases_beyond_t_star for limit in request.limits)
         machine, moves = Machine(request.latency_ns), request.effort.moves
         kind = LocalSearch if request.latency_ns or self._local else Candidates
         self._candidates = kind.of(frontier, machine, self._local, moves)
@@ -337,7 +331,7 @@ class _Search(Deadlines[_Found]):
         if until_ns > asked_ns:
             waits = until_ns > star
             with suppress(NoAnswerError):
-                target = self.request.by(straggler_s, waits=waits)
+                target = self.request.with_deadline(straggler_s, waits=waits)
                 return self.by(until_ns, waits=waits)._replace(target=target)
             if waits and set(self._global) - {self._probability}:
                 # What uses all of the straggler's time takes more energy than T_star does, perhaps
@@ -355,7 +349,7 @@ class _Search(Deadlines[_Found]):
             # T_min needs clocks to change in no time; the least time found does not.
             return self.by(error.least_ns)
         except NoAnswerError:
-            if self.request.limit(AveragePower) is None or stated_ns <= star:
+            if not self._eases_beyond_t_star or stated_ns <= star:
                 raise
             # Power goes on falling beyond T_star: what keeps the cap soonest uses least there.
             found = self.fastest()
@@ -396,11 +390,11 @@ class _Search(Deadlines[_Found]):
             if self._probability is not None:
                 return found  # a sooner one would have to be proved anew
             sooner = self._candidates.sooner(found.replay)
-            broken = self._broken(sooner, self._setting(sooner.makespan_ns), self._exact)
+            broken = self._broken(sooner, self._context(sooner.makespan_ns), self._exact)
             return found if broken else _Found(sooner, sooner.makespan_ns)
-        # Rows that draw less on average than waiting does take more energy than any others.
-        capped = self.request.limit(AveragePower) is not None
-        return self._thriftiest() if capped else self.by(frontier.min_energy_time_ns)
+        # Options that draw less on average than waiting does take more energy than any others.
+        safest = self._safest_choice
+        return self.by(frontier.min_energy_time_ns) if safest is None else self._morphed_to(safest)
 
     def taken(self, answer: _Found) -> tuple[float, float]:
         """Its time and energy, s and J, all GPUs."""
@@ -416,13 +410,13 @@ class _Search(Deadlines[_Found]):
         Raises:
             NoAnswerError: none was found; says by how much the best breaks a limit.
         """
-        setting = self._setting(deadline_ns)
+        context = self._context(deadline_ns)
         power_uw = self.frontier.total_power_uw if waits else 0
         best: _Found | None = None
         least, refusal = math.inf, None
         try:
-            best = self._searched(setting, waits)
-            self._keep(best.replay, setting, self._exact)
+            best = self._searched(context, waits)
+            self._keep(best.replay, context, self._exact)
             least = best.replay.energy_fj - power_uw * best.replay.makespan_ns
         except NoAnswerError as error:
             best, refusal = None, error
@@ -431,9 +425,9 @@ class _Search(Deadlines[_Found]):
             if known.makespan_ns > deadline_ns or value >= least:
                 continue
             replay = self._replayed(known.choice)
-            if self._broken(replay, setting, self._exact):
+            if self._broken(replay, context, self._exact):
                 continue
-            robustness = self._evidence(replay, setting)
+            robustness = self._evidence(replay, context)
             if robustness is None and self._probability is not None:
                 continue
             best = best or _Found(replay, deadline_ns)
@@ -452,7 +446,7 @@ class _Search(Deadlines[_Found]):
             found = _Found(self._candidates.near(time_ns), time_ns)
         else:
             found = self.by(time_ns, waits=waits)
-        return self._built(found, self.request.by(s_from_ns(time_ns), waits=waits))
+        return self._built(found, self.request.with_deadline(s_from_ns(time_ns), waits=waits))
 
     def plan(self, found: _Found) -> Plan:
         """What was found, as a plan."""
@@ -496,77 +490,84 @@ class _Search(Deadlines[_Found]):
             NoAnswerError: it is below T_min; says T_min.
         """
         frontier, deadline = self.frontier, self.request.deadline
-        asked = deadline.asked_ns(frontier.min_time_ns)
+        asked = deadline.resolve_ns(frontier.min_time_ns)
         if asked is None:
             return frontier.min_energy_time_ns if self._is_plain else frontier.slowest_time_ns
         return asked if deadline.time_s is None else frontier.checked_ns(asked)
 
-    def _setting(self, deadline_ns: int) -> Setting:
+    def _context(self, deadline_ns: int) -> LimitContext:
         run = self._whole_run if self.request.objective == "cost" else None
-        return Setting(self.frontier.num_gpus, deadline_ns, self.frontier.profile, run)
+        return LimitContext(
+            self.frontier.num_gpus,
+            deadline_ns,
+            self.frontier.profile,
+            run=run,
+            sync_ns=self.request.sync_ns,
+        )
 
     def _replayed(self, rows: Rows) -> Replay:
         return self.frontier.problem.replay(rows, Machine(self.request.latency_ns))
 
-    def _broken(self, replay: Replay, setting: Setting, limits: Iterable[Limit]) -> Limit | None:
+    def _broken(
+        self, replay: Replay, context: LimitContext, limits: Iterable[Limit]
+    ) -> Limit | None:
         """The first of some limits that a replay breaks."""
-        return next((limit for limit in limits if limit.excess(replay, setting)), None)
+        return next((limit for limit in limits if limit.violation(replay, context)), None)
 
     def tried(self, time_ns: int) -> _Found | None:
         """As Deadlines.tried."""
         found = super().tried(time_ns)
         return found and found._replace(deadline_ns=max(found.replay.makespan_ns, time_ns))
 
-    def _thriftiest(self) -> _Found:
-        """The choice with as few of the rows of least average power as keep all limits.
+    @property
+    def _safest_choice(self) -> Rows | None:
+        """The choice that keeps one of the limits best, whatever it costs; None: none is known."""
+        problem = self.frontier.problem
+        choices = (limit.safest_choice(problem) for limit in self.request.limits)
+        return next((choice for choice in choices if choice is not None), None)
 
-        Such rows may take more energy than waiting would. Operations get them in the order of the
-        schedule, all others their rows of T_max.
+    def _morphed_to(self, safest: Rows) -> _Found:
+        """The choice with as few of the safest options as keep all limits.
+
+        Such options may take more energy than waiting would. Operations get them in the order of
+        the schedule, all others their options of T_max.
 
         Raises:
             NoAnswerError: even all of them do not.
         """
-        problem = self.frontier.problem
-        thrifty = least_average_choice(problem)
         usual = self._at_place(0, waits=True).rows
-        order, count = problem.pipeline.order, len(thrifty)
+        order, count = self.frontier.problem.pipeline.order, len(safest)
 
-        def tried(thriftier: int) -> _Found | None:
+        def tried(num_safest: int) -> _Found | None:
             rows = usual.copy()
-            rows[order[:thriftier]] = thrifty[order[:thriftier]]
+            rows[order[:num_safest]] = safest[order[:num_safest]]
             replay = self._replayed(rows)
-            setting = self._setting(replay.makespan_ns)
-            broken = self._broken(replay, setting, self.request.limits)
+            context = self._context(replay.makespan_ns)
+            broken = self._broken(replay, context, self.request.limits)
             return None if broken else _Found(replay, replay.makespan_ns)
 
         found = first_between(0, count, tried, count.bit_length())
         if found is None:
-            replay = self._replayed(thrifty)
-            self._keep(replay, self._setting(replay.makespan_ns), self.request.limits)
+            replay = self._replayed(safest)
+            self._keep(replay, self._context(replay.makespan_ns), self.request.limits)
         assert found is not None
         return found
 
-    def _keep(self, replay: Replay, setting: Setting, limits: Iterable[Limit]) -> None:
+    def _keep(self, replay: Replay, context: LimitContext, limits: Iterable[Limit]) -> None:
         """Raises: NoAnswerError: a replay breaks one of some limits; says by how much."""
-        broken = self._broken(replay, setting, limits)
+        broken = self._broken(replay, context, limits)
         if broken is None:
             return
-        words = broken.broken(replay, setting)
-        if broken.kind == "average-power":
-            proven = w_from_uw(least_average_uw(self.frontier) * self.frontier.num_gpus)
-            words += f"; no plan draws less than {proven:.10g} W on average"
-        elif broken.kind == "energy-budget":
-            words += "; that is the least found"
-        raise NoAnswerError(words)
+        raise NoAnswerError(broken.explain_refusal(replay, context, self.frontier))
 
-    def _searched(self, setting: Setting, waits: bool) -> _Found:
+    def _searched(self, context: LimitContext, waits: bool) -> _Found:
         """What the search finds by a deadline; conditions on the whole plan may be broken."""
         if self._probability is not None:
-            return self._sure(self._probability, setting, waits)
-        deadline_ns, seconds = setting.deadline_ns, self.request.effort.polish_s
+            return self._sure(self._probability, context, waits)
+        deadline_ns, seconds = context.deadline_ns, self.request.effort.polish_s
 
         def keeps(replay: Replay) -> bool:
-            return not self._broken(replay, setting, self._global)
+            return not self._broken(replay, context, self._global)
 
         replay = self._candidates.best_by(deadline_ns, waits=waits, keeps=keeps)
         bound_fj: int | None = None
@@ -575,7 +576,7 @@ class _Search(Deadlines[_Found]):
             replay, bound_fj = polished.replay, polished.bound_fj
         return _Found(replay, deadline_ns, bound_fj=bound_fj)
 
-    def _sure(self, limit: HoldsWithProbability, setting: Setting, waits: bool) -> _Found:
+    def _sure(self, limit: HoldsWithProbability, context: LimitContext, waits: bool) -> _Found:
         """The choice of least energy found that holds its deadline with a probability.
 
         Under noise an iteration is on average longer than its plan says, for it waits for the
@@ -590,30 +591,32 @@ class _Search(Deadlines[_Found]):
         fastest = self._at_place(last, waits)
 
         def keeps_local(replay: Replay) -> bool:
-            late = replay.makespan_ns > setting.deadline_ns
-            return not late and not self._broken(replay, setting, self._local)
+            late = replay.makespan_ns > context.deadline_ns
+            return not late and not self._broken(replay, context, self._local)
 
         for attempt in range(_ATTEMPTS):
 
             def holding(place: int, attempt: int = attempt) -> Replay | None:
-                if self._time_at_place(place, waits) > setting.deadline_ns:
+                if self._time_at_place(place, waits) > context.deadline_ns:
                     return None
                 replay = self._at_place(place, waits)
-                holds = keeps_local(replay) and not limit.excess(replay, setting, attempt=attempt)
+                holds = keeps_local(replay) and not limit.violation(
+                    replay, context, attempt=attempt
+                )
                 return replay if holds else None
 
             best = first_between(-1, last, holding, _STEPS, self._progress) or fastest
-            evidence = limit.evidence(best, setting, attempt)
+            evidence = limit.certify(best, context, attempt=attempt)
             if evidence is not None and keeps_local(best):
-                return _Found(best, setting.deadline_ns, robustness=evidence)
-        raise NoAnswerError(limit.broken(fastest, setting))
+                return _Found(best, context.deadline_ns, robustness=evidence)
+        raise NoAnswerError(limit.explain_violation(fastest, context))
 
-    def _evidence(self, replay: Replay, setting: Setting) -> Robustness | None:
+    def _evidence(self, replay: Replay, context: LimitContext) -> Robustness | None:
         """The proof that a choice is in time as surely as asked; None where there is none."""
         limit = self._probability
-        if limit is None or limit.excess(replay, setting):
+        if limit is None or limit.violation(replay, context):
             return None
-        attempts = (limit.evidence(replay, setting, attempt) for attempt in range(_ATTEMPTS))
+        attempts = (limit.certify(replay, context, attempt=attempt) for attempt in range(_ATTEMPTS))
         return next((evidence for evidence in attempts if evidence is not None), None)
 
     def _time_at_place(self, place: int, waits: bool) -> int:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import sys
 import tomllib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
-from pydantic import AfterValidator, AliasChoices, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, create_model, model_validator
 
-from envplan._io.documents import Count, GpuCount, Joules, Model, Seconds
+from envplan._io.documents import Count, GpuCount, Model, Seconds
 from envplan._io.files import AnyPath, decoded, read_bounded
 from envplan.errors import InputError, naming
 from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
+from envplan.request.limits import LIMIT_OPTIONS, LIMITS, LimitOption
 
-__all__ = ["Point", "SweepConfig", "Target", "TargetKind", "read_config"]
+__all__ = ["Point", "SweepConfig", "Target", "read_config"]
 
 MAX_CONFIG_BYTES: Final = 16 * 2**20
 MAX_POINTS: Final = 1_000_000
@@ -25,22 +27,27 @@ MAX_POINTS: Final = 1_000_000
 #: Where a name of a profile has the number of stages.
 _STAGES: Final = "{stages}"
 
-TargetKind = Literal[
-    "slowdown", "time", "min-energy", "energy-budget", "power-cap", "peak-power-cap", "own"
-]
-#: The fields of a point that say a target, in the order of a grid, with the kind of each.
-TARGETS: Final[dict[str, TargetKind]] = {
-    "slowdown": "slowdown",
-    "target_time": "time",
-    "min_energy": "min-energy",
-    "energy_budget": "energy-budget",
-    "power_cap": "power-cap",
-    "peak_power_cap": "peak-power-cap",
+#: Numbers of limits that a point may have, by the field.
+_LIMIT_OPTIONS: Final = {
+    option.parameter: option for option in LIMIT_OPTIONS if option.sweep is not None
 }
-#: Targets that are times, which other planners can be given, too.
-_TIMES: Final = ("slowdown", "target_time", "min_energy")
+#: Those that are targets: the fastest plan that keeps a limit.
+LIMIT_TARGETS: Final = {
+    limit.options[0].parameter: limit.options[0]
+    for limit in reversed(LIMITS)
+    if limit.stated_as is not None
+}
+#: Targets that are times, which other planners can be given, too, with the kind of each.
+_TIMES: Final = {"slowdown": "slowdown", "target_time": "time", "min_energy": "min-energy"}
+#: The fields of a point that say a target, in the order of a grid, with the kind of each.
+TARGETS: Final[dict[str, str]] = _TIMES | {
+    name: option.flag for name, option in LIMIT_TARGETS.items()
+}
 #: Conditions on clocks and times that our planner alone can plan for.
-_CONDITIONS: Final = ("switch_latency", "min_dwell", "robust")
+_CONDITIONS: Final = (
+    "switch_latency",
+    *(name for name in _LIMIT_OPTIONS if name not in LIMIT_TARGETS),
+)
 #: Fields in which points with one frontier may differ.
 _ABOVE_A_FRONTIER: Final = {*TARGETS, *_CONDITIONS, "planner", "noise", "seed"}
 
@@ -63,7 +70,6 @@ def _member_of(names: Iterable[str]) -> AfterValidator:
 
 Percent = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(ge=0, le=3.6e6)]
-AllWatts = Annotated[float, Field(ge=0, le=1e12)]
 
 
 def _or(name: str, alias: str) -> Any:
@@ -81,41 +87,26 @@ class Target(NamedTuple):
 
     Attributes:
         kind: its kind; "own": what a planner does by itself.
-        value: s, percent, J or W, by the kind; None for kinds without a number.
+        value: s, percent, or what a limit counts in, by the kind; None for kinds without a number.
     """
 
-    kind: TargetKind
+    kind: str
     value: float | None
 
 
-class Point(Model):
-    """One plan to make.
+def _limit_field(option: LimitOption) -> tuple[Any, Any]:
+    """Type and default of a point's field for a number of a limit."""
+    assert option.sweep is not None
+    scale = option.sweep.divisor / option.divisor
+    least, most = option.quantity.least * scale, option.quantity.most * scale
+    number = Annotated[float, Field(ge=least, le=min(most, sys.float_info.max))]
+    suffix = option.sweep.column_suffix
+    default = _column(option.parameter + suffix) if suffix else None
+    return number | None, default
 
-    Attributes:
-        profile: path, or the name of a built-in profile.
-        microbatches: None: what the profile's sidecar says.
-        schedule: None: what the sidecar says, else interleaved with chunks and 1f1b without.
-        chunks: model chunks per stage; None: the fewest the schedule has.
-        planner: its name.
-        p2p_latency: s; None: what the profile's sidecar says.
-        blocking_power: W; None: what the profile says, else 70.
-        gpus_per_stage, cp, replicas: multiply energies (in a file also `tp` and `dp`); None: what
-            the sidecar says.
-        recompute: activations are recomputed.
-        extra: operations beside forwards and backwards, as for `envplan solve --extra`.
-        one_clock: every operation has one clock, though the profile splits some into parts.
-        parts_within: percent, as for `envplan solve --parts-within`.
-        switch_latency, min_dwell: ms; the plan keeps its target with such clocks.
-        robust: percent; the plan keeps its target with this probability, given the noise or the
-            profile's own.
-        noise: percent by which times vary when the plan is replayed; None: no such replay.
-        slowdown: target, percent above T_min.
-        target_time: target, s.
-        min_energy: target: T_star. Without any target: T_min.
-        energy_budget: target, J per iteration over all GPUs.
-        power_cap, peak_power_cap: target, W over all GPUs, on average or at every moment.
-        seed: of that noise.
-    """
+
+class _Job(Model):
+    """The job of a point, who plans it, and how late clocks come; Point says the rest."""
 
     profile: Annotated[str, Field(min_length=1)]
     microbatches: Count | None = None
@@ -132,15 +123,53 @@ class Point(Model):
     one_clock: bool = False
     parts_within: Percent | None = _column("parts_within_percent")
     switch_latency: Milliseconds | None = _column("switch_latency_ms")
-    min_dwell: Milliseconds | None = _column("min_dwell_ms")
-    robust: Annotated[float, Field(gt=0, le=99.9)] | None = _column("robust_percent")
+
+
+if TYPE_CHECKING:
+
+    class _LimitedJob(_Job):
+        """A job with the numbers of limits."""
+
+else:
+    _LimitedJob = create_model(
+        "_LimitedJob",
+        __base__=_Job,
+        **{name: _limit_field(option) for name, option in _LIMIT_OPTIONS.items()},
+    )
+
+
+class Point(_LimitedJob):
+    """One plan to make.
+
+    Attributes:
+        profile: path, or the name of a built-in profile.
+        microbatches: None: what the profile's sidecar says.
+        schedule: None: what the sidecar says, else interleaved with chunks and 1f1b without.
+        chunks: model chunks per stage; None: the fewest the schedule has.
+        planner: its name.
+        p2p_latency: s; None: what the profile's sidecar says.
+        blocking_power: W; None: what the profile says, else 70.
+        gpus_per_stage, cp, replicas: multiply energies (in a file also `tp` and `dp`); None: what
+            the sidecar says.
+        recompute: activations are recomputed.
+        extra: operations beside forwards and backwards, as for `envplan solve --extra`.
+        one_clock: every operation has one clock, though the profile splits some into parts.
+        parts_within: percent, as for `envplan solve --parts-within`.
+        switch_latency: ms; the plan keeps its target with such clocks.
+        noise: percent by which times vary when the plan is replayed; None: no such replay.
+        slowdown: target, percent above T_min.
+        target_time: target, s.
+        min_energy: target: T_star. Without any target: T_min.
+        seed: of that noise.
+
+    Limits are fields, too, by the names of their options (LIMIT_OPTIONS), such as energy_budget,
+    min_dwell and robust: those that ask for the fastest plan are targets.
+    """
+
     noise: Annotated[float, Field(ge=0, le=100)] | None = _column("noise_percent")
     slowdown: Percent | None = None
     target_time: Seconds | None = None
     min_energy: bool = False
-    energy_budget: Joules | None = None
-    power_cap: AllWatts | None = None
-    peak_power_cap: AllWatts | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
@@ -180,6 +209,15 @@ class Point(Model):
         return [
             name for name in TARGETS if not any(getattr(self, name) is value for value in unset)
         ]
+
+    def limit_options(self) -> dict[str, float]:
+        """The numbers of its limits as keyword arguments of `Request.from_options`."""
+        keywords = {}
+        for name, option in _LIMIT_OPTIONS.items():
+            number = getattr(self, name)
+            if option.sweep is not None and number is not None:
+                keywords[option.keyword] = number / option.sweep.divisor
+        return keywords
 
     @property
     def frontier_key(self) -> tuple[object, ...]:

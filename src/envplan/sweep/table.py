@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
+
+from pydantic import AfterValidator, create_model
 
 from envplan._io.documents import Model
 from envplan._io.files import atomic_write, read_bounded
 from envplan._io.tables import MAX_TABLE_BYTES, parse_table
 from envplan.errors import InputError
-from envplan.sweep.config import TargetKind
+from envplan.request.limits import LIMIT_OPTIONS
+from envplan.sweep.config import LIMIT_TARGETS
 
 __all__ = [
     "COLUMNS",
@@ -34,19 +37,38 @@ __all__ = [
 Cell = str | float | bool | None
 
 
-class SweepRow(Model):
-    """One point and its plan; energies are joules per iteration over all GPUs.
+#: Phrases for targets, by their kind.
+_TARGETS: Final = {
+    "time": "{:g} s",
+    "slowdown": "+{:g}%",
+    "min-energy": "T_star",
+    "own": "its own",
+    **{option.flag: option.sweep.phrase for option in LIMIT_TARGETS.values() if option.sweep},
+}
+#: Phrases for columns of limits that are not targets.
+_LIMIT_COLUMNS: Final = {
+    option.parameter + option.sweep.column_suffix: option.sweep.phrase
+    for option in LIMIT_OPTIONS
+    if option.sweep is not None and option.sweep.column_suffix
+}
+#: Phrases for columns that say conditions.
+_CONDITIONS: Final = {
+    "extra": "with {}",
+    "one_clock": "one clock an operation",
+    "parts_within_percent": "parts within {:g}%",
+    "switch_latency_ms": "clocks {:g} ms late",
+    **_LIMIT_COLUMNS,
+}
 
-    Attributes:
-        target: what target_value counts: s ("time"), percent above T_min ("slowdown"), J
-            ("energy-budget"), W ("power-cap", "peak-power-cap"); "min-energy" is T_star, "own" a
-            planner's own choice.
-        assumed: what was derived from the profile rather than measured.
-        replayed_time_s, replayed_energy_j: of one replay with noise.
-        trace_s: seconds it took to trace the frontier, which points of one pipeline share.
-        wall_s: seconds it took to plan this point.
-        error: why there is no plan.
-    """
+
+def _check_target(kind: str) -> str:
+    if kind not in _TARGETS:
+        raise ValueError(f"should be one of {', '.join(_TARGETS)}")
+    return kind
+
+
+class _RowOfJob(Model):
+    """The job and the target of a row; SweepRow says the rest."""
 
     profile: str
     source: Literal["measured", "modelled"] | None = None
@@ -55,7 +77,7 @@ class SweepRow(Model):
     schedule: str | None = None
     chunks: int
     planner: str
-    target: TargetKind
+    target: Annotated[str, AfterValidator(_check_target)]
     target_value: float | None = None
     p2p_latency_s: float = 0.0
     blocking_power_w: float | None = None
@@ -66,8 +88,35 @@ class SweepRow(Model):
     one_clock: bool = False
     parts_within_percent: float | None = None
     switch_latency_ms: float | None = None
-    min_dwell_ms: float | None = None
-    robust_percent: float | None = None
+
+
+if TYPE_CHECKING:
+
+    class _RowOfLimitedJob(_RowOfJob):
+        """A row with the columns of limits."""
+
+else:
+    _RowOfLimitedJob = create_model(
+        "_RowOfLimitedJob",
+        __base__=_RowOfJob,
+        **dict.fromkeys(_LIMIT_COLUMNS, (float | None, None)),
+    )
+
+
+class SweepRow(_RowOfLimitedJob):
+    """One point and its plan; energies are joules per iteration over all GPUs.
+
+    Attributes:
+        target: what target_value counts: s ("time"), percent above T_min ("slowdown"), J
+            ("energy-budget"), W ("power-cap", "peak-power-cap"), or what another limit counts in;
+            "min-energy" is T_star, "own" a planner's own choice.
+        assumed: what was derived from the profile rather than measured.
+        replayed_time_s, replayed_energy_j: of one replay with noise.
+        trace_s: seconds it took to trace the frontier, which points of one pipeline share.
+        wall_s: seconds it took to plan this point.
+        error: why there is no plan.
+    """
+
     noise_percent: float | None = None
     seed: int
     assumed: str | None = None
@@ -103,25 +152,6 @@ class SweepRow(Model):
         seed = "" if self.noise_percent is None else f", seed {self.seed}"
         return ", ".join([target, *self.conditions]) + seed
 
-
-_TARGETS: Final[dict[TargetKind, str]] = {
-    "time": "{:g} s",
-    "slowdown": "+{:g}%",
-    "min-energy": "T_star",
-    "energy-budget": "{:g} J",
-    "power-cap": "{:g} W",
-    "peak-power-cap": "{:g} W at the peak",
-    "own": "its own",
-}
-#: Phrases for columns that say conditions.
-_CONDITIONS: Final = {
-    "extra": "with {}",
-    "one_clock": "one clock an operation",
-    "parts_within_percent": "parts within {:g}%",
-    "switch_latency_ms": "clocks {:g} ms late",
-    "min_dwell_ms": "clocks for {:g} ms",
-    "robust_percent": "{:g}% sure",
-}
 
 COLUMNS: Final = tuple(SweepRow.model_fields)
 #: The columns that a sweep may vary. The target's value is part of the target in words.

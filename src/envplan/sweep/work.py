@@ -32,7 +32,7 @@ from envplan.replay.cores import use_cores
 from envplan.request import Request
 from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
-from envplan.sweep.config import TARGETS, Point
+from envplan.sweep.config import Point
 from envplan.sweep.table import SweepRow
 
 __all__ = [
@@ -246,22 +246,22 @@ def _pipeline(profile: Profile, point: Point) -> Pipeline:
 
 def _make_plan(frontier: Frontier, point: Point) -> Plan:
     """The plan that a point asks for. A sweep's file has percent and milliseconds."""
-    target: dict[str, Any] = {name: getattr(point, name) for name in TARGETS}
-    if point.slowdown is not None:
-        target["slowdown"] = point.slowdown / 100
+    target: dict[str, Any] = {
+        "target_time": point.target_time,
+        "slowdown": None if point.slowdown is None else point.slowdown / 100,
+        "min_energy": point.min_energy,
+    }
     if point.planner != "frontier":
         if point.min_energy:
             target = {"target_time": frontier.min_energy_time}
-        return PLANNERS[point.planner].solve(frontier, Request.asking(**target))
-    robust: dict[str, Any] = {}
-    if point.robust is not None:
-        robust["probability"] = point.robust / 100
-        robust["noise"] = point.noise and point.noise / 100
+        return PLANNERS[point.planner].solve(frontier, Request.from_options(**target))
+    limits: dict[str, Any] = point.limit_options()
+    if "probability" in limits:
+        limits["noise"] = point.noise and point.noise / 100
     return frontier.plan(
         **target,
-        **robust,
+        **limits,
         switch_latency=(point.switch_latency or 0.0) / 1000,
-        min_hold=(point.min_dwell or 0.0) / 1000,
     )
 
 

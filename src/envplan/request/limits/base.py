@@ -1,51 +1,51 @@
-"""What a limit is: a condition that a plan keeps besides its deadline; and the plain ones.
+"""What a limit is: a condition that a plan keeps besides its deadline.
 
-A limit is one class in this folder and one line in `__init__.py` that names it. The search asks it
-by how much a replay breaks it, what makes single moves pay for breaking it, and from which time on
-the relaxation leaves room for it; `envplan check` asks it for the sentence that it proves.
+Each limit is one file of this folder and answers everything about itself: the search, the command
+line, sweeps, plan.json, `envplan check` and the other readers ask it, and know none by name. The
+list of limits is in `__init__.py`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 from envplan._io.documents import Model
 from envplan.errors import InputError
-from envplan.units import (
-    fj_from_j,
-    j_from_fj,
-    ns_from_s_ceil,
-    s_from_ns,
-    uw_from_w,
-    w_from_uw,
-)
+from envplan.quantities import Quantity
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
     from envplan.profile import Profile
-    from envplan.replay import Replay
+    from envplan.replay import Problem, Replay, Rows
     from envplan.replay.noise import NoisyRun
     from envplan.request.limits.robustness import Robustness
 
+#: What plan.json's target calls the fastest plan that keeps limits.
+FastestKind = Literal["energy-budget", "power-cap", "peak-power-cap", "fastest"]
+
 
 @dataclass(frozen=True)
-class Setting:
-    """What a limit needs to know besides a replay.
+class LimitContext:
+    """What a limit must know besides a replay.
 
     Attributes:
         num_gpus: GPUs that each operation of the replay stands for.
         deadline_ns: by when an iteration must be over, ns.
-        profile: what the replay's rows are of.
+        profile: whose options the replay runs.
         run: the run that has to be over in time instead of an iteration, where there is one.
+        sync_ns: when a straggler, or the slowest of the other replicas, has finished, ns: until
+            then everybody waits. 0: nobody waits.
     """
 
     num_gpus: int
     deadline_ns: int
     profile: Profile
     run: NoisyRun | None = None
+    sync_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,162 +65,270 @@ class StatedResults:
     run: NoisyRun | None = None
 
 
-class Limit(Model):
+@dataclass(frozen=True)
+class Penalties:
+    """What moves of the search pay for: violations that a single move can mend.
+
+    Attributes:
+        min_dwell_ns: least time between two clock requests of a stage; 0: any.
+        peak_uw: most power of one GPU a stage together at any moment; None: any.
+    """
+
+    min_dwell_ns: int = 0
+    peak_uw: int | None = None
+
+    def __bool__(self) -> bool:
+        return self != NO_PENALTIES
+
+    def combine(self, other: Penalties) -> Penalties:
+        """The stricter of both, of each kind."""
+        peaks = [peak for peak in (self.peak_uw, other.peak_uw) if peak is not None]
+        return Penalties(
+            min_dwell_ns=max(self.min_dwell_ns, other.min_dwell_ns),
+            peak_uw=min(peaks, default=None),
+        )
+
+
+NO_PENALTIES: Final = Penalties()
+
+
+@dataclass(frozen=True)
+class WholeJob:
+    """An iteration of all kinds of replicas together.
+
+    Attributes:
+        energy_j: of all GPUs, waiting for the slowest kind included.
+        sync_ns: when the slowest kind has finished, ns.
+        replays: makes the replay of each kind, and says its GPUs for each operation.
+    """
+
+    energy_j: float
+    sync_ns: int
+    replays: Callable[[], Sequence[tuple[Replay, int]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepKey:
+    """How a sweep's file and table give a number of a limit.
+
+    Attributes:
+        column_suffix: of the column's name, such as "_ms"; "" for a target, which has no column
+            of its own.
+        divisor: the number in the file divided by this is the number in the limit's unit.
+        phrase: what rows of a table say of it, such as "clocks for {:g} ms".
+    """
+
+    column_suffix: str = ""
+    divisor: int = 1
+    phrase: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOption:
+    """How people give a number of a limit: in Python, on the command line, in a sweep's file.
+
+    Attributes:
+        field: of the limit that takes the number.
+        keyword: of `Frontier.plan` and `Request.from_options`.
+        older_keyword: another name that is still taken; "": none.
+        flag: on the command line, without its dashes; also the key of a sweep's file; "": none.
+        quantity: what the command line parses.
+        divisor: the parsed number divided by this is the number in the limit's unit.
+        metavar: what `--help` calls the number.
+        help: its sentence in `--help`.
+        panel: of `--help`.
+        zero_is_none: 0 asks for no limit.
+        sweep: how sweeps give it; None: they do not, or by a key of their own.
+    """
+
+    field: str
+    keyword: str
+    older_keyword: str = ""
+    flag: str = ""
+    quantity: Quantity
+    divisor: int = 1
+    metavar: str = ""
+    help: str = ""
+    panel: str = ""
+    zero_is_none: bool = False
+    sweep: SweepKey | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The flag as a name in Python."""
+        return self.flag.replace("-", "_")
+
+    def value_from(self, options: Mapping[str, Any]) -> Any:
+        """The number that keyword arguments give; None where they do not."""
+        value = options.get(self.keyword)
+        if value is None:
+            value = options.get(self.older_keyword)
+        if value is None or (self.zero_is_none and value == 0):
+            return None
+        return value if self.quantity.whole else as_float(value)
+
+
+class Limit(Model, ABC):
     """A condition on the replay of a plan; the base of all limits.
 
     Attributes:
         kind: what files call it.
-        is_local: single moves can mend it: the search pays for breaking it move by move. A limit
-            that is not is a condition on the whole plan, which the search over the time keeps.
+        options: how people ask for it: the first number asks, the others say more.
+        stated_as: what plan.json's target calls the fastest plan that keeps it; None where the
+            limit alone does not ask for the fastest plan.
+        obstacle: why plans may be hard to find under it, after "where".
+        eases_beyond_t_star: plans slower than T_star may keep it where T_star's do not.
+        counts_all_gpus: it is in J or W of all GPUs, and so of one number of them.
+        kept_by_sooner_ends: who keeps it, keeps it as well with operations that end sooner.
     """
+
+    options: ClassVar[tuple[LimitOption, ...]]
+    stated_as: ClassVar[FastestKind | None] = None
+    obstacle: ClassVar[str] = ""
+    eases_beyond_t_star: ClassVar[bool] = False
+    counts_all_gpus: ClassVar[bool] = False
+    kept_by_sooner_ends: ClassVar[bool] = False
 
     kind: str
 
-    @property
-    def is_local(self) -> bool:
-        return bool(self.prices(1))
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self | None:
+        """The limit that keyword arguments ask for; None where they do not.
 
-    def prices(self, num_gpus: int) -> dict[str, int]:
-        """What `envplan.replay.Search` takes to make moves pay for breaking it; empty: nothing."""
-        del num_gpus
+        Raises:
+            InputError: a number is out of range, or goes with one that is not given.
+        """
+        main, *details = cls.options
+        value = main.value_from(options)
+        values = {option.field: option.value_from(options) for option in details}
+        if value is not None:
+            given = {field: number for field, number in values.items() if number is not None}
+            return cls.of(**{main.field: value, **given})
+        for option in details:
+            if option.flag and values[option.field] is not None:
+                raise InputError(
+                    f"{option.keyword} goes with a {main.keyword} (--{main.flag} {main.metavar})"
+                )
+        return None
+
+    def target_fields(self) -> dict[str, float]:
+        """Fields of plan.json's target that repeat it."""
         return {}
 
-    def excess(self, replay: Replay, setting: Setting) -> int:
-        """By how much a replay breaks it, in whole units of its own; 0 where it keeps it."""
-        raise NotImplementedError
+    # The search.
+
+    @abstractmethod
+    def violation(self, replay: Replay, context: LimitContext) -> int:
+        """What a replay lacks to keep it, in whole units of its own; 0 where it keeps it."""
+
+    def penalties(self, num_gpus: int) -> Penalties:
+        """What moves of the search pay for it: none, if it is a condition on the whole plan.
+
+        Args:
+            num_gpus: GPUs that each operation stands for.
+        """
+        del num_gpus
+        return NO_PENALTIES
+
+    @property
+    def is_repairable_by_moves(self) -> bool:
+        """Whether moves of the search pay for it, and so every candidate keeps it."""
+        return bool(self.penalties(1))
 
     def earliest_ns(self, frontier: Relaxation) -> int:
         """A time that no plan that keeps it undercuts, ns, by the relaxation."""
         return frontier.min_time_ns
 
-    def broken(self, replay: Replay, setting: Setting) -> str:
-        """How a replay breaks it, in words."""
-        raise NotImplementedError
+    def safest_choice(self, problem: Problem) -> Rows | None:
+        """The option indices, (N,), that keep it best, whatever they cost; None: unknown."""
+        del problem
+        return None
 
-    def prove(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
+    def stricter_limits(self, replay: Replay, context: LimitContext) -> Iterator[Limit]:
+        """Limits that moves pay for, the loosest first, under which plans rather keep this one.
+
+        Args:
+            replay: of a plan that breaks it.
+            context: of that plan.
+        """
+        del replay, context
+        return iter(())
+
+    def share(self, kind: Relaxation, kinds: Sequence[Relaxation]) -> Self | None:
+        """The limit that one kind of replica keeps, so that all together keep this one.
+
+        Args:
+            kind: the frontier of one kind.
+            kinds: those of all kinds.
+
+        Returns:
+            None where the kinds together can be judged only (explain_whole_violation).
+        """
+        del kind, kinds
+        return None
+
+    # Words.
+
+    @abstractmethod
+    def explain_violation(self, replay: Replay, context: LimitContext) -> str:
+        """How a replay breaks it, in words."""
+
+    def explain_refusal(self, replay: Replay, context: LimitContext, frontier: Relaxation) -> str:
+        """Why there is no plan, given the replay that came closest, with what can be had."""
+        del frontier
+        return self.explain_violation(replay, context)
+
+    def explain_waiting(self, waiting_uw: int) -> str | None:
+        """How GPUs that only wait break it; None where they keep it.
+
+        Args:
+            waiting_uw: what all GPUs draw while they wait, uW.
+        """
+        del waiting_uw
+        return None
+
+    def explain_whole_violation(self, job: WholeJob) -> str | None:
+        """How all kinds of replicas together break it; None where they keep it."""
+        del job
+        return None
+
+    def notes(self, replay: Replay, context: LimitContext) -> Iterator[str]:
+        """What people should know of a plan that keeps it."""
+        del replay, context
+        return iter(())
+
+    def doubts(self, all_gpus: int) -> Iterator[str]:
+        """Why it is probably not what was meant.
+
+        Args:
+            all_gpus: GPUs of all stages and replicas.
+        """
+        del all_gpus
+        return iter(())
+
+    # The proof.
+
+    def prove(self, stated: StatedResults, replay: Replay, context: LimitContext) -> str:
         """The sentence that `envplan check` states of a plan that keeps it.
 
         Raises:
-            InputError: it does not.
+            InputError: the plan does not keep it.
         """
-        if self.excess(replay, setting):
-            raise InputError(f"replayed, {self.broken(replay, setting)}")
-        return self.kept(stated, replay, setting)
+        if self.violation(replay, context):
+            raise InputError(f"replayed, {self.explain_violation(replay, context)}")
+        return self.explain_kept(stated, replay, context)
 
-    def kept(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
+    @abstractmethod
+    def explain_kept(self, stated: StatedResults, replay: Replay, context: LimitContext) -> str:
         """That sentence."""
-        raise NotImplementedError
+
+    def prove_ladder(self) -> str | None:
+        """The sentence on a ladder whose plans all keep it; None where it is not about them."""
+        return None
 
 
-class MinHold(Limit):
-    """Least time between two requests of a stage for another clock.
-
-    From the last request of an iteration to the first of the next, too: iterations follow each
-    other. `excess` is in ns that clocks are held too short, all added up.
-    """
-
-    kind: Literal["min-hold"] = "min-hold"
-    time_s: Annotated[float, Field(gt=0, le=3600)]
-
-    @property
-    def hold_ns(self) -> int:
-        """ns."""
-        return ns_from_s_ceil(self.time_s)
-
-    def prices(self, num_gpus: int) -> dict[str, int]:
-        return {"hold_ns": self.hold_ns}
-
-    def excess(self, replay: Replay, setting: Setting) -> int:
-        return sum(self.hold_ns - held for *_, held in replay.short_holds(self.hold_ns))
-
-    def broken(self, replay: Replay, setting: Setting) -> str:
-        stage, at, held = next(replay.short_holds(self.hold_ns))
-        return (
-            f"stage {stage} asks for a clock at {s_from_ns(at)!r} s and for another one "
-            f"{s_from_ns(held)!r} s later, within the least time of {self.time_s!r} s"
-        )
-
-    def kept(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
-        return f"no stage asks for another clock within {self.time_s!r} s"
-
-
-class EnergyBudget(Limit):
-    """The most energy that an iteration uses over all GPUs; `excess` is in fJ of all GPUs."""
-
-    kind: Literal["energy-budget"] = "energy-budget"
-    energy_j: Annotated[float, Field(ge=0, le=1e15)]
-
-    def excess(self, replay: Replay, setting: Setting) -> int:
-        return max(0, replay.energy_fj * setting.num_gpus - fj_from_j(self.energy_j))
-
-    def earliest_ns(self, frontier: Relaxation) -> int:
-        budget_fj = fj_from_j(self.energy_j) // frontier.num_gpus
-        # Beyond T_star energy rises again.
-        return frontier.earliest_ns(lambda _, fj: fj <= budget_fj, frontier.min_energy_time_ns)
-
-    def broken(self, replay: Replay, setting: Setting) -> str:
-        used = j_from_fj(replay.energy_fj * setting.num_gpus)
-        at_s = s_from_ns(replay.makespan_ns)
-        return f"{used:.10g} J at {at_s:.9f} s are not within the budget of {self.energy_j:.10g} J"
-
-    def kept(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
-        return f"energy_j {stated.energy_j!r} <= {self.energy_j!r}"
-
-
-class PowerCap(Limit):
-    """A limit on the power of all GPUs together, at every moment or on average."""
-
-    power_w: Annotated[float, Field(ge=0, le=1e12)]
-
-    def earliest_ns(self, frontier: Relaxation) -> int:
-        # What keeps to a cap at every moment does so on average; that falls up to T_max.
-        cap_uw = uw_from_w(self.power_w) // frontier.num_gpus
-        return frontier.earliest_ns(lambda at, fj: fj <= cap_uw * at, frontier.slowest_time_ns)
-
-
-class PeakPower(PowerCap):
-    """The most that all GPUs draw together at any moment of the replay; `excess` is in uW of one
-    GPU a stage together."""
-
-    kind: Literal["peak-power"] = "peak-power"
-
-    def cap_uw(self, num_gpus: int) -> int:
-        """The cap on one GPU a stage together, uW."""
-        return uw_from_w(self.power_w) // num_gpus
-
-    def prices(self, num_gpus: int) -> dict[str, int]:
-        return {"peak_uw": self.cap_uw(num_gpus)}
-
-    def excess(self, replay: Replay, setting: Setting) -> int:
-        return max(0, replay.peak_uw - self.cap_uw(setting.num_gpus))
-
-    def broken(self, replay: Replay, setting: Setting) -> str:
-        return (
-            f"the GPUs draw {w_from_uw(replay.peak_uw * setting.num_gpus)!r} W at the peak, more "
-            f"than the {self.power_w!r} W allowed"
-        )
-
-    def kept(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
-        peak_w = w_from_uw(replay.peak_uw * setting.num_gpus)
-        return f"{peak_w!r} W at the peak of the replay <= {self.power_w!r} W"
-
-
-class AveragePower(PowerCap):
-    """The most that all GPUs draw together on average over an iteration; `excess` is in fJ above
-    what the cap allows in the time of the iteration, all GPUs."""
-
-    kind: Literal["average-power"] = "average-power"
-
-    def excess(self, replay: Replay, setting: Setting) -> int:
-        allowed_fj = uw_from_w(self.power_w) * replay.makespan_ns
-        return max(0, replay.energy_fj * setting.num_gpus - allowed_fj)
-
-    def broken(self, replay: Replay, setting: Setting) -> str:
-        watts = replay.energy_fj * setting.num_gpus / (replay.makespan_ns * 10**6)
-        return f"{watts:.10g} W on average is above {self.power_w:.10g} W"
-
-    def prove(self, stated: StatedResults, replay: Replay, setting: Setting) -> str:
-        # What is stated in floats may be off by what they round.
-        if self.excess(replay, setting) > fj_from_j(stated.energy_j) // 10**9:
-            raise InputError(f"predicted.average_power_w: {self.broken(replay, setting)}")
-        return f"average_power_w {stated.average_power_w!r} <= {self.power_w!r}"
+def as_float(value: Any) -> Any:
+    """A number as a float; anything else as it is, for the model that checks it to refuse."""
+    with suppress(TypeError, ValueError):
+        return float(value)
+    return value

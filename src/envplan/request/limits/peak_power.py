@@ -1,0 +1,111 @@
+"""The most power at any moment (`--peak-power-cap`): for a breaker, or a rack's supply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from envplan._io.words import significant
+from envplan.quantities import POWER
+from envplan.request.limits.average_power import doubt_cap, earliest_ns_under_average
+from envplan.request.limits.base import (
+    FastestKind,
+    Limit,
+    LimitContext,
+    LimitOption,
+    Penalties,
+    StatedResults,
+    SweepKey,
+)
+from envplan.units import uw_from_w, w_from_uw
+
+if TYPE_CHECKING:
+    from envplan.frontier import Relaxation
+    from envplan.replay import Replay
+
+
+class PeakPower(Limit):
+    """The most that all GPUs draw together at any moment of the replay.
+
+    A violation is in uW of one GPU a stage together.
+    """
+
+    options: ClassVar = (
+        LimitOption(
+            field="power_w",
+            keyword="peak_power_cap",
+            flag="peak-power-cap",
+            quantity=POWER,
+            metavar="W",
+            help="Shortest iteration of never more than W watts over all GPUs; with "
+            "--target-time, --slowdown or --min-energy: least energy.",
+            panel="Target",
+            sweep=SweepKey(phrase="{:g} W at the peak"),
+        ),
+    )
+    stated_as: ClassVar[FastestKind | None] = "peak-power-cap"
+    obstacle: ClassVar = "power is capped"
+    counts_all_gpus: ClassVar = True
+
+    kind: Literal["peak-power"] = "peak-power"
+    power_w: Annotated[float, Field(ge=0, le=1e12)]
+
+    def cap_uw(self, num_gpus: int) -> int:
+        """The cap on one GPU a stage together, uW."""
+        return uw_from_w(self.power_w) // num_gpus
+
+    def target_fields(self) -> dict[str, float]:
+        return {"peak_power_w": self.power_w}
+
+    def penalties(self, num_gpus: int) -> Penalties:
+        return Penalties(peak_uw=self.cap_uw(num_gpus))
+
+    def violation(self, replay: Replay, context: LimitContext) -> int:
+        return max(0, replay.peak_uw - self.cap_uw(context.num_gpus))
+
+    def earliest_ns(self, frontier: Relaxation) -> int:
+        # What keeps to a cap at every moment does so on average.
+        return earliest_ns_under_average(frontier, uw_from_w(self.power_w))
+
+    def share(self, kind: Relaxation, kinds: Sequence[Relaxation]) -> Self:
+        share = _peak_at_max_frequency_uw(kind) / sum(map(_peak_at_max_frequency_uw, kinds))
+        return self.model_copy(update={"power_w": self.power_w * share})
+
+    def explain_violation(self, replay: Replay, context: LimitContext) -> str:
+        return (
+            f"the GPUs draw {w_from_uw(replay.peak_uw * context.num_gpus)!r} W at the peak, more "
+            f"than the {self.power_w!r} W allowed"
+        )
+
+    def explain_waiting(self, waiting_uw: int) -> str | None:
+        if waiting_uw <= uw_from_w(self.power_w):
+            return None
+        return (
+            f"GPUs that wait for a straggler draw {w_from_uw(waiting_uw):.10g} W, more than the "
+            f"cap of {self.power_w:.10g} W"
+        )
+
+    def explain_kept(self, stated: StatedResults, replay: Replay, context: LimitContext) -> str:
+        peak_w = w_from_uw(replay.peak_uw * context.num_gpus)
+        return f"{peak_w!r} W at the peak of the replay <= {self.power_w!r} W"
+
+    def prove_ladder(self) -> str:
+        return f"none of them ever draws more than {self.power_w!r} W"
+
+    def notes(self, replay: Replay, context: LimitContext) -> Iterator[str]:
+        peak_w = w_from_uw(replay.peak_uw * context.num_gpus)
+        yield (
+            f"at its peak it draws {significant(peak_w)} W, of {self.power_w:g} W allowed; the gap "
+            "is to a lower bound without that cap"
+        )
+
+    def doubts(self, all_gpus: int) -> Iterator[str]:
+        return doubt_cap(self.power_w, all_gpus)
+
+
+def _peak_at_max_frequency_uw(frontier: Relaxation) -> int:
+    """Peak power with every operation at its highest frequency, all GPUs, uW."""
+    problem = frontier.problem
+    return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus
