@@ -166,7 +166,7 @@ def _frontier(given: _Given) -> list[str]:
     frontier = FrontierFile.from_document(given.document, path=given.file)
     source = find_profile(frontier.profile, given.file, given.profile)
     proved = [check_reference(frontier.profile, source, given.force)]
-    traced = trace_job(frontier.job, source, given.progress)
+    traced = trace_job(frontier.job, source, given.progress, full=frontier.slower is not None)
     proved += check_rows(frontier.plans)
     return proved + check_curve(frontier, traced)
 

@@ -143,8 +143,8 @@ def site(
 
     \b
     Example:
-      envplan frontier sosp24-a100-gpt3-xl-4stage -o gpt3.json
-      envplan frontier sosp24-a100-t5-3b-4stage -o t5.json
+      envplan frontier sosp24-a100-gpt3-xl-4stage --slower -o gpt3.json
+      envplan frontier sosp24-a100-t5-3b-4stage --slower -o t5.json
       envplan site . --power 1.9kW --shed
       envplan site site.toml --power budget.csv --pue 1.2 --plot
     """

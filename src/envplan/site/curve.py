@@ -6,9 +6,10 @@ P is convex, too. Where E is a straight line between two breakpoints, E(T) = a +
 P(x) = a x + b: a straight line as well. So the curve of a frontier is known exactly by its
 breakpoints.
 
-Below the throughput of T_star it is best to follow T_star's plan and to pause for the rest of the
-time: the straight line down to the power of a paused job. It continues the convex curve, because
-the line through T_star's point and the waiting power lies below every frontier beyond T_star.
+Beyond T_star an iteration takes more energy, but less power, so the curve goes on with slower
+plans. It ends at T_max, where a second more costs as much energy as a second of waiting. From there
+it is best to pause for a part of the time: the straight line down to the power of a paused job,
+which continues the curve with the slope that it ends with.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ class PowerCurve:
 
     @classmethod
     def of_frontier(cls, time_s: ArrayLike, energy_j: ArrayLike) -> Self:
-        """The curve of a convex frontier up to T_star.
+        """The curve of a convex frontier.
 
         Args:
-            time_s: of its breakpoints, ascending, (n).
-            energy_j: least energy at each, falling, (n).
+            time_s: of its breakpoints, strictly ascending, (n).
+            energy_j: least energy at each, (n).
         """
         throughput = 1 / np.asarray(time_s, float)[::-1]
         return cls(throughput, np.asarray(energy_j, float)[::-1] * throughput)

@@ -32,7 +32,13 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from envplan._io.documents import Count, GpuCount, Model, read_json
 from envplan._io.files import AnyPath, decoded, read_bounded
 from envplan.errors import InputError, naming
-from envplan.plan.frontier_file import FRONTIER_SCHEMA, FrontierFile, distinct
+from envplan.plan.frontier_file import (
+    FRONTIER_SCHEMA,
+    FrontierFile,
+    StoredPlan,
+    distinct,
+    less_powerful,
+)
 from envplan.profile import Profile
 from envplan.profile.job import pipeline_of_job
 from envplan.quantities import PERCENT, TIME
@@ -162,21 +168,36 @@ class SiteJob:
 
     @cached_property
     def relaxed_curve(self) -> PowerCurve:
-        """The least power at each throughput: no plan undercuts it."""
-        breakpoints = self.frontier.breakpoints
-        time_s, energy_j = np.array(breakpoints.iteration_time_s), np.array(breakpoints.energy_j)
-        up_to_t_star = time_s <= self.frontier.t_star_s
-        curve = PowerCurve.of_frontier(time_s[up_to_t_star], energy_j[up_to_t_star] * self.scale)
-        if self.may_pause:
+        """The least power at each throughput: no plan undercuts it.
+
+        Where the frontier ends at T_star, slower plans are bounded by T_star's energy, the least of
+        all: by the line from standing still at no power.
+        """
+        file = self.frontier
+        breakpoints = (
+            [file.breakpoints]
+            if file.slower is None
+            else [file.breakpoints, file.slower.breakpoints]
+        )
+        time_s = np.concatenate([part.iteration_time_s for part in breakpoints])
+        energy_j = np.concatenate([part.energy_j for part in breakpoints])
+        ascending = np.concatenate([[True], np.diff(time_s) > 0])  # T_star stands in both parts
+        curve = PowerCurve.of_frontier(time_s[ascending], energy_j[ascending] * self.scale)
+        if file.slower is None:
+            curve = curve.with_pause(0.0)
+        elif self.may_pause:
             curve = curve.with_pause(self.waiting_w)
         return curve.from_throughput(self.least_throughput)
 
+    @cached_property
+    def plans(self) -> list[StoredPlan]:
+        """The plans of its frontier by ascending time, those beyond T_star included."""
+        slower = self.frontier.slower
+        return [*self.frontier.plans, *([] if slower is None else slower.plans)]
+
     def plan_points(self) -> list[OperatingPoint]:
-        """Throughput and power of each plan of its frontier, in the frontier's order."""
-        return [
-            self._operating_point(plan.iteration_time_s, plan.energy_j)
-            for plan in self.frontier.plans
-        ]
+        """Throughput and power of each of its plans, in their order."""
+        return [self._operating_point(plan.iteration_time_s, plan.energy_j) for plan in self.plans]
 
     def pause(self) -> list[OperatingPoint]:
         """The point at which it stands still, if it may."""
@@ -300,11 +321,13 @@ def _trace_profile(entry: JobEntry, folder: Path) -> FrontierFile:
     frontier = trace_frontier(
         pipeline,
         profile.fitted(needed),
+        full=True,
         gpus_per_stage=profile.metadata.gpus_per_stage_with(entry.gpus_per_stage, None),
         replicas=entry.replicas or profile.metadata.job.replicas,
     )
     plans = distinct(frontier.sample_plans(_NUM_PLANS))
-    return FrontierFile.from_plans(frontier, plans)
+    slower = less_powerful(frontier.sample_plans(_NUM_PLANS, beyond=True), plans[-1])
+    return FrontierFile.from_plans(frontier, plans, slower)
 
 
 def frontier_sha256(frontier: FrontierFile) -> str:

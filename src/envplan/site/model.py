@@ -19,8 +19,8 @@ class JobShare(Model):
 
     name: str
     plan: Index | None = Field(
-        description="index of the plan that it follows, of its frontier's plans by ascending time; "
-        "absent where it pauses all the time"
+        description="index of the plan that it follows, of its frontier's plans by ascending time, "
+        "those beyond T_star included; absent where it pauses all the time"
     )
     faster_plan: Index | None = Field(
         None, description="index of the plan that its other iterations follow"
