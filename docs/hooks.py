@@ -148,7 +148,7 @@ def cell(text: str) -> str:
 def figures() -> dict[str, bytes]:
     """The figures of the theory page, drawn from a built-in profile."""
     import envplan
-    from envplan.plotting.figures import made
+    from envplan.plotting.figures import render
     from envplan.plotting.frontier import frontier_figure
     from envplan.plotting.timeline import timeline_figure
 
@@ -158,7 +158,7 @@ def figures() -> dict[str, bytes]:
     after = envplan.simulate(frontier.plan(), profile)
     along = frontier.sample_plans(17)
     return {
-        "frontier.svg": made(frontier_figure(frontier, along), "svg"),
-        "timeline.png": made(timeline_figure(after, before=before), "png"),
-        "compare.svg": made(frontier_figure(frontier, along, envplan.compare(frontier)), "svg"),
+        "frontier.svg": render(frontier_figure(frontier, along), "svg"),
+        "timeline.png": render(timeline_figure(after, before=before), "png"),
+        "compare.svg": render(frontier_figure(frontier, along, envplan.compare(frontier)), "svg"),
     }

@@ -9,7 +9,7 @@ from itertools import pairwise
 import networkx as nx
 
 from envplan.pipeline import Operation, Pipeline
-from envplan.pipeline.schedules import LETTERS
+from envplan.pipeline.operations import LETTERS
 
 START, END = "start", "end"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 from cli_helpers import envplan
 from envplan.devices import DeviceError, locks, opened
 from envplan.devices import guard as guard_module
-from envplan.devices.locks import LockFile, recover
+from envplan.devices.locks import LockFile, Mark, recover
 from envplan.runtime import Guard
 from fake_nvml import FakeNvml, open_fake_nvml, wait_for
 from shim_helpers import end, holding, training
@@ -491,6 +493,21 @@ def test_lock_files_are_for_this_user_alone(
     (other,) = locks.places(own)
     assert other.name.startswith("envplan-")
     assert other.stat().st_mode & 0o777 == 0o700
+
+
+def test_recovery_waits_for_the_service_that_looks_at_the_mark(fake_nvml: FakeNvml) -> None:
+    fake_nvml.gpu().locked = 1005
+    uuid = fake_nvml.gpu().uuid.decode()
+    with LockFile(uuid) as lock:
+        lock.set_mark(Mark(999999, os.getpid()))
+    looking = os.open(lock.path, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    looked = threading.Timer(0.05, os.close, [looking])
+    looked.start()
+    with opened("nvml") as source:
+        recover(source.devices()[0])
+    assert fake_nvml.locked() is None
+    looked.join()
 
 
 # Starts owners at once: it has everything imported and forks. For a line "GPU SEED" it answers the

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.dependencies import short_name
 from envplan.pipeline.imports import ImportedSchedule
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
-from envplan.pipeline.schedules import LETTERS
+from envplan.pipeline.operations import LETTERS, short_name
 from envplan.plotting.schedule import schedule_layout
 from strategies import schedules
 

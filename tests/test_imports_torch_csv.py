@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 
 from envplan.errors import InputError
 from envplan.pipeline import Operation, Pipeline
-from envplan.pipeline.dependencies import short_name
 from envplan.pipeline.imports.torch_csv import as_torch_csv, parse_rows, read_torch_csv
+from envplan.pipeline.operations import short_name
 from schedule_oracles import dependency_graph, orders_of
 from strategies import schedules
 

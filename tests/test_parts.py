@@ -482,6 +482,28 @@ def test_clocks_of_parts_that_a_gpu_lacks_are_raised(offered: str, asked: dict[s
     assert raised_to <= {mhz for rank in applied.ranks for *_, mhz in rank.operations}
 
 
+def test_a_clock_that_a_parts_config_was_not_profiled_at_is_passed_over() -> None:
+    rows = [
+        (0, name, mhz, seconds * dear, watts * seconds * dear, config, part)
+        for name in ("forward", "backward")
+        for mhz, watts, config in ((1500, 300, "x"), (900, 150, "z"))
+        for part, seconds in (("attention", 0.1), ("mlp", 0.1))
+        for dear in (1.0 if (part, config) in (("attention", "x"), ("mlp", "z")) else 5.0,)
+    ]
+    columns = ("stage", "instruction", "frequency", "time", "energy", "config", "part")
+    profile = Profile.from_rows(rows, columns=columns)
+    frontier = trace_frontier(Pipeline("1f1b", 1, 1), profile.adjusted(by_parts=EXACT))
+    plan = frontier.plan()
+    assert plan.stages[0][0].config == "@attention=1500/x @mlp=900/z"
+    with pytest.raises(InputError, match="none above it is as fast"):
+        apply_plan(
+            plan,
+            profile,
+            topology=Topology.for_job(plan.job),
+            clocks=parse_clocks("1000,1500"),
+        )
+
+
 def test_where_a_gpu_lacks_the_clock_of_a_part_the_operation_keeps_its_config() -> None:
     rows = [
         (0, name, mhz, seconds * dear, watts * seconds * dear, config, part)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.dependencies import check_orders, describe_operation, short_name
+from envplan.pipeline.dependencies import check_orders, describe_operation
+from envplan.pipeline.operations import short_name
 from schedule_oracles import dependency_graph, longest_path, orders_of, rank
 from strategies import dags, schedules
 

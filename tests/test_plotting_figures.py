@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from cli_helpers import small_profile
 from envplan.pipeline import Pipeline
 from envplan.planners import compare
-from envplan.plotting.figures import figure, made, save_figure
+from envplan.plotting.figures import figure, render, save_figure
 from envplan.plotting.frontier import frontier_figure
 from envplan.plotting.profile import plateau, profile_figure
 from envplan.plotting.timeline import timeline_figure
@@ -128,7 +128,7 @@ def test_every_stage_has_a_row_and_power_lies_below() -> None:
     assert labels == ["stage 0", "stage 1", "stage 2"]
     assert power.get_xlim() == (0, timeline.sync_time)
     assert power.get_ylim()[1] > timeline.peak_power
-    assert made(timeline_figure(timeline), "svg") == made(figure, "svg")
+    assert render(timeline_figure(timeline), "svg") == render(figure, "svg")
 
 
 def test_before_and_after_share_an_axis_and_say_what_is_saved() -> None:
@@ -181,8 +181,8 @@ def test_a_single_clock_has_the_colour_of_the_highest_and_the_only_tick() -> Non
 def test_of_very_many_operations_the_first_and_the_last_are_drawn_and_it_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("envplan.plotting.timeline._MOST_DRAWN", 10)
-    monkeypatch.setattr("envplan.plotting.timeline._WINDOW", 5)
+    monkeypatch.setattr("envplan.plotting.timeline._MAX_DRAWN", 10)
+    monkeypatch.setattr("envplan.plotting.timeline._EXCERPT", 5)
     timeline = timeline_of(Pipeline("1f1b", 3, 4))
     figure = timeline_figure(timeline, before=timeline)
     (begin, first), (last, end) = (axes.get_xlim() for axes in figure.axes[:2])

@@ -16,7 +16,19 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.planners import compare
 from envplan.plotting import page
-from envplan.plotting.report import animation_page, frontier_page, report_page, timeline_page
+from envplan.plotting.page_data import (
+    AnimationChart,
+    FrontierChart,
+    TimelineChart,
+    TimelineData,
+)
+from envplan.plotting.report import (
+    Report,
+    animation_page,
+    frontier_page,
+    report_page,
+    timeline_page,
+)
 from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
 
@@ -36,7 +48,16 @@ def data_of(text: str) -> dict[str, Any]:
 def test_a_report_has_all_plans_planners_and_operations(frontier: Frontier) -> None:
     plan, along = frontier.plan(slowdown=0.02), frontier.sample_plans(5)
     timeline = simulate(plan, frontier.profile)
-    text = report_page(plan, Path("plan.json"), frontier, along, timeline, compare(frontier))
+    report = Report(
+        plan=plan,
+        plan_file=Path("plan.json"),
+        frontier=frontier,
+        along=along,
+        timeline=timeline,
+        baseline=timeline.at_max_frequency(),
+        comparison=compare(frontier),
+    )
+    text = report_page(report)
     # It fetches nothing.
     assert not re.search(r'(src|href)\s*=\s*["\'](?!#|data:)', text)
     assert not re.search(r"@import|url\(", text)
@@ -67,6 +88,46 @@ def test_a_report_has_all_plans_planners_and_operations(frontier: Frontier) -> N
     assert drawn["span"] == max(shown.sync_time for shown in both)
 
 
+SCRIPT = Path(page.__file__).parent / "assets" / "page.js"
+
+
+def types_of_the_script() -> dict[str, list[str]]:
+    """The keys of each type of object that page.js documents."""
+    comment = re.search(r"/\*\*.*?\*/", SCRIPT.read_text(), re.DOTALL)
+    assert comment is not None
+    types: dict[str, list[str]] = {}
+    lines = re.findall(
+        r"@typedef \{object\} (\w+)|@property \{.*\} (\w+)(?: -|$)", comment[0], re.MULTILINE
+    )
+    for name, key in lines:
+        if name:
+            keys = types[name] = []
+        else:
+            keys.append(key)
+    return types
+
+
+def test_the_script_and_the_pages_agree_on_the_data_of_charts(frontier: Frontier) -> None:
+    plans = frontier.sample_plans(2)
+    timelines = [simulate(plan, frontier.profile) for plan in plans]
+    animation = AnimationChart.of(frontier, timelines).to_dict()
+    chart = FrontierChart.of(frontier, plans, comparison=compare(frontier), this_plan=plans[0])
+    timeline = TimelineData.of(timelines[0], "plan")
+    written = {
+        "FrontierChart": chart.to_dict(),
+        "PlanPoint": chart.baseline.to_dict(),
+        "TimelineChart": TimelineChart.of({"plan": timelines[0]}).to_dict(),
+        "AnimationChart": animation,
+        "TimelineData": timeline.to_dict(),
+        "OperationColumns": timeline.operations.to_dict(),
+    }
+    assert types_of_the_script() == {name: list(data) for name, data in written.items()}
+    script = SCRIPT.read_text().partition("*/")[2]
+    for name, data in written.items():
+        for key in data:
+            assert re.search(rf"\b{key}\b", script), f"page.js does not use {key} of {name}"
+
+
 def test_a_hostile_name_stays_text() -> None:
     text = page.document("<b>", "<script>alert(1)</script>", "&", None, [], {"a": "</script>"})
     assert "<script>alert" not in text
@@ -77,7 +138,8 @@ def test_frontier_timeline_and_animation_have_pages_of_their_own(
     frontier: Frontier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     along = frontier.sample_plans(5)
-    data = data_of(frontier_page(frontier, along))
+    slower_plans = frontier.slower_plans_to_draw()
+    data = data_of(frontier_page(frontier, along, slower=slower_plans))
     assert set(data) == {"frontier"}
     slower = [plan["time"] for plan in data["frontier"]["slower"]]
     assert slower == sorted(slower)
@@ -85,12 +147,14 @@ def test_frontier_timeline_and_animation_have_pages_of_their_own(
     timeline = simulate(along[1], frontier.profile)
     timelines = timeline_page(timeline, timeline.at_max_frequency())
     assert len(data_of(timelines)["timeline"]["timelines"]) == 2
-    frames = data_of(animation_page(frontier, along))["animation"]["frames"]
+    walk = [simulate(plan, frontier.profile) for plan in along]
+    frames = data_of(animation_page(frontier, walk))["animation"]["frames"]
     assert len({frame["title"] for frame in frames}) == len(along)
     # Larger jobs have no slower plans; a very long curve is thinned and keeps its ends.
-    monkeypatch.setattr(page, "_MOST_FOR_SLOWER", 10)
-    monkeypatch.setattr(page, "_MOST_CURVE_POINTS", 5)
-    thin = data_of(frontier_page(frontier, along))["frontier"]
+    monkeypatch.setattr("envplan.solve.frontier._MAX_OPERATIONS_FOR_SLOWER", 10)
+    monkeypatch.setattr("envplan.plotting.page_data.MAX_CURVE_POINTS", 5)
+    slower_plans = frontier.slower_plans_to_draw()
+    thin = data_of(frontier_page(frontier, along, slower=slower_plans))["frontier"]
     assert thin["slower"] == []
     assert 2 < len(thin["curve"]) <= 6 < len(frontier.times)
     assert [thin["curve"][k][0] for k in (0, -1)] == [frontier.min_time, frontier.min_energy_time]
@@ -153,9 +217,8 @@ def test_a_report_tells_money_and_carbon_of_the_run(folder: Path) -> None:
 
 def test_the_script_of_the_pages_parses() -> None:
     """Where node is there: a slip in the script would else only show in a browser."""
-    script = Path(page.__file__).parent / "assets" / "page.js"
     try:
-        ran = subprocess.run(["node", "--check", script], capture_output=True, text=True)
+        ran = subprocess.run(["node", "--check", SCRIPT], capture_output=True, text=True)
     except FileNotFoundError:
         pytest.skip("node is not installed")
     assert ran.returncode == 0, ran.stderr

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
-from envplan.plotting.figures import made
+from envplan.plotting.figures import render
 from envplan.plotting.schedule import schedule_figure, schedule_layout
 
 
@@ -55,7 +55,7 @@ def test_activations_are_held_until_the_weights_have_their_gradient() -> None:
 
 def test_every_forward_and_backward_is_labelled() -> None:
     pipeline = Pipeline("1f1b", 8, 16)
-    text = made(schedule_figure(schedule_layout(pipeline)), "svg").decode()
+    text = render(schedule_figure(schedule_layout(pipeline)), "svg").decode()
     for letter in "FB":
         for microbatch in range(16):
             assert len(re.findall(f">{letter}{microbatch}</text>", text)) == 8

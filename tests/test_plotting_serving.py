@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from envplan.plotting.figures import made
+from envplan.plotting.figures import render
 from envplan.plotting.serving import (
     comparison_page,
     over_time_figure,
@@ -53,7 +53,7 @@ def test_over_time_there_is_a_line_for_each_policy() -> None:
     power = figure.axes[1]
     assert [line.get_label() for line in power.lines] == ["SinglePool (baseline)", "envplan"]
     assert list(power.lines[0].get_ydata()) == [w / 1e3 for w in results[0].series.power_w]
-    assert made(figure, "svg") == made(over_time_figure(results, "short"), "svg")
+    assert render(figure, "svg") == render(over_time_figure(results, "short"), "svg")
 
 
 def test_where_nothing_is_asked_no_slo_is_missed() -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.dependencies import short_name
 from envplan.pipeline.imports.torch_csv import (
     as_torch_csv,
     pipeline_from_torch,
     read_torch_csv,
     read_torch_schedule,
 )
+from envplan.pipeline.operations import short_name
 from schedule_oracles import orders_of
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")

@@ -21,7 +21,7 @@ import pytest
 from cli_helpers import COMMAND, envplan
 from envplan.devices.locks import LockFile, Mark, places
 from envplan.runtime import Guard
-from envplan.runtime.service import Service
+from envplan.runtime.service import Service, give_back_left_behind
 from fake_nvml import FakeNvml, open_fake_nvml, wait_for
 from shim_helpers import end, holding, training
 
@@ -317,3 +317,22 @@ def test_mark_of_an_older_version_is_understood(fake_nvml: FakeNvml) -> None:
         assert lock.mark == Mark(0, 0)
         lock.path.write_text("")
         assert lock.mark is None
+
+
+def test_giving_back_that_took_too_long_leaves_the_marks_of_other_gpus_alone(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envplan.runtime.service._DRIVER_TIMEOUT_S", 0.3)
+    mark = Mark(999999, 999998)
+    hanging, other = (fake_nvml.gpu(index).uuid.decode() for index in (0, 1))
+    for uuid in (hanging, other):
+        with LockFile(uuid) as lock:
+            lock.set_mark(mark)
+    said: list[str] = []
+    fake_nvml.hang("reset")
+    assert not give_back_left_behind([lock.path.with_name(f"{hanging}.lock")], said.append)
+    assert "no answer" in said[0]
+    with LockFile(other) as lock:  # it may get the descriptors that were closed
+        fake_nvml.hang()
+        wait_for(lambda: lock.path.with_name(f"{hanging}.lock").stat().st_size == 0)
+        assert lock.mark == mark

@@ -49,6 +49,7 @@ class StandIn(ThreadingUnixStreamServer):
         groups: the API groups that are enabled.
         tokens: what each bearer token may do; none: no authentication.
         order: the NVML index of each GPU, by zeusd's own number.
+        first_number: zeusd's own number of the first GPU.
         tells_addresses: as daemons after 0.5 do.
     """
 
@@ -58,6 +59,7 @@ class StandIn(ThreadingUnixStreamServer):
         self.groups = ["gpu-control", "gpu-read"]
         self.tokens: dict[str, list[str]] = {}
         self.order = [0, 1, 2, 3]
+        self.first_number = 0
         self.tells_addresses = True
         super().__init__(str(path), _Handler)
         path.chmod(0o666)
@@ -120,7 +122,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _describe(self, number: int) -> dict[str, Any]:
         index = self.server.order[number]
-        gpu = {"id": number, "name": A40, "cumulative_energy_available": True}
+        gpu = {
+            "id": number + self.server.first_number,
+            "name": A40,
+            "cumulative_energy_available": True,
+        }
         address = {"pci_address": f"0000:{index + 1:02x}:00.0"}
         return {**gpu, **(address if self.server.tells_addresses else {})}
 
@@ -191,6 +197,13 @@ def test_older_zeusd_is_believed_only_where_it_counts_the_same(
     zeusd.order = [0, 1]
     with opened("zeusd") as source:
         assert "does not name" in str(source.devices()[0].can_lock())
+
+
+def test_zeusd_whose_numbers_are_others_names_no_gpu(zeusd: StandIn, for_all: FakeNvml) -> None:
+    zeusd.tells_addresses = False
+    zeusd.first_number = 1
+    with opened("zeusd") as source:
+        assert "does not name a GPU" in str(source.devices()[0].can_lock())
 
 
 def test_refusals_say_what_to_do(

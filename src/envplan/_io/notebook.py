@@ -16,5 +16,5 @@ def drawing(name: str) -> Any:
 
 def png_of(figure: Any) -> bytes:
     """A figure as a notebook shows it."""
-    png: bytes = drawing("figures").made(figure, "png", dpi=90)
+    png: bytes = drawing("figures").render(figure, "png", dpi=90)
     return png

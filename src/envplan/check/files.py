@@ -23,7 +23,7 @@ from envplan.errors import InputError, naming, shown
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
 from envplan.pipeline.imports.torch_csv import read_torch_csv
-from envplan.pipeline.schedules import EXTRAS, LETTERS
+from envplan.pipeline.operations import EXTRAS, LETTERS
 from envplan.plan import Plan, check_reference, find_profile
 from envplan.plan.frontier_file import FrontierFile, Row
 from envplan.profile import Profile

@@ -18,6 +18,7 @@ import typer
 
 from envplan.cli.help import CommandGroup, add_command
 from envplan.cli.invocation import Invocation, invocation
+from envplan.cli.logs import log_level, logging_to_stderr
 from envplan.errors import DoubtWarning, EnvplanError
 
 _INTERRUPTED: Final = 130
@@ -73,6 +74,7 @@ class Commands(CommandGroup):
         self.commands = none_yet
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name; None where there is none."""
         if cmd_name in self.commands and self.commands[cmd_name] is None:
             module = import_module(f"envplan.cli.{MODULES.get(cmd_name, cmd_name)}")
             command = getattr(module, cmd_name)
@@ -85,6 +87,7 @@ class Commands(CommandGroup):
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands of `--help`, panel by panel."""
         for panel, commands in PANELS.items():
             with formatter.section(panel):
                 formatter.write_dl(list(commands.items()))
@@ -133,6 +136,12 @@ def envplan(
         Literal["auto", "always", "never"],
         typer.Option(metavar="WHEN", help="auto (also by NO_COLOR), always or never."),
     ] = "auto",
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "-v", "--verbose", help="Log on stderr what is done; ENVPLAN_LOG=debug logs more."
+        ),
+    ] = False,
 ) -> None:
     """Take the wasted joules out of pipeline-parallel training.
 
@@ -148,6 +157,9 @@ def envplan(
       envplan check plan.json
     """
     invocation().color = context.color = _COLOURS[color]
+    level = log_level(verbose=verbose)
+    if level is not None:
+        context.with_resource(logging_to_stderr(level))
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

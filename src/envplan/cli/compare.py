@@ -120,9 +120,7 @@ def compare(
     with progress("Comparing clocks by part with one clock"):
         parts = compare_part_clocks(frontier)
     if plot is not None:
-        from envplan.plotting.frontier import plans_along
-
-        draw_frontier(plot, frontier, plans_along(frontier, _ALONG), comparison)
+        draw_frontier(plot, frontier, frontier.plans_to_draw(_ALONG), comparison)
     plans = [
         entry.plan if run is None else priced(entry.plan, run, comparison.straggler_time)
         for entry in comparison.entries

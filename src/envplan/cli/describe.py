@@ -37,7 +37,7 @@ def describe_job(frontier: Frontier) -> str:
 
     A third line names operations that the profile times and the pipeline leaves out.
     """
-    from envplan.plotting.figures import job_line
+    from envplan.plotting.titles import job_line
 
     powers = [significant(power, 3) for power in sorted(frontier.blocking_power_w)]
     source = _POWER_SOURCES[frontier.blocking_power_source]
@@ -51,7 +51,7 @@ def describe_job(frontier: Frontier) -> str:
 
 def _unused_rows(frontier: Frontier) -> list[str]:
     """A line about constant-time operations that only the profile has; none if there are none."""
-    from envplan.pipeline.schedules import EXTRAS
+    from envplan.pipeline.operations import EXTRAS
 
     profile, pipeline = frontier.profile, frontier.pipeline
     planned = {operation.instruction for operation in pipeline.operations}

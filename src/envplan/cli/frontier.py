@@ -112,7 +112,8 @@ def frontier(
         from envplan.plotting.report import animation_page
 
         with progress("drawing frames"):
-            atomic_write(animate, animation_page(traced, along))
+            timelines = [envplan.simulate(plan, traced.profile) for plan in along]
+            atomic_write(animate, animation_page(traced, timelines))
     if invocation().json:
         ui.say(document.to_json().rstrip())
         return
@@ -138,8 +139,11 @@ def draw_frontier(
     from envplan.plotting.frontier import frontier_figure
     from envplan.plotting.report import frontier_page
 
-    shown = (traced, plans, comparison)
-    ui.draw(path, lambda: frontier_figure(*shown), lambda: frontier_page(*shown))
+    def write_page() -> str:
+        slower = traced.slower_plans_to_draw()
+        return frontier_page(traced, plans, comparison, slower=slower)
+
+    ui.draw(path, lambda: frontier_figure(traced, plans, comparison), write_page)
 
 
 def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) -> None:

@@ -31,7 +31,7 @@ from envplan.cli.shared import (
 from envplan.cli.types import InputFile, Numbers, either, numbers, quantity
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
-from envplan.pipeline.schedules import EXTRAS
+from envplan.pipeline.operations import EXTRAS
 from envplan.quantities import COUNT, NUMBER, PERCENT, POWER, TIME
 
 if TYPE_CHECKING:

@@ -22,11 +22,13 @@ class Command(TyperCommand):
     """A command with help in panels, and with options that may stand without their file name."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command, and note its name for the schema of its document."""
         _, *names = ctx.command_path.split()
         invocation().command = "-".join(names)
         return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words after the command; `--plot` before an option stands alone."""
         may_stand_alone = {
             name for param in self.params if param.metavar == OPTIONAL_FILE for name in param.opts
         }
@@ -37,6 +39,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, complete)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options of `--help`, panel by panel."""
         panels: dict[str, list[tuple[str, str]]] = {name: [] for name in _PANELS}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -57,6 +60,7 @@ class CommandGroup(TyperGroup):
     """A command of commands: bare, it prints its help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words after the command; none mean --help."""
         bare = not args and not self.invoke_without_command
         return super().parse_args(ctx, ["--help"] if bare else args)
 

@@ -410,6 +410,7 @@ def profile(
     gpu: GpuOptions,
     measuring: MeasuringOptions,
     sizes: SizeOptions,
+    *,
     plot: Annotated[
         Path | None,
         typer.Option(

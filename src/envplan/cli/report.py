@@ -58,8 +58,7 @@ def report(
     from envplan.plan.costs import priced
     from envplan.plan.frontier_file import distinct
     from envplan.planners import compare as run_planners
-    from envplan.plotting.frontier import plans_along
-    from envplan.plotting.report import report_page
+    from envplan.plotting.report import Report, report_page
     from envplan.solve import trace_job
 
     loaded, profile = source.load()
@@ -69,14 +68,24 @@ def report(
     if (run := costs.run(frontier)) is not None:
         loaded = priced(loaded, run)
     with progress("Choosing frequencies") as work:
-        along = distinct(plans_along(frontier, _ALONG, progress=work.frontier_step))
+        along = distinct(frontier.plans_to_draw(_ALONG, progress=work.frontier_step))
     comparison = None
     operations = len(frontier.pipeline.operations)
     if operations <= _MOST_COMPARED if compare is None else compare:
         with progress("Comparing planners"):
             comparison = run_planners(frontier)
-    about = (loaded, source.plan, frontier, along, after, comparison, plan_notes(frontier, loaded))
-    atomic_write(output, report_page(*about))
+    content = Report(
+        plan=loaded,
+        plan_file=source.plan,
+        frontier=frontier,
+        along=along,
+        timeline=after,
+        baseline=after.at_max_frequency(),
+        comparison=comparison,
+        notes=plan_notes(frontier, loaded),
+        slower=frontier.slower_plans_to_draw(),
+    )
+    atomic_write(output, report_page(content))
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
     words = (
         f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "

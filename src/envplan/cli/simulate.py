@@ -59,6 +59,7 @@ def simulate(
     source: PlanOptions,
     cluster: ClusterOptions,
     costs: CostOptions,
+    *,
     noise: NoiseOption = None,
     seed: Annotated[
         int,
@@ -256,7 +257,7 @@ class Simulation:
 
 
 def _print(simulation: Simulation, profile: envplan.Profile) -> None:
-    from envplan.plotting.figures import job_line
+    from envplan.plotting.titles import job_line
 
     timeline, plan = simulation.timeline, simulation.timeline.plan
     source = plan.profile.source

@@ -44,7 +44,7 @@ class OptionError(typer.BadParameter):
         self._parse, self._text = parse, text
 
     def format_message(self) -> str:
-        """As in `--error must be a percentage, such as 2 or 2%, not x`."""
+        """The error, as in `--error must be a percentage, such as 2 or 2%, not x`."""
         typed = self.param.opts if self.param else []
         option = "/".join(name for name in typed if name.startswith("--"))
         try:
@@ -136,6 +136,7 @@ class OutputFile:
         self._parser = parser_of(self._parse)
 
     def __call__(self, value: Any) -> Any:
+        """The path of a text; a default as it is."""
         return self._parser(value)
 
     def _parse(self, text: str, option: str) -> Path:

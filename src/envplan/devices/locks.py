@@ -220,7 +220,7 @@ def recover(device: Device) -> None:
         DeviceError: the driver does not do it.
     """
     with LockFile(device.info.uuid) as lock:
-        if lock.acquire():
+        if lock.acquire(_BLINK_S):
             lock.restore(device)
 
 

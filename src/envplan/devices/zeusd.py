@@ -103,8 +103,9 @@ class ZeusdDevice(NvmlDevice):
         # Daemons up to 0.5 do not tell addresses.
         with self._errors():
             count = pynvml.nvmlDeviceGetCount()
-        same = [gpu for gpu in gpus if gpu.get("id") == self._index]
-        if set(told) <= {""} and len(gpus) == count and same[0].get("name") == self.info.name:
+        names = [gpu.get("name") for gpu in gpus if gpu.get("id") == self._index]
+        tells_no_addresses = set(told) <= {""}
+        if tells_no_addresses and len(gpus) == count and names[:1] == [self.info.name]:
             return self._index
         raise DeviceError(f"{self._name}: {self._daemon} does not name a GPU at {own}")
 

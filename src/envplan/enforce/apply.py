@@ -298,7 +298,7 @@ class _ClockFitter:
         self._machine = machine
         self._clocks = clocks
         self._table_of = problem.table.tolist()
-        self._option_at = cache(self._find_option)
+        self._find_option = cache(self._find_option_uncached)
 
     def fit(self, name: str, rung: Rung) -> _FittedPlan:
         """Keep every clock that the GPU supports; raise others to the next one not slower.
@@ -392,21 +392,28 @@ class _ClockFitter:
         planned_option = self._option_at(table_number, planned)
         planned_time_ns = table.time_ns[planned_option]
         for mhz in clocks.supported_clocks_mhz:
-            setting = _ClockSetting(mhz, table.start_config[planned_option])
             if mhz <= unsupported_mhz[-1]:
                 continue
-            if table.time_ns[self._option_at(table_number, setting)] > planned_time_ns:
+            setting = _ClockSetting(mhz, table.start_config[planned_option])
+            option = self._find_option(table_number, setting)
+            if option is None or table.time_ns[option] > planned_time_ns:
                 continue
             is_profiled = setting in self._problem.rows_by_knob[table_number]
             raises = tuple(_Raise(planned_mhz, mhz, is_profiled) for planned_mhz in unsupported_mhz)
             return _FittedOperation(setting, raises)
         raise _no_clock_as_fast(operation, clocks, unsupported_mhz[-1])
 
-    def _find_option(self, table_number: int, setting: _ClockSetting) -> int:
+    def _option_at(self, table_number: int, setting: _ClockSetting) -> int:
+        """The index of the option that a setting of the plan, or a fitted one, counts as."""
+        option = self._find_option(table_number, setting)
+        assert option is not None
+        return option
+
+    def _find_option_uncached(self, table_number: int, setting: _ClockSetting) -> int | None:
         """The index of the option that a setting counts as: its own, or the highest clock below.
 
         Where the profile does not know a clock, the operation counts as no faster than it is known
-        to be.
+        to be. None: the profile knows the config at higher clocks only.
         """
         options = self._problem.rows_by_knob[table_number]
         profiled_at_or_below = [
@@ -414,7 +421,7 @@ class _ClockFitter:
             for mhz, config in options
             if mhz <= setting.frequency_mhz and config == setting.config
         ]
-        return options[max(profiled_at_or_below)]
+        return options[max(profiled_at_or_below)] if profiled_at_or_below else None
 
 
 def _no_clock_as_fast(operation: Operation, clocks: StageClocks, planned_mhz: int) -> InputError:

@@ -17,37 +17,46 @@ Every field is checked here; what leaves this module is trusted.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from envplan._io.documents import Index, Model, parse_document
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Dag, Edges
-from envplan.pipeline.schedules import Operation
-from envplan.pipeline.spec import Latency
-from envplan.units import ns_from_s
+from envplan.pipeline.operations import Operation
+from envplan.pipeline.spec import MAX_OPERATIONS, Latency
+from envplan.units import ns_from_s, s_from_ns
 
 DAG_SCHEMA: Final = "envplan/dag/v1"
-MAX_OPERATIONS: Final = 2**20
 
 
 def identifier(text: str) -> str:
+    """A text that is a name.
+
+    Raises:
+        ValueError: it is none.
+    """
     if not text.isidentifier():
         raise ValueError('must be a name such as "forward"')
     return text
 
 
-def _named(item: object) -> object:
+def _as_dependency(item: object) -> object:
+    """A dependency without a latency may be written as an id alone."""
     return {"id": item} if isinstance(item, str) else item
 
 
-class _After(Model):
+class _Dependency(Model):
+    """An operation that another one waits for."""
+
     id: str
     latency: Latency = 0.0
 
 
-class _Listed(Model):
+class _ListedOperation(Model):
     """An operation as a DAG document lists it."""
 
     id: Annotated[str, Field(min_length=1)]
@@ -56,16 +65,16 @@ class _Listed(Model):
     microbatch: Index = 0
     chunk: Index = 0
     profile_stage: Index | None = None
-    after: list[Annotated[_After, BeforeValidator(_named)]] = Field([])
+    after: list[Annotated[_Dependency, BeforeValidator(_as_dependency)]] = Field([])
 
-    def operation(self) -> Operation:
-        timed = self.stage if self.profile_stage is None else self.profile_stage
-        return Operation(self.stage, self.instruction, self.microbatch, self.chunk, timed)
+    def to_operation(self) -> Operation:
+        profile_stage = self.stage if self.profile_stage is None else self.profile_stage
+        return Operation(self.stage, self.instruction, self.microbatch, self.chunk, profile_stage)
 
 
 class _DagDocument(Model):
     schema_id: Literal["envplan/dag/v1"] = Field(alias="schema")
-    operations: Annotated[list[_Listed], Field(min_length=1, max_length=MAX_OPERATIONS)]
+    operations: Annotated[list[_ListedOperation], Field(min_length=1, max_length=MAX_OPERATIONS)]
 
 
 def parse_dag(document: object) -> Dag:
@@ -78,24 +87,61 @@ def parse_dag(document: object) -> Dag:
         InputError: names the operation and the field that is wrong.
     """
     listed = parse_document(document, _DagDocument, kind="DAG", schema=DAG_SCHEMA).operations
-    first: dict[str, int] = {}
-    for i, entry in enumerate(listed):
-        if first.setdefault(entry.id, i) != i:
-            raise InputError(
-                f"operation {i} has the id {shown(entry.id)} of operation {first[entry.id]}"
-            )
-    stages = {entry.stage for entry in listed}
-    gap = next(stage for stage in range(len(stages) + 1) if stage not in stages)
-    if gap < max(stages):
-        raise InputError(f"stage {gap} has no operations, but stage {max(stages)} has")
+    _check_ids(listed)
+    _check_stages(listed)
     by_stage = sorted(listed, key=lambda entry: entry.stage)  # keeps their order
-    index = {entry.id: place for place, entry in enumerate(by_stage)}
-    after: Edges = {}
-    for i, entry in enumerate(listed):
-        for item in entry.after:
-            if item.id not in index or item.id == entry.id:
-                itself = "itself" if item.id == entry.id else f"{shown(item.id)}, no operation's id"
-                raise InputError(f"operation {i} ({shown(entry.id)}) waits for {itself}")
-            edge = (index[item.id], index[entry.id])
-            after[edge] = max(ns_from_s(item.latency), after.get(edge, 0))
-    return Dag(tuple(index), tuple(entry.operation() for entry in by_stage), after)
+    index = {entry.id: i for i, entry in enumerate(by_stage)}
+    edges: Edges = {}
+    for number, entry in enumerate(listed):
+        for dependency in entry.after:
+            _check_dependency(dependency, entry, number, index.keys())
+            edge = (index[dependency.id], index[entry.id])
+            edges[edge] = max(ns_from_s(dependency.latency), edges.get(edge, 0))
+    return Dag(tuple(index), tuple(entry.to_operation() for entry in by_stage), edges)
+
+
+def dag_document(dag: Dag) -> dict[str, Any]:
+    """The DAG document of operations and their dependencies, in JSON types."""
+    dependencies: list[list[str | dict[str, object]]] = [[] for _ in dag.operations]
+    for (source, target), lag_ns in dag.edges.items():
+        name = dag.ids[source]
+        dependency = {"id": name, "latency": s_from_ns(lag_ns)} if lag_ns else name
+        dependencies[target].append(dependency)
+    entries = [
+        {"id": name, **asdict(operation), "after": after}
+        for name, operation, after in zip(dag.ids, dag.operations, dependencies, strict=True)
+    ]
+    return {"schema": DAG_SCHEMA, "operations": entries}
+
+
+def _check_ids(listed: Sequence[_ListedOperation]) -> None:
+    """Refuse an id that two operations have."""
+    number_of: dict[str, int] = {}
+    for number, entry in enumerate(listed):
+        if entry.id in number_of:
+            raise InputError(
+                f"operation {number} has the id {shown(entry.id)} of operation "
+                f"{number_of[entry.id]}"
+            )
+        number_of[entry.id] = number
+
+
+def _check_stages(listed: Sequence[_ListedOperation]) -> None:
+    """Refuse a stage without operations below one that has some."""
+    stages = {entry.stage for entry in listed}
+    first_empty = next(stage for stage in range(len(stages) + 1) if stage not in stages)
+    if first_empty < max(stages):
+        raise InputError(f"stage {first_empty} has no operations, but stage {max(stages)} has")
+
+
+def _check_dependency(
+    dependency: _Dependency, entry: _ListedOperation, number: int, ids: Collection[str]
+) -> None:
+    """Refuse an operation that waits for itself, or for one that does not exist."""
+    if dependency.id == entry.id:
+        problem = "itself"
+    elif dependency.id not in ids:
+        problem = f"{shown(dependency.id)}, no operation's id"
+    else:
+        return
+    raise InputError(f"operation {number} ({shown(entry.id)}) waits for {problem}")

@@ -1,4 +1,4 @@
-"""What an operation of a schedule waits for, and whether orders of operations are whole.
+"""Data dependencies of a schedule's operations, and whether orders of operations are whole.
 
 A forward needs the forward of the model stage before. A backward, or the part of it that computes
 the gradient of the input, needs its own forward and the same of the model stage after. The part
@@ -10,48 +10,65 @@ belongs to, stage which rank runs it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from envplan.errors import InputError
-from envplan.pipeline.schedules import (
+from envplan.pipeline.operations import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     LETTERS,
     Operation,
+    Orders,
+    short_name,
 )
 
-Edges: TypeAlias = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
-_Orders: TypeAlias = Sequence[Sequence[Operation]]
-_Key: TypeAlias = tuple[str, int, int]  # instruction, microbatch, model stage
+#: Lags, ns, by the indices of two operations, the second of which waits for the first.
+Edges: TypeAlias = dict[tuple[int, int], int]
 
 
-class Dag(NamedTuple):
-    """Operations and what they wait for.
+class _Key(NamedTuple):
+    """An operation of a schedule, wherever it runs."""
+
+    instruction: str
+    microbatch: int
+    model_stage: int
+
+    @classmethod
+    def of(cls, op: Operation) -> _Key:
+        return cls(op.instruction, op.microbatch, op.profile_stage)
+
+    def on_rank(self, rank: int) -> str:
+        """The operation in an error message's words."""
+        return (
+            f"{self.instruction} of microbatch {self.microbatch} on model stage "
+            f"{self.model_stage} (rank {rank})"
+        )
+
+
+@dataclass(frozen=True)
+class Dag:
+    """Operations and their dependencies.
 
     Attributes:
         ids: the name of each operation, (N).
         operations: grouped by stage, in execution order within a stage, (N).
-        after: beside that order.
+        edges: dependencies beside that order.
     """
 
     ids: tuple[str, ...]
     operations: tuple[Operation, ...]
-    after: Edges
-
-
-def short_name(op: Operation) -> str:
-    """`2F3`, the forward of microbatch 3 on model stage 2; B, I and W are the backwards."""
-    return f"{op.profile_stage}{LETTERS.get(op.instruction, op.instruction)}{op.microbatch}"
+    edges: Edges
 
 
 def describe_operation(op: Operation) -> str:
     """The operation in an error message's words."""
-    return _described(_key(op), op.stage)
+    return _Key.of(op).on_rank(op.stage)
 
 
-def check_orders(orders: _Orders, num_microbatches: int | None = None) -> None:
+def check_orders(orders: Orders, num_microbatches: int | None = None) -> None:
     """Refuse orders of operations that leave one out, have one twice or on the wrong rank.
 
     Every model stage must run the forward of every microbatch once, and its backward once: whole,
@@ -67,34 +84,47 @@ def check_orders(orders: _Orders, num_microbatches: int | None = None) -> None:
     """
     for rank, order in enumerate(orders):
         for op in order:
-            if min(op.microbatch, op.chunk, op.profile_stage) < 0:
-                raise InputError(f"{describe_operation(op)} has a negative number")
-            if op.stage != rank:
-                raise InputError(f"{describe_operation(op)} stands in the order of rank {rank}")
-    rank_of = placement(orders)
-    present = {_key(op) for order in orders for op in order if op.instruction in LETTERS}
-    count = max((microbatch + 1 for _, microbatch, _ in present), default=0)
+            _check_numbers(op, rank)
+    ranks = ranks_of_stages(orders)
+    present = {_Key.of(op) for order in orders for op in order if op.instruction in LETTERS}
+    count = max((key.microbatch + 1 for key in present), default=0)
     if num_microbatches is not None and count > num_microbatches:
         raise InputError(
             f"microbatch {count - 1} is mentioned, but there are only {num_microbatches}, from 0 on"
         )
-    training = any(instruction != FORWARD for instruction, *_ in present)
-    for m in range(num_microbatches or count):
-        for stage, rank in enumerate(rank_of):
-            needed: tuple[str, ...] = (FORWARD, BACKWARD) if training else (FORWARD,)
-            if (BACKWARD_INPUT, m, stage) in present or (BACKWARD_WEIGHT, m, stage) in present:
-                needed = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
-                if (BACKWARD, m, stage) in present:
-                    whole = _described((BACKWARD, m, stage), rank)
-                    raise InputError(f"{whole} is there whole and in parts")
-            for name in needed:
-                if (name, m, stage) not in present:
-                    missing = _described((name, m, stage), rank)
-                    raise InputError(f"the order misses an operation: {missing}")
+    is_training = any(key.instruction != FORWARD for key in present)
+    for microbatch in range(num_microbatches or count):
+        for stage, rank in enumerate(ranks):
+            _check_passes(present, microbatch, stage, rank, is_training=is_training)
 
 
-def placement(orders: _Orders) -> list[int]:
-    """The rank of each model stage.
+def _check_numbers(op: Operation, rank: int) -> None:
+    if min(op.microbatch, op.chunk, op.profile_stage) < 0:
+        raise InputError(f"{describe_operation(op)} has a negative number")
+    if op.stage != rank:
+        raise InputError(f"{describe_operation(op)} stands in the order of rank {rank}")
+
+
+def _check_passes(
+    present: set[_Key], microbatch: int, stage: int, rank: int, *, is_training: bool
+) -> None:
+    """Refuse a microbatch that lacks a pass on a model stage, or has a backward twice."""
+    whole = _Key(BACKWARD, microbatch, stage)
+    halves = [_Key(name, microbatch, stage) for name in (BACKWARD_INPUT, BACKWARD_WEIGHT)]
+    needed = [_Key(FORWARD, microbatch, stage)]
+    if not present.isdisjoint(halves):
+        if whole in present:
+            raise InputError(f"{whole.on_rank(rank)} is there whole and in parts")
+        needed += halves
+    elif is_training:
+        needed.append(whole)
+    for key in needed:
+        if key not in present:
+            raise InputError(f"the order misses an operation: {key.on_rank(rank)}")
+
+
+def ranks_of_stages(orders: Orders) -> list[int]:
+    """The rank that runs each model stage.
 
     Raises:
         InputError: a rank has no operations, a model stage is on two ranks or on none, or an
@@ -106,71 +136,74 @@ def placement(orders: _Orders) -> list[int]:
         if not order:
             raise InputError(f"rank {rank} has no operations")
         for op in order:
-            stage = op.profile_stage
+            stage, key = op.profile_stage, _Key.of(op)
             if rank_of.setdefault(stage, rank) != rank:
                 raise InputError(
                     f"{describe_operation(op)} runs model stage {stage} on rank {rank}, but rank "
                     f"{rank_of[stage]} runs it, too"
                 )
-            if _key(op) in seen:
+            if key in seen:
                 raise InputError(f"{describe_operation(op)} is there twice")
-            seen.add(_key(op))
+            seen.add(key)
     if not rank_of:
         raise InputError("there are no operations")
-    last = max(rank_of)
-    for stage in range(last):
+    highest = max(rank_of)
+    for stage in range(highest):
         if stage not in rank_of:
-            raise InputError(f"model stage {stage} is on no rank, but model stage {last} is")
-    return [rank_of[stage] for stage in range(last + 1)]
+            raise InputError(f"model stage {stage} is on no rank, but model stage {highest} is")
+    return [rank_of[stage] for stage in range(highest + 1)]
 
 
-def connect(orders: _Orders, latency: int | Sequence[int], in_turn: Sequence[int] = ()) -> Dag:
-    """The operations of all ranks, and what they wait for beside the order of their rank: that is
-    operations of other ranks, and those that come too late in the order of their own.
+def connect(orders: Orders, latency_ns: int | Sequence[int], in_turn: Sequence[int] = ()) -> Dag:
+    """Connect the operations of all ranks by their data dependencies.
+
+    Edges are dependencies beside the order of a rank: on operations of other ranks, and on those
+    that come too late in the order of their own.
 
     Args:
-        latency: of every transfer, ns; or of those between rank r and r + 1, one for each pair.
+        orders: for each rank, its operations in execution order.
+        latency_ns: of every transfer; or of those between rank r and r + 1, one for each pair.
             Between ranks that are no neighbours it then is the longest of these.
         in_turn: ranks that get a gradient only when the next rank has done its next backward, too.
     """
-
-    def between(rank: int, other: int) -> int:
-        if isinstance(latency, int):
-            return latency
-        return latency[min(rank, other)] if abs(rank - other) == 1 else max(latency)
-
     operations = tuple(op for order in orders for op in order)
-    index = {_key(op): i for i, op in enumerate(operations)}
+    keys = [_Key.of(op) for op in operations]
+    index = {key: i for i, key in enumerate(keys)}
     edges: Edges = {}
-    for i, op in enumerate(operations):
-        needs = _needs(op)
-        if op.stage in in_turn and op.instruction in (BACKWARD, BACKWARD_INPUT):
-            needs += ((op.instruction, op.microbatch + 1, op.profile_stage + 1),)
-        for source in (index[key] for key in needs if key in index):
+    for i, (op, key) in enumerate(zip(operations, keys, strict=True)):
+        for needed in _possible_needs(key, takes_turns=op.stage in in_turn):
+            source = index.get(needed)
+            if source is None:
+                continue
             rank = operations[source].stage
             if rank != op.stage:
-                edges[source, i] = between(rank, op.stage)
+                edges[source, i] = _latency_between(rank, op.stage, latency_ns)
             elif source > i:
                 edges[source, i] = 0
     return Dag(tuple(map(short_name, operations)), operations, dict(sorted(edges.items())))
 
 
-def _key(op: Operation) -> _Key:
-    return op.instruction, op.microbatch, op.profile_stage
-
-
-def _needs(op: Operation) -> tuple[_Key, ...]:
+def _possible_needs(key: _Key, *, takes_turns: bool) -> list[_Key]:
     """All that an operation may have to wait for; of a whole and a split backward, one is there."""
-    instruction, m, at = op.instruction, op.microbatch, op.profile_stage
+    instruction, microbatch, stage = key
     if instruction == FORWARD:
-        return ((FORWARD, m, at - 1),)
-    if instruction in (BACKWARD, BACKWARD_INPUT):
-        return (FORWARD, m, at), (BACKWARD, m, at + 1), (BACKWARD_INPUT, m, at + 1)
+        return [_Key(FORWARD, microbatch, stage - 1)]
     if instruction == BACKWARD_WEIGHT:
-        return ((BACKWARD_INPUT, m, at),)
-    return ()
+        return [_Key(BACKWARD_INPUT, microbatch, stage)]
+    if instruction not in (BACKWARD, BACKWARD_INPUT):
+        return []
+    needs = [
+        _Key(FORWARD, microbatch, stage),
+        _Key(BACKWARD, microbatch, stage + 1),
+        _Key(BACKWARD_INPUT, microbatch, stage + 1),
+    ]
+    if takes_turns:
+        needs.append(_Key(instruction, microbatch + 1, stage + 1))
+    return needs
 
 
-def _described(key: _Key, rank: int) -> str:
-    instruction, microbatch, model_stage = key
-    return f"{instruction} of microbatch {microbatch} on model stage {model_stage} (rank {rank})"
+def _latency_between(rank: int, other: int, latency_ns: int | Sequence[int]) -> int:
+    """The latency of a transfer between two ranks, ns; see connect."""
+    if isinstance(latency_ns, int):
+        return latency_ns
+    return latency_ns[min(rank, other)] if abs(rank - other) == 1 else max(latency_ns)

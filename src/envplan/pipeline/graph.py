@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
-from operator import add
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,32 +16,37 @@ from numpy.typing import NDArray
 from envplan._io.documents import parse_document, read_json, readable_json
 from envplan._io.files import AnyPath, atomic_write
 from envplan.errors import InputError, naming, shown, unknown
-from envplan.pipeline import dag_file
+from envplan.pipeline.dag_file import dag_document, parse_dag
 from envplan.pipeline.dependencies import Dag, check_orders, connect
+from envplan.pipeline.generate import ScheduleArguments, generate, latencies_ns
 from envplan.pipeline.imported import ImportedSchedule
-from envplan.pipeline.schedules import (
-    EXTRAS,
-    LETTERS,
-    SCHEDULES,
-    Operation,
-    fitting_ahead,
-    traits,
-    with_extras,
-)
-from envplan.pipeline.spec import DAG_SCHEDULE, PipelineSpec
-from envplan.units import MAX_INTEGER, ns_from_s, s_from_ns
+from envplan.pipeline.operations import EXTRAS, LETTERS, Operation
+from envplan.pipeline.schedules import SCHEDULES, fitting_ahead
+from envplan.pipeline.spec import DAG_SCHEDULE, PipelineSpec, refuse_too_large
+from envplan.pipeline.topology import Neighbour, earliest_starts, topological_order
+from envplan.units import s_from_ns
 
-#: The schedule that runs some forwards earlier than 1F1B.
-ENVPIPE = "envpipe"
-#: Arguments of one schedule alone.
-_GOES_WITH: Final = {"forwards_ahead": ENVPIPE, "microbatch_group": "interleaved"}
-_NUMBERS: Final = ("stages", "microbatches", "chunks")
-_MOST_NAMED: Final = 8
-_Edges = Sequence[tuple[int, int]]  # (next operation, lag in ns)
+#: Arguments of Pipeline by the fields of a job, where they differ.
+_ARGUMENTS: Final = {
+    "stages": "num_stages",
+    "microbatches": "num_microbatches",
+    "chunks": "num_chunks",
+    "p2p_latency_s": "p2p_latency",
+}
+
+
+class OperationKinds(NamedTuple):
+    """A number for all of an operation but its microbatch, and the microbatch, (N,) each.
+
+    Kinds are the same in pipelines of any length.
+    """
+
+    kind: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
 
 
 class Pipeline:
-    """One training iteration: which operations run on which stage, in which order, after what.
+    """One training iteration: the operations of every stage in order, and their dependencies.
 
     Args:
         schedule: a name in SCHEDULES: `1f1b`, `gpipe`, `interleaved`, `envpipe`, `looped-bfs`,
@@ -90,12 +93,6 @@ class Pipeline:
         order: int32, (N); a topological order of the operations.
     """
 
-    p2p_latency_ns: int | tuple[int, ...] = 0
-    forwards_ahead: tuple[int, ...] = ()
-    microbatch_group: int | None = None
-    extras: Mapping[str, tuple[int, ...]] = {}
-    in_turn: tuple[int, ...] = ()
-
     def __init__(
         self,
         schedule: str = "1f1b",
@@ -111,7 +108,7 @@ class Pipeline:
     ) -> None:
         if not isinstance(schedule, str) or schedule not in {DAG_SCHEDULE, *SCHEDULES}:
             raise InputError(unknown("schedule", str(schedule), SCHEDULES))
-        job = PipelineSpec.of(
+        spec = PipelineSpec.of(
             schedule=schedule,
             stages=num_stages,
             microbatches=num_microbatches,
@@ -122,14 +119,45 @@ class Pipeline:
             extras=extras,
             in_turn=in_turn,
         )
-        self._generate(job)
+        generated = generate(spec)
+        self._assemble(generated.dag, generated.arguments)
 
-    @property
-    def p2p_latency(self) -> float | list[float]:
-        """Seconds of a transfer; a list where each pair of neighbouring stages has its own."""
-        if isinstance(self.p2p_latency_ns, int):
-            return s_from_ns(self.p2p_latency_ns)
-        return [s_from_ns(latency) for latency in self.p2p_latency_ns]
+    def _assemble(self, dag: Dag, arguments: ScheduleArguments) -> None:
+        """Set every attribute: the only way in which a pipeline is made.
+
+        The edges of the graph are the DAG's and those along each stage.
+        """
+        self._dag = dag
+        self.schedule = arguments.schedule
+        self.p2p_latency_ns = arguments.p2p_latency_ns
+        self.forwards_ahead = arguments.forwards_ahead
+        self.microbatch_group = arguments.microbatch_group
+        self.extras = arguments.extras
+        self.in_turn = arguments.in_turn
+
+        operations = self.operations = dag.operations
+        stages = [op.stage for op in operations]
+        self.num_stages = stages[-1] + 1
+        self.num_microbatches = 1 + max(op.microbatch for op in operations)
+        self.num_chunks = 1 + max(op.chunk for op in operations)
+        self.num_profile_stages = 1 + max(op.profile_stage for op in operations)
+        self.stage_begin = _frozen(np.searchsorted(stages, range(self.num_stages + 1)), np.int32)
+
+        along_stages = {(i, i + 1): 0 for i in range(len(stages) - 1) if stages[i] == stages[i + 1]}
+        edges = sorted((along_stages | dag.edges).items())
+        self._successors: list[list[Neighbour]] = [[] for _ in operations]
+        for (source, target), lag_ns in edges:
+            self._successors[source].append(Neighbour(target, lag_ns))
+        self.succ_begin = _frozen(np.cumsum([0, *map(len, self._successors)]), np.int32)
+        self.succ = _frozen([target for (_, target), _ in edges], np.int32)
+        self.succ_lag_ns = _frozen([lag_ns for _, lag_ns in edges], np.int64)
+        self.order = _frozen(topological_order(self._successors, dag.ids), np.int32)
+
+    @classmethod
+    def _from_graph(cls, dag: Dag, arguments: ScheduleArguments) -> Pipeline:
+        pipeline = cls.__new__(cls)
+        pipeline._assemble(dag, arguments)
+        return pipeline
 
     @classmethod
     def from_dag(cls, document: object) -> Pipeline:
@@ -138,7 +166,7 @@ class Pipeline:
         Raises:
             InputError: a field is wrong (says of which operation), or there is a cycle.
         """
-        return cls._from_dag(dag_file.parse_dag(document))
+        return cls._from_graph(parse_dag(document), ScheduleArguments(schedule=DAG_SCHEDULE))
 
     @classmethod
     def from_dag_file(cls, path: str | os.PathLike[str]) -> Pipeline:
@@ -170,11 +198,17 @@ class Pipeline:
             InputError: the orders deadlock or miss an operation (says which; see check_orders),
                 or p2p_latency is out of range.
         """
-        shape = {"schedule": DAG_SCHEDULE, "stages": len(orders) or 1, "microbatches": 1}
-        latency_ns = _latency_ns(PipelineSpec.of(**shape, p2p_latency_s=p2p_latency))
-        _refuse_too_large(sum(map(len, orders)))
+        spec = PipelineSpec.of(
+            schedule=DAG_SCHEDULE,
+            stages=len(orders) or 1,
+            microbatches=1,
+            p2p_latency_s=p2p_latency,
+        )
+        latency_ns = latencies_ns(spec)
+        refuse_too_large(sum(map(len, orders)))
         check_orders(orders)
-        return cls._from_dag(connect(orders, latency_ns))
+        dag = connect(orders, latency_ns)
+        return cls._from_graph(dag, ScheduleArguments(schedule=DAG_SCHEDULE))
 
     @classmethod
     def from_job(cls, job: object) -> Pipeline:
@@ -183,20 +217,19 @@ class Pipeline:
         Raises:
             InputError: a field is missing or wrong.
         """
-        read = parse_document(job, PipelineSpec, kind="job")
-        if (read.schedule == DAG_SCHEDULE) != (read.dag is not None):
+        spec = parse_document(job, PipelineSpec, kind="job")
+        if (spec.schedule == DAG_SCHEDULE) != (spec.dag is not None):
             raise InputError('job: schedule "dag" and the field dag go together; one is missing')
-        if read.dag is None:
-            self = cls.__new__(cls)
-            self._generate(read)
-            return self
-        self = cls.from_dag(read.dag)
-        meant = self.to_job()
-        for field, value in read.model_dump(exclude_unset=True, exclude={"dag"}).items():
-            if value is not None and value != meant.get(field):
-                own = shown(meant.get(field))
-                raise InputError(f"job: {field} is {shown(value)}, but its DAG means {own}")
-        return self
+        if spec.dag is None:
+            generated = generate(spec)
+            return cls._from_graph(generated.dag, generated.arguments)
+        pipeline = cls.from_dag(spec.dag)
+        expected = pipeline.to_job()
+        for field, value in spec.model_dump(exclude_unset=True, exclude={"dag"}).items():
+            if value is not None and value != expected.get(field):
+                meant = shown(expected.get(field))
+                raise InputError(f"job: {field} is {shown(value)}, but its DAG means {meant}")
+        return pipeline
 
     @classmethod
     def from_imported(cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0) -> Pipeline:
@@ -211,12 +244,12 @@ class Pipeline:
         Raises:
             InputError: an operation is missing, or the ranks would wait for each other for ever.
         """
-        known = schedule.known_as
-        others = {op.instruction for order in schedule.orders for op in order} - LETTERS.keys()
-        if known is None or others:
+        name = schedule.known_as
+        instructions = {op.instruction for order in schedule.orders for op in order}
+        if name is None or instructions - LETTERS.keys():
             return cls.from_orders(schedule.orders, p2p_latency=p2p_latency)
         return cls(
-            known,
+            name,
             len(schedule.orders),
             schedule.num_microbatches,
             num_chunks=schedule.num_chunks,
@@ -239,8 +272,18 @@ class Pipeline:
             job["forwards_ahead"] = fitting_ahead(self.forwards_ahead, num_microbatches)
         return Pipeline.from_job(job)
 
+    @property
+    def p2p_latency(self) -> float | list[float]:
+        """Seconds of a transfer; a list where each pair of neighbouring stages has its own."""
+        if isinstance(self.p2p_latency_ns, int):
+            return s_from_ns(self.p2p_latency_ns)
+        return [s_from_ns(latency) for latency in self.p2p_latency_ns]
+
     def to_job(self) -> dict[str, Any]:
-        """What plan.json keeps of the pipeline, in JSON types; a custom DAG is there as a whole."""
+        """The fields of plan.json's job that describe the pipeline, in JSON types.
+
+        Fields that say nothing are left out; a custom DAG is there as a whole.
+        """
         job = {
             "schedule": self.schedule,
             "stages": self.num_stages,
@@ -256,16 +299,8 @@ class Pipeline:
         return {name: value for name, value in job.items() if value or name == "p2p_latency_s"}
 
     def to_dag(self) -> dict[str, Any]:
-        """The operations and what they wait for as a DAG document (see dag_file.py)."""
-        waits: list[list[Any]] = [[] for _ in self.operations]
-        for (before, then), lag in self._dag.after.items():
-            name = self._dag.ids[before]
-            waits[then].append({"id": name, "latency": s_from_ns(lag)} if lag else name)
-        entries = [
-            {"id": name, **asdict(operation), "after": after}
-            for name, operation, after in zip(self._dag.ids, self.operations, waits, strict=True)
-        ]
-        return {"schema": dag_file.DAG_SCHEMA, "operations": entries}
+        """The operations and their dependencies as a DAG document (see dag_file.py)."""
+        return dag_document(self._dag)
 
     def save_dag(self, path: AnyPath) -> None:
         """Write the DAG file of the pipeline, an operation a line.
@@ -290,7 +325,7 @@ class Pipeline:
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years.
         """
-        starts = _starts(self.order, self._successors, time_ns.tolist(), lags=lags)
+        starts = earliest_starts(self.order.tolist(), self._successors, time_ns.tolist(), lags=lags)
         return starts, int(np.max(starts + time_ns))
 
     def latest_finishes(self, time_ns: NDArray[np.int64], deadline_ns: int) -> NDArray[np.int64]:
@@ -307,194 +342,45 @@ class Pipeline:
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years.
         """
-        return deadline_ns - _starts(self.order[::-1], self.predecessors, time_ns.tolist())
+        # Backwards in time, an operation starts when its successors have begun.
+        reversed_order = self.order[::-1].tolist()
+        return deadline_ns - earliest_starts(reversed_order, self.predecessors, time_ns.tolist())
 
     def __repr__(self) -> str:
         usual = {"chunks": 1, "p2p_latency_s": 0.0}
-        schedule, *given = (
-            f"{'num_' * (name in _NUMBERS)}{name.removesuffix('_s')}={value!r}"
-            for name, value in self.to_job().items()
-            if value != usual.get(name) and name != "dag"
-        )
-        return f"Pipeline({', '.join([schedule.removeprefix('schedule='), *given])})"
+        arguments = [repr(self.schedule)]
+        for field, value in self.to_job().items():
+            if field not in ("schedule", "dag") and value != usual.get(field):
+                arguments.append(f"{_ARGUMENTS.get(field, field)}={value!r}")
+        return f"Pipeline({', '.join(arguments)})"
 
     @cached_property
-    def kinds(self) -> NDArray[np.int64]:
-        """Of each operation a number for all but its microbatch, the same in pipelines of any
-        length, and its microbatch, (2, N)."""
-        others = sorted({op.instruction for op in self.operations})
-        number = {name: k for k, name in enumerate(dict.fromkeys([*LETTERS, *EXTRAS, *others]))}
-        chunk, stage = len(number), len(number) * self.num_chunks
-        kinds = [number[o.instruction] + chunk * o.chunk + stage * o.stage for o in self.operations]
-        return np.array([kinds, [op.microbatch for op in self.operations]], np.int64)
+    def kinds(self) -> OperationKinds:
+        """The kind and the microbatch of each operation."""
+        instructions = sorted({op.instruction for op in self.operations})
+        names = dict.fromkeys([*LETTERS, *EXTRAS, *instructions])
+        number = {name: k for k, name in enumerate(names)}
+        per_chunk = len(number)
+        per_stage = per_chunk * self.num_chunks
+        kinds = [
+            number[op.instruction] + per_chunk * op.chunk + per_stage * op.stage
+            for op in self.operations
+        ]
+        microbatches = [op.microbatch for op in self.operations]
+        return OperationKinds(np.array(kinds, np.int64), np.array(microbatches, np.int64))
 
     @cached_property
-    def predecessors(self) -> list[list[tuple[int, int]]]:
-        """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
-        before: list[list[tuple[int, int]]] = [[] for _ in self.operations]
-        for i, after in enumerate(self._successors):
-            for j, lag in after:
-                before[j].append((i, lag))
-        return before
-
-    @classmethod
-    def _from_dag(cls, dag: Dag) -> Pipeline:
-        self = cls.__new__(cls)
-        self.schedule = DAG_SCHEDULE
-        self._build(dag)
-        return self
-
-    def _generate(self, job: PipelineSpec) -> None:
-        """Be the schedule that a job names.
-
-        Raises:
-            InputError: as for the constructor.
-        """
-        name, stages, microbatches = job.schedule, job.stages, job.microbatches
-        if name == DAG_SCHEDULE:
-            raise InputError('schedule "dag" is that of a DAG file: use Pipeline.from_dag_file')
-        if name not in SCHEDULES:
-            raise InputError(unknown("schedule", name, SCHEDULES))
-        known = traits(name)
-        chunks = job.chunks or known.chunks
-        if chunks != known.chunks and not known.any_chunks:
-            runs = "one model chunk" if known.chunks == 1 else "two model chunks"
-            raise InputError(
-                f"schedule {name} runs {runs} per stage, not {chunks}; "
-                "schedules interleaved, looped-bfs and interleaved-zb run several"
-            )
-        _refuse_too_large(known.passes * stages * chunks * microbatches)
-        options = job.model_dump(include={*_GOES_WITH}, exclude_none=True)
-        for option in options:
-            if name != _GOES_WITH[option]:
-                raise InputError(f"{option} goes with schedule {_GOES_WITH[option]}, not {name}")
-        if name == ENVPIPE:
-            ahead = job.forwards_ahead or [0] * stages
-            if len(ahead) != stages:
-                raise InputError(f"forwards_ahead must be a list of {stages} numbers, one a stage")
-            for stage, most in enumerate(fitting_ahead(ahead, microbatches)):
-                if ahead[stage] > most:
-                    raise InputError(
-                        f"forwards_ahead[{stage}] must be at most {most}, not {ahead[stage]}: "
-                        "what the microbatches and the stage before allow"
-                    )
-            self.forwards_ahead = options["forwards_ahead"] = tuple(ahead)
-        extras = job.extras or {}
-        for extra, having in extras.items():
-            if extra not in EXTRAS:
-                known_ones = ", ".join(EXTRAS)
-                raise InputError(f"{shown(extra)} is no extra operation; known: {known_ones}")
-            if not having or max(having) >= stages * chunks:
-                last = stages * chunks - 1
-                raise InputError(
-                    f"extras: {extra} must list the stages that have it, of 0 to {last}"
-                )
-        self.schedule = name
-        self.p2p_latency_ns = _latency_ns(job)
-        self.microbatch_group = job.microbatch_group
-        self.extras = {one: tuple(sorted({*extras[one]})) for one in EXTRAS if one in extras}
-        self.in_turn = tuple(sorted({*(job.in_turn or ())}))
-        if self.in_turn and (chunks > 1 or self.in_turn[-1] > stages - 2):
-            raise InputError(
-                "in_turn goes with one chunk per stage, and names stages that have a next one"
-            )
-        orders = SCHEDULES[name](stages, microbatches, chunks, **options)
-        check_orders(orders, microbatches)
-        listed = with_extras(orders, self.extras)
-        self._build(connect(listed, self.p2p_latency_ns, self.in_turn))
-
-    def _build(self, dag: Dag) -> None:
-        """Add the edges along each stage to the DAG's and freeze everything into arrays."""
-
-        def frozen(values: Any, dtype: type[Any] = np.int32) -> NDArray[Any]:
-            array = np.array(values, dtype)
-            array.flags.writeable = False
-            return array
-
-        operations, stages = dag.operations, [op.stage for op in dag.operations]
-        along = {(i, i + 1): 0 for i in range(len(stages) - 1) if stages[i] == stages[i + 1]}
-        edges = sorted((along | dag.after).items())
-        self._successors: list[list[tuple[int, int]]] = [[] for _ in operations]
-        for (i, j), lag in edges:
-            self._successors[i].append((j, lag))
-        self.num_stages = stages[-1] + 1
-        self.num_microbatches = 1 + max(op.microbatch for op in operations)
-        self.num_chunks = 1 + max(op.chunk for op in operations)
-        self.num_profile_stages = 1 + max(op.profile_stage for op in operations)
-        self._dag, self.operations = dag, operations
-        self.stage_begin = frozen(np.searchsorted(stages, range(self.num_stages + 1)))
-        self.succ_begin = frozen(np.cumsum([0, *map(len, self._successors)]))
-        self.succ = frozen([j for (_, j), _ in edges])
-        self.succ_lag_ns = frozen([lag for _, lag in edges], np.int64)
-        self.order = frozen(_topological_order(self._successors, dag.ids))
+    def predecessors(self) -> list[list[Neighbour]]:
+        """The operations that each operation waits for, (N), in order."""
+        predecessors: list[list[Neighbour]] = [[] for _ in self.operations]
+        for source, edges in enumerate(self._successors):
+            for target, lag_ns in edges:
+                predecessors[target].append(Neighbour(source, lag_ns))
+        return predecessors
 
 
-def _latency_ns(job: PipelineSpec) -> int | tuple[int, ...]:
-    """The latency in whole ns, or that of each pair of neighbouring stages."""
-    latency_s = job.p2p_latency_s
-    if not isinstance(latency_s, list):
-        return ns_from_s(latency_s)
-    if len(latency_s) == job.stages - 1 > 0:
-        return tuple(map(ns_from_s, latency_s))
-    raise InputError(
-        f"p2p_latency_s must be one number, or a list of {job.stages - 1}, one for each pair of "
-        "neighbouring stages"
-    )
-
-
-def _starts(
-    order: NDArray[np.int32], edges: Sequence[_Edges], time: list[int], *, lags: bool = True
-) -> NDArray[np.int64]:
-    """The earliest start of each operation in ns, walking through them in topological order."""
-    start = [0] * len(time)
-    for i in order.tolist():
-        finish = start[i] + time[i]
-        for j, lag in edges[i]:
-            ready = finish + lag if lags else finish
-            if ready > start[j]:
-                start[j] = ready
-    if max(map(add, start, time)) > MAX_INTEGER:
-        raise InputError("operation times and latencies add up to more than 146 years")
-    return np.array(start, np.int64)
-
-
-def _topological_order(after: Sequence[_Edges], ids: Sequence[str]) -> list[int]:
-    """First come, first served.
-
-    Raises:
-        InputError: there is a cycle.
-    """
-    waiting = [0] * len(after)
-    for edges in after:
-        for j, _ in edges:
-            waiting[j] += 1
-    order = [i for i, count in enumerate(waiting) if count == 0]
-    for i in order:
-        for j, _ in after[i]:
-            waiting[j] -= 1
-            if waiting[j] == 0:
-                order.append(j)
-    if len(order) == len(after):
-        return order
-    # Each that is left waits for another of them.
-    waits = {j: i for i, edges in enumerate(after) if waiting[i] for j, _ in edges if waiting[j]}
-    seen, at = dict[int, None](), next(iter(waits))
-    while at not in seen:
-        seen[at] = None
-        at = waits[at]
-    circle = [shown(ids[i]) for i in [*list(seen)[list(seen).index(at) :], at]]
-    named = circle[::-1]
-    if len(named) - 1 > _MOST_NAMED:
-        named[_MOST_NAMED:-1] = [f"({len(named) - 1 - _MOST_NAMED} more)"]
-    raise InputError(
-        f"operations deadlock, waiting for each other: {' -> '.join(named)} "
-        "(those of one stage run in the order listed)"
-    )
-
-
-def _refuse_too_large(count: int) -> None:
-    if count > dag_file.MAX_OPERATIONS:
-        raise InputError(
-            f"stages x chunks x microbatches make {shown(count)} operations; "
-            f"at most {dag_file.MAX_OPERATIONS} are possible"
-        )
+def _frozen(values: Any, dtype: type[Any]) -> NDArray[Any]:
+    """An array that cannot be changed."""
+    array = np.array(values, dtype)
+    array.flags.writeable = False
+    return array

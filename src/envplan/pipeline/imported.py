@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from envplan.errors import InputError
-from envplan.pipeline.schedules import FORWARD, LETTERS, SCHEDULES, Operation
+from envplan.pipeline.operations import FORWARD, LETTERS, Operation
+from envplan.pipeline.schedules import SCHEDULES
+
+
+class _Generated(NamedTuple):
+    """A named schedule, and its microbatch group where that has to be told."""
+
+    name: str
+    microbatch_group: int | None
 
 
 @dataclass(frozen=True)
 class ImportedSchedule:
-    """A schedule from elsewhere: the operations of each rank in execution order.
+    """The operations of each rank in execution order, as another framework runs them.
 
     Attributes:
         orders: for each rank, its operations.
@@ -32,25 +41,30 @@ class ImportedSchedule:
     @property
     def known_as(self) -> str | None:
         """The generated schedule with this very order of forwards and backwards, if any."""
-        return self._known[0]
+        return None if self._generated is None else self._generated.name
 
     @property
     def microbatch_group(self) -> int | None:
         """Microbatches of a chunk before the next one, where that schedule has to be told."""
-        return self._known[1]
+        return None if self._generated is None else self._generated.microbatch_group
 
     @cached_property
-    def _known(self) -> tuple[str | None, int | None]:
-        orders = [[op for op in order if op.instruction in LETTERS] for order in self.orders]
-        chunks = [op.chunk for op in orders[0] if op.instruction == FORWARD]
-        group = chunks.index(1) if 1 in chunks else None
-        for name, length in (*dict.fromkeys(SCHEDULES).items(), ("interleaved", group)):
-            more = {} if length is None else {"microbatch_group": length}
+    def _generated(self) -> _Generated | None:
+        passes = [[op for op in order if op.instruction in LETTERS] for order in self.orders]
+        candidates = [_Generated(name, None) for name in SCHEDULES]
+        candidates.append(_Generated("interleaved", _group_length(passes[0])))
+        for candidate in candidates:
             with suppress(InputError):
-                shape = (len(orders), self.num_microbatches, self.num_chunks)
-                if SCHEDULES[name](*shape, **more) == orders:
-                    return name, length
-        return None, None
+                if self._generate(candidate) == passes:
+                    return candidate
+        return None
+
+    def _generate(self, schedule: _Generated) -> list[list[Operation]]:
+        generator = SCHEDULES[schedule.name]
+        shape = (len(self.orders), self.num_microbatches, self.num_chunks)
+        if schedule.microbatch_group is None:
+            return generator(*shape)
+        return generator(*shape, microbatch_group=schedule.microbatch_group)
 
     @property
     def num_chunks(self) -> int:
@@ -59,5 +73,11 @@ class ImportedSchedule:
 
     @property
     def num_microbatches(self) -> int:
-        """How many there are, from 0 on."""
+        """The number of microbatches, from 0 on."""
         return max(op.microbatch for order in self.orders for op in order) + 1
+
+
+def _group_length(order: Sequence[Operation]) -> int | None:
+    """How many forwards a rank runs before the first one of its second chunk, if there is one."""
+    chunks = [op.chunk for op in order if op.instruction == FORWARD]
+    return chunks.index(1) if 1 in chunks else None

@@ -7,6 +7,8 @@ the instructions (see dependencies.py).
 
 Some schedules split backwards in two: the gradient of the input, which the stage before waits for,
 and the gradients of the weights, for which there is time and which fill bubbles.
+
+In comments S is the number of stages, M that of microbatches, C that of chunks and s a stage.
 """
 
 from __future__ import annotations
@@ -15,58 +17,29 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from envplan.errors import InputError
+from envplan.pipeline.operations import (
+    AT_THE_END,
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    LOAD,
+    Operation,
+    Orders,
+)
 
+Generator = Callable[..., list[list[Operation]]]
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One instruction of one microbatch, running on one stage's GPUs.
-
-    Attributes:
-        stage: the pipeline rank that runs it, from 0.
-        instruction: what is computed, such as `forward` or `backward`.
-        microbatch: which microbatch, from 0.
-        chunk: which of the stage's model chunks, from 0; 0 if it has only one.
-        profile_stage: the stage of the profile that times it, which is the model stage, counted
-            along the model. Equal to `stage` without chunks; with chunks, chunk * num_stages +
-            stage in generated schedules, but 2 num_stages - 1 - stage for the second chunk of
-            `zb-v` and `dualpipe-v`.
-    """
-
-    stage: int
-    instruction: str
-    microbatch: int
-    chunk: int
-    profile_stage: int
-
-
-FORWARD, BACKWARD = "forward", "backward"
-BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
-#: The instructions of every microbatch, with PyTorch's letters (torch.distributed.pipelining).
-LETTERS = {FORWARD: "F", BACKWARD: "B", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W"}
-
-LOAD: Final = "load"
-#: Once per model stage after its last backward, in this order.
-_AT_THE_END: Final = ("all_reduce", "reduce_scatter", "optimizer", "all_gather")
-#: What a schedule can be given besides its forwards and backwards. These operations share their
-#: rank's GPU with the rest and run when nothing else does. Most take about the same time at any
-#: clock, but not the same energy: rows at several clocks let a plan run them at a low one. One row
-#: at 0 MHz makes a constant of them.
-EXTRAS: Final = (LOAD, *_AT_THE_END)
-
-Orders = list[list[Operation]]
-Generator = Callable[..., Orders]
-_Blocks = Sequence[tuple[int, int]]  # (microbatch, chunk)
-_Phases = Sequence[tuple[int, str]]  # how often, and what
-
-#: Every schedule by the name a user gives it. Add one with `@schedule("name")`.
+#: Every schedule by the name a user gives it. Add one with `@schedule("name", description="...")`.
 SCHEDULES: dict[str, Generator] = {}
 
 
-class Traits(NamedTuple):
-    """What has to be known of a schedule before it is generated.
+@dataclass(frozen=True)
+class Traits:
+    """Facts about a schedule that are needed before it is generated.
 
     Attributes:
         chunks: model chunks per stage unless the user says otherwise.
@@ -80,26 +53,34 @@ class Traits(NamedTuple):
 
 
 _TRAITS: dict[str, Traits] = {}
+_DESCRIPTIONS: dict[str, str] = {}
 
 
-def schedule(name: str, **known: Any) -> Callable[[Generator], Generator]:
-    """Decorator that makes a generator known under `name`, with traits that differ from one chunk
-    and two passes."""
+def schedule(
+    name: str, *, description: str = "-", chunks: int = 1, passes: int = 2, any_chunks: bool = False
+) -> Callable[[Generator], Generator]:
+    """Make the decorated generator known as a schedule.
+
+    Args:
+        name: that a user gives.
+        description: its order in words, and the paper it is from.
+        chunks: as for Traits.
+        passes: as for Traits.
+        any_chunks: as for Traits.
+    """
 
     def register(generator: Generator) -> Generator:
         SCHEDULES[name] = generator
-        _TRAITS[name] = Traits(**{"any_chunks": False} | known)
+        _TRAITS[name] = Traits(chunks, passes, any_chunks)
+        _DESCRIPTIONS[name] = description
         return generator
 
     return register
 
 
 def describe_schedules() -> dict[str, str]:
-    """For each schedule its order in words: the first paragraph of its generator's docstring."""
-    paragraphs = {
-        name: (generate.__doc__ or "-").partition("\n\n")[0] for name, generate in SCHEDULES.items()
-    }
-    return {name: " ".join(paragraph.split()) for name, paragraph in paragraphs.items()}
+    """The order of each schedule in words, by its name."""
+    return {name: _DESCRIPTIONS.get(name, "-") for name in SCHEDULES}
 
 
 def traits(name: str) -> Traits:
@@ -107,91 +88,120 @@ def traits(name: str) -> Traits:
     return _TRAITS.get(name, Traits())
 
 
-@schedule("1f1b")
-def one_forward_one_backward(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
-    """1F1B, PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training",
-    ICML 2021, section 2.2): stage s runs S - s - 1 forwards ahead, then alternates, then drains.
-    """
-    down, up = _through_chunks(num_microbatches)
-    return _in_turns(num_stages, down, up, lambda stage: num_stages - stage - 1)
+@schedule(
+    "1f1b",
+    description='1F1B, PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN '
+    'Training", ICML 2021, section 2.2): stage s runs S - s - 1 forwards ahead, then alternates, '
+    "then drains.",
+)
+def one_forward_one_backward(
+    num_stages: int, num_microbatches: int, num_chunks: int
+) -> list[list[Operation]]:
+    """1F1B: stage s runs S - s - 1 forwards ahead, then alternates, then drains."""
+    passes = _through_chunks(num_microbatches)
+    return _alternate(num_stages, passes, lambda stage: num_stages - stage - 1)
 
 
-@schedule("gpipe")
-def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
-    """GPipe (Huang et al., NeurIPS 2019, section 2.3): all forwards, then all backwards.
+@schedule(
+    "gpipe",
+    description="GPipe (Huang et al., NeurIPS 2019, section 2.3): all forwards, then all "
+    "backwards.",
+)
+def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+    """GPipe: all forwards, then all backwards.
 
     Backwards run from the first microbatch on, as in PyTorch's ScheduleGPipe; figure 2c of the
     paper draws them from the last.
     """
-    down, up = _through_chunks(num_microbatches)
-    return _in_turns(num_stages, down, up, lambda _: num_microbatches)
+    passes = _through_chunks(num_microbatches)
+    return _alternate(num_stages, passes, lambda _: num_microbatches)
 
 
-@schedule("interleaved", any_chunks=True)
+@schedule(
+    "interleaved",
+    description="Interleaved 1F1B in Megatron-LM's order (Narayanan et al., \"Efficient "
+    "Large-Scale Language Model Training on GPU Clusters\", SC 2021, section 2.2.2), PyTorch's "
+    "ScheduleInterleaved1F1B.",
+    any_chunks=True,
+)
 def interleaved(
     num_stages: int, num_microbatches: int, num_chunks: int, microbatch_group: int | None = None
-) -> Orders:
-    """Interleaved 1F1B in Megatron-LM's order (Narayanan et al., "Efficient Large-Scale Language
-    Model Training on GPU Clusters", SC 2021, section 2.2.2), PyTorch's ScheduleInterleaved1F1B.
+) -> list[list[Operation]]:
+    """Interleaved 1F1B, in Megatron-LM's order.
 
     Microbatches go in groups of G through chunk 0, then through chunk 1 and so on; backwards take
     the same groups through the chunks in reverse. Stage s runs 2 (S - s - 1) + (C - 1) G forwards
     ahead. G is S where that divides M, see _group_length.
 
     Args:
+        num_stages: S.
+        num_microbatches: M.
+        num_chunks: C.
         microbatch_group: G, Megatron's microbatch_group_size_per_vp_stage. The last group may have
             fewer, but at least S, or a stage would have to wait within it.
 
     Raises:
         InputError: the microbatches do not fill equal groups, or not those asked for.
     """
-    length = microbatch_group
-    if length is None:
+    if microbatch_group is None:
         length = _group_length("interleaved", num_stages, num_microbatches, num_chunks)
-    elif not num_stages <= length <= num_microbatches or (
-        0 < num_microbatches % length < num_stages
-    ):
-        raise InputError(
-            f"groups of {length} microbatches: a group, the last one of {num_microbatches} "
-            f"microbatches included, must have at least as many as there are stages, {num_stages}"
-        )
-    down, up = _through_chunks(num_microbatches, num_chunks, length)
+    else:
+        length = microbatch_group
+        _check_group(length, num_stages, num_microbatches)
+    passes = _through_chunks(num_microbatches, num_chunks, length)
     ahead = (num_chunks - 1) * length
-    return _in_turns(num_stages, down, up, lambda stage: 2 * (num_stages - stage - 1) + ahead)
+    return _alternate(num_stages, passes, lambda stage: 2 * (num_stages - stage - 1) + ahead)
 
 
-@schedule("envpipe")
+@schedule(
+    "envpipe",
+    description='EnvPipe\'s rescheduled 1F1B (Choi et al., "EnvPipe", USENIX ATC 2023): stage s '
+    "runs forwards_ahead[s] forwards more before its first backward than 1F1B does.",
+)
 def envpipe(
     num_stages: int, num_microbatches: int, num_chunks: int, forwards_ahead: Sequence[int] = ()
-) -> Orders:
-    """EnvPipe's rescheduled 1F1B (Choi et al., "EnvPipe", USENIX ATC 2023): stage s
-    runs forwards_ahead[s] forwards more before its first backward than 1F1B does.
+) -> list[list[Operation]]:
+    """EnvPipe: stage s runs forwards_ahead[s] forwards more before its first backward than 1F1B.
 
     Args:
+        num_stages: S.
+        num_microbatches: M.
+        num_chunks: 1.
         forwards_ahead: for each stage, as fitting_ahead allows; none: 1F1B's own order.
     """
-    down, up = _through_chunks(num_microbatches)
-    ahead = forwards_ahead or [0] * num_stages
-    return _in_turns(num_stages, down, up, lambda stage: num_stages - stage - 1 + ahead[stage])
+    passes = _through_chunks(num_microbatches)
+    more = forwards_ahead or [0] * num_stages
+    return _alternate(num_stages, passes, lambda stage: num_stages - stage - 1 + more[stage])
 
 
-@schedule("looped-bfs", any_chunks=True)
-def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
-    """Looped breadth-first (Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023,
-    section 4), PyTorch's ScheduleLoopedBFS.
+@schedule(
+    "looped-bfs",
+    description='Looped breadth-first (Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys '
+    "2023, section 4), PyTorch's ScheduleLoopedBFS.",
+    any_chunks=True,
+)
+def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+    """Looped breadth-first: all microbatches through one chunk before the next.
 
-    Each stage runs all microbatches through one chunk before it turns to the next, and back through
-    the chunks in reverse; backwards from the last microbatch on. Any shape will do; with one chunk
-    this is GPipe with its backwards turned round.
+    Each stage goes back through the chunks in reverse; backwards from the last microbatch on. Any
+    shape will do; with one chunk this is GPipe with its backwards turned round.
     """
-    down, _ = _through_chunks(num_microbatches, num_chunks)
-    return _in_turns(num_stages, down, down[::-1], lambda _: len(down))
+    forwards = _through_chunks(num_microbatches, num_chunks).forwards
+    passes = _Passes(forwards, forwards[::-1])
+    return _alternate(num_stages, passes, lambda _: len(forwards))
 
 
-@schedule("interleaved-zb", any_chunks=True, passes=3)
-def interleaved_zero_bubble(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
-    """Interleaved zero bubble, PyTorch's ScheduleInterleavedZeroBubble: `interleaved` with the
-    backwards split as in `zb-h1`.
+@schedule(
+    "interleaved-zb",
+    description="Interleaved zero bubble, PyTorch's ScheduleInterleavedZeroBubble: `interleaved` "
+    "with the backwards split as in `zb-h1`.",
+    any_chunks=True,
+    passes=3,
+)
+def interleaved_zero_bubble(
+    num_stages: int, num_microbatches: int, num_chunks: int
+) -> list[list[Operation]]:
+    """Interleaved zero bubble: `interleaved` with the backwards split as in `zb-h1`.
 
     Microbatches go through the chunks in groups of G as in `interleaved`, but stage s runs only
     (S - s - 1) + (C - 1) G forwards ahead.
@@ -200,15 +210,21 @@ def interleaved_zero_bubble(num_stages: int, num_microbatches: int, num_chunks: 
         InputError: the microbatches do not fill equal groups.
     """
     length = _group_length("interleaved-zb", num_stages, num_microbatches, num_chunks)
-    down, up = _through_chunks(num_microbatches, num_chunks, length)
+    passes = _through_chunks(num_microbatches, num_chunks, length)
     ahead = (num_chunks - 1) * length
-    return _in_turns(num_stages, down, up, lambda stage: num_stages - stage - 1 + ahead, split=True)
+    return _alternate(
+        num_stages, passes, lambda stage: num_stages - stage - 1 + ahead, split_backward=True
+    )
 
 
-@schedule("zb-h1", passes=3)
-def zb_h1(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
-    """ZB-H1 (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.1): 1F1B whose
-    stage s puts its weight gradients off by s microbatches.
+@schedule(
+    "zb-h1",
+    description='ZB-H1 (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.1): '
+    "1F1B whose stage s puts its weight gradients off by s microbatches.",
+    passes=3,
+)
+def zb_h1(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+    """ZB-H1: 1F1B whose stage s puts its weight gradients off by s microbatches.
 
     So every stage holds the activations of S microbatches at most, as the first one does in 1F1B,
     and the bubble is a third of 1F1B's where all three parts take equally long. PyTorch has no
@@ -219,39 +235,48 @@ def zb_h1(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
     return interleaved_zero_bubble(num_stages, num_microbatches, num_chunks)
 
 
-@schedule("zb-v", chunks=2, passes=3)
-def zb_v(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
-    """ZB-V (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6), PyTorch's
-    ScheduleZBVZeroBubble.
+@schedule(
+    "zb-v",
+    description='ZB-V (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6), '
+    "PyTorch's ScheduleZBVZeroBubble.",
+    chunks=2,
+    passes=3,
+)
+def zb_v(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+    """ZB-V: the model goes down the stages and up again.
 
-    The model goes down the stages and up again: stage s has model stages s and 2 S - 1 - s, so the
-    last stage has two neighbours. No bubbles at all where forward, input and weight gradients take
-    equally long and there are at least 2 S - 1 microbatches; with fewer, the order is that of
-    2 S - 1 without the ones that are not there.
+    Stage s has model stages s and 2 S - 1 - s, so the last stage has two neighbours. No bubbles at
+    all where forward, input and weight gradients take equally long and there are at least 2 S - 1
+    microbatches; with fewer, the order is that of 2 S - 1 without the ones that are not there.
     """
-    whole = max(2 * num_stages - 1, num_microbatches)
+    scheduled = max(2 * num_stages - 1, num_microbatches)
 
-    def phases(stage: int) -> _Phases:
+    def phases(stage: int) -> list[_Phase]:
         to_turn = num_stages - stage  # stages from here to the turn of the V, this one included
         return [
-            (2 * to_turn - 1, "F0"),
-            (stage, "F1 F0"),
-            (to_turn, "F1 I1 W1"),
-            (whole - num_stages - to_turn + 1, "F0 I0 W0 F1 I1 W1"),
-            (to_turn - 1, "I0 W0 F1 I1 W1"),
-            (stage, "I0 I1"),
-            (to_turn, "I0 W0"),
-            (stage, "W1"),
-            (stage, "W0"),
+            _Phase(2 * to_turn - 1, (_F0,)),
+            _Phase(stage, (_F1, _F0)),
+            _Phase(to_turn, (_F1, _I1, _W1)),
+            _Phase(scheduled - num_stages - to_turn + 1, (_F0, _I0, _W0, _F1, _I1, _W1)),
+            _Phase(to_turn - 1, (_I0, _W0, _F1, _I1, _W1)),
+            _Phase(stage, (_I0, _I1)),
+            _Phase(to_turn, (_I0, _W0)),
+            _Phase(stage, (_W1,)),
+            _Phase(stage, (_W0,)),
         ]
 
     return _through_v(num_stages, num_microbatches, phases)
 
 
-@schedule("dualpipe-v", chunks=2, passes=3)
-def dualpipe_v(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
-    """DualPipeV, PyTorch's ScheduleDualPipeV, after DeepSeek's DualPipe (DeepSeek-V3 Technical
-    Report, 2024, section 3.2.1) folded into the V of `zb-v`.
+@schedule(
+    "dualpipe-v",
+    description="DualPipeV, PyTorch's ScheduleDualPipeV, after DeepSeek's DualPipe (DeepSeek-V3 "
+    "Technical Report, 2024, section 3.2.1) folded into the V of `zb-v`.",
+    chunks=2,
+    passes=3,
+)
+def dualpipe_v(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+    """DualPipeV: DualPipe folded into the V of `zb-v`.
 
     Some backwards are whole, some are split. DualPipeV runs a forward and a backward at the same
     time where it can; here one GPU runs one operation after another, so the two of such a pair
@@ -266,24 +291,28 @@ def dualpipe_v(num_stages: int, num_microbatches: int, num_chunks: int) -> Order
             f"{2 * num_stages} for {num_stages} pipeline stages, not {num_microbatches}"
         )
 
-    def phases(stage: int) -> _Phases:
+    def phases(stage: int) -> list[_Phase]:
         below = num_stages - stage - 1
-        last = [f"{'B' if k <= stage else 'I'}{1 - k % 2}" for k in range(2 * (stage + 1))]
+        # The chunks take turns; the first half of the backwards is whole, the rest is split.
+        drain = [
+            _Step(BACKWARD if k <= stage else BACKWARD_INPUT, 1 - k % 2)
+            for k in range(2 * (stage + 1))
+        ]
         return [
-            (2 * below, "F0"),
-            (stage + 1, "F0 F1"),
-            (below, "I1 W1 F1"),
-            (num_microbatches - 2 * num_stages + stage + 1, "F0 B1 F1 B0"),
-            (below, "B1 F1 B0"),
-            (1, " ".join(last)),
-            (below, "W I0"),
-            (stage + 1, "W"),
+            _Phase(2 * below, (_F0,)),
+            _Phase(stage + 1, (_F0, _F1)),
+            _Phase(below, (_I1, _W1, _F1)),
+            _Phase(num_microbatches - 2 * num_stages + stage + 1, (_F0, _B1, _F1, _B0)),
+            _Phase(below, (_B1, _F1, _B0)),
+            _Phase(1, tuple(drain)),
+            _Phase(below, (_W, _I0)),
+            _Phase(stage + 1, (_W,)),
         ]
 
     return _through_v(num_stages, num_microbatches, phases)
 
 
-def with_extras(orders: Orders, extras: Mapping[str, Sequence[int]]) -> Orders:
+def with_extras(orders: Orders, extras: Mapping[str, Sequence[int]]) -> list[list[Operation]]:
     """A schedule's orders with extra operations in them.
 
     `load` comes before every forward of its model stages, once a microbatch; `all_reduce` or
@@ -292,20 +321,29 @@ def with_extras(orders: Orders, extras: Mapping[str, Sequence[int]]) -> Orders:
 
     Args:
         orders: for each rank, its operations in execution order.
+        extras: for each instruction the model stages that have it.
     """
+    return [_with_loads(order, extras) + _at_the_end(order, extras) for order in orders]
+
+
+def _with_loads(order: Sequence[Operation], extras: Mapping[str, Sequence[int]]) -> list[Operation]:
+    loading = extras.get(LOAD, ())
     extended = []
-    for order in orders:
-        listed: list[Operation] = []
-        for op in order:
-            if op.instruction == FORWARD and op.profile_stage in extras.get(LOAD, ()):
-                listed.append(replace(op, instruction=LOAD))
-            listed.append(op)
-        last = {op.profile_stage: op for op in order}
-        for name in _AT_THE_END:
-            for stage in sorted(last.keys() & set(extras.get(name, ()))):
-                listed.append(replace(last[stage], instruction=name, microbatch=0))
-        extended.append(listed)
+    for op in order:
+        if op.instruction == FORWARD and op.profile_stage in loading:
+            extended.append(replace(op, instruction=LOAD))
+        extended.append(op)
     return extended
+
+
+def _at_the_end(order: Sequence[Operation], extras: Mapping[str, Sequence[int]]) -> list[Operation]:
+    last_of_stage = {op.profile_stage: op for op in order}
+    operations = []
+    for instruction in AT_THE_END:
+        for stage in sorted(last_of_stage.keys() & set(extras.get(instruction, ()))):
+            last = last_of_stage[stage]
+            operations.append(replace(last, instruction=instruction, microbatch=0))
+    return operations
 
 
 def fitting_ahead(wanted: Sequence[int], num_microbatches: int) -> list[int]:
@@ -318,81 +356,103 @@ def fitting_ahead(wanted: Sequence[int], num_microbatches: int) -> list[int]:
     ahead: list[int] = []
     limit = num_microbatches
     for stage, count in enumerate(wanted):
-        after = len(wanted) - stage - 1
-        most = max(0, num_microbatches - after - 1) if after else 0
-        ahead.append(min(count, most, limit))
-        limit = ahead[-1] if ahead[-1] < most else num_microbatches
+        stages_behind = len(wanted) - stage - 1
+        highest = max(0, num_microbatches - stages_behind - 1) if stages_behind else 0
+        ahead.append(min(count, highest, limit))
+        is_held_back = ahead[-1] == highest
+        limit = num_microbatches if is_held_back else ahead[-1]
     return ahead
 
 
-def _in_turns(
-    num_stages: int,
-    down: _Blocks,
-    up: _Blocks,
-    ahead: Callable[[int], int],
-    *,
-    split: bool = False,
-) -> Orders:
-    """Stages that run some forwards ahead, then a forward and a backward in turn, then the rest.
+class _Block(NamedTuple):
+    """A microbatch in a chunk."""
+
+    microbatch: int
+    chunk: int
+
+
+class _Passes(NamedTuple):
+    """All blocks in the order of their forwards, and in that of their backwards."""
+
+    forwards: Sequence[_Block]
+    backwards: Sequence[_Block]
+
+
+def _through_chunks(
+    num_microbatches: int, num_chunks: int = 1, group_length: int | None = None
+) -> _Passes:
+    """Passes in which groups of microbatches go through all chunks one after the other.
 
     Args:
-        down, up: (microbatch, chunk) of all forwards and of all backwards, in their order. The
-            chunks lie round and round on the stages.
+        num_microbatches: of an iteration.
+        num_chunks: of each stage.
+        group_length: microbatches of a group; the last group has what is left. None: all.
+    """
+    length = group_length or num_microbatches
+    forwards: list[_Block] = []
+    backwards: list[_Block] = []
+    for begin in range(0, num_microbatches, length):
+        group = range(begin, min(begin + length, num_microbatches))
+        for chunk in range(num_chunks):
+            forwards += [_Block(microbatch, chunk) for microbatch in group]
+        for chunk in reversed(range(num_chunks)):
+            backwards += [_Block(microbatch, chunk) for microbatch in group]
+    return _Passes(forwards, backwards)
+
+
+def _alternate(
+    num_stages: int,
+    passes: _Passes,
+    ahead: Callable[[int], int],
+    *,
+    split_backward: bool = False,
+) -> list[list[Operation]]:
+    """Stages that run some forwards ahead, then alternate, then run what is left.
+
+    Args:
+        num_stages: of the pipeline; the chunks lie round and round on them.
+        passes: all forwards and all backwards in their order.
         ahead: how many forwards a stage runs ahead.
-        split: run backwards in two parts; stage s puts weights off by s backwards.
+        split_backward: run backwards in two parts; stage s puts weights off by s backwards.
     """
 
-    def operations(stage: int, instruction: str, blocks: _Blocks) -> list[Operation]:
-        return [Operation(stage, instruction, m, c, c * num_stages + stage) for m, c in blocks]
+    def operations(stage: int, instruction: str, blocks: Sequence[_Block]) -> list[Operation]:
+        return [
+            Operation(stage, instruction, microbatch, chunk, chunk * num_stages + stage)
+            for microbatch, chunk in blocks
+        ]
 
     orders = []
     for stage in range(num_stages):
-        forwards = operations(stage, FORWARD, down)
-        backwards = operations(stage, BACKWARD_INPUT if split else BACKWARD, up)
-        weights = operations(stage, BACKWARD_WEIGHT, up if split else ())
-        order, steady = forwards[: ahead(stage)], forwards[ahead(stage) :]
-        for k, backward in enumerate(backwards):
-            order += (*steady[k : k + 1], backward)
+        forwards = operations(stage, FORWARD, passes.forwards)
+        backward = BACKWARD_INPUT if split_backward else BACKWARD
+        backwards = operations(stage, backward, passes.backwards)
+        weights = operations(stage, BACKWARD_WEIGHT, passes.backwards) if split_backward else []
+        first_steady = ahead(stage)
+        order = forwards[:first_steady]
+        steady = forwards[first_steady:]
+        for k, backward_op in enumerate(backwards):
+            order += steady[k : k + 1]
+            order.append(backward_op)
             if k >= stage:
                 order += weights[k - stage : k - stage + 1]
-        orders.append(order + weights[max(0, len(weights) - stage) :])
+        num_owed = min(stage, len(weights))
+        orders.append(order + weights[len(weights) - num_owed :])
     return orders
 
 
-def _through_v(num_stages: int, num_microbatches: int, phases: Callable[[int], _Phases]) -> Orders:
-    """What the stages of a V run, without microbatches from num_microbatches on.
-
-    Each chunk takes its microbatches in turn, forwards and backwards alike, so a step says only
-    which chunk.
-
-    Args:
-        phases: for each stage how often, and PyTorch's letters of the steps with their chunks: "F1
-            I0 W0". W is the weight gradient owed longest, of its chunk or, without one, of any.
-    """
-    names = {letter: name for name, letter in LETTERS.items()}
-    orders: Orders = []
-    for stage in range(num_stages):
-        orders.append([])
-        done: Counter[str] = Counter()
-        owed: list[tuple[int, int]] = []  # (chunk, microbatch)
-        for step in (one for times, steps in phases(stage) for one in steps.split() * times):
-            if step[0] == "W":
-                chunk, microbatch = next(one for one in owed if step in ("W", f"W{one[0]}"))
-                owed.remove((chunk, microbatch))
-            else:
-                way = step.replace("I", "B")
-                chunk, microbatch = int(step[1]), done[way]
-                done[way] += 1
-                owed += [(chunk, microbatch)] * (step[0] == "I")
-            model_stage = 2 * num_stages - 1 - stage if chunk else stage
-            if microbatch < num_microbatches:
-                op = Operation(stage, names[step[0]], microbatch, chunk, model_stage)
-                orders[-1].append(op)
-    return orders
+def _check_group(length: int, num_stages: int, num_microbatches: int) -> None:
+    """Refuse groups of microbatches in which a stage would have to wait."""
+    fits = num_stages <= length <= num_microbatches
+    if not fits or 0 < num_microbatches % length < num_stages:
+        raise InputError(
+            f"groups of {length} microbatches: a group, the last one of {num_microbatches} "
+            f"microbatches included, must have at least as many as there are stages, {num_stages}"
+        )
 
 
 def _group_length(name: str, num_stages: int, num_microbatches: int, num_chunks: int) -> int:
-    """How many microbatches go through a chunk before the next chunk has its turn.
+    """The number of microbatches that go through a chunk before the next chunk has its turn.
 
     As in PyTorch's interleaved schedules: there are as many groups as S fits into M whole times,
     at least one, and they must be equally long. So every M up to 2 S - 1 will do, and of the larger
@@ -405,33 +465,95 @@ def _group_length(name: str, num_stages: int, num_microbatches: int, num_chunks:
     if num_chunks == 1:
         return num_microbatches
 
-    def divide(microbatches: int) -> bool:
+    def divides(microbatches: int) -> bool:
         return microbatches % max(1, microbatches // num_stages) == 0
 
-    groups = max(1, num_microbatches // num_stages)
-    if divide(num_microbatches):
-        return num_microbatches // groups
-    below = next(filter(divide, range(num_microbatches, 0, -1)))
-    above = next(filter(divide, itertools.count(num_microbatches)))
+    num_groups = max(1, num_microbatches // num_stages)
+    if divides(num_microbatches):
+        return num_microbatches // num_groups
+    below = next(filter(divides, range(num_microbatches, 0, -1)))
+    above = next(filter(divides, itertools.count(num_microbatches)))
     raise InputError(
         f"schedule {name} runs microbatches in equal groups, each at least as long as there "
-        f"are stages: {num_microbatches} do not divide into {groups} such groups for "
+        f"are stages: {num_microbatches} do not divide into {num_groups} such groups for "
         f"{num_stages} stages; nearest valid: {below} and {above}"
     )
 
 
-def _through_chunks(
-    num_microbatches: int, num_chunks: int = 1, length: int | None = None
-) -> tuple[_Blocks, _Blocks]:
-    """(microbatch, chunk) in the order of the forwards and in that of the backwards.
+class _Step(NamedTuple):
+    """A computation of a stage of a V, on the next microbatch of a chunk.
 
-    Groups of `length` microbatches go through all chunks before the next group starts; the last
-    group has what is left. Default: one group.
+    Attributes:
+        instruction: what is computed.
+        chunk: of the stage; None: the chunk whose weight gradients are owed longest.
     """
-    length = length or num_microbatches
-    starts = range(0, num_microbatches, length)
-    groups = [range(first, min(first + length, num_microbatches)) for first in starts]
-    chunks = range(num_chunks)
-    down = [(m, chunk) for group in groups for chunk in chunks for m in group]
-    up = [(m, chunk) for group in groups for chunk in reversed(chunks) for m in group]
-    return down, up
+
+    instruction: str
+    chunk: int | None
+
+
+_F0: Final = _Step(FORWARD, 0)
+_F1: Final = _Step(FORWARD, 1)
+_B0: Final = _Step(BACKWARD, 0)
+_B1: Final = _Step(BACKWARD, 1)
+_I0: Final = _Step(BACKWARD_INPUT, 0)
+_I1: Final = _Step(BACKWARD_INPUT, 1)
+_W0: Final = _Step(BACKWARD_WEIGHT, 0)
+_W1: Final = _Step(BACKWARD_WEIGHT, 1)
+_W: Final = _Step(BACKWARD_WEIGHT, None)
+
+
+class _Phase(NamedTuple):
+    """Steps that a stage of a V repeats."""
+
+    repetitions: int
+    steps: tuple[_Step, ...]
+
+
+def _through_v(
+    num_stages: int, num_microbatches: int, phases: Callable[[int], Sequence[_Phase]]
+) -> list[list[Operation]]:
+    """The orders of the stages of a V, without microbatches from num_microbatches on.
+
+    Args:
+        num_stages: of the pipeline.
+        num_microbatches: of an iteration; phases may run more.
+        phases: of each stage.
+    """
+    orders = []
+    for stage in range(num_stages):
+        model_stages = (stage, 2 * num_stages - 1 - stage)
+        orders.append(
+            [
+                Operation(stage, instruction, microbatch, chunk, model_stages[chunk])
+                for instruction, (microbatch, chunk) in _run_phases(phases(stage))
+                if microbatch < num_microbatches
+            ]
+        )
+    return orders
+
+
+def _run_phases(phases: Sequence[_Phase]) -> list[tuple[str, _Block]]:
+    """Instructions and blocks of a stage in execution order.
+
+    Each chunk takes its microbatches in turn, forwards and backwards alike, so a step says only
+    which chunk. A weight gradient is that owed longest.
+    """
+    computed = []
+    next_forward: Counter[int] = Counter()
+    next_backward: Counter[int] = Counter()
+    owed: list[_Block] = []
+    for phase in phases:
+        for instruction, chunk in phase.steps * phase.repetitions:
+            if instruction == BACKWARD_WEIGHT:
+                block = next(block for block in owed if chunk in (None, block.chunk))
+                owed.remove(block)
+            else:
+                assert chunk is not None, "only weight gradients are of any chunk"
+                turn = next_forward if instruction == FORWARD else next_backward
+                block = _Block(turn[chunk], chunk)
+                turn[chunk] += 1
+                if instruction == BACKWARD_INPUT:
+                    owed.append(block)
+            computed.append((instruction, block))
+    return computed

@@ -1,4 +1,4 @@
-"""The shape of a pipeline as plan.json's `job` and the arguments of Pipeline give it.
+"""The shape of a pipeline, as plan.json's `job` and the arguments of Pipeline give it.
 
 Numbers that a user gives are checked here; what leaves this module is trusted.
 """
@@ -15,6 +15,7 @@ from envplan.errors import InputError, shown
 
 #: The schedule name of a pipeline that comes from a DAG.
 DAG_SCHEDULE: Final = "dag"
+MAX_OPERATIONS: Final = 2**20
 MAX_LATENCY_S: Final = 1e9
 
 Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]
@@ -59,8 +60,26 @@ class PipelineSpec(Model):
     dag: dict[str, Any] | None = None
 
 
+def refuse_too_large(num_operations: int) -> None:
+    """Refuse a pipeline of more operations than are possible.
+
+    Raises:
+        InputError: it has.
+    """
+    if num_operations > MAX_OPERATIONS:
+        raise InputError(
+            f"stages x chunks x microbatches make {shown(num_operations)} operations; "
+            f"at most {MAX_OPERATIONS} are possible"
+        )
+
+
 def whole_number(value: object, what: str, *, least: int) -> int:
-    """`value` as an int.
+    """A value as an int.
+
+    Args:
+        value: to be checked.
+        what: to call it in errors.
+        least: it may be.
 
     Raises:
         InputError: it is no whole number, or too small.

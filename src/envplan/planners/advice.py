@@ -12,7 +12,7 @@ import numpy as np
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import SCHEDULES, Pipeline
-from envplan.pipeline.graph import ENVPIPE
+from envplan.pipeline.generate import ENVPIPE
 from envplan.plan import Plan
 from envplan.plan.build import percent
 from envplan.planners.envpipe import forwards_ahead

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 from envplan._io.documents import Model
 from envplan.errors import InputError, naming
 from envplan.pipeline import SCHEDULES, Pipeline
-from envplan.pipeline.graph import ENVPIPE
+from envplan.pipeline.generate import ENVPIPE
 from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
 from envplan.plan.model import Baseline

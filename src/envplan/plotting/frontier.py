@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from envplan.plotting.figures import (
-    BLUE,
-    ENDS,
-    GREEN,
-    ORANGE,
-    RED,
-    figure,
-    label_axes,
+from envplan.plotting.figures import BLUE, GREEN, ORANGE, RED, figure, label_axes
+from envplan.plotting.titles import (
+    T_MIN_LABEL,
+    T_STAR_LABEL,
+    job_title,
     savings_words,
-    title,
-    unit_of,
+    scale_to_unit,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from envplan.frontier import Progress
     from envplan.plan import Plan
     from envplan.planners import Comparison
     from envplan.solve import Frontier
 
 
 class Look(NamedTuple):
-    """What a planner is called in pictures, and its mark there."""
+    """A planner's name in pictures, and its mark there."""
 
     name: str
     marker: str
@@ -48,132 +43,230 @@ LOOKS: Final = {
     "frontier": Look("envplan", "D", "#000000"),
 }
 BASELINE: Final = LOOKS["max_frequency"]
+_STRAGGLER_COLOUR: Final = "#6D28D9"
 _BOUND: Final = "lower bound: the exact relaxed frontier"
 _PLANS: Final = "plans, one frequency per operation"
-_OFFSET: Final[dict[str, Any]] = {"textcoords": "offset points"}
-#: Up to so many operations plans for pictures are searched for as long as others.
-_FULL_SEARCH: Final = 2000
+_OFF_ZERO: Final = "axis does not start at 0"
+#: Savings in percent that one decimal shows as none.
+_NOTHING_SAVED: Final = 0.05
+#: The height of the axes that is added below for the names of T_min and T_star.
+_ROOM_BELOW: Final = 0.16
 
 
-def plans_along(
-    frontier: Frontier, most: int, *, beyond: bool = False, progress: Progress | None = None
-) -> list[Plan]:
-    """Plans for a picture or page; fewer of large jobs, and those less searched for.
+class _Mark(NamedTuple):
+    """Size and place in the drawing order of a planner's mark."""
 
-    Args:
-        beyond, progress: as for sample_plans.
-    """
-    share = min(1.0, _FULL_SEARCH / len(frontier.pipeline.operations))
-    count = max(3, round(most * min(1.0, 3 * share)))
-    return frontier.sample_plans(count, beyond=beyond, progress=progress, moves=share)
+    size: int
+    zorder: int
+
+
+#: zeus_global often lies on maximum frequency, envpipe on ours: all shall be seen.
+_LARGE_MARKS: Final = {"X": _Mark(15, 4), "s": _Mark(14, 4)}
+_USUAL_MARK: Final = _Mark(10, 5)
 
 
 def frontier_figure(
     frontier: Frontier, plans: Sequence[Plan], comparison: Comparison | None = None
 ) -> Figure:
-    """The figure: exact relaxed curve, plans, T_min, T_star, all-maximum frequency, and the others.
+    """Draw the exact relaxed curve, plans, T_min, T_star, maximum frequency, and other planners.
 
     Args:
+        frontier: whose curve it is.
         plans: along the frontier, at least one, by ascending time.
         comparison: other planners to show beside it.
     """
-    before = plans[0].predicted.baseline
-    scale, unit = unit_of(before.energy_j, "J")
-    with figure(*((7.6, 5.2) if comparison is None else (10.4, 5.0))) as drawn:
+    baseline = plans[0].predicted.baseline
+    scale, unit = scale_to_unit(baseline.energy_j, "J")
+    width_in, height_in = (7.6, 5.2) if comparison is None else (10.4, 5.0)
+    with figure(width_in, height_in) as drawn:
         axes = drawn.add_subplot()
-        exact = frontier.times, frontier.energies / scale
-        axes.plot(*exact, color=BLUE, linewidth=2.2, label=_BOUND)
-        dots = [p.iteration_time for p in plans], [p.energy / scale for p in plans]
-        edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
-        axes.plot(*dots, "o", color=ORANGE, markersize=5.5, label=_PLANS, **edge)
-        _mark(axes, BASELINE, before.iteration_time_s, before.energy_j / scale, BASELINE.name)
-        off = "axis does not start at 0"
-        label_axes(axes, f"Iteration time (s), {off}", f"Energy per iteration ({unit}),\n{off}")
-        axes.margins(0.08, 0.1)
-        axes.ticklabel_format(useOffset=False, style="plain")
-        axes.locator_params(nbins=7)
+        axes.plot(
+            frontier.times, frontier.energies / scale, color=BLUE, linewidth=2.2, label=_BOUND
+        )
+        _draw_plans(axes, plans, scale)
+        _mark(axes, BASELINE, baseline.iteration_time_s, baseline.energy_j / scale, BASELINE.name)
+        _label_axes(axes, unit)
         if comparison is not None:
-            _draw_others(axes, comparison, scale)
-        # From here on the axes stay as they are, with room below for T_min and T_star.
-        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-        axes.set_xlim(left, right)
-        axes.set_ylim(low - 0.16 * (high - low), high)
+            _draw_comparison(axes, comparison, scale)
+        _freeze_axes(axes)
         if comparison is None:
             _draw_savings(axes, plans, scale)
-        else:  # may run out on the right
-            for planner, points in comparison.curves.items():
-                times, energies = np.array(points).T
-                thin: Any = {"color": LOOKS[planner].colour, "linewidth": 1.2, "markersize": 4}
-                axes.plot(times, energies / scale, ".-", **thin)
+        else:
+            _draw_planner_curves(axes, comparison, scale)
         _draw_ends(axes, frontier, scale)
-        axes.set_title(title(frontier), loc="left")
+        axes.set_title(job_title(frontier), loc="left")
         # Curves may be all over the axes.
-        alone: Any = {"loc": "outside lower left", "ncols": 2}
-        drawn.legend(**(alone if comparison is None else {"loc": "outside right upper"}))
+        if comparison is None:
+            drawn.legend(loc="outside lower left", ncols=2)
+        else:
+            drawn.legend(loc="outside right upper")
     return drawn
 
 
-def _mark(axes: Axes, look: Look, time: float, energy: float, label: str) -> None:
-    # zeus_global often lies on maximum frequency, envpipe on ours: all shall be seen.
-    size, height = {"X": (15, 4), "s": (14, 4)}.get(look.marker, (10, 5))
-    style: dict[str, Any] = {"color": look.colour, "markeredgecolor": "white", "linestyle": "none"}
-    axes.plot(time, energy, look.marker, markersize=size, zorder=height, label=label, **style)
+def _draw_plans(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
+    times_s = [plan.iteration_time for plan in plans]
+    energies = [plan.energy / scale for plan in plans]
+    axes.plot(
+        times_s,
+        energies,
+        "o",
+        color=ORANGE,
+        markersize=5.5,
+        label=_PLANS,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+    )
 
 
-def _draw_others(axes: Axes, comparison: Comparison, scale: float) -> None:
-    """All planners' plans, EnvPipe's bound, a straggler."""
-    other = comparison.envpipe_frontier
-    dashed: dict[str, Any] = {"linestyle": "--", "linewidth": 1.6, "color": LOOKS["envpipe"].colour}
-    if other is not comparison.frontier:
-        label = "lower bound, EnvPipe's schedule"
-        axes.plot(other.times, other.energies / scale, label=label, **dashed)
+def _mark(axes: Axes, look: Look, time_s: float, energy: float, label: str) -> None:
+    """Draw a planner's mark."""
+    mark = _LARGE_MARKS.get(look.marker, _USUAL_MARK)
+    axes.plot(
+        time_s,
+        energy,
+        look.marker,
+        markersize=mark.size,
+        zorder=mark.zorder,
+        label=label,
+        color=look.colour,
+        markeredgecolor="white",
+        linestyle="none",
+    )
+
+
+def _label_axes(axes: Axes, unit: str) -> None:
+    """Label time and energy, and say that neither axis starts at 0."""
+    label_axes(
+        axes, f"Iteration time (s), {_OFF_ZERO}", f"Energy per iteration ({unit}),\n{_OFF_ZERO}"
+    )
+    axes.margins(0.08, 0.1)
+    axes.ticklabel_format(useOffset=False, style="plain")
+    axes.locator_params(nbins=7)
+
+
+def _freeze_axes(axes: Axes) -> None:
+    """Keep the limits of the axes from here on, with room below for T_min and T_star."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    axes.set_xlim(left, right)
+    axes.set_ylim(low - _ROOM_BELOW * (high - low), high)
+
+
+def _draw_comparison(axes: Axes, comparison: Comparison, scale: float) -> None:
+    """Draw all planners' plans, EnvPipe's bound and a straggler."""
+    envpipe_frontier = comparison.envpipe_frontier
+    if envpipe_frontier is not comparison.frontier:
+        axes.plot(
+            envpipe_frontier.times,
+            envpipe_frontier.energies / scale,
+            label="lower bound, EnvPipe's schedule",
+            linestyle="--",
+            linewidth=1.6,
+            color=LOOKS["envpipe"].colour,
+        )
     named = {BASELINE.name}
     for entry in comparison.entries:
-        look = LOOKS[entry.plan.planner]
+        plan, look = entry.plan, LOOKS[entry.plan.planner]
         label = "" if look.name in named else look.name
-        _mark(axes, look, entry.plan.iteration_time, entry.plan.energy / scale, label)
+        _mark(axes, look, plan.iteration_time, plan.energy / scale, label)
         named.add(look.name)
     if comparison.straggler_time is not None:
-        dashed |= {"color": "#6D28D9", "linewidth": 1.4}
-        axes.axvline(comparison.straggler_time, label="straggler finished", **dashed)
+        axes.axvline(
+            comparison.straggler_time,
+            label="straggler finished",
+            linestyle="--",
+            linewidth=1.4,
+            color=_STRAGGLER_COLOUR,
+        )
+
+
+def _draw_planner_curves(axes: Axes, comparison: Comparison, scale: float) -> None:
+    """Draw all plans of planners that have several; they may run out on the right."""
+    for planner, points in comparison.curves.items():
+        times_s, energies_j = np.array(points).T
+        axes.plot(
+            times_s,
+            energies_j / scale,
+            ".-",
+            color=LOOKS[planner].colour,
+            linewidth=1.2,
+            markersize=4,
+        )
 
 
 def _draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
-    """T_min and T_star: a diamond on the curve, and a line down to its label under the curve."""
-    ends = [(frontier.min_time, ENDS[0], "left"), (frontier.min_energy_time, ENDS[1], "right")]
-    if frontier.min_time == frontier.min_energy_time:
-        ends = [(frontier.min_time, "T_min = T_star", "left")]
-    bottom = axes.get_ylim()[0]
+    """Draw T_min and T_star: a diamond on the curve, and a line down to its label below."""
     decimals = max(0, 3 - math.floor(math.log10(frontier.min_energy_time)))
-    for row, (time, name, side) in enumerate(ends):
-        energy = frontier.energies[-row] / scale
-        axes.vlines(time, bottom, energy, color="0.45", linestyle=":", linewidth=1.2)
-        axes.plot(time, energy, "D", color="#000000", markersize=7, zorder=6)
-        # Two rows, or they would run into each other where the two times are close.
-        offset = (6 if side == "left" else -6, 6 + 15 * row)
-        look: dict[str, Any] = {"xytext": offset, "fontsize": "small", "ha": side, "va": "bottom"}
-        axes.annotate(f"{name}: {time:.{decimals}f} s", (time, bottom), **_OFFSET, **look)
+    energies = frontier.energies / scale
+    if frontier.min_time == frontier.min_energy_time:
+        label = f"T_min = T_star: {frontier.min_time:.{decimals}f} s"
+        _draw_end(axes, frontier.min_time, energies[0], label, "left")
+        return
+    t_min = f"{T_MIN_LABEL}: {frontier.min_time:.{decimals}f} s"
+    t_star = f"{T_STAR_LABEL}: {frontier.min_energy_time:.{decimals}f} s"
+    _draw_end(axes, frontier.min_time, energies[0], t_min, "left")
+    # In a second row, or they would run into each other where the two times are close.
+    _draw_end(axes, frontier.min_energy_time, energies[-1], t_star, "right", row=1)
+
+
+def _draw_end(
+    axes: Axes,
+    time_s: float,
+    energy: float,
+    label: str,
+    side: Literal["left", "right"],
+    *,
+    row: int = 0,
+) -> None:
+    """Draw an end of the frontier; its label begins or ends at its time, in a row of labels."""
+    bottom = axes.get_ylim()[0]
+    axes.vlines(time_s, bottom, energy, color="0.45", linestyle=":", linewidth=1.2)
+    axes.plot(time_s, energy, "D", color="#000000", markersize=7, zorder=6)
+    axes.annotate(
+        label,
+        (time_s, bottom),
+        xytext=(6 if side == "left" else -6, 6 + 15 * row),
+        textcoords="offset points",
+        fontsize="small",
+        ha=side,
+        va="bottom",
+    )
 
 
 def _draw_savings(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
-    """An arrow from maximum frequency down to the cheapest plan that is no slower, and a note on
-    the cheapest plan of all."""
-    before = plans[0].predicted.baseline
+    """Draw an arrow from maximum frequency down to the cheapest plan that is no slower.
+
+    A note stands beside the arrow, and another on the cheapest plan of all.
+    """
+    baseline = plans[0].predicted.baseline
     cheapest = min(plans, key=lambda plan: plan.energy)
-    free = [plan for plan in plans if plan.iteration_time <= before.iteration_time_s]
-    best = min(free, key=lambda plan: plan.energy, default=cheapest)
-    if best.predicted.savings_percent < 0.05:
+    not_slower = [plan for plan in plans if plan.iteration_time <= baseline.iteration_time_s]
+    best = min(not_slower, key=lambda plan: plan.energy, default=cheapest)
+    if best.predicted.savings_percent < _NOTHING_SAVED:
         return
-    begin = before.iteration_time_s, before.energy_j / scale
-    end, least = ((plan.iteration_time, plan.energy / scale) for plan in (best, cheapest))
-    arrow = {"arrowstyle": "-|>", "color": GREEN, "lw": 2, "shrinkA": 8, "shrinkB": 6}
-    axes.annotate("", end, begin, arrowprops=arrow)
-    middle = max(begin[0], end[0]), (begin[1] + end[1]) / 2
-    notes: list[tuple[Plan, Any, dict[str, Any]]] = [
-        (best, middle, {"xytext": (10, 0), "ha": "left", "va": "center"}),
-        (cheapest, least, {"xytext": (4, 12), "ha": "right", "va": "bottom"}),
-    ]
-    for plan, place, how in notes[: 1 + (cheapest is not best)]:
-        words = savings_words(plan.predicted.savings_percent, plan.predicted.slowdown_percent)
-        green: dict[str, Any] = {"color": GREEN, "weight": "bold", **_OFFSET, **how}
-        axes.annotate(words.replace(", ", ",\n"), place, **green)
+    arrow_begin = baseline.iteration_time_s, baseline.energy_j / scale
+    arrow_end = best.iteration_time, best.energy / scale
+    axes.annotate(
+        "",
+        arrow_end,
+        arrow_begin,
+        arrowprops={"arrowstyle": "-|>", "color": GREEN, "lw": 2, "shrinkA": 8, "shrinkB": 6},
+    )
+    beside_arrow = max(arrow_begin[0], arrow_end[0]), (arrow_begin[1] + arrow_end[1]) / 2
+    _note_savings(axes, best, beside_arrow, xytext=(10, 0), ha="left", va="center")
+    if cheapest is not best:
+        on_plan = cheapest.iteration_time, cheapest.energy / scale
+        _note_savings(axes, cheapest, on_plan, xytext=(4, 12), ha="right", va="bottom")
+
+
+def _note_savings(axes: Axes, plan: Plan, point: tuple[float, float], **look: Any) -> None:
+    """Note at a point what a plan saves."""
+    predicted = plan.predicted
+    words = savings_words(predicted.savings_percent, predicted.slowdown_percent)
+    axes.annotate(
+        words.replace(", ", ",\n"),
+        point,
+        color=GREEN,
+        weight="bold",
+        textcoords="offset points",
+        **look,
+    )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from envplan.plotting.figures import figure, label_axes, workload_title
+from envplan.plotting.figures import figure, label_axes
+from envplan.plotting.titles import modelled_suffix, workload_title
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-    from envplan.profile import Profile
+    from envplan.profile import OptionTable, Profile
 
-# So many stages have a line in the legend each; of more a bar says whose colour is whose.
-_NAMED_STAGES: Final = 10
+#: So many stages have a line in the legend each; of more a bar says whose colour is whose.
+_MAX_NAMED_STAGES: Final = 10
 _LIGHTEST: Final = 0.88  # of the colour map: the yellow at its end is too pale for lines on white
 #: A plateau's clocks bring less speed than this all together, and span at least that much.
 _FLAT: Final = 0.015
@@ -21,68 +24,124 @@ _WIDE: Final = 0.04
 
 
 def profile_figure(profile: Profile) -> Figure:
-    """The figure: forward + backward energy of each stage by clock, a diamond at each valley."""
-    import matplotlib as mpl
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
-
-    from envplan.profiling.remarks import energy_by_clock
-
+    """Draw forward + backward energy of each stage by clock, with a diamond at each valley."""
+    names_stages = profile.num_stages <= _MAX_NAMED_STAGES
+    limit = plateau(profile)
     with figure(9.6, 4.8) as drawn:
         axes = drawn.add_subplot()
-        named = profile.num_stages <= _NAMED_STAGES
-        last = max(1, profile.num_stages - 1)
-        shares = [_LIGHTEST * stage / last for stage in range(last + 1)]
-        colors = ListedColormap(mpl.colormaps["viridis"](shares))
+        colours = _stage_colours(profile.num_stages)
         for stage in range(profile.num_stages):
-            energy = energy_by_clock(profile, stage)
-            clocks = sorted(energy)
-            valley = min(clocks, key=lambda clock: (energy[clock], -clock))
-            color = colors(stage)
-            label = f"stage {stage}, valley at {valley} MHz" if named else None
-            joules = [energy[clock] for clock in clocks]
-            axes.plot(clocks, joules, ".-", color=color, linewidth=1.6, label=label)
-            axes.plot(valley, energy[valley], "D", color=color, markeredgecolor="black")
-        if flat := plateau(profile):
-            low, high, watts = flat
-            words = f"power limit, about {watts:.0f} W:\nfrom {low} MHz on hardly any faster"
-            axes.axvspan(low, high, color="0.93", zorder=0, label=words)
-        modelled = " (modelled)" if profile.metadata.source == "modelled" else ""
-        heading = f"{workload_title(profile, profile.num_stages)}{modelled}\n{profile.name}"
+            _draw_stage(axes, profile, stage, colours, named=names_stages)
+        if limit is not None:
+            words = (
+                f"power limit, about {limit.power_w:.0f} W:\n"
+                f"from {limit.low_mhz} MHz on hardly any faster"
+            )
+            axes.axvspan(limit.low_mhz, limit.high_mhz, color="0.93", zorder=0, label=words)
+        workload = workload_title(profile, profile.num_stages)
         label_axes(
             axes,
             "SM clock (MHz)",
             "Energy of forward + backward (J),\naxis does not start at 0",
-            heading,
+            f"{workload}{modelled_suffix(profile.metadata.source)}\n{profile.name}",
         )
-        if not named:
-            scale = ScalarMappable(Normalize(-0.5, last + 0.5), colors)
-            drawn.colorbar(scale, ax=axes, label="Stage; diamond: valley", pad=0.02)
-        if named or flat:
-            drawn.legend(loc="outside right upper" if named else "outside lower left")
+        if names_stages:
+            drawn.legend(loc="outside right upper")
+        else:
+            _add_stage_bar(drawn, axes, colours)
+            if limit is not None:
+                drawn.legend(loc="outside lower left")
     return drawn
 
 
-def plateau(profile: Profile) -> tuple[int, int, float] | None:
-    """Where the power limit, not the clock that is asked for, sets the speed.
+def _stage_colours(num_stages: int) -> Colormap:
+    """A colour for each stage, darkest for the first."""
+    import matplotlib as mpl
+    from matplotlib.colors import ListedColormap
+
+    last_stage = max(1, num_stages - 1)
+    shares = [_LIGHTEST * stage / last_stage for stage in range(last_stage + 1)]
+    return ListedColormap(mpl.colormaps["viridis"](shares))
+
+
+def _draw_stage(
+    axes: Axes, profile: Profile, stage: int, colours: Colormap, *, named: bool
+) -> None:
+    """Draw the energy of a stage by clock, and its valley: the clock of least energy."""
+    from envplan.profiling.remarks import energy_by_clock
+
+    energy_j = energy_by_clock(profile, stage)
+    clocks_mhz = sorted(energy_j)
+    valley_mhz = min(clocks_mhz, key=lambda clock: (energy_j[clock], -clock))
+    axes.plot(
+        clocks_mhz,
+        [energy_j[clock] for clock in clocks_mhz],
+        ".-",
+        color=colours(stage),
+        linewidth=1.6,
+        label=f"stage {stage}, valley at {valley_mhz} MHz" if named else None,
+    )
+    axes.plot(valley_mhz, energy_j[valley_mhz], "D", color=colours(stage), markeredgecolor="black")
+
+
+def _add_stage_bar(drawn: Figure, axes: Axes, colours: Colormap) -> None:
+    """Add a bar that says whose colour is whose."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    scale = ScalarMappable(Normalize(-0.5, colours.N - 0.5), colours)
+    drawn.colorbar(scale, ax=axes, label="Stage; diamond: valley", pad=0.02)
+
+
+class Plateau(NamedTuple):
+    """Clocks at which the power limit, not the clock that is asked for, sets the speed.
+
+    Attributes:
+        low_mhz, high_mhz: the lowest and the highest of them.
+        power_w: mean power of backwards there.
+    """
+
+    low_mhz: int
+    high_mhz: int
+    power_w: float
+
+
+def plateau(profile: Profile) -> Plateau | None:
+    """The plateau that most stages share.
 
     Returns:
-        The lowest and the highest clock of the plateau that most stages share, MHz, and the mean
-        power of backwards on it, W. None where higher clocks are faster to the end, or where power
-        still grows with the clock, so that something else than its limit holds the speed.
+        None where higher clocks are faster to the end, or where power still grows with the clock,
+        so that something else than its limit holds the speed.
     """
-    found = []
+    plateaus = []
     for table in profile.tables():
-        if table.instruction not in ("backward", "backward_input") or not table.frequency_mhz.any():
-            continue
-        order = table.frequency_mhz.argsort(kind="stable")
-        clocks, times = table.frequency_mhz[order], table.time_ns[order]
-        watts = table.energy_fj[order] / times / 1e6
-        flat = (times <= (1 + _FLAT) * times.min()) & (watts >= (1 - 2 * _FLAT) * watts.max())
-        at = 0 if flat.all() else len(flat) - int((~flat[::-1]).argmax())
-        if at < len(flat) - 1 and clocks[-1] >= (1 + _WIDE) * clocks[at]:
-            found.append((int(clocks[at]), int(clocks[-1]), float(watts[at:].mean())))
-    if 2 * len(found) <= profile.num_stages:
+        if table.instruction in ("backward", "backward_input") and table.frequency_mhz.any():
+            own_plateau = _plateau_of(table)
+            if own_plateau is not None:
+                plateaus.append(own_plateau)
+    if 2 * len(plateaus) <= profile.num_stages:
         return None
-    starts, tops, powers = zip(*sorted(found), strict=True)
-    return starts[len(starts) // 2], max(tops), fmean(powers)
+    plateaus.sort()
+    return Plateau(
+        low_mhz=plateaus[len(plateaus) // 2].low_mhz,
+        high_mhz=max(shared.high_mhz for shared in plateaus),
+        power_w=fmean(shared.power_w for shared in plateaus),
+    )
+
+
+def _plateau_of(table: OptionTable) -> Plateau | None:
+    """The clocks at the top of a table that bring next to no speed, if they span enough."""
+    by_clock = table.frequency_mhz.argsort(kind="stable")
+    clocks_mhz, times_ns = table.frequency_mhz[by_clock], table.time_ns[by_clock]
+    power_w = table.energy_fj[by_clock] / times_ns / 1e6
+    as_fast = times_ns <= (1 + _FLAT) * times_ns.min()
+    is_flat = as_fast & (power_w >= (1 - 2 * _FLAT) * power_w.max())
+    # The first clock from which on all are flat.
+    begin = 0 if is_flat.all() else len(is_flat) - int((~is_flat[::-1]).argmax())
+    if begin >= len(is_flat) - 1 or clocks_mhz[-1] < (1 + _WIDE) * clocks_mhz[begin]:
+        return None
+    return Plateau(
+        low_mhz=int(clocks_mhz[begin]),
+        high_mhz=int(clocks_mhz[-1]),
+        power_w=float(power_w[begin:].mean()),
+    )

@@ -1,206 +1,300 @@
-"""The report: one page that says what a plan saves, where, and on what assumptions."""
+"""Pages about plans: a report, and frontiers, timelines and animations alone.
+
+The report says what a plan saves, where, and on what assumptions.
+"""
 
 from __future__ import annotations
 
 import html
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan._io.words import counted, signed_percent, significant
 from envplan.plotting import page
-from envplan.plotting.figures import in_unit
-from envplan.simulation.iteration import simulate
+from envplan.plotting.page import Card
+from envplan.plotting.page_data import (
+    AnimationChart,
+    FrontierChart,
+    TimelineChart,
+    entry_name,
+)
+from envplan.plotting.titles import modelled_suffix, with_unit
 from envplan.solve.savings import Site
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.planners import Comparison
     from envplan.simulation.iteration import Timeline
+    from envplan.simulation.results import StageUse
     from envplan.solve import Frontier
 
 _CURRENCY: Final = "USD"
 _FRONTIER: Final = page.section("Energy against time", page.chart("frontier", "frontier"))
 _TIMELINE: Final = page.section("What runs when", page.chart("timeline", "timeline"))
+_ANIMATION: Final = page.section("Along the frontier", page.chart("animation", "animation"))
+#: The commands that prove, apply, replay and draw a plan.
+_NEXT_COMMANDS: Final = ("check", "apply", "simulate", "timeline")
+#: A time by which an iteration that takes none is divided, s.
+_TINY_S: Final = 1e-9
 
 
 def frontier_page(
-    frontier: Frontier, along: Sequence[Plan], comparison: Comparison | None = None
+    frontier: Frontier,
+    along: Sequence[Plan],
+    comparison: Comparison | None = None,
+    *,
+    slower: Sequence[Plan] = (),
 ) -> str:
     """A page with the frontier alone.
 
     Args:
-        along: plans along the frontier, at least one, by ascending time.
+        frontier: the frontier.
+        along: plans along it, at least one, by ascending time.
         comparison: planners to show beside it.
+        slower: plans beyond T_star to look up for stragglers.
     """
-    data = {"frontier": page.frontier_data(frontier, along, comparison)}
-    return page.job_page("Frontier of {}", frontier, [_FRONTIER], data)
+    chart = FrontierChart.of(frontier, along, slower=slower, comparison=comparison)
+    return page.job_page("Frontier of {}", frontier, [_FRONTIER], {"frontier": chart.to_dict()})
 
 
 def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
     """A page with a plan's timeline; above it, if given, that of maximum frequency."""
-    shown = {} if before is None else {"maximum frequency": before}
-    data = {"timeline": page.timelines_data(shown | {"plan": timeline})}
-    by = f"; planner {timeline.plan.planner}"
-    return page.job_page("Timeline of {}", timeline, [_TIMELINE], data, by)
+    timelines = {"plan": timeline}
+    if before is not None:
+        timelines = {"maximum frequency": before, "plan": timeline}
+    data = {"timeline": TimelineChart.of(timelines).to_dict()}
+    return page.job_page("Timeline of {}", timeline, [_TIMELINE], data, timeline.plan.planner)
 
 
-def animation_page(frontier: Frontier, plans: Sequence[Plan]) -> str:
+def animation_page(frontier: Frontier, timelines: Sequence[Timeline]) -> str:
     """A page on which the pipeline reshapes while its time walks along the frontier.
 
     Args:
-        plans: at least one, by ascending time: a frame each.
+        frontier: the frontier.
+        timelines: of plans along it, at least one, by ascending time: a frame each.
     """
-    timelines = [simulate(plan, frontier.profile) for plan in plans]
-    data = {
-        "frames": [page.timeline_data(timeline, "plan") for timeline in timelines],
-        "span": max(timeline.sync_time for timeline in timelines),
-        "frontier": page.frontier_data(frontier, plans, beyond=False),
-    }
-    body = [page.section("Along the frontier", page.chart("animation", "animation"))]
-    return page.job_page("From T_min to T_star: {}", frontier, body, {"animation": data})
+    data = {"animation": AnimationChart.of(frontier, timelines).to_dict()}
+    return page.job_page("From T_min to T_star: {}", frontier, [_ANIMATION], data)
 
 
-def report_page(
-    plan: Plan,
-    file: Path,
-    frontier: Frontier,
-    along: Sequence[Plan],
-    timeline: Timeline,
-    comparison: Comparison | None = None,
-    notes: Iterable[str] = (),
-) -> str:
-    """The report as one self-contained HTML page. Money and carbon are those of `plan.costs`.
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All that a report shows of a plan.
 
-    Args:
-        plan: the plan it is about.
-        file: where the plan is.
+    Attributes:
+        plan: the plan it is about; money and carbon are those of its costs.
+        plan_file: where the plan is.
         frontier: of the plan's pipeline and profile.
         along: plans along the frontier, at least one, by ascending time.
+        slower: plans beyond T_star to look up for stragglers.
         timeline: of the plan.
+        baseline: the timeline of maximum frequency.
         comparison: other planners' plans; None where nobody asked.
         notes: what else to know about the plan, in sentences.
     """
-    before = timeline.at_max_frequency()
-    data: dict[str, Any] = {
-        "frontier": page.frontier_data(frontier, along, comparison, plan),
-        "timeline": page.timelines_data({"maximum frequency": before, "this plan": timeline}),
-    }
-    body = [
-        page.cards([*_money_cards(plan), *_plan_cards(plan)]),
-        _FRONTIER,
-        _TIMELINE,
-        page.section("Stage by stage", _stage_table(before, timeline)),
-    ]
-    if comparison is not None:
-        body.append(page.section("Planners side by side", _planner_table(comparison)))
-    # What to type to prove, apply and replay it.
-    verbs = ("check", "apply", "simulate", "timeline")
-    commands = [f"envplan {verb} {shlex.quote(file.as_posix())}" for verb in verbs]
-    body += [
-        page.section("Use this plan", page.commands(commands)),
-        page.section("Method and assumptions", _assumptions(plan, frontier, notes)),
-        f"<footer>envplan {html.escape(version('envplan'))}</footer>",
-    ]
-    return page.job_page("Energy plan of {}", frontier, body, data)
+
+    plan: Plan
+    plan_file: Path
+    frontier: Frontier
+    along: Sequence[Plan]
+    slower: Sequence[Plan] = ()
+    timeline: Timeline
+    baseline: Timeline
+    comparison: Comparison | None = None
+    notes: Sequence[str] = ()
 
 
-def _plan_cards(plan: Plan) -> list[tuple[str, str, str]]:
-    before, after, until = plan.predicted.baseline, plan.predicted, plan.predicted.until_straggler
-    modelled = " (modelled)" if plan.profile.source == "modelled" else ""
-    joules, watts, seconds = (
-        (in_unit(before.energy_j, "J"), in_unit(after.energy_j, "J")),
-        (in_unit(before.average_power_w, "W"), in_unit(after.average_power_w, "W")),
-        tuple(f"{significant(one.iteration_time_s)} s" for one in (before, after)),
+def report_page(report: Report) -> str:
+    """The report as one self-contained HTML page."""
+    frontier_chart = FrontierChart.of(
+        report.frontier,
+        report.along,
+        slower=report.slower,
+        comparison=report.comparison,
+        this_plan=report.plan,
     )
-    shown = [
-        (f"{after.savings_percent:.1f}%", f"energy saved{modelled}", "good"),
-        (
-            f"{signed_percent(after.slowdown_percent)}%",
-            "iteration time against maximum frequency",
-            "",
-        ),
-        (joules[1], f"an iteration, was {joules[0]}", ""),
-        (seconds[1], f"an iteration, was {seconds[0]}", ""),
-        (watts[1], f"average over all GPUs, was {watts[0]}", ""),
-    ]
-    gap, what = plan.gap, "certified gap: no plan saves more than this beyond it"
-    if until is not None:  # what counts is all energy until the straggler has finished
-        with_waiting = "energy saved until the straggler has finished, waiting included"
-        saved = 100 * (1 - until.energy_j / until.baseline_energy_j)
-        shown.append((f"{saved:.1f}%", with_waiting, "good"))
-        gap, what = until.gap, "certified gap, waiting included"
-    return [*shown, (f"{100 * gap:.3f}%", what, "")]
+    timeline_chart = TimelineChart.of(
+        {"maximum frequency": report.baseline, "this plan": report.timeline}
+    )
+    data = {"frontier": frontier_chart.to_dict(), "timeline": timeline_chart.to_dict()}
+    return page.job_page("Energy plan of {}", report.frontier, list(_sections(report)), data)
 
 
-def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
+def _sections(report: Report) -> Iterator[str]:
+    """HTML of the sections of a report."""
+    yield page.cards([*_money_cards(report.plan), *_plan_cards(report.plan)])
+    yield _FRONTIER
+    yield _TIMELINE
+    yield page.section("Stage by stage", _stage_table(report.baseline, report.timeline))
+    if report.comparison is not None:
+        yield page.section("Planners side by side", _planner_table(report.comparison))
+    file = shlex.quote(report.plan_file.as_posix())
+    commands = [f"envplan {command} {file}" for command in _NEXT_COMMANDS]
+    yield page.section("Use this plan", page.commands(commands))
+    yield page.section("Method and assumptions", page.notes(list(_assumptions(report))))
+    yield f"<footer>envplan {html.escape(version('envplan'))}</footer>"
+
+
+def _plan_cards(plan: Plan) -> Iterator[Card]:
+    """Energy, time and power of an iteration, against maximum frequency, and the certified gap."""
+    predicted, baseline = plan.predicted, plan.predicted.baseline
+    modelled = modelled_suffix(plan.profile.source)
+    yield Card(f"{predicted.savings_percent:.1f}%", f"energy saved{modelled}", is_good=True)
+    yield Card(
+        f"{signed_percent(predicted.slowdown_percent)}%",
+        "iteration time against maximum frequency",
+    )
+    yield Card(
+        with_unit(predicted.energy_j, "J"),
+        f"an iteration, was {with_unit(baseline.energy_j, 'J')}",
+    )
+    yield Card(
+        f"{significant(predicted.iteration_time_s)} s",
+        f"an iteration, was {significant(baseline.iteration_time_s)} s",
+    )
+    yield Card(
+        with_unit(predicted.average_power_w, "W"),
+        f"average over all GPUs, was {with_unit(baseline.average_power_w, 'W')}",
+    )
+    until = predicted.until_straggler
+    if until is None:
+        gap = "certified gap: no plan saves more than this beyond it"
+        yield Card(f"{100 * plan.gap:.3f}%", gap)
+    else:
+        # All energy counts until the straggler has finished.
+        saved_percent = 100 * (1 - until.energy_j / until.baseline_energy_j)
+        yield Card(
+            f"{saved_percent:.1f}%",
+            "energy saved until the straggler has finished, waiting included",
+            is_good=True,
+        )
+        yield Card(f"{100 * until.gap:.3f}%", "certified gap, waiting included")
+
+
+def _money_cards(plan: Plan) -> Iterator[Card]:
     """Money and carbon saved: over the run where its length is known, and in a year."""
+    yield from _run_cards(plan)
+    yield from _year_cards(plan)
+
+
+def _run_cards(plan: Plan) -> Iterator[Card]:
+    """Money, carbon and energy saved over the run, if its length is known."""
     costs = plan.costs
-    unit = (costs.currency if costs else None) or _CURRENCY
-    saved: list[tuple[float | None, str, str]] = []
-    if costs is not None and costs.run is not None:
-        over = f"saved over the run of {costs.iterations:,} iterations, of"
-        units = {"money": (unit, 1.0), "carbon_g": ("kg CO2", 1e3), "energy_kwh": ("kWh", 1.0)}
-        for name, (of, scale) in units.items():
-            was, now = (getattr(one, name) for one in (costs.run.max_frequency, costs.run.plan))
-            if was is not None:
-                saved.append(((was - now) / scale, of, f"{over} {significant(was / scale)}"))
+    if costs is None or costs.run is None:
+        return
+    baseline, planned = costs.run.max_frequency, costs.run.plan
+    over_run = f"saved over the run of {costs.iterations:,} iterations, of"
+    if baseline.money is not None and planned.money is not None:
+        saved = baseline.money - planned.money
+        currency = costs.currency or _CURRENCY
+        yield _savings_card(saved, currency, f"{over_run} {significant(baseline.money)}")
+    if baseline.carbon_g is not None and planned.carbon_g is not None:
+        saved = (baseline.carbon_g - planned.carbon_g) / 1e3
+        yield _savings_card(saved, "kg CO2", f"{over_run} {significant(baseline.carbon_g / 1e3)}")
+    saved = baseline.energy_kwh - planned.energy_kwh
+    yield _savings_card(saved, "kWh", f"{over_run} {significant(baseline.energy_kwh)}")
+
+
+def _year_cards(plan: Plan) -> Iterator[Card]:
+    """Money, carbon and energy saved in a year on GPUs that always train."""
+    costs = plan.costs
     site = Site() if costs is None else Site.of_run(costs)
-    _, year = site.year(plan)
+    saved = site.year(plan).saved
+    currency = (costs.currency if costs else None) or _CURRENCY
     gpus = counted(plan.job.num_gpus * plan.job.stages, "GPU")
-    assumed = " (assumed; say `--price`)" if costs is None or costs.price is None else ""
+    is_assumed = costs is None or costs.price is None
+    assumed = " (assumed; say `--price`)" if is_assumed else ""
     money = f"saved in a year of {gpus} that always train, at {site.price:.4g} a kWh{assumed}"
-    saved += [
-        (year.money, unit, ", ".join(filter(None, (money, site.in_words())))),
-        (year.carbon_t, "t CO2", f"saved in a year, at {site.carbon or 0:.4g} g a kWh"),
-        (year.kwh, "kWh", "saved in a year"),
-    ]
-    return [
-        (f"{significant(value)} {of}", what, "good" if value > 0 else "")
-        for value, of, what in saved
-        if value is not None
-    ]
+    if site.in_words():
+        money += f", {site.in_words()}"
+    yield _savings_card(saved.money, currency, money)
+    if saved.carbon_t is not None:
+        carbon = f"saved in a year, at {site.carbon or 0:.4g} g a kWh"
+        yield _savings_card(saved.carbon_t, "t CO2", carbon)
+    yield _savings_card(saved.kwh, "kWh", "saved in a year")
 
 
-def _stage_table(before: Timeline, after: Timeline) -> str:
-    headers = (
-        "", "saved (%)", "energy before", "energy now", "waited before (%)", "waits now (%)",
-        "mean clock (MHz)", "clock changes",
-    )  # fmt: skip
+def _savings_card(saved: float, unit: str, caption: str) -> Card:
+    return Card(f"{significant(saved)} {unit}", caption, is_good=saved > 0)
+
+
+class _StageRow(NamedTuple):
+    """A row of the table of stages: its cells, of which names are the headers."""
+
+    stage: str
+    saved_percent: str
+    energy_before: str
+    energy_now: str
+    waited_percent: str
+    waits_percent: str
+    mean_clock_mhz: str
+    clock_changes: str
+
+
+_STAGE_HEADERS: Final = _StageRow(
+    stage="",
+    saved_percent="saved (%)",
+    energy_before="energy before",
+    energy_now="energy now",
+    waited_percent="waited before (%)",
+    waits_percent="waits now (%)",
+    mean_clock_mhz="mean clock (MHz)",
+    clock_changes="clock changes",
+)
+
+
+def _stage_table(baseline: Timeline, timeline: Timeline) -> str:
+    """HTML of each stage's energy, waiting and clocks, at maximum frequency and by the plan."""
     rows = []
-    for was, now in zip(before.stages, after.stages, strict=True):
-        had, has = was.energy_j, now.energy_j
-        clocks = [
-            (run.frequency_mhz, run.duration_s) for run in now.operations if run.frequency_mhz
-        ]
-        busy = sum(time for _, time in clocks)
-        weighed = sum(mhz * time for mhz, time in clocks)
-        waits = (
-            use.blocked_s / max(1e-9, of.sync_time) for use, of in ((was, before), (now, after))
+    for before, now in zip(baseline.stages, timeline.stages, strict=True):
+        saved = "–"
+        if before.energy_j:
+            saved = f"{100 * (1 - now.energy_j / before.energy_j):.1f}"
+        row = _StageRow(
+            stage=f"stage {now.stage}",
+            saved_percent=saved,
+            energy_before=with_unit(before.energy_j, "J"),
+            energy_now=with_unit(now.energy_j, "J"),
+            waited_percent=_waiting_percent(before, baseline),
+            waits_percent=_waiting_percent(now, timeline),
+            mean_clock_mhz=_mean_clock(now),
+            clock_changes=str(len(now.clock_changes) - 1),
         )
-        cells = (
-            f"{100 * (1 - has / had):.1f}" if had else "–",
-            *(in_unit(joules, "J") for joules in (had, has)),
-            *(f"{100 * share:.1f}" for share in waits),
-            f"{weighed / busy:.0f}" if busy else "–",
-            str(len(now.clock_changes) - 1),
-        )
-        rows.append((f"stage {now.stage}", *cells))
-    note = f"<p class='about'>Energies over {counted(after.num_gpus, 'GPU')} a stage.</p>"
-    return note + page.table(headers, rows)
+        rows.append(row)
+    gpus = counted(timeline.num_gpus, "GPU")
+    note = f"<p class='about'>Energies over {gpus} a stage.</p>"
+    return note + page.table(_STAGE_HEADERS, rows)
+
+
+def _waiting_percent(stage: StageUse, timeline: Timeline) -> str:
+    """The share of an iteration in which a stage waits."""
+    return f"{100 * (stage.blocked_s / max(_TINY_S, timeline.sync_time)):.1f}"
+
+
+def _mean_clock(stage: StageUse) -> str:
+    """The mean clock that a stage requests, by time, MHz; a dash where it controls none."""
+    controlled = [run for run in stage.operations if run.frequency_mhz]
+    busy_s = sum(run.duration_s for run in controlled)
+    if not busy_s:
+        return "–"
+    cycles = sum(run.frequency_mhz * run.duration_s for run in controlled)
+    return f"{cycles / busy_s:.0f}"
 
 
 def _planner_table(comparison: Comparison) -> str:
+    """HTML of every planner's plan beside ours."""
     headers = ("", "saved (%)", "slower (%)", "time (s)", "energy", "gap (%)", "schedule")
     rows = [
         (
-            page.entry_name(entry.plan.planner, entry.point),
+            entry_name(entry.plan.planner, entry.point),
             f"{entry.savings_percent:.2f}",
             signed_percent(entry.slowdown_percent),
             significant(entry.plan.iteration_time),
-            in_unit(entry.plan.energy, "J"),
+            with_unit(entry.plan.energy, "J"),
             f"{100 * entry.plan.gap:.3f}",
             entry.plan.job.schedule,
         )
@@ -217,39 +311,45 @@ _SOURCES: Final = {
     "predicts. Profile a real GPU before relying on them.",
     None: "The profile does not say whether it was measured or modelled.",
 }
-_WAITING: Final = {
+_BLOCKING_POWER_SOURCES: Final = {
     "profile": "from the profile",
     "argument": "as given",
     "default": "a default, for the profile does not say",
 }
 
 
-def _assumptions(plan: Plan, frontier: Frontier, notes: Iterable[str]) -> str:
-    job, reference = plan.job, plan.profile
-    curve = "it" if plan.predicted.bound == "relaxation" else "a bound that CP-SAT proved"
-    items = [
-        _SOURCES[frontier.profile.metadata.energies_are],
-        f"Profile {reference.name}, SHA-256 {reference.sha256}.",
-        *(f"Derived from it: {words}." for words in frontier.profile.adjustments.in_words()),
-        f"A GPU that waits draws {_span(job.blocking_power_w)} W "
-        f"({_WAITING[job.blocking_power_source]}); waiting counts until the iteration ends.",
+def _assumptions(report: Report) -> Iterator[str]:
+    """What the figures are from, and what they take for granted, a sentence each."""
+    job, reference, profile = report.plan.job, report.plan.profile, report.frontier.profile
+    yield _SOURCES[profile.metadata.energies_are]
+    yield f"Profile {reference.name}, SHA-256 {reference.sha256}."
+    for words in profile.adjustments.in_words():
+        yield f"Derived from it: {words}."
+    yield (
+        f"A GPU that waits draws {_range_text(job.blocking_power_w)} W "
+        f"({_BLOCKING_POWER_SOURCES[job.blocking_power_source]}); waiting counts until the "
+        "iteration ends."
+    )
+    yield (
         "Energy is that of the GPUs in one iteration: of every operation at its clock and of "
-        "waiting. Host, network and cooling are not in it.",
+        "waiting. Host, network and cooling are not in it."
+    )
+    is_relaxation = report.plan.predicted.bound == "relaxation"
+    bound = "it" if is_relaxation else "a bound that CP-SAT proved"
+    yield (
         "The curve is the exact optimum of the relaxed problem, in which an operation may mix "
         "neighbouring clocks: no plan lies below it. The certified gap is this plan's distance "
-        f"from {curve} at its own deadline.",
-        *(f"{note[:1].upper()}{note[1:]}." for note in notes),
-    ]
+        f"from {bound} at its own deadline."
+    )
+    for note in report.notes:
+        yield f"{note[:1].upper()}{note[1:]}."
     if not job.switch_latency_s:
-        items.append("Clocks change at once; `envplan solve --switch-latency` plans for slow ones.")
-    if plan.predicted.robustness is None:
-        items.append(
-            "Times repeat exactly; `envplan simulate --noise` replays the plan where they vary."
-        )
-    return page.notes(items)
+        yield "Clocks change at once; `envplan solve --switch-latency` plans for slow ones."
+    if report.plan.predicted.robustness is None:
+        yield "Times repeat exactly; `envplan simulate --noise` replays the plan where they vary."
 
 
-def _span(values: Iterable[float]) -> str:
-    """Such as "60 to 90", or "70" where all are alike."""
-    ordered = sorted(values)
-    return " to ".join(dict.fromkeys(f"{value:g}" for value in (ordered[0], ordered[-1])))
+def _range_text(values: Sequence[float]) -> str:
+    """A range such as "60 to 90", or "70" where all are alike."""
+    low, high = f"{min(values):g}", f"{max(values):g}"
+    return low if low == high else f"{low} to {high}"

@@ -1,4 +1,4 @@
-"""A schedule laid out in time, as text and as a figure: which rank runs what, when.
+"""A schedule laid out in time, as text and as a figure: what each rank runs when.
 
 Every forward takes one unit of time, a backward two, each of its parts one, and so does anything
 else; transfers take none.
@@ -9,15 +9,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.pipeline.schedules import LETTERS
-from envplan.plotting.figures import bars, figure, rows_in_time
+from envplan.pipeline.operations import LETTERS
+from envplan.plotting.figures import draw_bars, figure, name_rows
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from envplan.pipeline import Operation, Pipeline
@@ -32,21 +33,28 @@ _COLOURS: Final = {
     "backward_weight": "#5DBB9A",
 }
 _OTHER_COLOUR: Final = "#C9C9C9"
-_MOST_INCHES: Final = 100.0
-_ROW_INCHES: Final = 0.27
-_BAR: Final = 0.86
-_LEAST_FONT: Final = 4.0
-_LARGEST_FONT: Final = 9.0
-_CHARACTER: Final = 0.68  # width of a character, in sizes of its font
+_MAX_WIDTH_IN: Final = 100.0
+_MIN_WIDTH_IN: Final = 7.0
+_MARGINS_IN: Final = 1.4  # beside and below the rows
+_UNIT_IN: Final = 0.2
+_ROW_IN: Final = 0.27
+_POINTS_PER_IN: Final = 72
+_BAR_HEIGHT: Final = 0.86  # of a row
+_MIN_FONT_SIZE: Final = 4.0
+_MAX_FONT_SIZE: Final = 9.0
+_CHARACTER_WIDTH: Final = 0.68  # in sizes of its font
 _LIGHTEST: Final = 0.6
+#: How many more activations a rank holds after an instruction than before.
+_ACTIVATIONS: Final = {"forward": 1, "backward": -1, "backward_weight": -1}
 
 
 @dataclass(frozen=True)
 class ScheduleLayout:
-    """When every operation of a pipeline runs.
+    """Start and time of every operation of a pipeline, in units.
 
     Attributes:
-        start, time: int64 (N,), in units.
+        pipeline: the operations.
+        start, time: int64 (N,).
     """
 
     pipeline: Pipeline
@@ -54,8 +62,14 @@ class ScheduleLayout:
     time: NDArray[np.int64]
 
     @property
+    def end(self) -> NDArray[np.int64]:
+        """The end of every operation, int64 (N,)."""
+        return self.start + self.time
+
+    @property
     def makespan(self) -> int:
-        return int(np.max(self.start + self.time))
+        """The time until the last operation has ended."""
+        return int(np.max(self.end))
 
     @property
     def bubble_share(self) -> float:
@@ -68,39 +82,38 @@ class ScheduleLayout:
 
     def activations(self, rank: int) -> int:
         """How many activations a rank holds at most: from a forward to the end of its backward."""
-        holds = {"forward": 1, "backward": -1, "backward_weight": -1}
-        steps = (holds.get(self.pipeline.operations[i].instruction, 0) for i in self.of_rank(rank))
-        return max(accumulate(steps, initial=0))
+        operations = (self.pipeline.operations[index] for index in self.of_rank(rank))
+        changes = (_ACTIVATIONS.get(operation.instruction, 0) for operation in operations)
+        return max(accumulate(changes, initial=0))
 
     def label(self, operation: Operation) -> str:
-        """`F3`, or `4F3` with the model stage where ranks have several."""
+        """The label of an operation, `F3`; `4F3` with its model stage where ranks have several."""
         stage = operation.profile_stage if self.pipeline.num_chunks > 1 else ""
         return f"{stage}{_short_label(operation)}"
 
     def legend(self) -> dict[str, str]:
-        """Letter -> instruction, of those that occur."""
-        names = {operation.instruction for operation in self.pipeline.operations}
-        known = [name for name in LETTERS if name in names]
-        return {_letter(name): name for name in [*known, *sorted(names - set(known))]}
+        """The instructions that occur, by letter."""
+        instructions = {operation.instruction for operation in self.pipeline.operations}
+        usual = [name for name in LETTERS if name in instructions]
+        others = sorted(instructions.difference(usual))
+        return {_letter(name): name for name in [*usual, *others]}
 
     def rows(self) -> list[str]:
         """A line of text for each rank: what it runs, with dots where it waits."""
-        width = 1 + max(len(self.label(op)) for op in self.pipeline.operations)  # of a unit of time
-        cells = [[f"{'.':<{width}}"] * self.makespan for _ in range(self.pipeline.num_stages)]
-        timed = zip(self.pipeline.operations, self.start.tolist(), self.time.tolist(), strict=True)
-        for op, begin, units in timed:
-            text = self.label(op).ljust(width * units - 1, "-" if units > 1 else " ")
-            cells[op.stage][begin : begin + units] = [f"{text} ", *[""] * (units - 1)]
+        operations = self.pipeline.operations
+        unit_width = 1 + max(len(self.label(operation)) for operation in operations)
+        waiting = ".".ljust(unit_width)
+        cells = [[waiting] * self.makespan for _ in range(self.pipeline.num_stages)]
+        for operation, begin, units in zip(
+            operations, self.start.tolist(), self.time.tolist(), strict=True
+        ):
+            filler = "-" if units > 1 else " "
+            text = self.label(operation).ljust(unit_width * units - 1, filler)
+            cells[operation.stage][begin : begin + units] = [f"{text} ", *[""] * (units - 1)]
         return ["".join(row) for row in cells]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The layout in JSON types."""
-
-        def listed(i: int) -> dict[str, Any]:
-            operation = asdict(self.pipeline.operations[i])
-            del operation["stage"]
-            return operation | {"start": float(self.start[i]), "time": float(self.time[i])}
-
         return {
             "schedule": self.pipeline.schedule,
             "stages": self.pipeline.num_stages,
@@ -113,11 +126,17 @@ class ScheduleLayout:
                 {
                     "rank": rank,
                     "activations": self.activations(rank),
-                    "operations": list(map(listed, self.of_rank(rank))),
+                    "operations": [self._operation_dict(index) for index in self.of_rank(rank)],
                 }
                 for rank in range(self.pipeline.num_stages)
             ],
         }
+
+    def _operation_dict(self, index: int) -> dict[str, object]:
+        """An operation in JSON types."""
+        fields = asdict(self.pipeline.operations[index])
+        del fields["stage"]  # the rank under which it is listed
+        return {**fields, "start": float(self.start[index]), "time": float(self.time[index])}
 
 
 def _letter(instruction: str) -> str:
@@ -130,53 +149,97 @@ def _short_label(operation: Operation) -> str:
 
 
 def schedule_layout(pipeline: Pipeline) -> ScheduleLayout:
-    """When every operation runs if each takes its units."""
-    units = np.array([1 + (op.instruction == "backward") for op in pipeline.operations], np.int64)
-    starts, _ = pipeline.earliest_starts(units, lags=False)
-    return ScheduleLayout(pipeline, starts, units)
+    """Lay a pipeline out in time, every operation as early as it can start."""
+    units = [2 if op.instruction == "backward" else 1 for op in pipeline.operations]
+    times = np.array(units, np.int64)
+    starts, _ = pipeline.earliest_starts(times, lags=False)
+    return ScheduleLayout(pipeline, starts, times)
 
 
 def schedule_figure(layout: ScheduleLayout) -> Figure:
-    """The figure: a row for each rank, as long as its labels need."""
+    """Draw a row for each rank, as long as its labels need."""
     from matplotlib.patches import Patch
 
-    pipeline, units, end = layout.pipeline, layout.makespan, layout.start + layout.time
-    operations, chunks = pipeline.operations, pipeline.num_chunks
-    width = min(_MOST_INCHES, max(7.0, 1.4 + 0.2 * units))
-    # Such that the longest label fits into one unit; none where nobody could read it.
-    longest = max(len(_short_label(op)) for op in operations)
-    size = (width - 1.4) / units * 72 / (_CHARACTER * longest)
-    look: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
-    with figure(width, _ROW_INCHES * pipeline.num_stages + 1.4, 10) as drawn:
+    pipeline = layout.pipeline
+    wanted_in = _MARGINS_IN + _UNIT_IN * layout.makespan
+    width_in = min(_MAX_WIDTH_IN, max(_MIN_WIDTH_IN, wanted_in))
+    height_in = _ROW_IN * pipeline.num_stages + _MARGINS_IN
+    with figure(width_in, height_in, 10) as drawn:
         axes = drawn.add_subplot()
-        low = np.array([op.stage for op in operations]) - _BAR / 2
-        colours = [_colour(op.instruction, op.chunk, chunks) for op in operations]
-        edged: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6}
-        bars(axes, layout.start, end, low, _BAR, facecolor=colours, **edged)
-        for op, middle in zip(operations, (layout.start + end) / 2, strict=True):
-            if size >= _LEAST_FONT and op.instruction in LETTERS:
-                font = min(_LARGEST_FONT, size)
-                axes.text(middle, op.stage, _short_label(op), fontsize=font, **look)
-        rows_in_time(axes, [f"rank {rank}" for rank in range(pipeline.num_stages)], (0.0, units))
+        _draw_operations(axes, layout)
+        _draw_labels(axes, layout, unit_in=(width_in - _MARGINS_IN) / layout.makespan)
+        names = [f"rank {rank}" for rank in range(pipeline.num_stages)]
+        name_rows(axes, names, 0.0, layout.makespan)
         axes.spines["left"].set_visible(False)
         axes.set_facecolor("0.955")
         axes.set_xlabel("Time (units)")
-        paler = f" x {chunks} chunks (later ones paler)" if chunks > 1 else ""
-        axes.set_title(
-            f"{pipeline.schedule}, {pipeline.num_stages} ranks{paler}, {pipeline.num_microbatches} "
-            "microbatches (forward 1, backward 2, its parts 1)",
-            loc="left",
-        )
-        named = {name: f"{sign} {name}" for sign, name in layout.legend().items()}
-        handles = [Patch(color=_colour(name, 0, 1), label=text) for name, text in named.items()]
+        axes.set_title(_title(pipeline), loc="left")
+        handles = [
+            Patch(color=_colour(instruction, 0, 1), label=f"{letter} {instruction}")
+            for letter, instruction in layout.legend().items()
+        ]
         drawn.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=9)
     return drawn
 
 
+def _draw_operations(axes: Axes, layout: ScheduleLayout) -> None:
+    """Draw a bar for each operation, in the colour of its instruction and chunk."""
+    operations, num_chunks = layout.pipeline.operations, layout.pipeline.num_chunks
+    middle = np.array([operation.stage for operation in operations])
+    draw_bars(
+        axes,
+        layout.start,
+        layout.end,
+        middle - _BAR_HEIGHT / 2,
+        _BAR_HEIGHT,
+        facecolor=[_colour(op.instruction, op.chunk, num_chunks) for op in operations],
+        edgecolor="white",
+        linewidth=0.6,
+    )
+
+
+def _draw_labels(axes: Axes, layout: ScheduleLayout, unit_in: float) -> None:
+    """Label forwards and backwards so that the longest label fits into one unit.
+
+    There are none where nobody could read them.
+    """
+    operations = layout.pipeline.operations
+    max_length = max(len(_short_label(operation)) for operation in operations)
+    font_size = unit_in * _POINTS_PER_IN / (_CHARACTER_WIDTH * max_length)
+    if font_size < _MIN_FONT_SIZE:
+        return
+    for operation, middle in zip(operations, (layout.start + layout.end) / 2, strict=True):
+        if operation.instruction in LETTERS:
+            axes.text(
+                middle,
+                operation.stage,
+                _short_label(operation),
+                fontsize=min(_MAX_FONT_SIZE, font_size),
+                ha="center",
+                va="center_baseline",
+            )
+
+
+def _title(pipeline: Pipeline) -> str:
+    """The schedule, its shape, and the units that operations take."""
+    chunks = ""
+    if pipeline.num_chunks > 1:
+        chunks = f" x {pipeline.num_chunks} chunks (later ones paler)"
+    return (
+        f"{pipeline.schedule}, {pipeline.num_stages} ranks{chunks}, {pipeline.num_microbatches} "
+        "microbatches (forward 1, backward 2, its parts 1)"
+    )
+
+
 @cache
-def _colour(instruction: str, chunk: int, num_chunks: int) -> Any:
+def _colour(instruction: str, chunk: int, num_chunks: int) -> tuple[float, float, float]:
     """The instruction's colour; the later the chunk, the lighter."""
     from matplotlib.colors import to_rgb
 
-    pale = _LIGHTEST * chunk / max(1, num_chunks - 1)
-    return tuple(c + pale * (1 - c) for c in to_rgb(_COLOURS.get(instruction, _OTHER_COLOUR)))
+    white_share = _LIGHTEST * chunk / max(1, num_chunks - 1)
+    red, green, blue = to_rgb(_COLOURS.get(instruction, _OTHER_COLOUR))
+    return (
+        red + white_share * (1 - red),
+        green + white_share * (1 - green),
+        blue + white_share * (1 - blue),
+    )

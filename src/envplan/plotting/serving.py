@@ -49,7 +49,7 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
         saved = result.saved_percent(base) or 0.0
         which = "less" if saved >= 0 else "more"
         what = f"{which} energy: {result.policy}, SLOs met for {100 * result.slo_attainment:.3f}%"
-        shown.append((f"{abs(saved):.1f}%", what, "good" if saved > 0 else ""))
+        shown.append(page.Card(f"{abs(saved):.1f}%", what, is_good=saved > 0))
     about = [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
     parts = [
         page.cards(shown),

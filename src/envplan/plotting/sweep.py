@@ -2,41 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import cycle
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle, product
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from envplan._io.words import counted
 from envplan.errors import InputError
-from envplan.plotting.figures import OKABE_ITO, figure, label_axes, shortened
+from envplan.plotting.figures import OKABE_ITO, figure, label_axes
 from envplan.plotting.frontier import LOOKS
+from envplan.plotting.titles import shorten
 from envplan.sweep.table import varying
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     from envplan.sweep import SweepRow
 
-_LINES: Final = ("-", "--", ":", "-.")
-#: What tells jobs apart, in the order in which panels and then colours are given to it.
-_TOLD_BY: Final = ("profile", "schedule", "microbatches", "chunks", "gpus_per_stage", "replicas")
+Dashes = Literal["-", "--", ":", "-."]
+_DASHES: Final[tuple[Dashes, ...]] = ("-", "--", ":", "-.")
+#: The columns that tell jobs apart, in the order in which panels and then colours are given to it.
+_JOB_COLUMNS: Final = (
+    "profile", "schedule", "microbatches", "chunks", "gpus_per_stage", "replicas"
+)  # fmt: skip
 _NOUNS: Final = {
     "microbatches": "microbatch",
     "chunks": "chunk",
     "gpus_per_stage": "GPU",
     "replicas": "replica",
 }
-_COLUMNS: Final = 3
-_MOST_PANELS: Final = 12
-_MOST_COLOURS: Final = 12
-_PANEL_IN: Final = (4.2, 3.0)
+_MAX_COLUMNS: Final = 3
+_MAX_PANELS: Final = 12
+_MAX_COLOURS: Final = 12
+_PANEL_WIDTH_IN: Final = 4.2
+_PANEL_HEIGHT_IN: Final = 3.0
+_MIN_WIDTH_IN: Final = 7.2
+_TITLE_AND_LEGEND_IN: Final = 1.6
+_FONT_SIZE: Final = 10
+_LARGE_FONT_SIZE: Final = 11
 _CHARACTERS_PER_IN: Final = 11
+_LEGEND_MARK_CHARACTERS: Final = 7
+
+
+class _Kind(NamedTuple):
+    """The points that one line joins.
+
+    Attributes:
+        job: what tells their job from others, in words; "" where nothing does.
+        planner: their planner.
+    """
+
+    job: str
+    planner: str
+
+
+class _Point(NamedTuple):
+    """A plan, beside maximum frequency."""
+
+    slower_percent: float
+    saved_percent: float
+
+
+#: Points of each kind.
+_Panel = dict[_Kind, list[_Point]]
+
+
+class _Style(NamedTuple):
+    """Colour and dashes of a line."""
+
+    colour: str
+    dashes: Dashes
 
 
 def sweep_figure(rows: Sequence[SweepRow]) -> Figure:
-    """A panel for each value of what varies first, such as profiles; colours tell the rest apart,
-    marks planners; points of one job and planner are joined.
+    """Draw a panel for each value of the first column that varies, such as profiles.
+
+    Colours tell all else apart, marks planners; points of one job and planner are joined.
 
     Args:
         rows: those without a plan are left out.
@@ -44,68 +86,126 @@ def sweep_figure(rows: Sequence[SweepRow]) -> Figure:
     Raises:
         InputError: none has a plan.
     """
-    rows = [row for row in rows if row.error is None]
-    if not rows:
+    planned = [row for row in rows if row.error is None]
+    if not planned:
         raise InputError("there is nothing to draw: no point of the sweep has a plan")
-    varied = [name for name in _TOLD_BY if name in varying(rows)]
-    facet, *rest = varied or ["profile"]
-
-    def words(name: str, row: SweepRow) -> str:
-        value = getattr(row, name)
-        return counted(value or 0, _NOUNS[name]) if name in _NOUNS else str(value)
-
-    # For each panel the points of each kind of job and planner.
-    panels: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {}
-    for row in rows:
-        told = [*(words(name, row) for name in rest), *["recomputation"] * row.recompute]
-        lines = panels.setdefault(words(facet, row), {})
-        line = lines.setdefault((", ".join([*told, *row.conditions]), row.planner), [])
-        line.append((row.slowdown_percent or 0.0, row.savings_percent or 0.0))
-    kinds = dict.fromkeys(kind for lines in panels.values() for kind, _ in lines)
-    looks = ({"color": colour, "linestyle": line} for line in _LINES for colour in OKABE_ITO)
-    styles: dict[str, Any] = dict(zip(kinds, cycle(looks), strict=False))
-    shown = list(panels)[:_MOST_PANELS]
-    columns = min(_COLUMNS, len(shown))
-    height, width = -(-len(shown) // columns), max(7.2, _PANEL_IN[0] * columns)
-    with figure(width, 1.6 + _PANEL_IN[1] * height, 10) as drawn:
-        grid = drawn.subplots(height, columns, squeeze=False, sharex=True, sharey=True).ravel()
-        for axes, name in zip(grid, shown, strict=False):
-            axes.axhline(0, color="0.6", linewidth=0.8)
-            for (kind, planner), line in panels[name].items():
-                look = {"markersize": 5, "linewidth": 1.2, **styles[kind]}
-                axes.plot(*zip(*sorted(line), strict=True), marker=LOOKS[planner].marker, **look)
-            label_axes(axes, "", "", shortened(name) if varied else "")
-        for axes in grid[len(shown) :]:
+    varied = [name for name in _JOB_COLUMNS if name in varying(planned)]
+    facet, *told_by_colour = varied or ["profile"]
+    panels = _panels(planned, facet, told_by_colour)
+    styles = _styles(panels)
+    shown = list(panels)[:_MAX_PANELS]
+    num_columns = min(_MAX_COLUMNS, len(shown))
+    num_rows = -(-len(shown) // num_columns)
+    width_in = max(_MIN_WIDTH_IN, _PANEL_WIDTH_IN * num_columns)
+    height_in = _TITLE_AND_LEGEND_IN + _PANEL_HEIGHT_IN * num_rows
+    with figure(width_in, height_in, _FONT_SIZE) as drawn:
+        grid = drawn.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True)
+        all_axes = grid.ravel()
+        for axes, name in zip(all_axes, shown, strict=False):
+            _draw_panel(axes, panels[name], styles, title=shorten(name) if varied else "")
+        for axes in all_axes[len(shown) :]:
             axes.set_visible(False)
-        for axes in grid[max(0, len(shown) - columns) : len(shown)]:
+        for axes in all_axes[max(0, len(shown) - num_columns) : len(shown)]:
             axes.set_xlabel("Slower than maximum frequency (%)")
             axes.tick_params(labelbottom=True)
-        drawn.supylabel("Energy saved against maximum frequency (%)", fontsize=11)
-        modelled = sum(row.source == "modelled" for row in rows)
-        said = f" ({'' if modelled == len(rows) else f'{modelled} '}modelled)" if modelled else ""
-        of = "" if "profile" in varied else f" of {shortened(rows[0].profile)}"
-        left_out = f"; {len(shown)} of {len(panels)} shown" if len(shown) < len(panels) else ""
-        drawn.suptitle(f"{len(rows)} plans{of}{said}{left_out}", fontsize=11)
-        handles = _handles(styles, list(dict.fromkeys(row.planner for row in rows)))
-        longest = max(len(str(handle.get_label())) for handle in handles) + 7
-        beside = min(max(1, int(width * _CHARACTERS_PER_IN) // longest), len(handles))
-        drawn.legend(handles=handles, loc="outside lower left", ncols=beside)
+        drawn.supylabel("Energy saved against maximum frequency (%)", fontsize=_LARGE_FONT_SIZE)
+        title = _title(planned, names_profile="profile" not in varied)
+        if len(shown) < len(panels):
+            title += f"; {len(shown)} of {len(panels)} shown"
+        drawn.suptitle(title, fontsize=_LARGE_FONT_SIZE)
+        _add_legend(drawn, styles, planned, width_in)
     return drawn
 
 
-def _handles(styles: dict[str, Any], planners: Sequence[str]) -> list[Line2D]:
-    """What stands in the legend: a line for each kind of job, a mark for each planner."""
+def _panels(
+    rows: Sequence[SweepRow], facet: str, told_by_colour: Sequence[str]
+) -> dict[str, _Panel]:
+    """The panels by name, each with its points by kind."""
+    panels: dict[str, _Panel] = {}
+    for row in rows:
+        words = [_cell_words(row, name) for name in told_by_colour]
+        if row.recompute:
+            words.append("recomputation")
+        kind = _Kind(", ".join([*words, *row.conditions]), row.planner)
+        panel = panels.setdefault(_cell_words(row, facet), {})
+        point = _Point(row.slowdown_percent or 0.0, row.savings_percent or 0.0)
+        panel.setdefault(kind, []).append(point)
+    return panels
+
+
+def _cell_words(row: SweepRow, column: str) -> str:
+    """A value in words, such as "8 microbatches"."""
+    value = getattr(row, column)
+    return counted(value or 0, _NOUNS[column]) if column in _NOUNS else str(value)
+
+
+def _styles(panels: Mapping[str, _Panel]) -> dict[str, _Style]:
+    """A style for each job, in the order in which panels show them; after all come the same."""
+    jobs = dict.fromkeys(kind.job for panel in panels.values() for kind in panel)
+    looks = cycle(_Style(colour, dashes) for dashes, colour in product(_DASHES, OKABE_ITO))
+    return dict(zip(jobs, looks, strict=False))
+
+
+def _draw_panel(axes: Axes, panel: _Panel, styles: Mapping[str, _Style], title: str) -> None:
+    """Draw the points of a panel, joined by slowdown."""
+    axes.axhline(0, color="0.6", linewidth=0.8)
+    for kind, points in panel.items():
+        style = styles[kind.job]
+        in_order = sorted(points)
+        axes.plot(
+            [point.slower_percent for point in in_order],
+            [point.saved_percent for point in in_order],
+            marker=LOOKS[kind.planner].marker,
+            markersize=5,
+            linewidth=1.2,
+            color=style.colour,
+            linestyle=style.dashes,
+        )
+    label_axes(axes, "", "", title)
+
+
+def _title(rows: Sequence[SweepRow], *, names_profile: bool) -> str:
+    """How many plans there are, of what where all have one profile, and how many are modelled."""
+    title = f"{len(rows)} plans"
+    if names_profile:
+        title += f" of {shorten(rows[0].profile)}"
+    num_modelled = sum(row.source == "modelled" for row in rows)
+    if num_modelled == len(rows):
+        title += " (modelled)"
+    elif num_modelled:
+        title += f" ({num_modelled} modelled)"
+    return title
+
+
+def _add_legend(
+    drawn: Figure, styles: Mapping[str, _Style], rows: Sequence[SweepRow], width_in: float
+) -> None:
+    """Add a legend below, with as many entries beside each other as fit."""
+    planners = list(dict.fromkeys(row.planner for row in rows))
+    handles = list(_legend_handles(styles, planners))
+    max_length = max(len(str(handle.get_label())) for handle in handles)
+    entry_characters = max_length + _LEGEND_MARK_CHARACTERS
+    num_beside = max(1, int(width_in * _CHARACTERS_PER_IN) // entry_characters)
+    drawn.legend(handles=handles, loc="outside lower left", ncols=min(num_beside, len(handles)))
+
+
+def _legend_handles(styles: Mapping[str, _Style], planners: Sequence[str]) -> Iterator[Artist]:
+    """A line for each job that is told from others, and a mark for each planner of several."""
     from matplotlib.lines import Line2D
 
-    kinds = list(styles) if any(styles) else []
-    handles = [
-        Line2D([], [], linewidth=2.2, label=kind or "no conditions", **styles[kind])
-        for kind in kinds[:_MOST_COLOURS]
-    ]
-    if len(kinds) > _MOST_COLOURS:
-        words = f"and {len(kinds) - _MOST_COLOURS} more"
-        handles.append(Line2D([], [], linestyle="none", label=words))
-    for look in (LOOKS[planner] for planner in planners if len(planners) > 1 or not kinds):
-        mark: dict[str, Any] = {"marker": look.marker, "linestyle": "none", "color": "0.3"}
-        handles.append(Line2D([], [], label=look.name, **mark))
-    return handles
+    jobs = list(styles) if any(styles) else []
+    for job in jobs[:_MAX_COLOURS]:
+        yield Line2D(
+            [],
+            [],
+            linewidth=2.2,
+            label=job or "no conditions",
+            color=styles[job].colour,
+            linestyle=styles[job].dashes,
+        )
+    if len(jobs) > _MAX_COLOURS:
+        yield Line2D([], [], linestyle="none", label=f"and {len(jobs) - _MAX_COLOURS} more")
+    if len(planners) > 1 or not jobs:
+        for planner in planners:
+            look = LOOKS[planner]
+            yield Line2D([], [], label=look.name, marker=look.marker, linestyle="none", color="0.3")

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from envplan.plotting.figures import (
-    bars,
-    figure,
-    in_unit,
-    ink,
-    rows_in_time,
-    savings_words,
-    title,
-    unit_of,
-)
+from envplan.plotting.figures import Boxes, draw_bars, figure, legible_ink, name_rows
+from envplan.plotting.titles import job_title, savings_words, scale_to_unit, with_unit
 from envplan.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
@@ -27,213 +21,334 @@ if TYPE_CHECKING:
 
     from envplan.simulation.iteration import Timeline
 
-Window = tuple[float, float]
-
-_COLOURS: Final = "cividis"  # in order of lightness, so it survives colour blindness and printing
+_COLOUR_MAP: Final = (
+    "cividis"  # in order of lightness, so it survives colour blindness and printing
+)
 _USABLE: Final[dict[str, Any]] = {"facecolor": "#D9F0E3", "edgecolor": "#4DA97A", "hatch": "///"}
 _UNUSABLE: Final[dict[str, Any]] = {"facecolor": "0.93"}
 _CRITICAL: Final = "#D55E00"
-_CONSTANT: Final = "0.55"
-_BAR: Final = 0.84
-#: How high an operation stands in its row, as a share of it; all but these fill it.
+_NO_CLOCK: Final = 0.55  # grey of operations that control no clock
+_BAR_HEIGHT: Final = 0.84  # of a row
+#: Height of an operation as a share of its bar; all but these fill it.
 _HEIGHTS: Final = {"forward": 0.62, "backward_weight": 0.8}
 _HIGH: Final = {"backward", "backward_input"}
 _HATCHED: Final = "backward_weight"  # too busy for a number
 _WEIGHT_HATCH: Final = "\\\\\\\\"
-_FONT: Final = 11
+_BASELINE_POWER: Final[dict[str, Any]] = {"color": "0.35", "linewidth": 0.8}
+_PLAN_POWER: Final[dict[str, Any]] = {"fill": True, "color": "#56B4E9", "alpha": 0.7}
+
+_FONT_SIZE: Final = 11
+_POINTS_PER_IN: Final = 72
 _WIDTH_IN: Final = 13.0
 _ROW_IN: Final = 0.42
 _LOW_ROW_IN: Final = 0.3  # where there are many
 _MANY_STAGES: Final = 8
+_POWER_IN: Final = 1.3
 _AXES_SHARE: Final = 0.83  # of the figure's width
-_MOST_EDGES: Final = 1500  # operations; white edges of more would hide what is in them
-_MOST_DRAWN: Final = 5000  # operations; of more nobody could tell one from the next
-_WINDOW: Final = 800  # operations of such that the first and the last part show
-_DIGIT: Final = 0.66  # width of a digit, in sizes of its font
-_SUBSCRIPT: Final = 0.65  # of that
-_LEAST_NUMBER: Final = 6.5
-_LARGEST_NUMBER: Final = 10.0
+_MAX_EDGED: Final = 1500  # operations; white edges of more would hide what is in them
+_MAX_DRAWN: Final = 5000  # operations; of more nobody could tell one from the next
+_EXCERPT: Final = 800  # operations in each of the two parts that are drawn then
+
+_DIGIT_WIDTH: Final = 0.66  # in sizes of its font
+_SUBSCRIPT_WIDTH: Final = 0.65  # of a digit
+_MIN_NUMBER_SIZE: Final = 6.5
+_MAX_NUMBER_SIZE: Final = 10.0
 _SUBSCRIPTS: Final = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 def timeline_figure(timeline: Timeline, *, before: Timeline | None = None) -> Figure:
-    """The figure: a row of operations and bubbles for each stage, and the power of all GPUs.
+    """Draw a row of operations and bubbles for each stage, and the power of all GPUs below.
 
     Of a timeline with very many operations it shows the first and the last ones, and says so.
 
     Args:
+        timeline: what to draw.
         before: another timeline, drawn above on the same time axis, such as that of maximum
             frequency.
     """
-    shown = [timeline] if before is None else [before, timeline]
-    stages = [len(each.stages) for each in shown]
-    low = [_LOW_ROW_IN if count > _MANY_STAGES else _ROW_IN for count in stages]
-    rows = [max(3 * _ROW_IN, count * inches) for count, inches in zip(stages, low, strict=True)]
-    spans, about = _windows(shown)
-    per_s = _AXES_SHARE * _WIDTH_IN / sum(end - begin for begin, end in spans)
-    with figure(_WIDTH_IN, 2.9 + sum(rows) + 0.5 * len(rows), _FONT) as drawn:
-        shape: Any = {"squeeze": False, "sharex": "col", "sharey": "row"}
-        heights = [*rows, 1.3]
-        grid = drawn.subplots(len(heights), len(spans), height_ratios=heights, **shape)
-        all_drawn = [_Drawn(each) for each in shown]
-        scale = _colour_scale(drawn, grid[:-1].ravel().tolist(), all_drawn)
-        for axes_row, one in zip(grid, all_drawn, strict=False):
-            for axes, span in zip(axes_row, spans, strict=True):
-                one.draw(axes, scale, span, per_s)
-            axes_row[0].set_title(_title(one.timeline, before), loc="left")
-        _draw_legend(drawn, shown, title(timeline).replace("\n", ": ") + about)
-        peak = max(each.peak_power for each in shown)
-        watts, unit = unit_of(peak, "W")
-        for axes, span in zip(grid[-1], spans, strict=True):
-            _draw_power(axes, shown, watts, span)
-            axes.set_xlabel("Time (s)")
-        grid[-1][0].set_ylim(0, 1.1 * peak / watts or 1.0)
-        grid[-1][0].set_ylabel(f"All GPUs ({unit})")
+    timelines = [timeline] if before is None else [before, timeline]
+    excerpt = _excerpt(timelines)
+    row_heights_in = [_height_in(drawn) for drawn in timelines]
+    height_in = 2.9 + sum(row_heights_in) + 0.5 * len(row_heights_in)
+    with figure(_WIDTH_IN, height_in, _FONT_SIZE) as drawn:
+        grid = drawn.subplots(
+            len(timelines) + 1,
+            len(excerpt.windows),
+            height_ratios=[*row_heights_in, _POWER_IN],
+            squeeze=False,
+            sharex="col",
+            sharey="row",
+        )
+        all_bars = [_Bars.of(shown) for shown in timelines]
+        scale = _add_clock_scale(drawn, grid[:-1].ravel().tolist(), all_bars)
+        for axes_row, shown, bars in zip(grid, timelines, all_bars, strict=False):
+            for axes, window in zip(axes_row, excerpt.windows, strict=True):
+                _StageRows(axes, shown, bars, window, scale, excerpt.inches_per_s).draw()
+            axes_row[0].set_title(_title(shown, before), loc="left")
+        headline = job_title(timeline).replace("\n", ": ") + excerpt.note
+        _add_legend(drawn, timelines, headline)
+        _draw_power_charts(grid[-1], timelines, excerpt.windows)
         handles, labels = grid[-1][0].get_legend_handles_labels()
         drawn.legend(handles, labels, loc="outside lower left", ncols=2)
     return drawn
 
 
-def _windows(shown: Sequence[Timeline]) -> tuple[list[Window], str]:
-    """Which parts of timelines a figure shows, s: all, or where there are too many operations as
-    long a part at the start and at the end; and what to say of what the last one has between."""
-    span = max(each.sync_time for each in shown)
-    most = max(len(each.operations) for each in shown)
-    if most <= _MOST_DRAWN:
-        return [(0.0, span)], ""
-    first, rows = span * _WINDOW / most, shown[-1].operations
-    last = span - first
-    count = sum(first < row.start_s < last for row in rows)
-    between = f"between {first:.4g} s and {last:.4g} s, are not shown"
-    return [(0.0, first), (last, span)], f"\n{count:,} of {len(rows):,} operations, {between}"
+def _height_in(timeline: Timeline) -> float:
+    """Height of all rows of a timeline."""
+    num_stages = timeline.pipeline.num_stages
+    row_in = _LOW_ROW_IN if num_stages > _MANY_STAGES else _ROW_IN
+    return max(3 * _ROW_IN, num_stages * row_in)
 
 
-def _colour_scale(drawn: Figure, charts: Sequence[Axes], shown: Sequence[_Drawn]) -> ScalarMappable:
-    """One scale of clocks for all timelines drawn, and a bar that shows it beside the charts; a
-    single clock is a highest one."""
+class _Window(NamedTuple):
+    """A part of the time axis, s."""
+
+    begin_s: float
+    end_s: float
+
+    def overlaps(self, begin_s: NDArray[Any] | float, end_s: NDArray[Any] | float) -> Any:
+        """Whether something between two times is seen in it; elementwise for arrays."""
+        return (begin_s < self.end_s) & (end_s > self.begin_s)
+
+
+class _Excerpt(NamedTuple):
+    """The parts of timelines that a figure shows, side by side.
+
+    Attributes:
+        windows: their times.
+        note: what to say of operations between them; "" where all is shown.
+    """
+
+    windows: Sequence[_Window]
+    note: str
+
+    @property
+    def inches_per_s(self) -> float:
+        """Width of a second."""
+        shown_s = sum(window.end_s - window.begin_s for window in self.windows)
+        return _AXES_SHARE * _WIDTH_IN / shown_s
+
+
+def _excerpt(timelines: Sequence[Timeline]) -> _Excerpt:
+    """All of the timelines, or where they have too many operations their first and last part."""
+    span_s = max(timeline.sync_time for timeline in timelines)
+    num_operations = max(len(timeline.pipeline.operations) for timeline in timelines)
+    if num_operations <= _MAX_DRAWN:
+        return _Excerpt([_Window(0.0, span_s)], "")
+    head_end_s = span_s * _EXCERPT / num_operations
+    tail_begin_s = span_s - head_end_s
+    runs = timelines[-1].operations
+    num_hidden = sum(head_end_s < run.start_s < tail_begin_s for run in runs)
+    note = (
+        f"\n{num_hidden:,} of {len(runs):,} operations, between {head_end_s:.4g} s and "
+        f"{tail_begin_s:.4g} s, are not shown"
+    )
+    return _Excerpt([_Window(0.0, head_end_s), _Window(tail_begin_s, span_s)], note)
+
+
+@dataclass(frozen=True)
+class _Bars:
+    """The bars of a timeline: operations, or parts of them at one clock each; all (num_bars,).
+
+    Attributes:
+        operation: index of each one's operation.
+        frequency_mhz: its clock; 0 where it has none.
+        begin_s, end_s: when it begins and ends.
+        instruction, stage: those of its operation.
+        is_whole: whether it is all of its operation.
+    """
+
+    operation: NDArray[np.int64]
+    frequency_mhz: NDArray[np.int64]
+    begin_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    instruction: NDArray[np.str_]
+    stage: NDArray[np.int64]
+    is_whole: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> _Bars:
+        """A bar for each slice of a timeline."""
+        slices, operations = timeline.slices, timeline.pipeline.operations
+        operation = np.array([piece.operation for piece in slices], np.int64)
+        begin_ns = np.array([piece.start_ns for piece in slices], np.int64)
+        end_ns = np.array([piece.finish_ns for piece in slices], np.int64)
+        return cls(
+            operation=operation,
+            frequency_mhz=np.array([piece.frequency_mhz for piece in slices], np.int64),
+            begin_s=begin_ns / NS_PER_S,
+            end_s=end_ns / NS_PER_S,
+            instruction=np.array([op.instruction for op in operations])[operation],
+            stage=np.array([op.stage for op in operations])[operation],
+            is_whole=np.bincount(operation)[operation] == 1,
+        )
+
+
+def _add_clock_scale(
+    drawn: Figure, charts: Sequence[Axes], all_bars: Sequence[_Bars]
+) -> ScalarMappable:
+    """One scale of colours for the clocks of all timelines, shown as a bar beside the charts."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    clocks = np.unique(np.concatenate([one.mhz[one.mhz > 0] for one in shown]))
-    low, high = (clocks[0], clocks[-1]) if len(clocks) else (0.0, 0.0)
-    scale = ScalarMappable(Normalize(low if low < high else high - 1, high), colormaps[_COLOURS])
-    look: Any = {"label": "SM clock (MHz)", "pad": 0.01, "fraction": 0.03}
-    single = clocks.tolist() if len(clocks) == 1 else None
-    drawn.colorbar(scale, ax=charts, ticks=single, **look)
+    clocks_mhz = np.unique(np.concatenate([bars.frequency_mhz for bars in all_bars]))
+    clocks_mhz = clocks_mhz[clocks_mhz > 0]
+    low, high = (clocks_mhz[0], clocks_mhz[-1]) if len(clocks_mhz) else (0.0, 0.0)
+    if low == high:
+        low = high - 1  # a single clock has the colour of the highest
+    scale = ScalarMappable(Normalize(low, high), colormaps[_COLOUR_MAP])
+    ticks = clocks_mhz.tolist() if len(clocks_mhz) == 1 else None
+    drawn.colorbar(scale, ax=charts, ticks=ticks, label="SM clock (MHz)", pad=0.01, fraction=0.03)
     return scale
 
 
-class _Drawn:
-    """A timeline as arrays of what operations do at one clock each, parts with clocks of their own
-    included.
+@dataclass(frozen=True)
+class _StageRows:
+    """The rows of a timeline's stages between two times: bars and bubbles, the first stage on top.
 
     Attributes:
-        mhz: each one's clock; 0 where it has none, (parts,).
-        whole: whether each is all of its operation, (parts,).
+        axes: the chart to draw them on.
+        timeline: whose stages they are.
+        bars: those of the timeline.
+        window: what is shown.
+        scale: gives clocks their colours.
+        inches_per_s: width of a second.
     """
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
-        columns = np.array(
-            [(s.operation, s.frequency_mhz, s.start_ns, s.finish_ns) for s in timeline.slices],
-            np.int64,
-        ).T
-        self.operation, self.mhz, begin_ns, end_ns = columns
-        operations = timeline.pipeline.operations
-        self.kinds = np.array([op.instruction for op in operations])[self.operation]
-        self.stages = np.array([op.stage for op in operations])[self.operation]
-        self.begin, self.end = begin_ns / NS_PER_S, end_ns / NS_PER_S
-        self.whole = np.bincount(self.operation)[self.operation] == 1
+    axes: Axes
+    timeline: Timeline
+    bars: _Bars
+    window: _Window
+    scale: ScalarMappable
+    inches_per_s: float
 
-    def draw(self, axes: Axes, scale: ScalarMappable, window: Window, inches_per_s: float) -> None:
-        """A row of bars and bubbles for each stage, the first on top, between two times.
+    def draw(self) -> None:
+        """Draw bubbles, bars with the numbers of their microbatches, and the critical path."""
+        self._draw_bubbles()
+        visible = np.flatnonzero(self.window.overlaps(self.bars.begin_s, self.bars.end_s))
+        has_edges = len(visible) <= _MAX_EDGED
+        edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5} if has_edges else {}
+        fills = self._fills()
+        for instruction in dict.fromkeys(self.bars.instruction.tolist()):
+            alike = visible[self.bars.instruction[visible] == instruction]
+            hatch = _WEIGHT_HATCH if instruction == _HATCHED else None
+            boxes = self._draw_bars(alike, facecolor=fills[alike], zorder=2, hatch=hatch, **edges)
+            if instruction != _HATCHED:
+                self._draw_numbers(alike, boxes, fills)
+        critical = np.isin(self.bars.operation[visible], self.timeline.critical_path)
+        self._draw_bars(
+            visible[critical],
+            edgecolor=_CRITICAL,
+            facecolor="none",
+            linewidth=1.5 if has_edges else 0.7,
+            zorder=3,
+        )
+        names = [f"stage {stage}" for stage in range(self.timeline.pipeline.num_stages)]
+        name_rows(self.axes, names, self.window.begin_s, self.window.end_s)
 
-        Bars on the critical path are outlined, and microbatches numbered where they fit.
+    def _fills(self) -> NDArray[np.float64]:
+        """The colour of each bar, (num_bars, 4)."""
+        fills: NDArray[np.float64] = self.scale.to_rgba(self.bars.frequency_mhz)
+        fills[self.bars.frequency_mhz == 0] = (_NO_CLOCK, _NO_CLOCK, _NO_CLOCK, 1.0)
+        return fills
 
-        Args:
-            scale: gives colours, see _colour_scale.
-            inches_per_s: how wide a second is drawn.
-        """
-        self._draw_bubbles(axes, window)
-        seen = np.flatnonzero((self.begin < window[1]) & (self.end > window[0]))
-        edged = len(seen) <= _MOST_EDGES
-        edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5} if edged else {}
-        fills = scale.to_rgba(self.mhz)
-        fills[self.mhz == 0] = (*(float(_CONSTANT),) * 3, 1.0)
-        for kind in dict.fromkeys(self.kinds.tolist()):
-            of_kind = seen[self.kinds[seen] == kind]
-            hatch = _WEIGHT_HATCH if kind == _HATCHED else None
-            look = {"facecolor": fills[of_kind], "zorder": 2, "hatch": hatch, **edges}
-            boxes = self._bars(axes, of_kind, **look)
-            if kind != _HATCHED:
-                self._number(axes, of_kind, boxes, fills, inches_per_s)
-        path = seen[np.isin(self.operation[seen], self.timeline.critical_path)]
-        outlined: Any = {"facecolor": "none", "linewidth": 1.5 if edged else 0.7, "zorder": 3}
-        self._bars(axes, path, edgecolor=_CRITICAL, **outlined)
-        rows_in_time(axes, [f"stage {k}" for k in range(len(self.timeline.stages))], window)
+    def _draw_bars(self, indices: NDArray[np.intp], **look: Any) -> Boxes:
+        """Draw some of the bars as high as their instructions are."""
+        shares = [_HEIGHTS.get(name, 1.0) for name in self.bars.instruction[indices].tolist()]
+        heights = _BAR_HEIGHT * np.array(shares)
+        low = self.bars.stage[indices] + _BAR_HEIGHT / 2 - heights
+        begin_s, end_s = self.bars.begin_s[indices], self.bars.end_s[indices]
+        return draw_bars(self.axes, begin_s, end_s, low, heights, **look)
 
-    def _bars(self, axes: Axes, parts: NDArray[Any], **look: Any) -> Any:
-        heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self.kinds[parts]])
-        low = self.stages[parts] + _BAR / 2 - heights
-        return bars(axes, self.begin[parts], self.end[parts], low, heights, **look)
-
-    def _number(
-        self, axes: Axes, parts: NDArray[Any], boxes: Any, fills: Any, inches_per_s: float
+    def _draw_numbers(
+        self, indices: NDArray[np.intp], boxes: Boxes, fills: NDArray[np.float64]
     ) -> None:
-        """Microbatches, and where stages have several chunks those as subscripts, in one size: as
-        large as the narrowest bar that has room for one allows."""
-        labels = []
-        for part, box in zip(parts.tolist(), boxes, strict=True):
-            op = self.timeline.pipeline.operations[self.operation[part]]
-            chunk = str(op.chunk) if self.timeline.pipeline.num_chunks > 1 else ""
-            number = f"{op.microbatch}{chunk.translate(_SUBSCRIPTS)}"
-            digits = sum(1.0 if digit.isascii() else _SUBSCRIPT for digit in number)
-            seconds = self.end[part] - self.begin[part]
-            room = (seconds * inches_per_s * 72 - 2) / (_DIGIT * digits)
-            if room >= _LEAST_NUMBER and self.whole[part]:
-                labels.append((room, number, box.mean(axis=0).tolist(), ink(fills[part])))
-        size = min([room for room, *_ in labels] + [_LARGEST_NUMBER])
-        look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
-        for _, number, (x, y), colour in labels:
-            axes.text(x, y, number, color=colour, clip_on=True, zorder=4, **look)
+        """Number bars by microbatch, with chunks as subscripts where stages have several.
 
-    def _draw_bubbles(self, axes: Axes, window: Window) -> None:
-        """What no operation fills, grey; of that what the one before it could fill, hatched."""
-        seen = [
-            (use.stage, gap.start_s, gap.finish_s, gap.start_s + gap.could_fill_s)
-            for use in self.timeline.stages
-            for gap in use.bubbles
-            if gap.start_s < window[1] and gap.finish_s > window[0]
+        All have one size: as large as the narrowest bar that has room for one allows.
+        """
+        labels = list(self._labels(indices, boxes, fills))
+        size = min([label.max_size for label in labels] + [_MAX_NUMBER_SIZE])
+        for label in labels:
+            self.axes.text(
+                label.x,
+                label.y,
+                label.text,
+                color=label.colour,
+                fontsize=size,
+                ha="center",
+                va="center_baseline",
+                clip_on=True,
+                zorder=4,
+            )
+
+    def _labels(
+        self, indices: NDArray[np.intp], boxes: Boxes, fills: NDArray[np.float64]
+    ) -> Iterator[_Label]:
+        """The labels of the bars that are whole operations and have room for one."""
+        bars, pipeline = self.bars, self.timeline.pipeline
+        for bar, box in zip(indices.tolist(), boxes, strict=True):
+            operation = pipeline.operations[bars.operation[bar]]
+            text = str(operation.microbatch)
+            if pipeline.num_chunks > 1:
+                text += str(operation.chunk).translate(_SUBSCRIPTS)
+            width_in = (bars.end_s[bar] - bars.begin_s[bar]) * self.inches_per_s
+            max_size = (width_in * _POINTS_PER_IN - 2) / (_DIGIT_WIDTH * _width_in_digits(text))
+            if max_size >= _MIN_NUMBER_SIZE and bars.is_whole[bar]:
+                x, y = box.mean(axis=0).tolist()
+                yield _Label(text, x, y, max_size, legible_ink(fills[bar]))
+
+    def _draw_bubbles(self) -> None:
+        """Draw grey what no operation fills, and hatched what of it the one before could fill."""
+        bubbles = [
+            (stage.stage, bubble)
+            for stage in self.timeline.stages
+            for bubble in stage.bubbles
+            if self.window.overlaps(bubble.start_s, bubble.finish_s)
         ]
-        for look, end in ((_UNUSABLE, 2), (_USABLE, 3)):
-            spans = np.array([(one[0], one[1], one[end]) for one in seen if one[end] > one[1]])
-            if len(spans):
-                low = spans[:, 0] - _BAR / 2
-                bars(axes, spans[:, 1], spans[:, 2], low, _BAR, linewidth=0, zorder=1, **look)
+        waiting = [(stage, bubble.start_s, bubble.finish_s) for stage, bubble in bubbles]
+        self._draw_gaps(waiting, _UNUSABLE)
+        usable = [
+            (stage, bubble.start_s, bubble.start_s + bubble.could_fill_s)
+            for stage, bubble in bubbles
+            if bubble.could_fill_s > 0
+        ]
+        self._draw_gaps(usable, _USABLE)
+
+    def _draw_gaps(self, gaps: Sequence[tuple[int, float, float]], look: dict[str, Any]) -> None:
+        """Draw gaps, each a stage with a begin and an end (s)."""
+        if gaps:
+            stage, begin_s, end_s = np.array(gaps).T
+            low = stage - _BAR_HEIGHT / 2
+            draw_bars(self.axes, begin_s, end_s, low, _BAR_HEIGHT, linewidth=0, zorder=1, **look)
 
 
-def _draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:
-    """What heights, hatches and outlines stand for, in a line above the charts."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
+class _Label(NamedTuple):
+    """A number in the middle of a bar.
 
-    kinds = {op.instruction for each in shown for op in each.pipeline.operations}
-    weight: dict[str, Any] = {"edgecolor": "white", "hatch": _WEIGHT_HATCH}
-    subscript: Any = {"marker": "$3_1$", "markersize": 13, "color": "black", "linestyle": "none"}
-    known: list[tuple[bool, Line2D | Patch]] = [
-        ("forward" in kinds, Line2D([], [], color="0.4", linewidth=4, label="forward (low)")),
-        (bool(kinds & _HIGH), Patch(color="0.4", label="backward (high)")),
-        (_HATCHED in kinds, Patch(facecolor="0.4", **weight, label="weight gradient")),
-        (True, Patch(**_USABLE, linewidth=0, label="waiting that slower clocks could fill")),
-        (True, Patch(**_UNUSABLE, linewidth=0, label="other waiting")),
-        (True, Patch(fc="none", ec=_CRITICAL, linewidth=1.5, label="critical path")),
-        (
-            any(each.pipeline.num_chunks > 1 for each in shown),
-            Line2D([], [], label="chunk 1", **subscript),
-        ),
-    ]
-    handles = [handle for there, handle in known if there]
+    Attributes:
+        text: the number.
+        x, y: where its middle is, in data coordinates.
+        max_size: the largest size of font for which the bar has room.
+        colour: legible on the bar.
+    """
+
+    text: str
+    x: float
+    y: float
+    max_size: float
+    colour: str
+
+
+def _width_in_digits(text: str) -> float:
+    """The width of a number, in widths of a digit."""
+    return sum(1.0 if digit.isascii() else _SUBSCRIPT_WIDTH for digit in text)
+
+
+def _add_legend(drawn: Figure, timelines: Sequence[Timeline], headline: str) -> None:
+    """Say in a line above the charts what heights, hatches and outlines stand for."""
+    handles = list(_legend_handles(timelines))
     drawn.legend(
         handles=handles,
         title=headline,
@@ -245,31 +360,80 @@ def _draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> Non
     )
 
 
-def _draw_power(axes: Axes, shown: Sequence[Timeline], scale: float, window: Window) -> None:
-    before: dict[str, Any] = {"color": "0.35", "linewidth": 0.8}
-    plan: dict[str, Any] = {"fill": True, "color": "#56B4E9", "alpha": 0.7}
-    names = ("maximum frequency, ", "plan, ") if len(shown) > 1 else ("",)
-    for each, name, look in zip(shown, names, (before, plan)[-len(shown) :], strict=True):
-        times, watts = each.power
-        seconds = times / NS_PER_S
-        first = max(0, int(np.searchsorted(seconds, window[0], side="right")) - 1)
-        last = int(np.searchsorted(seconds, window[1]))
-        label = f"{name}average {in_unit(each.average_power, 'W')}"
-        axes.stairs(watts[first:last] / scale, seconds[first : last + 1], label=label, **look)
+def _legend_handles(timelines: Sequence[Timeline]) -> Iterator[Artist]:
+    """The entries of the legend for the instructions that there are, waiting and critical path."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    pipelines = [timeline.pipeline for timeline in timelines]
+    instructions = {op.instruction for pipeline in pipelines for op in pipeline.operations}
+    if "forward" in instructions:
+        yield Line2D([], [], color="0.4", linewidth=4, label="forward (low)")
+    if instructions & _HIGH:
+        yield Patch(color="0.4", label="backward (high)")
+    if _HATCHED in instructions:
+        yield Patch(
+            facecolor="0.4", edgecolor="white", hatch=_WEIGHT_HATCH, label="weight gradient"
+        )
+    yield Patch(**_USABLE, linewidth=0, label="waiting that slower clocks could fill")
+    yield Patch(**_UNUSABLE, linewidth=0, label="other waiting")
+    yield Patch(facecolor="none", edgecolor=_CRITICAL, linewidth=1.5, label="critical path")
+    if any(pipeline.num_chunks > 1 for pipeline in pipelines):
+        yield Line2D(
+            [], [], marker="$3_1$", markersize=13, color="black", linestyle="none", label="chunk 1"
+        )
+
+
+def _draw_power_charts(
+    all_axes: Sequence[Axes], timelines: Sequence[Timeline], windows: Sequence[_Window]
+) -> None:
+    """Draw the power of all GPUs, a chart for each window."""
+    peak_w = max(timeline.peak_power for timeline in timelines)
+    scale, unit = scale_to_unit(peak_w, "W")
+    for axes, window in zip(all_axes, windows, strict=True):
+        if len(timelines) == 1:
+            _draw_power(axes, timelines[0], window, scale, "", _PLAN_POWER)
+        else:
+            baseline, plan = timelines
+            _draw_power(axes, baseline, window, scale, "maximum frequency, ", _BASELINE_POWER)
+            _draw_power(axes, plan, window, scale, "plan, ", _PLAN_POWER)
+        axes.set_xlabel("Time (s)")
+    all_axes[0].set_ylim(0, 1.1 * peak_w / scale or 1.0)
+    all_axes[0].set_ylabel(f"All GPUs ({unit})")
+
+
+def _draw_power(
+    axes: Axes,
+    timeline: Timeline,
+    window: _Window,
+    scale: float,
+    name: str,
+    look: dict[str, Any],
+) -> None:
+    """Draw the power of a timeline's GPUs in a window, divided by a scale."""
+    times_s = timeline.power.times_ns / NS_PER_S
+    begin = max(0, int(np.searchsorted(times_s, window.begin_s, side="right")) - 1)
+    end = int(np.searchsorted(times_s, window.end_s))
+    label = f"{name}average {with_unit(timeline.average_power, 'W')}"
+    power = timeline.power.power_w[begin:end] / scale
+    axes.stairs(power, times_s[begin : end + 1], label=label, **look)
 
 
 def _title(timeline: Timeline, before: Timeline | None) -> str:
-    """Such as "Plan (frontier): 14.20 s, 12.300 kJ, 11.2% saved, 1.0% slower".
+    """The title of a timeline: "Plan (frontier): 14.20 s, 12.300 kJ, 11.2% saved, 1.0% slower".
 
     Args:
-        before: what is saved and slower against it; None or the same: say neither.
+        timeline: whose title it is.
+        before: says what is saved and slower against it; None or the same: neither.
     """
     planner = timeline.plan.planner.replace("_", " ")
     name = "Maximum frequency" if planner == "max frequency" else f"Plan ({planner})"
-    parts = [f"{timeline.iteration_time:#.4g} s", in_unit(timeline.energy, "J")]
+    parts = [f"{timeline.iteration_time:#.4g} s"]
     if timeline.sync_time_ns > timeline.iteration_time_ns:
-        parts.insert(1, f"all wait until {timeline.sync_time:#.4g} s")
+        parts.append(f"all wait until {timeline.sync_time:#.4g} s")
+    parts.append(with_unit(timeline.energy, "J"))
     if before is not None and before is not timeline and before.energy_fj:
-        slower = 100 * (timeline.iteration_time_ns / before.iteration_time_ns - 1)
-        parts.append(savings_words(100 * (1 - timeline.energy_fj / before.energy_fj), slower))
+        saved_percent = 100 * (1 - timeline.energy_fj / before.energy_fj)
+        slower_percent = 100 * (timeline.iteration_time_ns / before.iteration_time_ns - 1)
+        parts.append(savings_words(saved_percent, slower_percent))
     return f"{name}: {', '.join(parts)}"

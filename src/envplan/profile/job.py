@@ -8,8 +8,10 @@ from typing import Protocol
 
 from envplan._io.words import counted
 from envplan.errors import InputError
-from envplan.pipeline.graph import ENVPIPE, Pipeline
-from envplan.pipeline.schedules import EXTRAS, traits
+from envplan.pipeline.generate import ENVPIPE
+from envplan.pipeline.graph import Pipeline
+from envplan.pipeline.operations import EXTRAS
+from envplan.pipeline.schedules import traits
 from envplan.profile.sidecar import ProfileMetadata
 
 __all__ = ["parse_extras", "pipeline_of_job"]

@@ -29,7 +29,7 @@ from envplan.devices.locks import MARK_BYTES, LockFile, Mark, places
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
 
-_PATIENCE_S: Final = 10.0
+_DRIVER_TIMEOUT_S: Final = 10.0
 #: How long a clock is left alone that could not be given back, s.
 _PAUSE_S: Final = 60.0
 
@@ -70,29 +70,46 @@ def give_back_left_behind(files: Sequence[Path], say: Callable[[str], object]) -
     Returns:
         Whether all of it could be given back.
     """
-    done = True
+    all_given_back = True
     for file in files:
         try:
-            with LockFile(file.stem, file.parent) as lock:
-                mark = lock.mark
-                if mark is not None and lock.acquire():
-                    within(_PATIENCE_S, partial(_restore, lock, mark, say), file.stem)
+            restore = partial(_restore_if_left_behind, file)
+            result = within(_DRIVER_TIMEOUT_S, restore, file.stem)
+            if result is not None:
+                say(result)
         except DeviceError as error:
             say(f"{file.stem}: its clock was left set and cannot be given back: {error}")
-            done = False
-    return done
+            all_given_back = False
+    return all_given_back
 
 
-def _restore(lock: LockFile, mark: Mark, say: Callable[[str], object]) -> None:
+def _restore_if_left_behind(file: Path) -> str | None:
+    """Give one GPU's clock back, if its mark is still that of a dead guard.
+
+    Opens and closes the file itself: where the driver hangs, this goes on when nobody waits for it
+    any more, and a descriptor that others had closed might be another GPU's file by then.
+
+    Returns:
+        What was done, in a line; None: there was nothing to do.
+    """
+    with LockFile(file.stem, file.parent) as lock:
+        mark = lock.mark
+        if mark is None or not lock.acquire():
+            return None
+        return _restore(lock, mark)
+
+
+def _restore(lock: LockFile, mark: Mark) -> str | None:
     if mark.backend not in BACKENDS:
         raise DeviceError(f"there is no backend {mark.backend!r}")
     with opened(mark.backend) as source:
-        device = next((one for one in source.devices() if uuid_of(one) == lock.uuid), None)
-        if device is None:
-            return
-        lock.restore(device)
-        back = f"set to {mark.before} MHz as before" if mark.before else "given back"
-        say(f"GPU {device.info.index} ({device.info.name}): {back}; a killed training had left it")
+        for device in source.devices():
+            if uuid_of(device) == lock.uuid:
+                lock.restore(device)
+                done = f"set to {mark.before} MHz as before" if mark.before else "given back"
+                info = device.info
+                return f"GPU {info.index} ({info.name}): {done}; a killed training had left it"
+    return None  # the GPU is not there any more
 
 
 class Service:

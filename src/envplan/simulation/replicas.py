@@ -113,25 +113,25 @@ class ReplicaPlans:
 
     @property
     def energy(self) -> float:
-        """J of all replicas until the slowest has finished."""
+        """Energy of all replicas until the slowest has finished, J."""
         return math.fsum([*(plan.energy for plan in self.plans), *self.waiting_energies])
 
     @property
     def gap(self) -> float | None:
-        """energy / energy_lower_bound - 1; None without a bound."""
+        """The energy above the lower bound, as a fraction of it; None without a bound."""
         if self.energy_lower_bound is None:
             return None
         return gap_over(self.energy, self.energy_lower_bound)
 
     @property
     def baseline_time(self) -> float:
-        """s that an iteration takes with everything at maximum frequency."""
+        """Time of an iteration with everything at maximum frequency, s."""
         times_s = [plan.predicted.baseline.iteration_time_s for plan in self.plans]
         return max(self.until, *times_s)
 
     @property
     def baseline_energy(self) -> float:
-        """J with everything at maximum frequency, waiting included."""
+        """Energy with everything at maximum frequency, waiting included, J."""
         end_s = self.baseline_time
         energies_j = []
         for plan in self.plans:
@@ -147,7 +147,7 @@ class ReplicaPlans:
 
     @property
     def costs(self) -> CostComparison | None:
-        """What the run costs, all replicas together; one iteration, where no number is known."""
+        """Cost of the run, all replicas together; of one iteration, where no number is known."""
         if self.run is None:
             return None
         baseline = TimeAndEnergy(self.baseline_time, self.baseline_energy)

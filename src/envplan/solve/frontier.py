@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 #: How many plans a ladder for stragglers has, where nobody says.
 LADDER = 32
+#: Up to so many operations plans to draw are searched for as long as others.
+_FULL_SEARCH_OPERATIONS = 2000
+#: How many plans beyond T_star a page has, and how many operations jobs with such plans at most.
+_SLOWER_PLANS = 12
+_MAX_OPERATIONS_FOR_SLOWER = 8000
 
 
 class Frontier(Relaxation):
@@ -127,6 +132,33 @@ class Frontier(Relaxation):
         plans = search.plans_by(self, Request.from_options(moves=moves), times, progress)
         return [p for p in plans if not beyond or p.iteration_time > self.min_energy_time]
 
+    def plans_to_draw(self, most: int, *, progress: Progress | None = None) -> list[Plan]:
+        """Plans along the frontier for a picture or page.
+
+        Of large jobs there are fewer, and those are less searched for.
+
+        Args:
+            most: how many plans there are at most.
+            progress: as for sample_plans.
+        """
+        count, moves = self._drawing_effort(most)
+        return self.sample_plans(count, moves=moves, progress=progress)
+
+    def slower_plans_to_draw(self) -> list[Plan]:
+        """Plans beyond T_star for a page on which a straggler's time can be moved.
+
+        Large jobs have none, for they would take a further trace.
+        """
+        if len(self.pipeline.operations) > _MAX_OPERATIONS_FOR_SLOWER:
+            return []
+        count, moves = self._drawing_effort(_SLOWER_PLANS)
+        return self.sample_plans(count, beyond=True, moves=moves)
+
+    def _drawing_effort(self, most: int) -> tuple[int, float]:
+        """How many plans to draw, and the share of the usual moves to search them with."""
+        share = min(1.0, _FULL_SEARCH_OPERATIONS / len(self.pipeline.operations))
+        return max(3, round(most * min(1.0, 3 * share))), share
+
     def to_dataframe(self) -> pd.DataFrame:
         """The breakpoints as columns iteration_time_s and energy_lower_bound_j."""
         import pandas as pd
@@ -144,8 +176,7 @@ class Frontier(Relaxation):
         Raises:
             InputError: the file cannot be written.
         """
-        pictures = drawing("frontier")
-        figure: Figure = pictures.frontier_figure(self, pictures.plans_along(self, plans))
+        figure: Figure = drawing("frontier").frontier_figure(self, self.plans_to_draw(plans))
         if path is not None:
             drawing("figures").save_figure(figure, path)
         return figure

@@ -51,6 +51,7 @@ def _parse_loads(text: str, option: str) -> Loads:
 
 def solve(
     service: ServiceOptions,
+    *,
     load: Annotated[
         list[Loads] | None,
         typer.Option(

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from envplan.pipeline.dependencies import placement
+from envplan.pipeline.dependencies import ranks_of_stages
 from envplan.pipeline.imported import ImportedSchedule
-from envplan.pipeline.schedules import Operation
+from envplan.pipeline.operations import Operation
 
 
 class ImportFormat(StrEnum):
@@ -59,5 +59,5 @@ def scheduled(ranks: Iterable[Iterable[Step | str]]) -> ImportedSchedule:
         steps = [one for one in found if not isinstance(one, str)]
         stages = sorted({step.model_stage for step in steps})
         orders.append(tuple(Operation(rank, i, m, stages.index(at), at) for i, m, at in steps))
-    placement(orders)
+    ranks_of_stages(orders)
     return ImportedSchedule(tuple(orders), skipped)

@@ -1,11 +1,11 @@
-"""A recorded training iteration as a schedule: Chrome trace events whose names the user maps.
+r"""A recorded training iteration as a schedule: Chrome trace events whose names the user maps.
 
 Traces are JSON, gzipped or not: a list of events, or an object with one under `traceEvents`, as
 PyTorch's profiler and most others write. Complete events (`ph` X) and pairs of B and E count. Which
 of them are operations the user says by a regular expression for each instruction, searched for in
 the events' names; named groups in it say what the name tells:
 
-    forward=^PP:(?P<stage>\\d+)F(?P<microbatch>\\d+)$
+    forward=^PP:(?P<stage>\d+)F(?P<microbatch>\d+)$
 
 Groups are `microbatch`, `chunk` (which of its rank's model stages), `stage` (the model stage, over
 all ranks) and `rank`. What no name tells is taken from the events' other fields or from the order
@@ -32,7 +32,7 @@ from envplan.errors import InputError, naming, shown
 from envplan.pipeline.dag_file import identifier
 from envplan.pipeline.imported import ImportedSchedule
 from envplan.pipeline.imports import Step, scheduled
-from envplan.pipeline.schedules import BACKWARD, LETTERS
+from envplan.pipeline.operations import BACKWARD, LETTERS
 
 __all__ = ["TraceMapping", "read_chrome_traces"]
 

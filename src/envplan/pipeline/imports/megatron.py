@@ -98,7 +98,6 @@ def read_megatron_file(
     Raises:
         InputError: the file is neither YAML nor JSON, or as for read_megatron.
     """
-
     with naming(path):
         text = decoded(read_bounded(path, MAX_FILE_BYTES), path)
         document = _arguments(text) or _document(text, path)
@@ -219,8 +218,7 @@ def layers_per_stage(config: Any) -> list[int]:
 
 
 def _listed(config: Any) -> list[int]:
-    """Transformer layers of each model stage where a configuration lists them; none where it does
-    not.
+    """Transformer layers of each model stage as a configuration lists them, if it does.
 
     Raises:
         InputError: it lists them in no way that Megatron knows.

@@ -29,11 +29,11 @@ import numpy as np
 
 from envplan._io.files import decoded, read_bounded
 from envplan.errors import InputError, naming, shown
-from envplan.pipeline.dependencies import short_name
 from envplan.pipeline.graph import Pipeline
 from envplan.pipeline.imported import ImportedSchedule
 from envplan.pipeline.imports import MAX_FILE_BYTES, MOST_DIGITS, Step, scheduled
-from envplan.pipeline.schedules import LETTERS, SCHEDULES
+from envplan.pipeline.operations import LETTERS, short_name
+from envplan.pipeline.schedules import SCHEDULES
 
 __all__ = [
     "as_torch_csv",
@@ -63,7 +63,6 @@ def read_torch_csv(path: str | os.PathLike[str]) -> ImportedSchedule:
         InputError: the file cannot be read; a cell is no action (names row and column), or an
             action comes twice or contradicts another one.
     """
-
     with naming(path):
         text = decoded(read_bounded(path, MAX_FILE_BYTES), path)
         reader = csv.reader(io.StringIO(text, newline=""))
