@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from envplan._io.words import counted
 from envplan.cli import output as ui
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
@@ -25,8 +26,9 @@ from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, quantity
 from envplan.quantities import NUMBER, POWER
 
 if TYPE_CHECKING:
-    from envplan.site import SiteJob, SitePlan
+    from envplan.site import Budget, SiteJob, SitePlan
     from envplan.site.model import JobShare, SiteInterval, SiteJobRecord
+    from envplan.site.plan import SiteOverheads
     from envplan.site.shedding import ShedPoint
 
 SITE = "Site"
@@ -38,14 +40,10 @@ _MAX_ROWS = 48
 _SHED_ROWS = 9
 
 
-def site(
-    jobs: Annotated[
-        Path,
-        typer.Argument(
-            metavar="JOBS", help="TOML file of jobs, or a folder of frontier files (.json)."
-        ),
-        InputFile(),
-    ],
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """The power that the site may draw."""
+
     power: Annotated[
         str,
         typer.Option(
@@ -54,7 +52,94 @@ def site(
             rich_help_panel=MOST_USED,
         ),
         InputFile(),
+    ]
+    reserved: Annotated[
+        str | None,
+        typer.Option(
+            metavar="W|FILE",
+            help="Power of others within --power, such as an inference fleet; as for --power.",
+            rich_help_panel=SITE,
+        ),
+        InputFile(),
+    ] = None
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="When the plan starts, as in 2026-12-01T00:00, for files with times.",
+            rich_help_panel=SITE,
+        ),
+    ] = None
+
+    def read(self) -> Budget:
+        """The budget.
+
+        Raises:
+            InputError: a power or a file of powers cannot be read.
+        """
+        from envplan.site import read_budget
+
+        return read_budget(self.power, self.reserved, start=self.start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteOptions:
+    """What the site draws beside the jobs' GPUs, and whether plans alternate."""
+
+    pue: Annotated[
+        float,
+        typer.Option(
+            metavar="X",
+            parser=quantity(NUMBER.within(1, 100)),
+            help="Power usage effectiveness of the site, from 1 up.",
+            rich_help_panel=SITE,
+        ),
+    ] = 1.0
+    host_power: Annotated[
+        float,
+        typer.Option(
+            metavar="W",
+            parser=quantity(POWER),
+            help="Power of the hosts for each GPU.",
+            rich_help_panel=SITE,
+        ),
+    ] = 0.0
+    fixed_power: Annotated[
+        float,
+        typer.Option(
+            metavar="W",
+            parser=quantity(POWER),
+            help="Power that the site draws whatever runs.",
+            rich_help_panel=SITE,
+        ),
+    ] = 0.0
+    alternate: Annotated[
+        bool,
+        typer.Option(
+            "--alternate/--no-alternate",
+            help="Two plans of a job may alternate by iterations.",
+            rich_help_panel=SITE,
+        ),
+    ] = True
+
+    @property
+    def overheads(self) -> SiteOverheads:
+        """What the site draws beside the jobs' GPUs."""
+        from envplan.site.plan import SiteOverheads
+
+        return SiteOverheads(self.pue, self.host_power, self.fixed_power)
+
+
+def site(
+    jobs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="JOBS", help="TOML file of jobs, or a folder of frontier files (.json)."
+        ),
+        InputFile(),
     ],
+    budget: BudgetOptions,
+    options: SiteOptions,
     output: Annotated[
         Path,
         typer.Option(
@@ -83,58 +168,6 @@ def site(
             rich_help_panel=MOST_USED,
         ),
     ] = False,
-    reserved: Annotated[
-        str | None,
-        typer.Option(
-            metavar="W|FILE",
-            help="Power of others within --power, such as an inference fleet; as for --power.",
-            rich_help_panel=SITE,
-        ),
-        InputFile(),
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="When the plan starts, as in 2026-12-01T00:00, for files with times.",
-            rich_help_panel=SITE,
-        ),
-    ] = None,
-    pue: Annotated[
-        float,
-        typer.Option(
-            metavar="X",
-            parser=quantity(NUMBER.within(1, 100)),
-            help="Power usage effectiveness of the site, from 1 up.",
-            rich_help_panel=SITE,
-        ),
-    ] = 1.0,
-    host_power: Annotated[
-        float,
-        typer.Option(
-            metavar="W",
-            parser=quantity(POWER),
-            help="Power of the hosts for each GPU.",
-            rich_help_panel=SITE,
-        ),
-    ] = 0.0,
-    fixed_power: Annotated[
-        float,
-        typer.Option(
-            metavar="W",
-            parser=quantity(POWER),
-            help="Power that the site draws whatever runs.",
-            rich_help_panel=SITE,
-        ),
-    ] = 0.0,
-    alternate: Annotated[
-        bool,
-        typer.Option(
-            "--alternate/--no-alternate",
-            help="Two plans of a job may alternate by iterations.",
-            rich_help_panel=SITE,
-        ),
-    ] = True,
 ) -> None:
     """Share a site's power among its jobs, and price the next kilowatt.
 
@@ -148,20 +181,24 @@ def site(
       envplan site . --power 1.9kW --shed
       envplan site site.toml --power budget.csv --pue 1.2 --plot
     """
-    from envplan.site import plan_site, read_budget, read_jobs
-    from envplan.site.plan import SiteOverheads
+    from envplan.site import plan_site, read_jobs
     from envplan.site.shedding import shed_curve
 
-    budget = read_budget(power, reserved, start=start)
-    overheads = SiteOverheads(pue, host_power, fixed_power)
+    site_budget, overheads = budget.read(), options.overheads
     with progress("Reading the jobs") as work:
         site_jobs = read_jobs(jobs, work.items)
     site_jobs = _with_frontier_files(site_jobs, output)
     with progress("Sharing the power") as work:
         plan = plan_site(
-            site_jobs, budget, overheads=overheads, alternates=alternate, progress=work.items
+            site_jobs,
+            site_budget,
+            overheads=overheads,
+            alternates=options.alternate,
+            progress=work.items,
         )
-    curve = shed_curve(site_jobs, overheads, alternates=alternate) if shed or plot else []
+    curve = []
+    if shed or plot is not None:
+        curve = shed_curve(site_jobs, overheads, alternates=options.alternate)
     plan.save(output)
     if plot is not None:
         from envplan.plotting.figures import save_figure
@@ -203,7 +240,7 @@ def _print_site(plan: SitePlan, curve: Sequence[ShedPoint]) -> None:
     gpus = sum(job.gpus for job in plan.jobs)
     full_kw = sum(job.full_power_w for job in plan.jobs) / _W_PER_KW
     ui.say(
-        f"{len(plan.jobs)} jobs on {gpus:,} GPUs, {full_kw:,.4g} kW of GPUs at T_min; "
+        f"{counted(len(plan.jobs), 'job')} on {gpus:,} GPUs, {full_kw:,.4g} kW of GPUs at T_min; "
         f"PUE {plan.pue:g}, hosts {plan.host_power_w:g} W a GPU, {plan.fixed_power_w:g} W fixed"
     )
     if len(plan.intervals) == 1:

@@ -30,6 +30,12 @@ _HOUR_S: Final = 3600.0
 MAX_PER_KWH: Final = 1e9
 
 Kind = Literal["price", "carbon", "power"]
+#: What an option takes beside a file.
+_EXAMPLES: Final[dict[Kind, str]] = {
+    "price": "a number per kWh",
+    "carbon": "a number per kWh",
+    "power": "a power, such as 600kW,",
+}
 ClockSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 PerKwh = Annotated[float, Field(ge=-MAX_PER_KWH, le=MAX_PER_KWH)]
 
@@ -142,7 +148,7 @@ def read_rate(text: str, kind: Kind, *, start: str | None = None, repeats: bool 
     long as all others; where rows differ in length, a column `end` says until when each holds.
 
     Args:
-        kind: "price", currency units per kWh, or "carbon", gCO2 per kWh.
+        kind: "price", currency units per kWh, "carbon", gCO2 per kWh, or "power", W.
         start: ISO 8601; when the run starts, for files with `time`. Default: with the file.
         repeats: after its end the file begins again.
 
@@ -165,7 +171,7 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
     try:
         content = read_bounded(path, MAX_RATE_BYTES)
     except InputError as error:
-        hint = f"; --{kind} takes a number per kWh or a CSV file"
+        hint = f"; --{kind} takes {_EXAMPLES[kind]} or a CSV file"
         raise InputError(error.message + hint, path=path) from None
     header, newline, rows = content.partition(b"\n")
     header = header.lower()

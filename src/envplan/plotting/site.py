@@ -16,8 +16,8 @@ from envplan.plotting.figures import (
     RED,
     figure,
     label_axes,
-    shortened,
 )
+from envplan.plotting.titles import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,7 @@ def _stack_kw(plan: SitePlan) -> list[tuple[str, np.ndarray]]:
     largest = np.argsort(-jobs_w.mean(axis=0), kind="stable")
     layers = [("reserved", reserved_w), ("overheads", overhead_w)]
     layers += [
-        (shortened(plan.jobs[job].name), jobs_w[:, job]) for job in largest[:_NUM_COLOURS].tolist()
+        (shorten(plan.jobs[job].name), jobs_w[:, job]) for job in largest[:_NUM_COLOURS].tolist()
     ]
     others = largest[_NUM_COLOURS:]
     layers.append((f"{len(others)} other jobs", jobs_w[:, others].sum(axis=1)))
