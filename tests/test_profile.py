@@ -124,6 +124,23 @@ def test_blocking_power_is_the_mean_over_a_stages_rows(tmp_path: Path) -> None:
     assert "blocking" not in profile.instructions
 
 
+def test_blocking_rows_are_no_operation_and_their_clocks_are_none_of_an_operation(
+    tmp_path: Path,
+) -> None:
+    profile = read(tmp_path, HEADER + STAGE_0 + "0,blocking,210,1,60\n")
+    assert profile.clocks_mhz == [1740]
+    assert not profile.has(0, "blocking")
+    with pytest.raises(InputError, match="no rows for blocking on stage 0"):
+        profile.table(0, "blocking")
+
+
+def test_adjusted_profile_differs_from_the_one_it_was_made_of(tmp_path: Path) -> None:
+    profile = read(tmp_path, HEADER + STAGE_0)
+    adjusted = profile.adjusted(recompute=True)
+    assert profile != adjusted
+    assert len({profile, adjusted, profile}) == 2
+
+
 # ---- refusing
 
 

@@ -115,6 +115,16 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
     return table
 
 
+def header_names(line: str) -> list[str]:
+    """The names in the first line of a table."""
+    return [name.strip() for name in line.split(_delimiter(line))]
+
+
+def _delimiter(header: str) -> str:
+    """The character between the names of a header: a comma, or what spreadsheets write instead."""
+    return next((delimiter for delimiter in ",;\t" if delimiter in header), ",")
+
+
 def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
     """Columns of stripped cells, the header's first, and the number of each line. No blank lines.
 
@@ -125,8 +135,7 @@ def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
     line = first = skipped.count("\n") + 1
     text = text.lstrip()
     header = re.split("[\r\n]", text[:_LONGEST_HEADER])[0]
-    # Spreadsheets write these where the comma is in numbers.
-    delimiter = next((one for one in ",;\t" if one in header), ",")
+    delimiter = _delimiter(header)
     if (names := header.count(delimiter)) >= _MOST_COLUMNS:
         raise InputError(f"has more than {names} columns", path=path, line=first)
     # A strict reader refuses a quote that is never closed.

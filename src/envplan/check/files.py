@@ -11,12 +11,12 @@ from pydantic import FiniteFloat, create_model
 
 from envplan._io.documents import MAX_DOCUMENT_BYTES
 from envplan._io.files import is_file, parse_json, read_bounded
-from envplan._io.tables import read_table
+from envplan._io.tables import header_names, read_table
 from envplan._io.words import counted, significant
 from envplan.check.frontiers import check_curve, check_rows
 from envplan.check.plans import verify_plan
 from envplan.check.sites import verify_site
-from envplan.costs.rates import read_rate
+from envplan.costs.rate_file import read_rate
 from envplan.enforce.clock_files import count_clocks
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError, naming, shown
@@ -96,7 +96,7 @@ def check_file(
     if not text:
         raise InputError("is empty", path=file)
     header = text[:_LONGEST_HEADER].splitlines()[0].decode(errors="replace").lower()
-    columns = [name.strip(' "') for name in header.split(",")]
+    columns = [name.strip(' "') for name in header_names(header)]
     document: Any = None
     told = (sign for sign in _KINDS if sign.startswith(".") and file.name.endswith(sign))
     sign = next(told, None)

@@ -274,6 +274,8 @@ def _part_costs(samples: _Samples) -> dict[OperationKey, PartCosts]:
     """
     rows: defaultdict[OperationKey, dict[str, dict[ClockSetting, ExactCost]]] = defaultdict(dict)
     for key, ranks in samples.items():
+        if key.instruction == BLOCKING:
+            continue
         part_rows = rows[key.operation].setdefault(key.part, {})
         part_rows[key.setting] = _cost_over_ranks(ranks.values())
     return {operation: _assemble(operation, rows[operation], samples) for operation in sorted(rows)}

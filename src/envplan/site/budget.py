@@ -7,7 +7,8 @@ import re
 from itertools import pairwise
 from typing import NamedTuple, Self
 
-from envplan.costs.rates import Rate, read_rate
+from envplan.costs.rate_file import read_rate
+from envplan.costs.rates import Rate
 from envplan.errors import InputError
 from envplan.quantities import POWER
 
