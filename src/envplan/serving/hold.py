@@ -7,9 +7,9 @@ A guard sets the clock of its GPU, and gives it back whatever becomes of its own
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import Any, Final
 
 from envplan.devices import DeviceError
 from envplan.devices.guard import Guard
@@ -22,7 +22,11 @@ _DEFAULT_MODEL: Final = "h100-sxm"
 
 @contextmanager
 def hold_clocks(
-    applied: ServingApplied, node: int, *, backend: str = "nvml", **options: str | int
+    applied: ServingApplied,
+    node: int,
+    *,
+    backend: str = "nvml",
+    backend_options: Mapping[str, str | int] | None = None,
 ) -> Iterator[list[Guard]]:
     """Hold the clocks of a node's GPUs, a guard for each, until the context ends.
 
@@ -32,13 +36,14 @@ def hold_clocks(
         applied: instances and clocks.
         node: number of this node.
         backend: "nvml" or "modelled".
-        options: for the backend.
+        backend_options: such as which GPU is modelled, and how many there are.
 
     Raises:
         DeviceError: a GPU is not there, or its clock may not be set; none is left set.
         InputError: there is no such node.
     """
     clocks = applied.clocks_of(node)
+    options: dict[str, Any] = dict(backend_options or {})
     with ExitStack() as stack:
         guards = []
         for device, mhz in sorted(clocks.items()):

@@ -88,10 +88,12 @@ class ObservedTrace:
     def _build_service(self) -> Service:
         input_tokens, output_tokens = self.trace.lengths(self.profile)
         configurations = sorted(self.profile.performance)
+        tables_of_tp: dict[int, list[int]] = {tp: [] for tp in self.clocks_mhz}
+        for number, configuration in enumerate(configurations):
+            tables_of_tp[configuration.tp].append(number)
         sizes = []
-        for tp in self.clocks_mhz:
+        for tp, tables in tables_of_tp.items():
             fastest = self.fastest(tp)
-            tables = [k for k, configuration in enumerate(configurations) if configuration.tp == tp]
             sizes.append(_EngineSize(fastest.kv_tokens, fastest.chunk_tokens, tables))
         slos = [self.profile.classes[name].slo for name in CLASSES]
         return Service(
