@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli.groups import RateOptions
+from envplan.cli.cost_options import RateOptions
 from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
 from envplan.cli.shared import JOB, MONEY, MOST_USED
@@ -327,10 +327,8 @@ class FleetRateOptions(RateOptions):
         from envplan.serving.costs import FleetRates
 
         self._refuse_ambiguous_currency()
-        rates = self.rates(start=self.start, repeats=True)
-        return FleetRates(
-            price=rates.get("price"), carbon=rates.get("carbon"), overheads=self.overheads()
-        )
+        price, carbon = self.rates(start=self.start, repeats=True)
+        return FleetRates(price=price, carbon=carbon, overheads=self.overheads())
 
     def _refuse_ambiguous_currency(self) -> None:
         """Costs stand beside the other figures of a replay, under the currency's name."""
