@@ -158,7 +158,7 @@ def test_energy_counter_that_fails_leaves_training_alone(
 def test_driver_that_hangs_at_the_start_leaves_training_alone(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("envplan.devices._PATIENCE_S", 0.3)
+    monkeypatch.setattr("envplan.devices._START_TIMEOUT_S", 0.3)
     monkeypatch.setattr("envplan.runtime.profiler._OPEN_S", 0.3)
     monkeypatch.setattr("envplan.devices.guard._START_TIMEOUT_S", 0.5)
     fake_nvml.hang(kind)

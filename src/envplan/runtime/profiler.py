@@ -44,10 +44,10 @@ from envplan.devices import (
     Device,
     DeviceError,
     DeviceInfo,
+    call_with_timeout,
     choose,
     opened,
     spaced_clocks,
-    within,
 )
 from envplan.devices.guard import Guard
 from envplan.errors import EnvplanError, InputError
@@ -180,7 +180,9 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
             counted = Counted.BY_CUDA
         try:
             source = self._driver.enter_context(opened(DEFAULT_BACKEND))
-            found = within(_OPEN_S, lambda: _own_gpu(source, device, counted), "the driver")
+            found = call_with_timeout(
+                _OPEN_S, lambda: _own_gpu(source, device, counted), "the driver"
+            )
             info = found.info
             wanted = _frequencies(info, frequencies, step)
             guard = self._start_guard(info.index, wanted) if lock else None
