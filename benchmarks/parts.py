@@ -29,7 +29,8 @@ from envplan.profile import (
 )
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import GPT3_1_3B
-from envplan.profiling.workloads import Model, TrainingJob, TransformerModel
+from envplan.profiling.training_job import Model, TrainingJob
+from envplan.profiling.transformer import TransformerModel
 from envplan.replay import Problem
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import j_from_fj, s_from_ns, uw_from_w

@@ -7,7 +7,7 @@ import numpy as np
 from envplan.profile import Profile
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import model_of, named_model
-from envplan.profiling.workloads import TrainingJob
+from envplan.profiling.training_job import TrainingJob
 
 H100, GPT, BLOOM = "H100 64 x 5120", "A100 GPT-3 175B", "A100 Bloom 176B"
 LLAMA, DEEPSEEK = "Llama-3 405B", "DeepSeek-V3"

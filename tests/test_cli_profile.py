@@ -432,14 +432,14 @@ def test_a_t5_runs_in_torch(fake_nvml: FakeNvml, folder: Path) -> None:
     (folder / "small.py").write_text(
         "import torch\n"
         "from envplan.profiling.models import model_of\n"
-        "from envplan.profiling.torch_workloads import torch_workload\n"
-        "from envplan.profiling.workloads import TrainingJob\n"
+        "from envplan.profiling.torch_stages import torch_stages\n"
+        "from envplan.profiling.training_job import TrainingJob\n"
         "def build():\n"
         "    model = model_of('t5', layers=2, hidden_size=32, heads=2, vocabulary_size=64,\n"
         "                     sequence_length=8)\n"
         "    job = TrainingJob(model=model, num_stages=2, microbatch_size=1, dtype='float32')\n"
         "    torch.set_num_threads(1)\n"
-        "    return torch_workload(job, 'cpu')\n"
+        "    return torch_stages(job, 'cpu')\n"
     )
     out = done("profile --entry small:build --step 900 --time-limit 0.1")
     assert "T5 of 2 x 2 layers x 32 training, 2 stages of 2-2 layers, 1 x 8 + 8 tokens" in out

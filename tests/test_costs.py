@@ -26,8 +26,8 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Plan
 from envplan.plan.costs import check_costs, priced, tokens_per_iteration
 from envplan.profile import Profile, ProfileMetadata
+from envplan.solve.relaxed_cost import relaxed_cost_minima
 from envplan.solve.savings import Site
-from envplan.solve.search import cheapest_times
 from envplan.units import duration_text, s_from_ns
 from strategies import falling_profiles, rates
 
@@ -264,7 +264,7 @@ def test_no_time_on_the_relaxed_frontier_costs_less_than_its_minimum(data: st.Da
     deadline = s_from_ns(latest_ns * iterations)
     run = Run(iterations=iterations, price=rate, deadline_s=deadline, overheads=more)
     gpus = data.draw(st.integers(1, 64))
-    best, best_ns = cheapest_times(frontier, run, gpus)[0]
+    best, best_ns = relaxed_cost_minima(frontier, run, gpus)[0]
     assert frontier.min_time_ns <= best_ns <= latest_ns
     for time in np.linspace(frontier.min_time, s_from_ns(latest_ns), 200):
         at = min(max(float(time), frontier.min_time), s_from_ns(latest_ns))
@@ -290,7 +290,7 @@ def test_the_cheapest_plan_is_in_time_and_near_the_relaxed_minimum(data: st.Data
         return
     assert iterations * plan.iteration_time <= deadline
     assert plan.costs.minimized == "money"
-    least, _ = cheapest_times(frontier, run, frontier.pipeline.num_stages)[0]
+    least, _ = relaxed_cost_minima(frontier, run, frontier.pipeline.num_stages)[0]
     assert plan.costs.run.plan.money >= least * (1 - 1e-6)
     assert len(check_costs(plan)) == 2
 

@@ -13,7 +13,7 @@ from envplan.errors import InputError
 from envplan.profile import Profile
 from envplan.profiling.huggingface import LONGEST_SEQUENCE, MODEL_TYPES, read_model
 from envplan.profiling.models import PRESETS, named_model
-from envplan.profiling.workloads import TransformerModel
+from envplan.profiling.transformer import TransformerModel
 
 #: Billions of parameters, all and those that a token meets, as the models' cards state them.
 PUBLISHED = {

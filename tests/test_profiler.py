@@ -22,7 +22,7 @@ from cli_helpers import envplan
 from envplan.devices.modelled import ModelledDevice, gpu
 from envplan.errors import InputError
 from envplan.profile import Profile, ProfileMetadata
-from envplan.profiling.sweep import Valley
+from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.runtime import Profiler
 from envplan.runtime.metering import EnergyLog, Seen, Span, measure, powers
 from envplan.runtime.profile_parts import merge_parts
@@ -356,9 +356,9 @@ def test_powers_while_waiting_are_taken_together_where_none_is_sure(
 
 
 def test_sweep_ends_at_five_rises_in_a_row_that_are_no_noise() -> None:
-    valley = Valley(5)
+    minimum = EnergyMinimum(5)
     energies = [10.0, 9.0, 9.5, 9.4, 8.0, 8.05, 9.0, 9.0, 9.0, 9.0, 9.0]
-    assert [valley.passed(energy, 0.1) for energy in energies] == [False] * 10 + [True]
+    assert [minimum.is_passed_at(energy, 0.1) for energy in energies] == [False] * 10 + [True]
 
 
 def seen_at(

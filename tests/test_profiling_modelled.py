@@ -13,7 +13,8 @@ from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile
 from envplan.profiling.modelled import modelled_profile
 from envplan.profiling.models import WORKLOADS, model_of
-from envplan.profiling.workloads import TrainingJob, TransformerModel
+from envplan.profiling.training_job import TrainingJob
+from envplan.profiling.transformer import TransformerModel
 
 NAME = "a40-gpt3-1.3b-4stage"
 JOB = TrainingJob(model=WORKLOADS["gpt"], num_stages=4)

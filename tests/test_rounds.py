@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from envplan import Frontier, Pipeline, Profile, trace_frontier, verify_plan
-from envplan.solve.candidates import Candidates
 from envplan.solve.cyclic_schedule import ROUND_OPTIONS, CyclicSchedule
-from envplan.solve.rounding import Rounding
+from envplan.solve.rounding import Rounding, relaxed_rounding
 
 STAGES = 3
 
@@ -29,7 +28,9 @@ def profile(rows: int = 24) -> Profile:
 
 
 def rounded(frontier: Frontier) -> Rounding:
-    return Candidates.of(frontier).rounded(frontier.min_time_ns)
+    rounding = relaxed_rounding(frontier, frontier.min_time_ns)
+    rounding.anneal()
+    return rounding
 
 
 @pytest.fixture(scope="module")

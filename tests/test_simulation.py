@@ -71,74 +71,110 @@ HALVING = [
 ]
 
 
-def clocks(timeline: Timeline, index: int) -> list[tuple[int, float, float]]:
+def clocks(timeline: Timeline, operation: int) -> list[tuple[int, float, float]]:
     """MHz, s and J of the slices of an operation."""
     return [
-        (one.frequency_mhz, (one.finish_ns - one.start_ns) / 1e9, one.energy_fj / 1e15)
-        for one in timeline.slices
-        if one.operation == index
+        (piece.frequency_mhz, (piece.finish_ns - piece.start_ns) / 1e9, piece.energy_fj / 1e15)
+        for piece in timeline.slices
+        if piece.operation == operation
     ]
 
 
-@given(plans(), st.sampled_from([0.0, 0.001, 0.05, 10.0]), st.booleans())
-def test_operations_and_bubbles_tile_every_stage_and_power_adds_up_to_the_energy(
-    made: tuple[Plan, Profile], latency: float, noisy: bool
+PlanAndProfile = tuple[Plan, Profile]
+
+
+@given(plans())
+def test_without_noise_and_latency_a_replay_is_exactly_what_the_plan_states(
+    planned: PlanAndProfile,
 ) -> None:
-    met = {"noise": 0.1, "sync_time": 1.0} if noisy else {}
-    plan, timeline = made[0], simulate(*made, switch_latency=latency, **met)
+    plan, timeline = planned[0], simulate(*planned)
+    assert timeline.iteration_time == timeline.sync_time == plan.iteration_time
+    assert (timeline.energy, timeline.average_power) == (plan.energy, plan.average_power)
+    starts = [operation.start_s for stage in plan.stages for operation in stage]
+    assert [run.start_s for run in timeline.operations] == starts
+
+
+@st.composite
+def timelines(draw: Any) -> Timeline:
+    """A plan as it runs with late clocks, or also with noise and a straggler."""
+    plan, profile = draw(plans())
+    latency = draw(st.sampled_from([0.0, 0.001, 0.05, 10.0]))
+    if draw(st.booleans()):
+        return simulate(plan, profile, switch_latency=latency, noise=0.1, sync_time=1.0)
+    return simulate(plan, profile, switch_latency=latency)
+
+
+@given(timelines())
+def test_operations_and_bubbles_tile_every_stage(timeline: Timeline) -> None:
     end = timeline.sync_time
-    if not noisy and not latency:  # exactly what the plan states
-        assert timeline.iteration_time == plan.iteration_time == end
-        assert (timeline.energy, timeline.average_power) == (plan.energy, plan.average_power)
-        starts = [op.start_s for stage in plan.stages for op in stage]
-        assert [run.start_s for run in timeline.operations] == starts
-    for use in timeline.stages:
-        runs = [(run.start_s, run.finish_s) for run in use.operations]
-        gaps = [(bubble.start_s, bubble.finish_s) for bubble in use.bubbles]
-        assert use.busy_s == pytest.approx(sum(run.duration_s for run in use.operations))
-        assert use.blocked_s == pytest.approx(sum(bubble.duration_s for bubble in use.bubbles))
-        assert use.busy_s + use.blocked_s == pytest.approx(end)
+    for stage in timeline.stages:
+        runs = [(run.start_s, run.finish_s) for run in stage.operations]
+        gaps = [(bubble.start_s, bubble.finish_s) for bubble in stage.bubbles]
         spans = [(0, 0), *sorted(runs + gaps), (end, end)]
-        assert all(one[1] == other[0] for one, other in pairwise(spans))
-    for one, other in pairwise(timeline.slices):
-        assert one.operation != other.operation or one.finish_ns == other.start_ns
-    parts = timeline.computation_energy + timeline.blocking_energy
-    assert parts == pytest.approx(timeline.energy)
-    for name in ("computation_energy", "blocking_energy"):
-        joules = sum(getattr(use, f"{name}_j") for use in timeline.stages)
-        assert joules == pytest.approx(getattr(timeline, name))
-    times, watts = timeline.power
-    assert (times[0], times[-1]) == (0, timeline.sync_time_ns)
-    assert timeline.peak_power >= timeline.average_power * (1 - 1e-9) or noisy
-    if not noisy:
-        assert float(watts @ np.diff(times)) / 1e9 == pytest.approx(timeline.energy)
+        assert all(span[1] == following[0] for span, following in pairwise(spans))
+        assert stage.busy_s == pytest.approx(sum(run.duration_s for run in stage.operations))
+        assert stage.blocked_s == pytest.approx(sum(gap.duration_s for gap in stage.bubbles))
+        assert stage.busy_s + stage.blocked_s == pytest.approx(end)
+
+
+@given(timelines())
+def test_slices_tile_every_operation(timeline: Timeline) -> None:
+    slices = timeline.slices
+    assert {piece.operation for piece in slices} == set(range(len(timeline.operations)))
+    for piece, following in pairwise(slices):
+        if piece.operation == following.operation:
+            assert piece.finish_ns == following.start_ns
+        else:
+            assert piece.operation + 1 == following.operation
+            assert piece.finish_ns == timeline.replay.finishes_ns[piece.operation]
+            assert following.start_ns == timeline.replay.starts_ns[following.operation]
+
+
+@given(timelines())
+def test_energies_of_stages_add_up_to_that_of_the_timeline(timeline: Timeline) -> None:
+    computation_j = sum(stage.computation_energy_j for stage in timeline.stages)
+    blocking_j = sum(stage.blocking_energy_j for stage in timeline.stages)
+    assert computation_j == pytest.approx(timeline.computation_energy)
+    assert blocking_j == pytest.approx(timeline.blocking_energy)
+    assert computation_j + blocking_j == pytest.approx(timeline.energy)
+
+
+@given(plans(), st.sampled_from([0.0, 0.001, 0.05, 10.0]))
+def test_power_over_time_adds_up_to_the_energy(planned: PlanAndProfile, latency: float) -> None:
+    timeline = simulate(*planned, switch_latency=latency)
+    times_ns, power_w = timeline.power
+    assert (times_ns[0], times_ns[-1]) == (0, timeline.sync_time_ns)
+    assert float(power_w @ np.diff(times_ns)) / 1e9 == pytest.approx(timeline.energy)
+    assert timeline.peak_power >= timeline.average_power * (1 - 1e-9)
 
 
 @given(plans(), st.data())
 def test_an_operation_can_stretch_by_what_is_said_and_no_more(
-    made: tuple[Plan, Profile], data: st.DataObject
+    planned: PlanAndProfile, data: st.DataObject
 ) -> None:
-    timeline = simulate(*made)
-    times = timeline.replay.finishes_ns - timeline.replay.starts_ns
-    index = data.draw(st.integers(0, len(times) - 1))
-    times[index] += timeline.stretch_ns[index]
-    assert timeline.pipeline.earliest_starts(times)[1] == timeline.iteration_time_ns
-    times[index] += 1
-    assert timeline.pipeline.earliest_starts(times)[1] == timeline.iteration_time_ns + 1
+    timeline = simulate(*planned)
+    times_ns = timeline.replay.finishes_ns - timeline.replay.starts_ns
+    operation = data.draw(st.integers(0, len(times_ns) - 1))
+    times_ns[operation] += timeline.stretch_ns[operation]
+    assert timeline.pipeline.earliest_starts(times_ns)[1] == timeline.iteration_time_ns
+    times_ns[operation] += 1
+    assert timeline.pipeline.earliest_starts(times_ns)[1] == timeline.iteration_time_ns + 1
 
 
 @given(plans())
-def test_critical_path_is_a_chain_as_long_as_the_iteration(made: tuple[Plan, Profile]) -> None:
-    timeline = simulate(*made)
+def test_critical_path_is_a_chain_as_long_as_the_iteration(planned: PlanAndProfile) -> None:
+    timeline = simulate(*planned)
     pipeline, path = timeline.pipeline, timeline.critical_path
     starts, finishes = timeline.replay.starts_ns, timeline.replay.finishes_ns
     assert (starts[path[0]], finishes[path[-1]]) == (0, timeline.iteration_time_ns)
     assert not timeline.stretch_ns[list(path)].any()
-    assert [i for i, run in enumerate(timeline.operations) if run.critical_path] == sorted(path)
-    for one, other in pairwise(path):
-        begin, end = pipeline.succ_begin[one], pipeline.succ_begin[one + 1]
-        lags = dict(zip(pipeline.succ[begin:end], pipeline.succ_lag_ns[begin:end], strict=True))
-        assert finishes[one] + lags[other] == starts[other]
+    critical = [i for i, run in enumerate(timeline.operations) if run.critical_path]
+    assert critical == sorted(path)
+    for operation, following in pairwise(path):
+        begin, end = pipeline.succ_begin[operation], pipeline.succ_begin[operation + 1]
+        successors, lags_ns = pipeline.succ[begin:end], pipeline.succ_lag_ns[begin:end]
+        lag_ns = dict(zip(successors, lags_ns, strict=True))[following]
+        assert finishes[operation] + lag_ns == starts[following]
 
 
 def test_a_bubble_is_filled_no_further_than_the_clock_that_uses_least() -> None:
@@ -146,34 +182,34 @@ def test_a_bubble_is_filled_no_further_than_the_clock_that_uses_least() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 3, 4), profile)
     timeline = simulate(frontier.max_frequency_plan(), profile)
     assert any(bubble.could_fill_s for use in timeline.stages for bubble in use.bubbles)
-    for stage, use in enumerate(timeline.stages):
-        ended = {run.finish_s: run for run in use.operations}
-        power = frontier.blocking_power_uw[stage]
-        for bubble in use.bubbles:
-            room = bubble.duration_s
+    for stage in timeline.stages:
+        run_before = {run.finish_s: run for run in stage.operations}
+        waiting_uw = frontier.blocking_power_uw[stage.stage]
+        for bubble in stage.bubbles:
             assert bubble.usable == (bubble.could_stretch_s > 0)
-            if (run := ended.get(bubble.start_s)) is None:  # the stage waits for its first
+            run = run_before.get(bubble.start_s)
+            if run is None:  # the stage waits for its first operation
                 assert bubble.could_stretch_s == bubble.could_fill_s == 0
                 continue
-            table = profile.table(stage, run.instruction)
-            above = [e - power * t for e, t in zip(table.energy_fj, table.time_ns, strict=True)]
-            longer = table.time_ns[above.index(min(above))] / 1e9 - run.finish_s + run.start_s
             assert bubble.could_stretch_s == run.could_stretch_s
-            useful = max(0, min(room, bubble.could_stretch_s, longer))
-            assert bubble.could_fill_s == pytest.approx(useful, abs=1e-12)
+            table = profile.table(stage.stage, run.instruction)
+            above_waiting = table.energy_fj - waiting_uw * table.time_ns
+            longer_s = table.time_ns[above_waiting.argmin()] / 1e9 - run.duration_s
+            useful_s = max(0, min(bubble.duration_s, bubble.could_stretch_s, longer_s))
+            assert bubble.could_fill_s == pytest.approx(useful_s, abs=1e-12)
 
 
 def test_at_maximum_frequency_a_timeline_is_that_of_the_frontiers_plan() -> None:
     profile = small_profile(stages=3, blocking=65.0)
     frontier = trace_frontier(Pipeline("1f1b", 3, 5), profile, gpus_per_stage=2, replicas=3)
     plan = frontier.plan(slowdown=0.05, switch_latency=0.002)
-    before = simulate(plan, profile).at_max_frequency()
-    other = simulate(frontier.max_frequency_plan(), profile)
-    assert (before.run_times_ns, before.run_energies_fj) == (
-        *(other.run_times_ns, other.run_energies_fj),
-    )
-    assert (before.plan.frequencies, before.plan.job) == (other.plan.frequencies, other.plan.job)
-    assert before.plan.energy_lower_bound <= other.plan.energy_lower_bound
+    timeline = simulate(plan, profile).at_max_frequency()
+    of_frontier = simulate(frontier.max_frequency_plan(), profile)
+    assert timeline.run_times_ns == of_frontier.run_times_ns
+    assert timeline.run_energies_fj == of_frontier.run_energies_fj
+    assert timeline.plan.frequencies == of_frontier.plan.frequencies
+    assert timeline.plan.job == of_frontier.plan.job
+    assert timeline.plan.energy_lower_bound <= of_frontier.plan.energy_lower_bound
 
 
 def test_a_straggler_makes_all_wait_and_leaves_time_to_everybody() -> None:
@@ -216,7 +252,7 @@ def test_an_operation_is_split_where_its_clock_changes() -> None:
     # 0.25 s at 2000 MHz are a quarter of the backward; three quarters at 1000 MHz take 1.5 s.
     assert clocks(timeline, 1) == [(2000, 0.25, 75.0), (1000, 1.5, 150.0)]
     assert (timeline.iteration_time, timeline.energy) == (2.375, 362.5)
-    changes = [(one.at_s, one.frequency_mhz) for one in timeline.stages[0].clock_changes]
+    changes = [(change.at_s, change.frequency_mhz) for change in timeline.stages[0].clock_changes]
     assert changes == [(0, 1000), (0.25, 2000), (0.875, 1000)]
 
 
@@ -271,8 +307,9 @@ def test_a_trace_keeps_the_rules_of_viewers_and_says_what_the_timeline_does(
     for event, op, start, finish in zip(slices, *columns, strict=True):
         assert names[event["tid"]] == f"stage {op.stage}"
         assert (event["ts"] * 1000, event["dur"] * 1000) == (int(start), int(finish - start))
-    for one, other in pairwise(slices):
-        assert one["tid"] != other["tid"] or one["ts"] + one["dur"] <= other["ts"]
+    for event, following in pairwise(slices):
+        is_other_stage = event["tid"] != following["tid"]
+        assert is_other_stage or event["ts"] + event["dur"] <= following["ts"]
     # Counters are numbers in time order.
     counters: dict[str, list[Any]] = {}
     for event in events:

@@ -20,9 +20,11 @@ from envplan.devices.modelled import ModelledDevice, gpu
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling import sweep as sweeping
+from envplan.profiling.block_statistics import Block, summarize
 from envplan.profiling.remarks import summarize_profile
-from envplan.profiling.sweep import Block, EventTimer, Settings, summarize, sweep
+from envplan.profiling.sweep import Settings, sweep
 from envplan.profiling.sweep_file import Row, SweepFile
+from envplan.profiling.timers import EventTimer
 
 T = TypeVar("T")
 
@@ -498,7 +500,7 @@ def failing(times: int, method: Callable[[], T], after: int = 0) -> Callable[[],
 def test_a_clock_is_given_back_in_the_end_or_it_is_said(
     path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeping, "_PAUSE", 0.0)
+    monkeypatch.setattr(sweeping, "_PAUSE_S", 0.0)
     reset = stages.device.reset_clock
     monkeypatch.setattr(stages.device, "reset_clock", failing(3, reset))
     run(path, stages, COARSE)
@@ -514,7 +516,7 @@ def test_a_clock_is_given_back_in_the_end_or_it_is_said(
 def test_a_reading_of_energy_that_fails_now_and_then_costs_nothing_but_time(
     path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    monkeypatch.setattr(sweeping, "_PAUSE", 0.0)
+    monkeypatch.setattr(sweeping, "_PAUSE_S", 0.0)
     monkeypatch.setattr(stages.device, "energy", failing(2, stages.device.energy, after))
     profile = run(path, stages, COARSE)
     assert worst(profile, stages, "forward")[1] < 0.04
@@ -534,7 +536,7 @@ def test_a_reading_of_energy_that_fails_now_and_then_costs_nothing_but_time(
 def test_a_counter_that_tells_nothing_ends_the_sweep(
     path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch, counter: Any, words: str
 ) -> None:
-    monkeypatch.setattr(sweeping, "_PAUSE", 0.0)
+    monkeypatch.setattr(sweeping, "_PAUSE_S", 0.0)
     monkeypatch.setattr(stages.device, "energy", counter(stages.device.energy))
     with pytest.raises(DeviceError, match=words):
         run(path, stages)

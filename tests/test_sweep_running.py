@@ -183,6 +183,31 @@ def test_every_schedule_gets_the_chunks_it_needs(folder: Path) -> None:
     assert {shape for name, shape in shapes.items() if name != "zb-v"} == {(2, 1)}
 
 
+@pytest.mark.parametrize(
+    ("sidecar", "chunks", "schedule"),
+    [
+        ({}, None, "1f1b"),
+        ({}, 2, "interleaved"),
+        ({"job": {"chunks": 2}}, None, "interleaved"),
+        ({"job": {"stages": 1}}, None, "interleaved"),
+        ({"schedule": "1f1b"}, 2, "interleaved"),
+        ({"schedule": "looped-bfs"}, 2, "looped-bfs"),
+        ({"schedule": "looped-bfs", "job": {"chunks": 2}}, None, "looped-bfs"),
+        ({"schedule": "zb-v"}, None, "zb-v"),
+    ],
+)
+def test_a_schedule_that_is_left_out_is_the_one_that_solve_takes(
+    folder: Path, sidecar: dict[str, Any], chunks: int | None, schedule: str
+) -> None:
+    file = Path("profile.meta.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | sidecar))
+    (row,) = swept(grid(microbatches=[4], **({} if chunks is None else {"vp": chunks}))).rows
+    done("solve --quiet" + ("" if chunks is None else f" --vp {chunks}"))
+    plan = Plan.load("plan.json")
+    assert (row.schedule, row.error) == (plan.job.schedule, None) == (schedule, None)
+    assert (row.iteration_time_s, row.energy_j) == (plan.iteration_time, plan.energy)
+
+
 def test_extra_operations_reach_the_pipeline(folder: Path) -> None:
     small_profile().save_csv("timed.csv")
     with Path("timed.csv").open("a") as file:

@@ -24,7 +24,7 @@ from envplan.replay import Machine
 from envplan.simulation.cluster import simulate_cluster
 from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
-from envplan.solve.local_search import _LATENCIES
+from envplan.solve.local_search import START_LATENCIES_NS
 from envplan.units import j_from_fj, ns_from_s
 from plan_checks import bound_until, rows_of, until
 from strategies import falling_profiles
@@ -210,7 +210,7 @@ def test_clocks_that_come_sooner_never_save_less_than_a_later_plan_that_is_in_ti
     deadline_ns = int(job.min_time_ns * (1 + slowdown))
     asked = {"target_time": deadline_ns / 1e9, "moves": 0.05}
     machine = Machine(ns_from_s(latency))
-    for later in (own / 1e9 for own in _LATENCIES if own > machine.latency_ns):
+    for later in (own / 1e9 for own in START_LATENCIES_NS if own > machine.latency_ns):
         with suppress(NoAnswerError):
             plan = job.plan(switch_latency=later, **asked)
             sooner = job.problem.replay(np.array(rows_of(job, plan), np.int32), machine)

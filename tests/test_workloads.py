@@ -22,7 +22,9 @@ from envplan.profiling.models import (
     T5_3B,
     WIDE_RESNET_101_8,
 )
-from envplan.profiling.workloads import Model, ModuleWork, StageWork, TrainingJob, partition
+from envplan.profiling.partition import partition
+from envplan.profiling.training_job import Model, TrainingJob
+from envplan.profiling.work import ModuleWork, StageWork
 
 
 def stages(num_stages: int, **more: Any) -> list[StageWork]:

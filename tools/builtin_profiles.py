@@ -16,7 +16,7 @@ from typing import Any, Final
 from envplan.profile import INCLUDES_RECOMPUTATION, Profile, builtin_profiles
 from envplan.profiling import models
 from envplan.profiling.modelled import modelled_profile
-from envplan.profiling.workloads import Model, TrainingJob
+from envplan.profiling.training_job import Model, TrainingJob
 from tools.document import markdown_table, update_block
 
 __all__ = ["BUILTINS", "Builtin", "Published", "build", "listing", "main", "measured"]

@@ -31,12 +31,13 @@ from envplan.devices import DEFAULT_BACKEND, backend_class
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, traits
 from envplan.profiling.models import PRESETS, WORKLOADS, model_of, named_model
-from envplan.profiling.workloads import Model, TrainingJob
+from envplan.profiling.training_job import Model, TrainingJob
 from envplan.quantities import COUNT, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.profiling.remarks import StageSummary
-    from envplan.profiling.sweep import Settings, Workload
+    from envplan.profiling.stages import RunnableStages
+    from envplan.profiling.sweep import Settings
 
 _MEASURING: Final = "Measuring"
 _SIZES: Final = "Sizes of the workload"
@@ -600,14 +601,14 @@ def _measure(
     """
     from envplan.profiling.measuring import measure
 
-    def build_stages(device: str) -> Workload:
+    def build_stages(device: str) -> RunnableStages:
         if entry is not None:
             from envplan.profiling.entry import load_entry
 
             return load_entry(entry, device)
-        from envplan.profiling.torch_workloads import torch_workload
+        from envplan.profiling.torch_stages import torch_stages
 
-        return torch_workload(job, device)
+        return torch_stages(job, device)
 
     with progress("Measuring") as running:
         return measure(
@@ -630,10 +631,12 @@ def _metadata(job: TrainingJob) -> envplan.ProfileMetadata:
         "other is in neither time nor energy"
     )
     return job.metadata(
-        sequence_length=job.model and job.model.tokens,
-        communication=shared if job.tensor_parallel > 1 else None,
-        layers_per_stage=job.layers,
-        **{INCLUDES_RECOMPUTATION: job.recompute},
+        {
+            "sequence_length": job.model and job.model.tokens,
+            "communication": shared if job.tensor_parallel > 1 else None,
+            "layers_per_stage": job.layers,
+            INCLUDES_RECOMPUTATION: job.recompute,
+        }
     )
 
 

@@ -54,8 +54,6 @@ class Relaxation:
             slower than that leaves no more time worth using. Whole ns.
         network: the activity network that was traced.
         trace_seconds: what the trace took, s.
-        traced_once: what others work out from the trace alone; copies of a frontier share it.
-        asked_once: what others work out from what this frontier was asked; each copy has its own.
     """
 
     trace_seconds = 0.0
@@ -87,8 +85,6 @@ class Relaxation:
         self.blocking_power_source: BlockingPowerSource = source
         self.gpus_per_stage = gpus_per_stage
         self.replicas = replicas
-        self.traced_once: dict[Any, Any] = {}
-        self.asked_once: dict[Any, Any] = {}
         self.total_power_uw: int = sum(powers)
         with naming_units(profile.path):
             self.network = build_network(pipeline, profile, powers)
@@ -124,9 +120,8 @@ class Relaxation:
             sum(len(one.pipeline.operations) for one in _TRACED.values()) > _MOST_KEPT
         ):
             _TRACED.pop(next(iter(_TRACED)))
-        found: Self = copy(known)
-        found.asked_once = {}
-        return found
+        frontier: Self = copy(known)
+        return frontier
 
     def retraced(
         self, pipeline: Pipeline, profile: Profile, *, replicas: int | None = None

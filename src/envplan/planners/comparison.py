@@ -22,7 +22,6 @@ from envplan.planners.zeus import ZeusGlobal, ZeusPerStage, ZeusPlanner
 from envplan.profile import Profile
 from envplan.request import Request
 from envplan.solve import Frontier
-from envplan.solve.search import remember
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 Point = Literal["T_min", "T_star", "straggler"]
@@ -224,7 +223,7 @@ def compare(
     envpipe_entry, envpipe_run = _planned_by_envpipe(envpipe, envpipe_frontier)
     # Rounding is a heuristic: once in a while EnvPipe's choice is closer to the bound than what it
     # finds; then that is our plan. One clock for each stage is a candidate anyway.
-    remember(envpipe_frontier, envpipe_run.replay)
+    envpipe_frontier.add_choice(envpipe_run.replay)
     our_plan = cache(_our_plan)  # several planners end at the same time
     planned = [
         max_frequency,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from envplan._io.words import counted
 from envplan.errors import InputError
@@ -14,7 +14,7 @@ from envplan.pipeline.operations import EXTRAS
 from envplan.pipeline.schedules import traits
 from envplan.profile.sidecar import ProfileMetadata
 
-__all__ = ["parse_extras", "pipeline_of_job"]
+__all__ = ["JobShape", "parse_extras", "pipeline_of_job", "shape_of_job"]
 
 
 class DescribedProfile(Protocol):
@@ -29,6 +29,47 @@ class DescribedProfile(Protocol):
     @property
     def num_stages(self) -> int: ...
     def has(self, stage: int, instruction: str) -> bool: ...
+
+
+class JobShape(NamedTuple):
+    """The schedule of a job, and how a profile's stages are shared out.
+
+    Attributes:
+        schedule: its name.
+        num_stages: pipeline stages.
+        num_chunks: model chunks of each.
+    """
+
+    schedule: str
+    num_stages: int
+    num_chunks: int
+
+
+def shape_of_job(
+    profile: DescribedProfile,
+    *,
+    schedule: str | None = None,
+    num_stages: int | None = None,
+    chunks: int | None = None,
+) -> JobShape:
+    """The shape of a profile's job, whether or not the profile has stages for it.
+
+    Args:
+        profile: its sidecar says the job; where it says nothing, the schedule is 1f1b.
+        schedule: instead of the sidecar's. 1f1b with chunks is interleaved unless it is asked for
+            here.
+        num_stages: instead of the sidecar's stages and chunks; it tells the chunks, too.
+        chunks: instead of the sidecar's stages and chunks; it tells the stages, too.
+    """
+    name = schedule or profile.metadata.schedule or "1f1b"
+    if num_stages is None and chunks is None:
+        num_stages, chunks = profile.metadata.job.stages, profile.metadata.job.chunks
+    if chunks is None:
+        fits = num_stages is not None and profile.num_stages % num_stages == 0
+        chunks = profile.num_stages // (num_stages or 1) if fits else traits(name).chunks
+    if schedule is None and name == "1f1b" and chunks > 1:
+        name = "interleaved"
+    return JobShape(name, num_stages or max(1, profile.num_stages // chunks), chunks)
 
 
 def pipeline_of_job(
@@ -58,15 +99,8 @@ def pipeline_of_job(
             cannot be shared out, or as for Pipeline.
     """
     metadata, job, count = profile.metadata, profile.metadata.job, profile.num_stages
-    name = schedule or metadata.schedule or "1f1b"
-    if num_stages is None and chunks is None:
-        num_stages, chunks = job.stages, job.chunks
-    if chunks is None:
-        fits = num_stages is not None and count % num_stages == 0
-        chunks = count // (num_stages or 1) if fits else traits(name).chunks
-    if schedule is None and name == "1f1b" and chunks > 1:
-        name = "interleaved"
-    stages = num_stages or max(1, count // chunks)
+    shape = shape_of_job(profile, schedule=schedule, num_stages=num_stages, chunks=chunks)
+    name, stages, chunks = shape
     if stages * chunks != count:
         raise InputError(
             f"schedule {name} with {counted(chunks, 'chunk')} (--vp) on "

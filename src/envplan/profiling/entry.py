@@ -4,24 +4,44 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from envplan.errors import InputError
 from envplan.profiling.explaining import explained
-from envplan.profiling.sweep import Workload
+from envplan.profiling.stages import RunnableStages
 
 __all__ = ["load_entry"]
 
 _METHODS = ("forward", "backward", "wait", "synchronize")
 
 
-def load_entry(entry: str, device: str) -> Workload:
-    """What the user's function returns, as a workload.
+class _Entry(NamedTuple):
+    """What --entry names.
 
-    The function takes no arguments and returns a `Workload`, or one pair for each stage of a
+    Attributes:
+        module: that is imported.
+        function: of the module.
+    """
+
+    module: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.function}"
+
+    @property
+    def option(self) -> str:
+        """How errors begin."""
+        return f"--entry {self}:"
+
+
+def load_entry(entry: str, device: str) -> RunnableStages:
+    """The stages that a user's function returns.
+
+    The function takes no arguments and returns `RunnableStages`, or one pair for each stage of a
     torch module and the tuple of its sample inputs. It is looked for in the current folder, too.
 
     Args:
@@ -31,50 +51,79 @@ def load_entry(entry: str, device: str) -> Workload:
     Raises:
         InputError: it does not import, is not there, fails, or returns something else.
     """
-    module_name, colon, name = entry.partition(":")
-    if not (module_name and colon and name):
-        raise InputError(f"--entry {entry} must read package.module:function")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    option = f"--entry {entry}:"
-    with explained(f"{option} {module_name} does not import"):
-        module = importlib.import_module(module_name)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise InputError(f"{option} {module_name} has no function {name}")
+    named = _parse_entry(entry)
+    function = _import_function(named)
     with explained(
-        f"{option} {name}() failed",
-        f"{option} what {name}() makes does not fit in memory; make stages smaller or let it "
-        "return them on the CPU, they are moved to the GPU one by one",
+        f"{named.option} {named.function}() failed",
+        f"{named.option} what {named.function}() makes does not fit in memory; make stages smaller "
+        "or let it return them on the CPU, they are moved to the GPU one by one",
     ):
-        made: Any = function()
-        if all(callable(getattr(made, method, None)) for method in _METHODS):
-            if not hasattr(made, "description"):
-                made.description = entry
-            count = getattr(made, "num_stages", None)
-            if isinstance(count, int) and count > 0:
-                workload: Workload = made
-                return workload
-            raise InputError(
-                f"{option} num_stages of what it returns must be a whole number from 1 up, not "
-                f"{count!r}"
-            )
-        if isinstance(made, Iterator):  # a generator runs the user's code only now
-            made = list(made)
+        returned = function()
+        if _has_all_methods(returned):
+            return _checked_stages(returned, named)
+        if isinstance(returned, Iterator):  # a generator runs the user's code only now
+            returned = list(returned)
+    return _torch_stages(returned, named, device)
+
+
+def _parse_entry(entry: str) -> _Entry:
+    module, colon, function = entry.partition(":")
+    if not (module and colon and function):
+        raise InputError(f"--entry {entry} must read package.module:function")
+    return _Entry(module, function)
+
+
+def _import_function(entry: _Entry) -> Callable[[], Any]:
+    current_folder = str(Path.cwd())
+    if current_folder not in sys.path:
+        sys.path.insert(0, current_folder)
+    with explained(f"{entry.option} {entry.module} does not import"):
+        module = importlib.import_module(entry.module)
+    function: Callable[[], Any] | None = getattr(module, entry.function, None)
+    if not callable(function):
+        raise InputError(f"{entry.option} {entry.module} has no function {entry.function}")
+    return function
+
+
+def _has_all_methods(returned: object) -> bool:
+    return all(callable(getattr(returned, method, None)) for method in _METHODS)
+
+
+def _checked_stages(stages: Any, entry: _Entry) -> RunnableStages:
+    """Stages of the user's own type; they are described by the entry unless they say more."""
+    if not hasattr(stages, "description"):
+        stages.description = str(entry)
+    num_stages = getattr(stages, "num_stages", None)
+    if not isinstance(num_stages, int) or num_stages <= 0:
+        raise InputError(
+            f"{entry.option} num_stages of what it returns must be a whole number from 1 up, not "
+            f"{num_stages!r}"
+        )
+    runnable: RunnableStages = stages
+    return runnable
+
+
+def _torch_stages(returned: Any, entry: _Entry, device: str) -> RunnableStages:
+    """Stages of torch modules.
+
+    Args:
+        returned: should be a pair of a module and its sample inputs for each stage.
+        entry: what returned it.
+        device: where modules are moved to.
+    """
     try:
-        stages = [partial(_pair, module, tuple(inputs)) for module, inputs in made]
+        stages = [partial(_pair, module, tuple(inputs)) for module, inputs in returned]
     except (TypeError, ValueError):
         stages = []
     if not stages:
         raise InputError(
-            f"{option} must return a pair of a module and its sample inputs for each stage, not "
-            f"{type(made).__name__}"
+            f"{entry.option} must return a pair of a module and its sample inputs for each stage, "
+            f"not {type(returned).__name__}"
         )
-    from envplan.profiling.torch_workloads import TorchWorkload
+    from envplan.profiling.torch_stages import TorchStages
 
-    return TorchWorkload(stages, description=entry, device=device)
+    return TorchStages(stages, description=str(entry), device=device)
 
 
-def _pair(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def _pair(module: Any, inputs: tuple[object, ...]) -> tuple[Any, tuple[object, ...]]:
     return module, inputs

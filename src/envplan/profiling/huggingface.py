@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
 from envplan._io.documents import parse_document, read_json
 from envplan.errors import meant
-from envplan.profiling.workloads import Experts, LatentAttention, TransformerModel
+from envplan.profiling.transformer import Experts, LatentAttention, TransformerModel
 
 __all__ = ["MODEL_TYPES", "read_model"]
 

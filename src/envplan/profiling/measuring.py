@@ -8,19 +8,20 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from envplan.devices import Counted, Device, DeviceError, choose, opened, visible_gpus
 from envplan.devices.guard import Guard
 from envplan.profile import Profile, ProfileMetadata
-from envplan.profiling.sweep import Settings, Workload, sweep
+from envplan.profiling.stages import RunnableStages
+from envplan.profiling.sweep import Settings, sweep
 from envplan.profiling.waiting import Peers
 
 __all__ = ["measure", "wait_with"]
 
 
 def measure(
-    workload: Callable[[str], Workload],
+    make_stages: Callable[[str], RunnableStages],
     output: Path,
     settings: Settings,
     *,
@@ -29,14 +30,15 @@ def measure(
     metadata: ProfileMetadata,
     progress: Callable[[float, str], None],
 ) -> Profile:
-    """Measure a workload's stages, and go on with a sweep that was cut off.
+    """Measure stages on a GPU of this machine, or go on with a sweep that was cut off.
 
     Args:
-        workload: makes it, on the CUDA device of a name.
+        make_stages: makes the stages, on the CUDA device of a name.
         output: the profile's file.
+        settings: of the sweep.
         source: the backend whose GPUs are measured.
-        device: which, as nvidia-smi counts; None: CUDA's first.
-        metadata: what the sidecar says of the job.
+        device: which GPU, as nvidia-smi counts; None: CUDA's first.
+        metadata: of the job, for the sidecar.
         progress: see sweep.
 
     Raises:
@@ -48,43 +50,59 @@ def measure(
         devices = gpus.devices()
         counted = Counted.BY_CUDA if device is None else Counted.BY_DRIVER
         chosen = choose(gpus, device or 0, counted)
-        others = [devices[k] for k in visible_gpus(devices) if devices[k] is not chosen]
+        visible = [devices[k] for k in visible_gpus(devices)]
+        others = [gpu for gpu in visible if gpu is not chosen]
         # CUDA and NVML number GPUs differently; from here on this is the only one CUDA knows.
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
-        made = workload("cuda:0")
+        stages = make_stages("cuda:0")
 
         @contextmanager
-        def held() -> Iterator[None]:
-            with ExitStack() as stack:
-                wait_with(made, chosen, others, stack)
+        def hold_peers_and_clock() -> Iterator[None]:
+            with ExitStack() as held:
+                wait_with(stages, chosen, others, held)
                 if settings.lock:
-                    stack.enter_context(Guard.start(source, chosen.info.index))
+                    held.enter_context(Guard.start(source, chosen.info.index))
                 yield
 
         stack.enter_context(_stoppable())
         return sweep(
-            made, chosen, output, settings, metadata=metadata, progress=progress, hold=held
+            stages,
+            chosen,
+            output,
+            settings,
+            metadata=metadata,
+            progress=progress,
+            hold=hold_peers_and_clock,
         )
 
 
-def wait_with(workload: Any, chosen: Device, others: Sequence[Device], stack: ExitStack) -> None:
-    """Have a torch workload wait for a second GPU, where that works; else it goes on spinning."""
-    other = next(filter(_is_whole, others), None)
-    if other is None or getattr(workload, "timer", None) is None:  # it runs on the CPU
+def wait_with(
+    stages: RunnableStages, chosen: Device, others: Sequence[Device], stack: ExitStack
+) -> None:
+    """Have torch stages wait for a second GPU, where that works; else they go on spinning.
+
+    Args:
+        stages: those of a user's own type wait in their own way.
+        chosen: the GPU that is measured.
+        others: further GPUs that may be used.
+        stack: ends the two processes that wait for each other.
+    """
+    peer = next(filter(_is_whole, others), None)
+    runs_on_cpu = getattr(stages, "timer", None) is None
+    can_have_peers = getattr(stages, "peers", stages) is None
+    if peer is None or runs_on_cpu or not can_have_peers:
         return
-    if getattr(workload, "peers", workload) is not None:  # a user's own
-        return
-    seen = [{"CUDA_VISIBLE_DEVICES": device.info.uuid} for device in (chosen, other)]
+    environments = [{"CUDA_VISIBLE_DEVICES": gpu.info.uuid} for gpu in (chosen, peer)]
     try:
-        workload.peers = stack.enter_context(
-            Peers(backend="nccl", device="cuda:0", environments=seen)
-        )
+        peers = Peers(backend="nccl", device="cuda:0", environments=environments)
     except DeviceError as error:
         print(f"envplan: {error}; blocking power is that of idle spinning", file=sys.stderr)
+        return
+    stages.peers = stack.enter_context(peers)  # type: ignore[attr-defined]
 
 
 def _is_whole(device: Device) -> bool:
-    """Whether it is there and not split by MIG."""
+    """Whether a GPU is there and not split by MIG."""
     try:
         return not device.info.mig
     except DeviceError:
@@ -99,11 +117,15 @@ def _stoppable() -> Iterator[None]:
         raise KeyboardInterrupt
 
     # Not where somebody else has a say: nohup has SIGHUP ignored, a user's module its own handler.
-    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
-    for number in ours:
+    unhandled = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) == signal.SIG_DFL
+    ]
+    for number in unhandled:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number in ours:
+        for number in unhandled:
             signal.signal(number, signal.SIG_DFL)

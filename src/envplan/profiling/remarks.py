@@ -1,13 +1,15 @@
-"""What a user should know about the rows of a profile: a table of its stages, and sentences."""
+"""Summaries of a profile for its user: a table of its stages, and sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from envplan.errors import InputError
 from envplan.profile import Profile
+from envplan.profiling.smoothing import Smoothing
+from envplan.profiling.stages import SPLIT_BACKWARD
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
@@ -34,16 +36,19 @@ _NOTES: Final = {
 
 @dataclass(frozen=True)
 class StageSummary:
-    """What a profile says about a stage, over its forward and its backward or backward's parts.
+    """Time and energy of a stage over its clocks: its forward and its whole backward.
 
     Attributes:
         stage: 0-based.
         clocks: how many there are.
-        highest, lowest: of them, MHz.
+        highest: of them, MHz.
+        lowest: of them, MHz.
         valley: the clock of the least energy, MHz.
         ends_below: whether there are rows below the valley.
-        energy_at_highest, energy_at_valley: J.
-        time_at_highest, time_at_valley: s.
+        energy_at_highest: J.
+        energy_at_valley: J.
+        time_at_highest: s.
+        time_at_valley: s.
     """
 
     stage: int
@@ -60,93 +65,123 @@ class StageSummary:
 
 def summarize_profile(profile: Profile) -> list[StageSummary]:
     """A summary of each stage, over the clocks that its forward and all its backward have."""
-    found = []
-    for stage in range(profile.num_stages):
-        sums = _sums(profile, stage)
-        highest, lowest = max(sums), min(sums)
-        valley = min(sums, key=lambda clock: sums[clock][1])  # of equal ones the highest
-        found.append(
-            StageSummary(
-                stage=stage,
-                clocks=len(sums),
-                highest=highest,
-                lowest=lowest,
-                valley=valley,
-                ends_below=valley > lowest,
-                energy_at_highest=j_from_fj(sums[highest][1]),
-                energy_at_valley=j_from_fj(sums[valley][1]),
-                time_at_highest=s_from_ns(sums[highest][0]),
-                time_at_valley=s_from_ns(sums[valley][0]),
-            )
-        )
-    return found
+    return [_summarize_stage(profile, stage) for stage in range(profile.num_stages)]
+
+
+def _summarize_stage(profile: Profile, stage: int) -> StageSummary:
+    costs = _costs_by_clock(profile, stage)
+    highest, lowest = max(costs), min(costs)
+    valley = min(costs, key=lambda clock: costs[clock].energy_fj)  # of equal ones the highest
+    return StageSummary(
+        stage=stage,
+        clocks=len(costs),
+        highest=highest,
+        lowest=lowest,
+        valley=valley,
+        ends_below=valley > lowest,
+        energy_at_highest=j_from_fj(costs[highest].energy_fj),
+        energy_at_valley=j_from_fj(costs[valley].energy_fj),
+        time_at_highest=s_from_ns(costs[highest].time_ns),
+        time_at_valley=s_from_ns(costs[valley].time_ns),
+    )
 
 
 def energy_by_clock(profile: Profile, stage: int) -> dict[int, float]:
     """Energy of a stage's forward and whole backward, J, by clock, MHz."""
-    return {clock: j_from_fj(energy) for clock, (_, energy) in _sums(profile, stage).items()}
+    costs = _costs_by_clock(profile, stage)
+    return {clock: j_from_fj(cost.energy_fj) for clock, cost in costs.items()}
 
 
-def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
-    """Time (ns) and energy (fJ) of forward and whole backward, by clock, the highest first.
+class _Cost(NamedTuple):
+    """Time and energy of a stage's operations at one clock."""
+
+    time_ns: int
+    energy_fj: int
+
+
+def _costs_by_clock(profile: Profile, stage: int) -> dict[int, _Cost]:
+    """Forward and whole backward together, by clock, the highest first.
 
     Raises:
         InputError: they have no clock in common.
     """
-    whole = profile.has(stage, "backward")
-    backward = ("backward",) if whole else ("backward_input", "backward_weight")
-    options = [
-        {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, part).options()}
-        for part in ("forward", *backward)
+    is_whole = profile.has(stage, "backward")
+    backward: tuple[str, ...] = ("backward",) if is_whole else SPLIT_BACKWARD
+    operations = [
+        {
+            option.frequency_mhz: _Cost(option.time_ns, option.energy_fj)
+            for option in profile.table(stage, instruction).options()
+        }
+        for instruction in ("forward", *backward)
     ]
-    clocks = sorted(set(options[0]).intersection(*options[1:]), reverse=True)
-    if not clocks:
+    common = set(operations[0]).intersection(*operations[1:])
+    if not common:
         raise InputError(
             f"forward and {' and '.join(backward)} of stage {stage} have rows for no clock in "
             "common, so there is no energy of both to compare",
             path=profile.path,
         )
-    return {
-        clock: (sum(one[clock][0] for one in options), sum(one[clock][1] for one in options))
-        for clock in clocks
-    }
+    costs = {}
+    for clock in sorted(common, reverse=True):
+        times_ns = [costs_of[clock].time_ns for costs_of in operations]
+        energies_fj = [costs_of[clock].energy_fj for costs_of in operations]
+        costs[clock] = _Cost(sum(times_ns), sum(energies_fj))
+    return costs
 
 
 def remarks(profile: Profile) -> list[str]:
-    """What a user should know about the rows."""
+    """Sentences about a profile that its user should know."""
     extra = profile.metadata.extra
-    notes = []
+    sentences = []
     if profile.metadata.source == "modelled":
-        notes.append("nothing was measured: the sidecar, .meta.json, says what the model assumes")
-    if count := extra.get("parameters"):
-        # What data-parallel replicas could share of it is not taken off.
-        held = count * _BYTES_PER_PARAMETER / profile.num_stages / 1e9
-        gpus = profile.metadata.gpus_per_stage
-        notes.append(
-            f"{count / 1e9:.4g} billion parameters: weights, gradients and Adam's state take about "
-            f"{held * (profile.metadata.job.chunks or 1) / gpus:.3g} GB a GPU unless replicas or "
-            "experts are spread further; activations come on top, and memory is not checked"
+        sentences.append(
+            "nothing was measured: the sidecar, .meta.json, says what the model assumes"
         )
+    if num_parameters := extra.get("parameters"):
+        sentences.append(_memory_remark(profile, num_parameters))
     if extra.get("energy_source") == "integrated power":
-        notes.append("this GPU has no energy counter: energy is its power, sampled and summed up")
-    notes += [text.format(extra[name]) for name, text in _NOTES.items() if extra.get(name)]
+        sentences.append(
+            "this GPU has no energy counter: energy is its power, sampled and summed up"
+        )
+    for name, sentence in _NOTES.items():
+        if extra.get(name):
+            sentences.append(sentence.format(extra[name]))
     if profile.blocking_power_w is not None:
-        watts = sum(profile.blocking_power_w) / len(profile.blocking_power_w)
+        mean_w = sum(profile.blocking_power_w) / len(profile.blocking_power_w)
         kind = extra.get("blocking_power")
-        how = f": blocking power {kind}" if kind else " (modelled)"
-        notes.append(f"a GPU that waits draws {watts:.0f} W on average over the clocks{how}")
+        origin = f": blocking power {kind}" if kind else " (modelled)"
+        sentences.append(
+            f"a GPU that waits draws {mean_w:.0f} W on average over the clocks{origin}"
+        )
     if smoothed := extra.get("smoothed"):
-        notes.append(describe_smoothing(smoothed))
-    return notes
+        sentences.append(describe_smoothing(smoothed))
+    return sentences
 
 
-def describe_smoothing(said: Mapping[str, Any]) -> str:
-    """What the sidecar says of a smoothed profile, in a line."""
-    if not said["rows_moved"]:
+def _memory_remark(profile: Profile, num_parameters: int) -> str:
+    """The memory that weights take; what data-parallel replicas could share is not taken off."""
+    model_gb = num_parameters * _BYTES_PER_PARAMETER / 1e9
+    stages_per_gpu = profile.metadata.job.chunks or 1
+    gpu_gb = model_gb / profile.num_stages * stages_per_gpu / profile.metadata.gpus_per_stage
+    return (
+        f"{num_parameters / 1e9:.4g} billion parameters: weights, gradients and Adam's state take "
+        f"about {gpu_gb:.3g} GB a GPU unless replicas or experts are spread further; activations "
+        "come on top, and memory is not checked"
+    )
+
+
+def describe_smoothing(smoothed: Mapping[str, object]) -> str:
+    """How far smoothing moved the rows of a profile, in a line.
+
+    Args:
+        smoothed: the sidecar's field of that name.
+    """
+    smoothing = Smoothing.from_sidecar(smoothed)
+    if not smoothing.rows_moved:
         return "smoothed: no row moved, every operation's curves have their shape already"
     return (
-        f"smoothed: {said['rows_moved']} rows moved, times by up to "
-        f"{100 * said['largest_change_of_time']:.2g}%, energies by up to "
-        f"{100 * said['largest_change_of_energy']:.2g}%; raw_time and raw_energy hold what was "
+        f"smoothed: {smoothing.rows_moved} rows moved, times by up to "
+        f"{100 * smoothing.largest_change_of_time:.2g}%, energies by up to "
+        f"{100 * smoothing.largest_change_of_energy:.2g}%; raw_time and raw_energy hold what was "
         "measured"
     )

@@ -3,29 +3,80 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from envplan._io.tables import read_table
+from envplan._io.tables import Table, read_table
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, RAW_COLUMNS, Profile, ProfileRow
 from envplan.profile.smoothing import smooth_curve
 
-__all__ = ["nine_digits", "smooth_profile"]
+__all__ = ["Smoothing", "nine_digits", "smooth_profile"]
 
 _METHOD: Final = (
     "least absolute deviations in log space: time falls and is convex over the clock, energy is "
     "convex over time"
 )
 
-_FEWEST_CLOCKS: Final = 3
+_MIN_CLOCKS: Final = 3
 _DIGITS: Final = 9
 # A value that moves by less than this part has not moved.
-_SAME: Final = 1e-9
+_LEAST_CHANGE: Final = 1e-9
+
+FloatArray = npt.NDArray[np.float64]
+#: Cells of each column of a file, as text, (n,) each.
+Cells = dict[str, npt.NDArray[np.object_]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoothing:
+    """How far rows have moved: the field `smoothed` of a sidecar.
+
+    Attributes:
+        method: in words.
+        rows_moved: how many.
+        largest_change_of_time: relative to the measured time.
+        largest_change_of_energy: relative to the measured energy.
+    """
+
+    method: str
+    rows_moved: int
+    largest_change_of_time: float
+    largest_change_of_energy: float
+
+    @classmethod
+    def from_sidecar(cls, field: Mapping[str, Any]) -> Smoothing:
+        """The smoothing that a sidecar states."""
+        return cls(**field)
+
+
+class _Operation(NamedTuple):
+    """What the rows of one operation have in common."""
+
+    stage: int
+    instruction: str
+    config: str
+    rank: int
+
+
+class _Change(NamedTuple):
+    """New values of some rows in one column.
+
+    Attributes:
+        column: "time" or "energy".
+        rows: their indices, (k,).
+        values: (k,).
+        relative: how far each moves, relative to its measured value, (k,).
+    """
+
+    column: str
+    rows: npt.NDArray[np.int_]
+    values: FloatArray
+    relative: FloatArray
 
 
 def smooth_profile(
@@ -48,60 +99,95 @@ def smooth_profile(
     """
     source = Profile.read_csv(path, raw=True)
     table = read_table(path, ProfileRow, kind="a profile")
-    cells = {name: np.array(texts, dtype=object) for name, texts in table.texts.items()}
-    for name, raw in zip(("time", "energy"), RAW_COLUMNS, strict=True):
-        known = cells.pop(raw, "")
-        cells[raw] = np.where(known == "", cells[name], known)
-        cells[name] = cells[raw].copy()
-    groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
-    keys = (table.columns[name] for name in ("stage", "instruction", "config", "rank"))
-    for row, key in enumerate(zip(*keys, strict=True)):
-        groups[key].append(row)
-    largest: dict[str, float] = {}
-    moved = set[int]()
-    for done, (key, rows) in enumerate(groups.items(), 1):
-        frequencies, times, energies = (
-            cells[name][rows].astype(float) for name in ("frequency", "time", "energy")
-        )
-        clocks, of = np.unique(frequencies, return_inverse=True)
-        # An operation whose clock was varied, and that has energies.
-        if key[1] != BLOCKING and len(clocks) >= _FEWEST_CLOCKS and (frequencies * energies).all():
-            # Rows that measure it again have one smooth value: that of their median.
-            middle = [
-                np.array([np.median(values[of == k]) for k in range(len(clocks))])
-                for values in (times, energies)
-            ]
-            smooth = smooth_curve(clocks, *middle)
-            for name, before, after in (
-                ("time", times, smooth[0][of]),
-                ("energy", energies, smooth[1][of]),
-            ):
-                changes = np.abs(after / before - 1)
-                largest[name] = max(largest.get(name, 0.0), float(changes.max()))
-                for k in np.flatnonzero(changes > _SAME).tolist():
-                    cells[name][rows[k]] = nine_digits(after[k])
-                    moved.add(rows[k])
+    cells = _with_measured_columns(table)
+    operations = _rows_by_operation(table)
+    changes: list[_Change] = []
+    for number, (operation, rows) in enumerate(operations.items(), start=1):
+        changes += _smooth_operation(operation, np.array(rows), cells)
         if progress is not None:
-            progress(done, len(groups), 0)
-    if not largest:
+            progress(number, len(operations), 0)
+    if not changes:
         raise InputError(
-            f"no operation has rows for {_FEWEST_CLOCKS} clocks; there is nothing to smooth",
+            f"no operation has rows for {_MIN_CLOCKS} clocks; there is nothing to smooth",
             path=path,
         )
-    said = {
-        "method": _METHOD,
-        "rows_moved": len(moved),
-        "largest_change_of_time": round(largest["time"], 6),
-        "largest_change_of_energy": round(largest["energy"], 6),
-    }
+    smoothing = _apply(changes, cells)
+    extra = {**source.metadata.extra, "smoothed": asdict(smoothing)}
     return Profile.from_rows(
         zip(*cells.values(), strict=True),
         columns=list(cells),
         name=source.name,
-        metadata=replace(source.metadata, extra={**source.metadata.extra, "smoothed": said}),
+        metadata=replace(source.metadata, extra=extra),
+    )
+
+
+def _with_measured_columns(table: Table[ProfileRow]) -> Cells:
+    """The cells of a file; time and energy are the measured ones, and stand once more as such."""
+    cells = {name: np.array(texts, dtype=object) for name, texts in table.texts.items()}
+    for name, raw_name in zip(("time", "energy"), RAW_COLUMNS, strict=True):
+        raw = cells.pop(raw_name, np.array("", dtype=object))
+        measured = np.where(raw == "", cells[name], raw)
+        cells[raw_name] = measured
+        cells[name] = measured.copy()
+    return cells
+
+
+def _rows_by_operation(table: Table[ProfileRow]) -> dict[_Operation, list[int]]:
+    """The rows of each operation, at all its clocks."""
+    columns = (table.columns[name] for name in _Operation._fields)
+    rows: dict[_Operation, list[int]] = {}
+    for row, values in enumerate(zip(*columns, strict=True)):
+        rows.setdefault(_Operation(*values), []).append(row)
+    return rows
+
+
+def _smooth_operation(
+    operation: _Operation, rows: npt.NDArray[np.int_], cells: Cells
+) -> Iterator[_Change]:
+    """The smooth time and energy of an operation whose clock was varied, and that has energies.
+
+    Rows that measure it again at a clock have one smooth value: that of their median.
+    """
+    frequencies, times, energies = (
+        cells[column][rows].astype(float) for column in ("frequency", "time", "energy")
+    )
+    clocks, clock_of_row = np.unique(frequencies, return_inverse=True)
+    was_varied = operation.instruction != BLOCKING and len(clocks) >= _MIN_CLOCKS
+    if not (was_varied and (frequencies * energies).all()):
+        return
+    median_times = _medians(times, clock_of_row, len(clocks))
+    median_energies = _medians(energies, clock_of_row, len(clocks))
+    smooth_times, smooth_energies = smooth_curve(clocks, median_times, median_energies)
+    for column, measured, smooth in (
+        ("time", times, smooth_times[clock_of_row]),
+        ("energy", energies, smooth_energies[clock_of_row]),
+    ):
+        yield _Change(column, rows, smooth, np.abs(smooth / measured - 1))
+
+
+def _medians(values: FloatArray, clock_of_row: npt.NDArray[np.int_], count: int) -> FloatArray:
+    """The median of the values at each clock."""
+    return np.array([np.median(values[clock_of_row == clock]) for clock in range(count)])
+
+
+def _apply(changes: list[_Change], cells: Cells) -> Smoothing:
+    """Write new values into the cells of rows that move."""
+    largest = {"time": 0.0, "energy": 0.0}
+    moved = set[int]()
+    for change in changes:
+        largest[change.column] = max(largest[change.column], float(change.relative.max()))
+        is_moved = change.relative > _LEAST_CHANGE
+        for row, value in zip(change.rows[is_moved], change.values[is_moved], strict=True):
+            cells[change.column][row] = nine_digits(value)
+            moved.add(int(row))
+    return Smoothing(
+        method=_METHOD,
+        rows_moved=len(moved),
+        largest_change_of_time=round(largest["time"], 6),
+        largest_change_of_energy=round(largest["energy"], 6),
     )
 
 
 def nine_digits(value: float) -> str:
-    """With nine significant digits and no exponent."""
+    """A number with nine significant digits and no exponent."""
     return np.format_float_positional(value, precision=_DIGITS, fractional=False, trim="-")

@@ -1,15 +1,8 @@
 """The measuring loop: every stage at every clock, from the highest down, on one GPU.
 
-Energy comes from a counter that the driver updates about ten times a second, so operations are run
-back to back in blocks and the counter is read between blocks. Over consecutive blocks the
-uncertainty of the readings cancels but for the first and the last one: its share of the standard
-error falls with the time measured, that of real variation with the square root of the blocks. Both
-are counted, and a measurement ends when time and energy meet the target or the time limit.
-
-Below the clock at which a stage needs the least energy, going slower costs time and energy alike.
-Each stage's sweep therefore stops after five clocks in a row whose forward + backward energy has
-risen above the least so far, and by more than noise: where the power limit holds the clock, energy
-is flat over many clocks, and noise alone would rise five times in a row there before long.
+An operation is repeated in blocks, back to back, until the standard errors of its time and energy
+meet the target or the time limit (block_statistics.py). A stage's sweep ends once it is below the
+clock of the least energy (energy_minimum.py).
 """
 
 from __future__ import annotations
@@ -22,137 +15,30 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
-
-import numpy as np
+from typing import Final, NamedTuple, TypeVar
 
 from envplan.devices import Device, DeviceError, PermissionDeniedError, spaced_clocks
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
+from envplan.profiling.block_statistics import Block, summarize
+from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.profiling.explaining import explained
+from envplan.profiling.stages import SPLIT_BACKWARD, RunnableStages
 from envplan.profiling.sweep_file import Measurement, Row, SweepFile
+from envplan.profiling.timers import Timer
 
-__all__ = [
-    "SPLIT",
-    "Block",
-    "EventTimer",
-    "Settings",
-    "Timer",
-    "Valley",
-    "Workload",
-    "summarize",
-    "sweep",
-]
+__all__ = ["Settings", "sweep"]
 
 _FORWARD, _BACKWARD = "forward", "backward"
-
-#: The two parts of a split backward: gradients of inputs, and of weights.
-SPLIT: Final = ("backward_input", "backward_weight")
-
 _SPINNING: Final = "of a GPU that spins idly, not of one that waits in a transfer"
-
-# A block further from the median than this many standard deviations, as the median deviation
-# estimates them, is not of the same distribution (Iglewicz and Hoaglin, 1993).
-_OUTLIER: Final = 3.5
-_MEDIAN_DEVIATION: Final = 1.4826
-_LEAST_BLOCKS: Final = 3
-
-# Two readings, each late by anything up to a period of the counter: a uniform distribution has a
-# twelfth of its squared width as variance.
-_READINGS_VARIANCE: Final = 2 / 12
-
-# Energies that differ by no more than so many standard errors may be the same.
-_NOISE: Final = 2.0
+_MIN_BLOCKS: Final = 3
+_MAX_SPOILED_BLOCKS: Final = 10
+_MIN_REPETITION_S: Final = 1e-9
 
 # A driver that fails is asked again: so many times, with so many seconds between.
 _TRIES: Final = 5
 _RESET_TRIES: Final = 20
-_PAUSE: Final = 0.05
-_MOST_SPOILED: Final = 10
-
-
-class Workload(Protocol):
-    """The stages to be measured, one microbatch at a time.
-
-    Work may be queued and go on after a call returns; `synchronize` waits for it. Every stage is
-    tried once, then they are measured in turn. Calls for one stage follow each other before those
-    for the next, and `forward` comes before `backward`. Whatever they raise is said in a line.
-
-    A workload may also have `backward_input(stage)` and `backward_weight(stage)`, the two parts of
-    a split backward, each of which may be called again for the same forward; `timer`, a `Timer` for
-    its work; and `waiting`, which says in words what `wait` has the GPU do.
-    """
-
-    @property
-    def description(self) -> str:
-        """What it is, for people; also tells sweeps of different workloads apart."""
-
-    @property
-    def num_stages(self) -> int:
-        """How many stages there are."""
-
-    def forward(self, stage: int) -> None:
-        """Run the stage's forward of a microbatch."""
-
-    def backward(self, stage: int) -> None:
-        """Run the stage's backward for the last forward; may be called again for the same one."""
-
-    def wait(self, seconds: float) -> None:
-        """Have the GPU do for so long what it does while it waits for a neighbour."""
-
-    def synchronize(self) -> None:
-        """Return once the GPU has done everything asked for."""
-
-
-class Timer:
-    """Times a block of queued work: by the host's clock, which learns of ends by waiting for them.
-
-    Args:
-        now: tells the time, s.
-
-    Attributes:
-        name: what tells the time, for people.
-    """
-
-    name = "host clock"
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._begin = 0.0
-
-    def start(self) -> None:
-        """Call before the first piece of work is queued."""
-        self._begin = self._now()
-
-    def stop(self) -> None:
-        """Call after the last one is queued."""
-
-    def seconds(self) -> float:
-        """From start to stop, s; call once all of it is done."""
-        return self._now() - self._begin
-
-
-class EventTimer(Timer):
-    """Events in the GPU's own queue: free of what the host takes to queue and to wait.
-
-    Args:
-        make: makes an event with `record()` and `elapsed_time(later)` in ms, such as
-            `torch.cuda.Event(enable_timing=True)`.
-    """
-
-    name = "CUDA events"
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._first, self._last = make(), make()
-
-    def start(self) -> None:
-        self._first.record()
-
-    def stop(self) -> None:
-        self._last.record()
-
-    def seconds(self) -> float:
-        return float(self._first.elapsed_time(self._last)) / 1e3
+_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,59 +73,12 @@ class Settings:
 
     @property
     def instructions(self) -> tuple[str, ...]:
-        """What is measured of each stage."""
-        return (_FORWARD, *(SPLIT if self.split_backward else (_BACKWARD,)))
-
-
-class Block(NamedTuple):
-    """Repetitions of one operation, run back to back and timed together.
-
-    Attributes:
-        repetitions: how many.
-        seconds: of all of them.
-        joules: of all of them, as the counter has it.
-    """
-
-    repetitions: int
-    seconds: float
-    joules: float
-
-
-def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
-    """Means and standard errors of consecutive blocks of one operation.
-
-    Args:
-        blocks: at least one, in the order they ran in, with no pause between them.
-        counter_period: of the energy counter, s.
-    """
-    count, seconds, joules = np.array(blocks).T
-    reading = math.sqrt(_READINGS_VARIANCE) * counter_period * joules.sum() / seconds.sum()
-    used = np.ones(len(blocks), dtype=bool)
-    for values, noise in ((seconds / count, 0.0), (joules / seconds, reading / seconds.min())):
-        middle = np.median(values)
-        spread = _MEDIAN_DEVIATION * np.median(np.abs(values - middle))
-        used &= np.abs(values - middle) <= _OUTLIER * max(spread, noise + 1e-3 * middle)
-    samples, total = int(used.sum()), count[used].sum()
-    time_variance, energy_variance = (
-        float(np.var((of / count)[used], ddof=1)) if samples > 1 else 0.0
-        for of in (seconds, joules)
-    )
-    # Each stretch of blocks without a gap begins and ends with a reading; variation beyond what
-    # the readings explain is the operation's own.
-    stretches = 1 + int((np.diff(np.flatnonzero(used)) > 1).sum())
-    readings = reading * math.sqrt(stretches) / total
-    own = max(0.0, energy_variance - (reading * samples / total) ** 2) / samples
-    return Measurement(
-        time=float(seconds[used].sum() / total),
-        energy=float(joules[used].sum() / total),
-        time_std=math.sqrt(time_variance),
-        energy_std=math.sqrt((own + readings**2) * samples),
-        samples=samples,
-    )
+        """The operations of each stage that are measured."""
+        return (_FORWARD, *SPLIT_BACKWARD) if self.split_backward else (_FORWARD, _BACKWARD)
 
 
 def sweep(
-    workload: Workload,
+    stages: RunnableStages,
     device: Device,
     path: str | os.PathLike[str],
     settings: Settings,
@@ -249,89 +88,80 @@ def sweep(
     hold: Callable[[], AbstractContextManager[object]] = nullcontext,
     now: Callable[[], float] = time.monotonic,
 ) -> Profile:
-    """Measure a workload's stages and write the profile, or continue where a sweep was cut off.
+    """Measure stages and write the profile, or continue where a sweep was cut off.
 
     Every stage that has no rows yet runs once before any clock is touched, so that one that fails
     or does not fit says so at once. The clock is given back before this returns or raises.
 
     Args:
-        workload: what to run.
-        device: the GPU it runs on.
+        stages: to run.
+        device: the GPU they run on.
         path: of the profile CSV.
-        settings: how.
+        settings: of the sweep.
         metadata: for the sidecar; GPU, driver, source, workload, date and version are added.
         progress: called before each operation at a clock with the share that is done and where it
             is.
         hold: makes what is held while clocks are set: an `envplan.devices.guard.Guard` gives the
             clock back if this process is killed.
-        now: the host's clock, s; tests pass their own. It times the work, too, unless the
-            workload has a timer.
+        now: the host's clock, s; tests pass their own. It times the work, too, unless the stages
+            have a timer.
 
     Raises:
-        InputError: the backward is to be split and the workload cannot, the file is of something
+        InputError: the backward is to be split and the stages cannot, the file is of something
             else or cannot be written, the step is too wide, or a stage fails.
         DeviceError: the GPU refuses, or its energy counter stands still.
     """
-    if settings.split_backward and not all(hasattr(workload, name) for name in SPLIT):
-        raise InputError(
-            f"{workload.description} cannot split its backward: it lacks the methods "
-            f"{' and '.join(SPLIT)}"
-        )
-    _check_device(device, settings)
+    _require_split_backward(stages, settings)
+    _require_measurable(device, settings)
     info = device.info
-    shared = {
+    parameters = {
         "gpu": info.name,
         "uuid": info.uuid,
         "driver": info.driver,
-        "workload": workload.description,
-        "stages": workload.num_stages,
+        "workload": stages.description,
+        "stages": stages.num_stages,
         **asdict(settings),
     }
-    known = replace(
+    sidecar = replace(
         metadata or ProfileMetadata(),
         gpu=info.name,
         driver=info.driver,
         source=info.source,
-        workload=workload.description,
+        workload=stages.description,
     ).made_today()
-    timer: Timer = getattr(workload, "timer", None) or Timer(now)
-    with SweepFile(path, shared, known) as file:
-        for stage in sorted(set(range(workload.num_stages)) - {row.stage for row in file.rows}):
-            for instruction in settings.instructions:
-                with _tried(instruction, stage):
-                    getattr(workload, instruction)(stage)
-                    workload.synchronize()
-        running = _Sweep(workload, device, file, settings, progress, now, timer)
+    timer: Timer = getattr(stages, "timer", None) or Timer(now)
+    with SweepFile(path, parameters, sidecar) as file:
+        _try_once(stages, settings, measured={row.stage for row in file.rows})
+        running = _Sweep(stages, device, file, settings, progress, now, timer)
         with hold():
             try:
                 running.run()
             finally:
                 if settings.lock:
-                    _give_back(device, running.locked)
-        late = sum(row.error > settings.target_error for row in file.rows)
+                    _give_clock_back(device, running.locked_mhz)
+        num_late = sum(row.error > settings.target_error for row in file.rows)
         file.finish(
             {
                 "energy_source": info.energy_source,
                 "rows_throttled": sum(bool(row.throttle) for row in file.rows),
-                "rows_over_target_error": late,
+                "rows_over_target_error": num_late,
                 "times": timer.name,
-                "blocking_power": getattr(workload, "waiting", None) or _SPINNING,
-                **running.findings,
+                "blocking_power": getattr(stages, "waiting", None) or _SPINNING,
+                **running.findings.to_dict(),
             }
         )
     return Profile.read_csv(path)
 
 
-def _tried(instruction: str, stage: int) -> AbstractContextManager[None]:
-    """Whatever the workload's own code raises in an operation is said in a line."""
-    where = f"{instruction}({stage}) of the workload"
-    return explained(
-        f"{where} fails",
-        f"{where} does not fit in the GPU's memory; choose more stages or a smaller microbatch",
-    )
+def _require_split_backward(stages: RunnableStages, settings: Settings) -> None:
+    if settings.split_backward and not all(hasattr(stages, name) for name in SPLIT_BACKWARD):
+        raise InputError(
+            f"{stages.description} cannot split its backward: it lacks the methods "
+            f"{' and '.join(SPLIT_BACKWARD)}"
+        )
 
 
-def _check_device(device: Device, settings: Settings) -> None:
+def _require_measurable(device: Device, settings: Settings) -> None:
     """Refuse a GPU on which nothing can be measured so.
 
     Raises:
@@ -350,66 +180,132 @@ def _check_device(device: Device, settings: Settings) -> None:
         )
     if settings.lock and (refusal := device.lock_refusal(probe=True)):
         raise DeviceError(f"{refusal}; or measure at the current clocks only: --no-lock")
-    _patiently(device.energy)  # one that cannot tell it is refused before its clock is touched
+    _retry(device.energy)  # one that cannot tell it is refused before its clock is touched
+
+
+def _try_once(stages: RunnableStages, settings: Settings, measured: set[int]) -> None:
+    """Run every operation of each stage that has not been measured."""
+    for stage in range(stages.num_stages):
+        if stage in measured:
+            continue
+        for instruction in settings.instructions:
+            with _explained_failure(instruction, stage):
+                getattr(stages, instruction)(stage)
+                stages.synchronize()
+
+
+def _explained_failure(instruction: str, stage: int) -> AbstractContextManager[None]:
+    """Whatever a stage's own code raises in an operation becomes an error of one line."""
+    operation = f"{instruction}({stage}) of the workload"
+    return explained(
+        f"{operation} fails",
+        f"{operation} does not fit in the GPU's memory; choose more stages or a smaller microbatch",
+    )
 
 
 T = TypeVar("T")
 
 
-def _patiently(ask: Callable[[], T], tries: int = _TRIES) -> T:
-    """What the driver answers, though it may fail for a while.
+def _retry(driver_call: Callable[[], T], tries: int = _TRIES) -> T:
+    """The result of a driver call, which may fail for a while.
 
     Raises:
         DeviceError: it failed every time.
     """
     for _ in range(tries - 1):
         try:
-            return ask()
+            return driver_call()
         except PermissionDeniedError:
             raise
         except DeviceError:
-            time.sleep(_PAUSE)
-    return ask()
+            time.sleep(_PAUSE_S)
+    return driver_call()
 
 
-def _give_back(device: Device, locked: int | None) -> None:
+def _give_clock_back(device: Device, locked_mhz: int | None) -> None:
     """Reset the clock.
 
     Raises:
         DeviceError: the driver failed every time, so that the clock may stay where it is.
     """
     try:
-        _patiently(device.reset_clock, _RESET_TRIES)
+        _retry(device.reset_clock, _RESET_TRIES)
     except DeviceError as error:
-        at = "" if locked is None else f" at {locked} MHz"
+        clock = "" if locked_mhz is None else f" at {locked_mhz} MHz"
         raise DeviceError(
-            f"the clock could not be given back, so the GPU may stay{at} until `envplan reset`: "
+            f"the clock could not be given back, so the GPU may stay{clock} until `envplan reset`: "
             f"{error}"
         ) from error
 
 
+class _OperationAtClock(NamedTuple):
+    """A row that is measured; the clock is None where none is set."""
+
+    stage: int
+    instruction: str
+    clock_mhz: int | None
+
+
 @dataclass
-class Valley:
-    """Decides when a sweep from the highest clock down is below the clock of the least energy.
+class _Findings:
+    """What the sidecar shall say beside the rows.
 
     Attributes:
-        rises: clocks in a row above the least energy, after which it is.
-        risen: of those, so far.
-        least: the least energy so far, J, and its standard error, J.
+        counter_resets: how often the energy counter fell.
+        throttle_unknown: why the driver does not tell what holds the clock back; "": it does.
     """
 
-    rises: int
-    risen: int = 0
-    least: tuple[float, float] | None = None
+    counter_resets: int = 0
+    throttle_unknown: str = ""
 
-    def passed(self, energy: float, error: float) -> bool:
-        """Whether this energy (J, and its standard error) was one rise too many."""
-        least = self.least
-        rise = least is not None and energy - least[0] > _NOISE * math.hypot(error, least[1])
-        self.risen = self.risen + 1 if rise else 0
-        if least is None or energy < least[0]:
-            self.least = energy, error
-        return self.risen >= self.rises
+    def to_dict(self) -> dict[str, int | str]:
+        """The sidecar's fields, as far as there is something to say."""
+        fields: dict[str, int | str] = {}
+        if self.throttle_unknown:
+            fields["throttle_untold"] = self.throttle_unknown
+        if self.counter_resets:
+            fields["counter_resets"] = self.counter_resets
+        return fields
+
+
+@dataclass
+class _Observations:
+    """What was seen of the GPU while an operation ran.
+
+    Attributes:
+        clocks_mhz: at the end of blocks.
+        throttle_reasons: that held the clock back at any time.
+    """
+
+    clocks_mhz: list[int] = field(default_factory=list)
+    throttle_reasons: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _BlockSeries:
+    """Blocks that follow each other without a gap in the energy readings.
+
+    Attributes:
+        energy_mj: the counter's last reading.
+        blocks: since the last gap.
+        spoiled: blocks in a row that were lost to a gap.
+    """
+
+    energy_mj: int
+    blocks: list[Block] = field(default_factory=list)
+    spoiled: int = 0
+
+    def add(self, repetitions: int, time_s: float, energy_mj: int) -> None:
+        """Add a block that ended with a reading."""
+        self.blocks.append(Block(repetitions, time_s, (energy_mj - self.energy_mj) / 1e3))
+        self.energy_mj = energy_mj
+        self.spoiled = 0
+
+    def restart(self, energy_mj: int) -> None:
+        """Begin anew: blocks count only where one reading follows the other."""
+        self.blocks.clear()
+        self.energy_mj = energy_mj
+        self.spoiled += 1
 
 
 @dataclass
@@ -417,141 +313,202 @@ class _Sweep:
     """A sweep that is under way.
 
     Attributes:
-        locked: the clock that was set last, MHz.
-        cold: whether nothing has run yet.
-        findings: what the sidecar shall say beside the rows.
+        stages: to run.
+        device: the GPU.
+        file: where rows go.
+        settings: of the sweep.
+        progress: told the share that is done and where the sweep is.
+        now: the host's clock, s.
+        timer: times blocks.
+        locked_mhz: the clock that was set last.
+        is_cold: whether nothing has run yet.
+        findings: for the sidecar.
     """
 
-    workload: Any
+    stages: RunnableStages
     device: Device
     file: SweepFile
     settings: Settings
     progress: Callable[[float, str], None]
     now: Callable[[], float]
     timer: Timer
-    locked: int | None = None
-    cold: bool = True
-    findings: dict[str, Any] = field(default_factory=dict)
+    locked_mhz: int | None = None
+    is_cold: bool = True
+    findings: _Findings = field(default_factory=_Findings)
 
     def run(self) -> None:
-        """Measure what the file lacks: each operation at each clock, None where none is set."""
-        lock, operations = self.settings.lock, self.settings.instructions
-        clocks: list[int | None] = [None]
-        if lock:
-            supported = self.device.info.supported_clocks
-            clocks = list(spaced_clocks(supported, self.settings.step))
-        known = {
-            (row.stage, row.instruction, row.frequency if lock else None): row
-            for row in self.file.rows
-        }
-        stages, done = self.workload.num_stages, 0
-        total = len(clocks) * (len(operations) * stages + 1)
-        for stage in range(stages):
-            valley = Valley(self.settings.rises)
-            names = [*operations, BLOCKING] if stage == 0 else operations  # any stage waits alike
-            for position, clock in enumerate(clocks):
+        """Measure what the file lacks: each operation at each clock."""
+        clocks_mhz = self._clocks()
+        measured = {self._key_of(row): row for row in self.file.rows}
+        operations = self.settings.instructions
+        num_rows = len(clocks_mhz) * (len(operations) * self.stages.num_stages + 1)
+        num_done = 0
+        for stage in range(self.stages.num_stages):
+            minimum = EnergyMinimum(self.settings.rises)
+            # Any stage waits alike.
+            instructions = [*operations, BLOCKING] if stage == 0 else list(operations)
+            for position, clock_mhz in enumerate(clocks_mhz):
                 rows = []
-                for name in names:
-                    if (row := known.get((stage, name, clock))) is None:
-                        at = "current clocks" if clock is None else f"{clock} MHz"
-                        self.progress(done / total, f"stage {stage} of {stages}, {at}")
-                        with _tried(name, stage):
-                            row = self._measure(stage, name, clock)
-                        self.file.append(row)
+                for instruction in instructions:
+                    operation = _OperationAtClock(stage, instruction, clock_mhz)
+                    row = measured.get(operation)
+                    if row is None:
+                        self._report(operation, num_done / num_rows)
+                        row = self._measure_and_save(operation)
                     rows.append(row)
-                    done += 1
-                del rows[len(operations) :]
-                energy = math.fsum(row.energy for row in rows)
-                if valley.passed(energy, math.hypot(*(row.energy_error for row in rows))):
-                    done += (len(clocks) - position - 1) * len(names)
+                    num_done += 1
+                if _is_passed(minimum, rows[: len(operations)]):
+                    num_done += (len(clocks_mhz) - position - 1) * len(instructions)
                     break
 
-    def _measure(self, stage: int, instruction: str, clock: int | None) -> Row:
-        settings = self.settings
-        if clock is not None and clock != self.locked:
-            _patiently(partial(self.device.lock_clock, clock))
-            self.locked = clock
-        run = self._operation(stage, instruction)
-        warm_up = min(settings.preheat if self.cold else settings.warm_up, settings.time_limit)
-        block = min(settings.block, settings.time_limit / _LEAST_BLOCKS)
-        count = max(1, math.ceil(block / self._warm_up(run, warm_up)))
-        self.cold = False
-        begin, spoiled = self.now(), 0
-        blocks: list[Block] = []
-        seen: list[int] = []
-        reasons: set[str] = set()
-        energy = _patiently(self.device.energy)
+    def _clocks(self) -> list[int | None]:
+        """The clocks of the sweep, from the highest down; None: those that the driver chooses."""
+        if not self.settings.lock:
+            return [None]
+        return list(spaced_clocks(self.device.info.supported_clocks, self.settings.step))
+
+    def _key_of(self, row: Row) -> _OperationAtClock:
+        clock_mhz = row.frequency if self.settings.lock else None
+        return _OperationAtClock(row.stage, row.instruction, clock_mhz)
+
+    def _report(self, operation: _OperationAtClock, share_done: float) -> None:
+        clock = "current clocks" if operation.clock_mhz is None else f"{operation.clock_mhz} MHz"
+        stage = f"stage {operation.stage} of {self.stages.num_stages}"
+        self.progress(share_done, f"{stage}, {clock}")
+
+    def _measure_and_save(self, operation: _OperationAtClock) -> Row:
+        with _explained_failure(operation.instruction, operation.stage):
+            row = self._measure(operation)
+        self.file.append(row)
+        return row
+
+    def _measure(self, operation: _OperationAtClock) -> Row:
+        """Blocks until the standard error is small enough or the time is up."""
+        self._lock_clock(operation.clock_mhz)
+        run = self._runner(operation.stage, operation.instruction)
+        repetitions = self._repetitions_of_a_block(run)
+        observations = _Observations()
+        begin_s = self.now()
+        series = _BlockSeries(_retry(self.device.energy))
         while True:
-            self.timer.start()
-            for _ in range(count):
-                run()
-            self.timer.stop()
-            with suppress(DeviceError):  # while there is still work queued
-                seen.append(self.device.clock())
-            try:
-                reasons.update(self.device.throttle_reasons())
-            except DeviceError as error:  # no figure depends on it
-                self.findings["throttle_untold"] = str(error)
-            self.workload.synchronize()
-            before, late = energy, False
-            try:
-                energy = self.device.energy()
-            except DeviceError:
-                energy, late = _patiently(self.device.energy), True
-            spent = self.now() - begin
-            if late or energy < before:
-                # Blocks count only where one reading follows the other: begin anew.
-                blocks.clear()
-                if not late:
-                    self.findings["counter_resets"] = self.findings.get("counter_resets", 0) + 1
-                spoiled += 1
-                if spoiled > _MOST_SPOILED:
-                    raise self._counter(f"fell or could not be read {spoiled} times in a row")
+            self._run_block(run, repetitions, observations)
+            self._end_block(series, repetitions)
+            spent_s = self.now() - begin_s
+            if not series.blocks:
                 continue
-            spoiled = 0
-            blocks.append(Block(count, self.timer.seconds(), (energy - before) / 1e3))
-            found = summarize(blocks, settings.counter_period)
-            enough = found.samples >= _LEAST_BLOCKS and found.error <= settings.target_error
-            if enough or spent >= settings.time_limit:
+            measurement = summarize(series.blocks, self.settings.counter_period)
+            is_precise = measurement.error <= self.settings.target_error
+            if measurement.samples >= _MIN_BLOCKS and is_precise:
                 break
-        if found.energy <= 0:
-            raise self._counter(f"stood still for {spent:.1f} s of work")
-        observed = round(statistics.median(seen)) if seen else clock or 0
-        # Without locks all rows go by the clock that the first one was seen at.
-        named = self.file.rows[0].frequency if self.file.rows else observed
-        return Row(
-            stage=stage,
-            instruction=instruction,
-            frequency=named if clock is None else clock,
-            clock=observed,
-            throttle="+".join(sorted(reasons)),
-            **asdict(found),
-        )
+            if spent_s >= self.settings.time_limit:
+                break
+        if measurement.energy <= 0:
+            raise self._counter_error(f"stood still for {spent_s:.1f} s of work")
+        return self._row(operation, measurement, observations)
 
-    def _counter(self, what: str) -> DeviceError:
-        name = self.device.info.name
-        return DeviceError(
-            f"the energy counter of the {name} {what}; nothing can be measured on it"
-        )
+    def _lock_clock(self, clock_mhz: int | None) -> None:
+        if clock_mhz is not None and clock_mhz != self.locked_mhz:
+            _retry(partial(self.device.lock_clock, clock_mhz))
+            self.locked_mhz = clock_mhz
 
-    def _operation(self, stage: int, instruction: str) -> Callable[[], None]:
+    def _runner(self, stage: int, instruction: str) -> Callable[[], None]:
+        """What runs an operation once; after the forward that a backward needs."""
         if instruction == BLOCKING:
-            period = min(self.settings.block, self.settings.counter_period)
-            return partial(self.workload.wait, period)
+            period_s = min(self.settings.block, self.settings.counter_period)
+            return partial(self.stages.wait, period_s)
         if instruction != _FORWARD:
-            self.workload.forward(stage)
-        return partial(getattr(self.workload, instruction), stage)
+            self.stages.forward(stage)
+        return partial(getattr(self.stages, instruction), stage)
+
+    def _repetitions_of_a_block(self, run: Callable[[], None]) -> int:
+        """How often an operation runs in a block, found while it warms up."""
+        settings = self.settings
+        warm_up_s = settings.preheat if self.is_cold else settings.warm_up
+        repetition_s = self._warm_up(run, min(warm_up_s, settings.time_limit))
+        self.is_cold = False
+        block_s = min(settings.block, settings.time_limit / _MIN_BLOCKS)
+        return max(1, math.ceil(block_s / repetition_s))
 
     def _warm_up(self, run: Callable[[], None], seconds: float) -> float:
         """Run for so long at least; returns the time of one repetition in the end, s."""
-        begin = self.now()
-        count = 1
+        begin_s = self.now()
+        repetitions = 1
         while True:
-            at = self.now()
-            for _ in range(count):
+            start_s = self.now()
+            for _ in range(repetitions):
                 run()
-            self.workload.synchronize()
-            after = self.now()
-            if after - begin >= seconds:
-                return max((after - at) / count, 1e-9)
-            count = count * 2 if after - at < seconds / 8 else count
+            self.stages.synchronize()
+            end_s = self.now()
+            if end_s - begin_s >= seconds:
+                return max((end_s - start_s) / repetitions, _MIN_REPETITION_S)
+            if end_s - start_s < seconds / 8:
+                repetitions *= 2
+
+    def _run_block(
+        self, run: Callable[[], None], repetitions: int, observations: _Observations
+    ) -> None:
+        """Run a block, and look at the GPU while there is still work queued."""
+        self.timer.start()
+        for _ in range(repetitions):
+            run()
+        self.timer.stop()
+        with suppress(DeviceError):
+            observations.clocks_mhz.append(self.device.clock())
+        try:
+            observations.throttle_reasons.update(self.device.throttle_reasons())
+        except DeviceError as error:  # no figure depends on it
+            self.findings.throttle_unknown = str(error)
+        self.stages.synchronize()
+
+    def _end_block(self, series: _BlockSeries, repetitions: int) -> None:
+        """Read energy and time of a block; begin anew if the counter fell or could not be read.
+
+        Raises:
+            DeviceError: the counter did so too many times in a row.
+        """
+        try:
+            energy_mj = self.device.energy()
+            was_read = True
+        except DeviceError:
+            energy_mj = _retry(self.device.energy)
+            was_read = False
+        if was_read and energy_mj >= series.energy_mj:
+            series.add(repetitions, self.timer.seconds(), energy_mj)
+            return
+        if was_read:
+            self.findings.counter_resets += 1
+        series.restart(energy_mj)
+        if series.spoiled > _MAX_SPOILED_BLOCKS:
+            raise self._counter_error(f"fell or could not be read {series.spoiled} times in a row")
+
+    def _counter_error(self, complaint: str) -> DeviceError:
+        name = self.device.info.name
+        return DeviceError(
+            f"the energy counter of the {name} {complaint}; nothing can be measured on it"
+        )
+
+    def _row(
+        self, operation: _OperationAtClock, measurement: Measurement, observations: _Observations
+    ) -> Row:
+        observed_mhz = operation.clock_mhz or 0
+        if observations.clocks_mhz:
+            observed_mhz = round(statistics.median(observations.clocks_mhz))
+        frequency_mhz = operation.clock_mhz
+        if frequency_mhz is None:
+            # Without locks all rows go by the clock that the first one was seen at.
+            frequency_mhz = self.file.rows[0].frequency if self.file.rows else observed_mhz
+        return Row(
+            stage=operation.stage,
+            instruction=operation.instruction,
+            frequency=frequency_mhz,
+            clock=observed_mhz,
+            throttle="+".join(sorted(observations.throttle_reasons)),
+            **asdict(measurement),
+        )
+
+
+def _is_passed(minimum: EnergyMinimum, rows: Sequence[Row]) -> bool:
+    """Whether a stage's operations at a clock are too far below the clock of the least energy."""
+    energy_j = math.fsum(row.energy for row in rows)
+    error_j = math.hypot(*(row.energy_error for row in rows))
+    return minimum.is_passed_at(energy_j, error_j)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from pydantic import TypeAdapter
 
@@ -94,7 +94,10 @@ class SweepFile:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], parameters: Mapping[str, Any], metadata: ProfileMetadata
+        self,
+        path: str | os.PathLike[str],
+        parameters: Mapping[str, object],
+        metadata: ProfileMetadata,
     ) -> None:
         """Start the sweep, or continue the one that is there.
 
@@ -137,8 +140,8 @@ class SweepFile:
         self._add([nine_digits(value) if isinstance(value, float) else value for value in values])
         self.rows.append(row)
 
-    def finish(self, extra: Mapping[str, Any]) -> None:
-        """Note in the sidecar that the sweep has ended, and what was found."""
+    def finish(self, extra: Mapping[str, object]) -> None:
+        """Note in the sidecar that the sweep has ended, and further fields."""
         self._metadata = replace(self._metadata, extra={**self._metadata.extra, **extra})
         self._write_sidecar(complete=True)
 
@@ -170,17 +173,17 @@ class SweepFile:
                 path=self.path,
                 line=1,
             )
-        rows: list[Row] = []
+        return [self._parse_row(cells, line) for line, cells in enumerate(lines, start=2)]
+
+    def _parse_row(self, cells: Sequence[str], line: int) -> Row:
         try:
-            for values in lines:
-                rows.append(_ROW.validate_python(dict(zip(COLUMNS, values, strict=True))))
+            return _ROW.validate_python(dict(zip(COLUMNS, cells, strict=True)))
         except ValueError:
             raise InputError(
                 "is not a row of a sweep; delete the line to have it measured again",
                 path=self.path,
-                line=len(rows) + 2,
+                line=line,
             ) from None
-        return rows
 
     def _add(self, values: Sequence[object]) -> None:
         line = ",".join(map(str, values)) + "\n"  # no cell of ours has a comma or a quote
@@ -194,22 +197,29 @@ class SweepFile:
             ) from error
 
 
-def _check_same(path: Path, metadata: ProfileMetadata, parameters: dict[str, Any]) -> None:
-    """Raises: InputError: the file is not of a sweep, or of one with other parameters."""
-    there = metadata.extra.get(_PARAMETERS)
-    if not isinstance(there, dict):
+def _check_same(path: Path, metadata: ProfileMetadata, parameters: Mapping[str, object]) -> None:
+    """Refuse a file that is of something else.
+
+    Raises:
+        InputError: the file is not of a sweep, or of one with other parameters.
+    """
+    earlier = metadata.extra.get(_PARAMETERS)
+    if not isinstance(earlier, dict):
         raise InputError(
             "exists and is not of a sweep; choose another file with -o, or delete it", path=path
         )
     if path.read_bytes().count(b"\n") < 2:  # nothing but a header: there is nothing to protect
         return
-    for name in dict.fromkeys([*parameters, *there]):
-        old, new = (
-            "not set" if one.get(name) is None else str(one[name]) for one in (there, parameters)
-        )
+    for name in dict.fromkeys([*parameters, *earlier]):
+        old, new = _parameter_text(earlier, name), _parameter_text(parameters, name)
         if old != new:
             raise InputError(
                 f"is of a sweep with {name} {old}, not {new}; choose another file with -o, or "
                 "delete this one to start anew",
                 path=path,
             )
+
+
+def _parameter_text(parameters: Mapping[str, object], name: str) -> str:
+    value = parameters.get(name)
+    return "not set" if value is None else str(value)

@@ -21,7 +21,7 @@ from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
 from envplan.request import Deadline
 from envplan.request.limits import MinDwell
 from envplan.runtime.runlog import LoggedStep
-from envplan.solve import solve, trace_job
+from envplan.solve import trace_job
 from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
 
 __all__ = ["Drift", "measure_drift", "replan", "rescale"]
@@ -215,4 +215,4 @@ def replan(
         kept_limits = [limit for limit in request.limits if not isinstance(limit, MinDwell)]
         limits = (*kept_limits, MinDwell.of(time_s=min_dwell))
         request = request.model_copy(update={"limits": limits})
-    return solve(trace_job(plan.job, profile, progress), request)
+    return trace_job(plan.job, profile, progress).solve(request, doubts=False)

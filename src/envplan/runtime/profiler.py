@@ -52,7 +52,7 @@ from envplan.devices import (
 from envplan.devices.guard import Guard
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
-from envplan.profiling.sweep import Valley
+from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.metering import EnergyLog, Span, measure, on_host
 from envplan.runtime.observer import OperationObserver
@@ -170,7 +170,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         # A thread makes rows of windows, decides when it is enough, and merges on rank 0.
         self._windows: SimpleQueue[tuple[int | None, list[list[Span[Timestamp]]]] | None]
         self._windows = SimpleQueue()
-        self._valley = Valley(_RISES)
+        self._minimum = EnergyMinimum(_RISES)
         self._enough = False
         self._deadline = math.inf
         self._thread: threading.Thread | None = None
@@ -371,7 +371,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
             )
         self._part.num_microbatches = measured.microbatches
         self._part.rows += measured.rows
-        self._enough = self._valley.passed(measured.energy, measured.energy_error)
+        self._enough = self._minimum.is_passed_at(measured.energy, measured.energy_error)
         _logger.info(
             "rank %d: profiled at %d MHz: %.4g J and %.4g s of work an iteration",
             *(self.rank, mhz, measured.energy, measured.busy),

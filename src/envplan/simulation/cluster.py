@@ -33,7 +33,6 @@ from envplan.request import Effort
 from envplan.simulation.conditions import PLANNED, Conditions
 from envplan.solve import Frontier, trace_job
 from envplan.solve.frontier import LADDER
-from envplan.solve.search import ladder, plans_by, with_late_parts
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
@@ -334,9 +333,9 @@ def _rungs_for(
         update={"straggler_time_s": None, "run": None, "effort": Effort(ladder=LADDER)}
     )
     if len(ends_ns) > MAX_SEPARATE_RUNGS:
-        plans = ladder(frontier, request)
+        plans = frontier.ladder_for(request)
     else:
-        plans = plans_by(with_late_parts(frontier, request), request, sorted(ends_ns))
+        plans = frontier.plans_at(request, sorted(ends_ns))
     return [rung.as_rung() for rung in plans]
 
 

@@ -29,8 +29,8 @@ from envplan.replay import Replay
 from envplan.request import Deadline, Request
 from envplan.request.limits import WholeJob
 from envplan.simulation.conditions import PLANNED, Conditions
-from envplan.solve import Frontier, solve, trace_frontier
-from envplan.solve.search import Deadlines
+from envplan.solve import Frontier, trace_frontier
+from envplan.solve.deadline_solver import DeadlineSolver
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 __all__ = [
@@ -174,7 +174,7 @@ class ReplicaPlans:
 def plan_replicas(
     frontiers: Sequence[Frontier], request: Request | None = None, planner: Planner | None = None
 ) -> ReplicaPlans:
-    """Plans for replicas of several kinds so that all end by a common time.
+    """Plan replicas of several kinds so that all end by a common time.
 
     Args:
         frontiers: one for each kind; each says how many replicas it is for.
@@ -198,12 +198,12 @@ def plan_replicas(
             return together.cheapest()
 
 
-class _Together(Deadlines[ReplicaPlans]):
+class _Together(DeadlineSolver[ReplicaPlans]):
     """Several kinds of replicas as one: a common time costs the sum of what it costs each."""
 
     def __init__(self, frontiers: Sequence[Frontier], request: Request) -> None:
-        gpus = sum(one.num_gpus * one.pipeline.num_stages for one in frontiers)
-        super().__init__(self, request, gpus)
+        num_gpus = sum(frontier.num_gpus * frontier.pipeline.num_stages for frontier in frontiers)
+        super().__init__(self, request, num_gpus)
         self.frontiers = frontiers
         #: T_min and T_max of all together, ns: those of the slowest.
         self.min_time_ns = max(frontier.min_time_ns for frontier in frontiers)
@@ -212,10 +212,11 @@ class _Together(Deadlines[ReplicaPlans]):
     @cached_property
     def times_ns(self) -> NDArray[np.int64]:
         """Where the sum of the relaxed curves bends, from T_min up, ns, ascending."""
-        bends = {self.min_time_ns}.union(
-            *(f.times_ns.tolist() + f.beyond.times_ns.tolist() for f in self.frontiers)
-        )
-        return np.array(sorted(time for time in bends if time >= self.min_time_ns), np.int64)
+        curves_ns = [np.array([self.min_time_ns])]
+        for frontier in self.frontiers:
+            curves_ns += [frontier.times_ns, frontier.beyond.times_ns]
+        bends_ns = np.unique(np.concatenate(curves_ns))
+        return bends_ns[bends_ns >= self.min_time_ns]
 
     @cached_property
     def min_energy_time_ns(self) -> int:
@@ -241,20 +242,21 @@ class _Together(Deadlines[ReplicaPlans]):
         Raises:
             NoAnswerError: the slowest kind cannot be that fast.
         """
-        deadline, least = self.request.deadline, self.min_time_ns
-        asked = deadline.resolve_ns(least)
-        if asked is None:
-            asked = self.min_energy_time_ns
-        if asked < least:
+        deadline_ns = self.request.deadline.resolve_ns(self.min_time_ns)
+        if deadline_ns is None:
+            deadline_ns = self.min_energy_time_ns
+        if deadline_ns < self.min_time_ns:
             slowest = max(self.frontiers, key=lambda frontier: frontier.min_time_ns)
             raise NoAnswerError(
-                f"no plans finish in {s_from_ns(asked):.9f} s; T_min of the slowest replica, that "
-                f"of profile {slowest.profile.name}, is {s_from_ns(least):.9f} s"
+                f"no plans finish in {s_from_ns(deadline_ns):.9f} s; T_min of the slowest replica, "
+                f"that of profile {slowest.profile.name}, is {s_from_ns(self.min_time_ns):.9f} s"
             )
-        straggler_s = self.request.straggler_time_s
-        if straggler_s is not None and ns_from_s_floor(straggler_s) > asked:
-            return ns_from_s_floor(straggler_s)
-        return asked if deadline.kind == "sync-time" else min(asked, self.min_energy_time_ns)
+        straggler_ns = ns_from_s_floor(self.request.straggler_time_s or 0.0)
+        if straggler_ns > deadline_ns:
+            return straggler_ns
+        if self.request.deadline.kind == "sync-time":
+            return deadline_ns
+        return min(deadline_ns, self.min_energy_time_ns)
 
     def least_energy(self) -> ReplicaPlans:
         """Plans of least energy by the request's deadline.
@@ -264,26 +266,29 @@ class _Together(Deadlines[ReplicaPlans]):
         """
         asked_ns = self.asked_ns()
         try:
-            return self.by(asked_ns)
+            return self.solve_by(asked_ns)
         except NoAnswerError:
             if self.request.straggler_time_s is None:
                 raise
-            found = self.tried(min(asked_ns, self.min_energy_time_ns)) or self.fastest()
+            found = self.solve_by_or_none(min(asked_ns, self.min_energy_time_ns))
+            if found is None:
+                found = self.fastest()
             if ns_from_s(found.sync_time) > asked_ns:
                 raise
             return found
 
-    def by(self, time_ns: int, *, waits: bool = False) -> ReplicaPlans:
-        """As Deadlines.by; replicas always wait for each other."""
-        request = self.request.with_deadline(s_from_ns(time_ns), waits=True)
+    def solve_by(self, deadline_ns: int, *, idle_until_deadline: bool = False) -> ReplicaPlans:
+        """Plans of least energy that end by a deadline; replicas always wait for each other."""
+        request = self.request.with_deadline(s_from_ns(deadline_ns), waits=True)
         request = request.model_copy(update={"run": None})
         plans = []
         for frontier in self.frontiers:
             shares = [limit.share(frontier, self.frontiers) for limit in self.request.limits]
             limits = tuple(share for share in shares if share is not None)
-            plans.append(solve(frontier, request.model_copy(update={"limits": limits})))
+            shared = request.model_copy(update={"limits": limits})
+            plans.append(frontier.solve(shared, doubts=False))
         # What all use until the slowest has finished; waiting longer for a straggler costs more.
-        least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
+        least_fj = self.bound_fj(min(deadline_ns, self.min_energy_time_ns))
         found = ReplicaPlans(tuple(plans), j_from_fj(least_fj), self.request.run)
         self._keep_limits(found)
         return found
@@ -316,14 +321,14 @@ class _Together(Deadlines[ReplicaPlans]):
         deadline = self.request.deadline
         if deadline.kind in ("time", "slowdown"):
             deadline = Deadline(kind="time", time_s=s_from_ns(self.asked_ns()))
-        asked = self.request.model_copy(update={"deadline": deadline, "run": None})
-        plans = tuple(planner.solve(frontier, asked) for frontier in self.frontiers)
+        request = self.request.model_copy(update={"deadline": deadline, "run": None})
+        plans = tuple(planner.solve(frontier, request) for frontier in self.frontiers)
         least_fj = self.bound_fj(ns_from_s(max(plan.iteration_time for plan in plans)))
         return ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
 
-    def taken(self, answer: ReplicaPlans) -> tuple[float, float]:
-        """As Deadlines.taken, until the slowest has finished."""
-        return answer.sync_time, answer.energy
+    def time_and_energy(self, answer: ReplicaPlans) -> TimeAndEnergy:
+        """Time and energy of an iteration, until the slowest has finished."""
+        return TimeAndEnergy(answer.sync_time, answer.energy)
 
 
 def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:
@@ -337,16 +342,18 @@ def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:
     Raises:
         InputError: the profile does not fit the plan's pipeline.
     """
-    pipeline, applied = plan.job.pipeline(), plan.profile.adjustments
-    given = plan.job.blocking_power_source == "argument" and plan.job.blocking_power_w
+    pipeline, adjustments = plan.job.pipeline(), plan.profile.adjustments
+    blocking_power = None
+    if plan.job.blocking_power_source == "argument":
+        blocking_power = plan.job.blocking_power_w[0]
     frontier = trace_frontier(
         pipeline,
         profile.fitted(
-            {op.instruction for op in pipeline.operations},
-            recompute=applied is not None and applied.recompute,
-            by_parts=None if applied is None else applied.by_parts,
+            {operation.instruction for operation in pipeline.operations},
+            recompute=adjustments is not None and adjustments.recompute,
+            by_parts=None if adjustments is None else adjustments.by_parts,
         ),
-        blocking_power=plan.job.blocking_power_w[0] if given else None,
+        blocking_power=blocking_power,
         gpus_per_stage=plan.job.gpus_per_stage,
         replicas=count,
         full=True,
@@ -360,7 +367,7 @@ def replay_replicas(
     conditions: Conditions = PLANNED,
     force: bool = False,
 ) -> ReplicaPlans:
-    """What replicas of several kinds do if each follows its own plan, each replayed.
+    """Replay replicas of several kinds, each of which follows its own plan.
 
     Args:
         replicas: a plan for each kind, with the profile that it was made from.

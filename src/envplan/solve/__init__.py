@@ -6,6 +6,5 @@ Planners, simulation, sweeps, checks and the command line import it.
 
 from envplan.solve.from_clocks import plan_from_clocks
 from envplan.solve.frontier import Frontier, trace_frontier, trace_job
-from envplan.solve.search import solve
 
-__all__ = ["Frontier", "plan_from_clocks", "solve", "trace_frontier", "trace_job"]
+__all__ = ["Frontier", "plan_from_clocks", "trace_frontier", "trace_job"]

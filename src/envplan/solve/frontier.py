@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from envplan._io.notebook import drawing, png_of
 from envplan.errors import InputError
@@ -13,9 +14,13 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan
 from envplan.plan.model import Target
 from envplan.profile import Profile
+from envplan.replay import Replay
 from envplan.request import Request
-from envplan.solve import search
+from envplan.solve.cache import PlanCache
+from envplan.solve.conditions import SearchConditions
 from envplan.solve.doubts import doubt_job, doubt_request
+from envplan.solve.solver import admissible_frontier, solve
+from envplan.solve.straggler_ladder import plans_at, straggler_ladder, times_of_equal_savings
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
@@ -25,12 +30,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: How many plans a ladder for stragglers has, where nobody says.
-LADDER = 32
+LADDER: Final = 32
 #: Up to so many operations plans to draw are searched for as long as others.
-_FULL_SEARCH_OPERATIONS = 2000
+_FULL_SEARCH_OPERATIONS: Final = 2000
 #: How many plans beyond T_star a page has, and how many operations jobs with such plans at most.
-_SLOWER_PLANS = 12
-_MAX_OPERATIONS_FOR_SLOWER = 8000
+_SLOWER_PLANS: Final = 12
+_MAX_OPERATIONS_FOR_SLOWER: Final = 8000
 
 
 class Frontier(Relaxation):
@@ -43,6 +48,33 @@ class Frontier(Relaxation):
         times, energies: breakpoints of the relaxed frontier, s and J, ascending time; a lower
             bound on every plan.
     """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        profile: Profile,
+        *,
+        blocking_power: float | None = None,
+        gpus_per_stage: int = 1,
+        replicas: int = 1,
+        full: bool = False,
+    ) -> None:
+        super().__init__(
+            pipeline,
+            profile,
+            blocking_power=blocking_power,
+            gpus_per_stage=gpus_per_stage,
+            replicas=replicas,
+            full=full,
+        )
+        self._plan_cache = PlanCache()
+
+    def __copy__(self) -> Self:
+        """The same frontier, whose plans do not depend on what this one was asked."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._plan_cache = self._plan_cache.for_copy()
+        return twin
 
     def plan(
         self, target_time: float | None = None, *, progress: Progress | None = None, **asked: Any
@@ -64,10 +96,23 @@ class Frontier(Relaxation):
         """
         return self.solve(Request.from_options(target_time, **asked), progress=progress)
 
-    def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
-        """The best plan found for a request, such as another plan's `request`. As for plan."""
-        doubt_request(self, request)
-        return search.solve(self, request, progress)
+    def solve(
+        self, request: Request, *, progress: Progress | None = None, doubts: bool = True
+    ) -> Plan:
+        """The best plan found for a request, such as another plan's `request`.
+
+        Args:
+            request: what is asked.
+            progress: as for plan.
+            doubts: warn (DoubtWarning) of a request that no training has.
+
+        Raises:
+            NoAnswerError: there is no such plan; says what can be had.
+            InputError: the profile does not say how times vary, or a rate ends before the run.
+        """
+        if doubts:
+            doubt_request(self, request)
+        return solve(self, request, self._plan_cache, progress)
 
     def max_frequency_plan(self) -> Plan:
         """What happens without a plan: every operation at its highest frequency."""
@@ -91,7 +136,30 @@ class Frontier(Relaxation):
             InputError: a number is out of range.
             NoAnswerError: waiting alone draws more than a cap on the peak.
         """
-        return search.ladder(self, Request.from_options(ladder=count, **asked), progress)
+        return self.ladder_for(Request.from_options(ladder=count, **asked), progress=progress)
+
+    def ladder_for(self, request: Request, *, progress: Progress | None = None) -> list[Plan]:
+        """The ladder whose plans all keep the limits of a request. As for ladder."""
+        frontier, cache = admissible_frontier(self, request, self._plan_cache)
+        return straggler_ladder(frontier, request, cache, progress)
+
+    def plans_at(self, request: Request, times_ns: Sequence[int]) -> list[Plan]:
+        """Plans for stragglers at some times, ascending: each beats all faster ones in time.
+
+        Args:
+            request: whose limits all keep; times that no plan is found for are left out.
+            times_ns: ascending, ns. Beyond T_star everybody waits until then.
+        """
+        frontier, cache = admissible_frontier(self, request, self._plan_cache)
+        return plans_at(frontier, request, times_ns, cache)
+
+    def add_choice(self, replay: Replay) -> None:
+        """Let plans without limits use a choice that somebody else has found.
+
+        Args:
+            replay: of the choice, on clocks that follow at once.
+        """
+        self._plan_cache.add_choice(SearchConditions(), replay)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -123,14 +191,18 @@ class Frontier(Relaxation):
                 straggler makes everyone wait.
             progress: called with (plans to go, 0), the former falling to the latter.
         """
-        least, star = self.min_time_ns, self.min_energy_time_ns
+        request = Request.from_options(moves=moves)
+        t_min_ns, t_star_ns = self.min_time_ns, self.min_energy_time_ns
         if beyond:
-            times = search.spread_times(self, star, count + 1)[1:]
+            times_ns = times_of_equal_savings(self, t_star_ns, count + 1)[1:]
         else:
             steps = max(1, count - 1)
-            times = sorted({least + (star - least) * k // steps for k in range(max(1, count))})
-        plans = search.plans_by(self, Request.from_options(moves=moves), times, progress)
-        return [p for p in plans if not beyond or p.iteration_time > self.min_energy_time]
+            span_ns = t_star_ns - t_min_ns
+            times_ns = sorted({t_min_ns + span_ns * k // steps for k in range(max(1, count))})
+        plans = plans_at(self, request, times_ns, self._plan_cache, progress)
+        if beyond:
+            return [plan for plan in plans if plan.iteration_time > self.min_energy_time]
+        return plans
 
     def plans_to_draw(self, most: int, *, progress: Progress | None = None) -> list[Plan]:
         """Plans along the frontier for a picture or page.

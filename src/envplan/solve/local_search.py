@@ -1,131 +1,204 @@
-"""Rows for clocks that follow late, and for limits that single moves can mend.
+"""Candidates for clocks that follow late, and for limits that single moves can mend.
 
 Where a clock comes late, how long an operation takes depends on its neighbours; where power or the
-spacing of requests is limited, whether a row may be taken depends on all that runs at that time. So
-rows are chosen by a search that replays every move exactly (csrc/annealing.hpp), and what comes out
-is what `envplan.replay.engine` says of it, to the nanosecond. It starts from several choices:
+spacing of requests is limited, whether an option may be taken depends on all that runs at that
+time. So options are chosen by a search that replays every move exactly (csrc/annealing.hpp), and
+what comes out is what `envplan.replay.engine` says of it, to the nanosecond. It starts from several
+choices:
 
 - the rounded relaxed optimum of the deadline, and of one that is earlier by what it is late;
 - one clock a stage;
-- what was found for clocks that come later, where these come soon: the sooner they come, the more
+- candidates for clocks that come later, where these come soon: the sooner they come, the more
   choices are in time by a ns only, which are hard to find;
 - under a cap on the peak, plans made with power limits for single operations (peak_power.py).
 
-All this is done for every second deadline of a fixed grid. For the others, a shorter search starts
-from what was found for the one before and from rounded optima. What is found for a deadline often
-ends earlier, so the next one after that asked for is looked at, too. Where a search finds nothing
-in time, the fastest choice that is known is what there is.
+All this is done for every second deadline of a fixed grid (deadline_grid.py). For the others, a
+shorter search starts from the candidate for the one before and from rounded optima. A candidate for
+a deadline often ends earlier, so the next one after that asked for is looked at, too. Where a
+search finds nothing in time, the fastest choice that is known is what there is.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from envplan.errors import NoAnswerError
-from envplan.replay import Machine, Replay, Rows, Search
+from envplan.frontier import Relaxation
+from envplan.replay import Replay, Rows, Search
 from envplan.replay.cores import side_by_side
 from envplan.request.limits import NO_PENALTIES
-from envplan.solve.candidates import Candidates
+from envplan.solve.candidates import Candidates, RoundedCandidates
+from envplan.solve.conditions import SearchConditions
+from envplan.solve.deadline_grid import SearchGrid
 from envplan.solve.peak_power import PeakPowerHeuristic
 from envplan.solve.solution import NoPlanInTimeError, Polished
 
-# Annealings from the usual plan and from one clock a stage: hot enough to leave their pattern.
-_ROUNDED_HEATS: Final = (1.5, 0.6)
-_CONSTANT_HEAT: Final = 4.0
-_LAST_HEAT: Final = 0.25  # from a plan that is nearly there; and once more, from the best of all
+# Temperatures. From the usual plan and from one clock a stage: hot enough to leave their pattern.
+_ROUNDED_TEMPERATURES: Final = (1.5, 0.6)
+_UNIFORM_TEMPERATURE: Final = 4.0
+#: From a plan that is nearly there; and once more, from the best of all.
+_FINAL_TEMPERATURE: Final = 0.25
+_SHORT_SEARCH_TEMPERATURE: Final = 0.6
+_URGENT_TEMPERATURE: Final = 1.0
+
+# Moves of one annealing.
 _MOVES_PER_OPERATION: Final = 20
 _FURTHER_MOVES: Final = 60_000  # or this many an operation, where that is less:
 _FURTHER_MOVES_PER_OPERATION: Final = 330
-_LATENCY_ALONE: Final = 1.5  # times as many where clocks come late and nothing else is limited
-_MOST_WORK: Final = 1.0 * 10**8  # moves x operations: a move may replay them all
-_MOST_WORK_UNDER_PEAK: Final = 2.5 * 10**6  # there, a move looks at the power over all time
-_LATE_PRICE: Final = 1.1  # of what a ns saves at the deadline
-_HURRY: Final = 20.0  # the same where nothing but time counts, or little time is to be had
-_HURRIED_MOVES: Final = 4.0  # times the usual moves; also of a round of polishing
-#: Latencies, ns, whose choices the search for lower ones starts from as well.
-_LATENCIES: Final = (10**6, 2 * 10**7)
-#: The grid: whole searches are made for so many deadlines up to T_star, and for so many from there
-#: to T_max; between two of them lie others, each of which starts from the one before.
-_SEARCHED: Final = 96
-_SEARCHED_BEYOND: Final = 32
-_STEPS: Final = 2  # from one whole search to the next
-_STEP_MOVES: Final = 0.5  # of the usual moves, for each start
-_STEP_HEAT: Final = 0.6
-_SOONER: Final = 4  # searches between two deadlines of the grid, for the least time
-_BEND: Final = 1.5  # deadlines lie closer where the frontier is steep, near T_min
+#: Times as many where clocks come late and nothing else is limited.
+_LATENCY_ALONE_FACTOR: Final = 1.5
+#: At most so many moves x operations: a move may replay them all.
+_MAX_WORK: Final = 1.0 * 10**8
+_MAX_WORK_UNDER_PEAK: Final = 2.5 * 10**6  # there, a move looks at the power over all time
+_SHORT_SEARCH_MOVES_SHARE: Final = 0.5  # for each start
+_LONG_MOVES_SHARE: Final = 4.0  # where time is short; also of a round of polishing
+
+# What a ns late costs, in what a ns saves at the deadline.
+_LATENESS_PRICE: Final = 1.1
+_URGENT_LATENESS_PRICE: Final = 20.0  # where nothing but time counts, or little time is to be had
+
+# Seeds of annealings; those of several starts side by side are their positions, from 0 up.
+_URGENT_SEED: Final = 90
+_FINAL_SEED: Final = 91
+_FIRST_POLISHING_SEED: Final = 100
+
+#: Latencies, ns, whose candidates the search for lower ones starts from as well.
+START_LATENCIES_NS: Final = (10**6, 2 * 10**7)
+#: Searches between two deadlines of the grid, for the least time.
+_SEARCHES_FOR_LEAST_TIME: Final = 4
 
 
-class LocalSearch(Candidates):
-    """Candidates where clocks come late, or where a limit is local."""
+class _Start(NamedTuple):
+    """A choice to anneal from, at a first temperature."""
 
-    is_plain = False
+    choice: Rows
+    temperature: float
 
-    def __init__(self, *setup: Any) -> None:
-        super().__init__(*setup)
-        frontier = self._frontier
+
+class _SearchResult(NamedTuple):
+    """The best choice of a search, and the annealer that knows the deadline and the limits."""
+
+    annealer: Search
+    choice: Rows
+
+    @property
+    def holds(self) -> bool:
+        """Whether the choice is in time and keeps the limits."""
+        return self.annealer.score(self.choice).holds
+
+
+class SearchedCandidates(Candidates):
+    """Candidates where clocks come late, or where a limit is local.
+
+    Args:
+        frontier: of the pipeline and profile.
+        conditions: that every candidate keeps.
+        rounded: candidates of the same frontier for clocks that follow at once, without limits.
+        later: candidates under the same limits for clocks that come later, the next latency first.
+    """
+
+    def __init__(
+        self,
+        frontier: Relaxation,
+        conditions: SearchConditions,
+        rounded: RoundedCandidates,
+        later: Sequence[SearchedCandidates],
+    ) -> None:
+        super().__init__(frontier, conditions)
+        self._rounded = rounded
+        self._later = later
+        self._grid = SearchGrid(frontier)
         self._penalties = NO_PENALTIES
-        for limit in self._limits:
+        for limit in conditions.limits:
             self._penalties = self._penalties.combine(limit.penalties(frontier.num_gpus))
-        count, work = len(frontier.pipeline.operations), _MOST_WORK
-        self._power_limited: PeakPowerHeuristic | None = None
+        self._peak_power: PeakPowerHeuristic | None = None
         peak_uw = self._penalties.peak_uw
         if peak_uw is not None:
-            work = _MOST_WORK_UNDER_PEAK
-            self._power_limited = PeakPowerHeuristic(frontier, self._machine, peak_uw)
-        further = min(_FURTHER_MOVES, count * _FURTHER_MOVES_PER_OPERATION)
-        wanted = count * _MOVES_PER_OPERATION + further
-        times = 1.0 if self._penalties else _LATENCY_ALONE
-        self._each = min(wanted, work / count) * times * self._moves
+            self._peak_power = PeakPowerHeuristic(frontier, conditions.machine, peak_uw)
+        self._usual_moves = self._moves_of_an_annealing()
 
-    def polished(self, best: Replay, deadline_ns: int, waits: bool, seconds: float) -> Polished:
-        """As Candidates.polished: further rounds of the search."""
-        seed, end = 100, time.monotonic() + seconds
-        while time.monotonic() < end:
-            search, heat = self._search(best, deadline_ns), (_STEP_HEAT, _LAST_HEAT)[seed % 2]
-            best = self._replay(search.improve(best.rows, self._moved(_HURRIED_MOVES), heat, seed))
+    def _moves_of_an_annealing(self) -> float:
+        num_operations = len(self._frontier.pipeline.operations)
+        further = min(_FURTHER_MOVES, num_operations * _FURTHER_MOVES_PER_OPERATION)
+        wanted = num_operations * _MOVES_PER_OPERATION + further
+        max_work = _MAX_WORK if self._peak_power is None else _MAX_WORK_UNDER_PEAK
+        factor = 1.0 if self._penalties else _LATENCY_ALONE_FACTOR
+        moves = min(wanted, max_work / num_operations) * factor
+        return moves * self._conditions.moves_share
+
+    def polished(
+        self, incumbent: Replay, deadline_ns: int, *, idle_until_deadline: bool, seconds: float
+    ) -> Polished:
+        """Improve a candidate by a deadline by further annealing, for about so many seconds."""
+        del idle_until_deadline
+        temperatures = (_SHORT_SEARCH_TEMPERATURE, _FINAL_TEMPERATURE)
+        seed, end_s = _FIRST_POLISHING_SEED, time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            annealer = self._annealer(incumbent, deadline_ns)
+            temperature = temperatures[seed % len(temperatures)]
+            moves = self._num_moves(_LONG_MOVES_SHARE)
+            incumbent = self.replay(annealer.improve(incumbent.rows, moves, temperature, seed))
             seed += 1
-        return Polished(best)
+        return Polished(incumbent)
+
+    def grid_deadlines(self, latest_ns: int) -> Iterator[int]:
+        """The deadlines of the grid up to a time, ns, the latest first."""
+        return self._grid.descending_from(latest_ns)
 
     @cached_property
     def fastest(self) -> Replay:
-        """As Candidates.fastest."""
-        hurried = self._replay(self._hurried(self._rounded(self._frontier.min_time_ns).rows))
-        search = self._search(hurried, hurried.makespan_ns)
-        return self._replay(search.improve(hurried.rows, self._moved(), _LAST_HEAT, 91))
+        """The fastest candidate found that keeps the local limits.
 
-    def sooner(self, replay: Replay) -> Replay:
-        """As Candidates.sooner."""
-        latest = replay.makespan_ns - 1
-        span = latest - next(self._grid_below(latest), latest)
-        found = [replay]
-        for k in range(_SOONER):
-            search, rows = self._searched(latest - span * k // _SOONER)
-            found += [self._replay(rows)] if search.score(rows).holds else []
-        return min(found, key=lambda one: one.makespan_ns)
+        Raises:
+            NoAnswerError: none keeps them; says by how much.
+        """
+        t_min_choice = self._rounded.near(self._frontier.min_time_ns).rows
+        fastest = self.replay(self._fastest_choice_from(t_min_choice))
+        annealer = self._annealer(fastest, fastest.makespan_ns)
+        moves = self._num_moves()
+        return self.replay(annealer.improve(fastest.rows, moves, _FINAL_TEMPERATURE, _FINAL_SEED))
 
     @property
-    def fastest_rows(self) -> Rows:
-        """As Candidates.fastest_rows."""
+    def fastest_choice(self) -> Rows:
+        """The choice of the fastest candidate, int32 (N,)."""
         return self.fastest.rows
 
-    def _worth_a_look(self, deadline_ns: int, waits: bool) -> Iterator[int]:
-        star = self._frontier.min_energy_time_ns
-        if deadline_ns > star and not (waits or self._saves_beyond_star):
-            deadline_ns = star
-        # What is found for the next deadline of the grid may end by this one as well.
-        after = self._grid[bisect_left(self._grid, deadline_ns) :][:1]
-        return self._grid_below(max([deadline_ns, *after]))
+    def hurried(self, replay: Replay) -> Replay:
+        """The fastest candidate that searches find between the grid and another candidate.
+
+        Returns:
+            That one itself where they find none.
+        """
+        latest_ns = replay.makespan_ns - 1
+        span_ns = latest_ns - next(self.grid_deadlines(latest_ns), latest_ns)
+        replays = [replay]
+        for k in range(_SEARCHES_FOR_LEAST_TIME):
+            deadline_ns = latest_ns - span_ns * k // _SEARCHES_FOR_LEAST_TIME
+            result = self._full_search(deadline_ns)
+            if result.holds:
+                replays.append(self.replay(result.choice))
+        return min(replays, key=lambda candidate: candidate.makespan_ns)
+
+    def _deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
+        t_star_ns = self._frontier.min_energy_time_ns
+        is_slower_useful = idle_until_deadline or self._saves_beyond_t_star
+        if deadline_ns > t_star_ns and not is_slower_useful:
+            deadline_ns = t_star_ns
+        # A candidate for the next deadline of the grid may end by this one as well.
+        next_ns = self._grid.first_from(deadline_ns)
+        return self.grid_deadlines(deadline_ns if next_ns is None else next_ns)
 
     @cached_property
-    def _saves_beyond_star(self) -> bool:
-        """Whether choices for deadlines beyond T_star may use less: under a cap on the peak, and
-        where none is in time by T_star."""
-        if self._power_limited is not None:
+    def _saves_beyond_t_star(self) -> bool:
+        """Whether candidates for deadlines beyond T_star may use less.
+
+        They may under a cap on the peak, and where none is in time by T_star.
+        """
+        if self._peak_power is not None:
             return True
         try:
             self.at(self._frontier.min_energy_time_ns)
@@ -133,160 +206,178 @@ class LocalSearch(Candidates):
             return True
         return False
 
-    def _otherwise(self, deadline_ns: int) -> Replay:
+    def _fallback(self, deadline_ns: int) -> Replay:
         if self.fastest.makespan_ns > deadline_ns:
-            raise self._late(deadline_ns)
+            raise self._too_late(deadline_ns)
         return self.fastest
 
-    @cached_property
-    def _grid(self) -> list[int]:
-        """Deadlines that choices are made for, ns, ascending; of each _STEPS the first is searched
-        for from the start."""
-        frontier = self._frontier
-        least, star = frontier.min_time_ns, frontier.min_energy_time_ns
-        count, beyond = _SEARCHED * _STEPS, _SEARCHED_BEYOND * _STEPS
-        parts = [round((star - least) * (k / count) ** _BEND) for k in range(count)]
-        span = frontier.slowest_time_ns - star
-        return [
-            *(least + part for part in parts),
-            *(star + span * k // beyond for k in range(beyond + 1)),
-        ]
+    def _make(self, deadline_ns: int) -> Replay:
+        start_deadline_ns = self._grid.start_of(deadline_ns)
+        if start_deadline_ns is None:
+            result = self._full_search(deadline_ns)
+        else:
+            result = self._short_search(deadline_ns, start_deadline_ns)
+        if not result.holds:
+            raise self._too_late(deadline_ns)
+        return self.replay(result.choice)
 
-    def _grid_below(self, latest_ns: int) -> Iterator[int]:
-        return (time_ns for time_ns in reversed(self._grid) if time_ns <= latest_ns)
-
-    def _make(self, time_ns: int) -> Replay:
-        """The replay of the best rows found; beyond T_star everybody waits until the deadline."""
-        place = bisect_right(self._grid, time_ns) - 1
-        search, rows = self._stepped(place) if place % _STEPS else self._searched(time_ns)
-        if not search.score(rows).holds:
-            raise self._late(time_ns)
-        return self._replay(rows)
-
-    def _late(self, deadline_ns: int) -> NoPlanInTimeError:
+    def _too_late(self, deadline_ns: int) -> NoPlanInTimeError:
         least_ns = max(self.fastest.makespan_ns, deadline_ns + 1)
-        return NoPlanInTimeError(deadline_ns, least_ns, self._why)
+        return NoPlanInTimeError(deadline_ns, least_ns, self._why_it_is_hard)
 
-    def _stepped(self, place: int) -> tuple[Search, Rows]:
-        """The best rows found from those for the deadline before on the grid, and from rounding."""
-        before, time_ns = self._grid[place - 1 : place + 1]
+    def _full_search(self, deadline_ns: int) -> _SearchResult:
+        """Anneal from everything that there is to start from."""
+        rounded = self._rounded.near(deadline_ns)
+        annealer = self._annealer(rounded, deadline_ns)
+        best = min(self._annealed_starts(annealer, rounded, deadline_ns), key=annealer.score)
+        if not annealer.score(best).holds:
+            urgent = self._annealer(self.replay(best), deadline_ns, _URGENT_LATENESS_PRICE)
+            moves = self._num_moves(_LONG_MOVES_SHARE)
+            hurried = urgent.improve(best, moves, _URGENT_TEMPERATURE, _URGENT_SEED)
+            best = min([hurried, self.fastest.rows], key=annealer.score)
+        final = annealer.improve(best, self._num_moves(), _FINAL_TEMPERATURE, _FINAL_SEED)
+        return _SearchResult(annealer, final)
+
+    def _short_search(self, deadline_ns: int, start_deadline_ns: int) -> _SearchResult:
+        """Anneal from the candidate for an earlier deadline, and from rounded optima."""
         try:
-            start = self.at(before)
+            incumbent = self.at(start_deadline_ns)
         except NoPlanInTimeError:
-            start = self.fastest
-        search = self._search(start, time_ns)
-        rounded = self._nearly(self._rounded(time_ns), time_ns)
-        starts = [(start.rows, _LAST_HEAT), *((rows, _STEP_HEAT) for rows in rounded)]
-        found = [*self._improved(search, starts, _STEP_MOVES), *self._later(time_ns)]
-        return search, min(found, key=search.score)
+            incumbent = self.fastest
+        annealer = self._annealer(incumbent, deadline_ns)
+        starts = [_Start(incumbent.rows, _FINAL_TEMPERATURE)]
+        for choice in self._rounded_choices(self._rounded.near(deadline_ns), deadline_ns):
+            starts.append(_Start(choice, _SHORT_SEARCH_TEMPERATURE))
+        choices = self._annealed(annealer, starts, _SHORT_SEARCH_MOVES_SHARE)
+        choices += self._choices_for_later_clocks(deadline_ns)
+        return _SearchResult(annealer, min(choices, key=annealer.score))
 
-    def _searched(self, time_ns: int) -> tuple[Search, Rows]:
-        """The best rows found from everything that there is to start from."""
-        rounded = self._rounded(time_ns)
-        search = self._search(rounded, time_ns)
-        best = min(self._found(search, rounded, time_ns), key=search.score)
-        if not search.score(best).holds:
-            hurry = self._search(self._replay(best), time_ns, _HURRY)
-            hurried = hurry.improve(best, self._moved(_HURRIED_MOVES), 1.0, 90)
-            best = min([hurried, self.fastest.rows], key=search.score)
-        return search, search.improve(best, self._moved(), _LAST_HEAT, 91)
+    def _annealed_starts(self, annealer: Search, rounded: Replay, deadline_ns: int) -> list[Rows]:
+        """Choices of a full search, annealed from each of its starts.
 
-    def _nearly(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
-        """Rounded rows for a deadline, and those for one that is earlier by what these are late."""
-        late_ns = self._replay(rounded.rows).makespan_ns - deadline_ns
+        Args:
+            annealer: for the deadline.
+            rounded: the rounded relaxed optimum of the deadline.
+            deadline_ns: of the search.
+        """
+        rounded_starts = [
+            _Start(rounded.rows, temperature) for temperature in _ROUNDED_TEMPERATURES
+        ]
+        later_choices = self._choices_for_later_clocks(deadline_ns)
+        nearly_there = [
+            *later_choices[:1],  # twice: annealed by two seeds
+            *later_choices,
+            *self._rounded_choices(rounded, deadline_ns),
+            *self._choices_under_cap(rounded, deadline_ns),
+        ]
+        starts = [*rounded_starts, _Start(annealer.constant(), _UNIFORM_TEMPERATURE)]
+        starts += [_Start(choice, _FINAL_TEMPERATURE) for choice in nearly_there]
+        choices = self._annealed(annealer, starts)
+        from_rounded = choices[: len(rounded_starts)]
+        if not any(annealer.score(choice).holds for choice in from_rounded):
+            urgent = self._annealer(rounded, deadline_ns, _URGENT_LATENESS_PRICE)
+            temperature = _ROUNDED_TEMPERATURES[0]
+            choices.append(urgent.improve(rounded.rows, self._num_moves(), temperature, 0))
+        return choices
+
+    def _rounded_choices(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
+        """A deadline's rounded optimum, and one for as much earlier as this one is late."""
+        late_ns = self.replay(rounded.rows).makespan_ns - deadline_ns
         earlier_ns = deadline_ns - late_ns
         if late_ns <= 0 or earlier_ns < self._frontier.min_time_ns:
             return [rounded.rows]
-        return [rounded.rows, self._rounded(earlier_ns).rows]
+        return [rounded.rows, self._rounded.near(earlier_ns).rows]
 
-    def _rounded(self, time_ns: int) -> Replay:
-        """The rounded relaxed optimum of a deadline, with clocks that follow at once."""
-        return Candidates.of(self._frontier).near(time_ns)
-
-    def _later(self, time_ns: int) -> list[Rows]:
-        """Rows for a deadline, ns, at each of the fixed latencies above this one, the next first.
+    def _choices_for_later_clocks(self, deadline_ns: int) -> list[Rows]:
+        """Choices of a deadline's candidates for later clocks, the next latency first.
 
         Where they are in time with this latency, what is found uses no more than they do.
         """
-        found: list[Rows] = []
-        for latency_ns in _LATENCIES:
-            if 0 < self._machine.latency_ns < latency_ns:
-                machine = Machine(latency_ns)
-                later = LocalSearch.of(self._frontier, machine, self._limits, self._moves)
-                with suppress(NoPlanInTimeError):
-                    found.append(later.near(time_ns).rows)
-        return found
+        choices: list[Rows] = []
+        for candidates in self._later:
+            with suppress(NoPlanInTimeError):
+                choices.append(candidates.near(deadline_ns).rows)
+        return choices
 
-    def _found(self, search: Search, rounded: Replay, deadline_ns: int) -> list[Rows]:
-        starts = [(rounded.rows, heat) for heat in _ROUNDED_HEATS]
-        starts.append((search.constant(), _CONSTANT_HEAT))
-        # Starts that are nearly there; one that is there twice is annealed by two seeds.
-        later = self._later(deadline_ns)
-        prepared = [*later[:1], *later, *self._nearly(rounded, deadline_ns)]
+    def _choices_under_cap(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
+        """Choices with power limits for single operations, where the rounded one breaks the cap."""
         peak_uw = self._penalties.peak_uw
-        if self._power_limited is not None and peak_uw is not None and rounded.peak_uw > peak_uw:
-            prepared += self._power_limited.cheapest_choices(deadline_ns)
-        found = self._improved(search, [*starts, *((rows, _LAST_HEAT) for rows in prepared)])
-        if not any(search.score(rows).holds for rows in found[: len(_ROUNDED_HEATS)]):
-            hurried = self._search(rounded, deadline_ns, _HURRY)
-            found.append(hurried.improve(rounded.rows, self._moved(), _ROUNDED_HEATS[0], 0))
-        return found
+        if self._peak_power is None or peak_uw is None or rounded.peak_uw <= peak_uw:
+            return []
+        return self._peak_power.cheapest_choices(deadline_ns)
 
-    def _moved(self, times: float = 1.0) -> int:
-        """How many moves an annealing of so many times the usual ones tries."""
-        return max(1, int(self._each * times))
+    def _fastest_choice_from(self, choice: Rows) -> Rows:
+        """The fastest choice found that keeps the limits, from several starts on.
 
-    def _improved(
-        self, search: Search, starts: Sequence[tuple[Rows, float]], times: float = 1.0
+        One clock a stage is one of them.
+
+        Raises:
+            NoAnswerError: none keeps them; says by how much.
+        """
+        annealer = self._annealer(self.replay(choice), 0, _URGENT_LATENESS_PRICE)
+        starts = [choice, annealer.constant()]
+        if self._peak_power is not None:
+            starts += [*self._peak_power.fastest_choices(), self._peak_power.thriftiest]
+        hot_starts = [_Start(start, _URGENT_TEMPERATURE) for start in starts]
+        annealed = self._annealed(annealer, hot_starts, _LONG_MOVES_SHARE)
+
+        def breaks_limits(candidate: Rows) -> bool:
+            score = annealer.score(candidate)
+            return score.shortage_ns > 0 or score.over_fj > 0
+
+        def rank(candidate: Rows) -> tuple[bool, int]:
+            return breaks_limits(candidate), annealer.score(candidate).late_ns
+
+        fastest = min([*annealed, *starts[1:]], key=rank)
+        if breaks_limits(fastest):
+            if self._peak_power is not None:
+                raise NoAnswerError(self._peak_power.refusal(self.replay(fastest)))
+            raise NoAnswerError(f"no plan was found {self._why_it_is_hard}")
+        return fastest
+
+    def _num_moves(self, share: float = 1.0) -> int:
+        """How many moves an annealing tries, for a share of the usual ones."""
+        return max(1, int(self._usual_moves * share))
+
+    def _annealed(
+        self, annealer: Search, starts: Sequence[_Start], moves_share: float = 1.0
     ) -> list[Rows]:
-        """What annealing makes of rows at a heat, of each apart."""
+        """Anneal from each start apart, side by side; the seed of each is its position."""
+        moves = self._num_moves(moves_share)
 
-        def one(seed: int) -> Rows:
-            rows, heat = starts[seed]
-            return search.improve(rows, self._moved(times), heat, seed)
+        def anneal(seed: int) -> Rows:
+            start = starts[seed]
+            return annealer.improve(start.choice, moves, start.temperature, seed)
 
-        return side_by_side(one, range(len(starts)))
+        return side_by_side(anneal, range(len(starts)))
 
-    def _hurried(self, rows: Rows) -> Rows:
-        """The fastest rows found that keep the limits: one clock a stage is one choice."""
-        hurry = self._search(self._replay(rows), 0, _HURRY)
-        starts = [rows, hurry.constant()]
-        if self._power_limited is not None:
-            starts += [*self._power_limited.fastest_choices(), self._power_limited.thriftiest]
-        found = self._improved(hurry, [(one, 1.0) for one in starts], _HURRIED_MOVES)
+    def _annealer(
+        self, replay: Replay, deadline_ns: int, lateness_price: float = _LATENESS_PRICE
+    ) -> Search:
+        """The annealer for a deadline.
 
-        def rank(one: Rows) -> tuple[bool, int]:
-            score = hurry.score(one)
-            return score.shortage_ns > 0 or score.over_fj > 0, score.late_ns
-
-        best = min([*found, *starts[1:]], key=rank)
-        if rank(best)[0]:
-            if self._power_limited is not None:
-                raise NoAnswerError(self._power_limited.refusal(self._replay(best)))
-            raise NoAnswerError(f"no plan was found {self._why}")
-        return best
-
-    def _search(self, start: Replay, deadline_ns: int, price: float = _LATE_PRICE) -> Search:
+        Args:
+            replay: of about when operations start.
+            deadline_ns: beyond T_star everybody waits until then; 0: only time counts.
+            lateness_price: of a ns late, in what a ns saves at the deadline.
+        """
         frontier = self._frontier
         return Search(
             frontier.problem,
-            start.starts_ns,
+            replay.starts_ns,
             deadline_ns,
-            price_uw=max(1, int(price * frontier.slope_uw(deadline_ns))),
-            machine=self._machine,
+            price_uw=max(1, int(lateness_price * frontier.slope_uw(deadline_ns))),
+            machine=self._conditions.machine,
             waits=deadline_ns > frontier.min_energy_time_ns,
             hold_ns=self._penalties.min_dwell_ns,
             peak_uw=self._penalties.peak_uw,
         )
 
-    def _replay(self, rows: Rows) -> Replay:
-        return self._frontier.problem.replay(rows, self._machine)
-
     @property
-    def _why(self) -> str:
-        """What makes it hard, in words."""
-        obstacles = [limit.obstacle for limit in self._limits]
-        if self._machine.latency_ns:
-            late_ms = self._machine.latency_ns / 1e6
+    def _why_it_is_hard(self) -> str:
+        """Why there may be no plan in time, in words."""
+        obstacles = [limit.obstacle for limit in self._conditions.limits]
+        if self._conditions.machine.latency_ns:
+            late_ms = self._conditions.machine.latency_ns / 1e6
             obstacles.insert(0, f"clocks come {late_ms:g} ms after they are asked for")
         return "where " + " and ".join(obstacles)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan import _kernel
-from envplan.frontier import Network
+from envplan.frontier import Network, Relaxation
 from envplan.pipeline import Pipeline
 
 #: Annealing after diffusion and exchange: hot, which finds other arrangements, then cooler.
@@ -120,6 +120,12 @@ class Rounding:
         choice = np.empty(len(self.order), np.int32)
         choice[self.order] = self._options[self._option_begin + pareto_choice]
         return choice
+
+
+def relaxed_rounding(frontier: Relaxation, deadline_ns: int) -> Rounding:
+    """The rounding of a frontier's relaxed optimum at a deadline from T_min to T_max, ns."""
+    event_times, _ = frontier.state_at(deadline_ns)
+    return Rounding(frontier.pipeline, frontier.network, event_times, deadline_ns)
 
 
 def _inverse(permutation: Choice) -> Choice:

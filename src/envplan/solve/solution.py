@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from envplan.errors import NoAnswerError
 from envplan.replay import Replay, Rows
+from envplan.request import Request
+from envplan.request.limits import Robustness
 from envplan.units import s_from_ns
 
 
@@ -49,4 +51,24 @@ class Polished:
     """
 
     replay: Replay
+    bound_fj: int | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A choice that answers a request.
+
+    Attributes:
+        replay: of the choice.
+        deadline_ns: that it was made for, ns; plan.json states it.
+        answered_request: what it answers, where that is not the request but using a straggler's
+            time.
+        robustness: how sure it is, where that was asked for.
+        bound_fj: a lower bound that CP-SAT proved, one GPU a stage, fJ.
+    """
+
+    replay: Replay
+    deadline_ns: int
+    answered_request: Request | None = None
+    robustness: Robustness | None = None
     bound_fj: int | None = None

@@ -27,6 +27,7 @@ from envplan._io.files import AnyPath, append_whole, check_writable, is_file
 from envplan.errors import EnvplanError, InputError
 from envplan.pipeline import traits
 from envplan.profile import Profile
+from envplan.profile.job import shape_of_job
 from envplan.profile.sidecar import Workload
 from envplan.replay.cores import cores
 from envplan.sweep.table import COLUMNS, SweepRow
@@ -281,17 +282,16 @@ def _outcomes(
 def _completed(point: Point, profile: Profile) -> Point:
     """A point with what the profile's sidecar says where it says nothing itself."""
     metadata, job = profile.metadata, profile.metadata.job
-    if point.schedule is not None:
-        schedule, chunks = point.schedule, point.chunks
-    else:
-        usual = metadata.schedule or "1f1b"
-        schedule = "interleaved" if (point.chunks or 1) > 1 else usual
-        chunks = point.chunks or job.chunks
+    chunks = point.chunks
+    if chunks is None and point.schedule is not None:
+        # A grid names schedules of many shapes; the sidecar's chunks go with its own schedule.
+        chunks = traits(point.schedule).chunks
+    shape = shape_of_job(profile, schedule=point.schedule, chunks=chunks)
     return point.model_copy(
         update={
             "microbatches": point.microbatches or metadata.num_microbatches,
-            "schedule": schedule,
-            "chunks": chunks or traits(schedule).chunks,
+            "schedule": shape.schedule,
+            "chunks": shape.num_chunks,
             "gpus_per_stage": metadata.gpus_per_stage_with(point.gpus_per_stage, point.cp),
             "cp": None,
             "replicas": point.replicas or job.replicas,

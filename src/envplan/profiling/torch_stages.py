@@ -1,11 +1,11 @@
-"""Pipeline stages that run for real, in torch: those of a known workload, or the user's own."""
+"""Pipeline stages that run for real, in torch: those of a known model, or the user's own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 try:
     import torch
@@ -20,18 +20,19 @@ except ImportError as error:
 
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
-from envplan.profiling.sweep import EventTimer, Timer
-from envplan.profiling.torch_models import Stage, model_stages
+from envplan.profiling.resnet import ConvolutionalModel
+from envplan.profiling.timers import EventTimer, Timer
+from envplan.profiling.torch_models import MakeStage, model_stages
+from envplan.profiling.training_job import TrainingJob
 from envplan.profiling.waiting import Peers
-from envplan.profiling.workloads import ConvolutionalModel, TrainingJob
 
-__all__ = ["TorchWorkload", "torch_workload"]
+__all__ = ["TorchStages", "torch_stages"]
 
 # By whose times layers are shared out; any GPU with tensor cores splits alike.
 _BALANCE: Final = "a100-sxm4-80gb"
 
 
-class TorchWorkload:
+class TorchStages:
     """Stages made of torch modules, one at a time on the device.
 
     A forward keeps its graph until the next forward, so that its backward can be run any number
@@ -48,14 +49,14 @@ class TorchWorkload:
         device: such as "cuda:0" or "cpu".
 
     Attributes:
-        timer: what times its work; None leaves it to the host's clock.
+        timer: times its work; None leaves it to the host's clock.
         peers: two processes of which one waits for the other on this GPU; without, `wait` spins.
 
     Raises:
         InputError: this torch cannot use that device.
     """
 
-    def __init__(self, stages: Sequence[Stage], *, description: str, device: str) -> None:
+    def __init__(self, stages: Sequence[MakeStage], *, description: str, device: str) -> None:
         self.description = description
         self.num_stages = len(stages)
         self.timer: Timer | None = None
@@ -64,7 +65,7 @@ class TorchWorkload:
         self._device = torch.device(device)
         self._loaded: int | None = None
         self._module = nn.Module()
-        self._inputs: tuple[Any, ...] = ()
+        self._inputs: tuple[object, ...] = ()
         self._outputs: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
@@ -76,6 +77,21 @@ class TorchWorkload:
                     "too old for it; install a build of torch for your driver's CUDA"
                 )
             self.timer = EventTimer(partial(torch.cuda.Event, enable_timing=True))
+
+    @property
+    def module(self) -> nn.Module:
+        """The module of the stage that ran last."""
+        return self._module
+
+    @property
+    def inputs(self) -> tuple[object, ...]:
+        """The inputs of the stage that ran last."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        """The differentiable outputs of the last forward."""
+        return self._outputs
 
     @property
     def waiting(self) -> str | None:
@@ -137,14 +153,14 @@ class TorchWorkload:
 
     def _find_sources(self) -> None:
         """Run the forward, and note what backward_input makes gradients of."""
-        sources = [one for one in self._inputs if _wants_gradient(one)]
+        sources = [value for value in self._inputs if _wants_gradient(value)]
 
-        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        def note_source(module: nn.Module, inputs: Any, output: Any) -> None:
             if _wants_gradient(output) and not any(map(_wants_gradient, inputs)):
                 sources.append(output)
 
-        simple = [part for part in self._module.modules() if not any(part.children())]
-        hooks = [part.register_forward_hook(note) for part in simple]
+        innermost = [part for part in self._module.modules() if not any(part.children())]
+        hooks = [part.register_forward_hook(note_source) for part in innermost]
         try:
             self._run_forward()
         finally:
@@ -174,10 +190,11 @@ class TorchWorkload:
             torch.cuda.empty_cache()
         module, inputs = self._stages[stage]()
         self._module = module.to(self._device).train()
-        self._inputs = tuple(map(self._input, inputs))
+        self._inputs = tuple(self._on_device(value) for value in inputs)
         self._loaded = stage
 
-    def _input(self, value: Any) -> Any:
+    def _on_device(self, value: object) -> object:
+        """An input as it stands on the device; those that are no tensors stay as they are."""
         if not isinstance(value, torch.Tensor):
             return value
         moved = value.detach().to(self._device)
@@ -203,43 +220,51 @@ def _weights_part(
     for source in sources:
         source.retain_grad()
     # It cuts off the outputs it is given, so it gets some of its own.
-    ends = [output.clone() for output in outputs]
-    found, groups = _backward.stage_backward_input(ends, gradients, sources, iter(weights))
+    cut_off = [output.clone() for output in outputs]
+    source_gradients, groups = _backward.stage_backward_input(
+        cut_off, gradients, sources, iter(weights)
+    )
     groups = [group for group in groups if group.get("grads") is not None]
-    # Weights in front of the sources, such as an embedding's.
-    edges = [
-        (source, gradient)
-        for source, gradient in zip(sources, found, strict=True)
-        if gradient is not None and not source.is_leaf
-    ]
-    grouped = {node for group in groups for node in group["params"]}
-    edge_of = torch.autograd.graph.get_gradient_edge
-    front = [weight for weight in weights if edge_of(weight).node not in grouped]
+    # Weights in front of the sources, such as an embedding's, get theirs through the sources.
+    starts, start_gradients = [], []
+    for source, gradient in zip(sources, source_gradients, strict=True):
+        if gradient is not None and not source.is_leaf:
+            starts.append(source)
+            start_gradients.append(gradient)
+    front = _weights_outside(groups, weights)
 
-    def run() -> None:
+    def run_weights() -> None:
         # It takes the groups apart.
         _backward.stage_backward_weight(iter(weights), list(map(dict, groups)), retain_graph=True)
-        if edges and front:
-            starts, ones = zip(*edges, strict=True)
-            torch.autograd.backward(starts, ones, retain_graph=True, inputs=front)
+        if starts and front:
+            torch.autograd.backward(starts, start_gradients, retain_graph=True, inputs=front)
 
-    return run
+    return run_weights
 
 
-def _wants_gradient(value: Any) -> bool:
+def _weights_outside(
+    groups: Sequence[dict[str, Any]], weights: Sequence[nn.Parameter]
+) -> list[nn.Parameter]:
+    """The weights that are in none of torch's groups."""
+    grouped = {node for group in groups for node in group["params"]}
+    edge_of = torch.autograd.graph.get_gradient_edge
+    return [weight for weight in weights if edge_of(weight).node not in grouped]
+
+
+def _wants_gradient(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _differentiable(outputs: Any) -> list[torch.Tensor]:
     """The tensors among a module's outputs that a backward can start from."""
-    listed = outputs if isinstance(outputs, tuple | list) else [outputs]
-    found = [one for one in listed if _wants_gradient(one)]
-    if not found:
+    values = outputs if isinstance(outputs, tuple | list) else [outputs]
+    tensors = [value for value in values if _wants_gradient(value)]
+    if not tensors:
         raise InputError("a stage must return a tensor that depends on its parameters")
-    return found
+    return tensors
 
 
-def torch_workload(job: TrainingJob, device: str) -> TorchWorkload:
+def torch_stages(job: TrainingJob, device: str) -> TorchStages:
     """The stages of a job: the shards of one rank, where several share a stage.
 
     Args:
@@ -248,20 +273,25 @@ def torch_workload(job: TrainingJob, device: str) -> TorchWorkload:
     Raises:
         InputError: the model cannot be split so.
     """
-    modelled, model = gpu(_BALANCE), job.model
-    assert model is not None
-    clock = modelled.clocks_mhz[0]
-    works = job.stages(lambda work: modelled.time_s(work.flops, work.traffic, clock))
+    modelled = gpu(_BALANCE)
+    clock_mhz = modelled.clocks_mhz[0]
+    works = job.stages(lambda work: modelled.time_s(work.flops, work.traffic, clock_mhz))
     layers = [work.num_layers for work in works]
+    stages = model_stages(job, layers, device)
+    return TorchStages(stages, description=_describe(job, layers), device=device)
+
+
+def _describe(job: TrainingJob, layers: Sequence[int]) -> str:
+    """The stages of a job in a phrase, which tells sweeps of different ones apart."""
+    model = job.known_model
     kind = "blocks" if isinstance(model, ConvolutionalModel) else "layers"
-    ranks = job.tensor_parallel
     parts = [
         f"{model.name} training, {len(layers)} stages of {'-'.join(map(str, layers))} {kind}",
         f"{job.microbatch_size} x {model.sample}",
-        *([f"1 of {ranks} tensor-parallel ranks"] if ranks > 1 else []),
-        *(["activations recomputed"] if job.recompute else []),
-        job.dtype,
-        f"torch {torch.__version__}",
     ]
-    stages = model_stages(job, layers, device)
-    return TorchWorkload(stages, description=", ".join(parts), device=device)
+    if job.tensor_parallel > 1:
+        parts.append(f"1 of {job.tensor_parallel} tensor-parallel ranks")
+    if job.recompute:
+        parts.append("activations recomputed")
+    parts += [job.dtype, f"torch {torch.__version__}"]
+    return ", ".join(parts)

@@ -23,14 +23,11 @@ from envplan.profiling.models import (  # noqa: E402
     T5_3B,
     WIDE_RESNET_101_8,
 )
-from envplan.profiling.sweep import Timer  # noqa: E402
+from envplan.profiling.resnet import ConvolutionalModel  # noqa: E402
+from envplan.profiling.timers import Timer  # noqa: E402
 from envplan.profiling.torch_models import model_stages  # noqa: E402
-from envplan.profiling.torch_workloads import TorchWorkload, torch_workload  # noqa: E402
-from envplan.profiling.workloads import (  # noqa: E402
-    ConvolutionalModel,
-    Model,
-    TrainingJob,
-)
+from envplan.profiling.torch_stages import TorchStages, torch_stages  # noqa: E402
+from envplan.profiling.training_job import Model, TrainingJob  # noqa: E402
 
 torch.set_num_threads(1)  # small work, and others want the cores
 
@@ -60,12 +57,12 @@ def job(model: Model, stages: int = 2, **more: Any) -> TrainingJob:
     return TrainingJob(model=model, num_stages=stages, **{**usual, **more})
 
 
-def small(workload: str = "gpt", model: Any = None, stages: int = 2, **more: Any) -> TorchWorkload:
-    return torch_workload(job(model or WORKLOADS[workload], stages, **more), "cpu")
+def small(workload: str = "gpt", model: Any = None, stages: int = 2, **more: Any) -> TorchStages:
+    return torch_stages(job(model or WORKLOADS[workload], stages, **more), "cpu")
 
 
-def gradients(made: TorchWorkload) -> list[Any]:
-    return [p.grad.clone() for p in made._module.parameters()]
+def gradients(made: TorchStages) -> list[Any]:
+    return [p.grad.clone() for p in made.module.parameters()]
 
 
 def linear(size: int) -> tuple[object, tuple[object, ...]]:
@@ -91,9 +88,9 @@ def test_what_a_stage_sends_is_what_the_next_one_takes(workload: str) -> None:
     made = small(workload, stages=4)
     for stage in range(3):
         made.forward(stage)
-        sent = [tuple(output.shape) for output in made._outputs]
+        sent = [tuple(output.shape) for output in made.outputs]
         made.forward(stage + 1)
-        taken = [tuple(one.shape) for one in made._inputs if one.is_floating_point()]
+        taken = [tuple(one.shape) for one in made.inputs if one.is_floating_point()]
         assert sent == taken
 
 
@@ -108,7 +105,7 @@ def test_the_two_parts_of_a_backward_make_the_gradients_of_the_whole_again_and_a
         split.forward(stage)
         split.backward_input(stage)
         split.backward_input(stage)
-        assert all(p.grad is None for p in split._module.parameters())
+        assert all(p.grad is None for p in split.module.parameters())
         for _ in range(2):
             whole.backward(stage)
             split.backward_weight(stage)
@@ -185,10 +182,9 @@ def test_a_rank_holds_its_share_of_each_product(workload: str) -> None:
         for made in (whole, shard):
             made.forward(stage)
             made.backward(stage)
-        assert [one.shape for one in shard._outputs] == [one.shape for one in whole._outputs]
+        assert [one.shape for one in shard.outputs] == [one.shape for one in whole.outputs]
         matrices = [
-            [p.numel() for p in made._module.parameters() if p.dim() == 2]
-            for made in (whole, shard)
+            [p.numel() for p in made.module.parameters() if p.dim() == 2] for made in (whole, shard)
         ]
         positions = {16 * 32}  # the embedding of positions is every rank's own
         assert {a / b for a, b in zip(*matrices, strict=True) if a not in positions} == {2.0}
@@ -200,7 +196,7 @@ def test_recomputation_runs_each_layer_again_in_the_backward() -> None:
         made = small(stages=2, recompute=recompute)
         made.forward(0)
         runs: list[int] = []
-        made._module.decoder.layers[0].get_submodule(
+        made.module.decoder.layers[0].get_submodule(
             "layer.attention" if recompute else "attention"
         ).register_forward_hook(lambda *_, runs=runs: runs.append(1))
         made.backward(0)
@@ -235,32 +231,32 @@ def test_the_decoder_may_begin_anywhere_in_a_stage(border: int) -> None:
 def test_hidden_states_get_gradients_and_tokens_and_images_do_not() -> None:
     made = small(stages=2)
     made.forward(0)
-    assert not made._inputs[0].is_floating_point()
+    assert not made.inputs[0].is_floating_point()
     made.forward(1)
     made.backward(1)
-    assert made._inputs[0].grad.shape == (2, 16, 32)
+    assert made.inputs[0].grad.shape == (2, 16, 32)
     images = small("wide-resnet", stages=2)
     images.forward(0)
-    assert not images._inputs[0].requires_grad
+    assert not images.inputs[0].requires_grad
 
 
 def test_the_last_stage_ends_in_a_loss() -> None:
     made = small(stages=2)
     made.forward(1)
-    assert made._outputs[0].shape == ()
+    assert made.outputs[0].shape == ()
     bare = small(model=replace(GPT, vocabulary_size=0), stages=2)
     bare.forward(1)
-    assert bare._outputs[0].shape == (2, 16, 32)
+    assert bare.outputs[0].shape == (2, 16, 32)
 
 
 def test_gpt_attends_to_the_past_only() -> None:
     for same in (True, False):
         made = small(model=replace(GPT, causal=same))
         made.forward(0)
-        first = made._outputs[0][:, 0].clone()
-        made._inputs[0][:, -1] = (made._inputs[0][:, -1] + 1) % 96
+        first = made.outputs[0][:, 0].clone()
+        made.inputs[0][:, -1] = (made.inputs[0][:, -1] + 1) % 96
         made.forward(0)
-        assert torch.equal(made._outputs[0][:, 0], first) is same
+        assert torch.equal(made.outputs[0][:, 0], first) is same
 
 
 def test_the_description_tells_workloads_apart() -> None:
@@ -274,14 +270,14 @@ def test_a_gpu_that_torch_cannot_use_is_refused() -> None:
     if torch.cuda.is_available():
         pytest.skip("torch can use a GPU here")
     with pytest.raises(InputError, match="cannot use the GPU"):
-        TorchWorkload([], description="", device="cuda:0")
+        TorchStages([], description="", device="cuda:0")
 
 
 def test_a_stage_without_parameters_behind_its_output_is_refused() -> None:
     def counting() -> tuple[object, tuple[object, ...]]:
         return torch.nn.Identity(), (torch.arange(3),)
 
-    made = TorchWorkload([counting], description="", device="cpu")
+    made = TorchStages([counting], description="", device="cpu")
     with pytest.raises(InputError, match="depends on its parameters"):
         made.forward(0)
 
@@ -300,14 +296,14 @@ class Bare(torch.nn.Module):  # type: ignore[misc]
 
 @pytest.mark.parametrize("part", ["backward_input", "backward_weight"])
 def test_a_stage_that_passes_no_gradients_on_cannot_be_split(part: str) -> None:
-    made = TorchWorkload([lambda: (Bare(), (torch.arange(3),))], description="", device="cpu")
+    made = TorchStages([lambda: (Bare(), (torch.arange(3),))], description="", device="cpu")
     made.forward(0)
     with pytest.raises(InputError, match="its backward has one part only"):
         getattr(made, part)(0)
 
 
 def test_waiting_is_spinning_unless_there_are_peers() -> None:
-    made = TorchWorkload([], description="", device="cpu")
+    made = TorchStages([], description="", device="cpu")
     assert made.waiting is None
     assert made.timer is None  # the host's clock times a CPU
 

@@ -1,0 +1,370 @@
+"""Transformers: decoders (GPT-3, Llama), encoders (BERT), or both (T5), and their layers' work."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Final, NamedTuple
+
+from envplan.errors import InputError
+from envplan.profiling.work import MemoryPasses, ModuleWork, Unit, Work, products_work
+
+__all__ = ["Experts", "LatentAttention", "TransformerModel"]
+
+# Bytes per token and hidden unit for embedding look-up, position, dropout; and for the final norm.
+_EMBEDDING_BYTES: Final = 12.0
+_NORM_BYTES: Final = 8.0
+# Bytes per logit with a fused cross entropy: written, read twice, probabilities written; the
+# backward reads them, writes their gradient and reads it for two products.
+_LOGIT_BYTES: Final = 8.0
+_HEAD_PASSES: Final = MemoryPasses(forward=1.0, backward=1.0)
+
+#: Three of an attention's four projections come before its core, which reads what they make.
+_BEFORE_CORE: Final = 0.75
+_AFTER_CORE: Final = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Feed-forward parts of which each token takes a few (mixture of experts).
+
+    Attributes:
+        count: experts of a layer.
+        per_token: that a token takes.
+        feed_forward_size: width of an expert.
+        shared_size: width of what all tokens take besides; 0 for none.
+        dense_layers: which layers, from 0, have one feed-forward part instead.
+    """
+
+    count: int
+    per_token: int
+    feed_forward_size: int
+    shared_size: int = 0
+    dense_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values come from a narrow vector of all heads.
+
+    (DeepSeek-V2, 2024, section 2.1)
+
+    Attributes:
+        query_rank: width between the two products that make queries; 0: there is one product.
+        rank: width of the vector that keys and values come from.
+        key_size: width of a head's keys without position.
+        rotary_size: width of a head's keys with position.
+        value_size: width of a head's values.
+    """
+
+    query_rank: int
+    rank: int
+    key_size: int
+    rotary_size: int
+    value_size: int
+
+
+class _AttentionWidths(NamedTuple):
+    """Widths of what an attention's products make, all heads together, and all their weights."""
+
+    query: int
+    key: int
+    value: int
+    out: int
+    num_weights: int
+
+    @property
+    def all_products(self) -> int:
+        """Widths of the results of all four products together."""
+        return self.query + self.key + self.value + self.out
+
+
+class _FeedForward(NamedTuple):
+    """A feed-forward part: the width that a token passes through, and weights of all experts."""
+
+    width: int
+    num_weights: int
+
+
+class _LayerKind(NamedTuple):
+    """What makes layers of a model differ."""
+
+    has_experts: bool
+    num_attentions: int
+    has_window: bool
+
+
+@dataclass(frozen=True)
+class TransformerModel:
+    """A stack of transformer layers.
+
+    Attributes:
+        name: for people.
+        num_layers: transformer layers; of the decoder, where there is an encoder, too.
+        hidden_size: width h.
+        num_heads: attention heads a.
+        vocabulary_size: rows of the embedding and of the head, with padding; 0 where a benchmark
+            leaves both out.
+        sequence_length: tokens s of a sample, on either side where there are two.
+        encoder_layers: layers before those, to whose result each of those attends, too.
+        fused_attention: the scores never reach memory.
+        key_value_heads: heads of keys and values, fewer with grouped-query attention; None: a.
+        head_size: width of a head; None: h / a.
+        feed_forward_size: None: 4 h.
+        gated: the feed-forward part has a third product, whose result gates (SwiGLU).
+        window: tokens that a token attends to at most; None: all of its sample.
+        full_layers: which layers, from 0, have no window.
+        experts: instead of one feed-forward part; None: there are none.
+        latent: instead of usual attention; None: it is usual.
+        causal: a token attends to those before it only; in a decoder behind an encoder it always
+            does.
+        tied: embedding and head are one matrix. Counts once among the parameters; each of its two
+            stages has a copy, so the work is the same.
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    vocabulary_size: int
+    sequence_length: int
+    _: KW_ONLY
+    encoder_layers: int = 0
+    fused_attention: bool = False
+    key_value_heads: int | None = None
+    head_size: int | None = None
+    feed_forward_size: int | None = None
+    gated: bool = False
+    window: int | None = None
+    full_layers: tuple[int, ...] = ()
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    causal: bool = True
+    tied: bool = False
+
+    def units(
+        self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
+    ) -> list[Unit]:
+        """The layers, with the embedding on the first (of either part) and the head on the last.
+
+        A layer: 24 B s h^2 + 4 B s^2 h FLOPs forward (Narayanan et al., SC 2021, appendix) and
+        s b h (10 + 24 / t + 5 a s / (h t)) bytes of activations (Korthikanti et al., MLSys 2023,
+        section 4.2), where it has the usual widths. Other widths change each product's share.
+
+        Raises:
+            InputError: heads or tokens cannot be shared out evenly.
+        """
+        num_tokens, remainder = divmod(microbatch_size * self.sequence_length, context_parallel)
+        if remainder:
+            raise InputError(
+                f"--cp {context_parallel} does not divide "
+                f"{microbatch_size * self.sequence_length // context_parallel} tokens"
+            )
+        kinds = self._layer_kinds
+        work_of_kind = {
+            kind: self._layer_work(num_tokens, tensor_parallel, kind) for kind in set(kinds)
+        }
+        units = [work_of_kind[kind] for kind in kinds]
+        if self.vocabulary_size:
+            for first_layer in {0, self.encoder_layers}:
+                units[first_layer] = (self._embedding_work(num_tokens), *units[first_layer])
+            units[-1] = (*units[-1], self._head_work(num_tokens, tensor_parallel))
+        return units
+
+    def _embedding_work(self, num_tokens: int) -> ModuleWork:
+        look_up = Work(0.0, _EMBEDDING_BYTES * num_tokens * self.hidden_size)
+        return ModuleWork("embedding", forward=look_up, backward=look_up, backward_weight=look_up)
+
+    def _head_work(self, num_tokens: int, tensor_parallel: int) -> ModuleWork:
+        """The final norm, the product with the vocabulary, and the loss."""
+        num_logits = num_tokens * self.vocabulary_size / tensor_parallel
+        return products_work(
+            "head",
+            flops=2 * self.hidden_size * num_logits,
+            activation_bytes=_NORM_BYTES * num_tokens * self.hidden_size
+            + _LOGIT_BYTES * num_logits,
+            num_weights=self.hidden_size * self.vocabulary_size / tensor_parallel,
+            passes=_HEAD_PASSES,
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Weights, without norms and biases."""
+        embeddings = (1 if self.tied else 2) * self.vocabulary_size * self.hidden_size
+        attention_weights = self._attention_widths().num_weights
+        layers = 0
+        for kind in self._layer_kinds:
+            layers += kind.num_attentions * attention_weights
+            layers += self._feed_forward(kind.has_experts).num_weights
+        return embeddings + layers
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head."""
+        return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Width of a feed-forward part that is no expert."""
+        return self.feed_forward_size or 4 * self.hidden_size
+
+    def describe(self) -> str:
+        """Its sizes, in a sentence without a full stop."""
+        num_layers = str(self.num_layers)
+        if self.encoder_layers:
+            num_layers = f"{self.encoder_layers} encoder and {self.num_layers} decoder"
+        parts = [f"{num_layers} layers of {self.hidden_size} units and {self.num_heads} heads"]
+        if self.latent is not None:
+            parts.append(f"latent attention of rank {self.latent.rank}")
+        elif self.key_value_heads not in (None, self.num_heads):
+            parts.append(f"{self.key_value_heads} key-value heads")
+        if self.feed_forward_size is not None or self.gated:
+            gated = "gated " if self.gated else ""
+            parts.append(f"{gated}feed-forward {self.feed_forward_width}")
+        if self.experts is not None:
+            parts.append(self._describe_experts(self.experts))
+        parts.append(self.sample)
+        if self.window is not None and self.window < self.sequence_length:
+            parts.append(self._describe_window(self.window))
+        if self.vocabulary_size:
+            parts.append(
+                f"{self.vocabulary_size} words; embedding on the first stage, final norm and "
+                "vocabulary head on the last"
+            )
+        else:
+            parts.append("without embedding and head")
+        return ", ".join(parts)
+
+    def _describe_experts(self, experts: Experts) -> str:
+        shared = f" and {experts.shared_size} shared" if experts.shared_size else ""
+        num_dense = len(experts.dense_layers)
+        layers = ""
+        if num_dense and experts.dense_layers == tuple(range(num_dense)):
+            layers = f" after {num_dense} layers"
+        elif num_dense:
+            layers = f" in {self.num_layers - num_dense} layers"
+        return (
+            f"{experts.per_token} of {experts.count} experts of {experts.feed_forward_size}"
+            f"{shared}{layers}, all on the GPUs of their stage"
+        )
+
+    def _describe_window(self, window: int) -> str:
+        num_windowed = self.num_layers - len(self.full_layers)
+        layers = f" in {num_windowed} layers" if self.full_layers else ""
+        return f"attention to {window}{layers}"
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of a sample; None where it has two kinds of them."""
+        return None if self.encoder_layers else self.sequence_length
+
+    @property
+    def sample(self) -> str:
+        """Size of a sample, for people."""
+        if self.encoder_layers:
+            return f"{self.sequence_length} + {self.sequence_length} tokens"
+        return f"{self.sequence_length} tokens"
+
+    @property
+    def _layer_kinds(self) -> list[_LayerKind]:
+        """The kind of each layer, those of the encoder first."""
+        encoder = _LayerKind(has_experts=False, num_attentions=1, has_window=True)
+        kinds = [encoder] * self.encoder_layers
+        for layer in range(self.num_layers):
+            kinds.append(
+                _LayerKind(
+                    has_experts=self.experts is not None and layer not in self.experts.dense_layers,
+                    num_attentions=2 if self.encoder_layers else 1,
+                    has_window=layer not in self.full_layers,
+                )
+            )
+        return kinds
+
+    def _attention_widths(self, num_gpus: int = 1) -> _AttentionWidths:
+        """Of an attention on so many GPUs together: each has a head of keys and values at least."""
+        h, heads = self.hidden_size, self.num_heads
+        if self.latent is not None:
+            return self._latent_widths(self.latent, num_gpus)
+        query = heads * self.head_width
+        key = max(self.key_value_heads or heads, num_gpus) * self.head_width
+        return _AttentionWidths(query, key, key, query, num_weights=2 * h * (query + key))
+
+    def _latent_widths(self, latent: LatentAttention, num_gpus: int) -> _AttentionWidths:
+        h, heads = self.hidden_size, self.num_heads
+        key = heads * (latent.key_size + latent.rotary_size)
+        value = heads * latent.value_size
+        # What makes the narrow vectors is on every GPU.
+        narrow = h * (latent.query_rank + latent.rank + latent.rotary_size)
+        wide = (latent.query_rank or h) * key + value * h
+        wide += heads * latent.rank * (latent.key_size + latent.value_size)
+        return _AttentionWidths(key, key, value, value, num_weights=num_gpus * narrow + wide)
+
+    def _feed_forward(self, has_experts: bool) -> _FeedForward:
+        weights_per_unit = (3 if self.gated else 2) * self.hidden_size
+        if self.experts is None or not has_experts:
+            width = self.feed_forward_width
+            return _FeedForward(width, weights_per_unit * width)
+        count, size = self.experts.count, self.experts.feed_forward_size
+        shared = self.experts.shared_size
+        router = self.hidden_size * count
+        return _FeedForward(
+            width=self.experts.per_token * size + shared,
+            num_weights=weights_per_unit * (count * size + shared) + router,
+        )
+
+    def _layer_work(self, num_tokens: int, num_gpus: int, kind: _LayerKind) -> Unit:
+        """A layer: attentions, then a feed-forward part, with norms.
+
+        Args:
+            num_tokens: that pass through it; as many are attended to.
+            num_gpus: that share it (tensor parallelism).
+            kind: of the layer.
+
+        Raises:
+            InputError: the heads cannot be shared out evenly.
+        """
+        if self.num_heads % num_gpus:
+            raise InputError(
+                f"--tp {num_gpus} does not divide the {self.num_heads} heads of the model"
+            )
+        widths = self._attention_widths(num_gpus)
+        feed_forward = self._feed_forward(kind.has_experts)
+        num_attentions = kind.num_attentions
+        inputs = num_tokens * self.hidden_size
+        projections = num_attentions * 2 * num_tokens * widths.num_weights / num_gpus
+        projected_bytes = num_attentions * 2 * num_tokens * widths.all_products / num_gpus
+        attention_weights = num_attentions * widths.num_weights / num_gpus
+        token_pairs = num_tokens * self._attended_tokens(kind)
+        core = num_attentions * 2 * token_pairs * (widths.query + widths.out) / num_gpus
+        score_bytes = 0.0
+        if not self.fused_attention:
+            score_bytes = num_attentions * 5 * self.num_heads * token_pairs / num_gpus
+        num_products, kept_bytes = (3, 6) if self.gated else (2, 4)
+        feed_forward_flops = 2 * num_products * inputs * feed_forward.width / num_gpus
+        return (
+            products_work(
+                "linear_qkv",
+                flops=_BEFORE_CORE * projections,
+                activation_bytes=num_attentions * 4 * inputs,
+                num_weights=_BEFORE_CORE * attention_weights,
+            ),
+            products_work(
+                "core_attention",
+                flops=core,
+                activation_bytes=_BEFORE_CORE * projected_bytes + score_bytes,
+                num_weights=0.0,
+            ),
+            products_work(
+                "mlp",
+                flops=feed_forward_flops + _AFTER_CORE * projections,
+                activation_bytes=(5 + num_attentions) * inputs
+                + kept_bytes * num_tokens * feed_forward.width / num_gpus
+                + _AFTER_CORE * projected_bytes,
+                num_weights=feed_forward.num_weights / num_gpus + _AFTER_CORE * attention_weights,
+            ),
+        )
+
+    def _attended_tokens(self, kind: _LayerKind) -> int:
+        """Tokens that a token attends to in a layer."""
+        if self.window is None or not kind.has_window:
+            return self.sequence_length
+        return min(self.sequence_length, self.window)

@@ -1,0 +1,188 @@
+"""The deadlines for which candidates are made, a fixed grid for each frontier.
+
+Candidates are made for the deadlines of a grid only, whatever deadline is asked for, so a later
+deadline has every candidate that an earlier one has (candidates.py). Each of the two searches has a
+grid of its own: the local search takes longer and loses more, so its deadlines lie farther apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from envplan.frontier import Relaxation
+from envplan.solve.rounding import relaxed_rounding
+
+#: Steps of the rounding grid: this part of what rounding alone loses, and not less than that of the
+#: energy. They are rounded down to powers of two.
+_STEP_SHARE_OF_GAP: Final = 2 / 3
+_MIN_STEP_SHARE_OF_ENERGY: Final = 3e-5
+#: About so many deadlines at most, up to T_star and beyond it.
+_MAX_DEADLINES: Final = 256
+_MAX_DEADLINES_BEYOND: Final = 128
+#: So many at least.
+_MIN_DEADLINES: Final = 32
+#: More where there are few operations, so that candidates are rare and quickly made: so many
+#: divided by the number of operations, but no more than this.
+_DEADLINES_X_OPERATIONS: Final = 4096
+_MIN_DEADLINES_IF_TINY: Final = 512
+#: The loss of rounding is measured on so many microbatches, where the schedule has no chunks.
+_SAMPLE_MICROBATCHES: Final = 8
+#: Where plans can end at no more times than this, all of them are on the grid.
+_FEW_TIMES: Final = 1000
+
+#: The search grid: full searches are made for so many deadlines up to T_star, and for so many from
+#: there to T_max; after each of them lie others, for which a shorter search starts from the one
+#: before.
+_FULL_SEARCHES: Final = 96
+_FULL_SEARCHES_BEYOND: Final = 32
+_DEADLINES_PER_FULL_SEARCH: Final = 2
+_BEND: Final = 1.5  # deadlines lie closer where the frontier is steep, near T_min
+
+
+class RoundingGrid:
+    """Deadlines at which the relaxed energy differs by a fixed step.
+
+    The grid is as fine as rounding is coarse: from one deadline to the next the relaxed energy
+    changes by a part of what rounding loses. Whether a time is on the grid depends on the
+    frontier's slope there alone, so nothing else of the frontier has to be known.
+    """
+
+    def __init__(self, frontier: Relaxation) -> None:
+        self._frontier = frontier
+
+    def descending_from(self, latest_ns: int) -> Iterator[int]:
+        """The grid's deadlines up to one, ns, the latest first.
+
+        They are T_max, T_star, T_min, and those times that are multiples of the spacing which the
+        frontier's slope just below them demands.
+        """
+        frontier = self._frontier
+        ends_ns = {frontier.min_energy_time_ns, frontier.slowest_time_ns}
+        latest_ns = min(latest_ns, frontier.slowest_time_ns)
+        for begin_ns, end_ns, slope_uw in frontier.intervals_below(latest_ns):
+            highest_ns = end_ns
+            if end_ns in ends_ns:
+                yield end_ns
+                highest_ns -= 1
+            spacing_ns = self.spacing_ns(slope_uw)
+            lowest_ns = max(begin_ns, frontier.min_time_ns)
+            yield from range(highest_ns - highest_ns % spacing_ns, lowest_ns, -spacing_ns)
+        yield frontier.min_time_ns
+
+    def number_of(self, deadline_ns: int) -> int:
+        """The number of a deadline among those with its spacing."""
+        return deadline_ns // self.spacing_ns(self._frontier.slope_uw(deadline_ns))
+
+    def spacing_ns(self, slope_uw: int) -> int:
+        """How far deadlines lie apart where the frontier has a slope, ns."""
+        frontier, waiting_uw = self._frontier, self._frontier.total_power_uw
+        t_star_ns = frontier.min_energy_time_ns
+        if slope_uw <= waiting_uw:  # beyond T_star
+            span_ns = frontier.slowest_time_ns - t_star_ns
+            return self._even_spacing_ns(span_ns, slope_uw, _MAX_DEADLINES_BEYOND)
+        if self._has_few_times:
+            return self._time_unit_ns
+        span_ns = t_star_ns - frontier.min_time_ns
+        return self._even_spacing_ns(span_ns, slope_uw - waiting_uw, _MAX_DEADLINES)
+
+    def _even_spacing_ns(self, span_ns: int, price_uw: int, max_deadlines: int) -> int:
+        """A power of two with steps of energy as wished, and neither too many nor too few of them.
+
+        Args:
+            span_ns: of all deadlines.
+            price_uw: how fast the energy changes with time.
+            max_deadlines: about so many at most.
+        """
+        wanted_ns = min(self._step_fj // max(1, price_uw), span_ns // self._min_deadlines)
+        least_ns = span_ns // max(max_deadlines, self._min_deadlines)
+        return _power_of_two_up_to(max(least_ns, wanted_ns))
+
+    @cached_property
+    def _min_deadlines(self) -> int:
+        quickly_made = _DEADLINES_X_OPERATIONS // len(self._frontier.pipeline.operations)
+        return max(_MIN_DEADLINES, min(_MIN_DEADLINES_IF_TINY, quickly_made))
+
+    @cached_property
+    def _step_fj(self) -> int:
+        """By how much the relaxed energy changes from one deadline to the next, fJ."""
+        frontier = self._frontier
+        energy_fj = frontier.lower_bound_fj(frontier.min_energy_time_ns)
+        share = max(_MIN_STEP_SHARE_OF_ENERGY, _STEP_SHARE_OF_GAP * self._rounding_gap())
+        return max(1, int(share * energy_fj))
+
+    def _rounding_gap(self) -> float:
+        """What rounding alone loses at T_min and T_star, on average, as a part of the energy."""
+        sample, pipeline = self._frontier, self._frontier.pipeline
+        has_plain_rounds = pipeline.num_chunks == 1 and pipeline.schedule != "dag"
+        if has_plain_rounds and pipeline.num_microbatches > _SAMPLE_MICROBATCHES:
+            short = pipeline.with_microbatches(_SAMPLE_MICROBATCHES)
+            sample = sample.retraced(short, sample.profile)
+        gap = 0.0
+        for deadline_ns in (sample.min_time_ns, sample.min_energy_time_ns):
+            choice = relaxed_rounding(sample, deadline_ns).choice
+            energy_fj = sample.problem.replay(choice).energy_fj
+            gap += (energy_fj / max(1, sample.lower_bound_fj(deadline_ns)) - 1) / 2
+        return gap
+
+    @cached_property
+    def _has_few_times(self) -> bool:
+        """Whether plans can end at few times only up to T_star."""
+        frontier = self._frontier
+        span_ns = frontier.min_energy_time_ns - frontier.min_time_ns
+        return span_ns <= _FEW_TIMES * self._time_unit_ns
+
+    @cached_property
+    def _time_unit_ns(self) -> int:
+        """The greatest common divisor of all times and lags, and so of makespans, ns.
+
+        Makespans with stalls are others.
+        """
+        pipeline, profile = self._frontier.pipeline, self._frontier.profile
+        times_ns = [table.time_ns for table in profile.tables()]
+        return int(np.gcd.reduce(np.concatenate([pipeline.succ_lag_ns, *times_ns])))
+
+
+def _power_of_two_up_to(number: int) -> int:
+    """The greatest power of two that is not above a number; 1 where there is none."""
+    return 1 << max(0, number.bit_length() - 1)
+
+
+class SearchGrid:
+    """Deadlines for the local search, closer where the frontier is steep.
+
+    Attributes:
+        deadlines_ns: ascending from T_min to T_max, T_star among them.
+    """
+
+    def __init__(self, frontier: Relaxation) -> None:
+        t_min_ns, t_star_ns = frontier.min_time_ns, frontier.min_energy_time_ns
+        num_fast = _FULL_SEARCHES * _DEADLINES_PER_FULL_SEARCH
+        num_slow = _FULL_SEARCHES_BEYOND * _DEADLINES_PER_FULL_SEARCH
+        self.deadlines_ns: list[int] = []
+        for k in range(num_fast):
+            after_t_min_ns = round((t_star_ns - t_min_ns) * (k / num_fast) ** _BEND)
+            self.deadlines_ns.append(t_min_ns + after_t_min_ns)
+        for k in range(num_slow + 1):
+            after_t_star_ns = (frontier.slowest_time_ns - t_star_ns) * k // num_slow
+            self.deadlines_ns.append(t_star_ns + after_t_star_ns)
+
+    def descending_from(self, latest_ns: int) -> Iterator[int]:
+        """The grid's deadlines up to one, ns, the latest first."""
+        return (deadline for deadline in reversed(self.deadlines_ns) if deadline <= latest_ns)
+
+    def first_from(self, earliest_ns: int) -> int | None:
+        """The earliest deadline that is not before a time, ns; None where all are."""
+        index = bisect_left(self.deadlines_ns, earliest_ns)
+        return self.deadlines_ns[index] if index < len(self.deadlines_ns) else None
+
+    def start_of(self, deadline_ns: int) -> int | None:
+        """The deadline from whose candidate a shorter search starts, ns; None: a full search."""
+        index = bisect_right(self.deadlines_ns, deadline_ns) - 1
+        if index % _DEADLINES_PER_FULL_SEARCH == 0:
+            return None
+        return self.deadlines_ns[index - 1]

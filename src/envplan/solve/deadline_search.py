@@ -1,0 +1,137 @@
+"""The choice of least energy for one deadline that keeps all limits of a request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from envplan.errors import NoAnswerError
+from envplan.frontier import Progress, Relaxation
+from envplan.replay import Replay
+from envplan.request import Request
+from envplan.request.limits import LimitContext
+from envplan.solve.cache import PlanCache
+from envplan.solve.chance_constraint import SpeedLadder, solve_with_probability
+from envplan.solve.conditions import SearchConditions
+from envplan.solve.limit_keeper import LimitKeeper
+from envplan.solve.solution import KnownChoice, Solution
+
+
+class DeadlineSearch:
+    """Searches for choices by single deadlines, under the conditions of one request.
+
+    A limit that moves can mend is kept by every candidate; the others are conditions on the whole
+    plan.
+
+    Args:
+        frontier: of the pipeline.
+        request: whose limits, machine and effort count; not its deadline.
+        cache: of the frontier.
+        progress: called now and then with (steps to go, 0).
+
+    Attributes:
+        keeper: of the request's limits.
+        candidates: under the local ones of them.
+    """
+
+    def __init__(
+        self,
+        frontier: Relaxation,
+        request: Request,
+        cache: PlanCache,
+        progress: Progress | None = None,
+    ) -> None:
+        conditions = SearchConditions.of(request)
+        self._frontier = frontier
+        self._polish_s = request.effort.polish_s
+        self._progress = progress
+        self.keeper = LimitKeeper(frontier, request)
+        self.candidates = cache.candidates(frontier, conditions)
+        self._known_choices = cache.known_choices(conditions)
+
+    def solve_by(self, deadline_ns: int, *, idle_until_deadline: bool) -> Solution:
+        """The choice of least energy found that ends by a deadline and keeps all limits.
+
+        Besides what the search finds, the choices of one clock a stage and those found before are
+        looked at. Under limits on the whole plan the answer is remembered, for later deadlines.
+
+        Args:
+            deadline_ns: not below T_min, ns.
+            idle_until_deadline: everybody waits until then, so what is used until then counts.
+
+        Raises:
+            NoAnswerError: none was found; says by how much the best breaks a limit.
+        """
+        context = self.keeper.context(deadline_ns)
+        solution, refusal = None, None
+        try:
+            solution = self._search(context, idle_until_deadline=idle_until_deadline)
+            self.keeper.require(solution.replay, context, self.keeper.exact_limits)
+        except NoAnswerError as error:
+            solution, refusal = None, error
+        solution = self._best_known(solution, context, idle_until_deadline=idle_until_deadline)
+        if solution is None:
+            assert refusal is not None
+            raise refusal
+        if self.keeper.global_limits:
+            self._known_choices.append(KnownChoice.of(solution.replay))
+        return solution
+
+    def _search(self, context: LimitContext, *, idle_until_deadline: bool) -> Solution:
+        """The best choice that the search finds; limits on the whole plan may be broken.
+
+        Raises:
+            NoAnswerError: it finds none in time, or none that holds a probability.
+        """
+        keeper, candidates, deadline_ns = self.keeper, self.candidates, context.deadline_ns
+        if keeper.probability is not None:
+            ladder = SpeedLadder(
+                self._frontier, candidates, idle_until_deadline=idle_until_deadline
+            )
+            return solve_with_probability(
+                keeper.probability, keeper, ladder, context, self._progress
+            )
+
+        def keeps_global_limits(replay: Replay) -> bool:
+            return keeper.keeps(replay, context, keeper.global_limits)
+
+        replay = candidates.best_by(
+            deadline_ns,
+            idle_until_deadline=idle_until_deadline,
+            is_preferred=keeps_global_limits,
+        )
+        if not self._polish_s:
+            return Solution(replay, deadline_ns)
+        polished = candidates.polished(
+            replay, deadline_ns, idle_until_deadline=idle_until_deadline, seconds=self._polish_s
+        )
+        return Solution(polished.replay, deadline_ns, bound_fj=polished.bound_fj)
+
+    def _best_known(
+        self, solution: Solution | None, context: LimitContext, *, idle_until_deadline: bool
+    ) -> Solution | None:
+        """A solution, or the choice of less cost that is known already and keeps all limits.
+
+        A bound that was proved for the deadline holds for any choice.
+        """
+        keeper, deadline_ns = self.keeper, context.deadline_ns
+        waiting_uw = self._frontier.total_power_uw if idle_until_deadline else 0
+        least_fj = math.inf
+        if solution is not None:
+            replay = solution.replay
+            least_fj = replay.energy_fj - waiting_uw * replay.makespan_ns
+        for known in (*self.candidates.uniform_clocks, *self._known_choices):
+            cost_fj = known.energy_fj - waiting_uw * known.makespan_ns
+            if known.makespan_ns > deadline_ns or cost_fj >= least_fj:
+                continue
+            replay = self.candidates.replay(known.choice)
+            if not keeper.keeps(replay, context, keeper.exact_limits):
+                continue
+            robustness = keeper.certify(replay, context)
+            if keeper.probability is not None and robustness is None:
+                continue
+            if solution is None:
+                solution = Solution(replay, deadline_ns)
+            solution = replace(solution, replay=replay, robustness=robustness)
+            least_fj = cost_fj
+        return solution
