@@ -54,7 +54,7 @@ from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.runtime.clock_requester import ClockRequester
-from envplan.runtime.metering import EnergyLog, Span, measure, on_host
+from envplan.runtime.metering import EnergyLog, Span, measure_window, spans_on_host
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.profile_parts import Part, merge_parts, part_path
 from envplan.runtime.ranks import number_or_environment
@@ -352,29 +352,29 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         self, energy: EnergyLog, clock: int | None, window: list[list[Span[Timestamp]]]
     ) -> None:
         """Rows of iterations at one clock; None: at whatever the driver chooses."""
-        iterations = on_host(window)
-        seen = energy.take(iterations[0][0].begin, iterations[-1][-1].end)
-        measured = measure(iterations, seen, self._stages, clock)
+        iterations = spans_on_host(window)
+        seen = energy.pop_window(iterations[0][0].begin, iterations[-1][-1].end)
+        measured = measure_window(iterations, seen, self._stages, clock)
         why = energy.problem or "its iterations are too short for the energy counter"
-        if measured is not None and clock and seen.clock > _IN_FORCE * clock:
-            measured, why = None, f"the clock was at {seen.clock} MHz"
+        if measured is not None and clock and seen.clock_mhz > _IN_FORCE * clock:
+            measured, why = None, f"the clock was at {seen.clock_mhz} MHz"
         if measured is None:
             which = f"{clock} MHz" if clock else "the current clock"
             _logger.warning("rank %d: %s was passed over: %s", self.rank, which, why)
             return
-        mhz, unsure = measured.rows[0].frequency, measured.energy_error / measured.energy
+        mhz, unsure = measured.rows[0].frequency, measured.energy_error_j / measured.energy_j
         if unsure > _SURE:
             _logger.warning(
                 "rank %d: at %d MHz the standard error of the energy is %.0f%%; more "
                 "iterations_per_frequency make it smaller",
                 *(self.rank, mhz, 100 * unsure),
             )
-        self._part.num_microbatches = measured.microbatches
+        self._part.num_microbatches = measured.num_microbatches
         self._part.rows += measured.rows
-        self._enough = self._minimum.is_passed_at(measured.energy, measured.energy_error)
+        self._enough = self._minimum.is_passed_at(measured.energy_j, measured.energy_error_j)
         _logger.info(
             "rank %d: profiled at %d MHz: %.4g J and %.4g s of work an iteration",
-            *(self.rank, mhz, measured.energy, measured.busy),
+            *(self.rank, mhz, measured.energy_j, measured.busy_s),
         )
 
     def _merge(self) -> None:
