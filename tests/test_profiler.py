@@ -165,7 +165,7 @@ def test_driver_that_hangs_at_the_start_leaves_training_alone(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr("envplan.devices._START_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("envplan.runtime.profiler._OPEN_S", 0.3)
+    monkeypatch.setattr("envplan.runtime.profiler._OPEN_TIMEOUT_S", 0.3)
     monkeypatch.setattr("envplan.devices.guard._START_TIMEOUT_S", 0.5)
     fake_nvml.hang(kind)
     with started(tmp_path) as profiler:
@@ -179,7 +179,7 @@ def test_driver_that_hangs_at_the_end_does_not_keep_training(
 ) -> None:
     monkeypatch.setattr("envplan.devices.guard._CLOSE_TIMEOUT_S", 0.3)
     monkeypatch.setattr("envplan.devices.guard._KILL_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("envplan.runtime.profiler._CLOSE_S", 0.2)
+    monkeypatch.setattr("envplan.runtime.profiler._JOB_END_TIMEOUT_S", 0.2)
     with started(tmp_path) as profiler:
         train(profiler, steps=4)
         fake_nvml.hang("energy", "reset")
