@@ -162,8 +162,10 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         self._is_backward = False
         self._part_begins: list[tuple[str, Timestamp]] = []
 
-        # Written by the thread of the ClockRequester and by the training thread.
+        # Only the thread of the ClockRequester counts problems, and only this one remembers how
+        # many there were when its window began: so none that comes in between is lost.
         self._num_problems = 0
+        self._num_problems_before_window = 0
         self._sweep = ClockSweep[list[_DeviceSpan]]([None], iterations_per_frequency, warm_up)
         self._driver = ExitStack()
         self._requester = ClockRequester(None, None)
@@ -279,15 +281,17 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
             return
         self._requester.call_after_requests(self._read_problems)
         guard = self._requester.guard
+        num_problems = self._num_problems
+        has_new_problem = num_problems > self._num_problems_before_window
         use = self._sweep.classify(
-            has_problem=self._num_problems > 0 or (guard is not None and guard.failing),
+            has_problem=has_new_problem or (guard is not None and guard.failing),
             is_clock_pending=self._requester.has_unset_requests(),
         )
         window = self._sweep.record(use, spans)
         if window is not None:
             self._windows.put(window)
         if window is not None or use is StepUse.SPOILED:
-            self._num_problems = 0
+            self._num_problems_before_window = num_problems
         is_guard_gone = guard is not None and not guard.alive
         if self._sweep.is_finished or self._has_enough or is_guard_gone:
             self._finish()
