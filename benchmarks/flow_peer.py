@@ -21,15 +21,16 @@ class FlowPoint:
     """
 
     def __init__(self, network: Network, flow_uw: int) -> None:
-        begin, end = network.curve_begin[network.curve], network.curve_begin[network.curve + 1]
+        costs = network.costs
+        begin, end = costs.begin[network.curve], costs.begin[network.curve + 1]
         count = end - begin
         first = np.repeat(np.cumsum(count) - count, count)
         level = np.repeat(begin, count) + np.arange(len(first)) - first
-        limit = np.minimum(network.limit, flow_uw)
+        limit = np.minimum(costs.slope_uw, flow_uw)
         starts = np.zeros(len(limit), bool)
-        starts[network.curve_begin[:-1]] = True
+        starts[costs.begin[:-1]] = True
         width = limit - np.where(starts, 0, np.roll(limit, 1))
-        self._duration = network.duration[level]
+        self._duration = costs.duration_ns[level]
         self._base_cost_fj = network.base_cost_fj
         self._solver = SimpleMinCostFlow()
         self._arcs = self._solver.add_arcs_with_capacity_and_unit_cost(
@@ -38,8 +39,8 @@ class FlowPoint:
             width[level],
             -self._duration,
         )
-        self._solver.set_node_supply(network.num_nodes - 2, flow_uw)
-        self._solver.set_node_supply(network.num_nodes - 1, -flow_uw)
+        self._solver.set_node_supply(network.source, flow_uw)
+        self._solver.set_node_supply(network.sink, -flow_uw)
 
     def solve(self) -> None:
         """What is timed."""

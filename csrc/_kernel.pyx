@@ -8,6 +8,7 @@ from libcpp.memory cimport unique_ptr
 from libcpp.vector cimport vector
 
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,32 +32,35 @@ cdef extern from "kernel.hpp" namespace "envplan" nogil:
         const int32_t* curve
         int32_t num_curves
         const int32_t* curve_begin
+        int32_t num_levels
         const int64_t* duration
-        const int64_t* limit
+        const int64_t* slope
         int32_t source, sink
-    cdef cppclass CppWalk "envplan::Walk":
-        CppWalk(const Network&) except +
-        void start(const int64_t*, const int64_t*, cbool, int64_t) except +
-        void start_at(const int64_t*, const int64_t*, int64_t) except +
+    cdef cppclass CppFlow "envplan::ParametricFlow":
+        CppFlow(const Network&) except +
+        void solve_at_flow(const int64_t*, const int64_t*, cbool, int64_t) except +
+        void solve_at_time(const int64_t*, const int64_t*, int64_t) except +
         int64_t time()
         int64_t min_time()
         int64_t max_time()
-        int64_t flow()
         wide cost()
         void event_times(int64_t*) except +
         void arc_flows(int64_t*)
-    cdef struct Pair "envplan::Walk::Pair":
-        int32_t arc, later, tail, later_tail, head
-    cdef cppclass CppTrace "envplan::Trace":
-        CppTrace(const CppWalk&, int64_t) except +
-        cbool run(uint64_t, int64_t) except +
-        const CppWalk& walk()
+    cdef struct ShiftedArc "envplan::ParametricFlow::ShiftedArc":
+        int32_t arc, later
+
+cdef extern from "frontier_trace.hpp" namespace "envplan" nogil:
+    cdef cppclass CppTrace "envplan::FrontierTrace":
+        CppTrace(const CppFlow&, int64_t) except +
+        cbool extend(uint64_t, int64_t) except +
+        int64_t start_time()
+        const CppFlow& walk()
         const vector[int64_t]& times()
         const vector[int64_t]& flows()
         const vector[wide]& costs()
-        void watch(vector[Pair]) except +
+        void watch(const vector[ShiftedArc]&) except +
         const vector[int64_t]& periods()
-        const CppWalk& at(int64_t) except +
+        const CppFlow& optimum_at(int64_t) except +
 
 cdef extern from "rounding.hpp" namespace "envplan" nogil:
     cdef struct RoundingProblem:
@@ -76,7 +80,7 @@ cdef extern from "rounding.hpp" namespace "envplan" nogil:
 
 cdef extern from "replay.hpp" namespace "envplan" nogil:
     cdef struct ProblemArrays:
-        int32_t num_operations, num_stages, num_tables, num_clocks
+        int32_t num_operations, num_stages, num_tables, num_rows, num_clocks, num_arcs, num_slices
         const int32_t* order
         const int32_t* stage_begin
         const int32_t* succ_begin
@@ -98,7 +102,7 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
         int64_t begin, end, energy
     cdef cppclass CppProblem "envplan::Problem":
         CppProblem(const ProblemArrays&) except +
-        vector[int32_t] order, member
+        vector[int32_t] order, number_of
     cdef cppclass CppReplay "envplan::Replay":
         CppReplay(const CppProblem&, int64_t, int64_t) except +
         void choose(const int32_t*) except +
@@ -120,14 +124,14 @@ cdef extern from "parts.hpp" namespace "envplan" nogil:
         const int64_t* time
         const int64_t* energy
         const uint8_t* asks
-        int64_t latency, hold, waiting, slack
+        int64_t latency, min_dwell, waiting, slack
     cdef struct Composed:
         vector[int32_t] options
     vector[Composed] cpp_compose "envplan::compose"(const PartsProblem&, int64_t) except +
 
 cdef extern from "annealing.hpp" namespace "envplan" nogil:
     cdef struct Limits:
-        int64_t latency, deadline, hold, peak
+        int64_t latency, deadline, min_dwell, peak
         cbool waits
         int64_t price
     cdef struct Score:
@@ -159,40 +163,62 @@ cdef object _int_from_wide(wide x):
     return (<object>wide_high(x) << 62) + <object>wide_low(x)
 
 
-cdef class Trace:
-    """The walk from the start flow to T_min over one activity network.
+class Optimum(NamedTuple):
+    """An optimal solution at one point of the frontier, dual and primal.
+
+    Attributes:
+        times_ns: of the events, int64 (nodes,): of all optimal ones those with every event as early
+            as can be.
+        flow_uw: on the arcs, int64 (arcs,).
+    """
+
+    times_ns: object
+    flow_uw: object
+
+
+class Breakpoints(NamedTuple):
+    """Breakpoints of a frontier, the latest first.
+
+    Attributes:
+        times_ns: int64 (n,).
+        slopes_uw: what a ns less costs below each, int64 (n,).
+        costs_fj: above every activity at its slowest, (n,); Python's integers.
+    """
+
+    times_ns: object
+    slopes_uw: object
+    costs_fj: object
+
+
+cdef class ParametricFlow:
+    """The optimum of an activity network at one time, which moves; see kernel.hpp.
 
     Args:
         num_nodes: number of events.
         tail, head, curve: int32 (arcs,), events that each activity joins and its curve.
         curve_begin: int32 (curves + 1,), first level of each curve.
         duration: int64 (levels,), ns, strictly decreasing within a curve.
-        limit: int64 (levels,), uW, strictly increasing within a curve, INFINITE at its end.
+        slope: int64 (levels,), uW, strictly increasing within a curve, INFINITE at its end.
         source, sink: the events where everything starts and ends.
 
     Raises:
         ValueError: the network is not one (cycle, several sources, numbers out of range).
-        OverflowError: a marginal cost outgrew the integer range.
     """
 
-    cdef CppWalk* _walk
-    cdef CppTrace* _trace
+    cdef CppFlow* _flow
     cdef readonly int num_nodes, num_arcs
 
     def __cinit__(
-        self, int num_nodes, const int32_t[::1] tail, const int32_t[::1] head,
-        const int32_t[::1] curve, const int32_t[::1] curve_begin, const int64_t[::1] duration,
-        const int64_t[::1] limit, int source, int sink,
+        self, int num_nodes, const int32_t[::1] tail not None, const int32_t[::1] head not None,
+        const int32_t[::1] curve not None, const int32_t[::1] curve_begin not None,
+        const int64_t[::1] duration not None, const int64_t[::1] slope not None, int source,
+        int sink,
     ):
         cdef Network net
         if not (tail.shape[0] == head.shape[0] == curve.shape[0] > 0):
             raise ValueError("tail, head and curve must have one entry an arc")
-        if curve_begin.shape[0] < 2 or curve_begin[0] != 0 or not (
-            curve_begin[curve_begin.shape[0] - 1] == duration.shape[0] == limit.shape[0] > 0
-        ):
-            raise ValueError("curve_begin must span duration and limit")
-        if not (0 <= source < num_nodes and 0 <= sink < num_nodes):
-            raise ValueError("source and sink must be nodes")
+        if curve_begin.shape[0] < 2 or not (duration.shape[0] == slope.shape[0] > 0):
+            raise ValueError("there must be levels, each with a duration and a slope")
         self.num_nodes = num_nodes
         self.num_arcs = <int>tail.shape[0]
         net.num_nodes = num_nodes
@@ -202,166 +228,203 @@ cdef class Trace:
         net.curve = &curve[0]
         net.num_curves = <int32_t>(curve_begin.shape[0] - 1)
         net.curve_begin = &curve_begin[0]
+        net.num_levels = <int32_t>duration.shape[0]
         net.duration = &duration[0]
-        net.limit = &limit[0]
+        net.slope = &slope[0]
         net.source = source
         net.sink = sink
-        self._walk = new CppWalk(net)
+        self._flow = new CppFlow(net)
 
     def __dealloc__(self):
-        del self._trace
-        del self._walk
+        del self._flow
 
     @property
     def min_time(self):
         """T_min, ns: the longest path with every activity at its fastest."""
-        return self._walk.min_time()
+        return self._flow.min_time()
 
     @property
     def max_time(self):
         """T_max, ns: the longest path with every activity at its slowest."""
-        return self._walk.max_time()
+        return self._flow.max_time()
 
     @property
     def time(self):
-        """Where the walk stands before run(), ns."""
-        return self._walk.time()
+        """Where it stands, ns: at T_max before anything is solved."""
+        return self._flow.time()
 
-    def start(
-        self, const int64_t[::1] flow, const int64_t[::1] times, *, int64_t value=-1,
-        int64_t at=-1, cbool rough=False
+    @property
+    def cost(self):
+        """The cost there, above every activity at its slowest, fJ."""
+        return _int_from_wide(self._flow.cost())
+
+    def solve_at_flow(
+        self, const int64_t[::1] flow not None, const int64_t[::1] times, int64_t total, *,
+        cbool is_rough=False
     ):
-        """Jump to the least cost at flow value `value` (uW) or at time `at` (ns), from a guess.
-
-        The cost does not depend on the guess.
+        """Jump to the least cost at a flow value from a guess, on which the cost does not depend.
 
         Args:
             flow: int64 (arcs,), uW.
-            times: of the events, int64 (nodes,), ns; None, at a value: those that the flow means.
-            at: a time, or T_min or T_max where it is beyond.
-            rough: whether the flow is far off, which only makes a difference to the time it takes.
+            times: of the events, int64 (nodes,), ns; None: those that the flow means.
+            total: the flow value, uW.
+            is_rough: whether the flow is far off, which only makes a difference to the time taken.
+
+        Raises:
+            ValueError: arrays have another size, or a flow is out of range.
+            OverflowError: what the guess lacks outgrows the integer range.
         """
+        self._check_guess(flow, times)
+        cdef const int64_t* event_times = &times[0] if times is not None else NULL
+        with nogil:
+            self._flow.solve_at_flow(&flow[0], event_times, is_rough, total)
+
+    def solve_at_time(
+        self, const int64_t[::1] flow not None, const int64_t[::1] times not None, int64_t time
+    ):
+        """Jump to the least cost at a time, ns, or at T_min or T_max where it is beyond.
+
+        The guess is as for solve_at_flow, and so are the errors.
+        """
+        self._check_guess(flow, times)
+        with nogil:
+            self._flow.solve_at_time(&flow[0], &times[0], time)
+
+    def optimum(self):
+        """The Optimum where it stands."""
+        return _optimum_of(self._flow, self.num_nodes, self.num_arcs)
+
+    def trace(self, int64_t from_flow=-1):
+        """A FrontierTrace from here on, with its first breakpoint recorded.
+
+        Args:
+            from_flow: the first breakpoint is the latest with more flow below it, uW; negative:
+                it is where this stands.
+        """
+        cdef FrontierTrace trace = FrontierTrace(self, from_flow)
+        trace.extend(self._flow.max_time())
+        return trace
+
+    cdef int _check_guess(self, const int64_t[::1] flow, const int64_t[::1] times) except -1:
         if flow.shape[0] != self.num_arcs or (
             times is not None and times.shape[0] != self.num_nodes
         ):
             raise ValueError("a guess must have one entry an arc, and one an event")
-        if (value < 0) == (at < 0) or value >= kInfinite // 4 or (
-            np.min(flow) < 0 or np.max(flow) >= kInfinite // 4
-        ):
-            raise ValueError("flow is out of range")
-        if at >= 0 and times is None:
-            raise ValueError("a start at a time needs times")
-        with nogil:
-            if at >= 0:
-                self._walk.start_at(&flow[0], &times[0], at)
-            else:
-                self._walk.start(
-                    &flow[0], &times[0] if times is not None else NULL, rough, value
-                )
+        return 0
 
-    def state(self):
-        """The optimum where the walk stands before run(): as state_at."""
-        return self._state(self._walk)
 
-    def run(self, int64_t from_flow=-1, progress=None, int64_t until=0):
-        """Walk to T_min, recording from the first breakpoint with flow above `from_flow` (uW), or
-        from where the walk stands if that is negative.
+cdef class FrontierTrace:
+    """The record of a walk down the frontier; see frontier_trace.hpp.
+
+    Not thread-safe, optimum_at() included.
+
+    Args:
+        start: where it begins; it is copied.
+        from_flow: as for ParametricFlow.trace.
+    """
+
+    cdef CppTrace* _trace
+    cdef int _num_nodes, _num_arcs
+
+    def __cinit__(self, ParametricFlow start not None, int64_t from_flow):
+        self._num_nodes = start.num_nodes
+        self._num_arcs = start.num_arcs
+        self._trace = new CppTrace(start._flow[0], from_flow)
+
+    def __dealloc__(self):
+        del self._trace
+
+    @property
+    def min_time(self):
+        """T_min, ns."""
+        return self._trace.walk().min_time()
+
+    @property
+    def max_time(self):
+        """T_max, ns."""
+        return self._trace.walk().max_time()
+
+    @property
+    def start_time(self):
+        """Where it begins, ns."""
+        return self._trace.start_time()
+
+    @property
+    def end_time(self):
+        """How far it has come, ns."""
+        return self._trace.walk().time()
+
+    def extend(self, int64_t until=0, progress=None):
+        """Walk on to a time, ns, or to T_min; at least one breakpoint is recorded.
 
         Args:
-            until: end the walk at this time, ns, or at the first breakpoint recorded if it is later.
             progress: called now and then with (time now, T_min), ns. Ctrl-C is honoured as often.
-        """
-        del self._trace
-        self._trace = NULL
-        self._trace = new CppTrace(self._walk[0], from_flow)
-        self.go_on(until, progress)
 
-    def go_on(self, int64_t until=0, progress=None):
-        """Go on walking after run(). As there."""
-        if self._trace == NULL:
-            raise RuntimeError("run() comes first")
+        Raises:
+            OverflowError: a marginal cost outgrew the integer range.
+        """
         cdef cbool more = True
         while more:
             with nogil:
-                more = self._trace.run(WORK_BETWEEN_SIGNALS, until)
+                more = self._trace.extend(WORK_BETWEEN_SIGNALS, until)
             if progress is not None:
-                progress(self._trace.walk().time(), self._walk.min_time())
+                progress(self.end_time, self.min_time)
             _handle_signals()
 
-    def watch(self, const int32_t[:, ::1] pairs):
-        """From now on end run() and go_on() also at a breakpoint where pairs of arcs have no period.
+    def watch(self, const int32_t[::1] arcs not None, const int32_t[::1] later not None):
+        """From now on end extend() also at a breakpoint where arcs have no period.
 
         That is how much later the later arcs begin, if they carry the same flow as the others and
         all begin as much later, those without flow up to their slack.
 
         Args:
-            pairs: int32 (pairs, 5): an arc, another that may be the same a round later, where they
-                begin and where the former ends. Without any, nothing is watched.
+            arcs: int32 (n,).
+            later: int32 (n,), for each another arc that may be the same a round later.
+
+        Raises:
+            ValueError: there is no such arc.
         """
-        if self._trace == NULL:
-            raise RuntimeError("run() comes first")
-        if pairs.shape[1] != 5 or pairs.shape[0] and (
-            np.min(pairs) < 0 or np.max(pairs[:, :2]) >= self.num_arcs
-            or np.max(pairs[:, 2:]) >= self.num_nodes
-        ):
-            raise ValueError("a pair names an arc or a node that is not there")
-        cdef vector[Pair] watched = vector[Pair](<size_t>pairs.shape[0])
-        cdef int k
-        for k in range(pairs.shape[0]):
-            watched[k].arc, watched[k].later = pairs[k, 0], pairs[k, 1]
-            watched[k].tail, watched[k].later_tail = pairs[k, 2], pairs[k, 3]
-            watched[k].head = pairs[k, 4]
+        if arcs.shape[0] != later.shape[0]:
+            raise ValueError("every arc must have a later one")
+        cdef vector[ShiftedArc] watched = vector[ShiftedArc](<size_t>arcs.shape[0])
+        cdef Py_ssize_t k
+        for k in range(arcs.shape[0]):
+            watched[k].arc, watched[k].later = arcs[k], later[k]
         self._trace.watch(watched)
 
+    def watch_nothing(self):
+        """From now on end extend() at no breakpoint before its time."""
+        self._trace.watch(vector[ShiftedArc]())
+
     def periods(self):
-        """The period of the pairs at each of breakpoints(), ns, int64 (n,); -1 where none."""
-        cdef size_t k, n = self._trace.periods().size()
-        out = np.empty(n, np.int64)
-        cdef int64_t[::1] p = out
-        for k in range(n):
-            p[k] = self._trace.periods()[k]
-        return out
+        """The period of the watched arcs at each breakpoint, ns, int64 (n,); -1 where none."""
+        return _array(self._trace.periods())
 
     def breakpoints(self):
-        """(times, slopes, costs) by descending time: int64 ns, int64 uW below each, ints of fJ.
-
-        Costs count from every activity at its slowest.
-        """
-        if self._trace == NULL:
-            raise RuntimeError("run() comes first")
-        cdef size_t k, n = self._trace.times().size()
-        times = np.empty(n, np.int64)
-        slopes = np.empty(n, np.int64)
-        cdef int64_t[::1] t = times
-        cdef int64_t[::1] s = slopes
+        """The Breakpoints recorded so far; the ends may be none, but where it began and stopped."""
+        cdef size_t k
         costs = []
-        for k in range(n):
-            t[k] = self._trace.times()[k]
-            s[k] = self._trace.flows()[k]
+        for k in range(self._trace.costs().size()):
             costs.append(_int_from_wide(self._trace.costs()[k]))
-        return times, slopes, costs
+        return Breakpoints(_array(self._trace.times()), _array(self._trace.flows()), costs)
 
-    def state_at(self, int64_t time):
-        """The optimum at `time` ns: (event times, flows).
-
-        Of all optimal event times those with every event as early as can be, int64 (nodes,), ns;
-        and the flow on each arc, int64 (arcs,), uW.
+    def optimum_at(self, int64_t time):
+        """The Optimum at a time, ns.
 
         Raises:
             IndexError: time lies outside the recorded breakpoints.
         """
-        if self._trace == NULL:
-            raise RuntimeError("run() comes first")
-        return self._state(&self._trace.at(time))
+        return _optimum_of(&self._trace.optimum_at(time), self._num_nodes, self._num_arcs)
 
-    cdef _state(self, const CppWalk* walk):
-        times = np.empty(self.num_nodes, np.int64)
-        flows = np.empty(self.num_arcs, np.int64)
-        cdef int64_t[::1] t = times
-        cdef int64_t[::1] f = flows
-        walk.event_times(&t[0])
-        walk.arc_flows(&f[0])
-        return times, flows
+
+cdef object _optimum_of(const CppFlow* flow, int num_nodes, int num_arcs):
+    times = np.empty(num_nodes, np.int64)
+    flows = np.empty(num_arcs, np.int64)
+    cdef int64_t[::1] t = times
+    cdef int64_t[::1] f = flows
+    flow.event_times(&t[0])
+    flow.arc_flows(&f[0])
+    return Optimum(times, flows)
 
 
 cdef class Rounding:
@@ -468,19 +531,22 @@ cdef class Problem:
             raise ValueError("order, table and succ_begin must have one entry an operation")
         if not (stage_begin.shape[0] - 1 == waiting.shape[0] > 0):
             raise ValueError("stage_begin and waiting must have one entry a stage")
-        if not (succ_begin[succ_begin.shape[0] - 1] == succ.shape[0] == succ_lag.shape[0]):
-            raise ValueError("succ_begin must span succ and succ_lag")
+        if succ.shape[0] != succ_lag.shape[0]:
+            raise ValueError("succ and succ_lag must have one entry an arc")
         if table_begin.shape[0] < 2 or not (
-            table_begin[table_begin.shape[0] - 1] == time.shape[0] == energy.shape[0]
-            == clock.shape[0] == leaves.shape[0] == nearest.shape[0]
+            time.shape[0] == energy.shape[0] == clock.shape[0] == leaves.shape[0]
+            == nearest.shape[0] > 0
         ):
-            raise ValueError("table_begin must span time, energy, clock and nearest")
+            raise ValueError("time, energy, clock, leaves and nearest must have one entry a row")
         self.num_operations = <int>order.shape[0]
         self.num_stages = <int>waiting.shape[0]
         arrays.num_operations = self.num_operations
         arrays.num_stages = self.num_stages
         arrays.num_tables = <int32_t>(table_begin.shape[0] - 1)
+        arrays.num_rows = <int32_t>time.shape[0]
         arrays.num_clocks = <int32_t>nearest.shape[1]
+        arrays.num_arcs = <int32_t>succ.shape[0]
+        arrays.num_slices = 0
         arrays.order = &order[0]
         arrays.stage_begin = &stage_begin[0]
         arrays.succ_begin = &succ_begin[0]
@@ -496,11 +562,13 @@ cdef class Problem:
         arrays.waiting = &waiting[0]
         arrays.slice_begin = NULL
         if slice_begin is not None:
+            if slice_time is None or slice_power is None:
+                raise ValueError("slices need times and powers")
             if slice_begin.shape[0] != time.shape[0] + 1 or not (
-                slice_begin[0] == 0 and slice_begin[time.shape[0]] == slice_time.shape[0]
-                == slice_power.shape[0]
+                slice_time.shape[0] == slice_power.shape[0] > 0
             ):
-                raise ValueError("slice_begin must span slice_time and slice_power")
+                raise ValueError("slice_begin must have one entry a row and one more")
+            arrays.num_slices = <int32_t>slice_time.shape[0]
             arrays.slice_begin = &slice_begin[0]
             arrays.slice_time = &slice_time[0]
             arrays.slice_power = &slice_power[0]
@@ -554,7 +622,7 @@ cdef class Problem:
         cdef unique_ptr[CppReplay] replay
         self._run(&replay, rows, latency, factors)
         for k in range(self.num_operations):
-            i = self._problem.member[k]
+            i = self._problem.number_of[k]
             s[k] = replay.get().start(i)
             f[k] = replay.get().finish(i)
             e[k] = replay.get().energy(i)
@@ -576,7 +644,7 @@ cdef class Problem:
         cdef unique_ptr[CppReplay] replay
         self._run(&replay, rows, latency, factors)
         for k in range(self.num_operations):
-            replay.get().parts(self._problem.member[k], &parts)
+            replay.get().parts(self._problem.number_of[k], &parts)
             owner.resize(parts.size(), k)
         columns = [np.empty(parts.size(), np.int32) for _ in range(3)]
         columns += [np.empty(parts.size(), np.int64) for _ in range(3)]
@@ -635,7 +703,7 @@ cdef class Search:
     Args:
         problem: numbered by when operations start, about: moves that trade time look at
             neighbours in its order.
-        latency, deadline, hold: ns.
+        latency, deadline, min_dwell: ns.
         peak: cap on the power of one GPU a stage together, uW; negative where there is none.
         waits: energy is that until the deadline, not until the makespan.
         price: of a ns late or of shortage, uW.
@@ -645,11 +713,11 @@ cdef class Search:
     cdef Limits _limits
 
     def __cinit__(
-        self, Problem problem not None, int64_t latency, int64_t deadline, int64_t hold,
+        self, Problem problem not None, int64_t latency, int64_t deadline, int64_t min_dwell,
         int64_t peak, cbool waits, int64_t price,
     ):
         self._problem = problem
-        self._limits = Limits(latency, deadline, hold, peak, waits, price)
+        self._limits = Limits(latency, deadline, min_dwell, peak, waits, price)
 
     def score(self, const int32_t[::1] rows):
         """(excess fJ, energy fJ, late ns, shortage ns, energy above the cap fJ) of rows."""
@@ -710,7 +778,7 @@ cdef object _array(const vector[int64_t]& values):
 
 def compose(
     const int32_t[:, ::1] option_end, const int64_t[::1] time, const int64_t[::1] energy,
-    const uint8_t[::1] asks, int64_t latency, int64_t hold, int64_t waiting, int64_t slack,
+    const uint8_t[::1] asks, int64_t latency, int64_t min_dwell, int64_t waiting, int64_t slack,
     int64_t most,
 ):
     """All Pareto options of an operation from those of its parts; see parts.hpp.
@@ -720,7 +788,7 @@ def compose(
             each other by part and clock.
         time, energy: int64 (options,), ns and fJ.
         asks: uint8 (parts,).
-        latency, hold: ns.
+        latency, min_dwell: ns.
         waiting: uW.
         slack: fJ.
         most: choices that may be kept at a time.
@@ -746,7 +814,7 @@ def compose(
     problem.time = &time[0]
     problem.energy = &energy[0]
     problem.asks = &asks[0]
-    problem.latency, problem.hold = latency, hold
+    problem.latency, problem.min_dwell = latency, min_dwell
     problem.waiting, problem.slack = waiting, slack
     cdef vector[Composed] found
     with nogil:

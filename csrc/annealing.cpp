@@ -19,7 +19,7 @@ constexpr double kDearer = 16;          // last price over first
 constexpr std::size_t kPaces = 256;     // at most so many are tried
 
 Energy energy_over(const Limits& limits, const Replay& replay) {
-  return limits.peak < 0 ? 0 : replay.over(limits.peak, 0, replay.makespan());
+  return limits.peak < 0 ? 0 : replay.energy_above_cap(limits.peak, 0, replay.makespan());
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ Score score(const Limits& limits, const Replay& replay, Energy over) {
 }
 
 Score score(const Problem& problem, const Limits& limits, const Index* rows) {
-  Replay replay(problem, limits.latency, limits.hold);
+  Replay replay(problem, limits.latency, limits.min_dwell);
   replay.choose(rows);
   replay.run();
   return score(limits, replay, energy_over(limits, replay));
@@ -45,7 +45,7 @@ Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* 
                      double heat, uint64_t seed)
     : problem_(problem),
       limits_(limits),
-      replay_(problem, limits.latency, limits.hold),
+      replay_(problem, limits.latency, limits.min_dwell),
       moves_(problem),
       random_(seed),
       num_moves_(moves_.movable().empty() ? 0 : moves),
@@ -130,21 +130,21 @@ bool Annealing::attempt(double most) {
   }
   if (good && limits_.peak >= 0) {
     const auto [from, to] = replay_.changed_span();
-    Energy over = before.over + replay_.over(limits_.peak, from, to);
-    replay_.swap();
-    over -= replay_.over(limits_.peak, from, to);
-    replay_.swap();
+    Energy over = before.over + replay_.energy_above_cap(limits_.peak, from, to);
+    replay_.undo();
+    over -= replay_.energy_above_cap(limits_.peak, from, to);
+    replay_.redo();
     score_ = score(limits_, replay_, over);
     good = worth(before) <= most;
   }
   if (good) return true;
-  replay_.swap();
+  replay_.undo();
   score_ = before;
   return false;
 }
 
 ConstantClocks::ConstantClocks(const Problem& problem, const Limits& limits)
-    : problem_(problem), limits_(limits), replay_(problem, limits.latency, limits.hold) {
+    : problem_(problem), limits_(limits), replay_(problem, limits.latency, limits.min_dwell) {
   for (Index t = 0; t < problem.num_tables; ++t) {
     for (Index k = 0; k < problem.num_clocks; ++k) {
       Index best = problem.table_begin[t];
@@ -167,7 +167,7 @@ ConstantClocks::ConstantClocks(const Problem& problem, const Limits& limits)
     for (Index k = 0; k < problem.num_clocks; ++k) {
       Time sum = 0;
       for (Index m = problem.stage_begin[s]; m < problem.stage_begin[s + 1]; ++m) {
-        const Index table = problem.operations[problem.member[m]].table;
+        const Index table = problem.operations[problem.number_of[m]].table;
         sum += problem.rows[row_at_[static_cast<int64_t>(table) * problem.num_clocks + k]].time;
       }
       work[s].push_back(sum);
@@ -205,7 +205,7 @@ bool ConstantClocks::improve(Index stage) {
 
 void ConstantClocks::set_clock(Index stage, Index clock) {
   for (Index m = problem_.stage_begin[stage]; m < problem_.stage_begin[stage + 1]; ++m) {
-    const Index i = problem_.member[m], table = problem_.operations[i].table;
+    const Index i = problem_.number_of[m], table = problem_.operations[i].table;
     replay_.set_row(i, row_at_[static_cast<int64_t>(table) * problem_.num_clocks + clock]);
   }
 }

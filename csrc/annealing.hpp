@@ -4,7 +4,7 @@
 // stage asks for clocks too soon after each other, power stays under a cap, and energy is least.
 //
 // Idea. Every limit has a price, and the excess of a choice is what it owes for breaking them:
-//   excess = price * (lateness + shortage of hold) + energy above the cap   (fJ).
+//   excess = price * (lateness + shortage of min_dwell) + energy above the cap   (fJ).
 // Annealing (Kirkpatrick et al. 1983) minimizes energy + g * excess, where g grows from 1 to 16,
 // so that by the end no choice with any excess is worth keeping. Every move is replayed exactly.
 // What comes out is the best choice seen: of least excess, and among those of least energy.
@@ -28,8 +28,8 @@ namespace envplan {
 struct Limits {
   Time latency;  // from a request until the clock comes, ns
   Time deadline;
-  Time hold;   // least time between two requests of a stage, ns; 0: none
-  Power peak;  // cap on the power of one GPU a stage together, uW; negative: none
+  Time min_dwell;  // least time between two requests of a stage, ns; 0: none
+  Power peak;      // cap on the power of one GPU a stage together, uW; negative: none
   // Energy is that used until the deadline, when everybody has waited, not until the makespan.
   bool waits;
   Power price;  // what a ns late, or of shortage, costs, uW

@@ -92,10 +92,10 @@ class Moves {
   }
 
   void change_run(Index i) {
-    const Index mhz = clock(i);
-    if (mhz < 0) return;
+    const Index run_clock = clock(i);
+    if (run_clock < 0) return;
     Index first = i, end = i;
-    const auto alike = [&](Index j) { return j >= 0 && clock(j) == mhz; };
+    const auto alike = [&](Index j) { return j >= 0 && clock(j) == run_clock; };
     for (Index k = 0; k < kLongestRun && alike(op(first).before); ++k) first = op(first).before;
     for (Index k = 0; k < kLongestRun && alike(op(end).after); ++k) end = op(end).after;
     Index to = p_.rows[shifted(i)].clock;

@@ -88,7 +88,7 @@ class Composition {
   Composition(const PartsProblem& problem, int64_t most)
       : p_(problem),
         most_(most),
-        apart_(std::max(problem.latency, problem.hold)),
+        apart_(std::max(problem.latency, problem.min_dwell)),
         clocks_(apart_ == 0 ? 0 : problem.num_clocks),
         last_(start(problem.num_parts)),
         at_(static_cast<size_t>(last_) + 1),
@@ -171,7 +171,7 @@ class Composition {
     if (part > 0 && !p_.asks[part]) return;
     // The first clock is asked for as it is needed, the others before.
     const Time least = part > 0 ? apart_ : apart_ + p_.latency;
-    const Time least_at_end = part > 0 ? p_.hold : 0;
+    const Time least_at_end = part > 0 ? p_.min_dwell : 0;
     for (Index clock = 0; clock < clocks_; ++clock) {
       extend(start(part), part, clock, {0, 0}, least, least_at_end, &run);
     }

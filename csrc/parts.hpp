@@ -5,11 +5,11 @@
 // Rules. Parts run one after the other, each by one of its options: a clock, a config, a time and
 // an energy. Clocks change as parts begin, and only as such do that may ask. A clock is asked for
 // `latency` before it has to be there, the first one as the operation starts. Requests lie at least
-// max(latency, hold) apart, so that none is made before the last has come, and the last clock is
-// there for `hold` before the end. Where both are 0, parts are independent.
+// max(latency, min_dwell) apart, so that none is made before the last has come, and the last clock
+// is there for `min_dwell` before the end. Where both are 0, parts are independent.
 //
-// So an option takes the same whatever the latency, and with a smaller latency or hold no option
-// is lost.
+// So an option takes the same whatever the latency, and with a smaller latency or min_dwell no
+// option is lost.
 //
 // Graph. A way from the first node to the last one is a choice. Where parts are independent, a node
 // is the start of a part and an edge an option of it. Else a node is either the start of a part,
@@ -47,7 +47,7 @@ struct PartsProblem {
   const Time* time;            // (options) ns, at least 1
   const std::int64_t* energy;  // (options) fJ; those of all parts add up to less than 2^62
   const std::uint8_t* asks;    // (num_parts) whether the clock may change as it begins
-  Time latency, hold;          // ns
+  Time latency, min_dwell;     // ns
   Power waiting;               // uW; as long as all parts take, it draws less than 2^62 fJ
   std::int64_t slack;          // fJ, of the whole operation; 0 leaves nothing out
 };

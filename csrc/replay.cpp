@@ -18,10 +18,6 @@ constexpr int kBlock = 8;       // noisy runs replayed side by side
 constexpr Index kSettling = 4;  // operations a stage until a change shows whether clocks last
 constexpr char kTouched = 1, kChanged = 2;
 
-void require(bool ok, const char* what) {
-  if (!ok) throw std::invalid_argument(what);
-}
-
 [[noreturn]] void too_long() {
   throw std::overflow_error("operation times and latencies add up to more than 146 years");
 }
@@ -62,26 +58,41 @@ Problem::Problem(const ProblemArrays& a)
       num_stages(a.num_stages),
       num_tables(a.num_tables),
       num_clocks(a.num_clocks) {
-  const Index n = num_operations;
-  require(n > 0 && num_stages > 0 && num_tables > 0 && num_clocks >= 0, "there is nothing to run");
-  require(a.stage_begin[0] == 0 && a.stage_begin[num_stages] == n,
-          "stage_begin must span the operations");
-  require(a.succ_begin[0] == 0 && a.table_begin[0] == 0, "succ_begin and table_begin begin at 0");
-
-  order.assign(a.order, a.order + n);
-  member.assign(n, -1);
-  for (Index i = 0; i < n; ++i) {
-    require(order[i] >= 0 && order[i] < n && member[order[i]] < 0,
-            "order must name every operation once");
-    member[order[i]] = i;
+  require(num_operations > 0 && num_stages > 0 && num_tables > 0 && num_clocks >= 0,
+          "there is nothing to run");
+  require_offsets(a.stage_begin, num_stages, num_operations,
+                  "stage_begin must ascend from 0 and span the operations");
+  require_offsets(a.succ_begin, num_operations, a.num_arcs,
+                  "succ_begin must ascend from 0 and span succ and succ_lag");
+  require_offsets(a.table_begin, num_tables, a.num_rows,
+                  "table_begin must ascend from 0 and span the rows");
+  if (a.slice_begin != nullptr) {
+    require_offsets(a.slice_begin, a.num_rows, a.num_slices,
+                    "slice_begin must ascend from 0 and span slice_time and slice_power");
   }
+  copy_order(a);
+  copy_rows(a);
+  copy_nearest(a);
+  copy_stages(a);
+  copy_precedences(a);
+}
 
+void Problem::copy_order(const ProblemArrays& a) {
+  order.assign(a.order, a.order + num_operations);
+  number_of.assign(num_operations, -1);
+  for (Index i = 0; i < num_operations; ++i) {
+    require(order[i] >= 0 && order[i] < num_operations && number_of[order[i]] < 0,
+            "order must name every operation once");
+    number_of[order[i]] = i;
+  }
+}
+
+void Problem::copy_rows(const ProblemArrays& a) {
   for (Index t = 0; t < num_tables; ++t) {
     require(a.table_begin[t] < a.table_begin[t + 1], "a table has no rows");
   }
   table_begin.assign(a.table_begin, a.table_begin + num_tables + 1);
-  const Index num_rows = table_begin.back();
-  for (Index row = 0; row < num_rows; ++row) {
+  for (Index row = 0; row < a.num_rows; ++row) {
     require(a.time[row] >= 1 && a.time[row] <= kMostTime, "a row's time is out of range");
     require(a.energy[row] >= 0 && a.energy[row] <= kMostTime, "a row's energy is out of range");
     require(a.clock[row] >= -1 && a.clock[row] < num_clocks, "a row's clock is out of range");
@@ -89,23 +100,31 @@ Problem::Problem(const ProblemArrays& a)
                 (a.leaves[row] < 0) == (a.clock[row] < 0),
             "the clock that a row leaves is out of range");
     const auto first = static_cast<Index>(slices.size());
-    if (a.slice_begin == nullptr) {
-      slices.push_back({a.time[row], (a.energy[row] + a.time[row] - 1) / a.time[row]});
-    } else {
-      require(a.slice_begin[row] < a.slice_begin[row + 1], "a row has no slices");
-      for (Index k = a.slice_begin[row]; k < a.slice_begin[row + 1]; ++k) {
-        require(a.slice_time[k] >= 0 && a.slice_time[k] <= a.time[row] && a.slice_power[k] >= 0 &&
-                    a.slice_power[k] <= kMostTime,
-                "a slice is out of range");
-        slices.push_back({a.slice_time[k], a.slice_power[k]});
-      }
-    }
+    copy_slices(a, row);
     const auto end = static_cast<Index>(slices.size());
     Power most = 0;
     for (Index k = first; k < end; ++k) most = std::max(most, slices[k].power);
     rows.push_back({a.time[row], a.energy[row], most, a.clock[row], a.leaves[row], first, end});
   }
-  nearest.assign(a.nearest, a.nearest + static_cast<int64_t>(num_rows) * num_clocks);
+}
+
+// A row's slices; without any, one of its average power.
+void Problem::copy_slices(const ProblemArrays& a, Index row) {
+  if (a.slice_begin == nullptr) {
+    slices.push_back({a.time[row], (a.energy[row] + a.time[row] - 1) / a.time[row]});
+    return;
+  }
+  require(a.slice_begin[row] < a.slice_begin[row + 1], "a row has no slices");
+  for (Index k = a.slice_begin[row]; k < a.slice_begin[row + 1]; ++k) {
+    require(a.slice_time[k] >= 0 && a.slice_time[k] <= a.time[row] && a.slice_power[k] >= 0 &&
+                a.slice_power[k] <= kMostTime,
+            "a slice is out of range");
+    slices.push_back({a.slice_time[k], a.slice_power[k]});
+  }
+}
+
+void Problem::copy_nearest(const ProblemArrays& a) {
+  nearest.assign(a.nearest, a.nearest + static_cast<int64_t>(a.num_rows) * num_clocks);
   for (Index t = 0; t < num_tables; ++t) {
     for (Index row = table_begin[t]; row < table_begin[t + 1]; ++row) {
       for (Index k = 0; k < num_clocks && rows[row].clock >= 0; ++k) {
@@ -115,41 +134,43 @@ Problem::Problem(const ProblemArrays& a)
       }
     }
   }
+}
 
+void Problem::copy_stages(const ProblemArrays& a) {
   stage_begin.assign(a.stage_begin, a.stage_begin + num_stages + 1);
-  operations.resize(n);
+  operations.resize(num_operations);
   for (Index s = 0; s < num_stages; ++s) {
-    require(stage_begin[s] <= stage_begin[s + 1], "stage_begin must ascend");
     require(a.waiting[s] >= 0 && a.waiting[s] <= kMostTime, "a blocking power is out of range");
     for (Index k = stage_begin[s]; k < stage_begin[s + 1]; ++k) {
       const Index table = a.table[k];
       require(table >= 0 && table < num_tables, "an operation's table is out of range");
-      operations[member[k]] = {s,
-                               table,
-                               table_begin[table],
-                               table_begin[table + 1],
-                               k > stage_begin[s] ? member[k - 1] : -1,
-                               k + 1 < stage_begin[s + 1] ? member[k + 1] : -1};
+      const Index before = k > stage_begin[s] ? number_of[k - 1] : -1;
+      const Index after = k + 1 < stage_begin[s + 1] ? number_of[k + 1] : -1;
+      operations[number_of[k]] = {s,      table, table_begin[table], table_begin[table + 1],
+                                  before, after};
     }
   }
   waiting.assign(a.waiting, a.waiting + num_stages);
   for (const Power power : waiting) total_waiting += power;
+}
 
+void Problem::copy_precedences(const ProblemArrays& a) {
   succs.begin.push_back(0);
   for (const Index from : order) {
-    require(a.succ_begin[from] <= a.succ_begin[from + 1], "succ_begin must ascend");
     for (Index e = a.succ_begin[from]; e < a.succ_begin[from + 1]; ++e) {
-      require(a.succ[e] >= 0 && a.succ[e] < n && member[a.succ[e]] > member[from],
-              "order must be topological");
+      require(
+          a.succ[e] >= 0 && a.succ[e] < num_operations && number_of[a.succ[e]] > number_of[from],
+          "order must be topological");
       require(a.succ_lag[e] >= 0 && a.succ_lag[e] < kMostTime, "a lag is out of range");
-      succs.other.push_back(member[a.succ[e]]);
+      succs.other.push_back(number_of[a.succ[e]]);
       succs.lag.push_back(a.succ_lag[e]);
     }
     succs.begin.push_back(static_cast<Index>(succs.other.size()));
-    if (succs.begin[succs.begin.size() - 2] == succs.begin.back()) last.push_back(member[from]);
+    const bool has_successors = a.succ_begin[from] < a.succ_begin[from + 1];
+    if (!has_successors) last.push_back(number_of[from]);
   }
-  preds = reversed(n, succs.begin.data(), succs.other.data(), succs.lag.data());
-  for (Index i = 0; i < n; ++i) {
+  preds = reversed(num_operations, succs.begin.data(), succs.other.data(), succs.lag.data());
+  for (Index i = 0; i < num_operations; ++i) {
     const auto first = preds.other.begin() + preds.begin[i];
     const auto end = preds.other.begin() + preds.begin[i + 1];
     const Index before = operations[i].before;
@@ -158,18 +179,18 @@ Problem::Problem(const ProblemArrays& a)
   }
 }
 
-Replay::Replay(const Problem& problem, Time latency, Time hold)
+Replay::Replay(const Problem& problem, Time latency, Time min_dwell)
     : problem_(problem),
       latency_(latency),
-      hold_(hold),
+      min_dwell_(min_dwell),
       row_(problem.num_operations),
-      met_(problem.num_operations),
-      initial_(problem.num_stages, -1),
+      runs_(problem.num_operations),
+      initial_clock_(problem.num_stages, -1),
       dirty_(problem.num_operations, 0) {
   require(latency >= 0 && latency < kMostTime, "latency is out of range");
   // What all operations lack to it is added up.
   const Time operations = problem.num_operations + problem.num_stages;
-  require(hold >= 0 && hold < kMostTime / operations, "hold is out of range");
+  require(min_dwell >= 0 && min_dwell < kMostTime / operations, "min_dwell is out of range");
   for (Index i = 0; i < problem.num_operations; ++i) row_[i] = problem.operations[i].first_row;
 }
 
@@ -191,18 +212,18 @@ void Replay::chosen(Index* rows) const {
 void Replay::run(const double* factors) {
   factors_ = factors;
   totals_ = {};
-  for (Index s = 0; s < problem_.num_stages; ++s) initial_[s] = clock_left(s);
+  for (Index s = 0; s < problem_.num_stages; ++s) initial_clock_[s] = clock_left(s);
   for (Index i = 0; i < problem_.num_operations; ++i) {
     replay(i);
-    totals_.cost += met_[i].cost;
-    totals_.shortage_within += met_[i].shortage;
+    totals_.cost += runs_[i].cost;
+    totals_.shortage_within += runs_[i].shortage;
   }
   measure();
 }
 
 std::int64_t Replay::energy(Index i) const {
   const Energy waiting = problem_.waiting[problem_.operations[i].stage];
-  const Energy sum = met_[i].cost + waiting * (met_[i].finish - met_[i].start);
+  const Energy sum = runs_[i].cost + waiting * (runs_[i].finish - runs_[i].start);
   if (sum > std::numeric_limits<int64_t>::max()) {
     throw std::overflow_error("an operation takes more than 9200 J");
   }
@@ -210,7 +231,7 @@ std::int64_t Replay::energy(Index i) const {
 }
 
 // Time and energy of all of operation i by a row.
-Replay::Whole Replay::whole(Index i, Index row) const {
+Replay::WholeOperation Replay::whole_operation(Index i, Index row) const {
   const Problem::Row& r = problem_.rows[row];
   const double factor = factors_ == nullptr ? 1 : factors_[problem_.order[i]];
   if (factor == 1) return {r.time, r.energy};
@@ -225,126 +246,133 @@ Replay::Whole Replay::whole(Index i, Index row) const {
 // The clock that a stage's last request leaves.
 Index Replay::clock_left(Index stage) const {
   for (Index k = problem_.stage_begin[stage + 1]; k-- > problem_.stage_begin[stage];) {
-    const Index left = problem_.rows[row_[problem_.member[k]]].leaves;
+    const Index left = problem_.rows[row_[problem_.number_of[k]]].leaves;
     if (left >= 0) return left;
   }
   return -1;
 }
 
-// The operation that makes the next request after that of `come`, of those up to `asked`.
-Index Replay::next_request(Index come, Index asked) const {
+// The operation that makes the next request after `effective_request`, of those up to
+// `last_request`: requests of a stage are a list linked backwards.
+Index Replay::next_request(Index effective_request, Index last_request) const {
+  Index request = last_request;
   for (;;) {
-    const Index before = problem_.operations[asked].before;
-    const Index earlier = before < 0 ? -1 : met_[before].asked;
-    if (earlier == come) return asked;
-    asked = earlier;
+    const Index before = problem_.operations[request].before;
+    const Index earlier = before < 0 ? -1 : runs_[before].last_request;
+    if (earlier == effective_request) return request;
+    request = earlier;
   }
 }
 
 // Operation i as it starts, its own request made. Sets all but its finish and cost.
-void Replay::enter(Index i, Met* met) const {
-  Met& now = *met;
+void Replay::begin_operation(Index i, OperationRun* run) const {
+  OperationRun& now = *run;
   Time start = 0;
   for (Index e = problem_.preds.begin[i]; e < problem_.preds.begin[i + 1]; ++e) {
-    start = std::max(start, met_[problem_.preds.other[e]].finish + problem_.preds.lag[e]);
+    start = std::max(start, runs_[problem_.preds.other[e]].finish + problem_.preds.lag[e]);
   }
   if (start > kMostTime) too_long();
   now.start = start;
-  if (latency_ == 0 && hold_ == 0) return;
+  if (latency_ == 0 && min_dwell_ == 0) return;
   const Problem::Operation& op = problem_.operations[i];
   if (op.before >= 0) {
-    const Met& left = met_[op.before];
-    now.come = left.come;
-    now.asked = left.asked;
-    now.in_force = left.in_force;
-    now.wanted = left.wanted;
-    now.asked_at = left.asked_at;
+    const OperationRun& left = runs_[op.before];
+    now.effective_request = left.effective_request;
+    now.last_request = left.last_request;
+    now.clock_in_force = left.clock_in_force;
+    now.requested_clock = left.requested_clock;
+    now.requested_at = left.requested_at;
   } else {
-    now.come = now.asked = -1;
-    now.in_force = now.wanted = initial_[op.stage];
+    now.effective_request = now.last_request = -1;
+    now.clock_in_force = now.requested_clock = initial_clock_[op.stage];
   }
   now.shortage = 0;
-  const Index mhz = clock(i);
-  if (mhz < 0 || mhz == now.wanted) return;
-  if (hold_ > 0) {
-    if (now.asked >= 0) now.shortage = std::max<Time>(0, hold_ - (now.start - now.asked_at));
-    now.asked_at = now.start;
+  const Index wanted = clock(i);
+  if (wanted < 0 || wanted == now.requested_clock) return;
+  if (min_dwell_ > 0) {
+    if (now.last_request >= 0)
+      now.shortage = std::max<Time>(0, min_dwell_ - (now.start - now.requested_at));
+    now.requested_at = now.start;
   }
-  now.asked = i;
-  now.wanted = mhz;
+  now.last_request = i;
+  now.requested_clock = wanted;
   if (latency_ == 0) {
-    now.come = i;
-    now.in_force = mhz;
+    now.effective_request = i;
+    now.clock_in_force = wanted;
   }
 }
 
+// Takes over the clocks that have come by a time. Returns when the next one comes, or kNever.
+Time Replay::apply_due_requests(Time at, OperationRun* run) const {
+  while (run->awaits_clock()) {
+    const Index next = next_request(run->effective_request, run->last_request);
+    const Time comes = runs_[next].start + latency_;
+    if (comes > at) return comes;
+    run->effective_request = next;
+    run->clock_in_force = clock(next);
+  }
+  return kNever;
+}
+
 // Runs operation i from its start to its end; calls each(row, clock, begin, end, energy) for every
-// part. What met_ says of the start and the request of operation i must be up to date.
+// part. What the run says of its start and its request must be up to date.
 template <class EachPart>
-void Replay::work(Index i, Met* now, EachPart each) const {
-  const Index planned = row_[i], wanted = problem_.rows[planned].clock;
-  const Index stage = problem_.operations[i].stage;
-  if (latency_ == 0 || wanted < 0) {
-    const Whole all = whole(i, planned);
-    now->finish = ended(now->start, all.time);
-    now->cost = all.energy - static_cast<Energy>(problem_.waiting[stage]) * all.time;
-    each(planned, wanted, now->start, now->finish, all.energy);
-    leave(i, now);
+void Replay::execute(Index i, OperationRun* run, EachPart each) const {
+  const Index planned_row = row_[i], planned_clock = problem_.rows[planned_row].clock;
+  const auto waiting = static_cast<Energy>(problem_.waiting[problem_.operations[i].stage]);
+  if (latency_ == 0 || planned_clock < 0) {
+    const WholeOperation all = whole_operation(i, planned_row);
+    run->finish = ended(run->start, all.time);
+    run->cost = all.energy - waiting * all.time;
+    each(planned_row, planned_clock, run->start, run->finish, all.energy);
+    finish_clocks(i, run);
     return;
   }
-  Time at = now->start, left = 0;
+  Time at = run->start, left = 0;  // left: of the whole operation by the current row
   Energy energy = 0;
   Index row = -1;
-  Whole all{};
+  WholeOperation all{};
   do {
-    Time until = kNever;
-    while (now->awaits()) {
-      const Index next = next_request(now->come, now->asked);
-      const Time comes = met_[next].start + latency_;
-      if (comes > at) {
-        until = comes;
-        break;
-      }
-      now->come = next;
-      now->in_force = clock(next);
-    }
-    const Index met = now->in_force == wanted ? planned : problem_.row_at(planned, now->in_force);
-    if (met != row) {
-      const Whole before = all;
-      all = whole(i, met);
+    const Time until = apply_due_requests(at, run);
+    const Index current_row = run->clock_in_force == planned_clock
+                                  ? planned_row
+                                  : problem_.row_at(planned_row, run->clock_in_force);
+    if (current_row != row) {
+      const WholeOperation before = all;
+      all = whole_operation(i, current_row);
       left = row < 0 ? all.time : carried(left, all.time, before.time);
-      row = met;
+      row = current_row;
     }
     const Time spent = std::min(left, until - at), end = ended(at, spent);
     const auto part = static_cast<int64_t>(share(all.energy, spent, all.time));
-    each(row, now->in_force, at, end, part);
+    each(row, run->clock_in_force, at, end, part);
     energy += part;
     at = end;
     left -= spent;
   } while (left > 0);
-  now->finish = at;
-  now->cost = energy - static_cast<Energy>(problem_.waiting[stage]) * (at - now->start);
-  leave(i, now);
+  run->finish = at;
+  run->cost = energy - waiting * (at - run->start);
+  finish_clocks(i, run);
 }
 
 // The clocks within operation i have all come when it ends.
-void Replay::leave(Index i, Met* now) const {
+void Replay::finish_clocks(Index i, OperationRun* run) const {
   const Problem::Row& row = problem_.rows[row_[i]];
   if (row.leaves == row.clock) return;
-  now->come = now->asked;
-  now->in_force = now->wanted = row.leaves;
+  run->effective_request = run->last_request;
+  run->clock_in_force = run->requested_clock = row.leaves;
 }
 
 void Replay::replay(Index i) {
   ++touched_;
-  enter(i, &met_[i]);
-  work(i, &met_[i], [](Index, Index, Time, Time, int64_t) {});
+  begin_operation(i, &runs_[i]);
+  execute(i, &runs_[i], [](Index, Index, Time, Time, int64_t) {});
 }
 
 void Replay::parts(Index i, std::vector<Part>* out) const {
-  Met now;
-  enter(i, &now);
-  work(i, &now, [out](Index row, Index clock, Time begin, Time end, int64_t energy) {
+  OperationRun now;
+  begin_operation(i, &now);
+  execute(i, &now, [out](Index row, Index clock, Time begin, Time end, int64_t energy) {
     out->push_back({row, clock, begin, end, energy});
   });
 }
@@ -352,9 +380,9 @@ void Replay::parts(Index i, std::vector<Part>* out) const {
 void Replay::measure() {
   totals_.makespan = 0;
   for (const Index i : problem_.last) {
-    totals_.makespan = std::max(totals_.makespan, met_[i].finish);
+    totals_.makespan = std::max(totals_.makespan, runs_[i].finish);
   }
-  totals_.shortage = hold_ > 0 ? totals_.shortage_within + shortage_around() : 0;
+  totals_.shortage = min_dwell_ > 0 ? totals_.shortage_within + shortage_around() : 0;
 }
 
 // What is missing between each stage's last request and its first of the next iteration.
@@ -362,11 +390,12 @@ Time Replay::shortage_around() const {
   Time sum = 0;
   for (Index s = 0; s < problem_.num_stages; ++s) {
     if (problem_.stage_begin[s] == problem_.stage_begin[s + 1]) continue;
-    const Met& end = met_[problem_.member[problem_.stage_begin[s + 1] - 1]];
-    if (end.asked < 0) continue;
-    Index first = problem_.member[problem_.stage_begin[s]];
-    while (!asks(first)) first = problem_.operations[first].after;
-    sum += std::max<Time>(0, hold_ - (totals_.makespan + met_[first].start - end.asked_at));
+    const OperationRun& end = runs_[problem_.number_of[problem_.stage_begin[s + 1] - 1]];
+    if (end.last_request < 0) continue;
+    Index first = problem_.number_of[problem_.stage_begin[s]];
+    while (!makes_request(first)) first = problem_.operations[first].after;
+    sum +=
+        std::max<Time>(0, min_dwell_ - (totals_.makespan + runs_[first].start - end.requested_at));
   }
   return sum;
 }
@@ -385,29 +414,29 @@ void Replay::forget_touched(Index from) {
 }
 
 bool Replay::change(const std::vector<Change>& changes, const Budget& budget) {
-  other_rows_.clear();
-  other_initial_.clear();
-  other_met_.clear();
-  other_totals_ = totals_;
+  replaced_rows_.clear();
+  replaced_initial_clocks_.clear();
+  replaced_runs_.clear();
+  replaced_totals_ = totals_;
   changed_from_ = kNever;
   changed_to_ = 0;
   Index from = problem_.num_operations, settled = 0;
   for (const auto& [i, row] : changes) {
-    other_rows_.push_back({i, row_[i]});
+    replaced_rows_.push_back({i, row_[i]});
     row_[i] = row;
     touch(i);
     dirty_[i] = kChanged;
     from = std::min(from, i);
     settled = std::max(settled, i + kSettling * problem_.num_stages);
   }
-  const bool clocks_matter = latency_ > 0 || hold_ > 0;
+  const bool clocks_matter = latency_ > 0 || min_dwell_ > 0;
   for (const Change& change : changes) {
     const Index s = problem_.operations[change.operation].stage;
-    const Index left = clocks_matter ? clock_left(s) : initial_[s];
-    if (left == initial_[s]) continue;
-    other_initial_.emplace_back(s, initial_[s]);
-    initial_[s] = left;
-    const Index first = problem_.member[problem_.stage_begin[s]];
+    const Index left = clocks_matter ? clock_left(s) : initial_clock_[s];
+    if (left == initial_clock_[s]) continue;
+    replaced_initial_clocks_.emplace_back(s, initial_clock_[s]);
+    initial_clock_[s] = left;
+    const Index first = problem_.number_of[problem_.stage_begin[s]];
     touch(first);
     from = std::min(from, first);
   }
@@ -416,11 +445,11 @@ bool Replay::change(const std::vector<Change>& changes, const Budget& budget) {
     const bool named = dirty_[i] == kChanged;
     dirty_[i] = 0;
     --num_dirty_;
-    const Met old = met_[i];
+    const OperationRun old = runs_[i];
     replay(i);
-    const Met& now = met_[i];
+    const OperationRun& now = runs_[i];
     const bool same_clocks = now.same_clocks(old);
-    const bool awaits = now.awaits() || old.awaits();
+    const bool awaits = now.awaits_clock() || old.awaits_clock();
     const Index after = problem_.operations[i].after;
     // A request that is still to come reaches later operations of the stage.
     if (after >= 0 && (awaits || !same_clocks)) touch(after);
@@ -431,7 +460,7 @@ bool Replay::change(const std::vector<Change>& changes, const Budget& budget) {
     changed_from_ = std::min({changed_from_, now.start, old.start});
     changed_to_ = std::max({changed_to_, now.finish, old.finish});
     if (same) continue;
-    other_met_.emplace_back(i, old);
+    replaced_runs_.emplace_back(i, old);
     totals_.cost += now.cost - old.cost;
     totals_.shortage_within += now.shortage - old.shortage;
     if (now.finish != old.finish) {
@@ -440,8 +469,9 @@ bool Replay::change(const std::vector<Change>& changes, const Budget& budget) {
       }
     }
     const Time late = std::max<Time>(0, now.finish + budget.tail[i] - budget.free);
-    const Time missing = i > settled ? totals_.shortage_within - other_totals_.shortage_within : 0;
-    if ((late > 0 || missing > 0) && static_cast<double>(totals_.cost - other_totals_.cost) +
+    const Time missing =
+        i > settled ? totals_.shortage_within - replaced_totals_.shortage_within : 0;
+    if ((late > 0 || missing > 0) && static_cast<double>(totals_.cost - replaced_totals_.cost) +
                                              budget.late_price * static_cast<double>(late) +
                                              budget.short_price * static_cast<double>(missing) >
                                          budget.most) {
@@ -453,21 +483,21 @@ bool Replay::change(const std::vector<Change>& changes, const Budget& budget) {
   return true;
 }
 
-void Replay::swap() {
-  for (auto& [i, row] : other_rows_) std::swap(row_[i], row);
-  for (auto& [s, clock] : other_initial_) std::swap(initial_[s], clock);
-  for (auto& [i, met] : other_met_) std::swap(met_[i], met);
-  std::swap(totals_, other_totals_);
+void Replay::exchange_with_replaced() {
+  for (auto& [i, row] : replaced_rows_) std::swap(row_[i], row);
+  for (auto& [s, clock] : replaced_initial_clocks_) std::swap(initial_clock_[s], clock);
+  for (auto& [i, run] : replaced_runs_) std::swap(runs_[i], run);
+  std::swap(totals_, replaced_totals_);
 }
 
 // Rises of power within a span of time, above that of waiting, unsorted, into rises_.
-void Replay::collect(Time from, Time to) const {
+void Replay::collect_rises(Time from, Time to) const {
   rises_.clear();
   for (Index s = 0; s < problem_.num_stages; ++s) {
-    const auto end = problem_.member.begin() + problem_.stage_begin[s + 1];
-    auto at = std::partition_point(problem_.member.begin() + problem_.stage_begin[s], end,
-                                   [&](Index i) { return met_[i].finish <= from; });
-    for (; at != end && met_[*at].start < to; ++at) {
+    const auto end = problem_.number_of.begin() + problem_.stage_begin[s + 1];
+    auto at = std::partition_point(problem_.number_of.begin() + problem_.stage_begin[s], end,
+                                   [&](Index i) { return runs_[i].finish <= from; });
+    for (; at != end && runs_[*at].start < to; ++at) {
       parts_.clear();
       parts(*at, &parts_);
       const auto draw = [&](Time begin, Time end, Power power) {
@@ -497,7 +527,7 @@ void Replay::collect(Time from, Time to) const {
 }
 
 void Replay::power_steps(std::vector<Time>* times, std::vector<Power>* power) const {
-  collect(0, makespan());
+  collect_rises(0, makespan());
   times->assign(1, 0);
   power->clear();
   Energy level = problem_.total_waiting;
@@ -521,9 +551,9 @@ void Replay::power_steps(std::vector<Time>* times, std::vector<Power>* power) co
   }
 }
 
-Energy Replay::over(Power cap, Time from, Time to) const {
+Energy Replay::energy_above_cap(Power cap, Time from, Time to) const {
   to = std::min(to, makespan());
-  collect(from, to);
+  collect_rises(from, to);
   Energy sum = 0, level = problem_.total_waiting - cap;
   Time at = from;
   for (const auto& [time, rise] : rises_) {
@@ -540,7 +570,7 @@ void Replay::tails(std::vector<Time>* tail) const {
     Time most = 0;
     for (Index e = problem_.succs.begin[i]; e < problem_.succs.begin[i + 1]; ++e) {
       const Index j = problem_.succs.other[e];
-      most = std::max(most, problem_.succs.lag[e] + met_[j].finish - met_[j].start + (*tail)[j]);
+      most = std::max(most, problem_.succs.lag[e] + runs_[j].finish - runs_[j].start + (*tail)[j]);
     }
     (*tail)[i] = most;
   }

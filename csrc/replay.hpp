@@ -22,9 +22,9 @@
 // min(max(1, rint(time * f)), kMostTime), and the energy grows in proportion, rounded half up.
 // Power stays that of the row.
 //
-// Spacing. Between two requests of a stage there should be at least `hold`, and so from its last of
-// an iteration to its first of the next, which begins when this one ends. The shortage is what is
-// missing, summed over all stages and requests.
+// Spacing. Between two requests of a stage there should be at least `min_dwell`, and so from its
+// last of an iteration to its first of the next, which begins when this one ends. The shortage is
+// what is missing, summed over all stages and requests.
 //
 // Power. A row draws the powers of its slices one after the other, the last one to its end; without
 // slices its average power, rounded up to a whole uW. Where an operation does not run by one row
@@ -33,6 +33,9 @@
 //
 // Arithmetic is exact, in integers: time in ns, energy in fJ, power in uW. Sums of energies have
 // 128 bits. What takes longer than kMostTime throws std::overflow_error.
+//
+// Thread safety. A Problem never changes, so threads may share one. A Replay belongs to one thread
+// at a time, its const members included: they use scratch of its own.
 #pragma once
 
 #include <cstdint>
@@ -48,9 +51,10 @@ namespace envplan {
 constexpr Time kMostTime = Time{1} << 62;  // no sum of two overflows an unsigned 64-bit integer
 
 // Borrowed arrays that describe a problem; sizes are given in parentheses. Operations are numbered
-// by stage and in execution order within a stage; rows over all tables.
+// by stage and in execution order within a stage; rows over all tables. Arrays of first entries
+// (stage_begin, succ_begin, table_begin, slice_begin) ascend from 0.
 struct ProblemArrays {
-  Index num_operations, num_stages, num_tables, num_clocks;
+  Index num_operations, num_stages, num_tables, num_rows, num_clocks, num_arcs, num_slices;
   const Index* order;          // (num_operations) the operations in a topological order
   const Index* stage_begin;    // (num_stages + 1) first operation of each stage
   const Index* succ_begin;     // (num_operations + 1)
@@ -107,7 +111,7 @@ struct Problem {
   Index num_operations, num_stages, num_tables, num_clocks;
   std::vector<Operation> operations;  // by number
   std::vector<Index> order;           // number -> the caller's operation
-  std::vector<Index> member;          // the caller's operation -> number: a stage's are neighbours
+  std::vector<Index> number_of;       // the caller's operation -> number: a stage's are neighbours
   std::vector<Index> stage_begin;     // into member
   std::vector<Index> last;            // numbers of the operations that nothing waits for
   Arcs preds, succs;                  // by number
@@ -116,11 +120,19 @@ struct Problem {
   std::vector<Index> table_begin, nearest;
   std::vector<Power> waiting;
   Energy total_waiting = 0;  // of all stages, uW
+
+ private:
+  void copy_order(const ProblemArrays& arrays);
+  void copy_rows(const ProblemArrays& arrays);
+  void copy_slices(const ProblemArrays& arrays, Index row);
+  void copy_nearest(const ProblemArrays& arrays);
+  void copy_stages(const ProblemArrays& arrays);
+  void copy_precedences(const ProblemArrays& arrays);
 };
 
 struct Change {
   Index operation;  // number
-  Index row;
+  Index row;        // over all tables
 };
 
 // A part of an operation at one clock.
@@ -131,7 +143,8 @@ struct Part {
 };
 
 // When to give up a change that cannot be worth it: as soon as the energy above waiting has grown,
-// with what lateness and shortage would cost, by more than `most`.
+// with what lateness and shortage would cost, by more than `most`. Tails are estimates, so a change
+// may be given up that would have been worth it; what is kept is replayed exactly all the same.
 struct Budget {
   double most;
   Time free;         // a makespan up to this costs nothing
@@ -142,8 +155,8 @@ struct Budget {
 // A choice of rows, replayed.
 class Replay {
  public:
-  // Shortages are counted where hold > 0. The problem must outlive this.
-  Replay(const Problem& problem, Time latency, Time hold);
+  // Shortages are counted where min_dwell > 0. The problem must outlive this.
+  Replay(const Problem& problem, Time latency, Time min_dwell);
 
   // Takes rows, one an operation in the caller's numbering, each an index into its table. Throws
   // std::invalid_argument where there is no such row. Replays nothing.
@@ -157,11 +170,14 @@ class Replay {
   // until the next run.
   void run(const double* factors = nullptr);
 
-  // Replays what changes reach, no operation being named twice. Returns whether it did not give up;
-  // where it did, swap() must follow.
+  // A trial: replays what changes reach, no operation being named twice. Returns whether it did not
+  // give up; where it did, undo() must follow. Where it did not, the changes stay unless undo()
+  // follows. Takes time by what the changes reach, not by the number of operations.
   bool change(const std::vector<Change>& changes, const Budget& budget);
-  // Goes back to before the last change, and there again.
-  void swap();
+  // Goes back to before the last change. Nothing may have been changed or undone since.
+  void undo() { exchange_with_replaced(); }
+  // Goes forth again to after the last change, which must have been undone.
+  void redo() { exchange_with_replaced(); }
   // The time within which the last change changed anything.
   std::pair<Time, Time> changed_span() const { return {changed_from_, changed_to_}; }
 
@@ -170,8 +186,8 @@ class Replay {
   // fJ of one GPU a stage, waiting until a time included.
   Energy energy_until(Time sync) const { return totals_.cost + problem_.total_waiting * sync; }
   Time shortage() const { return totals_.shortage; }
-  Time start(Index i) const { return met_[i].start; }
-  Time finish(Index i) const { return met_[i].finish; }
+  Time start(Index i) const { return runs_[i].start; }
+  Time finish(Index i) const { return runs_[i].finish; }
   std::int64_t energy(Index i) const;
   std::uint64_t touched() const { return touched_; }  // operations replayed so far
 
@@ -180,28 +196,29 @@ class Replay {
   // Power as a step function: `times` begins at 0 and ends at the makespan, `power` has one less.
   void power_steps(std::vector<Time>* times, std::vector<Power>* power) const;
   // By how much power is above a cap, integrated over a span of time, fJ.
-  Energy over(Power cap, Time from, Time to) const;
+  Energy energy_above_cap(Power cap, Time from, Time to) const;
 
   // How long what runs after each operation takes on the longest way to the end, by number.
   void tails(std::vector<Time>* tail) const;
 
  private:
-  // What an operation meets, and leaves to the next of its stage.
-  struct Met {
+  // How an operation runs, and what it leaves to the next of its stage.
+  struct OperationRun {
     Time start = 0, finish = 0;
-    Energy cost = 0;      // energy less waiting as long
-    Time asked_at = 0;    // when the last request was made; kept where hold > 0
-    Time shortage = 0;    // of this operation's own request
-    Index come = -1;      // operation whose request was the last to come; -1: none yet
-    Index asked = -1;     // operation that made the last request; -1: none yet
-    Index in_force = -1;  // clock
-    Index wanted = -1;    // clock last asked for
+    Energy cost = 0;               // energy less waiting as long
+    Time requested_at = 0;         // when the last request was made; kept where min_dwell > 0
+    Time shortage = 0;             // of this operation's own request
+    Index effective_request = -1;  // operation whose request was the last to come; -1: none yet
+    Index last_request = -1;       // operation that made the last request; -1: none yet
+    Index clock_in_force = -1;     // clock
+    Index requested_clock = -1;    // clock last asked for
 
-    bool same_clocks(const Met& other) const {
-      return come == other.come && asked == other.asked && in_force == other.in_force &&
-             wanted == other.wanted && asked_at == other.asked_at;
+    bool same_clocks(const OperationRun& other) const {
+      return effective_request == other.effective_request && last_request == other.last_request &&
+             clock_in_force == other.clock_in_force && requested_clock == other.requested_clock &&
+             requested_at == other.requested_at;
     }
-    bool awaits() const { return come != asked; }
+    bool awaits_clock() const { return effective_request != last_request; }
   };
   struct Totals {
     Time makespan = 0;
@@ -209,45 +226,48 @@ class Replay {
     Time shortage_within = 0;  // without that from one iteration to the next
     Time shortage = 0;
   };
-  struct Whole {
+  struct WholeOperation {
     Time time;
     std::int64_t energy;
   };
 
   Index clock(Index i) const { return problem_.rows[row_[i]].clock; }
-  bool asks(Index i) const { return met_[i].asked == i; }
-  Whole whole(Index i, Index row) const;
+  bool makes_request(Index i) const { return runs_[i].last_request == i; }
+  WholeOperation whole_operation(Index i, Index row) const;
   Index clock_left(Index stage) const;
-  void leave(Index i, Met* now) const;
-  Index next_request(Index come, Index asked) const;
-  void enter(Index i, Met* now) const;
+  void finish_clocks(Index i, OperationRun* run) const;
+  Index next_request(Index effective_request, Index last_request) const;
+  void begin_operation(Index i, OperationRun* run) const;
+  Time apply_due_requests(Time at, OperationRun* run) const;
   template <class EachPart>
-  void work(Index i, Met* now, EachPart each) const;
+  void execute(Index i, OperationRun* run, EachPart each) const;
   void replay(Index i);
   void measure();
   Time shortage_around() const;
+  void exchange_with_replaced();
   void touch(Index i);
   void forget_touched(Index from);
-  void collect(Time from, Time to) const;
+  void collect_rises(Time from, Time to) const;
 
   const Problem& problem_;
-  const Time latency_, hold_;
+  const Time latency_, min_dwell_;
   const double* factors_ = nullptr;
   std::vector<Index> row_;
-  std::vector<Met> met_;
-  std::vector<Index> initial_;  // clock that each stage begins with
+  std::vector<OperationRun> runs_;
+  std::vector<Index> initial_clock_;  // clock that each stage begins with
   Totals totals_;
 
   std::vector<unsigned char> dirty_;
   Index num_dirty_ = 0;
   std::uint64_t touched_ = 0;
   // What the last change replaced, and where swapped back what it brought.
-  std::vector<Change> other_rows_;
-  std::vector<std::pair<Index, Index>> other_initial_;  // (stage, clock)
-  std::vector<std::pair<Index, Met>> other_met_;
-  Totals other_totals_;
+  std::vector<Change> replaced_rows_;
+  std::vector<std::pair<Index, Index>> replaced_initial_clocks_;  // (stage, clock)
+  std::vector<std::pair<Index, OperationRun>> replaced_runs_;
+  Totals replaced_totals_;
   Time changed_from_ = 0, changed_to_ = 0;
 
+  // Scratch of const members.
   mutable std::vector<std::pair<Time, Power>> rises_;
   mutable std::vector<Part> parts_;
 };

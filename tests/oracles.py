@@ -21,8 +21,8 @@ def relaxed_cost_by_lp(network: Network, time_ns: int) -> float:
     for row, (tail, head, curve) in enumerate(
         zip(network.tail.tolist(), network.head.tolist(), network.curve.tolist(), strict=True)
     ):
-        begin, end = network.curve_begin[curve], network.curve_begin[curve + 1]
-        duration = network.duration[begin:end].tolist()
+        begin, end = network.costs.begin[curve], network.costs.begin[curve + 1]
+        duration = network.costs.duration_ns[begin:end].tolist()
         # time[head] - time[tail] + sum of speed-ups >= slowest duration
         rows += [row, row]
         columns += [head, tail]
@@ -32,7 +32,7 @@ def relaxed_cost_by_lp(network: Network, time_ns: int) -> float:
             rows.append(row)
             columns.append(len(costs))
             values.append(1.0)
-            costs.append(float(network.limit[begin + level]))
+            costs.append(float(network.costs.slope_uw[begin + level]))
             upper.append(float(duration[level] - duration[level + 1]))
     matrix = csr_matrix((values, (rows, columns)), (len(bounds_below), len(costs)))
     scale, dearest = max(upper), max(1.0, *costs)  # HiGHS wants numbers near one
@@ -57,21 +57,21 @@ def relaxed_dual_by_min_cost_flow(network: Network, flow_uw: int) -> int:
     for tail, head, curve in zip(
         network.tail.tolist(), network.head.tolist(), network.curve.tolist(), strict=True
     ):
-        begin, end = network.curve_begin[curve], network.curve_begin[curve + 1]
+        begin, end = network.costs.begin[curve], network.costs.begin[curve + 1]
         below = 0
         for level in range(begin, end):
-            limit = min(int(network.limit[level]), below + flow_uw)
+            limit = min(int(network.costs.slope_uw[level]), below + flow_uw)
             tails.append(tail)
             heads.append(head)
             capacities.append(limit - below)
-            costs.append(-int(network.duration[level]))
+            costs.append(-int(network.costs.duration_ns[level]))
             below = limit
     solver = SimpleMinCostFlow()
     solver.add_arcs_with_capacity_and_unit_cost(
         np.array(tails), np.array(heads), np.array(capacities), np.array(costs)
     )
     solver.set_nodes_supplies(
-        np.array([network.num_nodes - 2, network.num_nodes - 1]), np.array([flow_uw, -flow_uw])
+        np.array([network.source, network.sink]), np.array([flow_uw, -flow_uw])
     )
     assert solver.solve() == solver.OPTIMAL
     # Strong duality: the dual's value is the longest flow's length. Summed here in unbounded

@@ -16,6 +16,11 @@ def folder(folder: Path) -> Path:
     return folder
 
 
+def test_rates_of_a_spreadsheet_are_checked_as_rates(folder: Path) -> None:
+    Path("day.csv").write_text("hour;price\n0;0.1\n1;0.2\n")
+    says(done("check", "day.csv"), "price: 0.1500 a kWh", ", holds\n")
+
+
 #: A command, a file that it writes or reads, what `check` says of that, and what to do with it.
 FILES = """
 solve -o plan.json | plan.json | 16 operations on 2 stages | apply plan.json

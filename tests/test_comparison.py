@@ -173,8 +173,8 @@ def test_bad_arguments_and_sidecars_are_refused(
 
 def test_nothing_is_traced_twice_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = []
-    begin = Network.trace
-    monkeypatch.setattr(Network, "trace", lambda self: traces.append(1) or begin(self))
+    begin = Network.solver
+    monkeypatch.setattr(Network, "solver", lambda self: traces.append(1) or begin(self))
     profile = small_profile(stages=3)
 
     def plans() -> list[tuple[float, float]]:

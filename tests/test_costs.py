@@ -21,7 +21,8 @@ from envplan.cli.given import as_typed
 from envplan.cli.groups import JobOptions
 from envplan.cli.types import Numbers
 from envplan.costs import Overheads, Run
-from envplan.costs.rates import Rate, read_rate
+from envplan.costs.rate_file import read_rate
+from envplan.costs.rates import Rate
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Plan
 from envplan.plan.costs import check_costs, priced, tokens_per_iteration
@@ -63,6 +64,28 @@ def csv_file(folder: Path, text: str, name: str = "rates.csv") -> str:
 )
 def test_durations_are_shown_in_two_units(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_rates_may_be_delimited_as_spreadsheets_do(tmp_path: Path, delimiter: str) -> None:
+    text = "time,price\n2026-12-01T00:00,0.1\n2026-12-01T01:00,0.2\n".replace(",", delimiter)
+    rate = read_rate(csv_file(tmp_path, text), "price")
+    assert (rate.begins_s, rate.per_kwh) == ([0.0, HOUR], [0.1, 0.2])
+
+
+def test_start_that_is_no_time_is_refused_whatever_the_rate(tmp_path: Path) -> None:
+    hours = csv_file(tmp_path, "hour,price\n0,0.1\n1,0.2\n")
+    for rate in ("0.25", hours):
+        with pytest.raises(InputError, match="--start must be as in 2026-12-01T00:00, not soon"):
+            read_rate(rate, "price", start="soon")
+
+
+def test_row_of_rates_without_a_time_is_refused(tmp_path: Path) -> None:
+    text = "time,price\n2026-12-01T00:00,0.1\n,0.2\n"
+    with pytest.raises(InputError) as caught:
+        read_rate(csv_file(tmp_path, text), "price")
+    assert (caught.value.line, caught.value.column) == (3, "time")
+    assert caught.value.message == "is empty; expected one as in 2026-12-01T00:00"
 
 
 def test_numbers_are_fixed_rates_and_only_prices_may_be_negative() -> None:

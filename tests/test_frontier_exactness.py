@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan.frontier import Relaxation, repeat, start, walk
+from envplan.frontier import Relaxation, periodic, tracer, warm_starts
+from envplan.frontier.extended_trace import ExtendedTrace
 from envplan.frontier.network import build_network
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.profile import Profile
@@ -149,9 +150,9 @@ def test_pipeline_of_any_length_may_start_from_a_shorter_one(
     schedule: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages, chunks = 4, CHUNKS.get(schedule, 1)
-    monkeypatch.setattr(repeat, "_FEW_OPERATIONS", 0)
-    monkeypatch.setattr(start, "_FEWEST_OPERATIONS", 0)
-    monkeypatch.setattr(repeat, "_FEWEST_ROUNDS", min(2, chunks))
+    monkeypatch.setattr(periodic, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(warm_starts, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(periodic, "MIN_WHOLE_ROUNDS", min(2, chunks))
     microbatches = max(rounds, chunks) * stages + (0 if "inter" in schedule else rounds % stages)
     pipeline = Pipeline(schedule, stages, microbatches, num_chunks=chunks)
     assert_walks_agree(pipeline, built_in(stages * chunks))
@@ -162,15 +163,30 @@ def test_walk_that_ends_at_a_deadline_is_there_as_the_whole_walk_is(data: st.Dat
     name = data.draw(st.sampled_from(["1f1b", "gpipe", "interleaved", "even"]))
     pipeline, profile = drawn(name, data, 12)
     network = build_network(pipeline, profile, [uw_from_w(POWER)] * pipeline.num_stages)
-    whole, ended = network.trace(), network.trace()
-    whole.run()
+    whole, ended = network.solver().trace(), network.solver().trace()
+    whole.extend()
     deadline_ns = data.draw(st.integers(whole.min_time, whole.max_time))
-    ended.run(until=deadline_ns)
+    ended.extend(deadline_ns)
     count = int((whole.breakpoints()[0] > deadline_ns).sum())
     assert ended.breakpoints()[0][-1] == deadline_ns
     for part, known in zip(ended.breakpoints(), whole.breakpoints(), strict=True):
         assert list(part[:count]) == list(known[:count])
-    assert np.array_equal(ended.state_at(deadline_ns)[0], whole.state_at(deadline_ns)[0])
+    assert np.array_equal(ended.optimum_at(deadline_ns)[0], whole.optimum_at(deadline_ns)[0])
+
+
+def test_slopes_around_a_breakpoint_do_not_depend_on_what_was_asked_before() -> None:
+    pipeline = Pipeline("1f1b", 4, 64)
+    profile = Profile.builtin("a40-gpt3-1.3b-4stage")
+    whole = Relaxation(pipeline, profile).walk()
+    slopes = dict(zip(whole.times_ns.tolist(), [None, *whole.slopes_uw[1:]], strict=True))
+    breakpoints = whole.times_ns.tolist()
+    for k in range(1, len(breakpoints) - 1, len(breakpoints) // 12):
+        asked = Relaxation(pipeline, profile)
+        asked.state_at(breakpoints[k])  # a trace begins there
+        assert asked.slope_uw(breakpoints[k] + 1) == slopes[breakpoints[k + 1]]
+        assert asked.slope_uw(breakpoints[k]) == slopes[breakpoints[k]]
+        above = next(iter(asked.intervals_below(breakpoints[k] + 1)))
+        assert above.slope_uw == slopes[breakpoints[k + 1]]
 
 
 @pytest.mark.parametrize("even", [True, False])
@@ -184,9 +200,9 @@ def test_walk_that_ends_at_a_deadline_is_there_as_the_whole_walk_is(data: st.Dat
 def test_state_of_one_deadline_is_that_of_the_frontier(
     schedule: str, microbatches: int, even: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeat, "_FEW_OPERATIONS", 0)
-    monkeypatch.setattr(start, "_FEWEST_OPERATIONS", 0)
-    monkeypatch.setattr(start, "_FEWEST_LEVELS", 3)
+    monkeypatch.setattr(periodic, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(warm_starts, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(warm_starts, "MIN_LEVELS", 3)
     chunks = CHUNKS.get(schedule, 1)
     pipeline, profile = (
         Pipeline(schedule, 4, microbatches, num_chunks=chunks),
@@ -213,7 +229,7 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
             assert balance[-1] == frontier.slopes_uw[k]
         assert_same(single, frontier)
 
-    monkeypatch.setattr(walk, "_OF_A_PIECE", len(pipeline.operations) // 3)
+    monkeypatch.setattr(tracer, "OPERATIONS_PER_PIECE", len(pipeline.operations) // 3)
     pieces = []
     for cores in (1, 2):
         use_cores(cores)
@@ -222,7 +238,7 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
     use_cores(None)
     one, two = pieces
     # No walk starts in the middle where all of one kind comes first.
-    assert len(one._walk.main._traces) == (1 if schedule == "gpipe" else 3)
+    assert len(one.tracer.main.traces) == (1 if schedule == "gpipe" else 3)
     for part in PARTS:
         events, flows = one.state_at(least + int(span * part))
         assert np.array_equal(events, frontier.state_at(least + int(span * part))[0])
@@ -236,18 +252,18 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
 def test_frontier_that_a_short_pipeline_proves_is_that_of_the_walk(
     schedule: str, microbatches: int, even: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeat, "_FEW_OPERATIONS", 0)
-    monkeypatch.setattr(repeat, "_FEW_ROUNDS", 0)
+    monkeypatch.setattr(periodic, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(periodic, "FEW_ROUNDS", 0)
     chunks = CHUNKS.get(schedule, 1)
     pipeline = Pipeline(schedule, 4, microbatches, num_chunks=chunks)
     found = []
     for longer, part in ((10**9, 0.05), (1, 0)):
-        monkeypatch.setattr(start, "_MUCH_LONGER", longer)
-        monkeypatch.setattr(start, "_LEAST_PART", part)
+        monkeypatch.setattr(warm_starts, "MUCH_LONGER", longer)
+        monkeypatch.setattr(warm_starts, "MIN_INTERVAL_FRACTION", part)
         profile = built_in(4 * chunks, even)
         found.append(Relaxation(pipeline, profile, blocking_power=POWER).walk())
     walked, proved = found
-    lifted = [trace for trace in proved._walk.main._traces if isinstance(trace, repeat.Lifted)]
+    lifted = [trace for trace in proved.tracer.main.traces if isinstance(trace, ExtendedTrace)]
     if schedule == "1f1b":  # of the others nothing is alike from round to round here
         assert sum(len(trace.breakpoints()[0]) for trace in lifted) > len(walked.times_ns) / 4
     assert_same(proved, walked)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from envplan._io.tables import read_table
 from envplan.check.files import check_file
-from envplan.costs.rates import read_rate
+from envplan.costs.rate_file import read_rate
 from envplan.devices.locks import Mark
 from envplan.enforce.clock_files import read_clocks
 from envplan.enforce.freqplan import FrequencyPlan

@@ -96,7 +96,7 @@ def test_a_large_pipeline_is_traced_only_in_part_and_its_bound_holds(
     time_ns = star + round(part * (slowest - star))
     exact = frontier.waiting_bound_fj(time_ns)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relaxation, "_WALK_FROM_T_MAX", 0)
+        patch.setattr(relaxation, "MAX_OPERATIONS_FROM_T_MAX", 0)
         large = trace_frontier(
             frontier.pipeline, frontier.profile, blocking_power=frontier.blocking_power_w[0]
         )
@@ -147,7 +147,7 @@ def test_just_beyond_t_star_its_plan_may_still_be_the_best() -> None:
 def test_large_pipeline_is_planned_between_what_was_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, profile = Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage")
     exact = trace_frontier(pipeline, profile)
-    monkeypatch.setattr(relaxation, "_WALK_FROM_T_MAX", 0)
+    monkeypatch.setattr(relaxation, "MAX_OPERATIONS_FROM_T_MAX", 0)
     large = trace_frontier(pipeline, profile)
     traced, slowest = large.beyond.max_time_ns, large.slowest_time_ns
     assert large.min_energy_time_ns < traced < slowest

@@ -228,3 +228,15 @@ def test_check_proves_what_solve_says_and_no_other_claim(
         document["predicted"]["robustness"][field] = value
         (folder / "plan.json").write_text(json.dumps(document))
         refused("check plan.json", words)
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.4])
+def test_a_cap_that_t_max_just_breaks_is_kept_with_a_proof(
+    a40: Frontier, probability: float
+) -> None:
+    slowest = a40.plan(sync_time=a40.slowest_time)
+    cap_w = slowest.average_power * (1 - 1e-9)
+    plan = a40.plan(power_cap=cap_w, probability=probability, noise=0.02)
+    assert plan.iteration_time > slowest.iteration_time
+    assert plan.predicted.robustness is not None
+    verify_plan(plan, a40.profile)

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "../kernel.hpp"
+#include "../frontier_trace.hpp"
 #include "problems.hpp"
 
 namespace {
@@ -55,7 +55,7 @@ class Bytes {
 struct Drawn {
   std::vector<Index> tail, head, curve, curve_begin{0};
   std::vector<Time> duration;
-  std::vector<Power> limit;
+  std::vector<Power> slope;
   Network net;
 };
 
@@ -73,7 +73,7 @@ Drawn network(Bytes* in, bool sound) {
       falling.push_back(sound ? length : in->any(1000));
       length -= in->between(1, 50);
       power += in->between(1, 1000);
-      d.limit.push_back(k + 1 == levels ? kInfinite : sound ? power : in->any(1000));
+      d.slope.push_back(k + 1 == levels ? kInfinite : sound ? power : in->any(1000));
     }
     // Durations descend and none is below 0.
     const Time low = sound ? std::min<Time>(0, falling.back()) : 0;
@@ -100,8 +100,9 @@ Drawn network(Bytes* in, bool sound) {
            d.curve.data(),
            curves,
            d.curve_begin.data(),
+           static_cast<Index>(d.duration.size()),
            d.duration.data(),
-           d.limit.data(),
+           d.slope.data(),
            0,
            nodes - 1};
   return d;
@@ -109,9 +110,9 @@ Drawn network(Bytes* in, bool sound) {
 
 void walk(Bytes* in, bool sound) {
   const Drawn d = network(in, sound);
-  Walk begin(d.net);
-  Trace trace(begin, -1);
-  while (trace.run(1 + static_cast<std::uint64_t>(in->between(0, 100)))) {
+  ParametricFlow begin(d.net);
+  FrontierTrace trace(begin, -1);
+  while (trace.extend(1 + static_cast<std::uint64_t>(in->between(0, 100)))) {
   }
   const auto& times = trace.times();
   PROMISE(times.front() <= begin.max_time() && times.back() == begin.min_time());
@@ -123,7 +124,7 @@ void walk(Bytes* in, bool sound) {
     const Energy rise = static_cast<Energy>(trace.flows()[k - 1]) * (times[k - 1] - times[k]);
     PROMISE(trace.costs()[k] - trace.costs()[k - 1] == rise);
     const Time middle = times[k] + (times[k - 1] - times[k]) / 2;
-    const Walk& state = trace.at(middle);
+    const ParametricFlow& state = trace.optimum_at(middle);
     PROMISE(state.time() == middle);
     state.event_times(at.data());
     for (Index a = 0; a < d.net.num_arcs; ++a) {
@@ -144,20 +145,20 @@ void replay(Bytes* in) {
     if (__builtin_mul_overflow(shape.power[k], shape.time[k], &product)) return;
   }
   const Problem problem = shape.problem();
-  const Time latency = in->any(200), hold = in->any(200);
+  const Time latency = in->any(200), min_dwell = in->any(200);
   test::Rows rows(40);
   for (Index& row : rows) row = static_cast<Index>(in->any(5));
-  Replay kept = test::replayed(problem, rows, latency, hold);
+  Replay kept = test::replayed(problem, rows, latency, min_dwell);
   std::vector<Time> tail;
   kept.tails(&tail);
   for (std::int64_t left = in->between(0, 8); left > 0; --left) {
     const auto i = static_cast<Index>(in->between(0, 39));
     const auto row = static_cast<Index>(in->between(0, 5));
     const bool done = kept.change({{i, row}}, Budget{1e300, kFar, tail.data(), 0, 0});
-    if (!done || in->raw<std::uint8_t>() < 64) kept.swap();
+    if (!done || in->raw<std::uint8_t>() < 64) kept.undo();
     test::Rows now(40);
     kept.chosen(now.data());
-    const Replay anew = test::replayed(problem, now, latency, hold);
+    const Replay anew = test::replayed(problem, now, latency, min_dwell);
     PROMISE(kept.makespan() == anew.makespan() && kept.cost() == anew.cost());
     PROMISE(kept.shortage() == anew.shortage());
   }

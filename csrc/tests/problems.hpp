@@ -38,10 +38,29 @@ struct Shape {
       clock.push_back(rows - 1 - k);
       for (Index c = 0; c < rows; ++c) nearest.push_back(rows - 1 - c);
     }
-    return Problem({n, static_cast<Index>(waiting.size()), 1, rows, order.data(),
-                    stage_begin.data(), begin.data(), succ.data(), lag.data(), table.data(),
-                    table_begin.data(), time.data(), energy.data(), clock.data(), clock.data(),
-                    nearest.data(), waiting.data()});
+    return Problem({n,
+                    static_cast<Index>(waiting.size()),
+                    1,
+                    rows,
+                    rows,
+                    static_cast<Index>(succ.size()),
+                    0,
+                    order.data(),
+                    stage_begin.data(),
+                    begin.data(),
+                    succ.data(),
+                    lag.data(),
+                    table.data(),
+                    table_begin.data(),
+                    time.data(),
+                    energy.data(),
+                    clock.data(),
+                    clock.data(),
+                    nearest.data(),
+                    waiting.data(),
+                    nullptr,
+                    nullptr,
+                    nullptr});
   }
 };
 
@@ -73,8 +92,8 @@ inline Shape random_shape(std::mt19937& random) {
   return shape;
 }
 
-inline Replay replayed(const Problem& problem, const Rows& rows, Time latency, Time hold = 0) {
-  Replay replay(problem, latency, hold);
+inline Replay replayed(const Problem& problem, const Rows& rows, Time latency, Time min_dwell = 0) {
+  Replay replay(problem, latency, min_dwell);
   replay.choose(rows.data());
   replay.run();
   return replay;

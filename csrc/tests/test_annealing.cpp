@@ -78,7 +78,7 @@ void test_random_problems_only_get_better_however_they_are_cut() {
     const Problem problem = test::random_shape(random).problem();
     Limits limits = kNone;
     limits.latency = random() % 120;
-    limits.hold = random() % 2 ? random() % 300 : 0;
+    limits.min_dwell = random() % 2 ? random() % 300 : 0;
     limits.peak = random() % 2 ? 7000 : -1;
     Rows rows(40, 0);
     limits.deadline = test::replayed(problem, rows, limits.latency).makespan() + random() % 200;

@@ -15,10 +15,9 @@ struct Shape {
   std::vector<std::int64_t> energy{100, 180, 60, 150};
   std::vector<std::uint8_t> asks{1, 1};
 
-  PartsProblem problem(Time latency, Time hold, Power waiting, std::int64_t slack) const {
-    return {
-        2,       2,    option_begin.data(), time.data(), energy.data(), asks.data(), latency, hold,
-        waiting, slack};
+  PartsProblem problem(Time latency, Time min_dwell, Power waiting, std::int64_t slack) const {
+    return {2,           2,       option_begin.data(), time.data(), energy.data(),
+            asks.data(), latency, min_dwell,           waiting,     slack};
   }
 };
 

@@ -61,9 +61,9 @@ void test_power_over_time_of_two_stages() {
   replay.power_steps(&times, &power);
   CHECK((times == std::vector<Time>{0, 100, 200}));
   CHECK((power == std::vector<Power>{400, 110}));
-  CHECK(replay.over(300, 0, 200) == 100 * 100);
-  CHECK(replay.over(100, 50, 150) == 300 * 50 + 10 * 50);
-  CHECK(replay.over(400, 0, 200) == 0);
+  CHECK(replay.energy_above_cap(300, 0, 200) == 100 * 100);
+  CHECK(replay.energy_above_cap(100, 50, 150) == 300 * 50 + 10 * 50);
+  CHECK(replay.energy_above_cap(400, 0, 200) == 0);
 }
 
 void test_noise_scales_time_and_energy_and_not_power() {
@@ -84,9 +84,9 @@ void test_changes_are_replayed_as_from_the_start_and_undone() {
   std::mt19937 random(7);
   for (int round = 0; round < 300; ++round) {
     const Problem problem = test::random_shape(random).problem();
-    const Time latency = random() % 3 ? random() % 300 : 0, hold = random() % 2 ? 0 : 150;
+    const Time latency = random() % 3 ? random() % 300 : 0, min_dwell = random() % 2 ? 0 : 150;
     Rows rows(40, 2);
-    Replay replay = replayed(problem, rows, latency, hold);
+    Replay replay = replayed(problem, rows, latency, min_dwell);
     std::vector<Time> tail;
     replay.tails(&tail);
     for (int step = 0; step < 10; ++step) {
@@ -100,17 +100,17 @@ void test_changes_are_replayed_as_from_the_start_and_undone() {
       if (done) {
         Rows now(40);
         replay.chosen(now.data());
-        const Replay again = replayed(problem, now, latency, hold);
+        const Replay again = replayed(problem, now, latency, min_dwell);
         CHECK(again.makespan() == replay.makespan() && again.cost() == replay.cost());
         CHECK(again.shortage() == replay.shortage());
         for (Index i = 0; i < 40; ++i) CHECK(again.finish(i) == replay.finish(i));
         const auto [from, to] = replay.changed_span();
         const Time end = std::max(before.makespan(), replay.makespan());
-        CHECK(replay.over(4000, 0, end) - before.over(4000, 0, end) ==
-              replay.over(4000, from, to) - before.over(4000, from, to));
+        CHECK(replay.energy_above_cap(4000, 0, end) - before.energy_above_cap(4000, 0, end) ==
+              replay.energy_above_cap(4000, from, to) - before.energy_above_cap(4000, from, to));
       }
       if (!done || random() % 2) {
-        replay.swap();
+        replay.undo();
         CHECK(before.makespan() == replay.makespan() && before.cost() == replay.cost());
         CHECK(before.shortage() == replay.shortage() && before.rows() == replay.rows());
         for (Index i = 0; i < 40; ++i) CHECK(before.finish(i) == replay.finish(i));

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextvars import ContextVar
 from threading import Event
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +11,18 @@ from numpy.typing import NDArray
 INFINITE: int
 STOP: ContextVar[Event | None]
 
-class Trace:
+class Optimum(NamedTuple):
+    times_ns: NDArray[np.int64]
+    flow_uw: NDArray[np.int64]
+
+class Breakpoints(NamedTuple):
+    times_ns: NDArray[np.int64]
+    slopes_uw: NDArray[np.int64]
+    costs_fj: list[int]
+
+class ParametricFlow:
     num_nodes: int
     num_arcs: int
-    min_time: int
-    max_time: int
     def __init__(
         self,
         num_nodes: int,
@@ -23,33 +31,50 @@ class Trace:
         curve: NDArray[np.int32],
         curve_begin: NDArray[np.int32],
         duration: NDArray[np.int64],
-        limit: NDArray[np.int64],
+        slope: NDArray[np.int64],
         source: int,
         sink: int,
     ) -> None: ...
-    def start(
+    @property
+    def min_time(self) -> int: ...
+    @property
+    def max_time(self) -> int: ...
+    @property
+    def time(self) -> int: ...
+    @property
+    def cost(self) -> int: ...
+    def solve_at_flow(
         self,
         flow: NDArray[np.int64],
         times: NDArray[np.int64] | None,
+        total: int,
         *,
-        value: int = -1,
-        at: int = -1,
-        rough: bool = False,
+        is_rough: bool = False,
     ) -> None: ...
+    def solve_at_time(
+        self, flow: NDArray[np.int64], times: NDArray[np.int64], time: int
+    ) -> None: ...
+    def optimum(self) -> Optimum: ...
+    def trace(self, from_flow: int = -1) -> FrontierTrace: ...
+
+class FrontierTrace:
+    def __init__(self, start: ParametricFlow, from_flow: int) -> None: ...
     @property
-    def time(self) -> int: ...
-    def state(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
-    def run(
-        self,
-        from_flow: int = -1,
-        progress: Callable[[int, int], None] | None = None,
-        until: int = 0,
+    def min_time(self) -> int: ...
+    @property
+    def max_time(self) -> int: ...
+    @property
+    def start_time(self) -> int: ...
+    @property
+    def end_time(self) -> int: ...
+    def extend(
+        self, until: int = 0, progress: Callable[[int, int], None] | None = None
     ) -> None: ...
-    def go_on(self, until: int = 0, progress: Callable[[int, int], None] | None = None) -> None: ...
-    def watch(self, pairs: NDArray[np.int32]) -> None: ...
+    def watch(self, arcs: NDArray[np.int32], later: NDArray[np.int32]) -> None: ...
+    def watch_nothing(self) -> None: ...
     def periods(self) -> NDArray[np.int64]: ...
-    def breakpoints(self) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]: ...
-    def state_at(self, time: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+    def breakpoints(self) -> Breakpoints: ...
+    def optimum_at(self, time: int) -> Optimum: ...
 
 class Rounding:
     def __init__(
@@ -115,7 +140,7 @@ class Search:
         problem: Problem,
         latency: int,
         deadline: int,
-        hold: int,
+        min_dwell: int,
         peak: int,
         waits: bool,
         price: int,
@@ -132,7 +157,7 @@ def compose(
     energy: NDArray[np.int64],
     asks: NDArray[np.uint8],
     latency: int,
-    hold: int,
+    min_dwell: int,
     waiting: int,
     slack: int,
     most: int,

@@ -62,13 +62,19 @@ class DoubtWarning(UserWarning):
 
 @contextmanager
 def naming(path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Errors from within name this file, unless they name another."""
+    """Errors from within name this file, unless they name another.
+
+    A question without an answer stays one.
+    """
     try:
         yield
     except InputError as error:
         if error.path is not None:
             raise
         raise InputError(error.message, path=path, line=error.line, column=error.column) from None
+    except NoAnswerError as error:
+        where = "" if path is None else f"{os.fspath(path)}: "
+        raise NoAnswerError(f"{where}{error}") from error
     except EnvplanError as error:
         raise InputError(str(error), path=path) from error
 

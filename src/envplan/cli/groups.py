@@ -477,7 +477,7 @@ class RateOptions:
 
     def rates(self, **how: Any) -> dict[str, Rate]:
         """Price and carbon of a kWh, as far as they are given. As read_rate."""
-        from envplan.costs.rates import read_rate
+        from envplan.costs.rate_file import read_rate
 
         kinds: tuple[Kind, ...] = ("price", "carbon")
         asked = ((kind, getattr(self, kind)) for kind in kinds)

@@ -6,7 +6,7 @@ Knows no plan; limits, plans and the search import it.
 
 from envplan.frontier.network import Network, build_network, network_events
 from envplan.frontier.relaxation import BlockingPowerSource, Relaxation
-from envplan.frontier.walk import Progress
+from envplan.frontier.tracer import Progress
 
 __all__ = [
     "BlockingPowerSource",

@@ -1,16 +1,16 @@
 """The activity network of a pipeline: what the kernel walks on.
 
-Events are nodes, operations are arcs between their begin (2 i) and end (2 i + 1), precedences are
-arcs of constant duration from an end to a begin, and a source and a sink hold it together.
+Events are nodes, operations are arcs between their begin and their end, precedences are arcs of
+constant duration from an end to a begin, and a source and a sink hold it together (activity on
+arc; Kelley 1961, Fulkerson 1961).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from operator import mul, sub
-from typing import Any
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,74 +19,179 @@ from envplan import _kernel
 from envplan.pipeline import Pipeline
 from envplan.profile import CostCurve, Profile, cost_curve
 
+IntArray = NDArray[np.int32]
+TimeArray = NDArray[np.int64]
+FlowArray = NDArray[np.int64]
+
+
+class LevelledCurve(NamedTuple):
+    """One convex, decreasing, piecewise-linear cost of an activity.
+
+    Attributes:
+        duration_ns: of each level, descending, (levels,).
+        slope_uw: what a ns less costs between each level and the next, ascending, (levels - 1,).
+    """
+
+    duration_ns: list[int]
+    slope_uw: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class PiecewiseCosts:
+    """The cost curves of all activities, one after the other.
+
+    Within a curve durations descend and slopes ascend, and the last slope is INFINITE, for nothing
+    is faster than the last level. The kernel refuses others.
+
+    Attributes:
+        begin: int32 (curves + 1,), first level of each curve.
+        duration_ns: int64 (levels,).
+        slope_uw: int64 (levels,), what a ns less costs from each level on.
+    """
+
+    begin: IntArray
+    duration_ns: TimeArray
+    slope_uw: FlowArray
+
+    @classmethod
+    def from_curves(cls, curves: Sequence[LevelledCurve]) -> PiecewiseCosts:
+        """Curves given one by one as arrays."""
+        begin = np.cumsum([0, *(len(curve.duration_ns) for curve in curves)], dtype=np.int32)
+        durations, slopes = list[int](), list[int]()
+        for curve in curves:
+            durations += curve.duration_ns
+            slopes += [*curve.slope_uw, _kernel.INFINITE]
+        return cls(begin, np.array(durations, np.int64), np.array(slopes, np.int64))
+
+    def curves(self) -> list[LevelledCurve]:
+        """Each curve by itself."""
+        return [
+            LevelledCurve(
+                self.duration_ns[begin:end].tolist(), self.slope_uw[begin : end - 1].tolist()
+            )
+            for begin, end in pairwise(self.begin.tolist())
+        ]
+
+    def with_fewer_levels(self, stride: int, min_levels: int) -> PiecewiseCosts | None:
+        """Every stride-th level of each curve, with chords between them, which are still convex.
+
+        Args:
+            stride: at most; it is smaller where the longest curve would keep fewer levels than
+                min_levels.
+
+        Returns:
+            None where fewer than half of the levels could be left out.
+        """
+        most_levels = int(np.diff(self.begin).max())
+        stride = min(stride, most_levels // min_levels)
+        if stride < 2:
+            return None
+        return self.from_curves([_chords(curve, stride) for curve in self.curves()])
+
+
+def _chords(curve: LevelledCurve, stride: int) -> LevelledCurve:
+    """The chords of a curve between every stride-th of its levels, and its last."""
+    costs_fj = [0]  # at each level, above the slowest
+    for slope_uw, (slower_ns, faster_ns) in zip(
+        curve.slope_uw, pairwise(curve.duration_ns), strict=True
+    ):
+        costs_fj.append(costs_fj[-1] + slope_uw * (slower_ns - faster_ns))
+    num_levels = len(curve.duration_ns)
+    levels = sorted({*range(0, num_levels, stride), num_levels - 1})
+    durations, slopes = curve.duration_ns[:1], list[int]()
+    for slower, faster in pairwise(levels):
+        saved_ns = curve.duration_ns[slower] - curve.duration_ns[faster]
+        slope_uw = (costs_fj[faster] - costs_fj[slower]) // saved_ns
+        if slopes and slope_uw <= slopes[-1]:
+            # Rounded down to the slope of the chord before: both become one chord.
+            durations.pop()
+        else:
+            slopes.append(slope_uw)
+        durations.append(curve.duration_ns[faster])
+    return LevelledCurve(durations, slopes)
+
 
 @dataclass(frozen=True, eq=False)
 class Network:
     """Arrays of the activity network of N operations and E precedences.
 
+    Nodes: operation i begins at node 2 i and ends at node 2 i + 1; the source is 2 N, the sink
+    2 N + 1. Arcs: the N operations, the E precedences in the order of `pipeline.succ`, the arcs of
+    the source, the arcs of the sink.
+
     Attributes:
-        num_nodes: 2 N + 2; the source is 2 N, the sink 2 N + 1.
-        tail, head: int32 (arcs,); the first N arcs are the operations, the next E the precedences.
-        curve: int32 (arcs,), the curve of each arc, an index into curve_begin.
-        curve_begin: int32 (curves + 1,), first level of each curve.
-        duration: int64 (levels,), ns, descending within a curve.
-        limit: int64 (levels,), uW, ascending within a curve.
-        cost_curves: the curves of the operations; curve c of the arrays is cost_curves[c].
-        base_cost_fj: sum of all operations' costs at their slowest, fJ.
+        num_operations, num_precedences: N and E.
+        tail, head: int32 (arcs,), nodes that each arc joins.
+        curve: int32 (arcs,), the cost curve of each arc, an index into costs.
+        costs: the cost curves of all arcs.
+        cost_curves: the curves of the operations; curve c of costs is that of cost_curves[c].
+        base_cost_fj: sum of all operations' effective costs at their slowest, fJ.
     """
 
-    num_nodes: int
-    tail: NDArray[np.int32]
-    head: NDArray[np.int32]
-    curve: NDArray[np.int32]
-    curve_begin: NDArray[np.int32]
-    duration: NDArray[np.int64]
-    limit: NDArray[np.int64]
+    num_operations: int
+    num_precedences: int
+    tail: IntArray
+    head: IntArray
+    curve: IntArray
+    costs: PiecewiseCosts
     cost_curves: tuple[CostCurve, ...]
     base_cost_fj: int
 
-    def trace(self) -> _kernel.Trace:
-        """A kernel trace over this network, not yet started.
+    @property
+    def num_nodes(self) -> int:
+        """Begins and ends of all operations, the source and the sink."""
+        return 2 * self.num_operations + 2
+
+    @property
+    def source(self) -> int:
+        """The node where everything starts."""
+        return 2 * self.num_operations
+
+    @property
+    def sink(self) -> int:
+        """The node where everything has ended."""
+        return 2 * self.num_operations + 1
+
+    @property
+    def precedence_arcs(self) -> slice:
+        """Where the arcs of precedences are."""
+        return slice(self.num_operations, self.num_operations + self.num_precedences)
+
+    @property
+    def num_boundary_arcs(self) -> int:
+        """Arcs of the source and the sink."""
+        return len(self.tail) - self.num_operations - self.num_precedences
+
+    def solver(self) -> _kernel.ParametricFlow:
+        """A solver of this network, which stands at T_max.
 
         Raises:
             ValueError: numbers outgrow the kernel's integer range.
         """
-        return _kernel.Trace(
+        return _kernel.ParametricFlow(
             self.num_nodes,
             self.tail,
             self.head,
             self.curve,
-            self.curve_begin,
-            self.duration,
-            self.limit,
-            self.num_nodes - 2,
-            self.num_nodes - 1,
+            self.costs.begin,
+            self.costs.duration_ns,
+            self.costs.slope_uw,
+            self.source,
+            self.sink,
         )
 
-    def coarse(self, every: int, fewest: int) -> Network | None:
-        """The same network with every so many-th level of each curve, or more of them so that the
-        longest keeps so many; None where it has not twice as many.
+    def with_fewer_levels(self, stride: int, min_levels: int) -> Network | None:
+        """The same network with coarser cost curves; see PiecewiseCosts."""
+        costs = self.costs.with_fewer_levels(stride, min_levels)
+        return None if costs is None else replace(self, costs=costs)
 
-        Its costs are chords of this one's, so they are still convex.
-        """
-        every = min(every, int(np.diff(self.curve_begin).max()) // fewest)
-        if every < 2:
-            return None
-        curves = []
-        for begin, end in pairwise(self.curve_begin.tolist()):
-            kept = sorted({*range(0, end - begin, every), end - begin - 1})
-            level, slopes = self.duration[begin:end].tolist(), self.limit[begin : end - 1].tolist()
-            costs = [0, *accumulate(map(mul, slopes, map(sub, level, level[1:])))]
-            duration, limit = level[:1], list[int]()
-            for first, last in pairwise(kept):
-                slope = (costs[last] - costs[first]) // (level[first] - level[last])
-                if limit and slope <= limit[-1]:  # rounded down to that of the chord before
-                    duration.pop()
-                else:
-                    limit.append(slope)
-                duration.append(level[last])
-            curves.append((duration, limit))
-        return replace(self, **_levels(curves))
+
+class _Arcs(NamedTuple):
+    """Arcs of one kind, each array (arcs,)."""
+
+    tail: NDArray[np.integer]
+    head: NDArray[np.integer]
+    curve: NDArray[np.integer]
 
 
 def build_network(
@@ -105,53 +210,103 @@ def build_network(
     Raises:
         InputError: the profile lacks an operation of the pipeline, or numbers outgrow 64 bits.
     """
-    limits: Sequence[int | None] = power_limit_uw or [None] * len(pipeline.operations)
-    timed = [
-        (op.profile_stage, op.instruction, blocking_power_uw[op.stage], limit)
-        for op, limit in zip(pipeline.operations, limits, strict=True)
+    num_operations = len(pipeline.operations)
+    cost_curves, operation_curve = _operation_curves(
+        pipeline, profile, blocking_power_uw, power_limit_uw
+    )
+    # A constant lag is a curve of one level. The arcs of the source and the sink have lag 0.
+    lag_ns, lag_index = np.unique([*pipeline.succ_lag_ns.tolist(), 0], return_inverse=True)
+    lag_curve = len(cost_curves) + lag_index
+    precedence_curve, no_lag_curve = lag_curve[:-1], lag_curve[-1]
+
+    operation = np.arange(num_operations)
+    num_successors = np.diff(pipeline.succ_begin)
+    predecessor = np.repeat(operation, num_successors)
+    without_predecessors = np.setdiff1d(operation, pipeline.succ)
+    without_successors = operation[num_successors == 0]
+    groups = (
+        _Arcs(_begin(operation), _end(operation), operation_curve),
+        _Arcs(_end(predecessor), _begin(pipeline.succ), precedence_curve),
+        _Arcs(
+            np.full_like(without_predecessors, 2 * num_operations),
+            _begin(without_predecessors),
+            np.full_like(without_predecessors, no_lag_curve),
+        ),
+        _Arcs(
+            _end(without_successors),
+            np.full_like(without_successors, 2 * num_operations + 1),
+            np.full_like(without_successors, no_lag_curve),
+        ),
+    )
+    tail, head, curve = (
+        np.concatenate(columns).astype(np.int32) for columns in zip(*groups, strict=True)
+    )
+    operation_costs = [
+        LevelledCurve(hull.hull_time_ns.tolist(), hull.hull_slope_uw.tolist())
+        for hull in cost_curves
     ]
-    number = {key: k for k, key in enumerate(dict.fromkeys(timed))}
-    curve = [number[key] for key in timed]
-    curves = [cost_curve(profile.table(*key[:2]), *key[2:]) for key in number]
-    lags, lag = np.unique([*pipeline.succ_lag_ns.tolist(), 0], return_inverse=True)
-    lag_curve = len(curves) + lag
-    followers = np.diff(pipeline.succ_begin)
-    operations = np.arange(len(timed))
-    first, last = np.setdiff1d(operations, pipeline.succ), operations[followers == 0]
-    source, sink = 2 * len(timed), 2 * len(timed) + 1
-    around = np.full(len(first), source), np.full(len(last), sink)
-
-    def int32(*parts: Any) -> NDArray[np.int32]:
-        return np.concatenate(parts).astype(np.int32)
-
+    lag_costs = [LevelledCurve([duration_ns], []) for duration_ns in lag_ns.tolist()]
     return Network(
-        num_nodes=2 * len(timed) + 2,
-        tail=int32(
-            2 * operations, 2 * np.repeat(operations, followers) + 1, around[0], 2 * last + 1
-        ),
-        head=int32(2 * operations + 1, 2 * pipeline.succ, 2 * first, around[1]),
-        curve=int32(curve, lag_curve[:-1], np.full(len(first) + len(last), lag_curve[-1])),
-        **_levels(
-            [
-                *((c.hull_time_ns.tolist(), c.hull_slope_uw.tolist()) for c in curves),
-                *(([ns], []) for ns in lags.tolist()),
-            ]
-        ),
-        cost_curves=tuple(curves),
-        base_cost_fj=sum(curves[k].base_cost_fj for k in curve),
+        num_operations=num_operations,
+        num_precedences=len(pipeline.succ),
+        tail=tail,
+        head=head,
+        curve=curve,
+        costs=PiecewiseCosts.from_curves([*operation_costs, *lag_costs]),
+        cost_curves=cost_curves,
+        base_cost_fj=sum(cost_curves[k].base_cost_fj for k in operation_curve.tolist()),
     )
 
 
-def _levels(curves: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Any]:
-    """The arrays of curves that are given by durations and slopes."""
-    return {
-        "curve_begin": np.cumsum([0] + [len(d) for d, _ in curves], dtype=np.int32),
-        "duration": np.array([t for d, _ in curves for t in d], np.int64),
-        "limit": np.array([w for _, s in curves for w in (*s, _kernel.INFINITE)], np.int64),
-    }
+class _CurveKey(NamedTuple):
+    """What two operations share that have the same cost curve."""
+
+    profile_stage: int
+    instruction: str
+    blocking_power_uw: int
+    power_limit_uw: int | None
 
 
-def network_events(starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When each event of the network is, ns, where operations start and end then, (N,)."""
-    around = [0, ends_ns.max()]
-    return np.concatenate([np.stack([starts_ns, ends_ns], axis=1).ravel(), around]).astype(np.int64)
+def _operation_curves(
+    pipeline: Pipeline,
+    profile: Profile,
+    blocking_power_uw: Sequence[int],
+    power_limit_uw: Sequence[int] | None,
+) -> tuple[tuple[CostCurve, ...], NDArray[np.int64]]:
+    """The distinct cost curves of a pipeline's operations, and which one each has, (N,)."""
+    limits: Sequence[int | None] = power_limit_uw or [None] * len(pipeline.operations)
+    keys = [
+        _CurveKey(op.profile_stage, op.instruction, blocking_power_uw[op.stage], limit_uw)
+        for op, limit_uw in zip(pipeline.operations, limits, strict=True)
+    ]
+    number = {key: k for k, key in enumerate(dict.fromkeys(keys))}
+    curves = tuple(
+        cost_curve(
+            profile.table(key.profile_stage, key.instruction),
+            key.blocking_power_uw,
+            key.power_limit_uw,
+        )
+        for key in number
+    )
+    return curves, np.array([number[key] for key in keys], np.int64)
+
+
+def _begin(operation: NDArray[np.integer]) -> NDArray[np.integer]:
+    """The nodes where operations begin."""
+    return 2 * operation
+
+
+def _end(operation: NDArray[np.integer]) -> NDArray[np.integer]:
+    """The nodes where operations end."""
+    return 2 * operation + 1
+
+
+def network_events(starts_ns: TimeArray, ends_ns: TimeArray) -> TimeArray:
+    """The time of each event of the network, int64 (nodes,), ns.
+
+    Args:
+        starts_ns, ends_ns: of the operations, (N,), ns.
+    """
+    operation_events = np.stack([starts_ns, ends_ns], axis=1).ravel()
+    source_and_sink = [0, ends_ns.max()]
+    return np.concatenate([operation_events, source_and_sink]).astype(np.int64)

@@ -11,10 +11,12 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan._kernel import Optimum
 from envplan.errors import InputError, NoAnswerError
-from envplan.frontier.network import build_network, network_events
-from envplan.frontier.start import Start
-from envplan.frontier.walk import Progress, Walk, naming_units
+from envplan.frontier.cache import TraceCache
+from envplan.frontier.network import TimeArray, build_network, network_events
+from envplan.frontier.tracer import FrontierTracer, Progress, Segment, naming_units
+from envplan.frontier.warm_starts import WarmStarts
 from envplan.pipeline import Pipeline
 from envplan.profile import DEFAULT_BLOCKING_POWER_W, Profile
 from envplan.replay import Problem
@@ -22,22 +24,28 @@ from envplan.units import MAX_INTEGER, j_from_fj, ns_from_s_floor, s_from_ns, uw
 
 BlockingPowerSource = Literal["profile", "argument", "default"]
 
-# The walk from T_max to T_star grows faster with the pipeline than the rest. With more operations
-# than this it starts where going slower saves an eighth of what it saves at T_star.
-_WALK_FROM_T_MAX: Final = 2048
-_PART: Final = 8
+#: The walk from T_max to T_star grows faster with the pipeline than the rest. With more operations
+#: than this it begins where a ns saves only this fraction of what it saves at T_star.
+MAX_OPERATIONS_FROM_T_MAX: Final = 2048
+_SLOPE_FRACTION_PAST_T_STAR: Final = 8  # one part in so many
 
-#: Frontiers traced, the last one last, with so many operations together.
-_TRACED: dict[tuple[object, ...], Any] = {}
-_MOST_KEPT: Final = 50_000
+#: The frontiers that this process traced last, for `Relaxation.trace`.
+RECENT_TRACES: Final[TraceCache[Any]] = TraceCache(max_operations=50_000)
 
 
 class Relaxation:
     """The exact relaxed frontier: a lower bound on energy at every iteration time.
 
-    It knows no plan. All energies are joules per iteration over all GPUs. What has not been walked
-    is walked when somebody asks for it: all of it where breakpoints are wanted, for a single time
-    only what is near.
+    It knows no plan. What has not been traced is traced when somebody asks for it: all of it where
+    breakpoints are wanted, for a single time only what is near.
+
+    Energies in J are per iteration over all GPUs, energies in fJ of one GPU a stage. The effective
+    cost of an iteration is its energy less that of waiting as long on all stages (Perseus, SOSP
+    2024). The time axis has three parts: from T_min to `max_time_ns` the frontier is traced; from
+    there on another trace tells how effective costs fall, in large pipelines for a part of the way
+    to T_max; beyond that convexity bounds them.
+
+    Copies of a frontier share what has been traced.
 
     Args:
         blocking_power, gpus_per_stage, replicas, full: as for `envplan.trace_frontier`, which
@@ -53,6 +61,7 @@ class Relaxation:
         slowest_time_ns: T_max, where every operation is at its least effective cost: a straggler
             slower than that leaves no more time worth using. Whole ns.
         network: the activity network that was traced.
+        tracer: of the frontier up to max_time_ns.
         trace_seconds: what the trace took, s.
     """
 
@@ -88,11 +97,12 @@ class Relaxation:
         self.total_power_uw: int = sum(powers)
         with naming_units(profile.path):
             self.network = build_network(pipeline, profile, powers)
-            self._start = Start(pipeline, profile, powers, self.network)
-        self._walk = Walk(self._start, -1 if full else self.total_power_uw, profile.path)
-        self.min_time_ns = self._walk.min_time_ns
-        self.max_time_ns = self._walk.max_time_ns
-        self.slowest_time_ns = self._walk.slowest_time_ns
+            self._starts = WarmStarts(pipeline, profile, powers, self.network)
+        from_flow_uw = None if full else self.total_power_uw
+        self.tracer = FrontierTracer(self._starts, from_flow_uw, profile.path)
+        self.min_time_ns = self.tracer.min_time_ns
+        self.max_time_ns = self.tracer.max_time_ns
+        self.slowest_time_ns = self.tracer.slowest_time_ns
 
     @classmethod
     def trace(
@@ -100,38 +110,56 @@ class Relaxation:
         pipeline: Pipeline,
         profile: Profile,
         *,
+        blocking_power: float | None = None,
+        gpus_per_stage: int = 1,
+        replicas: int = 1,
+        full: bool = False,
         whole: bool = True,
         progress: Progress | None = None,
-        **setup: Any,
+        cache: TraceCache[Any] = RECENT_TRACES,
     ) -> Self:
-        """As `envplan.trace_frontier`. What was traced last in this process is not traced again."""
-        # What is walked at first makes no difference: the rest is walked when it is asked for.
-        about = (pipeline.to_job(), profile.path, profile.name, profile.metadata)
-        key = (cls, profile.sha256, repr((*about, profile.adjustments, sorted(setup.items()))))
-        known = _TRACED.pop(key, None)
-        if known is None:
+        """As `envplan.trace_frontier`, but what is in the cache is not traced again."""
+        # Whether it is traced whole makes no difference: the rest is traced when it is asked for.
+        key = (
+            cls,
+            profile.sha256,
+            profile.path,
+            profile.name,
+            repr((pipeline.to_job(), profile.metadata, profile.adjustments)),
+            blocking_power,
+            gpus_per_stage,
+            replicas,
+            full,
+        )
+        traced: Self | None = cache.get(key)
+        if traced is None:
             begin = perf_counter()
-            known = cls(pipeline, profile, **setup)
-            if whole or setup.get("full"):
-                known.walk(progress=progress)
-            known.trace_seconds = perf_counter() - begin
-        _TRACED[key] = known
-        while len(_TRACED) > 1 and (
-            sum(len(one.pipeline.operations) for one in _TRACED.values()) > _MOST_KEPT
-        ):
-            _TRACED.pop(next(iter(_TRACED)))
-        frontier: Self = copy(known)
-        return frontier
+            traced = cls(
+                pipeline,
+                profile,
+                blocking_power=blocking_power,
+                gpus_per_stage=gpus_per_stage,
+                replicas=replicas,
+                full=full,
+            )
+            if whole or full:
+                traced.walk(progress=progress)
+            traced.trace_seconds = perf_counter() - begin
+            cache.put(key, traced, len(pipeline.operations))
+        return copy(traced)
 
     def retraced(
         self, pipeline: Pipeline, profile: Profile, *, replicas: int | None = None
     ) -> Self:
-        """The frontier of another pipeline or profile, with GPUs and blocking power as here."""
-        given = self.blocking_power_source == "argument"
+        """The frontier of another pipeline or profile, with GPUs and blocking power as here.
+
+        It ends at T_star, also where this one ends at T_max.
+        """
+        is_argument = self.blocking_power_source == "argument"
         return self.trace(
             pipeline,
             profile,
-            blocking_power=self.blocking_power_w[0] if given else None,
+            blocking_power=self.blocking_power_w[0] if is_argument else None,
             gpus_per_stage=self.gpus_per_stage,
             replicas=self.replicas if replicas is None else replicas,
         )
@@ -152,40 +180,46 @@ class Relaxation:
         return tuple(w_from_uw(p) for p in self.blocking_power_uw)
 
     def walk(self, time_ns: int | None = None, progress: Progress | None = None) -> Self:
-        """This frontier, walked around a time from T_min on, ns, or whole; what has been done is
-        not done again.
+        """Trace around a time, or the whole frontier; what has been traced is not traced again.
 
         Args:
+            time_ns: from T_min on, ns; None: the whole.
             progress: as for trace_frontier.
+
+        Returns:
+            This frontier.
 
         Raises:
             InputError: numbers outgrow exact 64-bit arithmetic.
         """
         if time_ns is None:
-            self._walk.whole(progress)
+            self.tracer.trace_fully(progress)
         else:
-            self._walk.near(min(time_ns, self.max_time_ns), progress)
+            self.tracer.interval_at(min(time_ns, self.max_time_ns), progress)
         return self
 
     @property
     def times_ns(self) -> NDArray[np.int64]:
         """Breakpoints, whole ns, ascending, int64 (n,)."""
-        return self._walk.whole().times_ns
+        return self.tracer.trace_fully().times_ns
 
     @property
     def slopes_uw(self) -> list[int]:
-        """-dC/dT of the relaxed effective cost on the interval below each breakpoint, uW, (n,):
-        what the cheapest ns costs that is saved next. Meaningless for the first."""
-        return self._walk.whole().slopes_uw
+        """The negative slope of the relaxed effective cost below each breakpoint, uW, (n,).
+
+        It is what the cheapest ns costs that is saved next. Meaningless for the first.
+        """
+        return self.tracer.trace_fully().slopes_uw
 
     @cached_property
     def min_energy_time_ns(self) -> int:
         """T_star in whole ns."""
-        walked = self._walk.main.record
-        if walked.slopes_uw[-1] > self.total_power_uw or len(walked.times_ns) == 1:
+        traced = self.tracer.main.curve
+        if traced.slopes_uw[-1] > self.total_power_uw or len(traced.times_ns) == 1:
             return self.max_time_ns
-        energies = np.array(self._walk.whole().energies_fj, dtype=object)
-        return int(self.times_ns[np.argmin(energies)])
+        whole = self.tracer.trace_fully()
+        energies_fj = np.array(whole.energies_fj, dtype=object)  # beyond 64 bits
+        return int(whole.times_ns[np.argmin(energies_fj)])
 
     @property
     def min_time(self) -> float:
@@ -210,7 +244,8 @@ class Relaxation:
     @cached_property
     def energies(self) -> NDArray[np.float64]:
         """Least relaxed energy at each breakpoint, J, (n,)."""
-        return np.array([j_from_fj(e * self.num_gpus) for e in self._walk.whole().energies_fj])
+        energies_fj = self.tracer.trace_fully().energies_fj
+        return np.array([j_from_fj(energy_fj * self.num_gpus) for energy_fj in energies_fj])
 
     def energy_at(self, time: float) -> float:
         """Least relaxed energy of an iteration that ends by `time` s, in J: no plan can use less.
@@ -230,42 +265,52 @@ class Relaxation:
             time_ns: not below T_min, ns.
         """
         time_ns = min(time_ns, self.min_energy_time_ns)
-        return self._walk.near(time_ns).energy_fj(time_ns)
+        return self.tracer.interval_at(time_ns).energy_fj(time_ns)
 
     def waiting_bound_fj(self, time_ns: int) -> int:
         """Least relaxed energy if everybody waits until a time, one GPU a stage, in fJ.
 
         Args:
-            time_ns: not below T_min; beyond T_star, the first call takes a further trace.
+            time_ns: not below T_min; beyond T_star, the first call traces further.
         """
         return self.effective_bound_fj(time_ns) + self.total_power_uw * time_ns
 
     def effective_bound_fj(self, time_ns: int) -> int:
-        """Least relaxed effective cost of an iteration that ends by a time: what it uses above
-        what waiting for as long would, one GPU a stage, fJ. Not below T_min; falls up to T_max."""
-        walk = self._walk if time_ns <= self.max_time_ns else self.beyond
-        last = min(time_ns, walk.max_time_ns)
-        # Effective costs are convex in time and least at T_max.
-        effective = walk.near(last).energy_fj(last) - self.total_power_uw * last
-        effective -= self.total_power_uw // _PART * (time_ns - last)
-        return max(self.network.base_cost_fj, effective)
+        """Least relaxed effective cost of an iteration that ends by a time, one GPU a stage, fJ.
+
+        Args:
+            time_ns: not below T_min, ns. The bound falls up to T_max.
+        """
+        tracer = self._tracer_for(time_ns)
+        traced_ns = min(time_ns, tracer.max_time_ns)
+        energy_fj = tracer.interval_at(traced_ns).energy_fj(traced_ns)
+        effective_fj = energy_fj - self.total_power_uw * traced_ns
+        # Effective costs are convex in time: beyond the trace they fall no faster than at its end.
+        last_slope_uw = self.total_power_uw // _SLOPE_FRACTION_PAST_T_STAR
+        effective_fj -= last_slope_uw * (time_ns - traced_ns)
+        return max(self.network.base_cost_fj, effective_fj)  # what they are at T_max
 
     def slope_uw(self, time_ns: int) -> int:
         """What a ns more saves around a time, uW; the power of all waiting GPUs from T_star on."""
         if self.min_time_ns == self.max_time_ns:
             return self.total_power_uw
-        _, slope = self._walk.below(min(max(self.min_time_ns + 1, time_ns), self.max_time_ns))
-        return max(slope, self.total_power_uw)
+        time_ns = min(max(self.min_time_ns + 1, time_ns), self.max_time_ns)
+        return max(self.tracer.segment_below(time_ns).slope_uw, self.total_power_uw)
 
-    def intervals_below(self, time_ns: int) -> Iterator[tuple[int, int, int]]:
-        """What the frontier consists of below a time: (from, to, slope in between), ns, ns, uW, the
-        latest first, down to T_min. An interval may come in pieces; one ends at T_star."""
-        star = self.min_energy_time_ns
+    def intervals_below(self, time_ns: int) -> Iterator[Segment]:
+        """The straight pieces of the frontier below a time, the latest first, down to T_min.
+
+        A piece may come in several, and one begins at T_star.
+        """
+        star_ns = self.min_energy_time_ns
         while time_ns > self.min_time_ns:
-            walk, least = (self._walk, 0) if time_ns <= star else (self.beyond, star)
-            first, slope = walk.below(time_ns)
-            yield max(first, least), time_ns, slope
-            time_ns = max(first, least)
+            is_past_star = time_ns > star_ns
+            tracer = self.beyond if is_past_star else self.tracer
+            segment = tracer.segment_below(time_ns)
+            if is_past_star:
+                segment = segment._replace(earlier_ns=max(segment.earlier_ns, star_ns))
+            yield segment
+            time_ns = segment.earlier_ns
 
     def earliest_ns(self, holds: Callable[[int, int], bool], latest_ns: int) -> int:
         """The earliest time at which something holds; the latest where it does not before.
@@ -274,46 +319,63 @@ class Relaxation:
             holds: of a time, ns, and the relaxed energy of one GPU a stage then, fJ; once it holds,
                 it holds for later times up to latest_ns.
         """
-        low, high = self.min_time_ns - 1, latest_ns
-        while high - low > 1:
-            middle = (low + high) // 2
-            slow = middle > self.min_energy_time_ns
-            bound = (self.waiting_bound_fj if slow else self.lower_bound_fj)(middle)
-            low, high = (low, middle) if holds(middle, bound) else (middle, high)
-        return high
+        too_early_ns, holding_ns = self.min_time_ns - 1, latest_ns
+        while holding_ns - too_early_ns > 1:
+            middle_ns = (too_early_ns + holding_ns) // 2
+            if middle_ns > self.min_energy_time_ns:
+                bound_fj = self.waiting_bound_fj(middle_ns)
+            else:
+                bound_fj = self.lower_bound_fj(middle_ns)
+            if holds(middle_ns, bound_fj):
+                holding_ns = middle_ns
+            else:
+                too_early_ns = middle_ns
+        return holding_ns
 
     @cached_property
-    def beyond(self) -> Walk:
+    def beyond(self) -> FrontierTracer:
         """The frontier beyond T_star: up to T_max, or in large pipelines a part of the way."""
         if self.max_time_ns == self.slowest_time_ns:
-            return self._walk
-        large = len(self.pipeline.operations) > _WALK_FROM_T_MAX
-        return Walk(self._start, self.total_power_uw // _PART if large else -1, self.profile.path)
+            return self.tracer
+        from_flow_uw = None
+        if len(self.pipeline.operations) > MAX_OPERATIONS_FROM_T_MAX:
+            from_flow_uw = self.total_power_uw // _SLOPE_FRACTION_PAST_T_STAR
+        return FrontierTracer(self._starts, from_flow_uw, self.profile.path)
 
-    def state_at(self, time_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Event times (nodes,), ns, and flows (arcs,), uW, of the relaxed optimum at a time.
+    def state_at(self, time_ns: int) -> Optimum:
+        """The relaxed optimum at a time.
 
         Args:
             time_ns: from T_min to T_max, ns.
         """
-        walk = self._walk if time_ns <= self.max_time_ns else self.beyond
-        last, slowest = walk.max_time_ns, self.slowest_time_ns
-        events, flows = walk.near(min(time_ns, last)).state_at(min(time_ns, last))
-        if time_ns > last:
-            # Not traced so far. A mean of two optima is in time, and by convexity near the optimum.
-            # Rounded down, precedences of whole ns still hold.
-            near, far = events.astype(object), self._slowest_events.astype(object)
-            mean = (near * (slowest - time_ns) + far * (time_ns - last)) // (slowest - last)
-            events = mean.astype(np.int64)
-        return events, flows
+        tracer = self._tracer_for(time_ns)
+        traced_ns, slowest_ns = tracer.max_time_ns, self.slowest_time_ns
+        if time_ns <= traced_ns:
+            return tracer.interval_at(time_ns).optimum_at(time_ns)
+        optimum = tracer.interval_at(traced_ns).optimum_at(traced_ns)
+        # Not traced so far. A mean of two optima is in time, and by convexity near the optimum.
+        # Rounded down, precedences of whole ns still hold. Products outgrow 64 bits.
+        traced_events, slowest_events = optimum.times_ns.astype(object), self._slowest_events
+        mean = (
+            traced_events * (slowest_ns - time_ns)
+            + slowest_events.astype(object) * (time_ns - traced_ns)
+        ) // (slowest_ns - traced_ns)
+        return Optimum(mean.astype(np.int64), optimum.flow_uw)
+
+    def _tracer_for(self, time_ns: int) -> FrontierTracer:
+        """The tracer that knows a time, or comes nearest to it."""
+        return self.tracer if time_ns <= self.max_time_ns else self.beyond
 
     @cached_property
-    def _slowest_events(self) -> NDArray[np.int64]:
-        """Event times at T_max, ns, each as early as can be."""
-        slowest = np.array([c.hull_time_ns[0] for c in self.network.cost_curves], np.int64)
-        time_ns = slowest[self.network.curve[: len(self.pipeline.operations)]]
-        starts, _ = self.pipeline.earliest_starts(time_ns)
-        return network_events(starts, starts + time_ns)
+    def _slowest_events(self) -> TimeArray:
+        """Event times at T_max, ns, each as early as can be, (nodes,)."""
+        slowest_of_curve = np.array(
+            [curve.hull_time_ns[0] for curve in self.network.cost_curves], np.int64
+        )
+        operation_curve = self.network.curve[: self.network.num_operations]
+        time_ns = slowest_of_curve[operation_curve]
+        starts_ns, _ = self.pipeline.earliest_starts(time_ns)
+        return network_events(starts_ns, starts_ns + time_ns)
 
     def checked_ns(self, time_ns: int) -> int:
         """A time, if a plan could be that fast.
@@ -332,19 +394,23 @@ class Relaxation:
 def _blocking_powers(
     pipeline: Pipeline, profile: Profile, argument: float | None
 ) -> tuple[list[int], BlockingPowerSource]:
-    """uW per pipeline stage and where it comes from."""
+    """Power of a waiting GPU on each pipeline stage, uW, and where it comes from."""
     if argument is not None:
         if not 0 <= _finite(argument, "blocking power") <= 1e5:
             raise InputError(f"blocking power must be between 0 and 100000 W, not {argument}")
         return [uw_from_w(argument)] * pipeline.num_stages, "argument"
     if profile.blocking_power_w is None:
         return [uw_from_w(DEFAULT_BLOCKING_POWER_W)] * pipeline.num_stages, "default"
-    first = {op.stage: op.profile_stage for op in reversed(pipeline.operations)}
-    powers = profile.blocking_power_w
-    return [uw_from_w(powers[first[stage]]) for stage in range(pipeline.num_stages)], "profile"
+    # Of a stage that runs several profile stages, its first operation's counts.
+    profile_stage = {op.stage: op.profile_stage for op in reversed(pipeline.operations)}
+    powers_uw = [
+        uw_from_w(profile.blocking_power_w[profile_stage[stage]])
+        for stage in range(pipeline.num_stages)
+    ]
+    return powers_uw, "profile"
 
 
-def _finite(value: float, what: str) -> float:
+def _finite(value: float, name: str) -> float:
     if not np.isfinite(value) or abs(value) > MAX_INTEGER:
-        raise InputError(f"{what} must be a finite number, not {value}")
+        raise InputError(f"{name} must be a finite number, not {value}")
     return value

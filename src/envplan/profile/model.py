@@ -101,9 +101,6 @@ class Profile:
                 column="gpu",
             )
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Profile) and self.measured_costs is other.measured_costs
-
     @cached_property
     def _tables(self) -> dict[OperationKey, OptionTable]:
         return adjusted_tables(self.measured_costs, self.adjustments)

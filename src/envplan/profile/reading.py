@@ -274,6 +274,8 @@ def _part_costs(samples: _Samples) -> dict[OperationKey, PartCosts]:
     """
     rows: defaultdict[OperationKey, dict[str, dict[ClockSetting, ExactCost]]] = defaultdict(dict)
     for key, ranks in samples.items():
+        if key.instruction == BLOCKING:
+            continue
         part_rows = rows[key.operation].setdefault(key.part, {})
         part_rows[key.setting] = _cost_over_ranks(ranks.values())
     return {operation: _assemble(operation, rows[operation], samples) for operation in sorted(rows)}
@@ -402,7 +404,8 @@ def _straggler_notes(samples: _Samples) -> Iterator[str]:
             continue
         usual_s = statistics.median_low(sample.time_s for sample in ranks.values())
         for rank, sample in ranks.items():
-            slowdowns[key.stage, rank or 0].append(sample.time_s / usual_s)
+            if rank is not None:
+                slowdowns[key.stage, rank].append(sample.time_s / usual_s)
     for (stage, rank), ratios in sorted(slowdowns.items()):
         slowdown = statistics.median(ratios)
         if slowdown > _STRAGGLES:

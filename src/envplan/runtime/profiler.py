@@ -143,11 +143,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         self.rank = number_or_environment(rank, "RANK")
         world = number_or_environment(world_size, "WORLD_SIZE")
         self._stages = tuple(stages if stages is not None else [self.rank])
-        if not all(0 <= stage < num_stages for stage in self._stages):
-            raise InputError(
-                f"rank {self.rank} has stage {max(self._stages)} of {num_stages}; give Profiler "
-                "stages=, the model stage of each chunk of this rank"
-            )
+        _check_stages(self.rank, self._stages, num_stages)
         if iterations_per_frequency < 1 or warm_up < 0:
             raise InputError("iterations_per_frequency must be at least 1, warm_up at least 0")
         self.path = Path(path)
@@ -413,6 +409,15 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
                 "takes --blocking-power",
                 self.path,
             )
+
+
+def _check_stages(rank: int, stages: Sequence[int], num_stages: int) -> None:
+    """Raises: InputError: a rank has a stage that the model has not."""
+    if not all(0 <= stage < num_stages for stage in stages):
+        raise InputError(
+            f"rank {rank} has stage {max(stages)} of {num_stages}; give Profiler stages=, the "
+            "model stage of each chunk of this rank"
+        )
 
 
 def _own_gpu(source: Backend, device: int, counted: Counted) -> Device:

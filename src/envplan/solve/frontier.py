@@ -293,9 +293,16 @@ def trace_frontier(
         InputError: the profile does not fit the pipeline, an argument is out of range, or numbers
             outgrow exact 64-bit arithmetic.
     """
-    setup = {"blocking_power": blocking_power, "gpus_per_stage": gpus_per_stage}
-    setup |= {"replicas": replicas, "full": full}
-    frontier = Frontier.trace(pipeline, profile, whole=whole, progress=progress, **setup)
+    frontier = Frontier.trace(
+        pipeline,
+        profile,
+        blocking_power=blocking_power,
+        gpus_per_stage=gpus_per_stage,
+        replicas=replicas,
+        full=full,
+        whole=whole,
+        progress=progress,
+    )
     doubt_job(frontier)
     return frontier
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.frontier import Relaxation, build_network
-from envplan.frontier.start import Start
+from envplan.frontier.warm_starts import WarmStarts
 from envplan.replay import Machine, Replay, Rows
 from envplan.solve.rounding import Rounding
 from envplan.units import w_from_uw
@@ -173,15 +173,16 @@ class PeakPowerHeuristic:
         pipeline, profile = frontier.pipeline, frontier.profile
         waiting_uw = frontier.blocking_power_uw
         network = build_network(pipeline, profile, waiting_uw, limits_uw.tolist())
-        t_min_ns = network.trace().min_time
+        t_min_ns = network.solver().min_time
         time_ns = t_min_ns if deadline_ns is None else deadline_ns
         if time_ns < t_min_ns:
             return None
-        trace = Start(pipeline, profile, waiting_uw, network).at_flow(sum(waiting_uw))
-        trace.run(sum(waiting_uw), until=time_ns)
-        breakpoints_ns, _, _ = trace.breakpoints()
-        time_ns = min(time_ns, int(breakpoints_ns[0]))
-        event_times, flows = trace.state_at(time_ns)
+        solver = WarmStarts(pipeline, profile, waiting_uw, network).solver_at_flow(sum(waiting_uw))
+        trace = solver.trace(sum(waiting_uw))
+        t_star_ns = trace.end_time
+        time_ns = min(time_ns, t_star_ns)
+        trace.extend(time_ns)
+        event_times, flows = trace.optimum_at(time_ns)
         rounding = Rounding(pipeline, network, event_times, time_ns)
         rounding.anneal(_TEMPERATURES)
         return _RelaxedChoice(rounding.choice, flows[: len(limits_uw)])

@@ -248,7 +248,22 @@ class RequestSolver(DeadlineSolver[Solution]):
             context = self._keeper.context(replay.makespan_ns)
             self._keeper.require(replay, context, self.request.limits)
         assert solution is not None
-        return solution
+        return self._certified(solution)
+
+    def _certified(self, solution: Solution) -> Solution:
+        """A solution with the proof of its probability, where one was asked for.
+
+        Raises:
+            NoAnswerError: it cannot be proved; says what could be held.
+        """
+        probability = self._keeper.probability
+        if probability is None:
+            return solution
+        context = self._keeper.context(solution.deadline_ns)
+        robustness = self._keeper.certify(solution.replay, context)
+        if robustness is None:
+            raise NoAnswerError(probability.explain_violation(solution.replay, context))
+        return replace(solution, robustness=robustness)
 
     def _keeps_all(self, replay: Replay) -> bool:
         """Whether a replay keeps all limits by its own end."""

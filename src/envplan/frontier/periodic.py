@@ -1,0 +1,426 @@
+"""Long pipelines from short ones, whose optima repeat in the middle.
+
+Away from the ends of a pipeline an optimum repeats from one round to the next. A round is what all
+stages do for one microbatch, or, where stages have chunks, for one microbatch per stage. So a short
+pipeline is split at a moment in its middle, and the round that comes next is put in there as many
+times as the long pipeline has more rounds.
+
+Theorem. Take an optimum of the short pipeline and a split of it, and suppose
+
+1. every arc of the long pipeline is one of the short pipeline, its begin and its end in the same
+   round or in two that follow each other (`PeriodicPipeline.extends_to`);
+2. every arc over the split carries the flow that it carries one round later, and
+3. where that is positive, the arc begins one and the same period later; where it is zero, its
+   slack allows for that (both by the kernel, at each breakpoint: `FrontierTrace.watch`).
+
+Then the extended flow is conserved at every event, and every arc of the long pipeline keeps the
+complementary slackness of its arc in the short one. By the duality of linear programs the extended
+optimum is optimal in the long pipeline: with the same slope, and later by a period for each round
+that was put in.
+
+Where the premises do not hold, the extended optimum is still a good guess to repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan._kernel import Optimum
+from envplan.frontier.network import Network
+from envplan.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from envplan._kernel import FrontierTrace
+
+Indices = NDArray[np.int64]
+
+#: An operation, arc or precedence that a pipeline lacks, in arrays of indices.
+MISSING: Final = -1
+#: What the kernel says where the arcs over a split have no common period.
+NO_PERIOD: Final = -1
+
+# Schedules whose microbatches follow each other alike, and that microbatches alone determine.
+_PERIODIC_SCHEDULES: Final = (
+    "1f1b",
+    "gpipe",
+    "interleaved",
+    "looped-bfs",
+    "interleaved-zb",
+    "zb-h1",
+    "zb-v",
+    "dualpipe-v",
+)
+# All operations of one kind, then all of the next.
+_SCHEDULES_IN_PHASES: Final = ("gpipe", "looped-bfs")
+
+#: Pipelines of no more operations, and of no more microbatches per stage, have no short pipeline.
+FEW_OPERATIONS: Final = 512
+FEW_ROUNDS: Final = 12
+# Microbatches per stage of the short pipeline. With four its middle is steady even near T_min, on
+# all profiles that were tried. Near T_star fewer are enough, so they stand for pipelines that are
+# not much longer.
+_STEADY_ROUNDS: Final = (4.0, 2.5)
+# The same where a round is one microbatch per stage.
+_MAX_WHOLE_ROUNDS: Final = 4
+MIN_WHOLE_ROUNDS: Final = 3
+# Where a split is not periodic, the short pipeline is traced on for this part of the way to T_min
+# before it is split anew, and twice as far each time.
+_APERIODIC_STEP: Final = 1 / 256
+
+_KEY_BASE: Final = 2**31  # above every microbatch and every kind
+
+
+class PipelineSplit(NamedTuple):
+    """A split of a pipeline into an early and a late part.
+
+    Attributes:
+        first_microbatch: int64 (kinds, 2), of each kind of operation the first microbatch that
+            begins, and that ends, in the late part.
+        period_ns: time from the split to the same place one round later.
+        num_differing: arcs over the split that are not as they are one round later.
+    """
+
+    first_microbatch: Indices
+    period_ns: int
+    num_differing: int
+
+
+class PeriodicInterval(NamedTuple):
+    """An interval of a trace in which the optimum repeats at one split.
+
+    Attributes:
+        split: where.
+        first_breakpoint: index of the latest of its breakpoints in the trace.
+        periods_ns: the period at each of its breakpoints, int64 (n,).
+    """
+
+    split: PipelineSplit
+    first_breakpoint: int
+    periods_ns: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class LongToShort:
+    """Which parts of a short pipeline stand for those of a long one; MISSING where none do.
+
+    Attributes:
+        rounds_later: int64 (N, 2), by how many rounds the long pipeline's operations begin, and
+            end, later than the short one's that stand for them.
+        operation: int64 (N, 2), the operation that stands for its begin, and for its end. DualPipeV
+            splits backwards at its ends only, so some have none.
+        precedence: int64 (E,), the precedence that stands for each.
+        precedence_tail: int64 (E,), the operation that stands for the earlier one of each.
+    """
+
+    rounds_later: Indices
+    operation: Indices
+    precedence: Indices
+    precedence_tail: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class _ShiftedArcs:
+    """Arcs that may cross a split, beside the same arcs one round later; all arrays (arcs,).
+
+    Attributes:
+        tail_ns, head_ns: times of the events that each joins.
+        shift_ns: how much later its tail is one round later.
+        has_flow: whether it carries flow.
+        same_flow: whether it exists one round later and carries the same flow there. Where not,
+            shift_ns means nothing.
+        slack_ns: time between its events beyond its longest duration.
+    """
+
+    tail_ns: NDArray[np.int64]
+    head_ns: NDArray[np.int64]
+    shift_ns: NDArray[np.int64]
+    has_flow: NDArray[np.bool_]
+    same_flow: NDArray[np.bool_]
+    slack_ns: NDArray[np.int64]
+
+
+class _SplitInTime(NamedTuple):
+    """A split at a moment. The least of several is the best: of fewest differing arcs."""
+
+    num_differing: int
+    moment_ns: int
+    period_ns: int
+
+
+def short_pipeline(pipeline: Pipeline) -> Pipeline | None:
+    """The pipeline of fewer microbatches whose optimum repeats in that of a long one, or None."""
+    stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
+    is_short = len(pipeline.operations) <= FEW_OPERATIONS and microbatches <= FEW_ROUNDS * stages
+    if is_short or pipeline.schedule not in _PERIODIC_SCHEDULES:
+        return None
+    if _microbatches_per_round(pipeline) == 1:
+        for rounds in _STEADY_ROUNDS:
+            short = max(4, int(rounds * stages))
+            if short + stages <= microbatches:
+                return pipeline.with_microbatches(short)
+        return None
+    rounds = min(_MAX_WHOLE_ROUNDS, microbatches // stages - 1)
+    if rounds < MIN_WHOLE_ROUNDS:
+        return None
+    return pipeline.with_microbatches(rounds * stages + microbatches % stages)
+
+
+class PeriodicPipeline:
+    """A pipeline whose optima, split in the middle, stand for those of longer ones.
+
+    Attributes:
+        in_phases: whether kinds of operations do not take turns, so that a round has no one place
+            in time.
+    """
+
+    def __init__(self, pipeline: Pipeline, network: Network) -> None:
+        self._pipeline = pipeline
+        self._network = network
+        self._round_length = _microbatches_per_round(pipeline)
+        self.in_phases = pipeline.schedule in _SCHEDULES_IN_PHASES
+        self._kind, self._microbatch = pipeline.kinds
+        self._num_kinds = int(self._kind.max()) + 1
+        self._predecessor, self._successor = _precedences(network)
+        self._operation_one_round_later = self._operation_of(
+            self._kind, self._microbatch + self._round_length
+        )
+        self._arc_one_round_later = self._shifted_arcs()
+        rounds = self._microbatch // self._round_length
+        self._middle_round = pipeline.num_microbatches // self._round_length // 2
+        self._middle_operations = np.flatnonzero(
+            (rounds == self._middle_round) & (self._operation_one_round_later != MISSING)
+        )
+        self._operations_near_middle = np.flatnonzero(abs(rounds - self._middle_round) <= 1)
+
+    def best_split(self, optimum: Optimum) -> PipelineSplit:
+        """The split in the middle whose arcs differ least from those one round later."""
+        if self.in_phases:
+            return self._split_by_microbatch(optimum)
+        moments_ns = np.unique(optimum.times_ns[2 * self._operations_near_middle])
+        arcs = self._arcs_between(int(moments_ns[0]), int(moments_ns[-1]), optimum)
+        splits = (self._split_in_time(moment_ns, arcs) for moment_ns in moments_ns.tolist())
+        best = min((split for split in splits if split is not None), default=None)
+        whole_rounds_differ = self._round_length > 1 and best is not None and best.num_differing > 0
+        if best is None or whole_rounds_differ:
+            return self._split_by_microbatch(optimum)
+        return PipelineSplit(
+            self._first_microbatch_from(best.moment_ns, optimum), best.period_ns, best.num_differing
+        )
+
+    def watch(self, trace: FrontierTrace, split: PipelineSplit) -> None:
+        """Let a trace of this pipeline end where the arcs over a split lose their period."""
+        first_microbatch = split.first_microbatch[self._kind]  # (N, 2): begins and ends
+        operation_events = (self._microbatch[:, None] >= first_microbatch).ravel()
+        source_and_sink = [False, True]
+        is_late = np.append(operation_events, source_and_sink)
+        crossing = np.flatnonzero(~is_late[self._network.tail] & is_late[self._network.head])
+        crossing = crossing[crossing < len(self._arc_one_round_later)]
+        shifted = self._arc_one_round_later[crossing]
+        if (shifted == MISSING).any():
+            trace.watch_nothing()
+        else:
+            trace.watch(crossing.astype(np.int32), shifted.astype(np.int32))
+
+    def periodic_intervals(self, trace: FrontierTrace, until_ns: int) -> Iterator[PeriodicInterval]:
+        """Extend a trace of this pipeline to a time; yield its periodic intervals, latest first."""
+        step_ns = int((trace.start_time - trace.min_time) * _APERIODIC_STEP) + 1
+        while (time_ns := trace.end_time) > until_ns:
+            split = self.best_split(trace.optimum_at(time_ns))
+            first = len(trace.periods()) - 1
+            if split.num_differing == 0:
+                self.watch(trace, split)
+            else:
+                trace.watch_nothing()
+            if trace.periods()[-1] == NO_PERIOD:
+                trace.watch_nothing()
+                trace.extend(max(time_ns - step_ns, until_ns))
+                step_ns *= 2
+                continue
+            trace.extend(until_ns)
+            periods_ns = trace.periods()[first:]
+            if periods_ns[-1] == NO_PERIOD:
+                periods_ns = periods_ns[:-1]
+            if len(periods_ns) > 1:
+                yield PeriodicInterval(split, first, periods_ns)
+
+    def num_inserted_rounds(self, num_microbatches: int) -> int:
+        """Rounds that a pipeline of so many microbatches has more than this one."""
+        return (num_microbatches - self._pipeline.num_microbatches) // self._round_length
+
+    def period_ns(self, optimum: Optimum) -> int:
+        """Time between the two rounds in the middle, ns."""
+        if len(self._middle_operations) == 0:  # too short for two
+            return int(optimum.times_ns[-1])
+        later = self._operation_one_round_later[self._middle_operations]
+        shift_ns = optimum.times_ns[2 * later] - optimum.times_ns[2 * self._middle_operations]
+        return int(np.median(shift_ns))
+
+    def extended_time_ns(self, optimum: Optimum, num_microbatches: int) -> int:
+        """Iteration time that an optimum means for a pipeline of so many microbatches, ns."""
+        inserted = self.num_inserted_rounds(num_microbatches)
+        time_ns = int(optimum.times_ns[-1])
+        return time_ns + self.period_ns(optimum) * inserted if inserted else time_ns
+
+    def extended_optimum(
+        self,
+        optimum: Optimum,
+        long: Pipeline,
+        long_network: Network,
+        split: PipelineSplit | None = None,
+    ) -> Optimum:
+        """The optimum that one of this pipeline means for a longer one of the same schedule.
+
+        Args:
+            split: where rounds are put in; default: where it repeats best.
+        """
+        split = split or self.best_split(optimum)
+        origin = self._map_from(long, long_network, split)
+        operation_flow, precedence_flow, boundary_flow = np.split(
+            optimum.flow_uw, [len(self._kind), len(self._kind) + len(self._predecessor)]
+        )
+        flow_uw = np.concatenate(
+            [
+                # The last entry is that of MISSING.
+                np.append(operation_flow, 0)[origin.operation[:, 1]],
+                np.append(precedence_flow, 0)[origin.precedence],
+                boundary_flow,
+            ]
+        )
+        events = 2 * origin.operation + [0, 1]
+        event_times_ns = optimum.times_ns[events] + split.period_ns * origin.rounds_later
+        inserted = self.num_inserted_rounds(long.num_microbatches)
+        end_ns = int(optimum.times_ns[-1]) + split.period_ns * inserted
+        source_and_sink = [0, end_ns]
+        return Optimum(np.append(event_times_ns.ravel(), source_and_sink), flow_uw)
+
+    def extends_to(self, long: Pipeline, long_network: Network, split: PipelineSplit) -> bool:
+        """Whether a longer pipeline consists of this one's arcs, as premise 1 wants it."""
+        origin = self._map_from(long, long_network, split)
+        if (origin.operation == MISSING).any() or (origin.precedence == MISSING).any():
+            return False
+        predecessor, successor = _precedences(long_network)
+        begin_later, end_later = origin.rounds_later[:, 0], origin.rounds_later[:, 1]
+        rounds_within_arc = np.append(
+            end_later - begin_later, begin_later[successor] - end_later[predecessor]
+        )
+        return (
+            bool(((rounds_within_arc == 0) | (rounds_within_arc == 1)).all())
+            and np.array_equal(self._predecessor[origin.precedence], origin.precedence_tail)
+            and np.array_equal(self._pipeline.succ_lag_ns[origin.precedence], long.succ_lag_ns)
+            and long_network.num_boundary_arcs == self._network.num_boundary_arcs
+        )
+
+    def _shifted_arcs(self) -> Indices:
+        """Of each operation and precedence the arc that it is one round later, or MISSING."""
+        operation = self._operation_one_round_later
+        precedence = self._precedence_of(operation[self._successor], self._kind[self._predecessor])
+        precedence_arc = np.where(precedence == MISSING, MISSING, precedence + len(operation))
+        return np.concatenate([operation, precedence_arc])
+
+    def _arcs_between(self, earliest_ns: int, latest_ns: int, optimum: Optimum) -> _ShiftedArcs:
+        """Arcs that cross some moment from earliest_ns to latest_ns."""
+        network, times_ns, flow_uw = self._network, optimum.times_ns, optimum.flow_uw
+        num_shifted = len(self._arc_one_round_later)  # all but those of the source and the sink
+        tail, head = network.tail[:num_shifted], network.head[:num_shifted]
+        arc = np.flatnonzero((times_ns[tail] < latest_ns) & (earliest_ns <= times_ns[head]))
+        shifted = self._arc_one_round_later[arc]
+        exists = shifted != MISSING
+        shifted = np.where(exists, shifted, 0)
+        tail_ns, head_ns = times_ns[tail[arc]], times_ns[head[arc]]
+        longest_ns = network.costs.duration_ns[network.costs.begin[network.curve[arc]]]
+        return _ShiftedArcs(
+            tail_ns=tail_ns,
+            head_ns=head_ns,
+            shift_ns=times_ns[tail[shifted]] - tail_ns,
+            has_flow=flow_uw[arc] > 0,
+            same_flow=exists & (flow_uw[arc] == flow_uw[shifted]),
+            slack_ns=head_ns - tail_ns - longest_ns,
+        )
+
+    def _split_in_time(self, moment_ns: int, arcs: _ShiftedArcs) -> _SplitInTime | None:
+        """The split at a moment, with the median period of the arcs over it that carry flow."""
+        crossing = np.flatnonzero((arcs.tail_ns < moment_ns) & (moment_ns <= arcs.head_ns))
+        same_flow, has_flow = arcs.same_flow[crossing], arcs.has_flow[crossing]
+        shift_ns = arcs.shift_ns[crossing]
+        critical_shift_ns = shift_ns[same_flow & has_flow]
+        if len(critical_shift_ns) == 0:
+            return None
+        middle = len(critical_shift_ns) // 2
+        period_ns = int(np.partition(critical_shift_ns, middle)[middle])
+        excess_ns = shift_ns - period_ns
+        within_slack = ~has_flow & (excess_ns <= arcs.slack_ns[crossing])
+        repeats = same_flow & ((excess_ns == 0) | within_slack)
+        return _SplitInTime(len(crossing) - int(repeats.sum()), moment_ns, period_ns)
+
+    def _first_microbatch_from(self, moment_ns: int, optimum: Optimum) -> Indices:
+        """Of each kind the first microbatch that begins, and ends, from a moment on, (kinds, 2)."""
+        first_microbatch = np.zeros((self._num_kinds, 2), np.int64)
+        operation_events = optimum.times_ns[: 2 * len(self._kind)]
+        operation, end = np.divmod(np.flatnonzero(operation_events < moment_ns), 2)
+        next_microbatch = self._microbatch[operation] + 1
+        np.maximum.at(first_microbatch, (self._kind[operation], end), next_microbatch)
+        return first_microbatch
+
+    def _split_by_microbatch(self, optimum: Optimum) -> PipelineSplit:
+        """The split between two microbatches, at no one moment."""
+        first_microbatch = np.full((self._num_kinds, 2), self._middle_round * self._round_length)
+        # As many as there are operations: nothing is proved of such a split.
+        num_differing = len(self._kind)
+        return PipelineSplit(first_microbatch, self.period_ns(optimum), num_differing)
+
+    def _map_from(self, long: Pipeline, long_network: Network, split: PipelineSplit) -> LongToShort:
+        """Which of this pipeline stands for what of a longer one that is split here."""
+        inserted = self.num_inserted_rounds(long.num_microbatches)
+        kind, microbatch = long.kinds
+        rounds_after_split = (
+            microbatch[:, None] - split.first_microbatch[kind]
+        ) // self._round_length
+        rounds_later = np.clip(rounds_after_split, 0, inserted)
+        operation = self._operation_of(
+            kind[:, None], microbatch[:, None] - rounds_later * self._round_length
+        )
+        predecessor, successor = _precedences(long_network)
+        # A precedence is as many rounds later as its head.
+        head_rounds_later = rounds_later[successor, 0]
+        tail_microbatch = microbatch[predecessor] - head_rounds_later * self._round_length
+        return LongToShort(
+            rounds_later=rounds_later,
+            operation=operation,
+            precedence=self._precedence_of(operation[successor, 0], kind[predecessor]),
+            precedence_tail=self._operation_of(kind[predecessor], tail_microbatch),
+        )
+
+    def _operation_of(self, kind: Indices, microbatch: Indices) -> Indices:
+        """The operation of a kind and a microbatch, or MISSING."""
+        return _index_in(self._kind * _KEY_BASE + self._microbatch, kind * _KEY_BASE + microbatch)
+
+    def _precedence_of(self, successor: Indices, predecessor_kind: Indices) -> Indices:
+        """The precedence to an operation from one of a kind, or MISSING."""
+        keys = np.where(successor == MISSING, MISSING, successor * _KEY_BASE + predecessor_kind)
+        return _index_in(self._successor * _KEY_BASE + self._kind[self._predecessor], keys)
+
+
+def _index_in(values: Indices, keys: Indices) -> Indices:
+    """The index of each key in values, which are all different and not negative, or MISSING."""
+    order = np.argsort(values)
+    # A key beyond all values finds MISSING, which is the last entry of both arrays.
+    index = np.append(order, MISSING)[np.searchsorted(values, keys, sorter=order)]
+    return np.where(np.append(values, MISSING)[index] == keys, index, MISSING)
+
+
+def _precedences(network: Network) -> tuple[Indices, Indices]:
+    """The operations before and after each precedence, (E,)."""
+    arcs = network.precedence_arcs
+    predecessor = network.tail[arcs].astype(np.int64) // 2
+    successor = network.head[arcs].astype(np.int64) // 2
+    return predecessor, successor
+
+
+def _microbatches_per_round(pipeline: Pipeline) -> int:
+    """Microbatches after which a pipeline's middle repeats."""
+    return 1 if pipeline.num_chunks == 1 else pipeline.num_stages
