@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli.groups import RateOptions
+from envplan.cli.cost_options import RateOptions
 from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
 from envplan.cli.shared import JOB, MONEY, MOST_USED
@@ -319,10 +319,8 @@ class FleetRateOptions(RateOptions):
         """The rates that are given; files begin again where the trace outlasts them."""
         from envplan.serving.costs import FleetRates
 
-        rates = self.rates(start=self.start, repeats=True)
-        return FleetRates(
-            price=rates.get("price"), carbon=rates.get("carbon"), overheads=self.overheads()
-        )
+        price, carbon = self.rates(start=self.start, repeats=True)
+        return FleetRates(price=price, carbon=carbon, overheads=self.overheads())
 
     def named(self, costs: FleetCosts) -> dict[str, float]:
         """Costs, as far as there are any, by the currency and carbon_g."""
