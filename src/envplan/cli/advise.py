@@ -13,7 +13,7 @@ from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.describe import describe_job, modelled_title
 from envplan.cli.given import as_typed
-from envplan.cli.groups import JobOptions
+from envplan.cli.job_options import JobOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import Column, percent_column, text_column, value_column
