@@ -25,7 +25,7 @@ LAYERS = [
     ["solve", "enforce"],
     ["planners", "runtime", "serving"],
     ["simulation"],
-    ["sweep"],
+    ["sweep", "site"],
     ["check", "plotting"],
     ["cli"],
 ]

@@ -108,6 +108,13 @@ LINES = {
     ],
     "timeline": [f"-q solve {SMALL}", "timeline -o timeline.html", "timeline --json"],
     "report": [f"-q solve {SMALL}", "report", "report --no-compare --json"],
+    "site": [
+        f"-q frontier {SMALL} --plans 3 --slower -o small.json",
+        "site . --power 600W",
+        "site . --power 600W --shed --json",
+        "site . --power 100W",
+        "site . --power plenty",
+    ],
     "sweep": ["sweep sweep.toml -j 1", "sweep sweep.toml -j 1 --json"],
     "devices": [
         "devices --backend modelled --gpu a40",

@@ -229,7 +229,7 @@ def test_sidecar_is_read_and_unknown_fields_kept(tmp_path: Path) -> None:
         ('{"job": {"num_microbatches": 2}}', "job.num_microbatches is not a field"),
         ('{"job": {"microbatches": 2}, "num_microbatches": 3}', "microbatches twice"),
         ('{"job": {"replicas": 0}}', "job.replicas should be greater than 0"),
-        ('{"job": [1]}', "job should be"),
+        ('{"job": [1]}', "job should be an object, not a list"),
     ],
 )
 def test_sidecar_that_would_be_misread_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -323,6 +323,12 @@ def test_a_straggler_among_ranks_is_named(tmp_path: Path) -> None:
     alone = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 2: 1.0}))
     assert len(alone.notes) == 1
     assert alone.time_spread(0, "forward", 1410) is None
+
+
+def test_rows_without_a_rank_are_of_no_rank(tmp_path: Path) -> None:
+    slow = ",,,,0,forward,1410,1.5,1\n,,,,0,backward,1410,3,1\n"
+    profile = read(tmp_path, ZEUS + zeus_rows({0: 1, 1: 1, 2: 1, 3: 1}) + slow)
+    assert not any("straggles" in note for note in profile.notes)
 
 
 def test_a_rank_that_comes_twice_with_other_times_is_refused(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_check_proves_what_solve_says_and_no_other_claim(
     assert sure["share_at_least"] >= 0.9
     for field, value, words in (
         ("held_runs", 9999, "held_runs is 9999; recomputed it is"),
-        ("probability", 0.9999, "probability should be less than or equal to 0.999"),
+        ("probability", 0.9999, "robustness.probability is 0.9999"),
         ("noise", 0.2, "recomputed it is"),
         ("runs", 100, "held_runs is"),
         ("iterations", 30_000, "robustness.iterations goes with costs of as many iterations"),
@@ -228,3 +228,15 @@ def test_check_proves_what_solve_says_and_no_other_claim(
         document["predicted"]["robustness"][field] = value
         (folder / "plan.json").write_text(json.dumps(document))
         refused("check plan.json", words)
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.4])
+def test_a_cap_that_t_max_just_breaks_is_kept_with_a_proof(
+    a40: Frontier, probability: float
+) -> None:
+    slowest = a40.plan(sync_time=a40.slowest_time)
+    cap_w = slowest.average_power * (1 - 1e-9)
+    plan = a40.plan(power_cap=cap_w, probability=probability, noise=0.02)
+    assert plan.iteration_time > slowest.iteration_time
+    assert plan.predicted.robustness is not None
+    verify_plan(plan, a40.profile)

@@ -60,6 +60,28 @@ def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
         frontier.plan(frontier.min_time, switch_latency=0.4)
 
 
+@pytest.mark.parametrize("limit", [{"power_cap": 900.0}, {"energy_budget": 1e6}])
+def test_a_limit_that_t_min_keeps_gives_a_plan_of_t_min(
+    a40: Frontier, limit: dict[str, float]
+) -> None:
+    plan = a40.plan(switch_latency=0.005, **limit)
+    assert plan.iteration_time == a40.min_time
+    verify_plan(plan, a40.profile)
+
+
+def test_t_star_a_few_ns_after_t_min_is_no_trouble() -> None:
+    rows = [
+        (0, "forward", 1000, 1.000000004, 99.0),
+        (0, "forward", 2000, 1.0, 100.0),
+        (0, "backward", 2000, 2.0, 300.0),
+    ]
+    frontier = trace_frontier(Pipeline("1f1b", 1, 1), Profile.from_rows(rows), blocking_power=50)
+    assert frontier.min_energy_time_ns == frontier.min_time_ns + 4
+    for deadline_ns in range(frontier.min_time_ns, frontier.min_energy_time_ns + 1):
+        plan = frontier.plan(deadline_ns / 1e9, switch_latency=0.01)
+        assert ns_from_s(plan.iteration_time) <= deadline_ns
+
+
 def solved(folder: Path, *options: object) -> Plan:
     done("solve --quiet", *options)
     return Plan.load(folder / "plan.json")

@@ -9,8 +9,9 @@ from envplan.enforce.freqplan import FrequencyPlan
 from envplan.plan import Plan
 from envplan.serving.apply import ServingApplied
 from envplan.serving.plan import ServingPlan
+from envplan.site import SitePlan
 
-DOCUMENTS: tuple[type[Document], ...] = (Plan, FrequencyPlan, ServingPlan, ServingApplied)
+DOCUMENTS: tuple[type[Document], ...] = (Plan, FrequencyPlan, ServingPlan, ServingApplied, SitePlan)
 
 
 def json_schema(model: type[Document]) -> str:

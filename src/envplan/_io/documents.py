@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
@@ -54,11 +55,12 @@ def parse_document(
     """
     if not isinstance(document, dict):
         raise InputError(f"is not a {kind}: must hold one JSON object, {{...}}", path=path)
-    if schema is not None and document.get("schema") != schema:
-        said = document.get("schema")
-        more = _INSTEAD.get(said, "") if isinstance(said, str) else ""
+    stated_schema = document.get("schema")
+    if schema is not None and stated_schema != schema:
+        hint = _INSTEAD.get(stated_schema, "") if isinstance(stated_schema, str) else ""
         raise InputError(
-            f"is not a {kind}: its schema is {shown(said)}, not {shown(schema)}{more}", path=path
+            f"is not a {kind}: its schema is {shown(stated_schema)}, not {shown(schema)}{hint}",
+            path=path,
         )
     try:
         return TypeAdapter(model).validate_python(document)
@@ -69,9 +71,10 @@ def parse_document(
 def first_problem(error: ValidationError, kind: str) -> str:
     """Field and complaint of the first error of a document of some kind, in one line."""
     first = error.errors(include_url=False)[0]
-    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-    field = where.removeprefix(".")
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]]
+    field = "".join(steps).removeprefix(".")
+    count = error.error_count()
+    more = f" (and {count - 1} more)" if count > 1 else ""
     match first["type"]:
         case "missing":
             return f"{field} is missing{more}"
@@ -83,26 +86,35 @@ def first_problem(error: ValidationError, kind: str) -> str:
             complaint = str(first["ctx"]["error"])
         case _:
             complaint = first["msg"].replace("Input should", "should", 1)
-            complaint = re.sub("a valid dictionary.*", "an object", complaint)
+            complaint = re.sub("a (valid )?dictionary.*", "an object", complaint)
     return f"{field} {complaint}, not {shown(first['input'])}{more}"
 
 
 def readable_json(value: object, depth: int = 0) -> str:
-    """JSON text with a field a line and, in lists, an object a line; floats read back the same."""
-    inner, outer = "  " * (depth + 1), "  " * depth
+    """JSON text with a field a line and, in lists, an object a line; floats read back the same.
+
+    Args:
+        value: in JSON types.
+        depth: by which lines after the first are indented, in steps of two spaces.
+    """
     if isinstance(value, dict) and value:
         fields = [
-            f"{inner}{json.dumps(k)}: {readable_json(v, depth + 1)}" for k, v in value.items()
+            f"{json.dumps(name)}: {readable_json(field, depth + 1)}"
+            for name, field in value.items()
         ]
-        return "{\n" + ",\n".join(fields) + f"\n{outer}}}"
+        return _indented("{", fields, "}", depth)
     if isinstance(value, list) and value and isinstance(value[0], list):
-        return (
-            "[\n" + ",\n".join(inner + readable_json(v, depth + 1) for v in value) + f"\n{outer}]"
-        )
+        return _indented("[", [readable_json(item, depth + 1) for item in value], "]", depth)
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        lines = (inner + json.dumps(v, allow_nan=False) for v in value)
-        return "[\n" + ",\n".join(lines) + f"\n{outer}]"
+        return _indented("[", [json.dumps(item, allow_nan=False) for item in value], "]", depth)
     return json.dumps(value, allow_nan=False)
+
+
+def _indented(opening: str, items: Sequence[str], closing: str, depth: int) -> str:
+    """Items in brackets, one a line."""
+    inner, outer = "  " * (depth + 1), "  " * depth
+    lines = ",\n".join(inner + item for item in items)
+    return f"{opening}\n{lines}\n{outer}{closing}"
 
 
 Index = Annotated[int, Field(ge=0, lt=2**31)]
@@ -187,12 +199,13 @@ class Document(Model):
         return Path(__file__).parents[1] / "schemas" / f"{name}.{version}.schema.json"
 
 
-def check_stated(where: str, stated: Any, true: Any, tolerance: float = 0.0) -> None:
-    """That what a file states is what was recomputed.
+def check_stated(where: str, stated: object, true: object, tolerance: float = 0.0) -> None:
+    """Check that a file states what was recomputed.
 
     Args:
         where: what to call it in an error, such as "predicted".
-        stated, true: numbers, or models or lists of them, which are compared one by one.
+        stated: a number, or a model or list of them, which are compared one by one.
+        true: the same, as recomputed.
         tolerance: how far numbers may lie apart, relatively.
 
     Raises:
@@ -204,15 +217,17 @@ def check_stated(where: str, stated: Any, true: Any, tolerance: float = 0.0) -> 
         for name in type(stated).model_fields:
             check_stated(f"{where}.{name}", getattr(stated, name), getattr(true, name), tolerance)
     elif isinstance(stated, list) and isinstance(true, list) and len(stated) == len(true):
-        for k, (one, other) in enumerate(zip(stated, true, strict=True)):
-            check_stated(f"{where}[{k}]", one, other, tolerance)
-    elif not (
-        isinstance(stated, float)
-        and isinstance(true, float)
-        and math.isclose(stated, true, rel_tol=tolerance, abs_tol=tolerance / 1000)
-    ):
-        raise InputError(f"{where} is {_shown(stated)}; recomputed it is {_shown(true)}")
+        for number, (item, other) in enumerate(zip(stated, true, strict=True)):
+            check_stated(f"{where}[{number}]", item, other, tolerance)
+    elif not _are_close(stated, true, tolerance):
+        raise InputError(f"{where} is {_describe(stated)}; recomputed it is {_describe(true)}")
 
 
-def _shown(value: object) -> str:
+def _are_close(stated: object, true: object, tolerance: float) -> bool:
+    if not isinstance(stated, float) or not isinstance(true, float):
+        return False
+    return math.isclose(stated, true, rel_tol=tolerance, abs_tol=tolerance / 1000)
+
+
+def _describe(value: object) -> str:
     return f"a list of {len(value)} values" if isinstance(value, list) else repr(value)

@@ -29,8 +29,8 @@ AnyPath = str | os.PathLike[str]
 
 
 @contextmanager
-def _doing(what: str, path: AnyPath, remedy: str = "") -> Iterator[None]:
-    """Name the file that cannot be read or written, and why."""
+def _named_errors(what: str, path: AnyPath, remedy: str = "") -> Iterator[None]:
+    """Let errors of the system name the file that cannot be `what`, "read" or "written"."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
     Raises:
         InputError: the file cannot be read or is too large.
     """
-    with _doing("read", path), unzipped(path) as file:
+    with _named_errors("read", path), unzipped(path) as file:
         try:
             data = file.read(max_bytes + 1)
         except (EOFError, zlib.error):
@@ -66,13 +66,16 @@ def exists(path: AnyPath) -> bool:
     return os.path.exists(path)  # noqa: PTH110 (as above)
 
 
-def named_file(path_or_name: AnyPath, known: Mapping[str, Path], what: str, more: str = "") -> Path:
+def named_file(
+    path_or_name: AnyPath, builtins: Mapping[str, Path], what: str, hint: str = ""
+) -> Path:
     """The file at a path or, where no such path exists, the built-in one of that name.
 
     Args:
-        known: the built-in ones.
+        path_or_name: of the file.
+        builtins: the built-in files by name.
         what: they are, in words.
-        more: to be said where there is none.
+        hint: for errors, where there is none.
 
     Raises:
         InputError: it is neither.
@@ -80,10 +83,10 @@ def named_file(path_or_name: AnyPath, known: Mapping[str, Path], what: str, more
     name = os.fspath(path_or_name)
     if exists(name):
         return Path(name)
-    if name not in known:
-        problem = f"no such file, and no built-in {what} of that name{meant(name, known)}{more}"
+    if name not in builtins:
+        problem = f"no such file, and no built-in {what} of that name{meant(name, builtins)}{hint}"
         raise InputError(problem, path=name)
-    return known[name]
+    return builtins[name]
 
 
 def unzipped(path: AnyPath) -> IO[bytes]:
@@ -121,22 +124,21 @@ def parse_json(data: bytes, path: AnyPath) -> Any:
         InputError: it is not JSON; says line and column.
     """
 
-    def fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = Counter(key for key, _ in pairs).most_common(1)[0][0][:60]
+    def object_of(fields: list[tuple[str, object]]) -> dict[str, object]:
+        value = dict(fields)
+        if len(value) < len(fields):
+            twice = Counter(name for name, _ in fields).most_common(1)[0][0][:60]
             raise InputError(f"an object has the field {json.dumps(twice)} twice", path=path)
-        return found
+        return value
 
-    def constant(name: str) -> None:
+    def refuse_constant(name: str) -> None:
         raise InputError(f"is not valid JSON: {name} is not a number", path=path)
 
     text = decoded(data, path)
     try:
-        value = json.loads(text, object_pairs_hook=fields, parse_constant=constant)
+        value = json.loads(text, object_pairs_hook=object_of, parse_constant=refuse_constant)
         if "\\ud" in text.lower():  # half a character that is written as two: no text has that
             json.dumps(value, ensure_ascii=False).encode()
-        return value
     except json.JSONDecodeError as error:
         problem = f"is not valid JSON, or cut short: {error.msg}"
         raise InputError(problem, path=path, line=error.lineno, column=error.colno) from None
@@ -146,6 +148,8 @@ def parse_json(data: bytes, path: AnyPath) -> Any:
         reason = "nested too deeply"
     except ValueError:
         reason = "a number with too many digits"
+    else:
+        return value
     raise InputError(f"is not valid JSON: {reason}", path=path)
 
 
@@ -156,13 +160,17 @@ def refuse_slip(
 
     Args:
         name: what is in the file and is not among `known`.
+        known: names of fields or columns.
+        path: of the file, for errors.
+        line: where the name stands, for errors.
 
     Raises:
         InputError: it is nearly one of them.
     """
-    meant = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1, 0.8)
-    if meant:
-        raise InputError(f"is not known; is {meant[0]} meant?", path=path, line=line, column=name)
+    similar = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.8)
+    if similar:
+        problem = f"is not known; is {similar[0]} meant?"
+        raise InputError(problem, path=path, line=line, column=name)
 
 
 def same_file(one: AnyPath, other: AnyPath) -> bool:
@@ -179,11 +187,11 @@ def check_writable(path: AnyPath) -> None:
     Raises:
         InputError: the folder is missing or not writable, or the path is a folder or no path.
     """
-    with _doing("written", path, _ELSEWHERE):
-        target, replaced = _target(path)
-        place = target.parent if replaced else target
-        place.stat()
-        if not os.access(place, os.W_OK):
+    with _named_errors("written", path, _ELSEWHERE):
+        target, is_replaced = _target(path)
+        written = target.parent if is_replaced else target
+        written.stat()
+        if not os.access(written, os.W_OK):
             raise PermissionError(None, "Permission denied")
 
 
@@ -203,9 +211,9 @@ def atomic_write(path: AnyPath, content: bytes | str) -> None:
             full; nothing is left behind.
     """
     data = content.encode() if isinstance(content, str) else content
-    with _doing("written", path, _ELSEWHERE):
-        target, replaced = _target(path)
-        if replaced:
+    with _named_errors("written", path, _ELSEWHERE):
+        target, is_replaced = _target(path)
+        if is_replaced:
             _replace(target, data)
         else:
             target.write_bytes(data)
@@ -270,6 +278,7 @@ def append_line(descriptor: int, line: bytes) -> None:
 
 
 def _replace(target: Path, data: bytes) -> None:
+    """Put data in the place of a file, whole or not at all, and on the disk."""
     # Opened by hand rather than by tempfile: a new file then gets the permissions the umask says.
     temporary = target.with_name(f".envplan-{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -89,30 +89,55 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
     """
     path = None if path is None else Path(path)
     needed = ",".join(name for name, field in model.model_fields.items() if field.is_required())
-    texts, lines = _cells(decoded(content, path), path)
-    if not lines:
+    cells = _read_cells(decoded(content, path), path)
+    if not cells.rows:
         raise InputError(f"is empty; expected a CSV file with the header {needed}", path=path)
-    line, *lines = lines
-    header = [column.pop(0) for column in texts]
-    _check_header(header, model.model_fields, f"{kind} needs {needed}", path, line)
-    if not lines:
+    header, *rows = cells.rows
+    header_line, *lines = cells.lines
+    _check_header(header, model.model_fields, f"{kind} needs {needed}", path, header_line)
+    if not rows:
         raise InputError("has a header but no rows", path=path)
-    table = Table(model, {}, dict(zip(header, texts, strict=True)), lines, path)
-    problems: list[tuple[int, int, str, str]] = []
+    texts = {
+        name: list(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)
+    }
+    table = Table(model, {}, texts, lines, path)
+    complaints: list[_Complaint] = []
     for name, field in model.model_fields.items():
-        cells = table.texts.get(name) or [""] * len(lines)
+        column = texts.get(name) or [""] * len(lines)
         try:
-            table.columns[name] = _validated(cells, field)
+            table.columns[name] = _validated(column, field)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            row = int(first["loc"][0])
-            expected = f"; expected {field.description}" if field.description else ""
-            words = f"{_complaint(cells[row], first)}{expected}"
-            problems.append((row, header.index(name), words, name))
-    if problems:
-        row, _, *complaint = min(problems)
-        raise table.error(row, *complaint)
+            complaints.append(_complain(error, column, header.index(name), field))
+    if complaints:
+        worst = min(complaints)
+        raise table.error(worst.row, worst.message, header[worst.column])
     return table
+
+
+class _Complaint(NamedTuple):
+    """A bad cell. Of several, the smallest is the first in the file.
+
+    Attributes:
+        row: its index, from 0.
+        column: its index in the header.
+        message: what is wrong.
+    """
+
+    row: int
+    column: int
+    message: str
+
+
+class _Cells(NamedTuple):
+    """Stripped cells of a CSV text without its blank lines, the header's first.
+
+    Attributes:
+        rows: all of the header's width.
+        lines: where each row stands in the file, from 1.
+    """
+
+    rows: list[list[str]]
+    lines: list[int]
 
 
 def header_names(line: str) -> list[str]:
@@ -125,50 +150,63 @@ def _delimiter(header: str) -> str:
     return next((delimiter for delimiter in ",;\t" if delimiter in header), ",")
 
 
-def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
-    """Columns of stripped cells, the header's first, and the number of each line. No blank lines.
+def _read_cells(text: str, path: Path | None) -> _Cells:
+    """Read the cells of a CSV text.
 
     Raises:
         InputError: it is no CSV text; names the line.
     """
-    skipped = text[: len(text) - len(text.lstrip())].replace("\r\n", "\n").replace("\r", "\n")
-    line = first = skipped.count("\n") + 1
-    text = text.lstrip()
+    num_blank = len(text) - len(text.lstrip())
+    blank = text[:num_blank].replace("\r\n", "\n").replace("\r", "\n")
+    first_line = blank.count("\n") + 1
+    text = text[num_blank:]
     header = re.split("[\r\n]", text[:_LONGEST_HEADER])[0]
     delimiter = _delimiter(header)
-    if (names := header.count(delimiter)) >= _MOST_COLUMNS:
-        raise InputError(f"has more than {names} columns", path=path, line=first)
+    num_delimiters = header.count(delimiter)
+    if num_delimiters >= _MOST_COLUMNS:
+        problem = f"has more than {num_delimiters} columns"
+        raise InputError(problem, path=path, line=first_line)
     # A strict reader refuses a quote that is never closed.
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
     )
-    rows: list[list[str]] = []
-    lines: list[int] = []
+    cells = _Cells([], [])
+    line = first_line
     try:
-        for cells in reader:
-            row = [cell.strip() for cell in cells]
-            width = len(rows[0]) if rows else len(row)
+        for raw_row in reader:
+            next_line = first_line + reader.line_num
+            row = [cell.strip() for cell in raw_row]
+            width = len(cells.rows[0]) if cells.rows else len(row)
             if len(row) > width:
                 problem = f"has {len(row)} values where the header has {width}; check its commas"
                 raise InputError(problem, path=path, line=line)
-            if reader.line_num > line - first + 1 and "\n" in "".join(cells):
+            if next_line > line + 1 and "\n" in "".join(raw_row):
                 problem = "has a quoted value with a line break in it"
                 raise InputError(problem, path=path, line=line)
             if any(row):
-                rows.append(row + [""] * (width - len(row)))
-                lines.append(line)
-            line = first + reader.line_num
+                cells.rows.append(row + [""] * (width - len(row)))
+                cells.lines.append(line)
+            line = next_line
     except csv.Error as error:
         problem = f"is not a CSV file ({error})"
         if str(error) == "unexpected end of data":
             problem = "opens a quote that is never closed"
         raise InputError(problem, path=path, line=line) from None
-    return [list(column) for column in zip(*rows, strict=True)], lines
+    return cells
 
 
 def _check_header(
     header: Sequence[str], fields: dict[str, FieldInfo], needs: str, path: Path | None, line: int
 ) -> None:
+    """Refuse a header that lacks a column, has one twice, or nearly has one.
+
+    Args:
+        header: names of the columns.
+        fields: of the model.
+        needs: what the table needs, for errors.
+        path: of the file, for errors.
+        line: of the header, for errors.
+    """
     for name, field in fields.items():
         if header.count(name) > 1:
             problem = "the header names this column twice; remove one"
@@ -195,22 +233,36 @@ def _validated(column: Sequence[str], field: FieldInfo) -> Sequence[Any]:
     Raises:
         ValidationError: a cell is none; of the first one.
     """
-    given: Sequence[Any] = column
-    if not field.is_required():
-        if not any(column):
-            return [field.default] * len(column)
-        given = [text or field.default for text in column]
-    elif not all(column):
-        given = [text or None for text in column]
+    is_required = field.is_required()
+    if not is_required and not any(column):
+        return [field.default] * len(column)
+    values: Sequence[Any] = column
+    if not all(column):
+        blank = None if is_required else field.default
+        values = [text or blank for text in column]
     # Python's 1_000 is no number anywhere else.
     if field.annotation is not str and "_" in "".join(column):
-        given = ["_" if "_" in text else value for text, value in zip(column, given, strict=True)]
-    return _adapter(field.annotation, tuple(field.metadata)).validate_python(given)  # type: ignore[arg-type]
+        values = ["_" if "_" in text else value for text, value in zip(column, values, strict=True)]
+    adapter = _adapter(field.annotation, tuple(field.metadata))  # type: ignore[arg-type]
+    return adapter.validate_python(values)
 
 
-def _complaint(text: str, error: Any) -> str:
-    """What pydantic has against a cell."""
-    if not text:
-        return "is empty"
-    words = error["ctx"]["error"] if error["type"] == "value_error" else error["msg"]
-    return f"{shown(text)} {str(words).replace('Input should', 'should', 1)}"
+def _complain(
+    error: ValidationError, column: Sequence[str], index: int, field: FieldInfo
+) -> _Complaint:
+    """The complaint about the first bad cell of a column.
+
+    Args:
+        error: what pydantic has against it.
+        column: the texts of its cells.
+        index: of the column in the header.
+        field: of the column.
+    """
+    first = error.errors(include_url=False)[0]
+    row = int(first["loc"][0])
+    expected = f"; expected {field.description}" if field.description else ""
+    if not column[row]:
+        return _Complaint(row, index, f"is empty{expected}")
+    words = first["ctx"]["error"] if first["type"] == "value_error" else first["msg"]
+    words = str(words).replace("Input should", "should", 1)
+    return _Complaint(row, index, f"{shown(column[row])} {words}{expected}")

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 def counted(count: int, noun: str) -> str:
     """`1 stage`, `2 stages`, `2 microbatches`, `2 classes`."""
-    ending = "" if count == 1 else "es" if noun.endswith(("ch", "ss")) else "s"
+    if count == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{count} {noun}{ending}"
 
 
@@ -19,8 +21,10 @@ def exact_seconds(seconds: float) -> str:
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """A number in fixed notation, with about so many significant digits and commas between
-    thousands."""
+    """A number in fixed notation with about so many significant digits.
+
+    Commas are between thousands.
+    """
     return f"{value:,.{_decimals(value, digits)}f}"
 
 
@@ -37,4 +41,7 @@ def signed_percent(percent: float) -> str:
 
 
 def _decimals(value: float, digits: int) -> int:
-    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else digits - 1
+    """Decimals with which a number shows so many significant digits."""
+    if not value:
+        return digits - 1
+    return max(0, digits - 1 - math.floor(math.log10(abs(value))))

@@ -15,6 +15,7 @@ from envplan._io.tables import header_names, read_table
 from envplan._io.words import counted, significant
 from envplan.check.frontiers import check_curve, check_rows
 from envplan.check.plans import verify_plan
+from envplan.check.sites import verify_site
 from envplan.costs.rate_file import read_rate
 from envplan.enforce.clock_files import count_clocks
 from envplan.enforce.freqplan import FrequencyPlan
@@ -28,6 +29,8 @@ from envplan.plan.frontier_file import FrontierFile, Row
 from envplan.profile import Profile
 from envplan.runtime.runlog import read_run_log
 from envplan.simulation.cluster import read_slowdowns
+from envplan.site import SitePlan
+from envplan.site.model import SITE_SCHEMA
 from envplan.solve import trace_job
 from envplan.solve.doubts import doubt_profile
 from envplan.sweep import read_config
@@ -132,6 +135,11 @@ def _told_by(kind: str, *signs: str) -> Callable[[_Check], _Check]:
     return told
 
 
+@_told_by("site plan", SITE_SCHEMA)
+def _site(given: _Given) -> list[str]:
+    return verify_site(SitePlan.from_document(given.document), given.file)
+
+
 @_told_by("sidecar", _SIDECAR)
 def _sidecar(given: _Given) -> list[str]:
     table = Path(str(given.file).removesuffix(_SIDECAR) + ".csv")
@@ -158,7 +166,7 @@ def _frontier(given: _Given) -> list[str]:
     frontier = FrontierFile.from_document(given.document, path=given.file)
     source = find_profile(frontier.profile, given.file, given.profile)
     proved = [check_reference(frontier.profile, source, given.force)]
-    traced = trace_job(frontier.job, source, given.progress)
+    traced = trace_job(frontier.job, source, given.progress, full=frontier.slower is not None)
     proved += check_rows(frontier.plans)
     return proved + check_curve(frontier, traced)
 

@@ -49,10 +49,20 @@ def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
     Raises:
         InputError: it is not; says where.
     """
-    expected = FrontierFile.from_plans(frontier, [frontier.plan()])
+    slower = None if file.slower is None else [frontier.plan()]
+    expected = FrontierFile.from_plans(frontier, [frontier.plan()], slower)
     for name in ("t_min_s", "t_star_s", "baseline", "breakpoints"):
         check_stated(name, getattr(file, name), getattr(expected, name), _TOLERANCE)
-    for number, row in enumerate(file.plans, start=1):
+    rows = list(file.plans)
+    if file.slower is not None and expected.slower is not None:
+        check_stated(
+            "slower.breakpoints",
+            file.slower.breakpoints,
+            expected.slower.breakpoints,
+            _TOLERANCE,
+        )
+        rows += file.slower.plans
+    for number, row in enumerate(rows, start=1):
         name = f"plan {number}"
         replay = row.replayed(name, frontier.problem)
         check_cost(f"{name}: ", row, replay, frontier.num_gpus)

@@ -40,6 +40,7 @@ PANELS: Final = {
         "timeline": "Draw what every stage does when.",
         "report": "Write a page about a plan.",
         "sweep": "Make many plans: jobs, schedules and targets combined.",
+        "site": "Share a site's power budget among many jobs.",
     },
     "Run": {
         "devices": "List the GPUs, and whether you may set their clocks.",

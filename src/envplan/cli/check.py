@@ -27,6 +27,7 @@ _NEXT: Final[dict[str, tuple[str, ...]]] = {
     "rates": ("savings", "PROFILE", "--price", "FILE"),
     "stragglers": ("simulate", "plan.json", "--straggler-trace", "FILE"),
     "requests": ("serving", "compare", "--trace", "FILE"),
+    "site plan": ("site", "JOBS", "--power", "W"),
     "serving profile": ("serving", "solve", "FILE", "--load", "SS=20000,MM=8000"),
     "serving plan": ("serving", "apply", "FILE"),
     "serving clocks": ("serving", "hold", "FILE", "--node", "0"),

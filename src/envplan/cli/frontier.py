@@ -14,8 +14,8 @@ from envplan._io.files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, modelled_title
 from envplan.cli.given import as_typed
-from envplan.cli.groups import JobOptions
 from envplan.cli.invocation import invocation
+from envplan.cli.job_options import JobOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import (
@@ -77,6 +77,14 @@ def frontier(
             rich_help_panel=OUTPUT,
         ),
     ] = 33,
+    slower: Annotated[
+        bool,
+        typer.Option(
+            "--slower",
+            help="Go on beyond T_star, to plans of less power up to T_max, in .json files.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
 ) -> None:
     """Trace the exact frontier of iteration time against energy.
 
@@ -87,12 +95,16 @@ def frontier(
       envplan frontier --plot
       envplan frontier a40-gpt3-1.3b-4stage --microbatches 32 --plot out.svg -o frontier.csv
     """
-    traced = job.trace()
-    from envplan.plan.frontier_file import distinct
+    from envplan.plan.frontier_file import distinct, less_powerful
 
+    traced = job.trace(full=slower)
+    beyond = None
     with progress("choosing frequencies") as work:
         along = distinct(traced.sample_plans(plans, progress=work.frontier_step))
-    document = envplan.FrontierFile.from_plans(traced, along)
+        if slower:
+            sampled = traced.sample_plans(plans, beyond=True, progress=work.frontier_step)
+            beyond = less_powerful(sampled, along[-1])
+    document = envplan.FrontierFile.from_plans(traced, along, beyond)
     if output is not None:
         document.save(output)
     draw_frontier(plot, traced, along)

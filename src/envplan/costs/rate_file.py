@@ -20,6 +20,12 @@ MAX_RATE_BYTES: Final = 16 * 2**20
 #: Rows of a file may be rounded to so many seconds: 0.333 hours stand for 20 minutes.
 _ROUNDING_S: Final = 5.0
 _HOUR_S: Final = 3600.0
+#: What an option takes beside a file.
+_EXAMPLES: Final[dict[Kind, str]] = {
+    "price": "a number per kWh",
+    "carbon": "a number per kWh",
+    "power": "a power, such as 600kW,",
+}
 
 
 def read_rate(text: str, kind: Kind, *, start: str | None = None, repeats: bool = False) -> Rate:
@@ -31,7 +37,7 @@ def read_rate(text: str, kind: Kind, *, start: str | None = None, repeats: bool 
 
     Args:
         text: the option.
-        kind: "price", currency units per kWh, or "carbon", gCO2 per kWh.
+        kind: "price", currency units per kWh, "carbon", gCO2 per kWh, or "power", W.
         start: ISO 8601; when the run starts, for files with `time`. Default: with the file.
         repeats: after its end the file begins again.
 
@@ -99,7 +105,7 @@ def _read_file(path: Path, kind: Kind, start: datetime | None, repeats: bool) ->
     try:
         content = read_bounded(path, MAX_RATE_BYTES)
     except InputError as error:
-        hint = f"; --{kind} takes a number per kWh or a CSV file"
+        hint = f"; --{kind} takes {_EXAMPLES[kind]} or a CSV file"
         raise InputError(error.message + hint, path=path) from None
     header, newline, rows = content.partition(b"\n")
     header = header.lower()
@@ -183,8 +189,9 @@ def _row_model(clock: str, kind: Kind) -> type[BaseModel]:
     if clock == "time":
         when = Annotated[datetime, BeforeValidator(_parse_time)]
         expected = "one as in 2026-12-01T00:00"
-    least = 0.0 if kind == "carbon" else -MAX_PER_KWH
-    value = Field(ge=least, le=MAX_PER_KWH, allow_inf_nan=False, description=f"{kind} per kWh")
+    least = -MAX_PER_KWH if kind == "price" else 0.0
+    words = "power, W" if kind == "power" else f"{kind} per kWh"
+    value = Field(ge=least, le=MAX_PER_KWH, allow_inf_nan=False, description=words)
     columns: Any = {
         clock: (when, Field(description=expected)),
         "end": (when | None, Field(None, description=expected)),

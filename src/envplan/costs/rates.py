@@ -16,7 +16,7 @@ from envplan._io.documents import Model
 MAX_RATE_ROWS: Final = 100_000
 MAX_PER_KWH: Final = 1e9
 
-Kind = Literal["price", "carbon"]
+Kind = Literal["price", "carbon", "power"]
 ClockSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 PerKwh = Annotated[float, Field(ge=-MAX_PER_KWH, le=MAX_PER_KWH)]
 
@@ -101,6 +101,13 @@ class Rate(Model):
     @property
     def _period_s(self) -> float:
         return (self.end_s or 0.0) - self.begins_s[0]
+
+    def at(self, seconds: float) -> float:
+        """The value that holds at a time of the run, s since its start."""
+        clock_s = self.start_s + seconds
+        if self.repeats and self.end_s is not None:
+            clock_s = self.begins_s[0] + (clock_s - self.begins_s[0]) % self._period_s
+        return self.per_kwh[max(0, bisect_right(self.begins_s, clock_s) - 1)]
 
     def changes(self, since: float, until: float) -> Iterator[float]:
         """The times at which the rate changes, s since the run's start.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from envplan._io.documents import Document, Index, Model
@@ -23,8 +24,9 @@ from envplan._io.files import AnyPath, atomic_write
 from envplan.errors import NoAnswerError
 from envplan.frontier import Relaxation
 from envplan.plan import Job, Plan, Rung, as_referenced, check_reference, find_profile, rung_rows
-from envplan.plan.build import plan_of, target_of
+from envplan.plan.build import plan_of
 from envplan.plan.model import Baseline, ProfileReference
+from envplan.plan.target import target_of
 from envplan.profile import Profile
 from envplan.replay import Problem, Replay
 from envplan.request import Request
@@ -82,12 +84,27 @@ class StoredPlan(Row):
         return problem.replay(rung_rows(name, rung, problem))
 
 
+class SlowerFrontier(Model):
+    """The frontier beyond T_star, up to T_max: iterations take more time and energy, less power.
+
+    Such plans are worth following while a straggler makes everyone wait, or where power is short.
+
+    Attributes:
+        plans: by ascending time, each of less average power than the one before.
+        breakpoints: the exact relaxed frontier from T_star to T_max.
+    """
+
+    plans: list[StoredPlan]
+    breakpoints: Breakpoints
+
+
 class FrontierFile(Document):
     """frontier.json: what was traced, discrete plans along it and the curve itself.
 
     Attributes:
         plans: by ascending time, each of less energy than the one before.
         breakpoints: the exact relaxed frontier, a lower bound on every plan's energy.
+        slower: the same beyond T_star, where it was traced.
     """
 
     kind: ClassVar[str] = "frontier"
@@ -101,10 +118,20 @@ class FrontierFile(Document):
     baseline: Baseline
     plans: list[StoredPlan] = Field(min_length=1)
     breakpoints: Breakpoints
+    slower: SlowerFrontier | None = None
 
     @classmethod
-    def from_plans(cls, frontier: Relaxation, plans: Sequence[Plan]) -> Self:
-        """The file of a frontier and some of its plans, by ascending time."""
+    def from_plans(
+        cls, frontier: Relaxation, plans: Sequence[Plan], slower: Sequence[Plan] | None = None
+    ) -> Self:
+        """The file of a frontier and some of its plans, by ascending time.
+
+        Args:
+            frontier: traced up to T_max where there are slower plans.
+            plans: between T_min and T_star.
+            slower: plans beyond T_star; None: the file ends at T_star.
+        """
+        t_star = frontier.min_energy_time
         return cls(
             schema=FRONTIER_SCHEMA,
             job=plans[0].job,
@@ -112,15 +139,13 @@ class FrontierFile(Document):
             t_min_s=frontier.min_time,
             t_star_s=frontier.min_energy_time,
             baseline=plans[0].predicted.baseline,
-            plans=[
-                StoredPlan(
-                    **plan.predicted.model_dump(include={*COLUMNS}) | dict(plan.as_rung()),
-                    lower_bound_j=plan.energy_lower_bound,
-                )
-                for plan in plans
-            ],
-            breakpoints=Breakpoints(
-                iteration_time_s=frontier.times.tolist(), energy_j=frontier.energies.tolist()
+            plans=[_stored(plan) for plan in plans],
+            breakpoints=_breakpoints(frontier, frontier.times <= t_star),
+            slower=None
+            if slower is None
+            else SlowerFrontier(
+                plans=[_stored(plan) for plan in slower],
+                breakpoints=_breakpoints(frontier, frontier.times >= t_star),
             ),
         )
 
@@ -182,6 +207,22 @@ class FrontierFile(Document):
         )
 
 
+def _stored(plan: Plan) -> StoredPlan:
+    """What a frontier file keeps of a plan."""
+    return StoredPlan(
+        **plan.predicted.model_dump(include={*COLUMNS}) | dict(plan.as_rung()),
+        lower_bound_j=plan.energy_lower_bound,
+    )
+
+
+def _breakpoints(frontier: Relaxation, chosen: NDArray[np.bool_]) -> Breakpoints:
+    """Some of the breakpoints of a frontier."""
+    return Breakpoints(
+        iteration_time_s=frontier.times[chosen].tolist(),
+        energy_j=frontier.energies[chosen].tolist(),
+    )
+
+
 def distinct(plans: Sequence[Plan]) -> list[Plan]:
     """The plans without those that another one beats or equals in both time and energy."""
     kept: list[Plan] = []
@@ -189,3 +230,13 @@ def distinct(plans: Sequence[Plan]) -> list[Plan]:
         if not kept or plan.energy < kept[-1].energy:
             kept.append(plan)
     return kept
+
+
+def less_powerful(plans: Sequence[Plan], fastest: Plan) -> list[Plan]:
+    """The plans that are slower than one and draw less, each less than the one before."""
+    chosen = [fastest]
+    for plan in sorted(plans, key=lambda plan: plan.iteration_time):
+        is_slower = plan.iteration_time > chosen[-1].iteration_time
+        if is_slower and plan.average_power < chosen[-1].average_power:
+            chosen.append(plan)
+    return chosen[1:]

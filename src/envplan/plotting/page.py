@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from envplan.solve import Frontier
 
 _ASSETS: Final = Path(__file__).parent / "assets"
+#: The script of a page, a file for each idea: its data, tools, a chart each, the page itself.
+_SCRIPTS: Final = (
+    "data.js", "tools.js", "frontier.js", "timeline.js", "timeline_drawing.js", "series.js",
+    "animation.js", "page.js",
+)  # fmt: skip
 
 
 def document(
@@ -57,8 +62,13 @@ def document(
         about=badge + html.escape(about),
         body="\n".join(body),
         data=data_text,
-        script=_asset("page.js"),
+        script=script(),
     )
+
+
+def script() -> str:
+    """The script of every page."""
+    return "\n".join(_asset(name) for name in _SCRIPTS)
 
 
 def _asset(name: str) -> str:
@@ -96,7 +106,7 @@ def chart(kind: Literal["frontier", "timeline", "series", "animation"], key: str
     """HTML of the place where a chart goes.
 
     Args:
-        kind: one that page.js knows.
+        kind: one that assets/page.js knows.
         key: names its data in the page's document.
     """
     return f'<div data-chart="{kind}" data-key="{key}"></div>'

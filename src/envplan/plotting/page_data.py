@@ -1,7 +1,7 @@
 """The data of the charts on a page.
 
-Each class here is an object that page.js draws. Its `to_dict` has the keys that the type of the
-same name in page.js lists. Nothing is planned or replayed here.
+Each class here is an object that the script of a page draws. Its `to_dict` has the keys that the
+type of the same name in assets/data.js lists. Nothing is planned or replayed here.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class PlanPoint:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """The point as page.js reads it."""
+        """The point as the script reads it."""
         return {
             "planner": self.planner,
             "label": self.label,
@@ -202,7 +202,7 @@ class FrontierChart:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """The chart as page.js reads it."""
+        """The chart as the script reads it."""
         return {
             "curve": self.curve,
             "curves": self.curves,
@@ -309,7 +309,7 @@ class OperationColumns:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """The columns as page.js reads them."""
+        """The columns as the script reads them."""
         return {
             "microbatch": self.microbatches,
             "chunk": self.chunks,
@@ -398,7 +398,7 @@ class TimelineData:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """The timeline as page.js reads it."""
+        """The timeline as the script reads it."""
         return {
             "name": self.name,
             "title": self.title,
@@ -461,7 +461,7 @@ class TimelineChart:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """The chart as page.js reads it."""
+        """The chart as the script reads it."""
         return {
             "timelines": [timeline.to_dict() for timeline in self.timelines],
             "span": self.span_s,
@@ -492,7 +492,7 @@ class AnimationChart:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """The chart as page.js reads it."""
+        """The chart as the script reads it."""
         return {
             "frames": [frame.to_dict() for frame in self.frames],
             "span": self.span_s,

@@ -404,7 +404,8 @@ def _straggler_notes(samples: _Samples) -> Iterator[str]:
             continue
         usual_s = statistics.median_low(sample.time_s for sample in ranks.values())
         for rank, sample in ranks.items():
-            slowdowns[key.stage, rank or 0].append(sample.time_s / usual_s)
+            if rank is not None:
+                slowdowns[key.stage, rank].append(sample.time_s / usual_s)
     for (stage, rank), ratios in sorted(slowdowns.items()):
         slowdown = statistics.median(ratios)
         if slowdown > _STRAGGLES:

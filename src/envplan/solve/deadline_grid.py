@@ -156,20 +156,21 @@ class SearchGrid:
     """Deadlines for the local search, closer where the frontier is steep.
 
     Attributes:
-        deadlines_ns: ascending from T_min to T_max, T_star among them.
+        deadlines_ns: strictly ascending from T_min to T_max, T_star among them.
     """
 
     def __init__(self, frontier: Relaxation) -> None:
         t_min_ns, t_star_ns = frontier.min_time_ns, frontier.min_energy_time_ns
         num_fast = _FULL_SEARCHES * _DEADLINES_PER_FULL_SEARCH
         num_slow = _FULL_SEARCHES_BEYOND * _DEADLINES_PER_FULL_SEARCH
-        self.deadlines_ns: list[int] = []
+        deadlines_ns: set[int] = set()  # of a short span, several are the same
         for k in range(num_fast):
             after_t_min_ns = round((t_star_ns - t_min_ns) * (k / num_fast) ** _BEND)
-            self.deadlines_ns.append(t_min_ns + after_t_min_ns)
+            deadlines_ns.add(t_min_ns + after_t_min_ns)
         for k in range(num_slow + 1):
             after_t_star_ns = (frontier.slowest_time_ns - t_star_ns) * k // num_slow
-            self.deadlines_ns.append(t_star_ns + after_t_star_ns)
+            deadlines_ns.add(t_star_ns + after_t_star_ns)
+        self.deadlines_ns = sorted(deadlines_ns)
 
     def descending_from(self, latest_ns: int) -> Iterator[int]:
         """The grid's deadlines up to one, ns, the latest first."""

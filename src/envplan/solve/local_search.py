@@ -173,6 +173,8 @@ class SearchedCandidates(Candidates):
         Returns:
             That one itself where they find none.
         """
+        if replay.makespan_ns <= self._frontier.min_time_ns:
+            return replay  # nothing is faster than T_min
         latest_ns = replay.makespan_ns - 1
         span_ns = latest_ns - next(self.grid_deadlines(latest_ns), latest_ns)
         replays = [replay]
@@ -246,8 +248,8 @@ class SearchedCandidates(Candidates):
             incumbent = self.fastest
         annealer = self._annealer(incumbent, deadline_ns)
         starts = [_Start(incumbent.rows, _FINAL_TEMPERATURE)]
-        for choice in self._rounded_choices(self._rounded.near(deadline_ns), deadline_ns):
-            starts.append(_Start(choice, _SHORT_SEARCH_TEMPERATURE))
+        rounded_choices = self._rounded_choices(self._rounded.near(deadline_ns), deadline_ns)
+        starts += [_Start(choice, _SHORT_SEARCH_TEMPERATURE) for choice in rounded_choices]
         choices = self._annealed(annealer, starts, _SHORT_SEARCH_MOVES_SHARE)
         choices += self._choices_for_later_clocks(deadline_ns)
         return _SearchResult(annealer, min(choices, key=annealer.score))
@@ -317,7 +319,7 @@ class SearchedCandidates(Candidates):
         annealer = self._annealer(self.replay(choice), 0, _URGENT_LATENESS_PRICE)
         starts = [choice, annealer.constant()]
         if self._peak_power is not None:
-            starts += [*self._peak_power.fastest_choices(), self._peak_power.thriftiest]
+            starts += [*self._peak_power.fastest_choices(), self._peak_power.least_power_choice]
         hot_starts = [_Start(start, _URGENT_TEMPERATURE) for start in starts]
         annealed = self._annealed(annealer, hot_starts, _LONG_MOVES_SHARE)
 

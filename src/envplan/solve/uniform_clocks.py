@@ -94,6 +94,11 @@ class UniformClocks:
         self._kind_of_operation = kind_of_operation.ravel()
         self._num_stages = problem.pipeline.num_stages
 
+    @property
+    def clocks_mhz(self) -> list[int]:
+        """Every clock that some operation can be set to, ascending MHz."""
+        return all_clocks(kind.clocks for kind in self._kinds)
+
     def choice_at(self, stage_mhz: Sequence[int]) -> Rows:
         """The option of every operation at its stage's clock, int32 (N,)."""
         options = []
@@ -104,7 +109,7 @@ class UniformClocks:
 
     def one_for_all(self) -> Iterator[Rows]:
         """One clock for all stages: a choice for each that some operation can be set to."""
-        for mhz in all_clocks(kind.clocks for kind in self._kinds):
+        for mhz in self.clocks_mhz:
             yield self.choice_at([mhz] * self._num_stages)
 
     def balanced(self) -> Iterator[Rows]:

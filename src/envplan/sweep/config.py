@@ -68,8 +68,14 @@ def _member_of(names: Iterable[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
+Text = Annotated[str, Field(min_length=1)]
+ScheduleName = Annotated[str, _member_of(SCHEDULES)]
+PlannerName = Annotated[str, _member_of(PLANNERS)]
 Percent = Annotated[float, Field(ge=0)]
+NoisePercent = Annotated[float, Field(ge=0, le=100)]
 Milliseconds = Annotated[float, Field(ge=0, le=3.6e6)]
+WaitingWatts = Annotated[float, Field(ge=0, le=1e5)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def _or(name: str, alias: str) -> Any:
@@ -108,18 +114,18 @@ def _limit_field(option: LimitOption) -> tuple[Any, Any]:
 class _Job(Model):
     """The job of a point, who plans it, and how late clocks come; Point says the rest."""
 
-    profile: Annotated[str, Field(min_length=1)]
+    profile: Text
     microbatches: Count | None = None
-    schedule: Annotated[str, _member_of(SCHEDULES)] | None = None
+    schedule: ScheduleName | None = None
     chunks: Count | None = _or("chunks", "vp")
-    planner: Annotated[str, _member_of(PLANNERS)] = "frontier"
+    planner: PlannerName = "frontier"
     p2p_latency: Seconds | None = _column("p2p_latency_s")
-    blocking_power: Annotated[float, Field(ge=0, le=1e5)] | None = _column("blocking_power_w")
+    blocking_power: WaitingWatts | None = _column("blocking_power_w")
     gpus_per_stage: GpuCount | None = _or("gpus_per_stage", "tp")
     cp: GpuCount | None = None
     replicas: GpuCount | None = _or("replicas", "dp")
     recompute: bool = False
-    extra: Annotated[str, Field(min_length=1)] | None = None
+    extra: Text | None = None
     one_clock: bool = False
     parts_within: Percent | None = _column("parts_within_percent")
     switch_latency: Milliseconds | None = _column("switch_latency_ms")
@@ -166,11 +172,11 @@ class Point(_LimitedJob):
     min_dwell and robust: those that ask for the fastest plan are targets.
     """
 
-    noise: Annotated[float, Field(ge=0, le=100)] | None = _column("noise_percent")
+    noise: NoisePercent | None = _column("noise_percent")
     slowdown: Percent | None = None
     target_time: Seconds | None = None
     min_energy: bool = False
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

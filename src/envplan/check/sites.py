@@ -1,0 +1,85 @@
+"""The proof of a site's plan: shared again from its jobs' frontiers, it comes out the same."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from envplan._io.documents import check_stated
+from envplan._io.words import counted
+from envplan.errors import InputError
+from envplan.plan.frontier_file import FrontierFile
+from envplan.site import Budget, SiteJob, SitePlan, plan_site
+from envplan.site.budget import Interval
+from envplan.site.model import SiteJobRecord
+from envplan.site.plan import SiteOverheads
+
+__all__ = ["verify_site"]
+
+#: Stated figures are floats of sums whose order may differ.
+_TOLERANCE = 1e-9
+
+
+def verify_site(plan: SitePlan, file: Path) -> list[str]:
+    """Prove a site's plan.
+
+    Args:
+        plan: to be proved.
+        file: where it stands; frontiers are looked for from its folder, then from here.
+
+    Returns:
+        A sentence for everything that was proved.
+
+    Raises:
+        InputError: a frontier is missing or has changed, or a figure is not what comes out.
+    """
+    jobs = [_job_of_record(record, file.parent) for record in plan.jobs]
+    budget = Budget(
+        tuple(
+            Interval(interval.start_s, interval.end_s, interval.budget_w, interval.reserved_w)
+            for interval in plan.intervals
+        )
+    )
+    overheads = SiteOverheads(plan.pue, plan.host_power_w, plan.fixed_power_w)
+    again = plan_site(jobs, budget, overheads=overheads, alternates=plan.alternates)
+    check_stated("jobs", plan.jobs, again.jobs, _TOLERANCE)
+    check_stated("intervals", plan.intervals, again.intervals, _TOLERANCE)
+    worst_gap = max(interval.gap for interval in plan.intervals)
+    num_shares = len(plan.jobs) * len(plan.intervals)
+    return [
+        f"{counted(len(jobs), 'job')}, frontier files unchanged; envplan check proves each of them",
+        f"{counted(len(plan.intervals), 'interval')}, within the budget",
+        f"{num_shares} shares of power are what their plans' times and energies give",
+        f"no plans of these jobs lose less: the gap is at most {100 * worst_gap:.4f}%",
+    ]
+
+
+def _job_of_record(record: SiteJobRecord, folder: Path) -> SiteJob:
+    """The job of a record, its frontier read anew.
+
+    Raises:
+        InputError: its frontier is missing or has changed.
+    """
+    if record.frontier is None:
+        raise InputError(f"job {record.name} names no frontier file, so nothing can be proved")
+    near = folder / record.frontier
+    path = near if near.exists() else Path(record.frontier)
+    frontier = FrontierFile.load(path)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    if sha256 != record.sha256:
+        raise InputError(
+            f"the frontier of job {record.name} has changed since; plan the site again", path=path
+        )
+    return SiteJob(
+        record.name,
+        frontier,
+        source=Path(record.frontier),
+        sha256=sha256,
+        replicas=record.replicas,
+        weight=record.weight,
+        money=record.money,
+        flexible=record.flexible,
+        may_pause=record.may_pause,
+        iterations=record.iterations,
+        by_s=record.by_s,
+    )

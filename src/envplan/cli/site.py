@@ -1,0 +1,338 @@
+"""`envplan site`: many jobs under one power budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envplan._io.words import counted
+from envplan.cli import output as ui
+from envplan.cli.invocation import invocation
+from envplan.cli.progress import progress
+from envplan.cli.shared import MOST_USED
+from envplan.cli.tables import (
+    Column,
+    change_column,
+    number_column,
+    percent_column,
+    text_column,
+    value_column,
+)
+from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, quantity
+from envplan.quantities import NUMBER, POWER
+
+if TYPE_CHECKING:
+    from envplan.site import Budget, SiteJob, SitePlan
+    from envplan.site.model import JobShare, SiteInterval, SiteJobRecord
+    from envplan.site.plan import SiteOverheads
+    from envplan.site.shedding import ShedPoint
+
+SITE = "Site"
+_W_PER_KW = 1e3
+_S_PER_H = 3600.0
+#: Rows of a table of intervals or jobs, at most; --json and the file have all.
+_MAX_ROWS = 48
+#: Rows of the table of what shedding costs.
+_SHED_ROWS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """The power that the site may draw."""
+
+    power: Annotated[
+        str,
+        typer.Option(
+            metavar="W|FILE",
+            help="Power of the site: such as 600kW, or a CSV with hour,power or time,power (W).",
+            rich_help_panel=MOST_USED,
+        ),
+        InputFile(),
+    ]
+    reserved: Annotated[
+        str | None,
+        typer.Option(
+            metavar="W|FILE",
+            help="Power of others within --power, such as an inference fleet; as for --power.",
+            rich_help_panel=SITE,
+        ),
+        InputFile(),
+    ] = None
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="When the plan starts, as in 2026-12-01T00:00, for files with times.",
+            rich_help_panel=SITE,
+        ),
+    ] = None
+
+    def read(self) -> Budget:
+        """The budget.
+
+        Raises:
+            InputError: a power or a file of powers cannot be read.
+        """
+        from envplan.site import read_budget
+
+        return read_budget(self.power, self.reserved, start=self.start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteOptions:
+    """What the site draws beside the jobs' GPUs, and whether plans alternate."""
+
+    pue: Annotated[
+        float,
+        typer.Option(
+            metavar="X",
+            parser=quantity(NUMBER.within(1, 100)),
+            help="Power usage effectiveness of the site, from 1 up.",
+            rich_help_panel=SITE,
+        ),
+    ] = 1.0
+    host_power: Annotated[
+        float,
+        typer.Option(
+            metavar="W",
+            parser=quantity(POWER),
+            help="Power of the hosts for each GPU.",
+            rich_help_panel=SITE,
+        ),
+    ] = 0.0
+    fixed_power: Annotated[
+        float,
+        typer.Option(
+            metavar="W",
+            parser=quantity(POWER),
+            help="Power that the site draws whatever runs.",
+            rich_help_panel=SITE,
+        ),
+    ] = 0.0
+    alternate: Annotated[
+        bool,
+        typer.Option(
+            "--alternate/--no-alternate",
+            help="Two plans of a job may alternate by iterations.",
+            rich_help_panel=SITE,
+        ),
+    ] = True
+
+    @property
+    def overheads(self) -> SiteOverheads:
+        """What the site draws beside the jobs' GPUs."""
+        from envplan.site.plan import SiteOverheads
+
+        return SiteOverheads(self.pue, self.host_power, self.fixed_power)
+
+
+def site(
+    jobs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="JOBS", help="TOML file of jobs, or a folder of frontier files (.json)."
+        ),
+        InputFile(),
+    ],
+    budget: BudgetOptions,
+    options: SiteOptions,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=OutputFile(".json"),
+            help="Write the site's plan here.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = Path("site.json"),
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar=OPTIONAL_FILE,
+            parser=OutputFile(".png", ".svg", ".pdf", bare="site.png"),
+            help="Draw power, throughput and what shedding costs; without a name: site.png.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    shed: Annotated[
+        bool,
+        typer.Option(
+            "--shed",
+            help="Also say what it costs to shed power, beside three simpler ways.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = False,
+) -> None:
+    """Share a site's power among its jobs, and price the next kilowatt.
+
+    Each job's exact frontier says what it makes of any power. The answer is the plan of every job
+    in every interval that together lose least, with a certified gap.
+
+    \b
+    Example:
+      envplan frontier sosp24-a100-gpt3-xl-4stage --slower -o gpt3.json
+      envplan frontier sosp24-a100-t5-3b-4stage --slower -o t5.json
+      envplan site . --power 1.9kW --shed
+      envplan site site.toml --power budget.csv --pue 1.2 --plot
+    """
+    from envplan.site import plan_site, read_jobs
+    from envplan.site.shedding import shed_curve
+
+    site_budget, overheads = budget.read(), options.overheads
+    with progress("Reading the jobs") as work:
+        site_jobs = read_jobs(jobs, work.items)
+    site_jobs = _with_frontier_files(site_jobs, output)
+    with progress("Sharing the power") as work:
+        plan = plan_site(
+            site_jobs,
+            site_budget,
+            overheads=overheads,
+            alternates=options.alternate,
+            progress=work.items,
+        )
+    curve = []
+    if shed or plot is not None:
+        curve = shed_curve(site_jobs, overheads, alternates=options.alternate)
+    plan.save(output)
+    if plot is not None:
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.site import site_figure
+
+        save_figure(site_figure(plan, curve), plot)
+    ui.answer(
+        lambda: {
+            **plan.model_dump(mode="json", by_alias=True, exclude_none=True),
+            **({"shed_curve": [point._asdict() for point in curve]} if shed else {}),
+        },
+        lambda: _print_site(plan, curve if shed else []),
+        next_command=["envplan", "check", str(output)],
+    )
+
+
+def _with_frontier_files(jobs: Sequence[SiteJob], output: Path) -> list[SiteJob]:
+    """The jobs, the frontiers of those that were traced now written beside the plan.
+
+    A plan refers to the frontier file of each job, by which it is proved.
+    """
+    from envplan.site.jobs import frontier_sha256
+
+    folder = output.with_suffix(".frontiers")
+    written = []
+    for number, job in enumerate(jobs):
+        if job.source is not None:
+            written.append(job)
+            continue
+        path = folder / f"{number}.json"
+        folder.mkdir(exist_ok=True)
+        invocation().will_write(path)
+        job.frontier.save(path)
+        written.append(replace(job, source=path, sha256=frontier_sha256(job.frontier)))
+    return written
+
+
+def _print_site(plan: SitePlan, curve: Sequence[ShedPoint]) -> None:
+    gpus = sum(job.gpus for job in plan.jobs)
+    full_kw = sum(job.full_power_w for job in plan.jobs) / _W_PER_KW
+    ui.say(
+        f"{counted(len(plan.jobs), 'job')} on {gpus:,} GPUs, {full_kw:,.4g} kW of GPUs at T_min; "
+        f"PUE {plan.pue:g}, hosts {plan.host_power_w:g} W a GPU, {plan.fixed_power_w:g} W fixed"
+    )
+    if len(plan.intervals) == 1:
+        _print_jobs(plan, plan.intervals[0])
+    else:
+        _print_intervals(plan)
+    if curve:
+        _print_shedding(curve)
+    for job in plan.jobs:
+        if job.iterations is not None and job.by_s is not None:
+            ui.say(
+                f"{job.name} makes {job.iterations_made:,.1f} iterations by "
+                f"{job.by_s / _S_PER_H:g} h; {job.iterations:,} are asked for"
+            )
+    gap = max(interval.gap for interval in plan.intervals)
+    ui.say(
+        f"{plan.throughput_loss_percent:.2f}% of throughput lost; no plans lose less by more than "
+        f"a certified {100 * gap:.4f}% of what is left"
+    )
+
+
+def _print_jobs(plan: SitePlan, interval: SiteInterval) -> None:
+    """A row for each job of a site with one interval."""
+    rows = list(zip(plan.jobs, interval.jobs, strict=True))[:_MAX_ROWS]
+    ui.show_table(
+        f"{interval.power_w / _W_PER_KW:,.4g} of {interval.budget_w / _W_PER_KW:,.4g} kW",
+        _job_columns(rows),
+    )
+    if len(plan.jobs) > len(rows):
+        ui.say(f"and {len(plan.jobs) - len(rows)} more jobs; --json has them")
+    ui.say(f"the next kilowatt is worth {_price(interval)}")
+
+
+def _job_columns(rows: Sequence[tuple[SiteJobRecord, JobShare]]) -> list[Column]:
+    return [
+        text_column("job", [job.name for job, _ in rows]),
+        value_column("GPUs", [job.gpus for job, _ in rows]),
+        text_column("plan", [_plan_words(share) for _, share in rows]),
+        number_column("iteration time (s)", [share.iteration_time_s for _, share in rows]),
+        percent_column("paused (%)", [100 * share.paused_share for _, share in rows]),
+        number_column("power (kW)", [share.power_w / _W_PER_KW for _, share in rows]),
+        change_column(
+            "change (%)",
+            [100 * (share.power_w / job.full_power_w - 1) for job, share in rows],
+        ),
+    ]
+
+
+def _plan_words(share: JobShare) -> str:
+    """The plan or plans that a job follows, such as "3, 4 for 38%"."""
+    if share.plan is None:
+        return "pause"
+    if share.faster_plan is None:
+        return str(share.plan)
+    return f"{share.plan}, {share.faster_plan} for {100 * share.faster_share:.0f}%"
+
+
+def _print_intervals(plan: SitePlan) -> None:
+    """A row for each interval, or for some of many."""
+    step = -(-len(plan.intervals) // _MAX_ROWS)
+    rows = plan.intervals[::step]
+    ui.show_table(
+        "Intervals" if step == 1 else f"Every {step}th of {len(plan.intervals)} intervals",
+        [
+            number_column("from (h)", [row.start_s / _S_PER_H for row in rows]),
+            number_column("budget (kW)", [row.budget_w / _W_PER_KW for row in rows]),
+            number_column("power (kW)", [row.power_w / _W_PER_KW for row in rows]),
+            percent_column("throughput lost (%)", [row.throughput_loss_percent for row in rows]),
+            percent_column("price (%/kW)", [row.price_percent_per_kw for row in rows], decimals=4),
+            percent_column("gap (%)", [100 * row.gap for row in rows], decimals=4),
+        ],
+    )
+
+
+def _print_shedding(curve: Sequence[ShedPoint]) -> None:
+    """What it costs to shed power, in some rows."""
+    step = max(1, (len(curve) - 1) // (_SHED_ROWS - 1))
+    rows = curve[::step]
+    ui.show_table(
+        "Throughput lost (%) where power is shed",
+        [
+            number_column("power (kW)", [row.power_w / _W_PER_KW for row in rows]),
+            percent_column("shared by price", [row.shared_percent for row in rows]),
+            percent_column("each job cut alike", [row.alike_percent for row in rows]),
+            percent_column("clocks capped alike", [row.capped_percent for row in rows]),
+            percent_column("least valuable paused", [row.paused_percent for row in rows]),
+        ],
+    )
+
+
+def _price(interval: SiteInterval) -> str:
+    """What the next kilowatt is worth, in words."""
+    if interval.price_money_per_kwh is not None:
+        return f"{interval.price_money_per_kwh:.4g} for each hour"
+    return f"{interval.price_percent_per_kw:.4g}% of throughput"

@@ -1,0 +1,335 @@
+"""The jobs of a site: their frontiers, and what each may lose.
+
+A site's file is TOML with a table for each job:
+
+    [[jobs]]
+    name = "chat-70b"
+    frontier = "chat.frontier.json"      # of `envplan frontier -o`; or a profile:
+    profile = "h100-gpt3-175b-8stage"    # with microbatches, schedule, tp, dp as in a sweep
+    replicas = 4                         # data-parallel replicas; default: as traced
+    weight = 2.0                         # default: 1; or money = 0.8, of an iteration
+    flexible = "25%"                     # of its throughput it may lose; default: no limit
+    may_pause = true                     # default: false
+    iterations = 5000                    # that it must have made
+    by = "8h"                            # by this time
+
+Instead of a file, a folder of frontier files is a site whose jobs all count alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+import numpy as np
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+
+from envplan._io.documents import Count, GpuCount, Model, read_json
+from envplan._io.files import AnyPath, decoded, read_bounded
+from envplan.errors import InputError, naming
+from envplan.plan.frontier_file import (
+    FRONTIER_SCHEMA,
+    FrontierFile,
+    StoredPlan,
+    distinct,
+    less_powerful,
+)
+from envplan.profile import Profile
+from envplan.profile.job import pipeline_of_job
+from envplan.quantities import PERCENT, TIME
+from envplan.site.curve import OperatingPoint, PowerCurve
+from envplan.solve import trace_frontier
+
+__all__ = ["SiteJob", "frontier_sha256", "read_jobs"]
+
+MAX_SITE_BYTES: Final = 16 * 2**20
+MAX_JOBS: Final = 10_000
+#: Plans along the frontier of a job that is given by its profile.
+_NUM_PLANS: Final = 33
+
+
+def _fraction(value: object) -> object:
+    """The fraction that a percentage such as "25%" gives; a number is a fraction already."""
+    return (
+        PERCENT.within(0, 100).parse(value, "flexible") / 100 if isinstance(value, str) else value
+    )
+
+
+def _seconds(value: object) -> object:
+    """The seconds that a time such as "8h" gives."""
+    return TIME.parse(value, "by") if isinstance(value, str) else value
+
+
+class JobEntry(Model):
+    """A table of a site's file, as it is written."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    frontier: str | None = None
+    profile: str | None = None
+    microbatches: Count | None = None
+    schedule: str | None = None
+    chunks: Count | None = Field(None, validation_alias=AliasChoices("chunks", "vp"))
+    gpus_per_stage: GpuCount | None = Field(
+        None, validation_alias=AliasChoices("gpus_per_stage", "tp")
+    )
+    replicas: GpuCount | None = Field(None, validation_alias=AliasChoices("replicas", "dp"))
+    weight: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    money: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    flexible: Annotated[float, Field(ge=0, le=1), BeforeValidator(_fraction)] = 1.0
+    may_pause: bool = False
+    iterations: Count | None = None
+    by: Annotated[float, Field(gt=0, le=1e9), BeforeValidator(_seconds)] | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        wrong = ""
+        if (self.frontier is None) == (self.profile is None):
+            wrong = "needs either a frontier or a profile"
+        elif self.weight is not None and self.money is not None:
+            wrong = "has both a weight and money: a job has one value"
+        elif (self.iterations is None) != (self.by is None):
+            wrong = "needs both iterations and by, or neither: they are its deadline"
+        if wrong:
+            raise ValueError(wrong)
+        return self
+
+
+class SiteFile(Model):
+    """A site's file, as it is written."""
+
+    jobs: list[JobEntry] = Field(min_length=1, max_length=MAX_JOBS)
+
+
+@dataclass(frozen=True, eq=False)
+class SiteJob:
+    """A job that shares a site's power with others.
+
+    Attributes:
+        name: for people; no two jobs of a site have the same.
+        frontier: its frontier and the plans along it.
+        source: where its frontier was read; None where it was traced from a profile.
+        sha256: of the frontier's file.
+        replicas: data-parallel replicas; the frontier's energies are scaled to them.
+        weight: value of its relative throughput; ignored where money counts.
+        money: value of an iteration, currency units; None: relative throughput counts.
+        flexible: share of its throughput that it may lose, 0 to 1.
+        may_pause: it may stand still for a part of the time.
+        iterations, by_s: it must have made so many by this time, s; None: no deadline.
+    """
+
+    name: str
+    frontier: FrontierFile
+    source: Path | None = None
+    sha256: str = ""
+    replicas: int = 1
+    weight: float = 1.0
+    money: float | None = None
+    flexible: float = 1.0
+    may_pause: bool = False
+    iterations: int | None = None
+    by_s: float | None = None
+
+    @property
+    def scale(self) -> float:
+        """Energy of the job over that of its frontier, which was traced for other replicas."""
+        return self.replicas / self.frontier.job.replicas
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all stages and replicas."""
+        job = self.frontier.job
+        return job.stages * job.gpus_per_stage * self.replicas
+
+    @property
+    def waiting_w(self) -> float:
+        """The power of all its GPUs while it pauses, W."""
+        job = self.frontier.job
+        return sum(job.blocking_power_w) * job.gpus_per_stage * self.replicas
+
+    @property
+    def full_throughput(self) -> float:
+        """Iterations a second at T_min."""
+        return 1 / self.frontier.t_min_s
+
+    @property
+    def value_per_iteration(self) -> float:
+        """The value of an iteration: money, or its weight's share of full throughput."""
+        return self.weight / self.full_throughput if self.money is None else self.money
+
+    @property
+    def least_throughput(self) -> float:
+        """Iterations a second that it keeps whatever the budget is."""
+        return (1 - self.flexible) * self.full_throughput
+
+    @cached_property
+    def relaxed_curve(self) -> PowerCurve:
+        """The least power at each throughput: no plan undercuts it.
+
+        Where the frontier ends at T_star, slower plans are bounded by T_star's energy, the least of
+        all: by the line from standing still at no power.
+        """
+        file = self.frontier
+        breakpoints = (
+            [file.breakpoints]
+            if file.slower is None
+            else [file.breakpoints, file.slower.breakpoints]
+        )
+        time_s = np.concatenate([part.iteration_time_s for part in breakpoints])
+        energy_j = np.concatenate([part.energy_j for part in breakpoints])
+        ascending = np.concatenate([[True], np.diff(time_s) > 0])  # T_star stands in both parts
+        curve = PowerCurve.of_frontier(time_s[ascending], energy_j[ascending] * self.scale)
+        if file.slower is None:
+            curve = curve.with_pause(0.0)
+        elif self.may_pause:
+            curve = curve.with_pause(self.waiting_w)
+        return curve.from_throughput(self.least_throughput)
+
+    @cached_property
+    def plans(self) -> list[StoredPlan]:
+        """The plans of its frontier by ascending time, those beyond T_star included."""
+        slower = self.frontier.slower
+        return [*self.frontier.plans, *([] if slower is None else slower.plans)]
+
+    def plan_points(self) -> list[OperatingPoint]:
+        """Throughput and power of each of its plans, in their order."""
+        return [self._operating_point(plan.iteration_time_s, plan.energy_j) for plan in self.plans]
+
+    def pause(self) -> list[OperatingPoint]:
+        """The point at which it stands still, if it may."""
+        return [OperatingPoint(0.0, self.waiting_w)] if self.may_pause else []
+
+    def _operating_point(self, time_s: float, energy_j: float) -> OperatingPoint:
+        return OperatingPoint(1 / time_s, energy_j * self.scale / time_s)
+
+
+def read_jobs(path: AnyPath, progress: Callable[[int, int], None] | None = None) -> list[SiteJob]:
+    """Read the jobs of a site: a TOML file, or a folder of frontier files.
+
+    Args:
+        path: of the file or folder.
+        progress: called with (jobs read, jobs in all).
+
+    Raises:
+        InputError: it is neither, a table is wrong (names it), two jobs have one name, some jobs
+            have money as their value and others have not, or a frontier or profile cannot be read.
+    """
+    if Path(path).is_dir():
+        return _jobs_of_folder(Path(path), progress)
+    entries = _read_entries(path)
+    jobs = []
+    for number, entry in enumerate(entries, start=1):
+        with naming(path):
+            jobs.append(_job_of_entry(entry, Path(path).parent))
+        if progress is not None:
+            progress(number, len(entries))
+    return jobs
+
+
+def _jobs_of_folder(folder: Path, progress: Callable[[int, int], None] | None) -> list[SiteJob]:
+    """A job for every frontier file of a folder, by name; other files are left alone."""
+    files = [file for file in sorted(folder.glob("*.json")) if _is_frontier(file)]
+    if not files:
+        raise InputError("holds no frontier files (envplan frontier -o NAME.json)", path=folder)
+    jobs = []
+    for number, file in enumerate(files, start=1):
+        jobs.append(_job_of_frontier(file.name.removesuffix(".json"), file, replicas=None))
+        if progress is not None:
+            progress(number, len(files))
+    return jobs
+
+
+def _is_frontier(file: Path) -> bool:
+    """Whether a JSON file says that it is a frontier."""
+    document = read_json(file)
+    return isinstance(document, dict) and document.get("schema") == FRONTIER_SCHEMA
+
+
+def _read_entries(path: AnyPath) -> list[JobEntry]:
+    """The tables of a site's file.
+
+    Raises:
+        InputError: it cannot be read, is no TOML, or its tables do not go together.
+    """
+    text = decoded(read_bounded(path, MAX_SITE_BYTES), path)
+    with naming(path):
+        try:
+            entries = SiteFile.of(**tomllib.loads(text)).jobs
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise InputError(f"is not valid TOML: {error}") from None
+        names = [entry.name for entry in entries]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"two jobs are called {name}")
+        valued_in_money = [entry for entry in entries if entry.money is not None]
+        if 0 < len(valued_in_money) < len(entries):
+            raise InputError(
+                f"job {valued_in_money[0].name} has money as its value and others have not; give "
+                "it for all jobs, or weights"
+            )
+    return entries
+
+
+def _job_of_entry(entry: JobEntry, folder: Path) -> SiteJob:
+    """The job of a table; paths start from the file's folder."""
+    if entry.frontier is not None:
+        path = folder / entry.frontier
+        job = _job_of_frontier(entry.name, path, entry.replicas)
+    else:
+        frontier = _trace_profile(entry, folder)
+        job = SiteJob(entry.name, frontier, replicas=frontier.job.replicas)
+    return replace(
+        job,
+        weight=1.0 if entry.weight is None else entry.weight,
+        money=entry.money,
+        flexible=entry.flexible,
+        may_pause=entry.may_pause,
+        iterations=entry.iterations,
+        by_s=entry.by,
+    )
+
+
+def _job_of_frontier(name: str, path: Path, replicas: int | None) -> SiteJob:
+    """The job of a frontier file, with as many replicas as it was traced for or as given."""
+    frontier = FrontierFile.load(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return SiteJob(
+        name,
+        frontier,
+        source=path,
+        sha256=digest,
+        replicas=frontier.job.replicas if replicas is None else replicas,
+    )
+
+
+def _trace_profile(entry: JobEntry, folder: Path) -> FrontierFile:
+    """The frontier of a job that is given by its profile, and plans along it."""
+    assert entry.profile is not None
+    near = folder / entry.profile
+    profile = Profile.open(str(near) if near.exists() else entry.profile)
+    pipeline = pipeline_of_job(
+        profile,
+        schedule=entry.schedule,
+        num_microbatches=entry.microbatches,
+        chunks=entry.chunks,
+    )
+    needed = {operation.instruction for operation in pipeline.operations}
+    frontier = trace_frontier(
+        pipeline,
+        profile.fitted(needed),
+        full=True,
+        gpus_per_stage=profile.metadata.gpus_per_stage_with(entry.gpus_per_stage, None),
+        replicas=entry.replicas or profile.metadata.job.replicas,
+    )
+    plans = distinct(frontier.sample_plans(_NUM_PLANS))
+    slower = less_powerful(frontier.sample_plans(_NUM_PLANS, beyond=True), plans[-1])
+    return FrontierFile.from_plans(frontier, plans, slower)
+
+
+def frontier_sha256(frontier: FrontierFile) -> str:
+    """The SHA-256 of the file that saving a frontier writes."""
+    return hashlib.sha256(frontier.to_json().encode()).hexdigest()

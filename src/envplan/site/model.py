@@ -1,0 +1,98 @@
+"""The plan of a site, site.json: which plan each job follows when."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from envplan._io.documents import Count, Document, GpuCount, Index, Model, Seconds, Watts
+
+SITE_SCHEMA: Final = "envplan/site/v1"
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Percent = Annotated[float, Field(ge=0, le=100)]
+
+
+class JobShare(Model):
+    """One job in one interval."""
+
+    name: str
+    plan: Index | None = Field(
+        description="index of the plan that it follows, of its frontier's plans by ascending time, "
+        "those beyond T_star included; absent where it pauses all the time"
+    )
+    faster_plan: Index | None = Field(
+        None, description="index of the plan that its other iterations follow"
+    )
+    faster_share: Share = Field(0.0, description="of its iterations that follow faster_plan")
+    iteration_time_s: Seconds | None = Field(
+        description="mean time of an iteration while it runs; absent where it pauses all the time"
+    )
+    paused_share: Share = Field(description="of the interval in which it stands still")
+    power_w: Watts = Field(description="mean over the interval, its GPUs alone")
+
+
+class SiteInterval(Model):
+    """One interval of the plan."""
+
+    start_s: Seconds
+    end_s: Seconds
+    budget_w: Watts
+    reserved_w: Watts = Field(description="of the budget that others draw")
+    power_w: Watts = Field(description="of the whole site, overheads and others included")
+    throughput_loss_percent: Percent = Field(
+        description="value lost against all jobs at T_min; relative throughput counts where jobs "
+        "have no money"
+    )
+    price_percent_per_kw: Annotated[float, Field(ge=0)] = Field(
+        description="of the value that the next kilowatt of the site buys"
+    )
+    price_money_per_kwh: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="money that the next kilowatt-hour earns, where jobs have money"
+    )
+    gap: Annotated[float, Field(ge=0)] = Field(
+        description="best value that any plans could have over this one's, less 1: certified"
+    )
+    jobs: list[JobShare]
+
+
+class SiteJobRecord(Model):
+    """What a job is, so that the plan can be proved."""
+
+    name: str
+    frontier: str | None = Field(None, description="path of its frontier file")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of its frontier file")
+    gpus: GpuCount
+    replicas: GpuCount
+    full_power_w: Watts = Field(description="at T_min, its GPUs alone")
+    weight: float
+    money: float | None = None
+    flexible: Share
+    may_pause: bool
+    iterations: Count | None = None
+    by_s: Seconds | None = None
+    iterations_made: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="by its deadline"
+    )
+
+
+class SitePlan(Document):
+    """site.json: jobs, what was asked, and what each job does in every interval."""
+
+    kind: ClassVar[str] = "site plan"
+    schema_name: ClassVar[str] = SITE_SCHEMA
+
+    schema_id: Literal["envplan/site/v1"] = Field(alias="schema")
+    pue: Annotated[float, Field(ge=1)]
+    host_power_w: Watts = Field(description="of the hosts, for each GPU")
+    fixed_power_w: Watts = Field(description="of the site, whatever runs")
+    alternates: bool = Field(description="two plans of a job may alternate by iterations")
+    jobs: list[SiteJobRecord]
+    intervals: list[SiteInterval] = Field(min_length=1)
+
+    @property
+    def throughput_loss_percent(self) -> float:
+        """Mean over all intervals, by their length."""
+        lost = sum(i.throughput_loss_percent * (i.end_s - i.start_s) for i in self.intervals)
+        return lost / sum(i.end_s - i.start_s for i in self.intervals)

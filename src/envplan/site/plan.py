@@ -1,0 +1,264 @@
+"""From jobs and a budget to the plan of a site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.site.budget import Budget, Interval
+from envplan.site.curve import PowerCurve
+from envplan.site.jobs import SiteJob
+from envplan.site.model import SITE_SCHEMA, SiteInterval, SiteJobRecord, SitePlan
+from envplan.site.modes import JobModes
+from envplan.site.one_plan import follow_one_plan_each
+from envplan.site.sharing import Demand, Market, Share, Slot, share_over_time
+
+__all__ = ["SiteOverheads", "plan_site"]
+
+W_PER_KW = 1e3
+S_PER_H = 3600.0
+#: Pieces of a relaxed curve that the bound of a day with deadlines looks at, at most.
+_PIECES_OF_BOUND = 64
+
+
+@dataclass(frozen=True)
+class SiteOverheads:
+    """What a site draws beside the GPUs of its jobs.
+
+    Attributes:
+        pue: power usage effectiveness, from 1 up.
+        host_power_w: of the hosts for each GPU, W.
+        fixed_power_w: of the site, whatever runs, W.
+    """
+
+    pue: float = 1.0
+    host_power_w: float = 0.0
+    fixed_power_w: float = 0.0
+
+    def site_power_w(self, gpu_power_w: float, num_gpus: int) -> float:
+        """The power of the site whose GPUs draw so much, without what others draw, W."""
+        return self.pue * (gpu_power_w + self.host_power_w * num_gpus) + self.fixed_power_w
+
+    def gpu_power_w(self, site_power_w: float, num_gpus: int) -> float:
+        """The power that GPUs may draw so that the site draws so much, W."""
+        return (site_power_w - self.fixed_power_w) / self.pue - self.host_power_w * num_gpus
+
+
+def plan_site(
+    jobs: Sequence[SiteJob],
+    budget: Budget,
+    *,
+    overheads: SiteOverheads = SiteOverheads(),
+    alternates: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> SitePlan:
+    """Share a site's power among its jobs for the most value, interval by interval.
+
+    Args:
+        jobs: with their frontiers.
+        budget: the power of the whole site over time.
+        overheads: what the site draws beside the jobs' GPUs.
+        alternates: two plans of a job may alternate by iterations; else each follows one at a time.
+        progress: called with (jobs whose curves are made, jobs in all).
+
+    Raises:
+        NoAnswerError: the jobs' least power, or that of what must be done by a deadline, is more
+            than the budget; says by how much.
+    """
+    modes = []
+    for number, job in enumerate(jobs, start=1):
+        modes.append(JobModes.of(job, alternates=alternates))
+        if progress is not None:
+            progress(number, len(jobs))
+    num_gpus = sum(job.num_gpus for job in jobs)
+    slots = [_slot(interval, overheads, num_gpus) for interval in budget.intervals]
+    _require_least_power(modes, budget, overheads, num_gpus)
+    _require_time(jobs, budget)
+
+    shares = share_over_time([_demand(mode.job, mode.curve) for mode in modes], slots)
+    if not alternates:
+        shares = [
+            follow_one_plan_each(modes, share, slot.power_w)
+            for share, slot in zip(shares, slots, strict=True)
+        ]
+    _require_deadlines(jobs, shares, slots)
+    gaps = _gaps(jobs, shares, _best_values(jobs, slots), slots)
+    full_value = sum(job.value_per_iteration * job.full_throughput for job in jobs)
+    return SitePlan(
+        schema=SITE_SCHEMA,
+        pue=overheads.pue,
+        host_power_w=overheads.host_power_w,
+        fixed_power_w=overheads.fixed_power_w,
+        alternates=alternates,
+        jobs=[_record(job, index, shares, slots) for index, job in enumerate(jobs)],
+        intervals=[
+            _interval(interval, modes, share, gap, overheads, full_value)
+            for interval, share, gap in zip(budget.intervals, shares, gaps, strict=True)
+        ],
+    )
+
+
+def iterations_made(
+    job_index: int, shares: Sequence[Share], slots: Sequence[Slot], by_s: float
+) -> float:
+    """The iterations that a job makes by a time."""
+    return sum(
+        float(share.throughput[job_index]) * max(0.0, min(slot.end_s, by_s) - slot.start_s)
+        for share, slot in zip(shares, slots, strict=True)
+    )
+
+
+def _slot(interval: Interval, overheads: SiteOverheads, num_gpus: int) -> Slot:
+    """The power that is left for the jobs' GPUs in an interval."""
+    for_jobs_w = interval.budget_w - interval.reserved_w
+    return Slot(interval.start_s, interval.end_s, overheads.gpu_power_w(for_jobs_w, num_gpus))
+
+
+def _demand(job: SiteJob, curve: PowerCurve) -> Demand:
+    """A job with one of its curves."""
+    return Demand(curve, job.value_per_iteration, job.iterations, job.by_s)
+
+
+def _require_least_power(
+    modes: Sequence[JobModes], budget: Budget, overheads: SiteOverheads, num_gpus: int
+) -> None:
+    """Raises: NoAnswerError: jobs that lose all they may still need more than the budget."""
+    least_gpu_w = sum(mode.curve.slowest.power_w for mode in modes)
+    least_site_w = overheads.site_power_w(least_gpu_w, num_gpus)
+    for interval in budget.intervals:
+        needed_w = least_site_w + interval.reserved_w
+        if needed_w > interval.budget_w:
+            raise NoAnswerError(
+                f"what is reserved and what jobs may not lose needs {_kw(needed_w)}, "
+                f"{_kw(needed_w - interval.budget_w)} more than the budget of "
+                f"{_kw(interval.budget_w)} from {interval.start_s / S_PER_H:g} h on; let jobs lose "
+                "more (flexible) or pause (may_pause)"
+            )
+
+
+def _require_time(jobs: Sequence[SiteJob], budget: Budget) -> None:
+    """Raises: InputError, NoAnswerError: a deadline lies outside the plan or is out of reach."""
+    end_s = budget.intervals[-1].end_s
+    for job in jobs:
+        if job.iterations is None or job.by_s is None:
+            continue
+        if job.by_s > end_s:
+            raise InputError(
+                f"job {job.name} has a deadline at {job.by_s / S_PER_H:g} h, and the budget is "
+                f"known until {end_s / S_PER_H:g} h; give a file of powers that reaches so far"
+            )
+        reachable = job.full_throughput * job.by_s
+        if job.iterations > reachable:
+            raise NoAnswerError(
+                f"job {job.name} makes at most {reachable:,.1f} iterations by "
+                f"{job.by_s / S_PER_H:g} h, not {job.iterations:,}"
+            )
+
+
+def _require_deadlines(
+    jobs: Sequence[SiteJob], shares: Sequence[Share], slots: Sequence[Slot]
+) -> None:
+    """Raises: NoAnswerError: a job that follows one plan at a time misses its deadline."""
+    for index, job in enumerate(jobs):
+        if job.iterations is None or job.by_s is None:
+            continue
+        made = iterations_made(index, shares, slots, job.by_s)
+        if made < job.iterations * (1 - 1e-9):
+            raise NoAnswerError(
+                f"job {job.name} makes {made:.1f} of {job.iterations} iterations by "
+                f"{job.by_s / S_PER_H:g} h where each job follows one plan at a time; let plans "
+                "alternate, or give it more time"
+            )
+
+
+def _best_values(jobs: Sequence[SiteJob], slots: Sequence[Slot]) -> list[float]:
+    """The most value that any plans could have, per second, of each interval."""
+    if all(job.iterations is None for job in jobs):
+        market = Market([_demand(job, job.relaxed_curve) for job in jobs])
+        return [market.best_value(slot.power_w) for slot in slots]
+    # Fewer pieces, none of them above the curve: a bound still, and a program that is solved.
+    curves = [job.relaxed_curve.bounded_below(_PIECES_OF_BOUND) for job in jobs]
+    demands = [_demand(job, curve) for job, curve in zip(jobs, curves, strict=True)]
+    return [share.value for share in share_over_time(demands, slots)]
+
+
+def _gaps(
+    jobs: Sequence[SiteJob],
+    shares: Sequence[Share],
+    best_values: Sequence[float],
+    slots: Sequence[Slot],
+) -> list[float]:
+    """Of each interval the bound on its value over its value, less 1.
+
+    Deadlines couple intervals: then the bound is one on the whole time, and so is the gap.
+    """
+    values = [share.value for share in shares]
+    best = list(best_values)
+    if any(job.iterations is not None for job in jobs):
+        durations = [slot.duration_s for slot in slots]
+        whole = sum(v * s for v, s in zip(values, durations, strict=True))
+        bound = sum(v * s for v, s in zip(best, durations, strict=True))
+        values, best = [whole] * len(slots), [bound] * len(slots)
+    return [
+        max(0.0, bound / value - 1) if value else 0.0
+        for bound, value in zip(best, values, strict=True)
+    ]
+
+
+def _record(
+    job: SiteJob, index: int, shares: Sequence[Share], slots: Sequence[Slot]
+) -> SiteJobRecord:
+    """What a site plan says of a job as a whole."""
+    made = None if job.by_s is None else iterations_made(index, shares, slots, job.by_s)
+    return SiteJobRecord(
+        name=job.name,
+        frontier=None if job.source is None else job.source.as_posix(),
+        sha256=job.sha256,
+        gpus=job.num_gpus,
+        replicas=job.replicas,
+        full_power_w=job.relaxed_curve.fastest.power_w,
+        weight=job.weight,
+        money=job.money,
+        flexible=job.flexible,
+        may_pause=job.may_pause,
+        iterations=job.iterations,
+        by_s=job.by_s,
+        iterations_made=made,
+    )
+
+
+def _interval(
+    interval: Interval,
+    modes: Sequence[JobModes],
+    share: Share,
+    gap: float,
+    overheads: SiteOverheads,
+    full_value: float,
+) -> SiteInterval:
+    """What a site plan says of an interval."""
+    job_shares = [
+        mode.share_at(float(throughput))
+        for mode, throughput in zip(modes, share.throughput, strict=True)
+    ]
+    num_gpus = sum(mode.job.num_gpus for mode in modes)
+    gpu_power_w = sum(job.power_w for job in job_shares)
+    price_per_site_w = share.price / overheads.pue
+    in_money = modes[0].job.money is not None
+    return SiteInterval(
+        start_s=interval.start_s,
+        end_s=interval.end_s,
+        budget_w=interval.budget_w,
+        reserved_w=interval.reserved_w,
+        power_w=overheads.site_power_w(gpu_power_w, num_gpus) + interval.reserved_w,
+        throughput_loss_percent=max(0.0, 100 * (1 - share.value / full_value)),
+        price_percent_per_kw=100 * price_per_site_w / full_value * W_PER_KW,
+        price_money_per_kwh=price_per_site_w * W_PER_KW * S_PER_H if in_money else None,
+        gap=gap,
+        jobs=job_shares,
+    )
+
+
+def _kw(power_w: float) -> str:
+    """A power for people, in kW with as many digits as it takes."""
+    return f"{power_w / W_PER_KW:,.4g} kW"

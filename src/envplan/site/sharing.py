@@ -1,0 +1,284 @@
+"""Sharing power among jobs, exactly.
+
+Every job has a convex curve of power over throughput, and a value for its throughput. The most
+valuable use of a budget gives each job its least power and then buys throughput piece by piece, the
+piece of most value per watt first. Curves are convex, so a job's pieces come in their own order,
+and the result is the optimum: no use of the budget is worth more (a continuous knapsack; the proof
+stands in docs/theory.md). The value per watt of the piece that the budget ends in is the price of
+power.
+
+Deadlines couple the intervals of a day. Then the same pieces are the variables of a linear program,
+which HiGHS solves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.errors import NoAnswerError
+from envplan.site.curve import PowerCurve
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A job as sharing sees it.
+
+    Attributes:
+        curve: its power over its throughput.
+        value: of an iteration.
+        iterations, by_s: it must have made so many by this time, s; None: no deadline.
+    """
+
+    curve: PowerCurve
+    value: float
+    iterations: float | None = None
+    by_s: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """The pieces of all jobs' curves, the piece of most value per watt first.
+
+    Attributes:
+        job: which job each is of, (n).
+        throughput: that it adds, iterations a second, (n).
+        power_w: that it adds, W, (n); positive.
+        price: its value per second for a watt, (n), nowhere rising.
+        least_throughput, least_power_w: of each job without any piece, (J).
+        job_value: of an iteration of each job, (J).
+    """
+
+    job: IntArray
+    throughput: FloatArray
+    power_w: FloatArray
+    price: FloatArray
+    least_throughput: FloatArray
+    least_power_w: FloatArray
+    job_value: FloatArray
+
+    @classmethod
+    def of(cls, demands: Sequence[Demand]) -> Self:
+        """Cut the curves at their corners and sort the pieces."""
+        sizes = [len(demand.curve.throughput) - 1 for demand in demands]
+        job = np.repeat(np.arange(len(demands)), sizes)
+        throughput = np.concatenate([np.diff(demand.curve.throughput) for demand in demands])
+        power_w = np.concatenate([np.diff(demand.curve.power_w) for demand in demands])
+        slope = np.concatenate([demand.curve.slopes for demand in demands])
+        job_value = np.array([demand.value for demand in demands])
+        price = job_value[job] / slope
+        # Stable: pieces of one price stay in their job's order.
+        order = np.argsort(-price, kind="stable")
+        return cls(
+            job=job[order],
+            throughput=throughput[order],
+            power_w=power_w[order],
+            price=price[order],
+            least_throughput=np.array([demand.curve.slowest.throughput for demand in demands]),
+            least_power_w=np.array([demand.curve.slowest.power_w for demand in demands]),
+            job_value=job_value,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What each job gets of a budget in one interval.
+
+    Attributes:
+        throughput: of each job, iterations a second, (J).
+        power_w: of all jobs together, W.
+        value: of all jobs together, per second.
+        price: of the next watt, value per second; 0 where every job runs at its fastest.
+    """
+
+    throughput: FloatArray
+    power_w: float
+    value: float
+    price: float
+
+
+class Market:
+    """Shares any budget among the same jobs, each in a binary search and a sum."""
+
+    def __init__(self, demands: Sequence[Demand]) -> None:
+        self._pieces = Pieces.of(demands)
+        pieces = self._pieces
+        self.least_power_w = float(pieces.least_power_w.sum())
+        least_value = float(pieces.least_throughput @ pieces.job_value)
+        piece_value = pieces.throughput * pieces.job_value[pieces.job]
+        # Power and value before the first piece and after each, (n + 1).
+        self._power_w = self.least_power_w + np.cumsum([0.0, *pieces.power_w])
+        self._value = least_value + np.cumsum([0.0, *piece_value])
+
+    def best_value(self, power_w: float) -> float:
+        """The value of the most valuable use of a budget, per second."""
+        return float(np.interp(power_w, self._power_w, self._value))
+
+    def share(self, power_w: float) -> Share:
+        """The most valuable use of a budget.
+
+        Raises:
+            NoAnswerError: the jobs' least power is more than the budget.
+        """
+        pieces = self._pieces
+        if power_w < self.least_power_w:
+            raise NoAnswerError(f"{self.least_power_w!r} W are needed, {power_w!r} W are there")
+        whole = int(np.searchsorted(self._power_w[1:], power_w, side="right"))
+        bought = np.zeros(len(pieces.job))
+        bought[:whole] = 1.0
+        price = 0.0
+        if whole < len(pieces.job):
+            bought[whole] = (power_w - self._power_w[whole]) / pieces.power_w[whole]
+            price = float(pieces.price[whole])
+        added = np.bincount(
+            pieces.job, weights=bought * pieces.throughput, minlength=len(pieces.job_value)
+        )
+        throughput = pieces.least_throughput + added
+        return Share(
+            throughput=throughput,
+            power_w=self.least_power_w + float(bought @ pieces.power_w),
+            value=float(throughput @ pieces.job_value),
+            price=price,
+        )
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An interval as sharing sees it.
+
+    Attributes:
+        start_s, end_s: since the plan's start.
+        power_w: that all jobs together may draw, W.
+    """
+
+    start_s: float
+    end_s: float
+    power_w: float
+
+    @property
+    def duration_s(self) -> float:
+        """Its length."""
+        return self.end_s - self.start_s
+
+
+def share_over_time(demands: Sequence[Demand], slots: Sequence[Slot]) -> list[Share]:
+    """The most valuable use of budgets that follow each other, deadlines kept.
+
+    Without deadlines intervals do not depend on each other, and each is shared alone.
+
+    Args:
+        demands: of all jobs.
+        slots: by time, without gaps.
+
+    Raises:
+        NoAnswerError: a deadline cannot be kept, or a budget is below the jobs' least power.
+    """
+    if all(demand.iterations is None for demand in demands):
+        market = Market(demands)
+        return [market.share(slot.power_w) for slot in slots]
+    return _DeadlineProgram(demands, slots).solve()
+
+
+#: What the solver may be off by, as a fraction: budgets and deadlines are tightened by as much.
+_SOLVER_ERROR = 1e-8
+
+
+class _DeadlineProgram:
+    """The linear program of a day with deadlines: one variable for each piece in each interval."""
+
+    def __init__(self, demands: Sequence[Demand], slots: Sequence[Slot]) -> None:
+        from ortools.math_opt.python import mathopt
+
+        self._demands, self._slots = demands, slots
+        self._pieces = pieces = Pieces.of(demands)
+        self._model = model = mathopt.Model()
+        num_pieces = len(pieces.job)
+        # Bought share of each piece, 0 to 1, by interval.
+        self._bought = [
+            [model.add_variable(lb=0.0, ub=1.0) for _ in range(num_pieces)] for _ in slots
+        ]
+        least_power_w = float(pieces.least_power_w.sum())
+        self._budgets = []
+        for slot, bought in zip(slots, self._bought, strict=True):
+            budget = model.add_linear_constraint(
+                ub=slot.power_w * (1 - _SOLVER_ERROR) - least_power_w
+            )
+            for variable, power_w in zip(bought, pieces.power_w.tolist(), strict=True):
+                budget.set_coefficient(variable, power_w)
+            self._budgets.append(budget)
+        for job, demand in enumerate(demands):
+            if demand.iterations is not None and demand.by_s is not None:
+                self._add_deadline(job, demand.iterations, demand.by_s)
+        value = pieces.job_value[pieces.job] * pieces.throughput
+        for slot, bought in zip(slots, self._bought, strict=True):
+            for variable, value_per_s in zip(bought, value.tolist(), strict=True):
+                model.objective.set_linear_coefficient(variable, value_per_s * slot.duration_s)
+        model.objective.is_maximize = True
+
+    def _add_deadline(self, job: int, iterations: float, by_s: float) -> None:
+        """The job has made so many iterations by this time."""
+        pieces = self._pieces
+        mine = np.flatnonzero(pieces.job == job).tolist()
+        made = 0.0
+        row = self._model.add_linear_constraint()
+        for slot, bought in zip(self._slots, self._bought, strict=True):
+            seconds = min(slot.end_s, by_s) - slot.start_s
+            if seconds <= 0:
+                break
+            made += float(pieces.least_throughput[job]) * seconds
+            for piece in mine:
+                row.set_coefficient(bought[piece], float(pieces.throughput[piece]) * seconds)
+        row.lower_bound = iterations * (1 + _SOLVER_ERROR) - made
+
+    def solve(self) -> list[Share]:
+        """The shares of all intervals.
+
+        Raises:
+            NoAnswerError: there are none.
+        """
+        from ortools.math_opt.python import mathopt
+
+        result = mathopt.solve(self._model, mathopt.SolverType.HIGHS)
+        if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
+            raise NoAnswerError(self._missing())
+        values, prices = result.variable_values(), result.dual_values()
+        return [
+            self._share(
+                np.clip([values[variable] for variable in bought], 0.0, 1.0),
+                max(0.0, prices[budget]) / slot.duration_s,
+            )
+            for slot, bought, budget in zip(self._slots, self._bought, self._budgets, strict=True)
+        ]
+
+    def _missing(self) -> str:
+        """What the deadlines lack: the least power that every interval would need more."""
+        from ortools.math_opt.python import mathopt
+
+        missing_w = self._model.add_variable(lb=0.0)
+        for budget in self._budgets:
+            budget.set_coefficient(missing_w, -1.0)
+        self._model.minimize(missing_w)
+        result = mathopt.solve(self._model, mathopt.SolverType.HIGHS)
+        if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
+            return "a deadline cannot be kept with all the power there is"
+        more_kw = result.variable_values()[missing_w] / 1e3
+        return f"the deadlines need {more_kw:,.4g} kW of the jobs' GPUs more than the budget leaves"
+
+    def _share(self, bought: FloatArray, price: float) -> Share:
+        pieces = self._pieces
+        added = np.bincount(
+            pieces.job, weights=bought * pieces.throughput, minlength=len(self._demands)
+        )
+        throughput = pieces.least_throughput + added
+        power_w = sum(
+            demand.curve.power_at(float(x))
+            for demand, x in zip(self._demands, throughput, strict=True)
+        )
+        return Share(throughput, power_w, float(throughput @ pieces.job_value), price)
