@@ -137,8 +137,8 @@ def test_gpu_that_hangs_stops_only_itself(
     monkeypatch: pytest.MonkeyPatch,
     command: str,
 ) -> None:
-    monkeypatch.setattr("envplan.devices.locks._PATIENCE_S", 2.0)
-    monkeypatch.setattr("envplan.devices._ANSWER_S", 2.0)
+    monkeypatch.setattr("envplan.devices.locks._DRIVER_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("envplan.devices._GPU_TIMEOUT_S", 2.0)
     fake_nvml.hang("handle", index=1)
     for index in (0, 2, 3):
         fake_nvml.gpu(index).locked = 1005

@@ -18,7 +18,7 @@ import envplan
 from cli_helpers import done, refused, says, small_profile, told
 from envplan import Frontier, Pipeline, trace_frontier
 from envplan.cli.given import as_typed
-from envplan.cli.groups import JobOptions
+from envplan.cli.job_options import JobOptions
 from envplan.cli.types import Numbers
 from envplan.costs import Overheads, Run
 from envplan.costs.rate_file import read_rate

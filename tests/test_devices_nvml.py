@@ -26,7 +26,7 @@ def devices(fake_nvml: FakeNvml) -> Iterator[list[Device]]:
 
 
 def message(device: Device) -> str:
-    refusal = device.can_lock(probe=True)
+    refusal = device.lock_refusal(probe=True)
     assert refusal is not None
     assert "\n" not in refusal
     return refusal
@@ -115,7 +115,7 @@ def test_permission_is_asked_for_without_touching_a_clock(
         fake_nvml.gpu(0).permission = int(allowed)
         monkeypatch.setattr("envplan.devices.nvml._is_administrator", lambda a=allowed: a)
         for probe in (False, True):
-            refusal = devices[0].can_lock(probe=probe)
+            refusal = devices[0].lock_refusal(probe=probe)
             assert (refusal is None) == allowed
             assert allowed or "run as root" in str(refusal)
             assert probe or fake_nvml.calls(kind="limit") == []
@@ -168,7 +168,7 @@ def test_a_lost_gpu_leaves_the_others_usable(fake_nvml: FakeNvml) -> None:
     fake_nvml.fail("handle", GPU_IS_LOST, index=2)
     source = backend("nvml")
     devices = source.devices()
-    assert devices[3].can_lock(probe=True) is None
+    assert devices[3].lock_refusal(probe=True) is None
     assert "lost" in message(devices[2])
     source.close()
 
@@ -210,10 +210,14 @@ def test_no_driver_installed_says_so(tmp_path: Path) -> None:
 def test_modelled_gpu_uses_energy_as_time_passes_and_says_when_its_limit_holds_it() -> None:
     ticks = iter([0, 0, 10**9, 10**9, 2 * 10**9, 2 * 10**9])
     device = ModelledBackend("a40", now=lambda: next(ticks)).devices()[0]
-    assert device.can_lock(probe=True) is None
+    assert device.lock_refusal(probe=True) is None
     assert (device.info.source, device.info.driver) == ("modelled", "modelled")
     device.lock_clock(1012)
-    assert (device.clock(), device.held_at(), device.throttle_reasons()) == (1005, 1005, ())
+    assert (device.clock(), device.apparent_locked_clock(), device.throttle_reasons()) == (
+        1005,
+        1005,
+        (),
+    )
     assert device.energy() == pytest.approx(gpu("a40").power_w(1005) * 1e3, abs=1)
     device.reset_clock()
     assert device.clock() < device.info.max_clock

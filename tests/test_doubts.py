@@ -37,7 +37,7 @@ def test_a_doubt_is_one_line_and_the_plan_is_made(
 def test_a_plan_that_takes_hours_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("envplan.cli.groups._MANY_OPERATIONS", 32)
+    monkeypatch.setattr("envplan.cli.job_options._MANY_OPERATIONS", 32)
     monkeypatch.chdir(tmp_path)
     for microbatches, words in (("4", ""), ("5", "40 operations: planning may take hours")):
         arguments = ["solve", "a40-gpt3-1.3b-4stage", "-m", microbatches]

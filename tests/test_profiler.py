@@ -24,7 +24,13 @@ from envplan.errors import InputError
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.runtime import Profiler
-from envplan.runtime.metering import EnergyLog, Seen, Span, measure, powers
+from envplan.runtime.metering import (
+    EnergyLog,
+    Observations,
+    Span,
+    estimate_powers,
+    measure_window,
+)
 from envplan.runtime.profile_parts import merge_parts
 from fake_nvml import NOT_SUPPORTED, FakeNvml, fake_nvml
 
@@ -158,8 +164,8 @@ def test_energy_counter_that_fails_leaves_training_alone(
 def test_driver_that_hangs_at_the_start_leaves_training_alone(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("envplan.devices._PATIENCE_S", 0.3)
-    monkeypatch.setattr("envplan.runtime.profiler._OPEN_S", 0.3)
+    monkeypatch.setattr("envplan.devices._START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("envplan.runtime.profiler._OPEN_TIMEOUT_S", 0.3)
     monkeypatch.setattr("envplan.devices.guard._START_TIMEOUT_S", 0.5)
     fake_nvml.hang(kind)
     with started(tmp_path) as profiler:
@@ -173,7 +179,7 @@ def test_driver_that_hangs_at_the_end_does_not_keep_training(
 ) -> None:
     monkeypatch.setattr("envplan.devices.guard._CLOSE_TIMEOUT_S", 0.3)
     monkeypatch.setattr("envplan.devices.guard._KILL_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("envplan.runtime.profiler._CLOSE_S", 0.2)
+    monkeypatch.setattr("envplan.runtime.profiler._JOB_END_TIMEOUT_S", 0.2)
     with started(tmp_path) as profiler:
         train(profiler, steps=4)
         fake_nvml.hang("energy", "reset")
@@ -363,9 +369,9 @@ def test_sweep_ends_at_five_rises_in_a_row_that_are_no_noise() -> None:
 
 def seen_at(
     times: Sequence[float], joules: Sequence[float], unsure: Sequence[float] | None = None
-) -> Seen:
+) -> Observations:
     errors = [0.003] * len(times) if unsure is None else unsure
-    return Seen(*map(np.array, (times, errors, joules)), 1000, frozenset())
+    return Observations(*map(np.array, (times, errors, joules)), 1000, frozenset())
 
 
 @given(
@@ -379,9 +385,9 @@ def test_powers_of_kinds_that_alternate_slowly_are_found(watts: list[float], see
     counter = [0.0, *np.cumsum([watts[k] * s for k, s in zip(kinds, np.diff(edges), strict=True)])]
     times = np.arange(0.0, edges[-1], 0.05)
     seen = seen_at(times, np.interp(times, edges, counter))
-    found = powers(seen, edges, kinds, len(watts))
+    found = estimate_powers(seen, edges, kinds, len(watts))
     assert found is not None
-    assert found.watts == pytest.approx(watts, rel=0.03)
+    assert found.powers_w == pytest.approx(watts, rel=0.03)
     assert (np.sqrt(np.diag(found.covariance)) < 0.1 * np.array(watts)).all()
 
 
@@ -394,9 +400,9 @@ def test_reading_that_came_late_and_is_known_to_spoils_nothing(place: int, late:
     moved[place] += late
     order = np.argsort(moved)
     unsure = np.where(np.arange(len(times)) == place, 2.0, 0.003)
-    found = powers(seen_at(moved[order], counter[order], unsure[order]), edges, kinds, 2)
+    found = estimate_powers(seen_at(moved[order], counter[order], unsure[order]), edges, kinds, 2)
     assert found is not None
-    assert found.watts == pytest.approx([100.0, 300.0], rel=0.03)
+    assert found.powers_w == pytest.approx([100.0, 300.0], rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -416,13 +422,13 @@ def test_wait_of_one_length_after_every_operation_is_not_claimed_to_be_known(
     polls = np.cumsum(0.01 + np.abs(chance.normal(0, 0.001, int(edges[-1] / 0.011))))
     counter = np.interp(polls, edges, [0.0, *np.cumsum(watts[kinds] * np.diff(edges))])
     gaps = np.diff(polls)  # the counter has its value at the poll, not between it and the last
-    found = powers(
+    found = estimate_powers(
         seen_at(polls[1:] - gaps / 2, counter[1:], gaps / np.sqrt(12)), edges, kinds, len(watts)
     )
     assert found is not None
     error = np.sqrt(np.diag(found.covariance))
-    assert (np.abs(found.watts - watts) < 2.5 * error).all()
-    assert (error[2] < 0.5 * found.watts[2]) == known
+    assert (np.abs(found.powers_w - watts) < 2.5 * error).all()
+    assert (error[2] < 0.5 * found.powers_w[2]) == known
 
 
 def test_counter_that_is_set_back_starts_anew() -> None:
@@ -434,34 +440,36 @@ def test_counter_that_is_set_back_starts_anew() -> None:
 
     log = EnergyLog(Counter(gpu("a40"), 0, time.monotonic_ns), poll=0.001)
     begin = time.perf_counter()
-    while not (seen := log.take(begin, math.inf)).joules.size or 50.0 in seen.joules:
+    while not (seen := log.pop_window(begin, math.inf)).energy_j.size or 50.0 in seen.energy_j:
         time.sleep(0.001)
     log.close()
-    assert max(seen.joules) - min(seen.joules) < 50.0
-    assert (np.diff(seen.joules) >= 0).all()
+    assert max(seen.energy_j) - min(seen.energy_j) < 50.0
+    assert (np.diff(seen.energy_j) >= 0).all()
 
 
 def test_kinds_that_readings_cannot_tell_apart_share_the_energy_by_time() -> None:
     kinds = [0, 1] * 500
     edges = [0.001 * k for k in range(1001)]
     times = [0.0, 0.5, 1.0]
-    found = powers(seen_at(times, [0.0, 50.0, 100.0]), edges, kinds, 2)
+    found = estimate_powers(seen_at(times, [0.0, 50.0, 100.0]), edges, kinds, 2)
     assert found is not None
-    assert found.watts == pytest.approx([100.0, 100.0])
+    assert found.powers_w == pytest.approx([100.0, 100.0])
     total = np.array([0.5, 0.5])
     assert total @ found.covariance @ total < 0.01 * np.trace(found.covariance)
-    assert powers(seen_at([0.0, 1.0], [5.0, 5.0]), [0.0, 1.0], [0], 1) is None  # it stood still
+    assert (
+        estimate_powers(seen_at([0.0, 1.0], [5.0, 5.0]), [0.0, 1.0], [0], 1) is None
+    )  # it stood still
 
 
 def test_backward_that_may_hold_an_all_reduce_is_not_timed() -> None:
     spans = [("forward", 0, 0.0, 0.1), ("backward", 0, 0.1, 0.3)]
     spans += [("forward", 0, 0.3, 0.4), ("backward", 0, 0.4, 5.0)]
     seen = seen_at([0.0, 2.5, 5.0], [0.0, 250.0, 500.0])
-    measured = measure([[Span(*span) for span in spans]], seen, [0], 1740)
+    measured = measure_window([[Span(*span) for span in spans]], seen, [0], 1740)
     assert measured is not None
     times = {row.instruction: row.time for row in measured.rows if row.instruction != "blocking"}
     assert times == pytest.approx({"forward": 0.1, "backward": 0.2})
-    assert measured.microbatches == 2
+    assert measured.num_microbatches == 2
 
 
 class DeviceMoment:

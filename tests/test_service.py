@@ -86,7 +86,7 @@ def python_for_all() -> str:
     """A Python like this one that other users can run."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
-        script = [python, "-c", "import envplan.devices.guard, pynvml"]
+        script = [python, "-c", "import envplan.devices.guard_process, pynvml"]
         try:
             subprocess.run(script, check=True, capture_output=True, **as_user(VICTIM))
             return python
@@ -171,7 +171,7 @@ def test_service_wakes_a_stopped_guard_whose_owner_was_killed(fake_nvml: FakeNvm
 def test_service_says_what_it_cannot_give_back_and_tries_it_later(
     fake_nvml: FakeNvml, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.devices.locks._LAST_TRIES", 5)
+    monkeypatch.setattr("envplan.devices.locks._MAX_TRIES", 5)
     kill_both(fake_nvml)
     fake_nvml.fail("reset")
     service = Service(lambda line: print(line, flush=True))

@@ -172,7 +172,7 @@ def test_a_sweep_finds_time_and_energy_of_the_model_and_gives_the_clock_back(
             assert energy_off < 0.04
     assert profile.blocking_power_w is not None
     assert profile.blocking_power_w[0] == pytest.approx(70, abs=8)
-    assert (stages.device.resets, stages.device.held_at()) == (1, 0)
+    assert (stages.device.resets, stages.device.apparent_locked_clock()) == (1, 0)
 
 
 def test_the_parts_of_a_backward_are_measured_apart(path: Path, stages: Stages) -> None:
@@ -281,7 +281,7 @@ def test_the_clock_is_given_back_when_a_workload_fails(path: Path, stages: Stage
     with pytest.raises(Killed):
         run(path, stages)
     assert stages.device.locks
-    assert stages.device.held_at() == 0
+    assert stages.device.apparent_locked_clock() == 0
 
 
 @settings(max_examples=12, deadline=None)
@@ -504,7 +504,7 @@ def test_a_clock_is_given_back_in_the_end_or_it_is_said(
     reset = stages.device.reset_clock
     monkeypatch.setattr(stages.device, "reset_clock", failing(3, reset))
     run(path, stages, COARSE)
-    assert stages.device.held_at() == 0
+    assert stages.device.apparent_locked_clock() == 0
     monkeypatch.setattr(stages.device, "reset_clock", failing(10**9, reset))
     with pytest.raises(
         DeviceError, match=r"not be given back.*may stay at 330 MHz until `envplan reset`: GPU 0"
@@ -540,7 +540,7 @@ def test_a_counter_that_tells_nothing_ends_the_sweep(
     monkeypatch.setattr(stages.device, "energy", counter(stages.device.energy))
     with pytest.raises(DeviceError, match=words):
         run(path, stages)
-    assert stages.device.held_at() == 0
+    assert stages.device.apparent_locked_clock() == 0
 
 
 def test_throttle_reasons_that_the_driver_does_not_tell_stand_in_no_way(

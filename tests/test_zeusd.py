@@ -163,8 +163,8 @@ def gpu(zeusd: StandIn) -> Iterator[Device]:
 
 
 def test_clock_is_set_read_and_given_back(gpu: Device, for_all: FakeNvml) -> None:
-    assert gpu.can_lock() is None
-    assert gpu.can_lock(probe=True) is None
+    assert gpu.lock_refusal() is None
+    assert gpu.lock_refusal(probe=True) is None
     assert for_all.calls() == []
     gpu.lock_clock(1005)
     assert for_all.locked() == gpu.clock() == 1005
@@ -181,7 +181,7 @@ def test_gpu_is_found_though_zeusd_counts_others(zeusd: StandIn, for_all: FakeNv
         source.devices()[0].reset_clock()
     zeusd.order = [3, 2, 1]
     with opened("zeusd") as source:
-        refusal = source.devices()[0].can_lock()
+        refusal = source.devices()[0].lock_refusal()
     assert refusal is not None
     assert "does not name a GPU at 0000:01:00" in refusal
 
@@ -196,14 +196,14 @@ def test_older_zeusd_is_believed_only_where_it_counts_the_same(
         source.devices()[0].reset_clock()
     zeusd.order = [0, 1]
     with opened("zeusd") as source:
-        assert "does not name" in str(source.devices()[0].can_lock())
+        assert "does not name" in str(source.devices()[0].lock_refusal())
 
 
 def test_zeusd_whose_numbers_are_others_names_no_gpu(zeusd: StandIn, for_all: FakeNvml) -> None:
     zeusd.tells_addresses = False
     zeusd.first_number = 1
     with opened("zeusd") as source:
-        assert "does not name a GPU" in str(source.devices()[0].can_lock())
+        assert "does not name a GPU" in str(source.devices()[0].lock_refusal())
 
 
 def test_refusals_say_what_to_do(
@@ -211,7 +211,7 @@ def test_refusals_say_what_to_do(
 ) -> None:
     def refusal() -> str:
         with opened("zeusd") as source:
-            return str(source.devices()[0].can_lock())
+            return str(source.devices()[0].lock_refusal())
 
     zeusd.tokens = {"right": ["gpu-control"], "other": ["gpu-read"]}
     assert "is $ZEUSD_TOKEN right?" in refusal()
@@ -253,7 +253,7 @@ def test_whoever_else_answers_on_the_socket_is_one_line_of_error(
     monkeypatch.setenv("ZEUSD_SOCK_PATH", str(path))
     with ThreadingUnixStreamServer(str(path), Other) as server, opened("zeusd") as source:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        assert "zeusd at" in str(source.devices()[0].can_lock())
+        assert "zeusd at" in str(source.devices()[0].lock_refusal())
         server.shutdown()
 
 

@@ -14,8 +14,8 @@ import envplan
 from envplan._io.files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli.describe import ITERATION_TITLE, modelled_title, span
-from envplan.cli.groups import ParallelOptions, PlanOptions
 from envplan.cli.invocation import invocation
+from envplan.cli.job_options import ParallelOptions, PlanOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
 from envplan.cli.tables import Column, change_row, table_columns, text_column, value_column

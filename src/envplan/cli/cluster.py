@@ -16,7 +16,7 @@ from envplan.cli import output as ui
 from envplan.cli.costs import cost_columns, cost_title
 from envplan.cli.describe import modelled_title
 from envplan.cli.given import options_given, refuse_both
-from envplan.cli.groups import ParallelOptions
+from envplan.cli.job_options import ParallelOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import CLUSTER
 from envplan.cli.tables import Column, percent_column, value_column

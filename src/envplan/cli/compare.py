@@ -12,7 +12,7 @@ import typer
 import envplan
 from envplan._io.words import exact_seconds
 from envplan.cli import output as ui
-from envplan.cli.advise import schedule_document
+from envplan.cli.cost_options import CostOptions
 from envplan.cli.costs import cost_columns, cost_title, costs_document
 from envplan.cli.describe import (
     ITERATION_TITLE,
@@ -23,7 +23,7 @@ from envplan.cli.describe import (
 )
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.given import as_typed, refuse_both
-from envplan.cli.groups import CostOptions, JobOptions
+from envplan.cli.job_options import JobOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, TARGET, Reconfigure
 from envplan.cli.tables import (
@@ -281,7 +281,7 @@ def _document(
             "stopped": comparison.envpipe.stopped,
         },
         "by_parts": [savings.to_dict() for savings in parts],
-        "advice": [schedule_document(row) for row in comparison.advice],
+        "advice": [advice.to_dict() for advice in comparison.advice],
         "published": comparison.published and comparison.published.model_dump(),
     }
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import envplan
 from envplan._io.words import significant
 from envplan.cli import output as ui
+from envplan.cli.cost_options import CostOptions
 from envplan.cli.describe import modelled_title
-from envplan.cli.groups import CostOptions
 from envplan.cli.tables import (
     Column,
     table_columns,
@@ -18,7 +18,7 @@ from envplan.cli.tables import (
 from envplan.units import duration_text
 
 if TYPE_CHECKING:
-    from envplan.costs import Cost, CostComparison, Run, RunComparison
+    from envplan.costs import Cost, CostComparison, Rate, Run, RunComparison, RunCosts
     from envplan.solve.savings import Amounts
 
 #: What money is called where nobody says.
@@ -48,55 +48,51 @@ class CostRow(NamedTuple):
 
 
 def cost_rows(
-    pair: CostComparison, currency: str | None, carbon_unit: Literal["g", "kg"] = "kg"
+    comparison: CostComparison, currency: str | None, carbon_unit: Literal["g", "kg"] = "kg"
 ) -> list[CostRow]:
     """Energy, and money and carbon where they are known, in this order."""
-    before, after = pair.max_frequency, pair.plan
-    rows = [CostRow("energy", "kWh", before.energy_kwh, after.energy_kwh)]
-    if before.money is not None and after.money is not None:
-        rows.append(CostRow("cost", currency or CURRENCY, before.money, after.money))
-    if before.carbon_g is not None and after.carbon_g is not None:
-        grams = _GRAMS[carbon_unit]
-        carbon = before.carbon_g / grams, after.carbon_g / grams
-        rows.append(CostRow("carbon", f"{carbon_unit} CO2", *carbon))
+    baseline, planned = comparison.max_frequency, comparison.plan
+    rows = [CostRow("energy", "kWh", baseline.energy_kwh, planned.energy_kwh)]
+    if baseline.money is not None and planned.money is not None:
+        rows.append(CostRow("cost", currency or CURRENCY, baseline.money, planned.money))
+    if baseline.carbon_g is not None and planned.carbon_g is not None:
+        unit_g = _GRAMS[carbon_unit]
+        baseline_carbon, planned_carbon = baseline.carbon_g / unit_g, planned.carbon_g / unit_g
+        rows.append(CostRow("carbon", f"{carbon_unit} CO2", baseline_carbon, planned_carbon))
     return rows
 
 
 def year_amounts(amounts: Amounts, currency: str | None) -> dict[str, float]:
-    """What is known of the amounts of a month or year, by their units."""
-    known = {"kWh": amounts.kwh, currency or CURRENCY: amounts.money, "t CO2": amounts.carbon_t}
-    return {unit: amount for unit, amount in known.items() if amount is not None}
+    """The amounts of a month or year that are known, by their units."""
+    by_unit = {"kWh": amounts.kwh, currency or CURRENCY: amounts.money}
+    if amounts.carbon_t is not None:
+        by_unit["t CO2"] = amounts.carbon_t
+    return by_unit
 
 
 def print_costs(plan: envplan.Plan) -> None:
-    """The run's table and what it was chosen for; nothing where there is no run."""
+    """Print what the run takes at maximum frequency and with the plan, if there is a run."""
     costs = plan.costs
     if costs is None or costs.run is None:
         return
-    time, amounts = _time_row(costs.run), cost_rows(costs.run, costs.currency)
-    rows = [time, *map(_amount_row, amounts)]
+    rows = [_time_row(costs.run), *map(_amount_row, cost_rows(costs.run, costs.currency))]
     headers = ("", "max frequency", "plan", "saved", "saved (%)")
-    ui.show_table(modelled_title(_title(costs), plan.profile.source), table_columns(headers, rows))
+    ui.show_table(cost_title(costs, plan.profile.source), table_columns(headers, rows))
 
 
 def _time_row(run: CostComparison) -> list[str]:
-    before_s, after_s = run.max_frequency.time_s, run.plan.time_s
+    baseline_s, planned_s = run.max_frequency.time_s, run.plan.time_s
     saved = "-"
-    if before_s != after_s:
-        saved = ("-" if after_s > before_s else "") + duration_text(abs(before_s - after_s))
-    percent = _saved(before_s, after_s)
-    return ["time", duration_text(before_s), duration_text(after_s), saved, percent]
+    if planned_s != baseline_s:
+        sign = "-" if planned_s > baseline_s else ""
+        saved = sign + duration_text(abs(baseline_s - planned_s))
+    times = [duration_text(baseline_s), duration_text(planned_s), saved]
+    return ["time", *times, _saved_percent(baseline_s, planned_s)]
 
 
 def _amount_row(row: CostRow) -> list[str]:
-    before, after = row.max_frequency, row.plan
-    amounts = [significant(amount) for amount in (before, after, before - after)]
-    return [row.name, *amounts, _saved(before, after)]
-
-
-def _title(run: Run) -> str:
-    what = f"The run: {run.iterations:,} iterations" if run.iterations else "One iteration"
-    return what + (f" ({run.tokens:g} tokens)" if run.tokens else "") + ", all GPUs"
+    amounts = (row.max_frequency, row.plan, row.max_frequency - row.plan)
+    return [row.name, *map(significant, amounts), _saved_percent(row.max_frequency, row.plan)]
 
 
 def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
@@ -106,9 +102,10 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
 
     run = Run(overheads=costs.overheads()) if plan.costs is None else plan.costs.of_run()
     site = Site.of_run(run)
-    _, saved = site.year(plan)
-    amounts = year_amounts(saved, run.currency)
-    what = [f"{significant(abs(amount))} {unit}" for unit, amount in amounts.items()]
+    saved = site.year(plan).saved
+    amounts = _in_words(
+        {unit: abs(amount) for unit, amount in year_amounts(saved, run.currency).items()}
+    )
     rate = f"at {site.price:g} a kWh"
     if run.price is None:
         rate += " (assumed; --price says yours)"
@@ -117,49 +114,56 @@ def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     modelled = "modelled" if plan.profile.source == "modelled" else ""
     notes = [note for note in (rate, run.overheads.in_words(), modelled) if note]
     verb = "saves" if saved.money >= 0 else "costs"
-    return f"a year of it on the job's GPUs {verb} {', '.join(what)} {', '.join(notes)}"
+    return f"a year of it on the job's GPUs {verb} {amounts} {', '.join(notes)}"
 
 
-def replay_cost_notes(run: Run, iteration: Cost, whole_run: Cost | None) -> list[str]:
+def replay_cost_notes(run: Run, costs: RunCosts) -> list[str]:
     """What an iteration costs and what the run does, in sentences."""
-    notes = [f"an iteration costs {_amounts(iteration, run.currency)} over all GPUs"]
-    if whole_run is not None:
-        amounts = _amounts(whole_run, run.currency)
-        notes.append(f"{run.iterations:,} iterations cost {amounts} over all GPUs")
+    iteration = _in_words(_amounts(costs.iteration, run.currency))
+    notes = [f"an iteration costs {iteration} over all GPUs"]
+    if costs.run is not None:
+        whole_run = _in_words(_amounts(costs.run, run.currency))
+        notes.append(f"{run.iterations:,} iterations cost {whole_run} over all GPUs")
     return notes
 
 
-def _amounts(spent: Cost, currency: str | None) -> str:
-    """Energy, money and carbon that are known, as in `3.2 kWh, 0.4 USD`."""
-    from envplan.costs.model import CostComparison
+def _amounts(cost: Cost, currency: str | None) -> dict[str, float]:
+    """Energy, money and carbon that are known, by their units."""
+    from envplan.costs import CostComparison
 
-    rows = cost_rows(CostComparison(max_frequency=spent, plan=spent), currency)
-    return ", ".join(f"{significant(row.plan)} {row.unit}" for row in rows)
+    rows = cost_rows(CostComparison(max_frequency=cost, plan=cost), currency)
+    return {row.unit: row.plan for row in rows}
+
+
+def _in_words(amounts: Mapping[str, float]) -> str:
+    """Amounts by their units, as in `3.2 kWh, 0.4 USD`."""
+    return ", ".join(f"{significant(amount)} {unit}" for unit, amount in amounts.items())
 
 
 def cost_title(run: Run, source: str | None) -> str:
-    """The title of a table of costs."""
-    return modelled_title(_title(run), source)
+    """The title of a table of costs, of a run or, where it has no length, of an iteration."""
+    title = f"The run: {run.iterations:,} iterations" if run.iterations else "One iteration"
+    if run.tokens:
+        title += f" ({run.tokens:g} tokens)"
+    return modelled_title(f"{title}, all GPUs", source)
 
 
-def cost_columns(run: Run, spent_on: Sequence[RunComparison]) -> list[Column]:
+def cost_columns(run: Run, comparisons: Sequence[RunComparison]) -> list[Column]:
     """Columns of what several ways to do the same work cost.
 
     Args:
-        spent_on: an iteration and the run, each at maximum frequency and otherwise.
+        run: whose costs they are.
+        comparisons: of each way with maximum frequency.
     """
-    pairs = [whole or iteration for iteration, whole in spent_on]
-    energies, *others = zip(*(cost_rows(pair, run.currency) for pair in pairs), strict=True)
-    columns = [
-        value_column("time", [duration_text(pair.plan.time_s) for pair in pairs]),
-        _amount_column(energies),
-    ]
-    for rows in others:
-        before, header = rows[0].max_frequency, "saved (%)"
-        if rows[0].kind == "carbon":
-            header = "avoided (%)"
-        columns.append(_amount_column(rows))
-        columns.append(value_column(header, [_saved(before, row.plan) for row in rows]))
+    comparison_of_each = [entry.run or entry.iteration for entry in comparisons]
+    times = [duration_text(comparison.plan.time_s) for comparison in comparison_of_each]
+    rows_of_each = [cost_rows(comparison, run.currency) for comparison in comparison_of_each]
+    energies, *money_and_carbon = zip(*rows_of_each, strict=True)
+    columns = [value_column("time", times), _amount_column(energies)]
+    for rows in money_and_carbon:
+        saved = [_saved_percent(rows[0].max_frequency, row.plan) for row in rows]
+        header = "avoided (%)" if rows[0].kind == "carbon" else "saved (%)"
+        columns += [_amount_column(rows), value_column(header, saved)]
     return columns
 
 
@@ -167,19 +171,27 @@ def _amount_column(rows: Sequence[CostRow]) -> Column:
     return value_column(rows[0].name, [significant(row.plan) for row in rows])
 
 
-def _saved(before: float, after: float) -> str:
-    return f"{100 * (before - after) / before:.2f}" if before > 0 else "-"
+def _saved_percent(baseline: float, planned: float) -> str:
+    return f"{100 * (baseline - planned) / baseline:.2f}" if baseline > 0 else "-"
 
 
-def costs_document(plan: envplan.Plan) -> dict[str, Any]:
-    """The costs as JSON, with files instead of their rows."""
+def costs_document(plan: envplan.Plan) -> dict[str, object]:
+    """The costs as JSON, with the files of rates instead of their rows."""
     assert plan.costs is not None
-    document = plan.costs.model_dump(by_alias=True, exclude_none=True)
-    for rate in {"price", "carbon"} & document.keys():
-        known = document[rate]
-        document[rate] = (
-            {"per_kwh": known["per_kwh"][0]}
-            if known.get("file") is None
-            else {key: known[key] for key in ("file", "start_s", "end_s", "repeats")}
-        )
+    document: dict[str, object] = plan.costs.model_dump(by_alias=True, exclude_none=True)
+    if plan.costs.price is not None:
+        document["price"] = _rate_document(plan.costs.price)
+    if plan.costs.carbon is not None:
+        document["carbon"] = _rate_document(plan.costs.carbon)
     return document
+
+
+def _rate_document(rate: Rate) -> dict[str, object]:
+    if rate.file is None:
+        return {"per_kwh": rate.per_kwh[0]}
+    return {
+        "file": rate.file,
+        "start_s": rate.start_s,
+        "end_s": rate.end_s,
+        "repeats": rate.repeats,
+    }

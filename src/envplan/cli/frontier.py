@@ -14,8 +14,8 @@ from envplan._io.files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, modelled_title
 from envplan.cli.given import as_typed
-from envplan.cli.groups import JobOptions
 from envplan.cli.invocation import invocation
+from envplan.cli.job_options import JobOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import (

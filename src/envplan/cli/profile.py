@@ -12,7 +12,7 @@ import envplan
 from envplan._io.words import counted, significant
 from envplan.cli import output as ui
 from envplan.cli.given import options_given, refuse, refuse_both
-from envplan.cli.groups import DEFAULT_PROFILE
+from envplan.cli.job_options import DEFAULT_PROFILE
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, OUTPUT
 from envplan.cli.tables import change_column, percent_column, text_column, value_column

@@ -10,7 +10,7 @@ import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.groups import DEFAULT_PROFILE, complete_profiles
+from envplan.cli.job_options import DEFAULT_PROFILE, complete_profiles
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import Column

@@ -11,7 +11,7 @@ import typer
 import envplan
 from envplan._io.words import significant
 from envplan.cli import output as ui
-from envplan.cli.groups import PlanOptions
+from envplan.cli.job_options import PlanOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, MovedProfile
 from envplan.cli.tables import change_column, text_column, value_column

@@ -11,7 +11,8 @@ import envplan
 from envplan._io.files import atomic_write
 from envplan._io.words import signed_percent
 from envplan.cli import output as ui
-from envplan.cli.groups import CostOptions, PlanOptions
+from envplan.cli.cost_options import CostOptions
+from envplan.cli.job_options import PlanOptions
 from envplan.cli.plan_notes import plan_notes
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED

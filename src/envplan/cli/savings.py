@@ -11,10 +11,11 @@ import typer
 import envplan
 from envplan._io.words import exact_seconds, significant
 from envplan.cli import output as ui
+from envplan.cli.cost_options import RateOptions
 from envplan.cli.costs import CURRENCY, year_amounts
 from envplan.cli.describe import describe_job
 from envplan.cli.given import as_typed
-from envplan.cli.groups import JobOptions, RateOptions
+from envplan.cli.job_options import JobOptions
 from envplan.cli.shared import JOB
 from envplan.cli.tables import Column, change_column, percent_column, text_column
 from envplan.cli.types import parser_of, quantity
@@ -58,7 +59,8 @@ class SiteOptions(RateOptions):
         from envplan.costs import Run
         from envplan.solve.savings import Site
 
-        run = Run.of(**self.rates(), iterations=1, overheads=self.overheads())
+        price, carbon = self.rates()
+        run = Run.of(price=price, carbon=carbon, iterations=1, overheads=self.overheads())
         return Site.of_run(run, self.utilization)
 
 

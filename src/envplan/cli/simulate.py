@@ -14,9 +14,10 @@ import envplan
 from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.cluster import ClusterOptions, print_clusters
+from envplan.cli.cost_options import CostOptions
 from envplan.cli.costs import cost_rows, replay_cost_notes
 from envplan.cli.describe import ITERATION_TITLE, describe_configs, modelled_title
-from envplan.cli.groups import CostOptions, PlanOptions
+from envplan.cli.job_options import PlanOptions
 from envplan.cli.report import draw_timeline
 from envplan.cli.shared import (
     CLUSTER,
@@ -46,8 +47,7 @@ from envplan.errors import naming
 from envplan.quantities import COUNT, TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan._io.documents import Model
-    from envplan.costs import Run, RunCosts
+    from envplan.costs import Run, RunComparison, RunCosts
     from envplan.simulation.conditions import Conditions
     from envplan.simulation.replicas import ReplicaPlans
 
@@ -253,7 +253,7 @@ class Simulation:
     def _cost_notes(self) -> list[str]:
         if self.run is None or self.costs is None or self.together is not None or self.reports:
             return []
-        return replay_cost_notes(self.run, *self.costs)
+        return replay_cost_notes(self.run, self.costs)
 
 
 def _print(simulation: Simulation, profile: envplan.Profile) -> None:
@@ -375,7 +375,7 @@ def _document(simulation: Simulation) -> dict[str, Any]:
     if simulation.together is not None:
         document["replicas"] = simulation.together.to_dict()
     if costs is not None:
-        document["costs"] = _cost_document(*costs)
+        document["costs"] = _cost_document(costs)
     if simulation.reports:
         document["cluster"] = [_report_document(report, run) for report in simulation.reports]
     document["notes"] = simulation.notes
@@ -385,13 +385,13 @@ def _document(simulation: Simulation) -> dict[str, Any]:
 def _report_document(report: envplan.ClusterReport, run: Run | None) -> dict[str, Any]:
     document = report.to_dict()
     if run is not None:
-        document["costs"] = _cost_document(*report.costs(run))
+        document["costs"] = _cost_document(report.costs(run))
     return document
 
 
-def _cost_document(iteration: Model, run: Model | None) -> dict[str, Any]:
+def _cost_document(costs: RunCosts | RunComparison) -> dict[str, object]:
     """What an iteration costs, and what the run does where there is one."""
-    document = {"iteration": iteration.model_dump(exclude_none=True)}
-    if run is not None:
-        document["run"] = run.model_dump(exclude_none=True)
+    document: dict[str, object] = {"iteration": costs.iteration.model_dump(exclude_none=True)}
+    if costs.run is not None:
+        document["run"] = costs.run.model_dump(exclude_none=True)
     return document

@@ -12,11 +12,12 @@ import typer
 import envplan
 from envplan._io.words import significant
 from envplan.cli import output as ui
+from envplan.cli.cost_options import CostOptions
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
 from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, modelled_title
 from envplan.cli.given import options_given, refuse, refuse_both, require_with
-from envplan.cli.groups import CostOptions, JobOptions
 from envplan.cli.invocation import invocation
+from envplan.cli.job_options import JobOptions, LoadedJob
 from envplan.cli.limits import LimitOptions, limit_keywords
 from envplan.cli.plan_notes import plan_notes
 from envplan.cli.progress import Progress, progress
@@ -394,16 +395,17 @@ def _solve_replicas(
         NoAnswerError: the slowest kind cannot meet the target, or a limit cannot be kept.
     """
     numbers = range(1, len(groups) + 1)
-    others = [output.with_suffix(f".replica{number}{output.suffix}") for number in numbers]
-    invocation().will_write(*others)
-    profile, pipeline = job.load()
-    frontiers = [job.trace((profile, pipeline), full=True)]
+    further_files = [output.with_suffix(f".replica{n}{output.suffix}") for n in numbers]
+    invocation().will_write(*further_files)
+    first_kind = job.load()
+    frontiers = [job.trace(first_kind, full=True)]
     for group in groups:
-        other = job.fitted(envplan.Profile.open(group.profile), pipeline)
-        frontiers.append(job.trace((other, pipeline), group.replicas, full=True))
+        profile = job.fitted(envplan.Profile.open(group.profile), first_kind.pipeline)
+        kind = LoadedJob(profile, first_kind.pipeline)
+        frontiers.append(job.trace(kind, replicas=group.replicas, full=True))
     with progress("planning every kind of replica"):
         planned = envplan.plan_replicas(frontiers, request.request(frontiers[0]), planner)
-    files = [output, *others]
+    files = [output, *further_files]
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)
     ui.answer(

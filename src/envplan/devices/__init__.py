@@ -17,9 +17,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, TypeVar
 
 from envplan.errors import EnvplanError, InputError, unknown
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 T = TypeVar("T")
 
@@ -36,10 +39,10 @@ DEFAULT_BACKEND: Final = "zeusd" if os.environ.get("ZEUSD_SOCK_PATH") else "nvml
 _VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
 #: How long a driver may take to start or to stop, s.
-_PATIENCE_S: Final = 30.0
-_CLOSE_S: Final = 5.0
+_START_TIMEOUT_S: Final = 30.0
+_STOP_TIMEOUT_S: Final = 5.0
 #: How long one GPU may take to answer, s.
-_ANSWER_S: Final = 10.0
+_GPU_TIMEOUT_S: Final = 10.0
 
 
 class DeviceError(EnvplanError):
@@ -97,8 +100,8 @@ class Device(Protocol):
     def reset_clock(self) -> None:
         """Give the clock back to the driver. Harmless when it was not locked."""
 
-    def can_lock(self, *, probe: bool = False) -> str | None:
-        """None if this user may lock clocks; else why not and what to do, in one line.
+    def lock_refusal(self, *, probe: bool = False) -> str | None:
+        """Why this user may not lock clocks and what to do, in one line; None if he may.
 
         Args:
             probe: ask the driver by writing a setting to what it is; without it nothing is written.
@@ -107,7 +110,7 @@ class Device(Protocol):
     def clock(self) -> int:
         """The SM clock now, MHz."""
 
-    def held_at(self) -> int:
+    def apparent_locked_clock(self) -> int:
         """The clock that somebody seems to have locked it at, MHz; 0: none, or nobody can tell."""
 
     def energy(self) -> int:
@@ -120,13 +123,16 @@ class Device(Protocol):
         """Why the clock is lower than asked for, now; empty if it is not."""
 
 
-def within(seconds: float, ask: Callable[[], T], who: str) -> T:
-    """What a driver answers, unless it hangs: then the thread that asks is left behind.
+def call_with_timeout(timeout_s: float, call: Callable[[], T], who: str) -> T:
+    """Call a driver that may hang, in a thread, which is then left behind.
 
     Args:
-        seconds: how long to wait for it.
-        ask: asks the driver.
-        who: is asked, for the error.
+        timeout_s: to wait for the answer.
+        call: the driver.
+        who: is called, for the error.
+
+    Returns:
+        What the call returns.
 
     Raises:
         DeviceError: there was no answer in time.
@@ -135,16 +141,16 @@ def within(seconds: float, ask: Callable[[], T], who: str) -> T:
 
     def run() -> None:
         try:
-            answer.set_result(ask())
+            answer.set_result(call())
         except BaseException as error:  # it is raised where the answer is waited for
             answer.set_exception(error)
 
     threading.Thread(target=run, name="envplan-ask", daemon=True).start()
     try:
-        return answer.result(seconds)
+        return answer.result(timeout_s)
     except TimeoutError:
         raise DeviceError(
-            f"{who}: no answer within {seconds:g} s; the driver hangs, see dmesg"
+            f"{who}: no answer within {timeout_s:g} s; the driver hangs, see dmesg"
         ) from None
 
 
@@ -183,15 +189,15 @@ def spaced_clocks(clocks: Sequence[int], step: int) -> list[int]:
         clocks: supported SM clocks, MHz, in any order.
         step: MHz; 0 takes all of them.
     """
-    taken: list[int] = []
+    spaced: list[int] = []
     for clock in sorted(clocks, reverse=True):
-        if not taken or taken[-1] - clock >= step:
-            taken.append(clock)
-    return taken
+        if not spaced or spaced[-1] - clock >= step:
+            spaced.append(clock)
+    return spaced
 
 
 def backend_class(name: str = DEFAULT_BACKEND) -> type[Backend]:
-    """What a backend is and can do, without starting it.
+    """The class of a backend, without starting it.
 
     Raises:
         InputError: there is no such backend.
@@ -199,8 +205,8 @@ def backend_class(name: str = DEFAULT_BACKEND) -> type[Backend]:
     if name not in _CLASSES:
         raise InputError(unknown("backend", name, BACKENDS))
     module, class_name = _CLASSES[name]
-    found: type[Backend] = getattr(import_module(module), class_name)
-    return found
+    backend_type: type[Backend] = getattr(import_module(module), class_name)
+    return backend_type
 
 
 def backend(name: str = DEFAULT_BACKEND, **options: Any) -> Backend:
@@ -226,12 +232,12 @@ def opened(name: str = DEFAULT_BACKEND, **options: Any) -> Iterator[Backend]:
         DeviceError: as for `backend`, or the driver does not start in time.
         InputError: as for `backend`.
     """
-    source = within(_PATIENCE_S, lambda: backend(name, **options), "the driver")
+    source = call_with_timeout(_START_TIMEOUT_S, lambda: backend(name, **options), "the driver")
     try:
         yield source
     finally:
         with suppress(DeviceError):
-            within(_CLOSE_S, source.close, "the driver")
+            call_with_timeout(_STOP_TIMEOUT_S, source.close, "the driver")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,23 +262,23 @@ class GpuState:
     throttle_reasons: tuple[str, ...] = ()
     refusal: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, JsonValue]:
         """The state in JSON types, with the same keys for every GPU."""
         info = self.info
         return {
             "gpu": self.gpu,
             "index": self.index,
-            "name": info and info.name,
-            "uuid": info and info.uuid,
-            "driver": info and info.driver,
-            "source": info and info.source,
-            "supported_clocks_mhz": info and list(info.supported_clocks),
-            "power_limit_w": info and info.power_limit,
+            "name": info.name if info else None,
+            "uuid": info.uuid if info else None,
+            "driver": info.driver if info else None,
+            "source": info.source if info else None,
+            "supported_clocks_mhz": list(info.supported_clocks) if info else None,
+            "power_limit_w": info.power_limit if info else None,
             "clock_mhz": self.clock_mhz,
             "power_w": self.power_w,
-            "throttle_reasons": info and list(self.throttle_reasons),
-            "energy_source": info and info.energy_source,
-            "mig": info and info.mig,
+            "throttle_reasons": list(self.throttle_reasons) if info else None,
+            "energy_source": info.energy_source if info else None,
+            "mig": info.mig if info else None,
             "refusal": self.refusal,
         }
 
@@ -293,7 +299,9 @@ def describe_gpus(name: str, **options: Any) -> list[GpuState]:
         for index, device in enumerate(source.devices()):
             state = GpuState(gpu=options.get("gpu"), index=index)
             try:
-                state = within(_ANSWER_S, partial(_read_state, device, state), f"GPU {index}")
+                state = call_with_timeout(
+                    _GPU_TIMEOUT_S, partial(_read_state, device, state), f"GPU {index}"
+                )
             except DeviceError as error:
                 state = replace(state, refusal=str(error))
             states.append(state)
@@ -311,11 +319,11 @@ def _read_state(device: Device, state: GpuState) -> GpuState:
             state = replace(state, power_w=device.power())
         with suppress(DeviceError):
             state = replace(state, throttle_reasons=tuple(device.throttle_reasons()))
-    return replace(state, refusal=device.can_lock())
+    return replace(state, refusal=device.lock_refusal())
 
 
 class Counted(StrEnum):
-    """Who counts GPUs.
+    """Who counts GPUs: the index space that a GPU's number belongs to.
 
     CUDA counts the GPUs that CUDA_VISIBLE_DEVICES names; the driver's indices stay what they are. A
     clock set by the wrong count is that of somebody else's GPU. (CUDA's order is taken for the
@@ -336,24 +344,43 @@ def choose(source: Backend, number: int, counted: Counted) -> Device:
         DeviceError: there is none, or CUDA hides it from this process.
     """
     devices = source.devices()
-    index: int | None = number
-    count, where = len(devices), ""
-    if source.real and counted is not Counted.BY_DRIVER and _VARIABLE in os.environ:
-        visible = visible_gpus(devices)
-        shown = f"{_VARIABLE}={os.environ[_VARIABLE]}"
-        if len(visible) == 1:
-            index = visible[0]
-        elif counted is Counted.BY_CUDA:
-            count, where = len(visible), f", with {shown}"
-            index = visible[number] if number < count else None
-        elif number not in visible:
-            raise DeviceError(
-                f"GPU {number}, which the plan names, is hidden by {shown}; name this job's GPUs "
-                "with envplan apply --devices, or this rank's with device="
-            )
+    is_restricted = source.real and _VARIABLE in os.environ
+    if not is_restricted or counted is Counted.BY_DRIVER:
+        return _device_at(devices, number, number, len(devices))
+
+    visible = visible_gpus(devices)
+    setting = f"{_VARIABLE}={os.environ[_VARIABLE]}"
+    if len(visible) == 1:
+        return _device_at(devices, visible[0], number, len(devices))
+    if counted is Counted.BY_CUDA:
+        index = visible[number] if number < len(visible) else None
+        return _device_at(devices, index, number, len(visible), f", with {setting}")
+    if number not in visible:
+        raise DeviceError(
+            f"GPU {number}, which the plan names, is hidden by {setting}; name this job's GPUs "
+            "with envplan apply --devices, or this rank's with device="
+        )
+    return _device_at(devices, number, number, len(devices))
+
+
+def _device_at(
+    devices: Sequence[Device], index: int | None, number: int, count: int, condition: str = ""
+) -> Device:
+    """The GPU of a driver's index.
+
+    Args:
+        devices: all GPUs, by driver index.
+        index: None: there is no GPU of the number.
+        number: that was asked for, for the error.
+        count: GPUs that the number could have meant, for the error.
+        condition: under which there are so many, for the error.
+
+    Raises:
+        DeviceError: there is none.
+    """
     if index is not None and 0 <= index < len(devices):
         return devices[index]
-    raise DeviceError(f"there is no GPU {number}; there are {count}, counted from 0{where}")
+    raise DeviceError(f"there is no GPU {number}; there are {count}, counted from 0{condition}")
 
 
 def visible_gpus(devices: Sequence[Device]) -> list[int]:
@@ -364,21 +391,26 @@ def visible_gpus(devices: Sequence[Device]) -> list[int]:
     """
     if _VARIABLE not in os.environ:
         return list(range(len(devices)))
-    found: list[int] = []
+    visible: list[int] = []
     for name in os.environ[_VARIABLE].split(","):
-        index = _index(devices, name.strip())
+        index = _index_of(devices, name.strip())
         if index is None:  # CUDA, too, takes no notice of what follows
             break
-        found.append(index)
-    return found
+        visible.append(index)
+    return visible
 
 
-def _index(devices: Sequence[Device], name: str) -> int | None:
-    """The GPU of a number, or of a UUID or its beginning."""
+def _index_of(devices: Sequence[Device], name: str) -> int | None:
+    """The driver's index of a GPU by its number, its UUID or the beginning of that.
+
+    None: there is no such GPU, or several have that beginning.
+    """
     if name.isdecimal():
         return int(name) if int(name) < len(devices) else None
-    fits = [k for k, device in enumerate(devices) if uuid_of(device).startswith(name)]
-    return fits[0] if name.startswith("GPU-") and len(fits) == 1 else None
+    if not name.startswith("GPU-"):
+        return None
+    matching = [index for index, device in enumerate(devices) if uuid_of(device).startswith(name)]
+    return matching[0] if len(matching) == 1 else None
 
 
 def uuid_of(device: Device) -> str:

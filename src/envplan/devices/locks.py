@@ -26,16 +26,23 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from envplan.devices import DEFAULT_BACKEND, Device, DeviceError, PermissionDeniedError, within
+from envplan.devices import (
+    DEFAULT_BACKEND,
+    Device,
+    DeviceError,
+    PermissionDeniedError,
+    call_with_timeout,
+)
 
 MARK_BYTES: Final = 256
 RETRY_S: Final = 0.05
-_LAST_TRIES: Final = 40
-_PATIENCE_S: Final = 10.0
+_MAX_TRIES: Final = 40
+#: How long a GPU may take to be reset by hand, s.
+_DRIVER_TIMEOUT_S: Final = 10.0
 #: How long a guard is waited for whose owner lives, s.
-_LIVING_S: Final = 1.0
+_LIVING_OWNER_WAIT_S: Final = 1.0
 #: How long the service may hold a lock while it looks at it, s.
-_BLINK_S: Final = 0.1
+_SERVICE_LOOK_S: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -56,12 +63,13 @@ class Mark:
 
     @classmethod
     def parse(cls, text: bytes) -> Mark | None:
-        """What a file holds; numbers that are none are 0, and no text is no mark."""
+        """The mark in a file's text; numbers that are none are 0, and no text is no mark."""
         words = text.decode("ascii", "replace").split()
-        guard, owner, before = (
-            int(word) if word.isdecimal() else 0 for word in (*words, "", "", "")[:3]
-        )
-        return cls(guard, owner, before, *words[3:4]) if words else None
+        if not words:
+            return None
+        numbers = [int(word) if word.isdecimal() else 0 for word in (*words, "", "", "")[:3]]
+        guard, owner, before = numbers
+        return cls(guard, owner, before, *words[3:4])
 
     @property
     def parent(self) -> int | None:
@@ -104,13 +112,13 @@ class LockFile(AbstractContextManager["LockFile"]):
             raise DeviceError(f"{self.path}: {error.strerror}; remove it") from error
 
     def acquire(self, wait: float = 0.0) -> bool:
-        """Take it; False if another process has it. A dead process has nothing.
+        """Lock the file; False if another process has it locked. A dead process has nothing.
 
         Args:
-            wait: for one that is about to let go, s: a guard whose owner has ended, or who cleans
-                up after a guard that was killed.
+            wait: for a process that is about to let go, s: a guard whose owner has ended, or one
+                that cleans up after a guard that was killed.
         """
-        begun = time.monotonic()
+        begin = time.monotonic()
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,8 +127,9 @@ class LockFile(AbstractContextManager["LockFile"]):
             if mark and mark.orphaned:
                 with suppress(OSError):  # one that was stopped does not see that its owner died
                     os.kill(mark.guard, signal.SIGCONT)
-            in_use = mark is not None and mark.parent is not None and not mark.orphaned
-            if time.monotonic() - begun >= (min(wait, _LIVING_S) if in_use else wait):
+            is_in_use = mark is not None and mark.parent is not None and not mark.orphaned
+            max_wait = min(wait, _LIVING_OWNER_WAIT_S) if is_in_use else wait
+            if time.monotonic() - begin >= max_wait:
                 return False
             time.sleep(RETRY_S)
 
@@ -135,19 +144,19 @@ class LockFile(AbstractContextManager["LockFile"]):
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{words}\n".encode(), 0)
 
-    def restore(self, device: Device, *, before: bool = True) -> None:
+    def restore(self, device: Device, *, put_back: bool = True) -> None:
         """Give the clock back if the mark says that it may be set, and take the mark away.
 
         Args:
             device: the GPU.
-            before: put the clock that another tool had set back to what it was.
+            put_back: set the clock that another tool had set before.
 
         Raises:
             DeviceError: the driver does not do it.
         """
         mark = self.mark
         if mark is not None:
-            insist(partial(give_back, device, mark.before if before else 0))
+            retry_driver_call(partial(set_or_reset_clock, device, mark.before if put_back else 0))
             os.ftruncate(self._file, 0)
 
     def close(self) -> None:
@@ -186,18 +195,25 @@ def give_back_all(devices: Sequence[Device]) -> list[GivenBack]:
     Args:
         devices: all GPUs of a backend, by index.
     """
-    found = []
+    results = []
     for index, device in enumerate(devices):
         try:
-            found.append(within(_PATIENCE_S, partial(_give_back, device), f"GPU {index}"))
+            results.append(
+                call_with_timeout(
+                    _DRIVER_TIMEOUT_S, partial(_reset_by_hand, device), f"GPU {index}"
+                )
+            )
         except DeviceError as error:
-            found.append(GivenBack(index, problem=str(error)))
-    return found
+            results.append(GivenBack(index, problem=str(error)))
+    return results
 
 
-def _give_back(device: Device) -> GivenBack:
-    """It is given back first: that does not depend on any file."""
-    insist(device.reset_clock)
+def _reset_by_hand(device: Device) -> GivenBack:
+    """Reset a GPU's clock, and then clear the mark of a guard that is dead.
+
+    The clock is reset first: that does not depend on any file.
+    """
+    retry_driver_call(device.reset_clock)
     info = device.info
     try:
         lock = LockFile(info.uuid)
@@ -205,10 +221,11 @@ def _give_back(device: Device) -> GivenBack:
         return GivenBack(info.index, info.name)
     with lock:
         mark = lock.mark
-        free = mark is not None and lock.acquire(_BLINK_S)
-        if free:  # whatever was set until the lock was ours
-            lock.restore(device, before=False)
-        return GivenBack(info.index, info.name, free, None if free or not mark else mark.guard)
+        was_left_behind = mark is not None and lock.acquire(_SERVICE_LOOK_S)
+        if was_left_behind:  # whatever was set until the lock was ours
+            lock.restore(device, put_back=False)
+        living_guard = None if mark is None or was_left_behind else mark.guard
+        return GivenBack(info.index, info.name, was_left_behind, living_guard)
 
 
 def recover(device: Device) -> None:
@@ -220,34 +237,38 @@ def recover(device: Device) -> None:
         DeviceError: the driver does not do it.
     """
     with LockFile(device.info.uuid) as lock:
-        if lock.acquire(_BLINK_S):
+        if lock.acquire(_SERVICE_LOOK_S):
             lock.restore(device)
 
 
-def give_back(device: Device, before: int) -> None:
-    """Set a GPU's clock to what it was before, MHz, or for 0 let the driver choose it."""
-    if before:
-        device.lock_clock(before)
+def set_or_reset_clock(device: Device, mhz: int) -> None:
+    """Set a GPU's clock, MHz; for 0 let the driver choose it."""
+    if mhz:
+        device.lock_clock(mhz)
     else:
         device.reset_clock()
 
 
-def insist(set_clock: Callable[[], None]) -> None:
-    """Give a clock back though the driver may fail for a while.
+def retry_driver_call(set_clock: Callable[[], None]) -> None:
+    """Set or reset a clock though the driver may fail for a while: two seconds.
 
     Raises:
+        PermissionDeniedError: this user may not; it is not tried again.
         DeviceError: it failed every time.
     """
-    for tries_left in reversed(range(_LAST_TRIES)):
+    num_failures = 0
+    while True:
         try:
-            return set_clock()
+            set_clock()
         except PermissionDeniedError:
             raise
         except DeviceError:
-            if not tries_left:
+            num_failures += 1
+            if num_failures == _MAX_TRIES:
                 raise
             time.sleep(RETRY_S)
-    return None
+        else:
+            return
 
 
 def places(user: int) -> list[Path]:
@@ -256,15 +277,15 @@ def places(user: int) -> list[Path]:
     Args:
         user: its number.
     """
-    own = []
+    safe_folders = []
     for base, name in _names(user):
         for folder in (base / name, *sorted(base.glob(f"{name}-*"))):
             with suppress(OSError):
                 status = folder.lstat()
-                safe = status.st_uid == user and not status.st_mode & 0o022
-                if safe and stat.S_ISDIR(status.st_mode):
-                    own.append(folder)
-    return own
+                is_safe = status.st_uid == user and not status.st_mode & 0o022
+                if is_safe and stat.S_ISDIR(status.st_mode):
+                    safe_folders.append(folder)
+    return safe_folders
 
 
 def _place() -> Path:
@@ -284,11 +305,14 @@ def _place() -> Path:
                 time.sleep(RETRY_S)  # others of this user may be doing the same
         except OSError as error:
             problem = f"{base}: {error.strerror}"
-        if found := places(user):
-            return found[0]
+        if safe_folders := places(user):
+            return safe_folders[0]
     raise DeviceError(f"there is no place for the locks of GPUs: {problem}")
 
 
 def _names(user: int) -> list[tuple[Path, str]]:
     """Where to look for a user's folder, and its name; the second is for a root without a /run."""
-    return [*([(Path("/run"), "envplan")] if user == 0 else []), (Path("/tmp"), f"envplan-{user}")]
+    names = [(Path("/tmp"), f"envplan-{user}")]
+    if user == 0:
+        names.insert(0, (Path("/run"), "envplan"))
+    return names

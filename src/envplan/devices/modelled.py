@@ -142,11 +142,13 @@ def gpu(key: str) -> ModelledGpu:
         InputError: there is none; the message names the nearest.
     """
     name = key.lower()
-    known = GPUS.get(ALIASES.get(name, name))
-    known = known or next((one for one in GPUS.values() if one.name.lower() == name), None)
-    if known is None:
-        raise InputError(f"there is no modelled GPU {key!r}{meant(key, [*GPUS, *ALIASES])}")
-    return known
+    short_name = ALIASES.get(name, name)
+    if short_name in GPUS:
+        return GPUS[short_name]
+    for model in GPUS.values():
+        if model.name.lower() == name:
+            return model
+    raise InputError(f"there is no modelled GPU {key!r}{meant(key, [*GPUS, *ALIASES])}")
 
 
 def _read_gpus() -> dict[str, ModelledGpu]:
@@ -215,10 +217,12 @@ class ModelledBackend(Backend):
         self._devices = tuple(ModelledDevice(model, index, now) for index in range(count))
 
     def devices(self) -> Sequence[ModelledDevice]:
+        """All GPUs, by index."""
         return self._devices
 
     @classmethod
     def models(cls) -> Sequence[str]:
+        """The short names of the models."""
         return tuple(GPUS)
 
 
@@ -243,6 +247,7 @@ class ModelledDevice(Device):
 
     @cached_property
     def info(self) -> DeviceInfo:
+        """The properties of the model."""
         return DeviceInfo(
             index=self._index,
             name=self.model.name,
@@ -256,6 +261,7 @@ class ModelledDevice(Device):
         )
 
     def lock_clock(self, mhz: int) -> None:
+        """Run at the supported clock nearest below, or the lowest."""
         if mhz <= 0:
             raise DeviceError(f"GPU {self._index}: cannot run at {mhz} MHz")
         self._settle()
@@ -263,29 +269,37 @@ class ModelledDevice(Device):
         self._locked = next((clock for clock in clocks if clock <= mhz), clocks[-1])
 
     def reset_clock(self) -> None:
+        """Run at the highest clock."""
         self._settle()
         self._locked = 0
 
-    def can_lock(self, *, probe: bool = False) -> str | None:
+    def lock_refusal(self, *, probe: bool = False) -> str | None:
+        """Everybody may lock it, so None."""
         return None
 
     def clock(self) -> int:
-        return int(self.model.settled_clock_mhz(self._asked()))
+        """The requested clock, or what the power limit leaves of it, MHz."""
+        return int(self.model.settled_clock_mhz(self._requested_mhz()))
 
-    def held_at(self) -> int:
+    def apparent_locked_clock(self) -> int:
+        """The clock it is locked at, MHz; 0: none."""
         return self._locked
 
     def energy(self) -> int:
+        """Energy used since it was made, mJ."""
         self._settle()
         return int(self._picojoules / 1e9)
 
     def power(self) -> float:
-        return self.model.power_w(self._asked())
+        """Power at the present clock, W."""
+        return self.model.power_w(self._requested_mhz())
 
     def throttle_reasons(self) -> Sequence[str]:
-        return ("power cap",) if self.model.capped_clock_mhz < self._asked() else ()
+        """The power cap, where that holds the clock back."""
+        return ("power cap",) if self.model.capped_clock_mhz < self._requested_mhz() else ()
 
-    def _asked(self) -> int:
+    def _requested_mhz(self) -> int:
+        """The clock it is locked at, or else the highest."""
         return self._locked or self.model.clocks_mhz[0]
 
     def _settle(self) -> None:

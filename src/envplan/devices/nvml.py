@@ -27,8 +27,8 @@ _SAMPLE_S: Final = 0.02
 
 _USERS_SETTING: Final = 0x2
 
-#: Stands for what the card or its driver does not have.
-_NONE: Final = object()
+#: The answer for what the card or its driver does not have.
+_MISSING: Final = object()
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that mean "slower than asked for". Idle (0x1) and
 # a clock set by a user (0x2), which is what locking does, do not.
@@ -50,13 +50,13 @@ def once(ask: Callable[[Any], T]) -> T:
     hangs would hold up the others.
     """
 
-    def known(self: NvmlDevice) -> T:
-        if ask not in self._known:
-            self._known[ask] = ask(self)
-        found: T = self._known[ask]
-        return found
+    def get(self: NvmlDevice) -> T:
+        if ask not in self._answers:
+            self._answers[ask] = ask(self)
+        answer: T = self._answers[ask]
+        return answer
 
-    return cast(T, property(known))
+    return cast(T, property(get))
 
 
 class NvmlBackend(Backend):
@@ -77,6 +77,7 @@ class NvmlBackend(Backend):
         self._devices: tuple[NvmlDevice, ...] = ()
 
     def devices(self) -> Sequence[NvmlDevice]:
+        """All GPUs of this machine, by the driver's index."""
         if not self._devices:
             try:
                 count = pynvml.nvmlDeviceGetCount()
@@ -94,6 +95,7 @@ class NvmlBackend(Backend):
         return NvmlDevice(index)
 
     def close(self) -> None:
+        """Stop sampling, and let go of the driver."""
         for device in self._devices:
             device.close()
         with suppress(pynvml.NVMLError):
@@ -107,18 +109,20 @@ class NvmlDevice(Device):
         self._index = index
         self._name = f"GPU {index}"
         self._integral: _PowerIntegral | None = None
-        self._known: dict[object, Any] = {}
+        self._answers: dict[object, Any] = {}  # see `once`
 
     def lock_clock(self, mhz: int) -> None:
+        """Lock the SM clock, MHz; refused where it is shared (MIG)."""
         if self._mig:
             raise DeviceError(self._mig_remedy())
         self._set_clock(mhz)
 
     def reset_clock(self) -> None:
+        """Give the clock back to the driver."""
         self._set_clock(0)
 
-    def can_lock(self, *, probe: bool = False) -> str | None:
-        """None if this user may lock clocks; else why not, as Device has it.
+    def lock_refusal(self, *, probe: bool = False) -> str | None:
+        """Why this user may not lock clocks and what to do, in one line; None if he may.
 
         NVML cannot be asked for this. Without `probe` it is told from the user's capabilities, and
         nothing is written. With it, for those about to set clocks anyway, a setting with the same
@@ -130,9 +134,10 @@ class NvmlDevice(Device):
             return str(error)
 
     def clock(self) -> int:
+        """The SM clock now, MHz."""
         return int(self._ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM))
 
-    def held_at(self) -> int:
+    def apparent_locked_clock(self) -> int:
         """The clock that somebody seems to have locked it at, MHz; 0: none, or it cannot be told.
 
         NVML does not tell locks. But a GPU that is locked gives no reason for a clock below its
@@ -157,8 +162,9 @@ class NvmlDevice(Device):
         return self._integral.sample()
 
     def power(self) -> float:
-        milliwatts = self._ask(pynvml.nvmlDeviceGetPowerUsage, missing=_NONE)
-        if milliwatts is _NONE:
+        """Power drawn now, W."""
+        milliwatts = self._ask(pynvml.nvmlDeviceGetPowerUsage, missing=_MISSING)
+        if milliwatts is _MISSING:
             raise DeviceError(
                 f"{self._name}: the driver tells nobody the power of this card, so without an "
                 "energy counter its energy cannot be measured"
@@ -166,6 +172,7 @@ class NvmlDevice(Device):
         return float(milliwatts) / 1e3
 
     def throttle_reasons(self) -> Sequence[str]:
+        """Why the clock is lower than asked for, now."""
         bits = self._event_reasons()
         return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
 
@@ -189,6 +196,7 @@ class NvmlDevice(Device):
 
     @once
     def info(self) -> DeviceInfo:
+        """The properties of the card, asked for once."""
         clocks = self._supported_clocks()
         with self._errors():
             driver = pynvml.nvmlSystemGetDriverVersion()
@@ -218,13 +226,13 @@ class NvmlDevice(Device):
     def _has_counter(self) -> bool:
         try:
             get = pynvml.nvmlDeviceGetTotalEnergyConsumption
-            return self._ask(get, missing=_NONE) is not _NONE
+            return self._ask(get, missing=_MISSING) is not _MISSING
         except DeviceError:  # it is there and fails now
             return True
 
     def _event_reasons(self) -> int:
-        bits = self._ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, missing=_NONE)
-        if bits is _NONE:  # its older name, in drivers before 535
+        bits = self._ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, missing=_MISSING)
+        if bits is _MISSING:  # its older name, in drivers before 535
             bits = self._ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
         return int(bits)
 
@@ -237,16 +245,18 @@ class NvmlDevice(Device):
 
     def _may_set(self, *, probe: bool) -> str | None:
         if probe:
-            limit = self._ask(pynvml.nvmlDeviceGetPowerManagementLimit, missing=_NONE)
+            limit = self._ask(pynvml.nvmlDeviceGetPowerManagementLimit, missing=_MISSING)
             write = pynvml.nvmlDeviceSetPowerManagementLimit
-            if limit is not _NONE and self._ask(write, limit, missing=_NONE) is not _NONE:
+            if limit is not _MISSING and self._ask(write, limit, missing=_MISSING) is not _MISSING:
                 return None
         return None if _is_administrator() else self._permission_remedy()
 
     def _ask(self, function: Callable[..., Any], *arguments: Any, missing: Any = None) -> Any:
-        """What the driver answers about this GPU.
+        """Ask the driver about this GPU.
 
         Args:
+            function: of pynvml, that takes a handle first.
+            arguments: that follow.
             missing: the answer where the card or the driver has no such thing; None: an error.
 
         Raises:
@@ -324,15 +334,15 @@ class _PowerIntegral:
 
 
 def _no_driver(error: Exception) -> str:
-    said = f"the NVIDIA driver does not start: {error}; see nvidia-smi and dmesg"
+    message = f"the NVIDIA driver does not start: {error}; see nvidia-smi and dmesg"
     if isinstance(error, pynvml.NVMLError_LibraryNotFound):
-        said = (
+        message = (
             "no NVIDIA driver is installed here (libnvidia-ml.so.1 was not found); install it "
             "(in a container: start it with --gpus all)"
         )
     if isinstance(error, pynvml.NVMLError_DriverNotLoaded):
-        said = "the NVIDIA driver is installed but not loaded; see nvidia-smi and dmesg"
-    return f"{said}, or use the modelled backend: --backend modelled"
+        message = "the NVIDIA driver is installed but not loaded; see nvidia-smi and dmesg"
+    return f"{message}, or use the modelled backend: --backend modelled"
 
 
 def _is_administrator() -> bool:

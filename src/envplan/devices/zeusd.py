@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import socket
-from contextlib import closing, suppress
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from typing import Any, ClassVar, Final
 from urllib.parse import urlencode
@@ -23,8 +24,8 @@ from envplan.devices.nvml import NvmlBackend, NvmlDevice, once
 __all__ = ["ZeusdBackend", "ZeusdDevice"]
 
 _SOCKETS: Final = ("/run/zeusd/zeusd.sock", "/var/run/zeusd.sock")
-_PATIENCE_S: Final = 10.0
-_MOST_BYTES: Final = 2**20
+_TIMEOUT_S: Final = 10.0
+_MAX_ANSWER_BYTES: Final = 2**20
 _NOT_ALLOWED: Final = "; does it run as root, and is $ZEUSD_TOKEN right?"
 #: What to do about answers that trying again does not change.
 _REMEDIES: Final = {
@@ -48,8 +49,9 @@ class ZeusdBackend(NvmlBackend):
 
     def __init__(self, path: str | None = None) -> None:
         super().__init__()
-        known = os.environ.get("ZEUSD_SOCK_PATH") or next(filter(os.path.exists, _SOCKETS), None)
-        self._socket = path or known or _SOCKETS[0]
+        existing = [socket_path for socket_path in _SOCKETS if pathlib.Path(socket_path).exists()]
+        default = existing[0] if existing else _SOCKETS[0]
+        self._socket = path or os.environ.get("ZEUSD_SOCK_PATH") or default
 
     def _device(self, index: int) -> ZeusdDevice:
         return ZeusdDevice(index, self._socket)
@@ -69,18 +71,18 @@ class ZeusdDevice(NvmlDevice):
 
     def _set_clock(self, mhz: int) -> None:
         clocks = {"min_clock_mhz": mhz, "max_clock_mhz": mhz} if mhz else {}
-        asked = {"gpu_ids": self._id, **clocks, "block": "true"}
-        what = "set" if mhz else "reset"
-        self._ask_daemon("POST", f"/gpu/{what}_gpu_locked_clocks?{urlencode(asked)}")
+        query = urlencode({"gpu_ids": self._id, **clocks, "block": "true"})
+        action = "set" if mhz else "reset"
+        self._ask_daemon("POST", f"/gpu/{action}_gpu_locked_clocks?{query}")
 
     def _may_set(self, *, probe: bool) -> str | None:
-        found = self._ask_daemon("GET", "/discover")
-        if "gpu-control" not in found.get("enabled_api_groups", ()):
+        daemon = self._ask_daemon("GET", "/discover")
+        if "gpu-control" not in daemon.get("enabled_api_groups", ()):
             return (
                 f"{self._name}: {self._daemon} sets no clocks; start zeusd with the API group "
                 "gpu-control"
             )
-        if found.get("auth_required"):
+        if daemon.get("auth_required"):
             scopes = self._ask_daemon("GET", "/auth/whoami").get("scopes", ())
             if "gpu-control" not in scopes:
                 return f"{self._name}: the token in $ZEUSD_TOKEN does not allow gpu-control"
@@ -96,34 +98,41 @@ class ZeusdDevice(NvmlDevice):
         """
         gpus = self._ask_daemon("GET", "/discover").get("gpus", ())
         bus = self._ask(pynvml.nvmlDeviceGetPciInfo)
-        own = f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}"
-        told = {str(gpu.get("pci_address", "")).rpartition(".")[0].lower(): gpu for gpu in gpus}
-        if own in told:
-            return int(told[own]["id"])
+        address = f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}"
+        by_address = {_bus_address(gpu): gpu for gpu in gpus}
+        if address in by_address:
+            return int(by_address[address]["id"])
         # Daemons up to 0.5 do not tell addresses.
         with self._errors():
             count = pynvml.nvmlDeviceGetCount()
         names = [gpu.get("name") for gpu in gpus if gpu.get("id") == self._index]
-        tells_no_addresses = set(told) <= {""}
+        tells_no_addresses = set(by_address) <= {""}
         if tells_no_addresses and len(gpus) == count and names[:1] == [self.info.name]:
             return self._index
-        raise DeviceError(f"{self._name}: {self._daemon} does not name a GPU at {own}")
+        raise DeviceError(f"{self._name}: {self._daemon} does not name a GPU at {address}")
 
     def _ask_daemon(self, method: str, path: str) -> dict[str, Any]:
-        """The object that zeusd answers, empty if that is nothing; by a connection of its own.
+        """Ask zeusd, by a connection of its own.
+
+        Args:
+            method: "GET" or "POST".
+            path: with the query.
+
+        Returns:
+            The object that it answers; empty if it answers nothing or something else.
 
         Raises:
             PermissionDeniedError: it does not let this user.
             DeviceError: it does not answer, or fails.
         """
-        who = f"{self._name}: {self._daemon}"
+        daemon = f"{self._name}: {self._daemon}"
         token = os.environ.get("ZEUSD_TOKEN")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             with closing(_UnixConnection(self._path)) as connection:
                 connection.request(method, path, headers=headers)
                 answer = connection.getresponse()
-                status, text = answer.status, answer.read(_MOST_BYTES)
+                status, text = answer.status, answer.read(_MAX_ANSWER_BYTES)
         except PermissionError as error:
             raise PermissionDeniedError(
                 f"{self._name}: this user may not talk to {self._daemon}; see its "
@@ -131,23 +140,37 @@ class ZeusdDevice(NvmlDevice):
             ) from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise DeviceError(f"{who} does not answer ({reason}); is it running?") from error
-        said: dict[str, Any] = {}
-        with suppress(ValueError):
-            said = found if isinstance(found := json.loads(text), dict) else {}
+            raise DeviceError(f"{daemon} does not answer ({reason}); is it running?") from error
+        document = _parse_object(text)
         if status == 200:
-            return said
-        problem = said.get("errors") or said.get("error") or text[:200].decode("utf-8", "replace")
+            return document
+        problem = document.get("errors") or document.get("error")
+        if not problem:
+            problem = text[:200].decode("utf-8", "replace")
         if isinstance(problem, dict):
             problem = "; ".join(map(str, problem.values()))
         remedy = _REMEDIES.get(status, "")
-        kind = PermissionDeniedError if remedy else DeviceError
-        raise kind(f"{who} answers {status}: {problem}{remedy}")
+        error_type = PermissionDeniedError if remedy else DeviceError
+        raise error_type(f"{daemon} answers {status}: {problem}{remedy}")
+
+
+def _bus_address(gpu: dict[str, Any]) -> str:
+    """The PCI address of a GPU as zeusd describes it, without the function; "" if it tells none."""
+    return str(gpu.get("pci_address", "")).rpartition(".")[0].lower()
+
+
+def _parse_object(text: bytes) -> dict[str, Any]:
+    """The JSON object in a text; an empty one if it is something else."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 class _UnixConnection(HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_PATIENCE_S)
+        super().__init__("localhost", timeout=_TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:

@@ -178,7 +178,7 @@ def _require_measurable(device: Device, settings: Settings) -> None:
             f"the {info.name} is split by MIG, so its energy counter and clock are shared by all "
             f"parts; turn it off as root with: nvidia-smi -i {info.index} -mig 0"
         )
-    if settings.lock and (refusal := device.can_lock(probe=True)):
+    if settings.lock and (refusal := device.lock_refusal(probe=True)):
         raise DeviceError(f"{refusal}; or measure at the current clocks only: --no-lock")
     _retry(device.energy)  # one that cannot tell it is refused before its clock is touched
 

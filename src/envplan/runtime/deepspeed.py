@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Final
 
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Job, uses
+from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points
 from envplan.runtime.observer import OperationObserver
 
 __all__ = ["attach", "follow", "profile", "record"]
@@ -34,41 +34,46 @@ _EVALUATION: Final = "InferenceSchedule"
 
 
 def _job(engine: Any) -> Job:
-    known = {
-        "stages": [engine.stage_id],
-        "num_stages": engine.num_stages,
-        "metadata": ProfileMetadata(schedule="1f1b"),
-    }
-    return Job(partial(attach, engine=engine), engine.device, lambda: known, [engine.module])
+    description = JobDescription(
+        stages=[engine.stage_id],
+        num_stages=engine.num_stages,
+        metadata=ProfileMetadata(schedule="1f1b"),
+    )
+    return Job(
+        attach=partial(attach, engine=engine),
+        device=engine.device,
+        describe=lambda: description,
+        model_chunks=[engine.module],
+    )
 
 
-follow, profile, record = uses(_job)
+follow, profile, record = entry_points(_job)
 
 
 def attach(observer: OperationObserver, engine: Any) -> Hooks:
-    """Tell a observer what a pipeline engine does, until the hooks are closed.
+    """Tell an observer what a pipeline engine does, until the hooks are closed.
 
     This is where the engine executes a schedule, which a train_batch that was taken before does,
     too.
 
     Args:
-        observer: who is told.
+        observer: that is told.
         engine: a deepspeed.PipelineEngine.
     """
     hooks = Hooks(observer, "the engine's train_batch")
-    done: Counter[str] = Counter()
+    num_begun: Counter[str] = Counter()  # in this iteration, by operation
     execute = engine._exec_schedule
 
     def hooked(run: Callable[..., Any], operation: str) -> Callable[..., Any]:
         def instruction(self: Any, *args: Any, **kwargs: Any) -> Any:
-            microbatch = done[operation]
-            done[operation] += 1
+            microbatch = num_begun[operation]
+            num_begun[operation] += 1
             return hooks.operation(partial(run, self, *args, **kwargs), operation, microbatch)
 
         return instruction
 
     def execute_schedule(schedule: Any) -> Any:
-        done.clear()
+        num_begun.clear()
         names = {kind.__name__ for kind in type(schedule).__mro__}
         return hooks.iteration(partial(execute, schedule), training=_EVALUATION not in names)
 

@@ -1,8 +1,8 @@
-"""What all frameworks on torch.distributed share: following a plan, profiling, recording the order
-of operations, and stragglers.
+"""Following a plan, profiling and recording, for all frameworks on torch.distributed.
 
 A framework's module says where operations begin and end, in a function `attach`, and makes a Job of
-what its users have; `uses` makes its `follow`, `profile` and `record` of that.
+what its users have, such as an engine; `entry_points` makes its `follow`, `profile` and `record` of
+that.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from envplan.devices import Counted
+from envplan.enforce.freqplan import OperationKey
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports import Step, scheduled
+from envplan.profile import ProfileMetadata
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.parts import hook_parts
 from envplan.runtime.profiler import Profiler
@@ -33,16 +35,16 @@ from envplan.runtime.stragglers import StragglerDetector
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan
 
-__all__ = ["Hooks", "Job", "uses"]
+__all__ = ["EntryPoints", "Hooks", "Job", "JobDescription", "entry_points"]
 
 _logger = logging.getLogger("envplan.runtime")
 
 
 class Hooks(ExitStack):
-    """Functions of a framework that are replaced by ones that tell a observer, until it is closed.
+    """Functions of a framework that are replaced by ones that tell an observer, until it is closed.
 
     Args:
-        observer: who is told.
+        observer: that is told.
         entry: what runs an iteration, by the name that users know.
 
     Attributes:
@@ -54,12 +56,12 @@ class Hooks(ExitStack):
         super().__init__()
         self.training = False
         self.after_step: Callable[[], None] | None = None
-        self._inside = False
+        self._is_iterating = False
         self._listener = observer
         self._entry = entry
 
     def replace(self, owner: Any, name: str, function: Any) -> None:
-        """Put something in the place of an attribute of an object or a module."""
+        """Replace an attribute of an object or a module, until the hooks are closed."""
         if name in vars(owner):
             self.callback(setattr, owner, name, vars(owner)[name])
         else:
@@ -70,11 +72,11 @@ class Hooks(ExitStack):
         """Run an iteration and tell of its end; an evaluation runs at full speed."""
         if not training:
             self._listener.full_speed()
-        self._inside, self.training = True, training
+        self._is_iterating, self.training = True, training
         try:
             result = run()
         finally:
-            self._inside = self.training = False
+            self._is_iterating = self.training = False
         if training:
             self._listener.step()
             if self.after_step is not None:
@@ -85,7 +87,7 @@ class Hooks(ExitStack):
         self, run: Callable[[], Any], instruction: str, microbatch: int, chunk: int = 0
     ) -> Any:
         """Run an operation and tell of its begin and end."""
-        if not self._inside:
+        if not self._is_iterating:
             self._listener.missed(
                 f"{self._entry} was taken before this was entered; enter it before"
             )
@@ -98,41 +100,57 @@ class Hooks(ExitStack):
 
 
 @dataclass(frozen=True)
-class Job:
-    """What all three uses of a framework need to know of it.
+class JobDescription:
+    """The part of a model that a rank runs, as only a running job can say it.
 
     Attributes:
-        attach: lets the framework tell a observer what it does.
+        stages: the model stage of each chunk of this rank.
+        num_stages: of the model.
+        metadata: for a profile's sidecar.
+    """
+
+    stages: Sequence[int]
+    num_stages: int
+    metadata: ProfileMetadata
+
+
+@dataclass(frozen=True)
+class Job:
+    """A framework's training job on this rank.
+
+    Attributes:
+        attach: lets the framework tell an observer what it does.
         device: that this rank computes on.
-        known: what only a running job can say, asked when it is needed: `stages` of this rank, by
-            chunk, `num_stages` of the model, and `metadata` for a profile's sidecar.
-        model: what this rank runs of it, by chunk, for clocks by part; none where only the user
-            has it.
+        describe: the description, asked for when it is needed.
+        model_chunks: the modules that this rank runs, for clocks by part; none where only the user
+            has them.
     """
 
     attach: Callable[[OperationObserver], Hooks]
     device: torch.device
-    known: Callable[[], dict[str, Any]]
-    model: Sequence[torch.nn.Module] = ()
+    describe: Callable[[], JobDescription]
+    model_chunks: Sequence[torch.nn.Module] = ()
 
 
-def uses(
-    job: Callable[[Any], Job],
-) -> tuple[
-    Callable[..., AbstractContextManager[Shim]],
-    Callable[..., AbstractContextManager[Profiler]],
-    Callable[..., AbstractContextManager[Recorder]],
-]:
-    """A framework's `follow`, `profile` and `record`. Every rank must enter them.
+class EntryPoints(NamedTuple):
+    """The functions of a framework's module that users call. Every rank must enter them."""
+
+    follow: Callable[..., AbstractContextManager[Shim]]
+    profile: Callable[..., AbstractContextManager[Profiler]]
+    record: Callable[..., AbstractContextManager[Recorder]]
+
+
+def entry_points(make_job: Callable[[Any], Job]) -> EntryPoints:
+    """Make a framework's `follow`, `profile` and `record`.
 
     Args:
-        job: the job of what the framework runs it by, such as its schedule or engine.
+        make_job: of what the framework runs a job by, such as its schedule or engine.
     """
 
     @contextmanager
     def follow(
         plan: FrequencyPlan | str | os.PathLike[str],
-        runs: Any = None,
+        engine: Any = None,
         *,
         stragglers: bool = True,
         model: Sequence[torch.nn.Module] = (),
@@ -144,21 +162,22 @@ def uses(
 
         Args:
             plan: a frequency plan, or the path of one.
-            runs: the framework's schedule or engine.
+            engine: the framework's, or its schedule.
             stragglers: look for slow pipelines, where the plan has a ladder and there are several.
             model: chunks of the model that this rank runs, where the job does not know them.
             options: for Shim; raises as that does.
         """
-        one = job(runs)
-        with Shim(plan, **_with_known(one.device, options)) as shim, one.attach(shim) as hooks:
+        job = make_job(engine)
+        rank_options = _options_of_rank(job.device, is_device_given="device" in options)
+        with Shim(plan, **(rank_options | options)) as shim, job.attach(shim) as hooks:
             if stragglers and shim.has_ladder and shim.plan.layout.dp > 1:
                 hooks.after_step = StragglerWatch(shim).step
-            with hook_parts(shim, model or one.model):
+            with hook_parts(shim, model or job.model_chunks):
                 yield shim
 
     @contextmanager
     def profile(
-        runs: Any,
+        engine: Any,
         path: str | os.PathLike[str] = "profile.csv",
         *,
         model: Sequence[torch.nn.Module] = (),
@@ -167,100 +186,130 @@ def uses(
         """Measure the profile of a job while it trains; see envplan.runtime.profiler.
 
         Args:
+            engine: as for follow.
             path: of the profile, in a folder that all ranks see.
-            runs, model: as for follow.
+            model: as for follow.
             options: for Profiler; raises as that does.
         """
-        one = job(runs)
+        job = make_job(engine)
+        description = job.describe()
+        options = {
+            **_options_of_rank(job.device, is_device_given="device" in options),
+            "stages": description.stages,
+            "num_stages": description.num_stages,
+            "metadata": description.metadata,
+            **options,
+        }
         with (
-            Profiler(path, **_with_known(one.device, one.known() | options)) as profiler,
-            one.attach(profiler),
-            hook_parts(profiler, model or one.model),
+            Profiler(path, **options) as profiler,
+            job.attach(profiler),
+            hook_parts(profiler, model or job.model_chunks),
         ):
             yield profiler
 
     @contextmanager
-    def record(runs: Any, path: str | os.PathLike[str] = "pipeline.dag.json") -> Iterator[Recorder]:
+    def record(
+        engine: Any, path: str | os.PathLike[str] = "pipeline.dag.json"
+    ) -> Iterator[Recorder]:
         """Write the order of a job's first training iteration, as it really runs, as a DAG file.
 
         Args:
-            runs: as for follow.
+            engine: as for follow.
             path: of the DAG file, which rank 0 writes.
         """
-        one = job(runs)
-        recorder = Recorder(path, one.known)
-        with one.attach(recorder):
+        job = make_job(engine)
+        recorder = Recorder(path, job.describe)
+        with job.attach(recorder):
             yield recorder
 
-    return follow, profile, record
+    return EntryPoints(follow, profile, record)
 
 
 class Recorder(OperationObserver):
-    """Takes down what each rank runs in one training iteration, and gathers it on rank 0.
+    """Records the operations that each rank runs in one training iteration, on rank 0.
 
     Nothing that goes wrong with it ends training: it is logged, and there is no file.
 
     Args:
         path: of the DAG file.
-        known: as in Job.
+        describe: as in Job.
 
     Attributes:
-        pipeline: what was recorded, on rank 0 once there is something.
+        pipeline: that was recorded, on rank 0 after the iteration; None before.
     """
 
     _consequence = "nothing is recorded"
 
-    def __init__(self, path: str | os.PathLike[str], known: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], describe: Callable[[], JobDescription]
+    ) -> None:
         self.pipeline: Pipeline | None = None
         self.rank = dist.get_rank()
-        self._path, self._known = path, known
-        self._order: list[tuple[str, int, int]] = []
-        self._done = False
+        self._path, self._describe = path, describe
+        self._order: list[OperationKey] = []
+        self._is_done = False
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        if not self._done:
-            self._order.append((instruction, microbatch, chunk))
+        """An operation begins."""
+        if not self._is_done:
+            self._order.append(OperationKey(instruction, microbatch, chunk))
 
     def step(self) -> None:
         """An iteration is over: the first one is written."""
-        if self._done:
+        if self._is_done:
             return
-        self._done = True
-        stages = self._known()["stages"]
-        mine = [(instruction, m, stages[chunk]) for instruction, m, chunk in self._order]
-        everybody: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everybody, mine)
+        self._is_done = True
+        stages = self._describe().stages
+        steps = [(key.instruction, key.microbatch, stages[key.chunk]) for key in self._order]
+        steps_of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(steps_of_ranks, steps)
         if self.rank == 0:
             try:
-                self._write(everybody)
+                self._write(steps_of_ranks)
             except InputError as error:
                 _logger.warning("%s is not written: %s", self._path, error.message)
 
     def missed(self, reason: str) -> None:
-        """As OperationObserver.missed; nothing is to be said once there is a file."""
-        if not self._done:
-            self._done = True
+        """Operations run that it cannot be told of; said unless there is a file already."""
+        if not self._is_done:
+            self._is_done = True
             super().missed(reason)
 
-    def _write(self, everybody: list[list[tuple[str, int, int]]]) -> None:
+    def _write(self, steps_of_ranks: list[list[tuple[str, int, int]]]) -> None:
+        """Write the DAG file.
+
+        Args:
+            steps_of_ranks: (instruction, microbatch, model stage) of each rank, in order.
+        """
         # Ranks that share stages, as tensor- and data-parallel ones do, run the same.
-        orders = {min(stage for *_, stage in order): order for order in everybody if order}
-        ranks = ((Step(*each) for each in order) for _, order in sorted(orders.items()))
-        self.pipeline = Pipeline.from_imported(scheduled(ranks))
+        orders: dict[int, list[Step]] = {}
+        for rank_steps in steps_of_ranks:
+            steps = [Step(*fields) for fields in rank_steps]
+            if steps:
+                orders[min(step.model_stage for step in steps)] = steps
+        by_stage = [order for _, order in sorted(orders.items())]
+        self.pipeline = Pipeline.from_imported(scheduled(by_stage))
         self.pipeline.save_dag(self._path)
         _logger.warning("%s: %r", self._path, self.pipeline)
 
 
-def _with_known(device: torch.device, options: dict[str, Any]) -> dict[str, Any]:
-    """Options, and those that a running job knows itself."""
-    known: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+def _options_of_rank(device: torch.device, *, is_device_given: bool) -> dict[str, Any]:
+    """The options for a Shim or a Profiler that a running job knows itself.
+
+    Args:
+        device: that this rank computes on.
+        is_device_given: whether the user says which GPU's clock is set.
+    """
+    options: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     if device.type == "cuda":
         # Blocking: else a thread that waits for one spins, on a core that training may need.
-        known["marker"] = partial(torch.cuda.Event, enable_timing=True, blocking=True)
-        if "device" not in options:
-            number = torch.cuda.current_device() if device.index is None else device.index
-            known |= {"device": number, "counted": Counted.BY_CUDA}
-    return known | options
+        options["marker"] = partial(torch.cuda.Event, enable_timing=True, blocking=True)
+        if not is_device_given:
+            options["device"] = (
+                torch.cuda.current_device() if device.index is None else device.index
+            )
+            options["counted"] = Counted.BY_CUDA
+    return options
 
 
 class StragglerWatch:
@@ -280,29 +329,45 @@ class StragglerWatch:
         self._shim = shim
         self._pipelines = shim.plan.layout.pipelines
         self._group = dist.new_group(backend="gloo")
-        self._flying: deque[tuple[Any, list[torch.Tensor]]] = deque()
+        self._exchanges: deque[_Exchange] = deque()
 
     def step(self) -> None:
-        """Send this rank's latest time, and use what has arrived."""
-        # Our last measured step as it would have been under the fastest plan, s.
+        """Send this rank's latest time, and use those that have arrived."""
+        time_s = torch.tensor([self._time_at_full_speed_s()], dtype=torch.float64)
+        times_s = [torch.empty_like(time_s) for _ in self._pipelines]
+        work = dist.all_gather(times_s, time_s, group=self._group, async_op=True)
+        self._exchanges.append(_Exchange(work, times_s))
+        while self._exchanges and self._exchanges[0].work.is_completed():
+            arrived = self._exchanges.popleft()
+            self._use([float(time) for time in arrived.times_s])
+
+    def _time_at_full_speed_s(self) -> float:
+        """Our last measured step as it would have been under the fastest plan; NaN before one."""
         last_iteration = self._shim.last_iteration or IterationTime(1.0, math.nan)
         measured_s, planned_s = last_iteration.measured_s, last_iteration.planned_s
-        natural = measured_s * self._shim.planned_time / planned_s
-        mine = torch.tensor([natural], dtype=torch.float64)
-        everybody = [torch.empty_like(mine) for _ in self._pipelines]
-        work = dist.all_gather(everybody, mine, group=self._group, async_op=True)
-        self._flying.append((work, everybody))
-        while self._flying and self._flying[0][0].is_completed():
-            _, arrived = self._flying.popleft()
-            self._use([float(time) for time in arrived])
+        return measured_s * self._shim.planned_time / planned_s
 
-    def _use(self, times: Sequence[float]) -> None:
-        slowest: dict[int, float] = {}
-        for pipeline, time in zip(self._pipelines, times, strict=True):
+    def _use(self, times_s: Sequence[float]) -> None:
+        """Decide, by the times of all ranks in one step, which plan to follow."""
+        pipeline_times_s: dict[int, float] = {}
+        for pipeline, time_s in zip(self._pipelines, times_s, strict=True):
             # A pipeline takes as long as the longest of its ranks sees it take.
-            slowest[pipeline] = max(slowest.get(pipeline, 0.0), time)
-        ours = slowest.pop(self._pipelines[self._shim.rank])
-        if math.isnan(sum(times)) or ours <= 0:
+            pipeline_times_s[pipeline] = max(pipeline_times_s.get(pipeline, 0.0), time_s)
+        own_time_s = pipeline_times_s.pop(self._pipelines[self._shim.rank])
+        if math.isnan(sum(times_s)) or own_time_s <= 0:
             return
-        late = self._detector.observe(ours, max(slowest.values()))
-        self._shim.set_straggler_time(late * self._shim.planned_time if late > 1 else None)
+        slowdown = self._detector.observe(own_time_s, max(pipeline_times_s.values()))
+        straggler_time_s = slowdown * self._shim.planned_time
+        self._shim.set_straggler_time(straggler_time_s if slowdown > 1 else None)
+
+
+class _Exchange(NamedTuple):
+    """A gather of one time per rank that is on its way.
+
+    Attributes:
+        work: torch's handle of it.
+        times_s: where they arrive.
+    """
+
+    work: Any
+    times_s: list[torch.Tensor]

@@ -23,13 +23,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Job, uses
+from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points
 from envplan.runtime.observer import OperationObserver
 
 __all__ = ["attach", "follow", "profile", "record"]
@@ -44,31 +44,38 @@ _SCHEDULES: Final = (
 def _job(_: None) -> Job:
     _schedules()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Job(attach, device, _known)
+    return Job(attach, device, _describe)
 
 
-def _known() -> dict[str, Any]:
+def _describe() -> JobDescription:
     from megatron.core import parallel_state  # type: ignore[import-not-found, unused-ignore]
 
     ranks = parallel_state.get_pipeline_model_parallel_world_size()
     rank = parallel_state.get_pipeline_model_parallel_rank()
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
-    return {
-        "stages": [chunk * ranks + rank for chunk in range(chunks)],
-        "num_stages": ranks * chunks,
-        "metadata": ProfileMetadata(
+    return JobDescription(
+        stages=[chunk * ranks + rank for chunk in range(chunks)],
+        num_stages=ranks * chunks,
+        metadata=ProfileMetadata(
             schedule="1f1b" if chunks == 1 else "interleaved",
             tensor_parallel=parallel_state.get_tensor_model_parallel_world_size(),
         ),
-    }
+    )
 
 
-follow, _profile, _record = uses(_job)
+follow, _profile, _record = entry_points(_job)
 profile, record = partial(_profile, None), partial(_record, None)
 
 
+class _Microbatch(NamedTuple):
+    """A microbatch of a model chunk."""
+
+    number: int
+    chunk: int
+
+
 def attach(observer: OperationObserver) -> Hooks:
-    """Tell a observer what Megatron does, until the hooks are closed.
+    """Tell an observer what Megatron does, until the hooks are closed.
 
     Raises:
         InputError: Megatron is not installed.
@@ -76,30 +83,33 @@ def attach(observer: OperationObserver) -> Hooks:
     schedules = _schedules()
     hooks = Hooks(observer, "what get_forward_backward_func returns")
     forward, backward = schedules.forward_step, schedules.backward_step
-    chunks: dict[int, int] = {}  # of a model, by its id
-    forwards: Counter[int] = Counter()  # so far, of a chunk
-    places: dict[int, tuple[int, int]] = {}  # microbatch and chunk, by the id of an output
+    chunk_of: dict[int, int] = {}  # by the id of a model
+    num_forwards: Counter[int] = Counter()  # so far in this iteration, by chunk
+    microbatch_of: dict[int, _Microbatch] = {}  # by the id of an output
 
     def forward_step(func: Any, data: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         # Every schedule starts with chunk 0 and goes through the chunks in order.
-        chunk = chunks.setdefault(id(model), len(chunks))
-        place = forwards[chunk], chunk
-        forwards[chunk] += 1
+        chunk = chunk_of.setdefault(id(model), len(chunk_of))
+        microbatch = _Microbatch(num_forwards[chunk], chunk)
+        num_forwards[chunk] += 1
         run = partial(forward, func, data, model, *args, **kwargs)
-        result = hooks.operation(run, "forward", *place)
+        result = hooks.operation(run, "forward", microbatch.number, chunk)
         if hooks.training:
-            places[id(_tensor(result[0] if isinstance(result, tuple) else result))] = place
+            output = _tensor(result[0] if isinstance(result, tuple) else result)
+            microbatch_of[id(output)] = microbatch
         return result
 
     def backward_step(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
         run = partial(backward, input_tensor, output_tensor, *args, **kwargs)
-        place = places.pop(id(_tensor(output_tensor)), None)
-        return run() if place is None else hooks.operation(run, "backward", *place)
+        microbatch = microbatch_of.pop(id(_tensor(output_tensor)), None)
+        if microbatch is None:
+            return run()
+        return hooks.operation(run, "backward", microbatch.number, microbatch.chunk)
 
     def hooked(run: Callable[..., Any]) -> Callable[..., Any]:
         def iteration(*args: Any, **kwargs: Any) -> Any:
-            for known in (chunks, forwards, places):
-                known.clear()
+            for of_iteration in (chunk_of, num_forwards, microbatch_of):
+                of_iteration.clear()
             training = not kwargs.get("forward_only", False)
             return hooks.iteration(partial(run, *args, **kwargs), training=training)
 

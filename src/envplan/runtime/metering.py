@@ -6,7 +6,7 @@ power times the time spent on that kind until then. Iterations mix the kinds dif
 (forwards first, both in turn, backwards last, waits in between), which tells their powers apart.
 Where they do not, a weak prior gives them all the mean power, that is, energy is apportioned by
 time. The powers are the mean of the posterior of this linear model (Bishop, Pattern Recognition
-and Machine Learning, 3.3), the errors its spread.
+and Machine Learning, 3.3), their covariance its spread.
 
 The counter runs some unknown time behind, or ahead of the middle between two polls. That does not
 matter where the mix changes slowly. Where it changes within milliseconds, such as with a short wait
@@ -20,12 +20,11 @@ import math
 import statistics
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -40,13 +39,13 @@ from envplan.runtime.timestamps import Timestamp, seconds_between
 __all__ = [
     "METHOD",
     "EnergyLog",
-    "Measured",
+    "MeasuredWindow",
+    "Observations",
     "PartRow",
-    "Seen",
     "Span",
-    "measure",
-    "on_host",
-    "powers",
+    "estimate_powers",
+    "measure_window",
+    "spans_on_host",
 ]
 
 METHOD: Final = (
@@ -57,27 +56,23 @@ METHOD: Final = (
 #: How often the counter is read, s.
 POLL_S: Final = 0.01
 
-#: Spread of powers around their mean, relative to it, before anything was read.
-_PRIOR: Final = 1.0
-
+#: Standard deviation of powers around their mean, relative to it, before anything was read.
+_PRIOR_SPREAD: Final = 1.0
+#: A power is at least this share of the mean.
+_MIN_POWER_SHARE: Final = 0.01
 #: Delays of the counter that are tried, in times between two readings.
-_DELAYS: Final = tuple(k / 7 for k in range(-7, 8))
+_COUNTER_DELAYS: Final = tuple(k / 7 for k in range(-7, 8))
+#: Clock and throttle reasons are read with every so many readings of the counter.
+_READINGS_PER_STATE: Final = 5
 
-_SLOW_READINGS: Final = 5
-
-#: Work that is no operation's: between iterations, and backwards that may hold an all-reduce.
-_OUTSIDE: Final = "outside"
-
-Kind = tuple[int, str, str]  # model stage, instruction, part
-
-
+FloatArray = NDArray[np.float64]
 M = TypeVar("M")
 
 
 class Span(NamedTuple, Generic[M]):
     """An operation as it ran, and the begins of its parts where it has some.
 
-    Its moments are Moments, or s of perf_counter.
+    Its moments are Timestamps, or s of perf_counter.
     """
 
     instruction: str
@@ -95,22 +90,38 @@ class PartRow(Row):
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a GPU was seen to do during some time.
+class Observations:
+    """The state of a GPU during some time, as its driver told it.
 
     Attributes:
-        times: of the readings, s, of perf_counter, ascending.
-        unsure: standard deviation of each of these times, s.
-        joules: the counter then.
-        clock: MHz, the median; 0 if it was not seen.
+        times_s: of the readings, of perf_counter, ascending, (R,).
+        time_std_s: standard deviation of each of these times, (R,).
+        energy_j: the counter then, (R,).
+        clock_mhz: the median; 0 if it was not seen.
         throttle: why the clock was held back.
     """
 
-    times: NDArray[np.float64]
-    unsure: NDArray[np.float64]
-    joules: NDArray[np.float64]
-    clock: int
+    times_s: FloatArray
+    time_std_s: FloatArray
+    energy_j: FloatArray
+    clock_mhz: int
     throttle: frozenset[str]
+
+
+class _Reading(NamedTuple):
+    """The energy counter at a moment that is known but for an error."""
+
+    time_s: float
+    time_std_s: float
+    energy_j: float
+
+
+class _State(NamedTuple):
+    """Clock and throttle reasons at a moment."""
+
+    time_s: float
+    clock_mhz: int
+    throttle_reasons: tuple[str, ...]
 
 
 class EnergyLog:
@@ -122,30 +133,41 @@ class EnergyLog:
     Args:
         device: the GPU.
         poll: time between readings, s.
+
+    Attributes:
+        problem: why the counter could not be read, the last time that it could not; or None.
     """
 
     def __init__(self, device: Device, poll: float = POLL_S) -> None:
         self._device = device
         self._poll = poll
         self._lock = threading.Lock()
-        self._readings: list[tuple[float, float, float]] = []  # time, its error, counter
-        self._states: list[tuple[float, int, tuple[str, ...]]] = []
+        self._readings: list[_Reading] = []
+        self._states: list[_State] = []
         self._stopped = threading.Event()
         self.problem: str | None = None
         self._thread = threading.Thread(target=self._run, name="envplan-energy", daemon=True)
         self._thread.start()
 
-    def take(self, begin: float, end: float) -> Seen:
-        """What was seen from `begin` to `end`, s; all before is forgotten."""
+    def pop_window(self, begin_s: float, end_s: float) -> Observations:
+        """The observations from one moment of perf_counter to another; all before is forgotten."""
         with self._lock:
-            self._readings = [r for r in self._readings if r[0] >= begin]
-            self._states = [s for s in self._states if s[0] >= begin]
-            readings = [r for r in self._readings if r[0] <= end]
-            states = [s for s in self._states if s[0] <= end]
-        times, unsure, joules = np.array(readings).reshape(-1, 3).T
-        clock = round(statistics.median([clock for _, clock, _ in states] or [0]))
-        throttle = frozenset(reason for *_, reasons in states for reason in reasons)
-        return Seen(times, unsure, joules, clock, throttle)
+            self._readings = [reading for reading in self._readings if reading.time_s >= begin_s]
+            self._states = [state for state in self._states if state.time_s >= begin_s]
+            readings = [reading for reading in self._readings if reading.time_s <= end_s]
+            states = [state for state in self._states if state.time_s <= end_s]
+        times_s, time_std_s, energy_j = np.array(readings).reshape(-1, 3).T
+        clocks_mhz = [state.clock_mhz for state in states]
+        throttle: set[str] = set()
+        for state in states:
+            throttle.update(state.throttle_reasons)
+        return Observations(
+            times_s=times_s,
+            time_std_s=time_std_s,
+            energy_j=energy_j,
+            clock_mhz=round(statistics.median(clocks_mhz)) if clocks_mhz else 0,
+            throttle=frozenset(throttle),
+        )
 
     def close(self) -> None:
         """Read no more."""
@@ -153,235 +175,391 @@ class EnergyLog:
         self._thread.join(1.0)
 
     def _run(self) -> None:
-        last, count = None, 0
-        before = time.perf_counter()
+        """Poll the counter. Runs in a thread of its own."""
+        last_energy_mj: int | None = None
+        num_polls = 0
+        last_poll_s = time.perf_counter()
         while not self._stopped.wait(self._poll):
-            asked = time.perf_counter()
+            poll_s = time.perf_counter()
             try:
-                energy = self._device.energy()
-                now = time.perf_counter()
+                energy_mj = self._device.energy()
+                answer_s = time.perf_counter()
             except DeviceError as error:
-                self.problem = str(error)  # the next reading may succeed; fewer are fewer
+                self.problem = str(error)  # the next reading may succeed
                 continue
-            if count % _SLOW_READINGS == 0:
-                reasons: tuple[str, ...] = ()
-                with suppress(DeviceError):  # some drivers tell nobody
-                    reasons = tuple(self._device.throttle_reasons())
-                with suppress(DeviceError):  # it annotates only
-                    state = now, self._device.clock(), reasons
-                    with self._lock:
-                        self._states.append(state)
-            count += 1
+            if num_polls % _READINGS_PER_STATE == 0:
+                self._read_state(answer_s)
+            num_polls += 1
             with self._lock:
-                if last is not None and energy < last:  # it was set back: what it said is no more
-                    self._readings = []
-                elif energy != last:
-                    unsure = (now - before) / math.sqrt(12)
-                    self._readings.append(((before + now) / 2, unsure, energy / 1e3))
-            before, last = asked, energy
+                if last_energy_mj is not None and energy_mj < last_energy_mj:
+                    self._readings = []  # the counter was set back
+                elif energy_mj != last_energy_mj:
+                    # It has changed at some moment, all equally likely, since the last poll.
+                    middle_s = (last_poll_s + answer_s) / 2
+                    std_s = (answer_s - last_poll_s) / math.sqrt(12)
+                    self._readings.append(_Reading(middle_s, std_s, energy_mj / 1e3))
+            last_poll_s, last_energy_mj = poll_s, energy_mj
+
+    def _read_state(self, time_s: float) -> None:
+        reasons: tuple[str, ...] = ()
+        with suppress(DeviceError):  # some drivers tell nobody
+            reasons = tuple(self._device.throttle_reasons())
+        with suppress(DeviceError):  # it annotates only
+            state = _State(time_s, self._device.clock(), reasons)
+            with self._lock:
+                self._states.append(state)
 
 
-class Powers(NamedTuple):
-    """Powers of k kinds of work: W, (k,), and their covariance, W^2, (k, k)."""
+@dataclass(frozen=True)
+class PowerEstimate:
+    """The powers of K kinds of work.
 
-    watts: NDArray[np.float64]
-    covariance: NDArray[np.float64]
+    Attributes:
+        powers_w: W, (K,).
+        covariance: of these, W^2, (K, K).
+    """
+
+    powers_w: FloatArray
+    covariance: FloatArray
 
 
-def powers(seen: Seen, edges: Sequence[float], kinds: Sequence[int], count: int) -> Powers | None:
-    """Powers of the kinds of work that filled some time.
+class _Fit(NamedTuple):
+    """The regression for one delay of the counter.
+
+    Attributes:
+        misfit: twice the negative logarithm of its likelihood, but for a constant.
+        differences_w: of each kind's power from the mean, (K,).
+        covariance: of these, (K, K).
+    """
+
+    misfit: float
+    differences_w: FloatArray
+    covariance: FloatArray
+
+
+def estimate_powers(
+    observations: Observations, edges_s: Sequence[float], kinds: Sequence[int], num_kinds: int
+) -> PowerEstimate | None:
+    """Estimate the powers of the kinds of work that filled some time.
 
     Args:
-        seen: readings during that time.
-        edges: when the work changed, s, ascending; from the first to the last of them.
+        observations: during that time.
+        edges_s: when the work changed, ascending.
         kinds: of the work between one edge and the next, from 0; one fewer than edges.
-        count: k, of kinds.
+        num_kinds: K.
 
     Returns:
         None where there are fewer than two readings, or no energy was used between them.
     """
-    times, joules = seen.times, seen.joules
-    if len(times) < 2 or joules[-1] <= joules[0]:
+    times_s, energy_j = observations.times_s, observations.energy_j
+    if len(times_s) < 2 or energy_j[-1] <= energy_j[0]:
         return None
-    mean = (joules[-1] - joules[0]) / (times[-1] - times[0])
-    precision = 1 / (seen.unsure * mean) ** 2
-    prior = np.diag([0.0, *[1 / (_PRIOR * mean) ** 2] * count])
+    mean_w = (energy_j[-1] - energy_j[0]) / (times_s[-1] - times_s[0])
+    seconds_until_edge = _seconds_by_kind(edges_s, kinds, num_kinds)
+    reading_interval_s = np.median(np.diff(times_s))
+    fits = []
+    for delay in _COUNTER_DELAYS:
+        delayed_s = times_s - delay * reading_interval_s
+        seconds_until_reading = np.stack(
+            [np.interp(delayed_s, edges_s, seconds) for seconds in seconds_until_edge], axis=1
+        )
+        fits.append(_fit_powers(observations, seconds_until_reading, mean_w))
+    degrees_of_freedom = max(1, len(times_s) - num_kinds - 1)
+    return _average_over_delays(fits, mean_w, degrees_of_freedom)
 
-    # Seconds spent on each kind until each edge.
-    spent = np.diff(np.array(edges)) * (np.arange(count)[:, None] == np.array(kinds))
-    until = np.concatenate([np.zeros((count, 1)), np.cumsum(spent, axis=1)], axis=1)
 
-    misfits, solutions, covariances = [], [], []
-    for delay in np.array(_DELAYS) * np.median(np.diff(times)):
-        spent_then = [np.interp(times - delay, edges, seconds) for seconds in until]
-        design = np.stack([np.ones(len(times)), *spent_then], axis=1)
-        # All kinds at the mean power explain most; the rest is explained by differences from it.
-        left = joules - joules[0] - mean * design[:, 1:].sum(axis=1)
-        weighted = design.T * precision
-        covariance = np.linalg.inv(weighted @ design + prior)
-        solution = covariance @ (weighted @ left)
-        misfits.append(precision @ (left - design @ solution) ** 2 + solution @ prior @ solution)
-        solutions.append(solution[1:])
-        covariances.append(covariance[1:, 1:])
+def _seconds_by_kind(edges_s: Sequence[float], kinds: Sequence[int], num_kinds: int) -> FloatArray:
+    """Seconds spent on each kind until each edge, (K, edges)."""
+    is_of_kind = np.arange(num_kinds)[:, None] == np.array(kinds)
+    seconds = np.diff(np.array(edges_s)) * is_of_kind
+    return np.concatenate([np.zeros((num_kinds, 1)), np.cumsum(seconds, axis=1)], axis=1)
 
-    freedom = max(1, len(times) - count - 1)
-    noise = max(1.0, min(misfits) / freedom)
-    likelihood = np.exp((min(misfits) - np.array(misfits)) / (2 * noise))
+
+def _fit_powers(observations: Observations, seconds: FloatArray, mean_w: float) -> _Fit:
+    """Bayesian linear regression of the readings on the seconds spent on each kind until then.
+
+    All kinds at the mean power explain most of the energy. What is left is explained by an offset
+    and by each kind's difference from the mean, around which the prior lies.
+
+    Args:
+        observations: with R readings.
+        seconds: spent on each kind until each reading, (R, K).
+        mean_w: the mean power.
+    """
+    num_readings, num_kinds = seconds.shape
+    precision = 1 / (observations.time_std_s * mean_w) ** 2
+    prior_precision = np.diag([0.0, *[1 / (_PRIOR_SPREAD * mean_w) ** 2] * num_kinds])
+    design = np.concatenate([np.ones((num_readings, 1)), seconds], axis=1)
+    energy_j = observations.energy_j
+    unexplained_j = energy_j - energy_j[0] - mean_w * seconds.sum(axis=1)
+    weighted_design = design.T * precision
+    covariance = np.linalg.inv(weighted_design @ design + prior_precision)
+    solution = covariance @ (weighted_design @ unexplained_j)
+    residuals_j = unexplained_j - design @ solution
+    misfit = precision @ residuals_j**2 + solution @ prior_precision @ solution
+    return _Fit(float(misfit), solution[1:], covariance[1:, 1:])
+
+
+def _average_over_delays(
+    fits: Sequence[_Fit], mean_w: float, degrees_of_freedom: int
+) -> PowerEstimate:
+    """The mean of the fits by their likelihood; what they disagree about adds to the covariance."""
+    misfits = np.array([fit.misfit for fit in fits])
+    differences_w = np.array([fit.differences_w for fit in fits])
+    covariances = np.array([fit.covariance for fit in fits])
+    # Where even the best delay misfits, the readings are noisier than their times say.
+    noise = max(1.0, misfits.min() / degrees_of_freedom)
+    likelihood = np.exp((misfits.min() - misfits) / (2 * noise))
     weights = likelihood / likelihood.sum()
-    difference = weights @ np.array(solutions)
-    apart = np.array(solutions) - difference
-    disagreement = (apart.T * weights) @ apart
-    covariance = noise * np.tensordot(weights, np.array(covariances), 1) + disagreement
-    return Powers(np.maximum(mean + difference, 0.01 * mean), covariance)
+    mean_difference_w = weights @ differences_w
+    deviations_w = differences_w - mean_difference_w
+    disagreement = (deviations_w.T * weights) @ deviations_w
+    covariance = noise * np.tensordot(weights, covariances, 1) + disagreement
+    powers_w = np.maximum(mean_w + mean_difference_w, _MIN_POWER_SHARE * mean_w)
+    return PowerEstimate(powers_w, covariance)
+
+
+def spans_on_host(iterations: Sequence[Sequence[Span[Timestamp]]]) -> list[list[Span[float]]]:
+    """Spans by the host's clock, s, of perf_counter; waits until the device has got there."""
+    origin = iterations[0][0].begin
+    if isinstance(origin, int):
+        origin_s = origin / 1e9
+    else:
+        # The host learns of a moment just after it has come, some time or other soonest of all.
+        origin_s = math.inf
+        for spans in iterations:
+            for span in spans:
+                since_origin_s = seconds_between(origin, span.end)
+                origin_s = min(origin_s, time.perf_counter() - since_origin_s)
+
+    def on_host(timestamp: Timestamp) -> float:
+        return origin_s + seconds_between(origin, timestamp)
+
+    def span_on_host(span: Span[Timestamp]) -> Span[float]:
+        parts = tuple((name, on_host(begin)) for name, begin in span.parts)
+        begin, end = on_host(span.begin), on_host(span.end)
+        return Span(span.instruction, span.chunk, begin, end, parts)
+
+    return [[span_on_host(span) for span in spans] for spans in iterations]
+
+
+class WorkKind(NamedTuple):
+    """Operations, or parts of them, that are taken to draw the same power."""
+
+    stage: int
+    instruction: str
+    part: str
+
+
+class OtherWork(Enum):
+    """Time that is no operation's.
+
+    OUTSIDE: between iterations, and backwards that may hold an all-reduce.
+    """
+
+    WAITING = "waiting"
+    OUTSIDE = "outside"
+
+
+@dataclass
+class Timeline:
+    """The work of some iterations, one after the other.
+
+    Attributes:
+        edges_s: when the work changed, ascending.
+        work: between one edge and the next, one fewer.
+        durations_s: of each operation, or part of one, by its kind, in order of appearance.
+    """
+
+    edges_s: list[float] = field(default_factory=list)
+    work: list[WorkKind | OtherWork] = field(default_factory=list)
+    durations_s: dict[WorkKind, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def begin(self, time_s: float, work_before: OtherWork) -> None:
+        """Something begins, after other work."""
+        if self.edges_s:
+            self.work.append(work_before)
+        self.edges_s.append(time_s)
+
+    def go_on(self, until_s: float, work: WorkKind | OtherWork) -> None:
+        """Work of a kind lasts until a moment."""
+        self.work.append(work)
+        self.edges_s.append(until_s)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a window says.
+class MeasuredWindow:
+    """The measurements of some iterations at one clock.
 
     Attributes:
         rows: of the profile.
-        energy: of the rank's operations in an iteration, J; energy_error: its standard error, J.
-        busy: time of the same, s.
-        microbatches: of an iteration.
+        energy_j: of the rank's operations in an iteration.
+        energy_error_j: its standard error.
+        busy_s: time of the same.
+        num_microbatches: of an iteration.
     """
 
     rows: list[PartRow]
-    energy: float
-    energy_error: float
-    busy: float
-    microbatches: int
+    energy_j: float
+    energy_error_j: float
+    busy_s: float
+    num_microbatches: int
 
 
-def on_host(iterations: Sequence[Sequence[Span[Timestamp]]]) -> list[list[Span[float]]]:
-    """Spans by the host's clock, s, of perf_counter; waits until the device has got there."""
-    first = iterations[0][0].begin
-    if isinstance(first, int):
-        offset = first / 1e9
-    else:
-        # The host learns of a moment just after it has come, some time or other soonest of all.
-        ends = [span.end for spans in iterations for span in spans]
-        offset = min(-seconds_between(first, end) + time.perf_counter() for end in ends)
-
-    def host(at: Timestamp) -> float:
-        return offset + seconds_between(first, at)
-
-    return [
-        [
-            Span(name, chunk, host(begin), host(end), tuple((part, host(at)) for part, at in parts))
-            for name, chunk, begin, end, parts in spans
-        ]
-        for spans in iterations
-    ]
-
-
-def measure(
+def measure_window(
     iterations: Sequence[Sequence[Span[float]]],
-    seen: Seen,
+    observations: Observations,
     stages: Sequence[int],
-    clock: int | None,
-) -> Measured | None:
-    """Rows of one clock; None if the counter has not told anything.
+    clock_mhz: int | None,
+) -> MeasuredWindow | None:
+    """Make rows of iterations at one clock; None if the counter has not told anything.
 
     Args:
         iterations: the operations of each, in order.
-        seen: what the GPU did meanwhile.
+        observations: of the GPU meanwhile.
         stages: the model stage of each chunk.
-        clock: MHz, as asked for; None: as seen.
+        clock_mhz: as asked for; None: as observed.
 
     Raises:
         InputError: an operation is of a chunk that has no stage.
     """
-    kinds, edges, labels = _labelled(iterations, stages)
-    places = {label: k for k, label in enumerate([*kinds, BLOCKING, _OUTSIDE])}
-    found = powers(seen, edges, [places[label] for label in labels], len(places))
-    frequency = clock or seen.clock
-    if found is None or not frequency:
+    timeline = _timeline(iterations, stages)
+    kinds = list(timeline.durations_s)
+    columns = {work: column for column, work in enumerate([*kinds, *OtherWork])}
+    estimate = estimate_powers(
+        observations,
+        timeline.edges_s,
+        [columns[work] for work in timeline.work],
+        len(columns),
+    )
+    frequency_mhz = clock_mhz or observations.clock_mhz
+    if estimate is None or not frequency_mhz:
         return None
-    count = len(kinds)
-    *watts, waiting_w = found.watts[: count + 1].tolist()
-    *errors, waiting_error = np.sqrt(np.diag(found.covariance))[: count + 1].tolist()
-    shares = np.array([math.fsum(times) / len(iterations) for times in kinds.values()])
-    throttle = "+".join(sorted(seen.throttle))
-    row = partial(PartRow, frequency=frequency, clock=seen.clock, throttle=throttle)
-    rows: list[PartRow] = []
-    time_variance = 0.0
-    for ((stage, name, part), times), power, error in zip(
-        kinds.items(), watts, errors, strict=True
-    ):
-        mean, spread, samples = statistics.fmean(times), statistics.pstdev(times), len(times)
-        time_variance += (power * spread) ** 2 * samples / len(iterations) ** 2
-        uncertain = math.hypot(power * spread, error * mean * math.sqrt(samples))
-        rows.append(
-            row(
-                stage=stage,
-                instruction=name,
-                part=part,
-                samples=samples,
-                time=mean,
-                energy=power * mean,
-                time_std=spread,
-                energy_std=uncertain,
-            )
-        )
-    # Of waiting, energy over time is all that counts.
-    waiting = {"time": 1.0, "time_std": 0.0, "energy": waiting_w, "energy_std": waiting_error}
-    rows.append(row(stage=rows[0].stage, instruction=BLOCKING, samples=1, **waiting))
-    return Measured(
+    errors_w = np.sqrt(np.diag(estimate.covariance))
+    rows = []
+    time_variance = 0.0  # of an iteration's energy, for operations take longer or shorter
+    for kind, power_w, error_w in zip(kinds, estimate.powers_w, errors_w, strict=False):
+        durations_s = timeline.durations_s[kind]
+        row = _operation_row(kind, durations_s, float(power_w), float(error_w))
+        rows.append(_in_window(row, frequency_mhz, observations))
+        time_variance += (power_w * row.time_std_s) ** 2 * row.samples / len(iterations) ** 2
+    waiting = columns[OtherWork.WAITING]
+    waiting_row = _waiting_row(
+        kinds[0].stage, float(estimate.powers_w[waiting]), float(errors_w[waiting])
+    )
+    rows.append(_in_window(waiting_row, frequency_mhz, observations))
+
+    seconds_per_iteration = np.array(
+        [math.fsum(timeline.durations_s[kind]) / len(iterations) for kind in kinds]
+    )
+    covariance = estimate.covariance[: len(kinds), : len(kinds)]
+    energy_variance = seconds_per_iteration @ covariance @ seconds_per_iteration + time_variance
+    return MeasuredWindow(
         rows=rows,
-        energy=float(np.array(watts) @ shares),
-        energy_error=math.sqrt(shares @ found.covariance[:count, :count] @ shares + time_variance),
-        busy=float(shares.sum()),
-        microbatches=sum(name == "forward" and chunk == 0 for name, chunk, *_ in iterations[0]),
+        energy_j=float(estimate.powers_w[: len(kinds)] @ seconds_per_iteration),
+        energy_error_j=math.sqrt(energy_variance),
+        busy_s=float(seconds_per_iteration.sum()),
+        num_microbatches=sum(
+            span.instruction == "forward" and span.chunk == 0 for span in iterations[0]
+        ),
     )
 
 
-def _labelled(
-    iterations: Sequence[Sequence[Span[float]]], stages: Sequence[int]
-) -> tuple[dict[Kind, list[float]], list[float], list[Kind | str]]:
-    """How long each operation of a kind took, s; when the work changed, s; and the work between."""
-    kinds: dict[Kind, list[float]] = defaultdict(list)
-    edges: list[float] = []
-    labels: list[Kind | str] = []
+class _KindRow(NamedTuple):
+    """The measurements of one kind of work, whatever the clock."""
+
+    kind: WorkKind
+    samples: int
+    time_s: float
+    time_std_s: float
+    energy_j: float
+    energy_std_j: float
+
+
+def _operation_row(
+    kind: WorkKind, durations_s: Sequence[float], power_w: float, error_w: float
+) -> _KindRow:
+    mean_s, spread_s = statistics.fmean(durations_s), statistics.pstdev(durations_s)
+    samples = len(durations_s)
+    # The error of the power is the same for all samples: it does not become less by averaging.
+    energy_std_j = math.hypot(power_w * spread_s, error_w * mean_s * math.sqrt(samples))
+    return _KindRow(kind, samples, mean_s, spread_s, power_w * mean_s, energy_std_j)
+
+
+def _waiting_row(stage: int, power_w: float, error_w: float) -> _KindRow:
+    """Of waiting, energy over time is all that counts."""
+    return _KindRow(WorkKind(stage, BLOCKING, ""), 1, 1.0, 0.0, power_w, error_w)
+
+
+def _in_window(row: _KindRow, frequency_mhz: int, observations: Observations) -> PartRow:
+    return PartRow(
+        stage=row.kind.stage,
+        instruction=row.kind.instruction,
+        part=row.kind.part,
+        frequency=frequency_mhz,
+        samples=row.samples,
+        time=row.time_s,
+        energy=row.energy_j,
+        time_std=row.time_std_s,
+        energy_std=row.energy_std_j,
+        clock=observations.clock_mhz,
+        throttle="+".join(sorted(observations.throttle)),
+    )
+
+
+def _timeline(iterations: Sequence[Sequence[Span[float]]], stages: Sequence[int]) -> Timeline:
+    """The work of iterations.
+
+    Raises:
+        InputError: an operation is of a chunk that has no stage.
+    """
+    timeline = Timeline()
     for spans in iterations:
-        if edges:
-            labels.append(_OUTSIDE)
-        reducing = _reducing(spans)
-        for position, (name, chunk, begin, end, parts) in enumerate(spans):
-            if position:
-                labels.append(BLOCKING)
-            edges.append(begin)
-            if position in reducing:
-                edges.append(end)
-                labels.append(_OUTSIDE)
+        may_reduce = _backwards_that_may_reduce(spans)
+        for position, span in enumerate(spans):
+            work_before = OtherWork.WAITING if position else OtherWork.OUTSIDE
+            timeline.begin(span.begin, work_before)
+            if position in may_reduce:
+                timeline.go_on(span.end, OtherWork.OUTSIDE)
                 continue
-            if chunk >= len(stages):
+            if span.chunk >= len(stages):
                 raise InputError(
-                    f"{name} came for chunk {chunk}, but Profiler knows the stages of "
-                    f"{len(stages)} chunks; give it stages="
+                    f"{span.instruction} came for chunk {span.chunk}, but Profiler knows the "
+                    f"stages of {len(stages)} chunks; give it stages="
                 )
-            # What comes before the first part's own begin belongs to it.
-            starts = [begin, *(at for _, at in parts[1:]), end]
-            taken: dict[Kind, float] = defaultdict(float)
-            for part, (at, until) in zip(parts or (("", begin),), pairwise(starts), strict=True):
-                kind = stages[chunk], name, part[0]
-                edges.append(until)
-                labels.append(kind)
-                taken[kind] += until - at
-            for kind, time_s in taken.items():
-                kinds[kind].append(time_s)
-    return kinds, edges, labels
+            seconds_of_kind: dict[WorkKind, float] = defaultdict(float)
+            for part, begin_s, end_s in _parts_of(span):
+                kind = WorkKind(stages[span.chunk], span.instruction, part)
+                timeline.go_on(end_s, kind)
+                seconds_of_kind[kind] += end_s - begin_s
+            for kind, seconds in seconds_of_kind.items():
+                timeline.durations_s[kind].append(seconds)
+    return timeline
 
 
-def _reducing(spans: Sequence[Span[float]]) -> set[int]:
+def _parts_of(span: Span[float]) -> Iterator[tuple[str, float, float]]:
+    """Name, begin and end of each part of an operation; of the whole where it has none.
+
+    What comes before the first part's own begin belongs to it.
+    """
+    names = [name for name, _ in span.parts] or [""]
+    begins_s = [span.begin, *(begin_s for _, begin_s in span.parts[1:])]
+    ends_s = [*begins_s[1:], span.end]
+    return zip(names, begins_s, ends_s, strict=True)
+
+
+def _backwards_that_may_reduce(spans: Sequence[Span[float]]) -> set[int]:
     """Positions of backwards that may hold an all-reduce: the last of each chunk.
 
     Only where there are others of the same kind to go by.
     """
-    last: dict[int, int] = {}
-    count: dict[tuple[str, int], int] = defaultdict(int)
-    for position, (name, chunk, *_) in enumerate(spans):
-        count[name, chunk] += 1
-        if name.startswith("backward"):
-            last[chunk] = position
-    return {position for position in last.values() if count[spans[position][:2]] > 1}
+    num_alike = Counter((span.instruction, span.chunk) for span in spans)
+    last_backward: dict[int, int] = {}
+    for position, span in enumerate(spans):
+        if span.instruction.startswith("backward"):
+            last_backward[span.chunk] = position
+    return {
+        position
+        for position in last_backward.values()
+        if num_alike[spans[position].instruction, spans[position].chunk] > 1
+    }

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from envplan.errors import InputError
@@ -33,19 +34,18 @@ def hook_parts(
     """Tell a shim or a profiler as modules begin, while the context lasts.
 
     Args:
-        observer: who is told.
+        observer: that is told.
         model: this rank's part of the model; several where it has several chunks.
 
     Raises:
         InputError: a part that the observer names is no module of any of them.
     """
     chunks = list(model) if isinstance(model, list | tuple) else [model]
-    modules = [pair for chunk in chunks for pair in _named(chunk)]
-    patterns = {
-        part: re.compile(re.escape(part).replace(r"\*", "[^.]*"))
-        for part in sorted(observer.part_names)
-    }
-    for part, pattern in patterns.items():
+    modules = list(chain.from_iterable(map(_named_modules, chunks)))
+    patterns = []
+    for part in sorted(observer.part_names):
+        pattern = re.compile(re.escape(part).replace(r"\*", "[^.]*"))
+        patterns.append(pattern)
         if not any(pattern.fullmatch(name) for name, _ in modules):
             raise InputError(
                 f"the model has no module {part}, which is to be a part of operations; "
@@ -57,7 +57,7 @@ def hook_parts(
 
     with ExitStack() as handles:
         for name, module in modules:
-            if any(pattern.fullmatch(name) for pattern in patterns.values()):
+            if any(pattern.fullmatch(name) for pattern in patterns):
                 forward = module.register_forward_pre_hook(hook(name, False))
                 backward = module.register_full_backward_pre_hook(hook(name, True))
                 handles.callback(forward.remove)
@@ -65,9 +65,11 @@ def hook_parts(
         yield
 
 
-def _named(chunk: nn.Module) -> list[tuple[str, nn.Module]]:
+def _named_modules(chunk: nn.Module) -> list[tuple[str, nn.Module]]:
     """Modules by name, without what wrappers such as DistributedDataParallel put before it."""
-    found = [(name, module) for name, module in chunk.named_modules() if name]
-    while found and all(name == "module" or name.startswith("module.") for name, _ in found):
-        found = [(name.removeprefix("module."), one) for name, one in found if name != "module"]
-    return found
+    named = [(name, module) for name, module in chunk.named_modules() if name]
+    while named and all(f"{name}.".startswith("module.") for name, _ in named):
+        named = [
+            (name.removeprefix("module."), module) for name, module in named if name != "module"
+        ]
+    return named

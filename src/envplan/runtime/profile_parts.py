@@ -1,12 +1,13 @@
-"""Parts of a profile: what each rank of a job measured, and how the profile is made of them."""
+"""The measurements of each rank of a job, and the profile that is made of them."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import ClassVar, Final
@@ -19,19 +20,20 @@ from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling.sweep_file import COLUMNS
 from envplan.runtime.metering import METHOD, PartRow
 
-__all__ = ["Part", "merge_parts", "part_path"]
+__all__ = ["RankProfile", "merge_parts", "part_path"]
 
 #: A power while waiting that is less sure than this, relative to it, is not written.
-_SURE: Final = 0.2
+_MAX_RELATIVE_ERROR: Final = 0.2
 #: One that is less sure than this says next to nothing.
-_TELLING: Final = 0.5
+_MAX_TELLING_ERROR: Final = 0.5
 
 
-class Part(Document, frozen=False, strict=False):
-    """What one rank measured: a file beside the profile, once there is nothing more to come.
+class RankProfile(Document, frozen=False, strict=False):
+    """The measurements of one rank: a file beside the profile, written when it is done.
 
     Attributes:
-        rank: which; world_size: of how many.
+        rank: global rank.
+        world_size: ranks of the job.
         num_stages: model stages of the job.
         problem: why there is not more.
         num_microbatches: of an iteration; None before it was measured.
@@ -55,7 +57,7 @@ class Part(Document, frozen=False, strict=False):
 
 
 def merge_parts(path: str | os.PathLike[str]) -> Profile:
-    """Write the profile of a job from the parts of its ranks, and remove them.
+    """Write the profile of a job from the files of its ranks, and remove them.
 
     Ranks that ran the same stage, as data- and tensor-parallel ones do, are averaged; one of them
     is enough.
@@ -64,77 +66,109 @@ def merge_parts(path: str | os.PathLike[str]) -> Profile:
         path: of the profile.
 
     Raises:
-        InputError: parts are missing or damaged, or make no profile.
+        InputError: files are missing or damaged, or make no profile.
     """
     path = Path(path)
-    first = Part.load(part_path(path, 0))
-    parts = [first, *(Part.load(part_path(path, rank)) for rank in range(1, first.world_size))]
-    rows = [row for part in parts for row in part.rows]
-    if len({row.stage for row in rows}) < first.num_stages:
-        rank = next((rank for rank, part in enumerate(parts) if not part.rows), 0)
-        raise InputError(
-            f"rank {rank} measured nothing: {parts[rank].problem or 'the job ended too soon'}",
-            path=part_path(path, rank),
-        )
-    columns = [*COLUMNS, *(["part"] if any(row.part for row in rows) else [])]
-    extra = {
-        "measured": "inside a training job",
-        "energy_method": METHOD,
-        "energy_source": first.energy_source,
-    }
+    first_part = RankProfile.load(part_path(path, 0))
+    other_ranks = range(1, first_part.world_size)
+    parts = [first_part, *(RankProfile.load(part_path(path, rank)) for rank in other_ranks)]
+    _require_all_stages(path, parts)
+    rows = list(chain.from_iterable(part.rows for part in parts))
+    columns = list(COLUMNS)
+    if any(row.part for row in rows):
+        columns.append("part")
+    rows = _average_over_ranks(_with_sure_waiting_powers(rows))
+    metadata = replace(
+        first_part.metadata,
+        num_microbatches=first_part.num_microbatches,
+        extra={
+            "measured": "inside a training job",
+            "energy_method": METHOD,
+            "energy_source": first_part.energy_source,
+        },
+    )
     profile = Profile.from_rows(
-        [tuple(getattr(row, name) for name in columns) for row in _averaged(_sure(rows))],
+        [tuple(getattr(row, name) for name in columns) for row in rows],
         columns=columns,
         name=path.stem,
-        metadata=replace(first.metadata, num_microbatches=first.num_microbatches, extra=extra),
+        metadata=metadata,
     )
     profile.save_csv(path)
-    for rank in range(len(parts)):
-        part_path(path, rank).unlink(missing_ok=True)
+    for part in parts:
+        part_path(path, part.rank).unlink(missing_ok=True)
     return profile
 
 
-def _sure(rows: Sequence[PartRow]) -> list[PartRow]:
-    """The same without powers while waiting that are not sure; if none is, one of them together.
+def _require_all_stages(path: Path, parts: Sequence[RankProfile]) -> None:
+    """Raises: InputError: a stage was not measured; says why, of the first rank without rows."""
+    measured_stages: set[int] = set()
+    for part in parts:
+        measured_stages.update(row.stage for row in part.rows)
+    if len(measured_stages) >= parts[0].num_stages:
+        return
+    ranks_without_rows = [rank for rank, part in enumerate(parts) if not part.rows]
+    rank = ranks_without_rows[0] if ranks_without_rows else 0
+    raise InputError(
+        f"rank {rank} measured nothing: {parts[rank].problem or 'the job ended too soon'}",
+        path=part_path(path, rank),
+    )
+
+
+def _with_sure_waiting_powers(rows: Sequence[PartRow]) -> list[PartRow]:
+    """The rows without powers while waiting that are not sure; if none is, one of them together.
 
     A few iterations at a clock may tell too little of the waits between operations, while those at
     all clocks on all ranks tell enough of what is about the same everywhere.
     """
     waiting = [row for row in rows if row.instruction == BLOCKING]
-    others = [row for row in rows if row.instruction != BLOCKING]
-    sure = [row for row in waiting if row.energy_std <= _SURE * row.energy]
-    telling = [row for row in waiting if row.energy_std <= _TELLING * row.energy]
+    operations = [row for row in rows if row.instruction != BLOCKING]
+    sure = [row for row in waiting if row.energy_std <= _MAX_RELATIVE_ERROR * row.energy]
+    telling = [row for row in waiting if row.energy_std <= _MAX_TELLING_ERROR * row.energy]
     if not sure and telling:
-        # Each counts by its inverse variance.
-        precision = [row.energy_std**-2 for row in telling]
-        energy, error = fmean([row.energy for row in telling], precision), sum(precision) ** -0.5
-        if error <= _SURE * energy:
-            sure = [replace(telling[0], energy=energy, energy_std=error, samples=len(telling))]
-    return others + sure
+        combined = _inverse_variance_mean(telling)
+        if combined.energy_std <= _MAX_RELATIVE_ERROR * combined.energy:
+            sure = [combined]
+    return operations + sure
 
 
-def _averaged(rows: Iterable[PartRow]) -> Iterator[PartRow]:
-    """One row for each stage, instruction, clock and part, from the rows of all ranks; parts in the
-    order in which they ran."""
+def _inverse_variance_mean(rows: Sequence[PartRow]) -> PartRow:
+    """One row for several of the same power, each counted by its inverse variance."""
+    precisions = [row.energy_std**-2 for row in rows]
+    energy_j = fmean([row.energy for row in rows], precisions)
+    error_j = sum(precisions) ** -0.5
+    return replace(rows[0], energy=energy_j, energy_std=error_j, samples=len(rows))
+
+
+def _average_over_ranks(rows: Iterable[PartRow]) -> list[PartRow]:
+    """One row for each stage, instruction, clock and part, from the rows of all ranks.
+
+    Parts are in the order in which they ran, clocks from the highest down.
+    """
     groups: dict[tuple[int, str, int, str], list[PartRow]] = defaultdict(list)
     for row in rows:
         groups[row.stage, row.instruction, -row.frequency, row.part].append(row)
-    for key in sorted(groups, key=lambda key: key[:3]):
-        same = groups[key]
-        samples = [row.samples for row in same]
-        reasons = {reason for row in same for reason in row.throttle.split("+")} - {""}
-        yield replace(
-            same[0],
-            time=fmean([row.time for row in same], samples),
-            energy=fmean([row.energy for row in same], samples),
-            time_std=math.sqrt(fmean([row.time_std**2 for row in same], samples)),
-            energy_std=math.sqrt(fmean([row.energy_std**2 for row in same], samples)),
-            samples=sum(samples),
-            clock=round(median(row.clock for row in same)),
-            throttle="+".join(sorted(reasons)),
-        )
+    sorted_keys = sorted(groups, key=lambda key: key[:3])
+    return [_average(groups[key]) for key in sorted_keys]
+
+
+def _average(rows: Sequence[PartRow]) -> PartRow:
+    """One row for several of the same operation at the same clock."""
+    samples = [row.samples for row in rows]
+    reasons: set[str] = set()
+    for row in rows:
+        reasons.update(row.throttle.split("+"))
+    return replace(
+        rows[0],
+        time=fmean([row.time for row in rows], samples),
+        energy=fmean([row.energy for row in rows], samples),
+        time_std=math.sqrt(fmean([row.time_std**2 for row in rows], samples)),
+        energy_std=math.sqrt(fmean([row.energy_std**2 for row in rows], samples)),
+        samples=sum(samples),
+        clock=round(median(row.clock for row in rows)),
+        throttle="+".join(sorted(reasons - {""})),
+    )
 
 
 def part_path(path: Path, rank: int) -> Path:
-    """Where the part of a rank is."""
+    """The path of the file of a rank, beside that of the profile."""
     return path.with_name(f"{path.stem}.rank{rank}.part.json")

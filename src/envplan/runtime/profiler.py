@@ -44,42 +44,43 @@ from envplan.devices import (
     Device,
     DeviceError,
     DeviceInfo,
+    call_with_timeout,
     choose,
     opened,
     spaced_clocks,
-    within,
 )
 from envplan.devices.guard import Guard
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.runtime.clock_requester import ClockRequester
-from envplan.runtime.metering import EnergyLog, Span, measure, on_host
+from envplan.runtime.clock_sweep import ClockSweep, StepUse, Window
+from envplan.runtime.metering import EnergyLog, Span, measure_window, spans_on_host
 from envplan.runtime.observer import OperationObserver
-from envplan.runtime.profile_parts import Part, merge_parts, part_path
+from envplan.runtime.profile_parts import RankProfile, merge_parts, part_path
 from envplan.runtime.ranks import number_or_environment
 from envplan.runtime.timestamps import DeviceEvent, Timestamp
 
 __all__ = ["Profiler", "merge_parts"]
 
-#: Iterations at one clock that clock errors may spoil before the clock is passed over.
-_TRIES: Final = 3
-#: Iterations after a change of clock that do not count, from when it is in force.
-_SETTLE: Final = 1
 #: The sweep ends after so many clocks in a row above the least energy.
-_RISES: Final = 5
-#: A clock seen at more than this times what was asked for was never set.
-_IN_FORCE: Final = 1.02
-#: Standard errors of an iteration's energy above this part of it are said.
-_SURE: Final = 0.2
-_MERGE_PAUSE_S: Final = 0.2
-_MERGE_WAIT_S: Final = 30.0
-_WRITE_S: Final = 10.0
+_MAX_RISES: Final = 5
+#: A clock observed at more than this times what was asked for was never set.
+_MAX_CLOCK_RATIO: Final = 1.02
+#: Standard errors of an iteration's energy above this share of it are said.
+_MAX_RELATIVE_ERROR: Final = 0.2
+_MERGE_POLL_S: Final = 0.2
+#: How long rank 0 waits for the other ranks' files after the job, s.
+_MERGE_TIMEOUT_S: Final = 30.0
+_WRITE_TIMEOUT_S: Final = 10.0
 #: How long the device may be behind the training thread at the end, s; when the job ends, less.
-_DRAIN_S: Final = 30.0
-_CLOSE_S: Final = 1.0
+_DRAIN_TIMEOUT_S: Final = 30.0
+_JOB_END_TIMEOUT_S: Final = 1.0
 #: How long the driver may take to say what the GPU is, s.
-_OPEN_S: Final = 30.0
+_OPEN_TIMEOUT_S: Final = 30.0
+
+#: An operation by the time of the device.
+_DeviceSpan = Span[Timestamp]
 
 _logger = logging.getLogger("envplan.runtime")
 
@@ -142,249 +143,264 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         self.rank = number_or_environment(rank, "RANK")
         world = number_or_environment(world_size, "WORLD_SIZE")
         self._stages = tuple(stages if stages is not None else [self.rank])
-        if not all(0 <= stage < num_stages for stage in self._stages):
-            raise InputError(
-                f"rank {self.rank} has stage {max(self._stages)} of {num_stages}; give Profiler "
-                "stages=, the model stage of each chunk of this rank"
-            )
+        _check_stages(self.rank, self._stages, num_stages)
         if iterations_per_frequency < 1 or warm_up < 0:
             raise InputError("iterations_per_frequency must be at least 1, warm_up at least 0")
-        self._iterations, self._skip = iterations_per_frequency, warm_up
         self.path = Path(path)
-        self._part = Part(rank=self.rank, world_size=world, num_stages=num_stages)
-        self._part_path = part_path(self.path, self.rank)
-        check_writable(self._part_path)
-        self._part_path.unlink(missing_ok=True)  # one that an earlier job left
+        self._profile = RankProfile(rank=self.rank, world_size=world, num_stages=num_stages)
+        self._profile_path = part_path(self.path, self.rank)
+        check_writable(self._profile_path)
+        self._profile_path.unlink(missing_ok=True)  # one that an earlier job left
 
-        self._spans: list[Span[Timestamp]] = []
-        self._begun: Timestamp | None = None
+        # Of the iteration that runs.
+        self._spans: list[_DeviceSpan] = []
+        self._operation_begin: Timestamp | None = None
         self._is_backward = False
-        self._begins: list[tuple[str, Timestamp]] = []
-        self._window: list[list[Span[Timestamp]]] = []
-        self._at = self._tries = self._problems = 0
-        self._frequencies: list[int | None] = [None]
+        self._part_begins: list[tuple[str, Timestamp]] = []
+
+        # Only the thread of the ClockRequester counts problems, and only this one remembers how
+        # many there were when its window began: so none that comes in between is lost.
+        self._num_problems = 0
+        self._num_problems_before_window = 0
+        self._sweep = ClockSweep[list[_DeviceSpan]]([None], iterations_per_frequency, warm_up)
         self._driver = ExitStack()
-        self._clocks = ClockRequester(None, None)
-        self._closed = False
+        self._requester = ClockRequester(None, None)
+        self._is_closed = False
 
         # A thread makes rows of windows, decides when it is enough, and merges on rank 0.
-        self._windows: SimpleQueue[tuple[int | None, list[list[Span[Timestamp]]]] | None]
-        self._windows = SimpleQueue()
-        self._minimum = EnergyMinimum(_RISES)
-        self._enough = False
-        self._deadline = math.inf
+        self._windows: SimpleQueue[Window[list[_DeviceSpan]] | None] = SimpleQueue()
+        self._minimum = EnergyMinimum(_MAX_RISES)
+        self._has_enough = False
+        self._merge_deadline = math.inf
         self._thread: threading.Thread | None = None
         if device is None:
             local_rank = self.rank if "LOCAL_RANK" not in os.environ else None
             device = number_or_environment(local_rank, "LOCAL_RANK")
             counted = Counted.BY_CUDA
         try:
-            source = self._driver.enter_context(opened(DEFAULT_BACKEND))
-            found = within(_OPEN_S, lambda: _own_gpu(source, device, counted), "the driver")
-            info = found.info
-            wanted = _frequencies(info, frequencies, step)
-            guard = self._start_guard(info.index, wanted) if lock else None
-            self._clocks = ClockRequester(guard, marker)
-            self._part.metadata = replace(
+            gpu = self._open_gpu(device, counted)
+            clocks_mhz = _clocks_to_measure(gpu.info, frequencies, step)
+            guard = self._start_guard(gpu.info.index) if lock else None
+            if guard is not None:
+                self._sweep = ClockSweep(clocks_mhz, iterations_per_frequency, warm_up)
+            self._requester = ClockRequester(guard, marker)
+            self._profile.energy_source = gpu.info.energy_source
+            self._profile.metadata = replace(
                 metadata or ProfileMetadata(),
-                gpu=info.name,
-                driver=info.driver,
-                source=info.source,
+                gpu=gpu.info.name,
+                driver=gpu.info.driver,
+                source=gpu.info.source,
             ).made_today()
-            self._part.energy_source = info.energy_source
-            run = partial(self._run, EnergyLog(found))
-            self._thread = threading.Thread(target=run, name="envplan-profile", daemon=True)
-            self._thread.start()
+            self._start_thread(EnergyLog(gpu))
         except DeviceError as error:
             _logger.warning("rank %d: nothing is profiled: %s", self.rank, error)
-            self._part.problem = str(error)
-            self._part.save(self._part_path)
+            self._profile.problem = str(error)
+            self._profile.save(self._profile_path)
         except InputError:
             self._driver.close()
             raise
         self.done = self._thread is None
 
+    def _open_gpu(self, device: int, counted: Counted) -> Device:
+        """This rank's GPU.
+
+        Raises:
+            DeviceError: there is no such GPU, its driver hangs, or its energy is not its own.
+        """
+        source = self._driver.enter_context(opened(DEFAULT_BACKEND))
+        return call_with_timeout(
+            _OPEN_TIMEOUT_S, lambda: _own_gpu(source, device, counted), "the driver"
+        )
+
+    def _start_guard(self, index: int) -> Guard | None:
+        """The guard, without which only the current clock is measured."""
+        try:
+            return Guard.start(DEFAULT_BACKEND, index, every_request=True)
+        except DeviceError as error:
+            _logger.warning("rank %d: profiles at the current clock only: %s", self.rank, error)
+            return None
+
+    def _start_thread(self, energy_log: EnergyLog) -> None:
+        run = partial(self._run, energy_log)
+        self._thread = threading.Thread(target=run, name="envplan-profile", daemon=True)
+        self._thread.start()
+
     def __exit__(self, *raised: object) -> None:
         # Where training failed, the others' parts may never come.
-        self.close(0.0 if any(raised) else _MERGE_WAIT_S)
+        self.close(0.0 if any(raised) else _MERGE_TIMEOUT_S)
 
     @property
     def frequency(self) -> int:
         """The clock asked for, MHz; 0 when it is the driver's."""
-        return 0 if self.done else self._clocks.last_requested_mhz
+        return 0 if self.done else self._requester.last_requested_mhz
 
     @property
     def measured_frequency(self) -> int | None:
         """The clock that iterations are measured at, MHz; None: the current one, or none at all."""
-        return None if self.done else self._frequencies[self._at]
+        return None if self.done else self._sweep.frequency_mhz
 
     @property
     def guard(self) -> Guard | None:
         """The guard that sets this rank's clocks; None where clocks are left alone."""
-        return self._clocks.guard
+        return self._requester.guard
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        """An operation begins: ask for the clock that is measured, if that is another than now."""
         if self.done:
             return
-        self._begun = begun = self._clocks.record_event()
-        self._is_backward, self._begins = instruction.startswith("backward"), []
-        frequency = self._frequencies[self._at]
-        if frequency is not None and frequency != self._clocks.last_requested_mhz:
-            self._clocks.request(frequency, begun)
+        requester = self._requester
+        self._operation_begin = begin = requester.record_event()
+        self._is_backward = instruction.startswith("backward")
+        self._part_begins = []
+        mhz = self._sweep.frequency_mhz
+        if mhz is not None and mhz != requester.last_requested_mhz:
+            requester.request(mhz, begin)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        if self.done or self._begun is None:
+        """The operation that began last has ended."""
+        begin = self._operation_begin
+        if self.done or begin is None:
             return
-        begins = tuple(self._begins)
-        self._spans.append(
-            Span(instruction, chunk, self._begun, self._clocks.record_event(), begins)
-        )
-        self._begun = None
+        end = self._requester.record_event()
+        self._spans.append(Span(instruction, chunk, begin, end, tuple(self._part_begins)))
+        self._operation_begin = None
 
     def part(self, name: str, *, backward: bool) -> None:
-        if self._begun is not None and backward == self._is_backward:
-            self._begins.append((name, self._clocks.record_event()))
+        """A part of the operation that runs begins."""
+        if self._operation_begin is not None and backward == self._is_backward:
+            self._part_begins.append((name, self._requester.record_event()))
 
     def step(self) -> None:
+        """An iteration is over: it counts, or the clock has yet to settle, or is passed over."""
         spans, self._spans = self._spans, []
         if self.done or not spans:
             return
-        self._clocks.call_after_requests(self._listen)
-        guard = self._clocks.guard
-        if self._problems or (guard is not None and guard.failing):
-            # Measure again, or pass the clock over.
-            self._tries += 1
-            self._next_window(passed=self._tries == _TRIES)
-        elif self._clocks.has_unset_requests():
-            # The clock is on its way: it may come within the next iteration, which is none either.
-            self._skip = max(self._skip, _SETTLE)
-        elif self._skip:
-            self._skip -= 1
-        else:
-            self._window.append(spans)
-            if len(self._window) == self._iterations:
-                self._windows.put((self._frequencies[self._at], self._window))
-                self._next_window(passed=True)
-        if self._enough or (guard is not None and not guard.alive):
+        self._requester.call_after_requests(self._read_problems)
+        guard = self._requester.guard
+        num_problems = self._num_problems
+        has_new_problem = num_problems > self._num_problems_before_window
+        use = self._sweep.classify(
+            has_problem=has_new_problem or (guard is not None and guard.failing),
+            is_clock_pending=self._requester.has_unset_requests(),
+        )
+        window = self._sweep.record(use, spans)
+        if window is not None:
+            self._windows.put(window)
+        if window is not None or use is StepUse.SPOILED:
+            self._num_problems_before_window = num_problems
+        is_guard_gone = guard is not None and not guard.alive
+        if self._sweep.is_finished or self._has_enough or is_guard_gone:
             self._finish()
 
     def full_speed(self) -> None:
         """Something else runs now, such as an evaluation: what was being measured starts again."""
-        self._spans, self._window, self._begun = [], [], None
-        self._skip = max(self._skip, _SETTLE)
+        self._spans, self._operation_begin = [], None
+        self._sweep.interrupt()
 
-    def close(self, wait: float = _MERGE_WAIT_S) -> None:
+    def close(self, wait: float = _MERGE_TIMEOUT_S) -> None:
         """Give the clock back and write what was measured.
 
         Args:
-            wait: how long rank 0 waits for the others' parts at most, s.
+            wait: how long rank 0 waits for the others' files at most, s.
         """
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
-        patience = _DRAIN_S if self.done else _CLOSE_S
+        self._is_closed = True
+        drain_timeout_s = _DRAIN_TIMEOUT_S if self.done else _JOB_END_TIMEOUT_S
         self._finish()
-        self._deadline = time.monotonic() + wait
+        self._merge_deadline = time.monotonic() + wait
         if self._thread is not None:
-            self._thread.join(patience)
-            self._give_back()  # though the device may hang
-            self._thread.join(wait + _WRITE_S)
+            self._thread.join(drain_timeout_s)
+            self._give_clock_back()  # though the device may hang
+            self._thread.join(wait + _WRITE_TIMEOUT_S)
         self._driver.close()
-
-    def _start_guard(self, index: int, frequencies: Sequence[int]) -> Guard | None:
-        """The guard, without which only the current clock is measured."""
-        try:
-            guard = Guard.start(DEFAULT_BACKEND, index, every_request=True)
-        except DeviceError as error:
-            _logger.warning("rank %d: profiles at the current clock only: %s", self.rank, error)
-            return None
-        self._frequencies = list(frequencies)
-        return guard
-
-    def _next_window(self, *, passed: bool) -> None:
-        """Begin to measure anew; passed: at the next clock."""
-        self._window, self._problems, self._skip = [], 0, _SETTLE
-        if passed:
-            self._tries = 0
-            self._at += 1
-            if self._at == len(self._frequencies):
-                self._finish()
 
     def _finish(self) -> None:
         """Measure no more and have the clock given back, without waiting for that."""
         if not self.done:
             self.done = True
-            self._spans, self._window = [], []
+            self._spans = []
             self._windows.put(None)
 
-    def _give_back(self) -> None:
-        self._clocks.close()
-        self._listen()
+    def _give_clock_back(self) -> None:
+        self._requester.close()
+        self._read_problems()
 
-    def _listen(self) -> None:
-        """Take note of what the guard reports."""
-        for problem in self._clocks.read_problems():
-            self._problems += 1
+    def _read_problems(self) -> None:
+        """Take note of what the guard reports.
+
+        Runs in the thread of the ClockRequester, where that has one.
+        """
+        for problem in self._requester.read_problems():
+            self._num_problems += 1
             _logger.warning("rank %d: while profiling: %s", self.rank, problem)
 
-    def _run(self, energy: EnergyLog) -> None:
-        """The thread: it ends with the part of this rank written, and on rank 0 the profile."""
+    def _run(self, energy_log: EnergyLog) -> None:
+        """Measure windows; at the end write this rank's file, and on rank 0 the profile.
+
+        Runs in a thread of its own.
+        """
         try:
-            for clock, window in iter(self._windows.get, None):
-                if not self._enough:
-                    self._measure(energy, clock, window)
+            for window in iter(self._windows.get, None):
+                if not self._has_enough:
+                    self._measure(energy_log, window)
         except Exception as error:  # profiling must not end what it profiles
-            self._part.problem = str(error)
+            self._profile.problem = str(error)
             _logger.warning("rank %d: profiling is given up: %s", self.rank, error)
-            self._enough = True
-        energy.close()
-        self._give_back()
+            self._has_enough = True
+        energy_log.close()
+        self._give_clock_back()
         try:
-            self._part.save(self._part_path)
+            self._profile.save(self._profile_path)
             if self.rank == 0:
                 self._merge()
         except EnvplanError as error:
             _logger.warning("no profile is written: %s", error)
 
-    def _measure(
-        self, energy: EnergyLog, clock: int | None, window: list[list[Span[Timestamp]]]
-    ) -> None:
-        """Rows of iterations at one clock; None: at whatever the driver chooses."""
-        iterations = on_host(window)
-        seen = energy.take(iterations[0][0].begin, iterations[-1][-1].end)
-        measured = measure(iterations, seen, self._stages, clock)
-        why = energy.problem or "its iterations are too short for the energy counter"
-        if measured is not None and clock and seen.clock > _IN_FORCE * clock:
-            measured, why = None, f"the clock was at {seen.clock} MHz"
+    def _measure(self, energy_log: EnergyLog, window: Window[list[_DeviceSpan]]) -> None:
+        """Add the rows of a window to this rank's profile, or say why there are none."""
+        iterations = spans_on_host(window.iterations)
+        observations = energy_log.pop_window(iterations[0][0].begin, iterations[-1][-1].end)
+        asked_mhz = window.frequency_mhz
+        measured = measure_window(iterations, observations, self._stages, asked_mhz)
+        problem = energy_log.problem or "its iterations are too short for the energy counter"
+        max_mhz = _MAX_CLOCK_RATIO * asked_mhz if asked_mhz else math.inf
+        if measured is not None and observations.clock_mhz > max_mhz:
+            measured, problem = None, f"the clock was at {observations.clock_mhz} MHz"
         if measured is None:
-            which = f"{clock} MHz" if clock else "the current clock"
-            _logger.warning("rank %d: %s was passed over: %s", self.rank, which, why)
+            clock = f"{asked_mhz} MHz" if asked_mhz else "the current clock"
+            _logger.warning("rank %d: %s was passed over: %s", self.rank, clock, problem)
             return
-        mhz, unsure = measured.rows[0].frequency, measured.energy_error / measured.energy
-        if unsure > _SURE:
+        mhz = measured.rows[0].frequency
+        relative_error = measured.energy_error_j / measured.energy_j
+        if relative_error > _MAX_RELATIVE_ERROR:
             _logger.warning(
                 "rank %d: at %d MHz the standard error of the energy is %.0f%%; more "
                 "iterations_per_frequency make it smaller",
-                *(self.rank, mhz, 100 * unsure),
+                *(self.rank, mhz, 100 * relative_error),
             )
-        self._part.num_microbatches = measured.microbatches
-        self._part.rows += measured.rows
-        self._enough = self._minimum.is_passed_at(measured.energy, measured.energy_error)
+        self._profile.num_microbatches = measured.num_microbatches
+        self._profile.rows += measured.rows
+        self._has_enough = self._minimum.is_passed_at(measured.energy_j, measured.energy_error_j)
         _logger.info(
             "rank %d: profiled at %d MHz: %.4g J and %.4g s of work an iteration",
-            *(self.rank, mhz, measured.energy, measured.busy),
+            *(self.rank, mhz, measured.energy_j, measured.busy_s),
         )
 
     def _merge(self) -> None:
-        """Merge once all parts are there; after the job has ended, wait only so long for them."""
-        ranks = range(self._part.world_size)
+        """Merge once all ranks' files are there; after the job, wait only so long for them.
+
+        Raises:
+            InputError: files are missing by then, or make no profile.
+        """
+        ranks = range(self._profile.world_size)
         while missing := [rank for rank in ranks if not part_path(self.path, rank).exists()]:
-            if time.monotonic() > self._deadline:
+            if time.monotonic() > self._merge_deadline:
                 raise InputError(
                     f"the parts of ranks {', '.join(map(str, missing))} are not there; once they "
                     f"are, call envplan.runtime.profiler.merge_parts({str(self.path)!r})"
                 )
-            time.sleep(_MERGE_PAUSE_S)
+            time.sleep(_MERGE_POLL_S)
         profile = merge_parts(self.path)
         _logger.info("%s: the profile of all ranks", self.path)
         if profile.blocking_power_w is None:
@@ -395,21 +411,30 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
             )
 
 
+def _check_stages(rank: int, stages: Sequence[int], num_stages: int) -> None:
+    """Raises: InputError: a rank has a stage that the model has not."""
+    if not all(0 <= stage < num_stages for stage in stages):
+        raise InputError(
+            f"rank {rank} has stage {max(stages)} of {num_stages}; give Profiler stages=, the "
+            "model stage of each chunk of this rank"
+        )
+
+
 def _own_gpu(source: Backend, device: int, counted: Counted) -> Device:
-    """The GPU, its facts read.
+    """The GPU of a number, its properties read.
 
     Raises:
         DeviceError: there is no such GPU, or its energy is not its own.
     """
-    found = choose(source, device, counted)
-    if found.info.mig:
+    gpu = choose(source, device, counted)
+    if gpu.info.mig:
         raise DeviceError(
-            f"GPU {found.info.index}: MIG is on, so its energy is that of all parts together"
+            f"GPU {gpu.info.index}: MIG is on, so its energy is that of all parts together"
         )
-    return found
+    return gpu
 
 
-def _frequencies(info: DeviceInfo, frequencies: Sequence[int] | None, step: int) -> list[int]:
+def _clocks_to_measure(info: DeviceInfo, frequencies: Sequence[int] | None, step: int) -> list[int]:
     """Clocks to measure at, from the highest down, MHz.
 
     Raises:
@@ -417,6 +442,9 @@ def _frequencies(info: DeviceInfo, frequencies: Sequence[int] | None, step: int)
     """
     if not frequencies:
         return spaced_clocks(info.supported_clocks, step)
-    for lacking in sorted(set(frequencies) - set(info.supported_clocks)):
-        raise InputError(f"frequencies has {lacking} MHz, which the {info.name} does not support")
+    unsupported_mhz = set(frequencies).difference(info.supported_clocks)
+    if unsupported_mhz:
+        raise InputError(
+            f"frequencies has {min(unsupported_mhz)} MHz, which the {info.name} does not support"
+        )
     return sorted(set(frequencies), reverse=True)

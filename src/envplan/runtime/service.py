@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
-from envplan.devices import BACKENDS, DeviceError, backend_class, opened, uuid_of, within
+from envplan.devices import BACKENDS, DeviceError, backend_class, call_with_timeout, opened, uuid_of
 from envplan.devices.locks import MARK_BYTES, LockFile, Mark, places
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
@@ -74,7 +74,7 @@ def give_back_left_behind(files: Sequence[Path], say: Callable[[str], object]) -
     for file in files:
         try:
             restore = partial(_restore_if_left_behind, file)
-            result = within(_DRIVER_TIMEOUT_S, restore, file.stem)
+            result = call_with_timeout(_DRIVER_TIMEOUT_S, restore, file.stem)
             if result is not None:
                 say(result)
         except DeviceError as error:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from envplan.devices.guard import CounterReading
+from envplan.devices.guard_protocol import CounterReading
 from envplan.enforce.freqplan import StageEnergy
 
 __all__ = ["EnergyTotals", "StepEnergyMeter"]
@@ -136,5 +136,6 @@ class StepEnergyMeter:
         later = len(readings) - 1
         while later > 1 and readings[later - 1].time_ns > time_ns:
             later -= 1
-        (begin_ns, begin_mj), (end_ns, end_mj) = readings[later - 1], readings[later]
-        return begin_mj + (end_mj - begin_mj) * (time_ns - begin_ns) / (end_ns - begin_ns)
+        begin, end = readings[later - 1], readings[later]
+        share = (time_ns - begin.time_ns) / (end.time_ns - begin.time_ns)
+        return begin.energy_mj + (end.energy_mj - begin.energy_mj) * share

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, Final
 
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Job, uses
+from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points
 from envplan.runtime.observer import OperationObserver
 
 __all__ = ["SCHEDULE_NAMES", "attach", "follow", "profile", "record"]
@@ -54,27 +54,27 @@ _OPERATIONS: Final = {
 
 def _job(schedule: Any) -> Job:
     stages = _stages(schedule)
-    known = {
-        "stages": [stage.stage_index for stage in stages],
-        "num_stages": stages[0].num_stages,
-        "metadata": ProfileMetadata(schedule=SCHEDULE_NAMES.get(type(schedule).__name__)),
-    }
+    description = JobDescription(
+        stages=[stage.stage_index for stage in stages],
+        num_stages=stages[0].num_stages,
+        metadata=ProfileMetadata(schedule=SCHEDULE_NAMES.get(type(schedule).__name__)),
+    )
     return Job(
-        partial(attach, schedule=schedule),
-        stages[0].device,
-        lambda: known,
-        [stage.submod for stage in stages],
+        attach=partial(attach, schedule=schedule),
+        device=stages[0].device,
+        describe=lambda: description,
+        model_chunks=[stage.submod for stage in stages],
     )
 
 
-follow, profile, record = uses(_job)
+follow, profile, record = entry_points(_job)
 
 
 def attach(observer: OperationObserver, schedule: Any) -> Hooks:
-    """Tell a observer what a pipeline schedule does, until the hooks are closed.
+    """Tell an observer what a pipeline schedule does, until the hooks are closed.
 
     Args:
-        observer: who is told.
+        observer: that is told.
         schedule: of torch.distributed.pipelining.
     """
     hooks = Hooks(observer, "the schedule's step")

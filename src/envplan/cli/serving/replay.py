@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli.groups import RateOptions
+from envplan.cli.cost_options import RateOptions
 from envplan.cli.progress import progress
 from envplan.cli.serving.service import FLEET, FleetGpus, ServiceOptions
 from envplan.cli.shared import JOB, MONEY, MOST_USED
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from envplan.serving.costs import FleetCosts, FleetRates
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
+
+#: Keys of the JSON output beside the figures of a simulation.
+_OTHER_KEYS: Final = ("schema", "trace", "profile", "carbon_g", "savings_percent", "next")
 
 #: Panels of `--help`.
 FORECAST: Final = "Forecast"
@@ -316,13 +319,26 @@ class FleetRateOptions(RateOptions):
     ] = None
 
     def read(self) -> FleetRates:
-        """The rates that are given; files begin again where the trace outlasts them."""
+        """The rates that are given; files begin again where the trace outlasts them.
+
+        Raises:
+            InputError: a rate cannot be read, or the currency is called as another figure is.
+        """
         from envplan.serving.costs import FleetRates
 
-        rates = self.rates(start=self.start, repeats=True)
-        return FleetRates(
-            price=rates.get("price"), carbon=rates.get("carbon"), overheads=self.overheads()
-        )
+        self._refuse_ambiguous_currency()
+        price, carbon = self.rates(start=self.start, repeats=True)
+        return FleetRates(price=price, carbon=carbon, overheads=self.overheads())
+
+    def _refuse_ambiguous_currency(self) -> None:
+        """Costs stand beside the other figures of a replay, under the currency's name."""
+        from envplan.serving.simulation import FIGURES
+
+        if self.currency in FIGURES or self.currency in _OTHER_KEYS:
+            raise InputError(
+                f"--currency {self.currency} is what another figure is called; choose another "
+                "name, such as EUR"
+            )
 
     def named(self, costs: FleetCosts) -> dict[str, float]:
         """Costs, as far as there are any, by the currency and carbon_g."""

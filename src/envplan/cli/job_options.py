@@ -1,7 +1,7 @@
-"""Groups of options that several commands take: each a frozen dataclass whose fields are options.
+"""The options that name a job: its profile, its pipeline and its GPUs; or a plan, which has them.
 
-A command that has a group as a parameter has all its options, and receives what was given as one
-value.
+Each group is a frozen dataclass whose fields are options. A command that has a group as a parameter
+has all its options, and receives what was given as one value.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import glob
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.given import options_given, refuse, refuse_both, require_with
+from envplan.cli.given import options_given, refuse, refuse_both
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import (
     JOB,
-    MONEY,
     MOST_USED,
     OUTPUT,
     Chunks,
@@ -29,24 +28,25 @@ from envplan.cli.shared import (
     MovedProfile,
 )
 from envplan.cli.types import InputFile, Numbers, either, numbers, quantity
-from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
 from envplan.pipeline.operations import EXTRAS
-from envplan.quantities import COUNT, NUMBER, PERCENT, POWER, TIME
-
-if TYPE_CHECKING:
-    from envplan.costs import Overheads, Run
-    from envplan.costs.rates import Kind, Rate
+from envplan.quantities import COUNT, PERCENT, POWER, TIME
 
 DEFAULT_PROFILE: Final = "profile.csv"
-_MANY: Final = COUNT.within(1, 10**18)
-#: What takes minutes to plan.
+#: Operations that take minutes to plan.
 _MANY_OPERATIONS: Final = 2**17
-#: What a DAG file says instead of options.
+#: Options for what a DAG file says itself.
 _SHAPE: Final = (
     "schedule", "microbatches", "pp", "vp", "microbatch_group", "p2p_latency", "activation_slots",
     "extra",
 )  # fmt: skip
+
+
+class LoadedJob(NamedTuple):
+    """A pipeline, and a profile with all its operations."""
+
+    profile: envplan.Profile
+    pipeline: envplan.Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +117,11 @@ def complete_profiles(incomplete: str) -> list[str]:
     """Names of built-in profiles, and of CSV files and folders, that begin so."""
     from envplan.profile import builtin_paths
 
-    there = sorted(glob.iglob(f"{glob.escape(incomplete)}*"))  # noqa: PTH207  (of any folder)
-    folders = [f"{path}/" for path in there if Path(path).is_dir()]
-    files = [path for path in there if path.endswith(".csv")]
-    return folders + files + [name for name in builtin_paths() if name.startswith(incomplete)]
+    paths = sorted(glob.iglob(f"{glob.escape(incomplete)}*"))  # noqa: PTH207  (of any folder)
+    folders = [f"{path}/" for path in paths if Path(path).is_dir()]
+    files = [path for path in paths if path.endswith(".csv")]
+    names = [name for name in builtin_paths() if name.startswith(incomplete)]
+    return folders + files + names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +274,7 @@ class JobOptions(ParallelOptions):
         ),
     ] = None
 
-    def load(self) -> tuple[envplan.Profile, envplan.Pipeline]:
+    def load(self) -> LoadedJob:
         """The profile and the pipeline.
 
         Raises:
@@ -285,76 +286,87 @@ class JobOptions(ParallelOptions):
         profile = envplan.Profile.open(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
         if self.dag is None:
-            pipeline = self._from_schedule(profile)
+            pipeline = self._pipeline_of_schedule(profile)
         else:
             refuse_both(["--dag", *options_given(self, *_SHAPE)])
             pipeline = envplan.Pipeline.from_dag_file(self.dag)
-        if (count := len(pipeline.operations)) > _MANY_OPERATIONS:
+        num_operations = len(pipeline.operations)
+        if num_operations > _MANY_OPERATIONS:
             ui.warn(
-                f"{count} operations: planning may take hours and gigabytes; plans of long "
-                "iterations repeat, so some microbatches for each stage tell nearly as much"
+                f"{num_operations} operations: planning may take hours and gigabytes; plans of "
+                "long iterations repeat, so some microbatches for each stage tell nearly as much"
             )
-        return self.fitted(profile, pipeline), pipeline
+        return LoadedJob(self.fitted(profile, pipeline), pipeline)
 
     def fitted(self, profile: envplan.Profile, pipeline: envplan.Pipeline) -> envplan.Profile:
-        """A profile with the operations of a pipeline, made of parts as the options say.
+        """A profile with the operations of a pipeline, composed of parts as the options say.
 
         Raises:
-            InputError: it lacks some, or options contradict the profile.
+            InputError: the profile lacks some, or options contradict it.
         """
         from envplan.profile import ByParts
 
-        parted = profile.has_parts and not self.one_clock
-        asked = ByParts.from_options(self.parts_within, self.blocking_power) if parted else None
-        needed = {op.instruction for op in pipeline.operations}
-        return profile.fitted(needed, recompute=self.recompute, by_parts=asked)
+        by_parts = None
+        if profile.has_parts and not self.one_clock:
+            by_parts = ByParts.from_options(self.parts_within, self.blocking_power)
+        instructions = {operation.instruction for operation in pipeline.operations}
+        return profile.fitted(instructions, recompute=self.recompute, by_parts=by_parts)
 
     def trace(
         self,
-        loaded: tuple[envplan.Profile, envplan.Pipeline] | None = None,
+        job: LoadedJob | None = None,
+        *,
         replicas: int | None = None,
-        **how: bool,
+        full: bool = False,
+        whole: bool = True,
     ) -> envplan.Frontier:
         """The frontier, with a sign of how far it is if it takes long.
 
         Args:
-            loaded: what it is of; None: as load says.
+            job: whose frontier; None: that of the options.
             replicas: None: as the options or the sidecar say.
-            how: full and whole, as for trace_frontier.
+            full: go on beyond T_star, to T_max.
+            whole: trace all of it now; otherwise what is wanted is traced when it is wanted.
 
         Raises:
             InputError: as for load, the profile does not fit the pipeline, or it would be replaced.
         """
-        profile, pipeline = loaded or self.load()
+        profile, pipeline = job or self.load()
         invocation().will_read(profile.path, profile.sidecar)
-        known = profile.metadata
+        metadata = profile.metadata
         with progress(f"Tracing the frontier of {profile.name}") as work:
             return envplan.trace_frontier(
                 pipeline,
                 profile,
                 blocking_power=self.blocking_power,
-                gpus_per_stage=known.gpus_per_stage_with(self.tp, self.cp),
-                replicas=replicas or self.dp or known.job.replicas,
+                gpus_per_stage=metadata.gpus_per_stage_with(self.tp, self.cp),
+                replicas=replicas or self.dp or metadata.job.replicas,
                 progress=work.frontier_step,
-                **how,
+                full=full,
+                whole=whole,
             )
 
     def _warn_of_contradictions(self, profile: envplan.Profile) -> None:
-        known = profile.metadata
+        """Warn of the first size that the options and the profile's sidecar state differently."""
+        metadata = profile.metadata
+        gpus = metadata.gpus_per_stage_with(self.tp, self.cp)
         timed = "its times and energies are those of"
         shared_out = f"its {profile.num_stages} model stages are shared out anew, not as with"
-        gpus = known.gpus_per_stage_with(self.tp, self.cp)
-        for name, asked, made, so in (
-            ("--tp", self.tp, known.tensor_parallel, timed),
-            ("GPUs of a stage:", gpus, known.job.gpus_per_stage, timed),
-            ("--pp", self.pp, known.job.stages, shared_out),
-        ):
-            if asked is not None and made not in (None, asked):
-                made_so = f"{profile.path or profile.name} was made with {name} {made}, not {asked}"
-                ui.warn(f"{made_so}: {so} {name} {made}")
-                return
+        sizes = (
+            ("--tp", self.tp, metadata.tensor_parallel, timed),
+            ("GPUs of a stage:", gpus, metadata.job.gpus_per_stage, timed),
+            ("--pp", self.pp, metadata.job.stages, shared_out),
+        )
+        for name, wanted, stated, consequence in sizes:
+            if wanted is None or stated is None or wanted == stated:
+                continue
+            ui.warn(
+                f"{profile.path or profile.name} was made with {name} {stated}, not {wanted}: "
+                f"{consequence} {name} {stated}"
+            )
+            return
 
-    def _from_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
+    def _pipeline_of_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
         from envplan.profile.job import parse_extras, pipeline_of_job
 
         schedule = self.schedule or profile.metadata.schedule or "1f1b"
@@ -362,7 +374,7 @@ class JobOptions(ParallelOptions):
             slots = options_given(self, "activation_slots")
             refuse(slots, f"goes with schedule envpipe, not {schedule}")
 
-        def ahead(microbatches: int) -> tuple[int, ...]:
+        def forwards_ahead(microbatches: int) -> tuple[int, ...]:
             timed = profile.fitted(("backward",), recompute=self.recompute)
             return envplan.forwards_ahead(timed, microbatches, self.activation_slots)
 
@@ -375,206 +387,5 @@ class JobOptions(ParallelOptions):
             p2p_latency=self.p2p_latency,
             extras=parse_extras(self.extra, profile),
             microbatch_group=self.microbatch_group,
-            forwards_ahead=ahead,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RateOptions:
-    """What a kWh costs, and what is used and paid beside the energy of GPUs."""
-
-    price: Annotated[
-        str | None,
-        typer.Option(
-            metavar="P|FILE",
-            help=(
-                "Price of a kWh, or a CSV with hour,price or time,price if it changes with time."
-            ),
-            rich_help_panel=MONEY,
-        ),
-        InputFile(),
-    ] = None
-    carbon: Annotated[
-        str | None,
-        typer.Option(
-            metavar="G|FILE",
-            help="gCO2 of a kWh, or a CSV with hour,carbon or time,carbon.",
-            rich_help_panel=MONEY,
-        ),
-        InputFile(),
-    ] = None
-    currency: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="What to call the units of --price; default: USD.",
-            rich_help_panel=MONEY,
-        ),
-    ] = None
-    pue: Annotated[
-        float,
-        typer.Option(
-            metavar="X",
-            parser=quantity(NUMBER.within(1, 100)),
-            help="Power usage effectiveness of the site, from 1 up; default: 1.",
-            show_default=False,
-            rich_help_panel=MONEY,
-        ),
-    ] = 1.0
-    host_power: Annotated[
-        float,
-        typer.Option(
-            metavar="W",
-            parser=quantity(POWER),
-            help="What the host draws for each of its GPUs; default: 0.",
-            show_default=False,
-            rich_help_panel=MONEY,
-        ),
-    ] = 0.0
-    gpu_hour: Annotated[
-        float,
-        typer.Option(
-            metavar="P",
-            parser=quantity(NUMBER),
-            help=(
-                "What an hour of a GPU costs besides energy: slower plans take more of "
-                "them. Default: 0."
-            ),
-            show_default=False,
-            rich_help_panel=MONEY,
-        ),
-    ] = 0.0
-    embodied: Annotated[
-        float,
-        typer.Option(
-            metavar="KG",
-            parser=quantity(NUMBER),
-            help="CO2 of making one GPU, kg; goes with --carbon. Default: 0.",
-            show_default=False,
-            rich_help_panel=MONEY,
-        ),
-    ] = 0.0
-    lifetime: Annotated[
-        float,
-        typer.Option(
-            metavar="YEARS",
-            parser=quantity(NUMBER),
-            help="Years that --embodied is spread over; default: 5.",
-            show_default=False,
-            rich_help_panel=MONEY,
-        ),
-    ] = 5.0
-
-    def __post_init__(self) -> None:
-        """Raises: InputError: options contradict each other or lack one another."""
-        require_with(self, "embodied", "carbon")
-
-    def overheads(self) -> Overheads:
-        """What is counted beside the energy of GPUs."""
-        from envplan.costs import Overheads
-
-        return Overheads.of(**{name: getattr(self, name) for name in Overheads.model_fields})
-
-    def rates(self, **how: Any) -> dict[str, Rate]:
-        """Price and carbon of a kWh, as far as they are given. As read_rate."""
-        from envplan.costs.rate_file import read_rate
-
-        kinds: tuple[Kind, ...] = ("price", "carbon")
-        asked = ((kind, getattr(self, kind)) for kind in kinds)
-        return {kind: read_rate(rate, kind, **how) for kind, rate in asked if rate}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostOptions(RateOptions):
-    """What a run costs: rates, and how much work it is."""
-
-    iterations: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            parser=quantity(_MANY),
-            help="Iterations of the training run, as in 100k.",
-            rich_help_panel=MONEY,
-        ),
-    ] = None
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            parser=quantity(_MANY),
-            help="Instead of --iterations: tokens of the run, as in 300e9 or 15T.",
-            rich_help_panel=MONEY,
-        ),
-    ] = None
-    tokens_per_iteration: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            parser=quantity(_MANY),
-            help="Tokens of an iteration over all replicas; default: from the profile's sidecar.",
-            rich_help_panel=MONEY,
-        ),
-    ] = None
-    start: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help=(
-                "When the run starts, as in 2026-12-01T00:00, for files with times; "
-                "default: when they do."
-            ),
-            rich_help_panel=MONEY,
-        ),
-    ] = None
-    repeat_rates: Annotated[
-        bool,
-        typer.Option(
-            "--repeat-rates",
-            help="Let the files begin again where the run outlasts them.",
-            rich_help_panel=MONEY,
-        ),
-    ] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        rates = ("price", "carbon")
-        work = ("iterations", "tokens")
-        require_with(self, "currency", "price")
-        require_with(self, "gpu_hour", "price")
-        require_with(self, "pue", *rates, *work)
-        require_with(self, "host_power", *rates, *work)
-        require_with(self, "tokens_per_iteration", "tokens")
-        require_with(self, "start", *rates)
-        require_with(self, "repeat_rates", *rates)
-        refuse_both(options_given(self, *work))
-
-    def run(self, frontier: envplan.Frontier | None = None, **aim: Any) -> Run | None:
-        """The run whose costs are wanted; None where no costs are.
-
-        Args:
-            frontier: what says how many tokens an iteration has; None: an option must.
-            aim: what further says which plan is best, as for Run.
-
-        Raises:
-            InputError: a rate cannot be read, or nothing says how many tokens an iteration has.
-        """
-        from envplan.costs import Run
-        from envplan.plan.costs import tokens_per_iteration
-
-        if not options_given(self, "price", "carbon", "iterations", "tokens"):
-            return None
-        iterations, each = self.iterations, self.tokens_per_iteration
-        if self.tokens is not None:
-            if each is None and frontier is not None:
-                each = tokens_per_iteration(frontier)
-            if each is None:
-                raise InputError("--tokens needs --tokens-per-iteration here")
-            iterations = -(-self.tokens // each)
-        return Run.of(
-            **self.rates(start=self.start, repeats=self.repeat_rates),
-            iterations=iterations,
-            currency=self.currency,
-            tokens=self.tokens,
-            overheads=self.overheads(),
-            **aim,
+            forwards_ahead=forwards_ahead,
         )

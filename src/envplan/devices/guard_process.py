@@ -1,0 +1,300 @@
+"""The guard's own side: a process that sets one GPU's clock until its owner is gone.
+
+`python -m envplan.devices.guard_process CONFIG`, as guard.py starts it. It has one thread. Requests
+come from a socket, its standard input; what it reports goes to its standard output. It ends, with
+the clock given back, when its owner says so, closes the socket or dies, or when it is asked to by a
+signal.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from envplan.devices import Device, DeviceError, backend, choose
+from envplan.devices.guard_protocol import (
+    RESET,
+    SHUT_DOWN,
+    ClockFailed,
+    ClockSet,
+    CounterReading,
+    GpuFound,
+    GuardConfig,
+    GuardEnded,
+    Message,
+    Ready,
+    Recovered,
+    Refused,
+    Request,
+    message_line,
+)
+from envplan.devices.locks import (
+    RETRY_S,
+    LockFile,
+    Mark,
+    recover,
+    retry_driver_call,
+    set_or_reset_clock,
+)
+from envplan.errors import EnvplanError
+
+_PARENT_CHECK_S: Final = 0.2
+_READ_ENERGY_S: Final = 1.0
+#: How long a GPU may take to leave a clock that it is no longer held at.
+_RELEASE_S: Final = 1.0
+
+_ASK_TO_STOP: Final = [
+    signal.Signals[f"SIG{name}"] for name in ["TERM", "INT", "HUP", "QUIT", "XCPU"]
+]
+#: What the process itself has done, and its children's end. All others are for the training, such
+#: as those that batch systems send to every process of a job to warn it, and are ignored.
+_LEFT_ALONE: Final = [
+    signal.Signals[f"SIG{name}"]
+    for name in ["KILL", "STOP", "CONT", "CHLD", "ABRT", "SEGV", "BUS", "ILL", "FPE", "TRAP", "SYS"]
+]
+
+
+def main(config: GuardConfig) -> None:
+    """Be the guard of a GPU, or give its clock back in the place of one that was killed."""
+    stop_signals = _open_stop_signals()
+    os.set_blocking(1, False)
+    lease = None
+    try:
+        source = backend(config.backend, **config.options)
+        device = choose(source, config.device, config.counted)
+        if config.recovers:
+            if source.real:
+                recover(device)
+            _report(Recovered())
+            return
+        _report(GpuFound(device.info))
+        reads_energy = config.reads_energy and source.real
+        server = _ClockServer(device, replace(config, reads_energy=reads_energy), stop_signals)
+        if not server.is_told_to_start():
+            return
+        if source.real:
+            lease = _acquire_gpu(device, config)
+            server.previous_mhz = lease.previous_mhz
+    except EnvplanError as error:
+        _report(Refused(str(error)))
+        return
+    _report(Ready())
+    problem = None
+    try:
+        server.read_energy()
+        server.serve()
+        server.read_energy()
+    finally:
+        # Also if nothing was asked for: an owner may set clocks itself and have this for its death.
+        try:
+            if lease is None:
+                retry_driver_call(device.reset_clock)
+            else:
+                lease.lock.restore(device)
+        except DeviceError as error:
+            problem = str(error)
+        _report(GuardEnded(problem))
+
+
+def _report(message: Message) -> None:
+    """Send a message to the owner, unless it is gone or has left the pipe full."""
+    with suppress(OSError):
+        os.write(1, message_line(message))
+
+
+def _open_stop_signals() -> int:
+    """A descriptor that becomes readable by signals that ask to stop; they do nothing else."""
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    for number in _ASK_TO_STOP:
+        signal.signal(number, lambda *_: None)
+    for number in signal.valid_signals().difference(_LEFT_ALONE, _ASK_TO_STOP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the owner had blocked
+    return readable
+
+
+class _ClockServer:
+    """Carries out requests for one GPU.
+
+    A request that fails is tried again until it succeeds or a newer one comes.
+
+    Args:
+        device: the GPU.
+        config: of the guard.
+        stop_signals: becomes readable when the guard is asked to stop.
+
+    Attributes:
+        previous_mhz: the clock that somebody else had set, MHz; 0: none.
+    """
+
+    def __init__(self, device: Device, config: GuardConfig, stop_signals: int) -> None:
+        self.previous_mhz = 0
+        self._device = device
+        self._config = config
+        self._stop_signals = stop_signals
+        self._next_reading = 0.0 if config.reads_energy else math.inf
+        self._requests = socket.socket(fileno=0)
+        self._requests.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._requests, select.POLLIN)
+        self._poll.register(stop_signals, select.POLLIN)
+
+        self._request = Request(0, 0, RESET)  # the newest
+        self._applied_target = RESET
+        self._last_reported_id = 0
+        self._failure: _Failure | None = None  # of the last try
+
+    def is_told_to_start(self) -> bool:
+        """Wait for the owner to agree with the GPU; False if it does not or is gone."""
+        while self._wait_for_requests(_PARENT_CHECK_S):
+            for request in self._received_requests():
+                return request.target != SHUT_DOWN
+        return False
+
+    def serve(self) -> None:
+        """Serve requests until the owner is done or gone, or the guard is asked to stop."""
+        while self._wait_for_requests(self._poll_interval_s()):
+            for request in self._received_requests():
+                if request.target == SHUT_DOWN:
+                    return
+                self._request = request
+                if self._config.every_request:
+                    break
+            self._apply_request()  # again, where it failed
+            if time.monotonic() >= self._next_reading:
+                self.read_energy()
+
+    def read_energy(self) -> None:
+        """Report what the energy counter shows, if that is wanted and it can be read."""
+        if self._config.reads_energy:
+            self._next_reading = time.monotonic() + _READ_ENERGY_S
+            with suppress(DeviceError):
+                time_ns = time.perf_counter_ns()
+                _report(CounterReading(time_ns, self._device.energy()))
+
+    def _poll_interval_s(self) -> float:
+        is_applied = self._request.target == self._applied_target
+        return _PARENT_CHECK_S if is_applied else RETRY_S
+
+    def _wait_for_requests(self, timeout_s: float) -> bool:
+        """Wait for a request, not for long; False when it is time to end."""
+        ready = dict(self._poll.poll(timeout_s * 1e3))
+        is_stopped = self._stop_signals in ready
+        return not is_stopped and os.getppid() == self._config.owner_pid
+
+    def _received_requests(self) -> Iterator[Request]:
+        """The requests that have come; where the owner is gone, one to shut down."""
+        with suppress(BlockingIOError):
+            while packet := self._requests.recv(Request.packet_size()):
+                yield Request.unpack(packet)
+            yield Request(0, 0, SHUT_DOWN)
+
+    def _apply_request(self) -> None:
+        """Set the clock of the newest request, and report what becomes of it, once."""
+        request = self._request
+        try:
+            if request.target != self._applied_target:
+                set_or_reset_clock(self._device, request.target or self.previous_mhz)
+                self._applied_target = request.target
+                self._failure = None
+        except DeviceError as error:
+            self._report_failure(_Failure(str(error), request.request_id))
+            return
+        if request.request_id != self._last_reported_id:
+            self._last_reported_id = request.request_id
+            _report(ClockSet(request.request_id, time.perf_counter_ns() - request.time_ns))
+
+    def _report_failure(self, failure: _Failure) -> None:
+        """Report a failure, unless it is that of the same request again, many times a second."""
+        if failure != self._failure:
+            is_repeated = self._failure is not None and failure.problem == self._failure.problem
+            _report(ClockFailed(failure.problem, is_repeated))
+        self._failure = failure
+
+
+class _Failure(NamedTuple):
+    """Why a request could not be carried out."""
+
+    problem: str
+    request_id: int
+
+
+class _GpuLease(NamedTuple):
+    """A GPU whose clock is the guard's to set.
+
+    Attributes:
+        lock: the file with the guard's mark, locked.
+        previous_mhz: the clock that somebody else had set, MHz; 0: none.
+    """
+
+    lock: LockFile
+    previous_mhz: int
+
+
+def _acquire_gpu(device: Device, config: GuardConfig) -> _GpuLease:
+    """Lock a GPU's file and mark it as this guard's.
+
+    A clock that a dead guard left set is given back first. Whether somebody else holds the GPU at
+    a clock shows only when it is reset; it is then set again.
+
+    Args:
+        device: the GPU.
+        config: of the guard.
+
+    Raises:
+        DeviceError: its clock may not be set, or another guard has it.
+    """
+    refusal = device.lock_refusal(probe=True)
+    if refusal is not None:
+        raise DeviceError(refusal)
+    lock = LockFile(device.info.uuid)
+    if not lock.acquire(config.handover_s):
+        raise DeviceError(f"GPU {device.info.index}: {_whose_lock(lock.mark)}")
+    lock.restore(device)
+    mark = Mark(os.getpid(), config.owner_pid, device.apparent_locked_clock(), config.backend)
+    lock.set_mark(mark)
+    if mark.before and not _is_held_when_reset(device, mark.before):
+        mark = replace(mark, before=0)
+        lock.set_mark(mark)
+    return _GpuLease(lock, mark.before)
+
+
+def _whose_lock(mark: Mark | None) -> str:
+    """Whose guard has a GPU that cannot be locked, in a line."""
+    guard = f"process {mark.guard}" if mark else "just starting"
+    if mark and mark.orphaned:
+        return (
+            f"the guard of a training that has ended, {guard}, does not end; the driver may hang, "
+            "see dmesg"
+        )
+    return f"another training process of this user sets its clock (its guard is {guard})"
+
+
+def _is_held_when_reset(device: Device, mhz: int) -> bool:
+    """Reset a GPU's clock: whether somebody held it at the clock that it seems held at.
+
+    It then leaves that clock, which is set again.
+    """
+    retry_driver_call(device.reset_clock)
+    deadline = time.monotonic() + _RELEASE_S
+    while (is_still_there := device.apparent_locked_clock() == mhz) and time.monotonic() < deadline:
+        time.sleep(RETRY_S)
+    if not is_still_there:
+        retry_driver_call(partial(device.lock_clock, mhz))
+    return not is_still_there
+
+
+if __name__ == "__main__":
+    main(GuardConfig.from_json(sys.argv[1]))
