@@ -321,8 +321,8 @@ class StragglerWatch:
     The exchange is a gloo all-gather of one number per rank and step. Its result is used a fixed
     number of steps later, so that all ranks of a pipeline change plans at the same step: by then
     every rank has sent its number, for they train together, and nobody waits long. Every rank must
-    make one and call step() after each of its steps. Times are those before gradients can meet other replicas'
-    (`num_before_reduction`): from there on all pipelines look alike.
+    make one and call step() after each of its steps. Times are those before gradients can meet
+    other replicas' (`num_before_reduction`): from there on all pipelines look alike.
 
     Args:
         shim: whose plan has a ladder.
