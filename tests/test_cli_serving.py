@@ -276,6 +276,9 @@ simulate --ready vm,coffee | 2 | --ready must name some of vm, weights, snapshot
 simulate --pools 0 | 2 | --pools
 simulate --squash soon | 2 | --squash
 simulate --gpu-hour -1 | 2 | --gpu-hour
+simulate --carbon 400 --price 1 --currency carbon_g | 2 | --currency | carbon_g
+simulate --price 1 --currency energy_j | 2 | --currency | energy_j
+compare --price 1 --currency savings_percent | 2 | --currency | savings_percent
 simulate --seed -1 | 2 | --seed
 simulate --past 2h | 2 | no request comes after a past
 simulate --slo LM=0.001,0.1 | 1 | LM its first token

@@ -333,7 +333,7 @@ def test_gpus_of_a_stage_share_its_work() -> None:
     assert forward_flops(model, 1, 4) == pytest.approx(forward_flops(model) / 4)
     # With more GPUs than heads of keys and values each has one, so the share is larger.
     assert forward_flops(model, 16) > forward_flops(model) / 16
-    with pytest.raises(InputError, match="--cp 3 does not divide"):
+    with pytest.raises(InputError, match="--cp 3 does not divide 8192 tokens"):
         model.units(1, 1, 3)
 
 

@@ -39,7 +39,7 @@ def test_against_every_choice_there_is(profile: Profile, share: float) -> None:
     everything = peaks_of_everything(frontier)
     heuristic = PeakPowerHeuristic(frontier, Machine(), 0)
     assert heuristic.least_peak_uw <= min(peak for peak, _, _ in everything)
-    thriftiest = frontier.problem.replay(heuristic.thriftiest).peak_uw
+    thriftiest = frontier.problem.replay(heuristic.least_power_choice).peak_uw
     cap_w = round(share * max(peak for peak, _, _ in everything) / 1e6, 3)
     fitting = [(time, energy) for peak, time, energy in everything if peak <= uw_from_w(cap_w)]
     try:

@@ -20,7 +20,7 @@ from envplan.serving.classes import CLASSES, classify_requests, split_class_indi
 from envplan.serving.fleet import Fleet, PoolSpec
 from envplan.serving.fleet_controller import FleetController
 from envplan.serving.forecast import DemandForecast, ScaledWindow, expected_windows
-from envplan.serving.observed_trace import ObservedTrace, predict_classes
+from envplan.serving.observed_trace import ObservedTrace, observe_trace, predict_classes
 from envplan.serving.policies import POLICIES, Situation
 from envplan.serving.pool_assignment import least_power
 from envplan.serving.power_model import pool_power_w
@@ -130,6 +130,16 @@ def test_what_is_expected_is_the_last_hour_and_the_same_hours_of_other_days() ->
     assert day == ScaledWindow(now - 86_400, now - 86_400 + ahead, 1.0)
     assert week.begin_s == now - 7 * 86_400
     assert len(expected_windows(trace, 7200.0, ahead)) == 1
+
+
+def test_lengths_are_those_of_the_past_that_is_not_replayed() -> None:
+    """A past is rounded up to whole minutes, wherever it counts."""
+    trace = Trace.open(CODE)
+    begun, rounded = (
+        observe_trace(PROFILE, trace, Settings(past_s=past_s)).profile.classes
+        for past_s in (550.0, 600.0)
+    )
+    assert begun == rounded
 
 
 def test_needs_grow_with_bursts_at_the_same_load() -> None:

@@ -2,35 +2,156 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from envplan.plotting import page
 from envplan.plotting.figures import OKABE_ITO, RED, figure, label_axes
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from envplan.serving.plan import ServingPlan
+    from envplan.serving.plan import Baseline, Pool, ServingPlan
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
+    from envplan.serving.steady_state import LoadCurve
 
-# Okabe and Ito's palette; marks and dashes differ as well.
-_DEGREES: Final = {
-    1: ("#CC79A7", "v"),
-    2: ("#0072B2", "o"),
-    4: ("#E69F00", "s"),
-    8: ("#009E73", "D"),
-}
-_DASHES: Final = {"-": "", "--": "7 4", ":": "2 3", "-.": "7 3 2 3"}  # and as pages have them
-_BASELINE: Final = (RED, "X")
+FloatArray = NDArray[np.float64]
+
 _DAY_S: Final = 86_400.0
 _HOUR_S: Final = 3600.0
 _LONG_S: Final = 2 * _DAY_S  # from here on, time is shown in days
-_FONT: Final = 10
+_FONT_SIZE: Final = 10
+_MAX_COLUMNS: Final = 3  # panels of classes beside each other
+_BASELINE_COLOR: Final = RED
+_BASELINE_MARK: Final = "X"
+
+#: Dashes of lines as matplotlib names them, and as pages have them.
+_DASHES: Final = {"-": "", "--": "7 4", ":": "2 3", "-.": "7 3 2 3"}
+
+
+class _Look(NamedTuple):
+    """How a TP is drawn: Okabe and Ito's colours, and marks that differ as well."""
+
+    color: str
+    mark: str
+
+
+_TP_LOOKS: Final = {
+    1: _Look("#CC79A7", "v"),
+    2: _Look("#0072B2", "o"),
+    4: _Look("#E69F00", "s"),
+    8: _Look("#009E73", "D"),
+}
+
+
+def _source_note(source: str | None) -> str:
+    return f" ({source})" if source else ""
+
+
+# --- a trace replayed under policies -------------------------------------------------------------
+
+
+class _PolicyLine(NamedTuple):
+    """How a policy is drawn: the same wherever it appears."""
+
+    label: str
+    color: str
+    dash: str
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A quantity over time.
+
+    Attributes:
+        label: with its unit.
+        lines: one for each policy, or one for all; NaN where there is no value.
+        from_zero: whether its axis begins at zero.
+    """
+
+    label: str
+    lines: list[FloatArray]
+    from_zero: bool = True
+
+
+@dataclass(frozen=True)
+class _TimeAxis:
+    """Times of a trace's slots, in hours or days.
+
+    Attributes:
+        times: of the slots' begins.
+        label: their unit.
+    """
+
+    times: FloatArray
+    label: str
+
+
+@dataclass(frozen=True)
+class _OverTime:
+    """What happens over time under some policies; the baseline is the first."""
+
+    axis: _TimeAxis
+    load: _Panel
+    power: _Panel
+    gpus: _Panel
+    attainment: _Panel
+    policies: list[_PolicyLine]
+
+    @property
+    def panels(self) -> list[_Panel]:
+        """All quantities, from the top down."""
+        return [self.load, self.power, self.gpus, self.attainment]
+
+
+def _over_time(simulations: Sequence[Simulation]) -> _OverTime:
+    series = [simulation.series for simulation in simulations]
+    return _OverTime(
+        axis=_time_axis(series[0].time_s),
+        load=_Panel("Load (1,000 tokens/s)", [series[0].load_tokens_s / 1e3]),
+        power=_Panel("Power of all GPUs (kW)", [each.power_w / 1e3 for each in series]),
+        gpus=_Panel("GPUs in use", [each.gpus for each in series]),
+        attainment=_Panel(
+            "SLOs met (%)",
+            [_attainment_percent(each.attained, each.requests) for each in series],
+            from_zero=False,
+        ),
+        policies=_policy_lines([simulation.policy for simulation in simulations]),
+    )
+
+
+def _time_axis(time_s: FloatArray) -> _TimeAxis:
+    if time_s[-1] > _LONG_S:
+        return _TimeAxis(time_s / _DAY_S, "Days")
+    return _TimeAxis(time_s / _HOUR_S, "Hours")
+
+
+def _attainment_percent(attained: FloatArray, requests: FloatArray) -> FloatArray:
+    """Share of each slot's requests that met their SLOs; NaN where none came."""
+    arrived = np.where(requests > 0, requests, np.nan)
+    percent: FloatArray = 100 * (attained / arrived).clip(0, 1)
+    return percent
+
+
+def _policy_lines(names: Sequence[str]) -> list[_PolicyLine]:
+    """The line of each policy; savings of others are against the first one."""
+    from envplan.serving.policies import POLICIES
+
+    looks = dict(zip(POLICIES, zip(cycle(OKABE_ITO), cycle(_DASHES)), strict=False))
+    lines = []
+    for name in names:
+        is_baseline = len(names) > 1 and name == names[0]
+        color, dash = looks[name]
+        lines.append(_PolicyLine(f"{name} (baseline)" if is_baseline else name, color, dash))
+    return lines
 
 
 def comparison_page(simulations: Sequence[Simulation], title: str, source: str | None) -> str:
@@ -43,203 +164,28 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
     """
     from envplan.serving.policies import POLICIES
 
-    base, *others = simulations
-    shown = []
-    for result in others:
-        saved = result.saved_percent(base) or 0.0
-        which = "less" if saved >= 0 else "more"
-        what = f"{which} energy: {result.policy}, SLOs met for {100 * result.slo_attainment:.3f}%"
-        shown.append(page.Card(f"{abs(saved):.1f}%", what, is_good=saved > 0))
-    about = [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
+    baseline, *others = simulations
+    descriptions = [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
     parts = [
-        page.cards(shown),
+        page.cards([_savings_card(simulation, baseline) for simulation in others]),
         page.section("Over time", page.chart("series", "over_time")),
         page.section("Policies side by side", comparison_table(simulations)),
-        page.section("What the policies do", page.notes(about)),
+        page.section("What the policies do", page.notes(descriptions)),
     ]
-    against = f"Energy of all GPUs in use, against {base.policy}"
-    data = {"over_time": _series_data(simulations)}
-    return page.document(title, title, against, source, parts, data)
+    subtitle = f"Energy of all GPUs in use, against {baseline.policy}"
+    data = {"over_time": _series_chart(_over_time(simulations))}
+    return page.document(title, title, subtitle, source, parts, data)
 
 
-def _lines(simulations: Sequence[Simulation]) -> list[tuple[str, str, str]]:
-    """Of each policy what it is called, and colour and dash of its line, always the same.
-
-    Savings of others are against the first one.
-    """
-    from envplan.serving.policies import POLICIES
-
-    looks = dict(zip(POLICIES, zip(cycle(OKABE_ITO), cycle(_DASHES)), strict=False))
-    names = [each.policy for each in simulations]
-    base = " (baseline)" if len(names) > 1 else ""
-    return [(name + base * (name == names[0]), *looks[name]) for name in names]
-
-
-def _panels(simulations: Sequence[Simulation]) -> dict[str, list[Any]]:
-    """What is shown over time: the load, and a line for each policy; NaN where nothing is asked."""
-    import numpy as np
-
-    series = [each.series for each in simulations]
-    asked = [np.where(one.requests > 0, one.requests, np.nan) for one in series]
-    return {
-        "Load (1,000 tokens/s)": [series[0].load_tokens_s / 1e3],
-        "Power of all GPUs (kW)": [one.power_w / 1e3 for one in series],
-        "GPUs in use": [one.gpus for one in series],
-        "SLOs met (%)": [
-            100 * (one.attained / came).clip(0, 1) for one, came in zip(series, asked, strict=True)
-        ],
-    }
-
-
-def _times(simulations: Sequence[Simulation]) -> tuple[Any, str]:
-    """Times of the slots of a trace, and in what."""
-    time_s = simulations[0].series.time_s
-    unit, label = (_DAY_S, "Days") if time_s[-1] > _LONG_S else (_HOUR_S, "Hours")
-    return time_s / unit, label
-
-
-def _series_data(simulations: Sequence[Simulation]) -> dict[str, Any]:
-    """What the series chart draws."""
-
-    def rounded(values: Any) -> list[float | None]:
-        """Numbers for a page; null for NaN."""
-        return [None if value != value else float(f"{value:.5g}") for value in values.tolist()]
-
-    times, label = _times(simulations)
-    names, colours, dashes = zip(*_lines(simulations), strict=True)
-    return {
-        "times": rounded(times),
-        "label": label,
-        "panels": [
-            {"label": name, "from_zero": "%" not in name, "lines": [rounded(one) for one in lines]}
-            for name, lines in _panels(simulations).items()
-        ],
-        "names": names,
-        "colours": colours,
-        "dashes": [_DASHES[dash] for dash in dashes],
-    }
-
-
-def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Figure:
-    """Energy of a request against the clock at one load, a panel for each class."""
-    names = [name for name in profile.classes if profile.curves_of(name)]
-    columns = min(3, len(names))
-    rows = -(-len(names) // columns)
-    modelled = f" ({profile.source})" if profile.source else ""
-    title = (
-        f"{profile.name}{modelled}, {load:g} tokens/s per instance\n"
-        "SL: short input, long output; only clocks that meet the SLOs; circled: least energy"
+def _savings_card(simulation: Simulation, baseline: Simulation) -> page.Card:
+    saved_percent = simulation.saved_percent(baseline) or 0.0
+    direction = "less" if saved_percent >= 0 else "more"
+    return page.Card(
+        f"{abs(saved_percent):.1f}%",
+        f"{direction} energy: {simulation.policy}, SLOs met for "
+        f"{100 * simulation.slo_attainment:.3f}%",
+        is_good=saved_percent > 0,
     )
-    with figure(3.4 * columns, 1.3 + 2.3 * rows, _FONT) as drawn:
-        panels = drawn.subplots(rows, columns, squeeze=False, sharex=True).ravel()
-        for axes, name in zip(panels, names, strict=False):
-            _draw_class(axes, profile, name, load)
-        for axes in panels[len(names) :]:
-            axes.set_visible(False)
-        for axes in panels[max(0, len(names) - columns) : len(names)]:
-            axes.set_xlabel("SM clock (MHz)")
-        drawn.supylabel("Energy per request (kJ)", fontsize=_FONT)
-        drawn.suptitle(title, fontsize=1.1 * _FONT)
-        marks = [axes.get_legend_handles_labels() for axes in panels]
-        known = {name: mark for found in marks for mark, name in zip(*found, strict=True)}
-        order = sorted(known)
-        drawn.legend([known[name] for name in order], order, loc="outside lower center", ncols=5)
-    return drawn
-
-
-def _draw_class(axes: Axes, profile: ServingProfile, name: str, load: float) -> None:
-    able = [
-        curve for curve in profile.curves_of(name) if curve.meets(profile.classes[name].slo, load)
-    ]
-    if not able:
-        axes.set_title(f"{name}: no clock meets the SLOs", loc="left")
-        return
-    points = [(profile.energy_per_request(c, load) / 1e3, c.frequency_mhz, c.tp) for c in able]
-    for tp in sorted({tp for _, _, tp in points}):
-        mine = sorted((clock, energy) for energy, clock, n in points if n == tp)
-        color, mark = _DEGREES[tp]
-        axes.plot(*zip(*mine, strict=True), color=color, marker=mark, markersize=5, label=f"TP{tp}")
-    if able[-1] is profile.curves_of(name)[-1]:
-        usual, highest, _ = points[-1]
-        axes.plot(
-            highest, usual, _BASELINE[1], color=_BASELINE[0], markeredgecolor="white", zorder=5,
-            linestyle="none", markersize=9, label="baseline: most GPUs, maximum clock",
-        )  # fmt: skip
-    energy, clock, _ = min(points)
-    axes.plot(clock, energy, "o", markersize=12, fillstyle="none", color="black")
-    label_axes(axes, "", "", name)
-    axes.set_ylim(0, 1.1 * max(points)[0])
-
-
-def plan_figure(plan: ServingPlan) -> Figure:
-    """GPUs of each pool, by TP, with the clocks they run at, over those of maximum frequency."""
-    from matplotlib.patches import Patch
-    from matplotlib.ticker import MaxNLocator
-
-    before = plan.predicted.baseline
-    names = [" + ".join(pool.classes) for pool in plan.pools]
-    modelled = f" ({plan.profile.source})" if plan.profile.source else ""
-    used = f"{plan.planner}, {plan.gpus} GPUs, {plan.power / 1e3:.4g} kW"
-    heading = f"{plan.profile.name}{modelled}\n{used}"
-    with figure(9.6, 2.2 + 0.45 * (len(names) + 1)) as drawn:
-        axes = drawn.add_subplot()
-        handles = {}
-        widest = max(plan.gpus, 0 if before is None else before.gpus)
-        for row, pool in enumerate(plan.pools):
-            left, clocks = 0, Counter[tuple[int, int]]()
-            for group in pool.groups:
-                color = _DEGREES[group.tp][0]
-                axes.barh(row, group.gpus, left=left, color=color, edgecolor="white")
-                handles[group.tp] = Patch(color=color, label=f"TP{group.tp}")
-                clocks[group.tp, group.frequency_mhz] += group.instances
-                left += group.gpus
-            right = left > 0.5 * widest  # beside the bar is no room
-            axes.annotate(
-                ", ".join(f"{count} x TP{tp} at {mhz}" for (tp, mhz), count in clocks.items()),
-                (left, row), xytext=(-6 if right else 6, 0), textcoords="offset points",
-                ha="right" if right else "left", va="center", fontsize=10,
-                bbox={"boxstyle": "round", "fc": "white", "ec": "none", "alpha": 0.85},
-            )  # fmt: skip
-        marks = [handles[tp] for tp in sorted(handles)]
-        if before is not None:
-            look: Any = {"color": "0.8", "edgecolor": _BASELINE[0]}
-            axes.barh(len(names), before.gpus, **look)
-            names.append("baseline, all")
-            words = f"{before.gpus} GPUs, {before.power_w / 1e3:.4g} kW"
-            marks.append(Patch(facecolor="0.8", edgecolor=_BASELINE[0],
-                               label=f"baseline: TP8, maximum clock: {words}"))  # fmt: skip
-            heading += f", {plan.predicted.savings_percent or 0.0:.1f}% saved"
-        label_axes(axes, "GPUs (instances and their SM clocks in MHz beside the bars)", "", heading)
-        axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        drawn.legend(handles=marks, loc="outside lower left", ncols=4)
-    return drawn
-
-
-def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
-    """Load, power, GPUs in use and SLO attainment over time, a line for each policy."""
-    times, label = _times(simulations)
-    (_, (load,)), *panels = _panels(simulations).items()
-    with figure(10.4, 7.6, _FONT) as drawn:
-        first, *axes = drawn.subplots(4, 1, sharex=True, height_ratios=[1, 2, 1.4, 1])
-        first.fill_between(times, load, color="0.75", linewidth=0)
-        label_axes(first, "", "Load\n(1,000 tokens/s)", title)
-        for panel, (words, lines) in zip(axes, panels, strict=True):
-            label_axes(panel, "", words)
-            for values, (name, color, dash) in zip(lines, _lines(simulations), strict=True):
-                there = values == values
-                panel.plot(times[there], values[there], label=name, color=color, linestyle=dash,
-                           linewidth=1.2)  # fmt: skip
-        for panel in (first, *axes[:2]):
-            panel.set_ylim(bottom=0)
-        axes[2].set_ylabel("SLOs met (%),\nnot from 0")
-        axes[2].set_xlabel(label)
-        low = axes[2].get_ylim()[0]
-        axes[2].set_ylim(low, 100 + 0.06 * max(100 - low, 0.01))
-        first.set_xlim(0, times[-1] if len(times) > 1 else 1)
-        drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
-    return drawn
 
 
 def comparison_table(simulations: Sequence[Simulation]) -> str:
@@ -252,3 +198,255 @@ def comparison_table(simulations: Sequence[Simulation]) -> str:
         saved = saved_percent_text(simulation, simulations[0])
         rows.append([simulation.policy, saved, *(metric.text(simulation) for metric in COMPARED)])
     return page.table(headers, rows)
+
+
+def _series_chart(over_time: _OverTime) -> dict[str, object]:
+    """The series chart's data, as page.js reads it."""
+    return {
+        "times": _page_numbers(over_time.axis.times),
+        "label": over_time.axis.label,
+        "panels": [
+            {
+                "label": panel.label,
+                "from_zero": panel.from_zero,
+                "lines": [_page_numbers(line) for line in panel.lines],
+            }
+            for panel in over_time.panels
+        ],
+        "names": [policy.label for policy in over_time.policies],
+        "colours": [policy.color for policy in over_time.policies],
+        "dashes": [_DASHES[policy.dash] for policy in over_time.policies],
+    }
+
+
+def _page_numbers(values: FloatArray) -> list[float | None]:
+    """Five digits of each number; null for NaN."""
+    return [None if np.isnan(value) else float(f"{value:.5g}") for value in values.tolist()]
+
+
+def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
+    """Load, power, GPUs in use and SLO attainment over time, a line for each policy."""
+    over_time = _over_time(simulations)
+    times = over_time.axis.times
+    with figure(10.4, 7.6, _FONT_SIZE) as drawn:
+        top, power, gpus, attainment = drawn.subplots(
+            4, 1, sharex=True, height_ratios=[1, 2, 1.4, 1]
+        )
+        top.fill_between(times, over_time.load.lines[0], color="0.75", linewidth=0)
+        label_axes(top, "", "Load\n(1,000 tokens/s)", title)
+        _draw_policies(power, over_time.power, over_time)
+        _draw_policies(gpus, over_time.gpus, over_time)
+        _draw_policies(attainment, over_time.attainment, over_time)
+        for axes in (top, power, gpus):
+            axes.set_ylim(bottom=0)
+        attainment.set_ylabel("SLOs met (%),\nnot from 0")
+        attainment.set_xlabel(over_time.axis.label)
+        lowest = attainment.get_ylim()[0]
+        attainment.set_ylim(lowest, 100 + 0.06 * max(100 - lowest, 0.01))
+        top.set_xlim(0, times[-1] if len(times) > 1 else 1)
+        drawn.legend(*power.get_legend_handles_labels(), loc="outside right upper")
+    return drawn
+
+
+def _draw_policies(axes: Axes, panel: _Panel, over_time: _OverTime) -> None:
+    """A line for each policy, without slots that have no value."""
+    label_axes(axes, "", panel.label)
+    for values, policy in zip(panel.lines, over_time.policies, strict=True):
+        has_value = ~np.isnan(values)
+        axes.plot(
+            over_time.axis.times[has_value],
+            values[has_value],
+            label=policy.label,
+            color=policy.color,
+            linestyle=policy.dash,
+            linewidth=1.2,
+        )
+
+
+# --- a profile -----------------------------------------------------------------------------------
+
+
+def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Figure:
+    """Energy of a request against the clock at one load, a panel for each class."""
+    names = [name for name in profile.classes if profile.curves_of(name)]
+    num_columns = min(_MAX_COLUMNS, len(names))
+    num_rows = -(-len(names) // num_columns)
+    title = (
+        f"{profile.name}{_source_note(profile.source)}, {load:g} tokens/s per instance\n"
+        "SL: short input, long output; only clocks that meet the SLOs; circled: least energy"
+    )
+    with figure(3.4 * num_columns, 1.3 + 2.3 * num_rows, _FONT_SIZE) as drawn:
+        panels = drawn.subplots(num_rows, num_columns, squeeze=False, sharex=True).ravel()
+        for axes, name in zip(panels, names, strict=False):
+            _draw_class(axes, profile, name, load)
+        for axes in panels[len(names) :]:
+            axes.set_visible(False)
+        for axes in panels[max(0, len(names) - num_columns) : len(names)]:
+            axes.set_xlabel("SM clock (MHz)")
+        drawn.supylabel("Energy per request (kJ)", fontsize=_FONT_SIZE)
+        drawn.suptitle(title, fontsize=1.1 * _FONT_SIZE)
+        marks = _labelled_marks(list(panels))
+        labels = sorted(marks)
+        drawn.legend(
+            [marks[label] for label in labels], labels, loc="outside lower center", ncols=5
+        )
+    return drawn
+
+
+def _labelled_marks(panels: Sequence[Axes]) -> dict[str, Artist]:
+    """A mark for each label of some panels."""
+    marks: dict[str, Artist] = {}
+    for axes in panels:
+        panel_marks, labels = axes.get_legend_handles_labels()
+        marks.update(zip(labels, panel_marks, strict=True))
+    return marks
+
+
+class _EnergyPoint(NamedTuple):
+    """Energy of a request in one configuration, kJ; of equal ones the lowest clock comes first."""
+
+    energy_kj: float
+    frequency_mhz: int
+    tp: int
+
+
+def _draw_class(axes: Axes, profile: ServingProfile, name: str, load: float) -> None:
+    curves = _curves_within_slo(profile, name, load)
+    if not curves:
+        axes.set_title(f"{name}: no clock meets the SLOs", loc="left")
+        return
+    points = [
+        _EnergyPoint(profile.energy_per_request(curve, load) / 1e3, curve.frequency_mhz, curve.tp)
+        for curve in curves
+    ]
+    for tp in sorted({point.tp for point in points}):
+        _draw_tp(axes, tp, [point for point in points if point.tp == tp])
+    if curves[-1] is profile.curves_of(name)[-1]:
+        _draw_baseline_point(axes, points[-1])
+    best = min(points)
+    axes.plot(
+        best.frequency_mhz, best.energy_kj, "o", markersize=12, fillstyle="none", color="black"
+    )
+    label_axes(axes, "", "", name)
+    axes.set_ylim(0, 1.1 * max(points).energy_kj)
+
+
+def _curves_within_slo(profile: ServingProfile, name: str, load: float) -> list[LoadCurve]:
+    slo = profile.classes[name].slo
+    return [curve for curve in profile.curves_of(name) if curve.meets(slo, load)]
+
+
+def _draw_tp(axes: Axes, tp: int, points: Sequence[_EnergyPoint]) -> None:
+    look = _TP_LOOKS[tp]
+    axes.plot(
+        [point.frequency_mhz for point in points],
+        [point.energy_kj for point in points],
+        color=look.color,
+        marker=look.mark,
+        markersize=5,
+        label=f"TP{tp}",
+    )
+
+
+def _draw_baseline_point(axes: Axes, point: _EnergyPoint) -> None:
+    axes.plot(
+        point.frequency_mhz,
+        point.energy_kj,
+        _BASELINE_MARK,
+        color=_BASELINE_COLOR,
+        markeredgecolor="white",
+        zorder=5,
+        linestyle="none",
+        markersize=9,
+        label="baseline: most GPUs, maximum clock",
+    )
+
+
+# --- a plan --------------------------------------------------------------------------------------
+
+
+def plan_figure(plan: ServingPlan) -> Figure:
+    """GPUs of each pool, by TP, with the clocks they run at, over those of maximum frequency."""
+    from matplotlib.ticker import MaxNLocator
+
+    baseline = plan.predicted.baseline
+    names = [" + ".join(pool.classes) for pool in plan.pools]
+    with figure(9.6, 2.2 + 0.45 * (len(names) + 1)) as drawn:
+        axes = drawn.add_subplot()
+        widest = max(plan.gpus, 0 if baseline is None else baseline.gpus)
+        for row, pool in enumerate(plan.pools):
+            _draw_pool(axes, row, pool)
+            _annotate_clocks(axes, row, pool, is_wide=pool.gpus > 0.5 * widest)
+        legend = list(_tp_patches(plan))
+        if baseline is not None:
+            legend.append(_draw_baseline_bar(axes, len(names), baseline))
+            names.append("baseline, all")
+        label_axes(
+            axes,
+            "GPUs (instances and their SM clocks in MHz beside the bars)",
+            "",
+            _plan_title(plan),
+        )
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        drawn.legend(handles=legend, loc="outside lower left", ncols=4)
+    return drawn
+
+
+def _plan_title(plan: ServingPlan) -> str:
+    title = (
+        f"{plan.profile.name}{_source_note(plan.profile.source)}\n"
+        f"{plan.planner}, {plan.gpus} GPUs, {plan.power / 1e3:.4g} kW"
+    )
+    if plan.predicted.baseline is not None:
+        title += f", {plan.predicted.savings_percent or 0.0:.1f}% saved"
+    return title
+
+
+def _draw_pool(axes: Axes, row: int, pool: Pool) -> None:
+    """A bar of the pool's GPUs, group after group."""
+    begin = 0
+    for group in pool.groups:
+        color = _TP_LOOKS[group.tp].color
+        axes.barh(row, group.gpus, left=begin, color=color, edgecolor="white")
+        begin += group.gpus
+
+
+def _annotate_clocks(axes: Axes, row: int, pool: Pool, *, is_wide: bool) -> None:
+    """Instances and clocks beside a pool's bar, or on it where there is no room beside it."""
+    num_instances: dict[str, int] = {}
+    for group in pool.groups:
+        clock = f"TP{group.tp} at {group.frequency_mhz}"
+        num_instances[clock] = num_instances.get(clock, 0) + group.instances
+    axes.annotate(
+        ", ".join(f"{count} x {clock}" for clock, count in num_instances.items()),
+        (pool.gpus, row),
+        xytext=(-6 if is_wide else 6, 0),
+        textcoords="offset points",
+        ha="right" if is_wide else "left",
+        va="center",
+        fontsize=10,
+        bbox={"boxstyle": "round", "fc": "white", "ec": "none", "alpha": 0.85},
+    )
+
+
+def _tp_patches(plan: ServingPlan) -> Iterator[Artist]:
+    """What the legend shows for each TP of a plan."""
+    from matplotlib.patches import Patch
+
+    for tp in sorted({group.tp for pool in plan.pools for group in pool.groups}):
+        yield Patch(color=_TP_LOOKS[tp].color, label=f"TP{tp}")
+
+
+def _draw_baseline_bar(axes: Axes, row: int, baseline: Baseline) -> Artist:
+    """A bar of the baseline's GPUs; returns what the legend shows for it."""
+    from matplotlib.patches import Patch
+
+    axes.barh(row, baseline.gpus, color="0.8", edgecolor=_BASELINE_COLOR)
+    figures = f"{baseline.gpus} GPUs, {baseline.power_w / 1e3:.4g} kW"
+    return Patch(
+        facecolor="0.8",
+        edgecolor=_BASELINE_COLOR,
+        label=f"baseline: TP8, maximum clock: {figures}",
+    )

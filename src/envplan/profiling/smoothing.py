@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from envplan._io.documents import parse_document
 from envplan._io.tables import Table, read_table
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, RAW_COLUMNS, Profile, ProfileRow
@@ -49,9 +50,13 @@ class Smoothing:
     largest_change_of_energy: float
 
     @classmethod
-    def from_sidecar(cls, field: Mapping[str, Any]) -> Smoothing:
-        """The smoothing that a sidecar states."""
-        return cls(**field)
+    def from_sidecar(cls, field: Mapping[str, object]) -> Smoothing:
+        """The smoothing that a sidecar states.
+
+        Raises:
+            InputError: it is something else.
+        """
+        return parse_document(dict(field), cls, kind="sidecar's field smoothed")
 
 
 class _Operation(NamedTuple):

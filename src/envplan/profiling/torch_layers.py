@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -33,9 +33,10 @@ class Recomputed(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, *inputs: torch.Tensor | None) -> Any:
-        """The layer's outputs."""
-        return checkpoint(self.layer, *inputs, use_reentrant=False)
+    def forward(self, *inputs: torch.Tensor | None) -> torch.Tensor:
+        """The layer's output."""
+        output: torch.Tensor = checkpoint(self.layer, *inputs, use_reentrant=False)
+        return output
 
 
 class Loss(nn.Module):

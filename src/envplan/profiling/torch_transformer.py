@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -73,7 +73,7 @@ class TransformerStage(nn.Module):
             norm = nn.LayerNorm(width, bias=not decoder_begin)
             self.head = nn.Sequential(norm, product, nn.Flatten(0, 1), Loss())
 
-    def forward(self, *inputs: torch.Tensor) -> Any:
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Hidden states, the encoder's result where later stages need it, or the loss."""
         hidden, memory = inputs[0], inputs[-1]
         if self.encoder is not None:

@@ -153,12 +153,10 @@ class TransformerModel:
         Raises:
             InputError: heads or tokens cannot be shared out evenly.
         """
-        num_tokens, remainder = divmod(microbatch_size * self.sequence_length, context_parallel)
-        if remainder:
-            raise InputError(
-                f"--cp {context_parallel} does not divide "
-                f"{microbatch_size * self.sequence_length // context_parallel} tokens"
-            )
+        microbatch_tokens = microbatch_size * self.sequence_length
+        if microbatch_tokens % context_parallel:
+            raise InputError(f"--cp {context_parallel} does not divide {microbatch_tokens} tokens")
+        num_tokens = microbatch_tokens // context_parallel
         kinds = self._layer_kinds
         work_of_kind = {
             kind: self._layer_work(num_tokens, tensor_parallel, kind) for kind in set(kinds)

@@ -25,9 +25,7 @@ _LENGTHS: Final = "SML"
 NUM_LENGTHS: Final = len(_LENGTHS)
 
 #: All classes, shortest first: a class that can serve another comes after it.
-CLASSES: Final = tuple(
-    input_length + output_length for input_length in _LENGTHS for output_length in _LENGTHS
-)
+CLASSES: Final = ("SS", "SM", "SL", "MS", "MM", "ML", "LS", "LM", "LL")
 
 #: Tokens from which on an input is medium, and long.
 INPUT_BOUNDS: Final = (256, 1024)
@@ -54,10 +52,10 @@ class Slo:
     @staticmethod
     def strictest(slos: Iterable[Slo]) -> Slo:
         """The loosest objective that covers all of these."""
-        objectives = tuple(slos)
+        objectives = list(slos)
         return Slo(
-            min(objective.ttft_s for objective in objectives),
-            min(objective.tbt_s for objective in objectives),
+            ttft_s=min(objective.ttft_s for objective in objectives),
+            tbt_s=min(objective.tbt_s for objective in objectives),
         )
 
 

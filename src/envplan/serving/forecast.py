@@ -58,10 +58,10 @@ class DemandForecast:
     @cached_property
     def classes(self) -> list[str]:
         """The classes that come, in the order of CLASSES."""
-        counts = [
-            self.trace.request_counts(window.begin_s, window.end_s) for window in self.windows
-        ]
-        return [name for name in CLASSES if any(name in by_class for by_class in counts)]
+        expected = set[str]()
+        for window in self.windows:
+            expected.update(self.trace.request_counts(window.begin_s, window.end_s))
+        return [name for name in CLASSES if name in expected]
 
     def request_rate(self, window: ScaledWindow) -> float:
         """Expected requests per second, by one window."""
@@ -112,13 +112,17 @@ class DemandForecast:
         Where none is, the largest one, which comes nearest.
         """
         names = list(classes)
-        tps = [tp for tp in self.trace.tps if all(self._can_meet(name, tp) for name in names)]
+        tps = [tp for tp in self.trace.tps if self._can_meet_all(names, tp)]
         return tps or [max(self.trace.tps)]
 
-    def _can_meet(self, name: str, tp: int) -> bool:
+    def _can_meet_all(self, names: Sequence[str], tp: int) -> bool:
+        """Whether instances on so many GPUs meet the SLOs of these classes at some load."""
         profile = self.trace.profile
-        curve = profile.curves.get(CurveKey(name, tp, self.trace.max_clock_mhz(tp)))
-        return curve is not None and curve.capacity(profile.classes[name].slo) > 0
+        for name in names:
+            curve = profile.curves.get(CurveKey(name, tp, self.trace.max_clock_mhz(tp)))
+            if curve is None or curve.capacity(profile.classes[name].slo) == 0:
+                return False
+        return True
 
     def responsive_tps(self, classes: Sequence[str], tps: Iterable[int]) -> list[int]:
         """The TPs among these on which hardly more requests are hopeless than on the best one."""

@@ -152,10 +152,9 @@ def _pool_candidates(
 ) -> list[SizedPool]:
     """The ways to make a pool, one for each TP, without those that are worse in all respects."""
     slo = Slo.strictest(profile.classes[name].slo for name in served_tokens_s)
-    load_tokens_s = sum(
-        load * profile.load_conversion_factor(name, request_class)
-        for name, load in served_tokens_s.items()
-    )
+    load_tokens_s = 0.0
+    for name, load in served_tokens_s.items():
+        load_tokens_s += load * profile.load_conversion_factor(name, request_class)
     curves_by_tp = rated_curves(profile, request_class, slo)
     pools = []
     for tp, curves in curves_by_tp.items():
@@ -251,16 +250,17 @@ def choose_instances(
         Instances by TP; None if the GPUs cannot carry the load.
     """
     capacities = _capacity_by_tp(curves)
+    num_tps = min(_MAX_TPS_OF_POOL, len(capacities))
     least_power_w = math.inf
-    best: InstanceCounts | None = None
-    for tps in combinations(sorted(capacities), min(_MAX_TPS_OF_POOL, len(capacities))):
+    best_counts: InstanceCounts | None = None
+    for tps in combinations(sorted(capacities), num_tps):
         counts = _feasible_counts(tps, capacities, num_gpus, load_tokens_s)
         power_w = _power_of_counts(curves, capacities, counts, load_tokens_s)
         if len(power_w) and power_w.min() < least_power_w:
-            least = power_w.argmin()
-            least_power_w = power_w[least]
-            best = {tp: int(count[least]) for tp, count in counts.items() if count[least]}
-    return best
+            best = power_w.argmin()
+            least_power_w = power_w[best]
+            best_counts = {tp: int(count[best]) for tp, count in counts.items() if count[best]}
+    return best_counts
 
 
 def _capacity_by_tp(curves: RatedCurves) -> dict[int, float]:
@@ -283,14 +283,21 @@ def _feasible_counts(
         ranges.append(np.arange(min(num_gpus // tp, useful) + 1))
     grids = np.meshgrid(*ranges)
     counts = {tp: grid.ravel() for tp, grid in zip(tps, grids, strict=True)}
-    gpus = np.asarray(sum(count * tp for tp, count in counts.items()))
-    carried = _total_capacity(counts, capacities)
-    feasible = (gpus <= num_gpus) & (gpus > 0) & (carried * _CAPACITY_ROUNDING >= load_tokens_s)
+    gpus = np.zeros(grids[0].size, dtype=np.int64)
+    for tp, count in counts.items():
+        gpus += count * tp
+    capacity = _total_capacity(counts, capacities)
+    fits = (gpus > 0) & (gpus <= num_gpus)
+    feasible = fits & (capacity * _CAPACITY_ROUNDING >= load_tokens_s)
     return {tp: count[feasible] for tp, count in counts.items()}
 
 
 def _total_capacity(counts: _Counts, capacities: Mapping[int, float]) -> FloatArray:
-    return np.asarray(sum(count * capacities[tp] for tp, count in counts.items()))
+    """What each combination can carry, tokens/s, (k,)."""
+    total = np.zeros(len(next(iter(counts.values()))))
+    for tp, count in counts.items():
+        total += count * capacities[tp]
+    return total
 
 
 def _power_of_counts(

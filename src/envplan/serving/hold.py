@@ -7,7 +7,7 @@ A guard sets the clock of its GPU, and gives it back whatever becomes of its own
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -16,29 +16,34 @@ from envplan.devices.guard import Guard
 from envplan.devices.modelled import GPUS
 from envplan.serving.apply import ServingApplied
 
-_LOOK_S: Final = 0.5
-_USUAL_MODEL: Final = "h100-sxm"
+_POLL_S: Final = 0.5
+_DEFAULT_MODEL: Final = "h100-sxm"
 
 
 @contextmanager
 def hold_clocks(
-    applied: ServingApplied, node: int, *, backend: str = "nvml", **options: Any
+    applied: ServingApplied,
+    node: int,
+    *,
+    backend: str = "nvml",
+    backend_options: Mapping[str, str | int] | None = None,
 ) -> Iterator[list[Guard]]:
     """Hold the clocks of a node's GPUs, a guard for each, until the context ends.
 
     The guards give the clocks back when it does, and when this process dies in any way.
 
     Args:
-        applied: the file.
-        node: which node this is.
+        applied: instances and clocks.
+        node: number of this node.
         backend: "nvml" or "modelled".
-        options: for the backend.
+        backend_options: such as which GPU is modelled, and how many there are.
 
     Raises:
         DeviceError: a GPU is not there, or its clock may not be set; none is left set.
         InputError: there is no such node.
     """
     clocks = applied.clocks_of(node)
+    options: dict[str, Any] = dict(backend_options or {})
     with ExitStack() as stack:
         guards = []
         for device, mhz in sorted(clocks.items()):
@@ -57,14 +62,14 @@ def watch_guards(guards: Sequence[Guard], end_s: float, warn: Callable[[str], No
     Args:
         guards: as hold_clocks gives them.
         end_s: how long to wait, in s of the monotonic clock; may be infinite.
-        warn: is told what goes wrong meanwhile, in a line.
+        warn: told of each problem meanwhile, in a line.
 
     Raises:
         DeviceError: a guard is gone, or a clock could not be set in the end either.
     """
     last_problem = ""
-    while (left_s := end_s - time.monotonic()) > 0:
-        time.sleep(min(_LOOK_S, left_s))
+    while (remaining_s := end_s - time.monotonic()) > 0:
+        time.sleep(min(_POLL_S, remaining_s))
         for guard in guards:
             for last_problem in guard.problems():
                 warn(last_problem)
@@ -79,4 +84,4 @@ def modelled_model(gpu: str | None) -> str:
     for model in GPUS.values():
         if model.name == gpu:
             return model.key
-    return _USUAL_MODEL
+    return _DEFAULT_MODEL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -101,10 +101,11 @@ def _assign_nodes(
     old_nodes: Sequence[Sequence[Instance]], new_nodes: Sequence[Sequence[Instance]], num_gpus: int
 ) -> list[int]:
     """For each node of the new fleet the node of the old one that it becomes."""
-    costs = [
-        [_parts_moved(_tps(old), _tps(new), num_gpus) for old in old_nodes] for new in new_nodes
-    ]
-    return cheapest_assignment(np.array(costs))
+    costs = np.zeros((len(new_nodes), len(old_nodes)), dtype=np.int64)
+    for row, new in enumerate(new_nodes):
+        for column, old in enumerate(old_nodes):
+            costs[row, column] = _parts_moved(_tps(old), _tps(new), num_gpus)
+    return cheapest_assignment(costs)
 
 
 def _parts_moved(old_tps: tuple[int, ...], new_tps: tuple[int, ...], num_gpus: int) -> int:
@@ -131,20 +132,22 @@ def _change_node(
     plan = _transfers_on_node(_tps(old), _tps(new), num_gpus)
     if plan is not None:
         # A transfer plan counts GPUs through the old instances, then those that hold nothing.
-        devices = [device for instance in old for device in instance.devices]
-        devices += [device for device in range(num_gpus) if device not in devices]
+        devices: list[int] = []
+        for instance in old:
+            devices += instance.devices
+        devices += sorted(set(range(num_gpus)) - set(devices))
         plan = _by_device(plan, devices)
     return NodeChange(node, _tps(old), _tps(new), plan)
 
 
 def _by_device(plan: TransferPlan, devices: Sequence[int]) -> TransferPlan:
     """The same transfer plan with its GPUs renumbered."""
-    gpus = tuple(tuple(devices[gpu] for gpu in ranks) for ranks in plan.gpus)
-    transfers = tuple(
-        move._replace(source=devices[move.source], target=devices[move.target])
-        for move in plan.transfers
-    )
-    return replace(plan, gpus=gpus, transfers=transfers)
+    gpus = [tuple(devices[gpu] for gpu in ranks) for ranks in plan.gpus]
+    transfers = []
+    for transfer in plan.transfers:
+        source, target = devices[transfer.source], devices[transfer.target]
+        transfers.append(Transfer(transfer.part, source, target))
+    return TransferPlan(tuple(gpus), tuple(transfers))
 
 
 def _move_instances(instances: Sequence[Instance], change: NodeChange) -> list[Instance]:

@@ -11,6 +11,7 @@ fit. csrc/serving.hpp counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -29,7 +30,7 @@ from envplan.serving.performance import Configuration, InstancePerformance
 from envplan.serving.plan_request import require_reachable
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
-from envplan.serving.trace import Trace
+from envplan.serving.trace import SLOT_S, Trace
 
 
 class Demand(NamedTuple):
@@ -88,10 +89,12 @@ class ObservedTrace:
     def _build_service(self) -> Service:
         input_tokens, output_tokens = self.trace.lengths(self.profile)
         configurations = sorted(self.profile.performance)
+        tables_of_tp: dict[int, list[int]] = {tp: [] for tp in self.clocks_mhz}
+        for number, configuration in enumerate(configurations):
+            tables_of_tp[configuration.tp].append(number)
         sizes = []
-        for tp in self.clocks_mhz:
+        for tp, tables in tables_of_tp.items():
             fastest = self.fastest(tp)
-            tables = [k for k, configuration in enumerate(configurations) if configuration.tp == tp]
             sizes.append(_EngineSize(fastest.kv_tokens, fastest.chunk_tokens, tables))
         slos = [self.profile.classes[name].slo for name in CLASSES]
         return Service(
@@ -162,6 +165,11 @@ class ObservedTrace:
         return Demand(*self._demand(begin_s, end_s, class_bits, size, max_late_share))
 
 
+def past_end_s(settings: Settings) -> float:
+    """When the past ends and the replay begins: the past is rounded up to whole slots."""
+    return SLOT_S * math.ceil(settings.past_s / SLOT_S)
+
+
 def observe_trace(profile: ServingProfile, trace: Trace, settings: Settings) -> ObservedTrace:
     """The trace as policies see it; the same for settings with the same past, predictor and seed.
 
@@ -170,7 +178,7 @@ def observe_trace(profile: ServingProfile, trace: Trace, settings: Settings) -> 
     Raises:
         NoAnswerError: a class cannot be served at all.
     """
-    past = trace.before(settings.past_s)
+    past = trace.before(past_end_s(settings))
     fitted = profile.with_lengths((past if len(past) else trace).mean_lengths())
     observed = ObservedTrace(trace, fitted, predict_classes(trace, settings))
     require_reachable(fitted, [CLASSES[k] for k in np.unique(trace.class_index)])

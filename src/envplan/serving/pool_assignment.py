@@ -26,7 +26,10 @@ ClassesByTp = Mapping[int, Sequence[str]]
 
 def home_class(classes: Sequence[str]) -> str:
     """The lowest class that is shorter than none of these."""
-    return next(host for host in CLASSES if all(serves(host, name) for name in classes))
+    for host in CLASSES:
+        if all(serves(host, name) for name in classes):
+            return host
+    raise AssertionError("the highest class serves all")
 
 
 def one_pool(forecast: DemandForecast) -> PoolAssignment:
@@ -86,11 +89,12 @@ def least_power_unless_close(
     """
     best = least_power(forecast)
     present_classes: dict[int, Sequence[str]] = {}
+    served = set[str]()
     for pool in present.pools.values():
         classes = [name for name in forecast.classes if name in pool.serves]
         if classes:
             present_classes[pool.tp] = classes
-    served = {name for classes in present_classes.values() for name in classes}
+            served.update(classes)
     serves_all = len(served) == len(forecast.classes)
     if serves_all and power_ratio * _power_w(forecast, present_classes) <= best.power_w:
         return present_classes

@@ -6,7 +6,6 @@ fleet grows within a minute and shrinks only with an epoch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +24,7 @@ from envplan.serving.forecast import (
     first_windows,
     recent_window,
 )
-from envplan.serving.observed_trace import ObservedTrace, observe_trace
+from envplan.serving.observed_trace import ObservedTrace, observe_trace, past_end_s
 from envplan.serving.policies import NEVER_RESHARD, POLICIES, RESHARD_POWER_RATIO, Situation
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
@@ -95,7 +94,7 @@ def replay_policy(policy_name: str, trace: ObservedTrace, settings: Settings) ->
     """
     if policy_name not in POLICIES:
         raise InputError(f"there is no policy {policy_name!r}; there are: {', '.join(POLICIES)}")
-    past_s = SLOT_S * math.ceil(settings.past_s / SLOT_S)
+    past_s = past_end_s(settings)
     _require_requests(trace, past_s)
     replayed = trace.from_time(past_s) if past_s else trace
     controller = FleetController(replayed, settings)

@@ -20,6 +20,27 @@ if TYPE_CHECKING:
 
 _HOUR_S: Final = 3600.0
 
+#: Names of a simulation's figures, as its attributes and in JSON.
+FIGURES: Final = (
+    "policy",
+    "energy_j",
+    "requests",
+    "slo_attainment",
+    "slo_attainment_by_class",
+    "first_tokens_in_time",
+    "further_tokens_in_time",
+    "instances_started",
+    "instances_resharded",
+    "weights_moved_copies",
+    "clock_changes",
+    "requests_helped",
+    "requests_squashed",
+    "requests_hopeless",
+    "gpus_mean",
+    "gpus_most",
+    "gpu_hours",
+)
+
 
 @dataclass(frozen=True, eq=False)
 class TimeSeries:
@@ -118,26 +139,8 @@ class Simulation:
         return SLOT_S * len(self.series)
 
     def to_dict(self) -> dict[str, JsonValue]:
-        """The results in JSON types, but for the series."""
-        return {
-            "policy": self.policy,
-            "energy_j": self.energy_j,
-            "requests": self.requests,
-            "slo_attainment": self.slo_attainment,
-            "slo_attainment_by_class": dict(self.slo_attainment_by_class),
-            "first_tokens_in_time": self.first_tokens_in_time,
-            "further_tokens_in_time": self.further_tokens_in_time,
-            "instances_started": self.instances_started,
-            "instances_resharded": self.instances_resharded,
-            "weights_moved_copies": self.weights_moved_copies,
-            "clock_changes": self.clock_changes,
-            "requests_helped": self.requests_helped,
-            "requests_squashed": self.requests_squashed,
-            "requests_hopeless": self.requests_hopeless,
-            "gpus_mean": self.gpus_mean,
-            "gpus_most": self.gpus_most,
-            "gpu_hours": self.gpu_hours,
-        }
+        """The results in JSON types, but for the series; the keys are FIGURES."""
+        return {name: getattr(self, name) for name in FIGURES}
 
     def to_frame(self) -> DataFrame:
         """What happens over time: a row for each slot, a column for each quantity."""

@@ -122,10 +122,12 @@ def _batch_gpus(missing: Sequence[InstanceStart], surplus: Sequence[SurplusInsta
     """GPUs that are re-sharded at a time; 0 if nothing is."""
     if not (missing and surplus):
         return 0
-    largest_missing = max(instance.gpus for instance in missing)
-    largest_surplus = max(instance.gpus for instance in surplus)
-    even_batch = math.ceil(_total_gpus(missing) / _RESHARD_BATCHES)
-    return max(largest_missing, largest_surplus, even_batch)
+    largest = max(_largest_gpus(missing), _largest_gpus(surplus))
+    return max(largest, math.ceil(_total_gpus(missing) / _RESHARD_BATCHES))
+
+
+def _largest_gpus(instances: Sequence[InstanceStart] | Sequence[SurplusInstance]) -> int:
+    return max(instance.gpus for instance in instances)
 
 
 def _num_that_fit(starts: Sequence[InstanceStart], num_gpus: int) -> int:

@@ -120,11 +120,11 @@ class DeadlineSearch:
         if solution is not None:
             replay = solution.replay
             least_fj = replay.energy_fj - waiting_uw * replay.makespan_ns
-        for known in (*self.candidates.uniform_clocks, *self._known_choices):
-            cost_fj = known.energy_fj - waiting_uw * known.makespan_ns
-            if known.makespan_ns > deadline_ns or cost_fj >= least_fj:
+        for known_choice in (*self.candidates.uniform_clocks, *self._known_choices):
+            cost_fj = known_choice.energy_fj - waiting_uw * known_choice.makespan_ns
+            if known_choice.makespan_ns > deadline_ns or cost_fj >= least_fj:
                 continue
-            replay = self.candidates.replay(known.choice)
+            replay = self.candidates.replay(known_choice.choice)
             if not keeper.keeps(replay, context, keeper.exact_limits):
                 continue
             robustness = keeper.certify(replay, context)

@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -67,13 +67,13 @@ def hold(
     from envplan.serving.hold import hold_clocks, modelled_model, watch_guards
 
     applied = ServingApplied.load(file)
-    options: dict[str, Any] = {}
+    options: dict[str, str | int] = {}
     if backend == "modelled":
         options = {"gpu": modelled_model(applied.gpu), "count": applied.gpus_per_node}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
         suppress(KeyboardInterrupt),  # the usual end of holding
-        hold_clocks(applied, node, backend=backend, **options) as guards,
+        hold_clocks(applied, node, backend=backend, backend_options=options) as guards,
         suppress(KeyboardInterrupt),
     ):
         if not (invocation().quiet or invocation().json):

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
 
+#: Keys of the JSON output beside the figures of a simulation.
+_OTHER_KEYS: Final = ("schema", "trace", "profile", "carbon_g", "savings_percent", "next")
+
 #: Panels of `--help`.
 FORECAST: Final = "Forecast"
 START_UP: Final = "Start-up and clocks"
@@ -316,11 +319,26 @@ class FleetRateOptions(RateOptions):
     ] = None
 
     def read(self) -> FleetRates:
-        """The rates that are given; files begin again where the trace outlasts them."""
+        """The rates that are given; files begin again where the trace outlasts them.
+
+        Raises:
+            InputError: a rate cannot be read, or the currency is called as another figure is.
+        """
         from envplan.serving.costs import FleetRates
 
+        self._refuse_ambiguous_currency()
         price, carbon = self.rates(start=self.start, repeats=True)
         return FleetRates(price=price, carbon=carbon, overheads=self.overheads())
+
+    def _refuse_ambiguous_currency(self) -> None:
+        """Costs stand beside the other figures of a replay, under the currency's name."""
+        from envplan.serving.simulation import FIGURES
+
+        if self.currency in FIGURES or self.currency in _OTHER_KEYS:
+            raise InputError(
+                f"--currency {self.currency} is what another figure is called; choose another "
+                "name, such as EUR"
+            )
 
     def named(self, costs: FleetCosts) -> dict[str, float]:
         """Costs, as far as there are any, by the currency and carbon_g."""
