@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
 .PHONY: demo test test-slow test-versions build-versions soak fuzz lint format docs package bench \
-	profiles results results-training results-serving validate compat gpu clean
+	profiles results results-training results-serving results-site validate compat gpu clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
 demo: $(VENV)/.installed
@@ -84,8 +84,8 @@ profiles: $(VENV)/.installed
 	$(BIN)/python -m tools.builtin_profiles profiles docs/profiles.md
 	$(BIN)/python -m tools.schemas
 
-# Both pages of results.
-results: results-training results-serving
+# All pages of results.
+results: results-training results-serving results-site
 
 # Sets every planner beside the published figures on every measured workload (ten minutes), and draws
 # the picture of the README.
@@ -99,6 +99,10 @@ results-training: $(VENV)/.installed
 results-serving: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.serving_runs
 	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
+
+# Shares the power of a site of measured jobs (half a minute).
+results-site: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.site_results docs/results-site.md
 
 # Holds predictions against the published real runs: writes docs/validation.md and its pictures. The
 # measured profiles themselves come from `python -m tools.sosp24`. Two minutes each.
