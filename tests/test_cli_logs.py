@@ -6,8 +6,10 @@ import logging
 
 import pytest
 
-from cli_helpers import assert_refused, envplan
+from cli_helpers import assert_refused, envplan, says
 from envplan.cli.logs import log_level, logging_to_stderr
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 JOB = ("solve", "a40-gpt3-1.3b-4stage", "-m", "2", "-q")
 
@@ -46,3 +48,11 @@ def test_a_level_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_verbose_nothing_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ENVPLAN_LOG", raising=False)
     assert envplan(*JOB).err == ""
+
+
+def test_verbose_logs_what_frontier_and_solve_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENVPLAN_LOG", raising=False)
+    ran = envplan("-v", *JOB, "--blocking-power", "71.5", "--slowdown", "1")
+    assert (ran.code, ran.out) == (0, "")
+    says(ran.err, "INFO envplan.frontier.relaxation: traced a40-gpt3-1.3b-4stage, 1f1b with")
+    says(ran.err, "INFO envplan.solve.solver: plan for least energy by ", "gap ", "candidates: ")

@@ -13,9 +13,11 @@ One clock for each stage is a candidate, too: no planner that chooses such is ev
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from time import perf_counter
 from typing import Final
 
 import numpy as np
@@ -27,6 +29,8 @@ from envplan.solve.deadline_grid import RoundingGrid
 from envplan.solve.rounding import TEMPERATURES, Rounding, relaxed_rounding
 from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Polished
 from envplan.solve.uniform_clocks import UniformClocks
+
+_logger = logging.getLogger(__name__)
 
 #: After so many deadlines in a row that nothing was found for, earlier ones are not looked at.
 _MAX_FAILURES: Final = 8
@@ -120,12 +124,25 @@ class Candidates(ABC):
         if deadline_ns in self._not_found:
             raise self._not_found[deadline_ns]
         if deadline_ns not in self._found:
+            begin_s = perf_counter()
             try:
                 self._found[deadline_ns] = self._make(deadline_ns)
             except NoPlanInTimeError as error:
                 self._not_found[deadline_ns] = error
+                _logger.debug("no candidate for %d ns", deadline_ns)
                 raise
+            _logger.debug(
+                "candidate for %d ns: it takes %d ns, made in %.3f s",
+                deadline_ns,
+                self._found[deadline_ns].makespan_ns,
+                perf_counter() - begin_s,
+            )
         return self._found[deadline_ns]
+
+    @property
+    def num_made(self) -> int:
+        """How many candidates have been made."""
+        return len(self._found)
 
     @cached_property
     def uniform_clocks(self) -> list[KnownChoice]:
