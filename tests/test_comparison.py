@@ -88,6 +88,14 @@ def test_no_planner_beats_ours_on_a_built_in_profile(name: str) -> None:
     assert entry(comparison, "envpipe").slowdown_percent < 1
 
 
+def test_a_comparison_is_a_table_with_a_row_for_each_plan() -> None:
+    comparison = compare(traced(), straggler_slowdown=0.1)
+    table = comparison.to_frame()
+    assert list(table["planner"]) == [entry.plan.planner for entry in comparison.entries]
+    assert list(table["energy_j"]) == [entry.plan.energy for entry in comparison.entries]
+    assert (table["straggler_energy_j"] >= table["energy_j"]).all()
+
+
 def test_envpipe_reschedules_1f1b_alone_as_far_as_slots_allow() -> None:
     pipeline = Pipeline("1f1b", 3, 6, p2p_latency=0.001)
     job = {"blocking_power": 33.0, "replicas": 2}

@@ -12,7 +12,7 @@ import pytest
 
 from cli_helpers import envplan, small_profile
 from envplan.errors import InputError
-from envplan.pipeline.imports import chrome
+from envplan.pipeline.imports import chrome, trace_events
 from envplan.serving.trace import Trace
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +66,7 @@ def test_a_small_gzip_that_unpacks_to_much_is_refused(
     bomb = tmp_path / "bomb.json.gz"
     bomb.write_bytes(gzip.compress(b" " * 2**24))
     assert bomb.stat().st_size < 2**16
-    monkeypatch.setattr(chrome, "MAX_TRACE_BYTES", 2**23)
+    monkeypatch.setattr(trace_events, "MAX_TRACE_BYTES", 2**23)
     with pytest.raises(InputError, match="larger than 8 MiB"):
         chrome.read_chrome_traces([bomb], chrome.TraceMapping.of(instructions={"forward": "F"}))
     with pytest.raises(InputError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -71,7 +71,7 @@ def advise(
             "profile": rows[0].frontier.profile.name,
             "source": frontier.profile.metadata.source,
             "t_min_s": frontier.min_time,
-            "schedules": [schedule_document(row) for row in rows],
+            "schedules": [row.to_dict() for row in rows],
         },
         lambda: _print_schedules(frontier, rows),
         next_command=["envplan", "solve", *as_typed(then)],
@@ -121,28 +121,3 @@ def _schedule_columns(rows: Sequence[Advice]) -> list[Column]:
         value_column("replicas", [row.frontier.replicas for row in rows]),
         value_column("model on a GPU", [f"x{row.model_share:g}" for row in rows]),
     ]
-
-
-def schedule_document(row: Advice) -> dict[str, Any]:
-    """A schedule as JSON: its shape, and what it saves beside the job's."""
-    pipeline = row.frontier.pipeline
-    return {
-        "schedule": pipeline.schedule,
-        "is_job": row.is_job,
-        "stages": pipeline.num_stages,
-        "chunks": pipeline.num_chunks,
-        "microbatches": pipeline.num_microbatches,
-        "replicas": row.frontier.replicas,
-        "model_share": row.model_share,
-        "adjustments": row.frontier.profile.adjustments.model_dump(exclude_defaults=True),
-        "saved_percent": row.saved_percent,
-        "faster_percent": row.faster_percent,
-        "at_equal_time": _figures(row.at_equal_time),
-        "at_equal_energy": _figures(row.at_equal_energy),
-    }
-
-
-def _figures(plan: envplan.Plan | None) -> dict[str, float] | None:
-    if plan is None:
-        return None
-    return {"iteration_time_s": plan.iteration_time, "energy_j": plan.energy}

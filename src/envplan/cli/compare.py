@@ -12,7 +12,6 @@ import typer
 import envplan
 from envplan._io.words import exact_seconds
 from envplan.cli import output as ui
-from envplan.cli.advise import schedule_document
 from envplan.cli.cost_options import CostOptions
 from envplan.cli.costs import cost_columns, cost_title, costs_document
 from envplan.cli.describe import (
@@ -282,7 +281,7 @@ def _document(
             "stopped": comparison.envpipe.stopped,
         },
         "by_parts": [savings.to_dict() for savings in parts],
-        "advice": [schedule_document(row) for row in comparison.advice],
+        "advice": [advice.to_dict() for advice in comparison.advice],
         "published": comparison.published and comparison.published.model_dump(),
     }
 

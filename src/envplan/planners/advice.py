@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from pydantic import JsonValue
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import SCHEDULES, Pipeline
@@ -47,6 +48,30 @@ class Advice:
         if self.saved_percent is not None:
             gains.append(self.saved_percent - (job.saved_percent or 0.0))
         return max(gains, default=-math.inf)
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """The schedule's shape and savings, as `envplan advise --json` prints them."""
+        pipeline, adjustments = self.frontier.pipeline, self.frontier.profile.adjustments
+        return {
+            "schedule": pipeline.schedule,
+            "is_job": self.is_job,
+            "stages": pipeline.num_stages,
+            "chunks": pipeline.num_chunks,
+            "microbatches": pipeline.num_microbatches,
+            "replicas": self.frontier.replicas,
+            "model_share": self.model_share,
+            "adjustments": adjustments.model_dump(exclude_defaults=True),
+            "saved_percent": self.saved_percent,
+            "faster_percent": self.faster_percent,
+            "at_equal_time": _time_and_energy(self.at_equal_time),
+            "at_equal_energy": _time_and_energy(self.at_equal_energy),
+        }
+
+
+def _time_and_energy(plan: Plan | None) -> dict[str, JsonValue] | None:
+    if plan is None:
+        return None
+    return {"iteration_time_s": plan.iteration_time, "energy_j": plan.energy}
 
 
 class _JobShape(NamedTuple):

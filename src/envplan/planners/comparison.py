@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from time import perf_counter
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from envplan._io.documents import Model
 from envplan.errors import InputError, naming
@@ -23,6 +23,9 @@ from envplan.profile import Profile
 from envplan.request import Request
 from envplan.solve import Frontier
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Point = Literal["T_min", "T_star", "straggler"]
 
@@ -143,6 +146,12 @@ class Comparison:
     envpipe: EnvPipeRun
     straggler_time: float | None
     published: Published | None
+
+    def to_frame(self) -> pd.DataFrame:
+        """The entries as rows, with the columns of Entry.to_dict."""
+        import pandas as pd
+
+        return pd.DataFrame([entry.to_dict() for entry in self.entries])
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:

@@ -14,7 +14,8 @@ from envplan.solve.cache import PlanCache
 from envplan.solve.chance_constraint import SpeedLadder, solve_with_probability
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.limit_keeper import LimitKeeper
-from envplan.solve.solution import KnownChoice, Solution
+from envplan.solve.relief import Relief
+from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Solution
 
 
 class DeadlineSearch:
@@ -48,6 +49,8 @@ class DeadlineSearch:
         self.keeper = LimitKeeper(frontier, request)
         self.candidates = cache.candidates(frontier, conditions)
         self._known_choices = cache.known_choices(conditions)
+        self._relief = Relief(frontier, self.candidates, self.keeper)
+        self._knows_relief = False
 
     def solve_by(self, deadline_ns: int, *, idle_until_deadline: bool) -> Solution:
         """The choice of least energy found that ends by a deadline and keeps all limits.
@@ -72,7 +75,7 @@ class DeadlineSearch:
         solution = self._best_known(solution, context, idle_until_deadline=idle_until_deadline)
         if solution is None:
             assert refusal is not None
-            raise refusal
+            solution = self._relieved(refusal, context, idle_until_deadline=idle_until_deadline)
         if self.keeper.global_limits:
             self._known_choices.append(KnownChoice.of(solution.replay))
         return solution
@@ -107,6 +110,30 @@ class DeadlineSearch:
         )
         return Solution(polished.replay, deadline_ns, bound_fj=polished.bound_fj)
 
+    def _relieved(
+        self, refusal: NoAnswerError, context: LimitContext, *, idle_until_deadline: bool
+    ) -> Solution:
+        """The best choice that keeps all limits because operations that break one were changed.
+
+        Args:
+            refusal: why there is no other.
+
+        Raises:
+            NoAnswerError: there is none; says by how much the closest breaks a limit.
+        """
+        if isinstance(refusal, NoPlanInTimeError) or self.keeper.relieving is None:
+            raise refusal
+        if not self._knows_relief:
+            self._known_choices += self._relief.kept()
+            self._knows_relief = True
+        solution = self._best_known(None, context, idle_until_deadline=idle_until_deadline)
+        if solution is not None:
+            return solution
+        closest = self._relief.closest_by(context.deadline_ns)
+        if closest is not None:
+            self.keeper.require(closest, context, self.keeper.exact_limits)
+        raise refusal
+
     def _best_known(
         self, solution: Solution | None, context: LimitContext, *, idle_until_deadline: bool
     ) -> Solution | None:
@@ -120,11 +147,11 @@ class DeadlineSearch:
         if solution is not None:
             replay = solution.replay
             least_fj = replay.energy_fj - waiting_uw * replay.makespan_ns
-        for known in (*self.candidates.uniform_clocks, *self._known_choices):
-            cost_fj = known.energy_fj - waiting_uw * known.makespan_ns
-            if known.makespan_ns > deadline_ns or cost_fj >= least_fj:
+        for known_choice in (*self.candidates.uniform_clocks, *self._known_choices):
+            cost_fj = known_choice.energy_fj - waiting_uw * known_choice.makespan_ns
+            if known_choice.makespan_ns > deadline_ns or cost_fj >= least_fj:
                 continue
-            replay = self.candidates.replay(known.choice)
+            replay = self.candidates.replay(known_choice.choice)
             if not keeper.keeps(replay, context, keeper.exact_limits):
                 continue
             robustness = keeper.certify(replay, context)

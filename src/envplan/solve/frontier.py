@@ -12,7 +12,7 @@ from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan
-from envplan.plan.model import Target
+from envplan.plan.target import Target
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.request import Request
@@ -77,15 +77,15 @@ class Frontier(Relaxation):
         return twin
 
     def plan(
-        self, target_time: float | None = None, *, progress: Progress | None = None, **asked: Any
+        self, target_time: float | None = None, *, progress: Progress | None = None, **options: Any
     ) -> Plan:
-        """The best plan found for what is asked.
+        """The best plan found for a target and limits.
 
         Args:
             target_time: least energy with an iteration of at most so many s; above T_star the
                 T_star plan is returned.
             progress: called now and then with (steps to go, 0), the former falling.
-            asked: further keyword arguments of `Request.from_options`, such as slowdown=0.02,
+            options: further keyword arguments of `Request.from_options`, such as slowdown=0.02,
                 min_energy=True, energy_budget=J, power_cap=W, peak_power_cap=W, probability=0.95
                 with noise=0.02, switch_latency=s, min_dwell=s, straggler_time=s, run=Run,
                 polish=s, ladder=N. They combine. Without any: no slowdown.
@@ -94,7 +94,7 @@ class Frontier(Relaxation):
             NoAnswerError: there is no such plan; says what can be had.
             InputError: a number is out of range, or two arguments exclude each other.
         """
-        return self.solve(Request.from_options(target_time, **asked), progress=progress)
+        return self.solve(Request.from_options(target_time, **options), progress=progress)
 
     def solve(
         self, request: Request, *, progress: Progress | None = None, doubts: bool = True
@@ -115,13 +115,13 @@ class Frontier(Relaxation):
         return solve(self, request, self._plan_cache, progress)
 
     def max_frequency_plan(self) -> Plan:
-        """What happens without a plan: every operation at its highest frequency."""
+        """The plan of every operation at its highest frequency: what happens without planning."""
         replay = self.problem.replay(self.problem.max_frequency_rows)
         target = Target(kind="max-frequency", deadline_s=s_from_ns(replay.makespan_ns))
         return build_plan(self, replay, target=target, planner="max_frequency")
 
     def ladder(
-        self, count: int = LADDER, *, progress: Progress | None = None, **asked: Any
+        self, count: int = LADDER, *, progress: Progress | None = None, **options: Any
     ) -> list[Plan]:
         """Plans for stragglers, ascending in time: each beats all faster ones where there is time.
 
@@ -130,13 +130,13 @@ class Frontier(Relaxation):
         Args:
             count: at most so many, from 1 up.
             progress: called with (plans to go, 0), the former falling to the latter.
-            asked: limits that every plan keeps, as for plan.
+            options: limits that every plan keeps, as for plan.
 
         Raises:
             InputError: a number is out of range.
             NoAnswerError: waiting alone draws more than a cap on the peak.
         """
-        return self.ladder_for(Request.from_options(ladder=count, **asked), progress=progress)
+        return self.ladder_for(Request.from_options(ladder=count, **options), progress=progress)
 
     def ladder_for(self, request: Request, *, progress: Progress | None = None) -> list[Plan]:
         """The ladder whose plans all keep the limits of a request. As for ladder."""
@@ -187,8 +187,10 @@ class Frontier(Relaxation):
         """Plans at `count` times spread over [T_min, T_star], ascending; for pictures and tables.
 
         Args:
+            count: at most so many.
             beyond: instead, over [T_star, T_max], without T_star's: worth following only while a
                 straggler makes everyone wait.
+            moves: share of the usual moves of the search.
             progress: called with (plans to go, 0), the former falling to the latter.
         """
         request = Request.from_options(moves=moves)
@@ -204,16 +206,16 @@ class Frontier(Relaxation):
             return [plan for plan in plans if plan.iteration_time > self.min_energy_time]
         return plans
 
-    def plans_to_draw(self, most: int, *, progress: Progress | None = None) -> list[Plan]:
+    def plans_to_draw(self, max_plans: int, *, progress: Progress | None = None) -> list[Plan]:
         """Plans along the frontier for a picture or page.
 
         Of large jobs there are fewer, and those are less searched for.
 
         Args:
-            most: how many plans there are at most.
+            max_plans: how many plans there are at most.
             progress: as for sample_plans.
         """
-        count, moves = self._drawing_effort(most)
+        count, moves = self._drawing_effort(max_plans)
         return self.sample_plans(count, moves=moves, progress=progress)
 
     def slower_plans_to_draw(self) -> list[Plan]:
@@ -226,10 +228,11 @@ class Frontier(Relaxation):
         count, moves = self._drawing_effort(_SLOWER_PLANS)
         return self.sample_plans(count, beyond=True, moves=moves)
 
-    def _drawing_effort(self, most: int) -> tuple[int, float]:
+    def _drawing_effort(self, max_plans: int) -> tuple[int, float]:
         """How many plans to draw, and the share of the usual moves to search them with."""
-        share = min(1.0, _FULL_SEARCH_OPERATIONS / len(self.pipeline.operations))
-        return max(3, round(most * min(1.0, 3 * share))), share
+        moves_share = min(1.0, _FULL_SEARCH_OPERATIONS / len(self.pipeline.operations))
+        num_plans = round(max_plans * min(1.0, 3 * moves_share))
+        return max(3, num_plans), moves_share
 
     def to_dataframe(self) -> pd.DataFrame:
         """The breakpoints as columns iteration_time_s and energy_lower_bound_j."""
@@ -244,6 +247,7 @@ class Frontier(Relaxation):
 
         Args:
             path: where to save it as well: .png, .svg or .pdf.
+            plans: at most so many on the curve.
 
         Raises:
             InputError: the file cannot be written.
@@ -281,6 +285,8 @@ def trace_frontier(
     (DoubtWarning) of times and powers that no training has.
 
     Args:
+        pipeline: what runs in which order.
+        profile: what operations cost.
         blocking_power: W drawn by a waiting GPU, on every stage; default: the profile's blocking
             rows, else 70 W.
         gpus_per_stage: GPUs that run each stage together (tensor x context parallel).
@@ -318,16 +324,18 @@ def trace_job(
     """The frontier of a plan's job, traced anew.
 
     Args:
+        job: of a plan.
+        profile: what its operations cost.
         progress, full, whole: as for trace_frontier.
 
     Raises:
         InputError: the job or its blocking power does not fit the profile.
     """
-    given = job.blocking_power_source == "argument" and job.blocking_power_w
+    was_given = job.blocking_power_source == "argument" and job.blocking_power_w
     frontier = trace_frontier(
         job.pipeline(),
         profile,
-        blocking_power=job.blocking_power_w[0] if given else None,
+        blocking_power=job.blocking_power_w[0] if was_given else None,
         gpus_per_stage=job.gpus_per_stage,
         replicas=job.replicas,
         full=full,

@@ -319,7 +319,7 @@ class SearchedCandidates(Candidates):
         annealer = self._annealer(self.replay(choice), 0, _URGENT_LATENESS_PRICE)
         starts = [choice, annealer.constant()]
         if self._peak_power is not None:
-            starts += [*self._peak_power.fastest_choices(), self._peak_power.thriftiest]
+            starts += [*self._peak_power.fastest_choices(), self._peak_power.least_power_choice]
         hot_starts = [_Start(start, _URGENT_TEMPERATURE) for start in starts]
         annealed = self._annealed(annealer, hot_starts, _LONG_MOVES_SHARE)
 

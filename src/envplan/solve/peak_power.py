@@ -5,7 +5,7 @@ here is to give operations power limits of their own and to plan as ever with th
 leave: the frontier of what is left is exact, and its plans are rounded as all plans are.
 
 Limits start at one level for all: each operation may use the same share of the span between its
-thriftiest and its hungriest option. Then they are repaired: wherever the replay is over the cap,
+options of least and of most power. Then they are repaired: wherever the replay is over the cap,
 those operations that run there are slowed down, the one first that costs least for each watt it
 saves, at the price of time that the dual solution puts on it (its flow), and what is left is
 planned anew, until nothing is over the cap. The search in local_search.py goes on from there.
@@ -15,6 +15,7 @@ Prices of time are in uW, for 1 uW is 1 fJ a ns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -69,7 +70,7 @@ class PeakPowerHeuristic:
         cap_uw: most power of one GPU a stage together, uW.
 
     Attributes:
-        thriftiest: for each operation its option of least power, int32 (N,).
+        least_power_choice: for each operation its option of least power, int32 (N,).
     """
 
     def __init__(self, frontier: Relaxation, machine: Machine, cap_uw: int) -> None:
@@ -81,27 +82,32 @@ class PeakPowerHeuristic:
         self._option_powers_uw = [table.peak_uw for table in problem.tables]
         least_uw = np.array([powers.min() for powers in self._option_powers_uw], np.int64)
         most_uw = np.array([powers.max() for powers in self._option_powers_uw], np.int64)
-        thriftiest = np.array([powers.argmin() for powers in self._option_powers_uw], np.int32)
+        least_options = np.array([powers.argmin() for powers in self._option_powers_uw], np.int32)
         self._least_uw = least_uw[problem.table]
         self._most_uw = most_uw[problem.table]
-        self.thriftiest: Rows = thriftiest[problem.table]
+        self.least_power_choice: Rows = least_options[problem.table]
         self._waiting_uw = problem.blocking_power_uw[problem.stage]
         self._levels = _LEVELS[:: 1 + len(problem.table) // _OPERATIONS_FOR_ALL_LEVELS]
 
     def cheapest_choices(self, deadline_ns: int) -> list[Rows]:
         """The choices of least energy found under the cap for a deadline, ns.
 
-        The thriftiest one, which may be late, where none was found.
+        The one of least power, which may be late, where none was found.
         """
         replays = self._replays_under_cap(deadline_ns)
         replays.sort(key=lambda replay: (replay.energy_fj, replay.makespan_ns))
-        return [replay.rows for replay in replays[:_MAX_STARTING_POINTS]] or [self.thriftiest]
+        return self._best_choices(replays)
 
     def fastest_choices(self) -> list[Rows]:
-        """The fastest choices found under the cap; the thriftiest one where none was found."""
+        """The fastest choices found under the cap; the one of least power where none was found."""
         replays = self._replays_under_cap(None)
         replays.sort(key=lambda replay: (replay.makespan_ns, replay.energy_fj))
-        return [replay.rows for replay in replays[:_MAX_STARTING_POINTS]] or [self.thriftiest]
+        return self._best_choices(replays)
+
+    def _best_choices(self, replays: Sequence[Replay]) -> list[Rows]:
+        """The choices of the first few replays; that of least power where there are none."""
+        choices = [replay.rows for replay in replays[:_MAX_STARTING_POINTS]]
+        return choices or [self.least_power_choice]
 
     def refusal(self, replay: Replay) -> str:
         """Why there is no plan, in words.
@@ -110,8 +116,8 @@ class PeakPowerHeuristic:
             replay: that draws least of those found.
         """
         num_gpus = self._frontier.num_gpus
-        thriftiest = self._frontier.problem.replay(self.thriftiest, self._machine)
-        least_w = w_from_uw(min(replay.peak_uw, thriftiest.peak_uw) * num_gpus)
+        least_power = self._frontier.problem.replay(self.least_power_choice, self._machine)
+        least_w = w_from_uw(min(replay.peak_uw, least_power.peak_uw) * num_gpus)
         return (
             f"no plan was found that stays under {float(w_from_uw(self._cap_uw * num_gpus)):.6g} "
             f"W; the least peak found is {least_w:.10g} W, and none can be below "
@@ -122,7 +128,7 @@ class PeakPowerHeuristic:
     def least_peak_uw(self) -> int:
         """A power that every plan reaches at some moment, uW, of one GPU a stage together.
 
-        At some moment of an operation it draws at least the most power of its thriftiest option,
+        At some moment of an operation it draws at least the peak of its option of least power,
         and every other stage then draws at least its blocking power or the least power of any of
         its options.
         """

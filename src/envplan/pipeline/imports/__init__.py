@@ -8,7 +8,7 @@ them the data dependencies of a generated schedule, and refuses what could not r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -54,10 +54,17 @@ def scheduled(ranks: Iterable[Iterable[Step | str]]) -> ImportedSchedule:
     """
     orders: list[tuple[Operation, ...]] = []
     skipped: Counter[str] = Counter()
-    for rank, found in enumerate(map(list, ranks)):
-        skipped.update(one for one in found if isinstance(one, str))
-        steps = [one for one in found if not isinstance(one, str)]
-        stages = sorted({step.model_stage for step in steps})
-        orders.append(tuple(Operation(rank, i, m, stages.index(at), at) for i, m, at in steps))
+    for rank, items in enumerate(map(list, ranks)):
+        skipped.update(item for item in items if isinstance(item, str))
+        steps = [item for item in items if not isinstance(item, str)]
+        orders.append(tuple(_operations(rank, steps)))
     ranks_of_stages(orders)
     return ImportedSchedule(tuple(orders), skipped)
+
+
+def _operations(rank: int, steps: Sequence[Step]) -> Iterator[Operation]:
+    """The operations of a rank, whose model stages are its chunks in model order."""
+    stages = sorted({step.model_stage for step in steps})
+    chunk_of = {stage: chunk for chunk, stage in enumerate(stages)}
+    for instruction, microbatch, stage in steps:
+        yield Operation(rank, instruction, microbatch, chunk_of[stage], stage)

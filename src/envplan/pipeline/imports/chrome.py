@@ -14,34 +14,28 @@ in which they come: see TraceMapping.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from envplan._io.documents import Model
-from envplan._io.files import read_bounded
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.dag_file import identifier
 from envplan.pipeline.imported import ImportedSchedule
 from envplan.pipeline.imports import Step, scheduled
+from envplan.pipeline.imports.trace_events import TraceEvent, read_events
 from envplan.pipeline.operations import BACKWARD, LETTERS
 
 __all__ = ["TraceMapping", "read_chrome_traces"]
 
-MAX_TRACE_BYTES: Final = 256 * 2**20
-
 #: Named groups in expressions.
 _GROUPS: Final = ("chunk", "microbatch", "rank", "stage")
-_NS_PER_US: Final = 1000
-_LARGEST_US: Final = 10**16
 
 
 def _expression(text: object) -> object:
@@ -86,26 +80,6 @@ class TraceMapping(Model):
     within: _Expression | None = None
 
 
-class _Event(NamedTuple):
-    """An event with a begin and an end, in ns.
-
-    Attributes:
-        said: what it says of itself: `file`, `pid`, `tid`, its category as `cat`, its arguments as
-            `args.NAME`, and the groups in its name.
-        instruction: if it is an operation.
-    """
-
-    name: str
-    begin: int
-    end: int
-    said: Mapping[str, Any]
-    instruction: str = ""
-
-    def __str__(self) -> str:
-        begin, end = (f"{at // _NS_PER_US}.{at % _NS_PER_US:03d}" for at in (self.begin, self.end))
-        return f"{shown(self.name)} ({begin} to {end} us)"
-
-
 def read_chrome_traces(
     paths: Sequence[str | os.PathLike[str]], mapping: TraceMapping
 ) -> ImportedSchedule:
@@ -114,6 +88,10 @@ def read_chrome_traces(
     Clocks of ranks need not agree: only the order on each rank counts, and what waits for what
     follows from the instructions.
 
+    Args:
+        paths: of the traces.
+        mapping: how events are read.
+
     Returns:
         The schedule, with what the trace calls each rank.
 
@@ -121,40 +99,18 @@ def read_chrome_traces(
         InputError: a file cannot be read or is larger than 256 MiB unpacked, an expression or event
             is malformed, or nothing matches; or two operations of one rank overlap: names both.
     """
-    found: list[_Event] = []
+    operations: list[TraceEvent] = []
     skipped: Counter[str] = Counter()
     for number, path in enumerate(paths):
         with naming(path):
-            found += _operations(_spans(_events(path), number), mapping, skipped)
-    if not any(one.instruction.startswith(BACKWARD) for one in found):
-        most = ", ".join(f"{shown(name)} ({count})" for name, count in skipped.most_common(5))
-        raise InputError(
-            "no event is a backward: say which are backward, or backward_input and "
-            f"backward_weight; {sum(skipped.values())} events match nothing, most often: {most}"
-        )
-    categories = sorted({(one.name, one.said["cat"]) for one in found if one.said["cat"]})
-    for (name, one), (other_name, other) in pairwise(categories):
-        if name == other_name:
-            raise InputError(
-                f"events named {shown(name)} are of the categories {one} and {other}: "
-                "they are one operation seen twice, on CPU and GPU; take one (--category)"
-            )
-    source = mapping.rank
-    if source is None and not any("rank" in one.said for one in found):
-        several = len({str(one.said["pid"]) for one in found}) > 1
-        source = "file" if len(paths) > 1 else "pid" if several else "tid"
-    labels, ranks = _column(found, "rank", source)
-    placed = sorted(zip(ranks, found, strict=True), key=lambda one: (one[0], *one[1][1:3]))
-    for (rank, event), (other_rank, after) in pairwise(placed):
-        if rank == other_rank and after.begin < event.end:
-            raise InputError(
-                f"{event} and {after} overlap on rank {rank}: a GPU runs one operation at a "
-                "time; are the expressions or the source of ranks wrong? (An event that holds "
-                "a forward and a backward is read where its name has both, as DualPipeV's "
-                "OVERLAP_F_B)"
-            )
-    orders: list[list[Step]] = [[] for _ in labels]
-    for (rank, _), step in zip(placed, _steps(mapping, placed, len(labels)), strict=True):
+            operations += _find_operations(read_events(path, number), mapping, skipped)
+    _check_backwards(operations, skipped)
+    _check_categories(operations)
+    ranks = _read_field(operations, "rank", _rank_source(operations, mapping, len(paths)))
+    placed = _place(operations, ranks)
+    _check_overlaps(placed)
+    orders: list[list[Step]] = [[] for _ in ranks.labels]
+    for (rank, _), step in zip(placed, _steps(mapping, placed, len(orders)), strict=True):
         orders[rank].append(step)
     try:
         schedule = scheduled(orders)
@@ -163,178 +119,240 @@ def read_chrome_traces(
             f"{error.message}; is this a trace of several iterations? Then name an event around "
             "one of them (--within); or of several model chunks on a rank (--chunk)?"
         ) from None
-    return replace(schedule, skipped=skipped, rank_labels=tuple(map(str, labels)))
+    return replace(schedule, skipped=skipped, rank_labels=tuple(map(str, ranks.labels)))
 
 
-def _events(path: str | os.PathLike[str]) -> list[Any]:
-    data = read_bounded(path, MAX_TRACE_BYTES)
-    try:  # traces break rules that our own files keep, and their times want all their digits
-        document = json.loads(data.decode("utf-8-sig", errors="replace"), parse_float=Decimal)
-    except (RecursionError, ValueError) as error:
-        reason = getattr(error, "msg", "nested too deeply, or a number too long")
-        line, column = getattr(error, "lineno", None), getattr(error, "colno", None)
-        raise InputError(f"not valid JSON: {reason}", line=line, column=column) from None
-    events = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(events, list):
-        raise InputError("is no Chrome trace: it has no list of events under traceEvents")
-    return events
-
-
-def _spans(events: Sequence[Any], file: int) -> Iterator[_Event]:
-    """Complete events, and pairs of begin and end of one thread, the innermost first."""
-    timed = []
-    for number, event in enumerate(events):
-        if not isinstance(event, dict):
-            raise InputError(f"event {number} must be an object, not {shown(event)}")
-        if event.get("ph") in ("X", "B", "E"):
-            timed.append((_ns(event, "ts", number), number, event))
-    begun: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-    for at, number, event in sorted(timed, key=lambda one: one[0]):
-        stack, begin, end = begun[str(event.get("pid")), str(event.get("tid"))], at, at
-        args = [event.get("args")]
-        if event["ph"] == "B":
-            stack.append((at, event))
-            continue
-        if event["ph"] == "X":
-            end += _ns({"dur": 0, **event}, "dur", number, least=0)
-        elif stack:  # arguments may be said at the begin, at the end or at both
-            begin, event = stack.pop()
-            args.append(event.get("args"))
-        else:
-            continue
-        said = {"file": file, "cat": str(event.get("cat", ""))}
-        said |= {name: event.get(name, 0) for name in ("pid", "tid")}
-        for given in args:
-            if isinstance(given, dict):
-                said |= {f"args.{name}": value for name, value in given.items()}
-        yield _Event(str(event.get("name", "")), begin, end, said)
-
-
-def _ns(event: Mapping[str, Any], field: str, number: int, least: int = -_LARGEST_US) -> int:
-    """A time in microseconds, in whole ns."""
-    us: Any = event.get(field)
-    is_number = isinstance(us, int | Decimal) and not isinstance(us, bool)
-    if not is_number or not least <= us < _LARGEST_US:
-        raise InputError(
-            f"event {number} ({shown(event.get('name'))}): {field} must be a number of "
-            f"microseconds, not {shown(us)}"
-        )
-    ns: int = round(us * _NS_PER_US)
-    return ns
-
-
-def _operations(
-    events: Iterable[_Event], mapping: TraceMapping, skipped: Counter[str]
-) -> list[_Event]:
-    """The operations among a file's events; the others are counted."""
+def _find_operations(
+    events: Iterable[TraceEvent], mapping: TraceMapping, skipped: Counter[str]
+) -> list[TraceEvent]:
+    """The operations among a file's events; the others are counted in `skipped`."""
     category, within = mapping.category, mapping.within
-    found: list[_Event] = []
-    frames: dict[str, list[_Event]] = defaultdict(list)
+    operations: list[TraceEvent] = []
+    frames: defaultdict[str, list[TraceEvent]] = defaultdict(list)
     for event in events:
-        counts = category is None or category.search(event.said["cat"])
+        counts = category is None or category.search(event.fields["cat"])
         if within and within.search(event.name):
-            frames[str(event.said["pid"])].append(event)
-        elif counts and (named := _named(event, mapping.instructions)):
-            found += named
+            frames[str(event.fields["pid"])].append(event)
+        elif counts and (named := _operations_of(event, mapping.instructions)):
+            operations += named
         else:
             skipped[event.name] += 1
     if within is None:
-        return found
-
-    def is_inside(one: _Event) -> bool:
-        around = frames[str(one.said["pid"])]
-        return any(frame.begin <= one.begin and one.end <= frame.end for frame in around)
-
-    inside = list(filter(is_inside, found))
-    if len(inside) < len(found):
-        skipped["operations of other iterations"] += len(found) - len(inside)
+        return operations
+    inside = [op for op in operations if _is_inside(op, frames[str(op.fields["pid"])])]
+    num_outside = len(operations) - len(inside)
+    if num_outside:
+        skipped["operations of other iterations"] += num_outside
     return inside
 
 
-def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_Event]:
-    """The operations of an event: several, one after the other, if its name has them so."""
-    searched = ((pattern.search(event.name), name) for name, pattern in instructions.items())
-    found = sorted(
-        ((match, name) for match, name in searched if match), key=lambda one: one[0].start()
+def _is_inside(operation: TraceEvent, frames: Iterable[TraceEvent]) -> bool:
+    """Whether an operation lies inside one of the events around iterations."""
+    return any(
+        frame.begin_ns <= operation.begin_ns and operation.end_ns <= frame.end_ns
+        for frame in frames
     )
-    if any(one.end() > other.start() for (one, _), (other, _) in pairwise(found)):
-        names = " and ".join(sorted(name for _, name in found))
+
+
+def _operations_of(
+    event: TraceEvent, instructions: Mapping[str, re.Pattern[str]]
+) -> list[TraceEvent]:
+    """The operations of an event: several, one after the other, if its name has them so."""
+    matches = []
+    for instruction, pattern in instructions.items():
+        match = pattern.search(event.name)
+        if match:
+            matches.append((match, instruction))
+    matches.sort(key=lambda found: found[0].start())
+    if any(match.end() > later.start() for (match, _), (later, _) in pairwise(matches)):
+        names = " and ".join(sorted(instruction for _, instruction in matches))
         raise InputError(f"{event} matches the expressions of {names}")
-    count, length = max(1, len(found)), event.end - event.begin
-    ends = [event.begin + length * k // count for k in range(count + 1)]
+    # The time of the event is shared out evenly.
+    count, length_ns = max(1, len(matches)), event.end_ns - event.begin_ns
+    bounds_ns = [event.begin_ns + length_ns * k // count for k in range(count + 1)]
     return [
-        _Event(event.name, ends[k], ends[k + 1], {**event.said, **_groups(match)}, name)
-        for k, (match, name) in enumerate(found)
+        TraceEvent(
+            name=event.name,
+            begin_ns=bounds_ns[k],
+            end_ns=bounds_ns[k + 1],
+            fields={**event.fields, **_named_groups(match)},
+            instruction=instruction,
+        )
+        for k, (match, instruction) in enumerate(matches)
     ]
 
 
-def _groups(match: re.Match[str]) -> dict[str, str]:
+def _named_groups(match: re.Match[str]) -> dict[str, str]:
     return {group: text for group, text in match.groupdict().items() if text is not None}
 
 
-def _column(
-    operations: Sequence[_Event], what: str, source: str | None = None
-) -> tuple[list[Any], list[Any]]:
-    """What operations say of themselves at a source, or without one in a group in their names.
+def _check_backwards(operations: Sequence[TraceEvent], skipped: Counter[str]) -> None:
+    if any(op.instruction.startswith(BACKWARD) for op in operations):
+        return
+    most = ", ".join(f"{shown(name)} ({count})" for name, count in skipped.most_common(5))
+    raise InputError(
+        "no event is a backward: say which are backward, or backward_input and "
+        f"backward_weight; {sum(skipped.values())} events match nothing, most often: {most}"
+    )
 
-    If one says it, all computation must, and of ranks a data loader's or an optimizer's events,
-    too; but names that say no chunk mean the first. All but ranks are whole numbers.
 
-    Returns:
-        All different values in order: whole numbers by value, before others by their digits; and
-        for each operation the place of its own among them, for counters often run on through all
-        iterations. None where it says nothing.
+def _check_categories(operations: Sequence[TraceEvent]) -> None:
+    """Refuse operations of one name in two categories."""
+    categories = sorted({(op.name, op.fields["cat"]) for op in operations if op.fields["cat"]})
+    for (name, category), (next_name, next_category) in pairwise(categories):
+        if name == next_name:
+            raise InputError(
+                f"events named {shown(name)} are of the categories {category} and "
+                f"{next_category}: they are one operation seen twice, on CPU and GPU; take one "
+                "(--category)"
+            )
+
+
+def _rank_source(
+    operations: Sequence[TraceEvent], mapping: TraceMapping, num_files: int
+) -> str | None:
+    """The field that tells ranks; None: the group in names. See TraceMapping.rank."""
+    if mapping.rank is not None or any("rank" in op.fields for op in operations):
+        return mapping.rank
+    if num_files > 1:
+        return "file"
+    processes = {str(op.fields["pid"]) for op in operations}
+    return "pid" if len(processes) > 1 else "tid"
+
+
+class _PlacedOperation(NamedTuple):
+    """An operation and the number of its rank."""
+
+    rank: int
+    operation: TraceEvent
+
+
+def _place(operations: Sequence[TraceEvent], ranks: _FieldValues) -> list[_PlacedOperation]:
+    """Operations by rank, in the order in which they begin."""
+    placed = [
+        _PlacedOperation(rank, operation)
+        for rank, operation in zip(ranks.numbers, operations, strict=True)
+        if rank is not None  # every operation says its rank
+    ]
+    placed.sort(key=lambda one: (one.rank, one.operation.begin_ns, one.operation.end_ns))
+    return placed
+
+
+def _check_overlaps(placed: Sequence[_PlacedOperation]) -> None:
+    for (rank, operation), (next_rank, following) in pairwise(placed):
+        if rank == next_rank and following.begin_ns < operation.end_ns:
+            raise InputError(
+                f"{operation} and {following} overlap on rank {rank}: a GPU runs one operation at "
+                "a time; are the expressions or the source of ranks wrong? (An event that holds "
+                "a forward and a backward is read where its name has both, as DualPipeV's "
+                "OVERLAP_F_B)"
+            )
+
+
+class _FieldValues(NamedTuple):
+    """The values of a field of operations.
+
+    Attributes:
+        labels: all different values in order: whole numbers by value, before others by their
+            digits.
+        numbers: for each operation the index of its own among the labels, for counters often run
+            on through all iterations; None where it says nothing.
     """
-    told = [one.said.get(source or what) for one in operations]
-    if source is None and told.count(None) == len(told):
-        return [], told
-    for k, (one, value) in enumerate(zip(operations, told, strict=True)):
-        if value is None and what == "chunk" and source is None:
-            told[k] = 0
+
+    labels: list[int | str]
+    numbers: list[int | None]
+
+
+def _read_field(
+    operations: Sequence[TraceEvent], name: str, source: str | None = None
+) -> _FieldValues:
+    """The values of a field: in a group of names, or at a source.
+
+    If one operation says it, all computation must, and of ranks a data loader's or an optimizer's
+    events, too; but names that say no chunk mean the first. All but ranks are whole numbers.
+
+    Args:
+        operations: of all files.
+        name: of the group, and of the field in errors.
+        source: where it stands; None: in the group.
+
+    Raises:
+        InputError: an operation does not say it, or it is no whole number.
+    """
+    raw = [op.fields.get(source or name) for op in operations]
+    if source is None and all(value is None for value in raw):
+        return _FieldValues([], [None] * len(raw))
+    values: list[int | str | None] = []
+    for operation, value in zip(operations, raw, strict=True):
+        if value is None and name == "chunk" and source is None:
+            values.append(0)
         elif value is None:
-            if what == "rank" or one.instruction in LETTERS:
+            if name == "rank" or operation.instruction in LETTERS:
                 where = source or "a group in its name"
-                raise InputError(f"{one} does not say its {what} (by {where}), as others do")
-        elif what == "rank":
-            told[k] = value if isinstance(value, int) else str(value)
+                raise InputError(f"{operation} does not say its {name} (by {where}), as others do")
+            values.append(None)
+        elif name == "rank":
+            values.append(value if isinstance(value, int) else str(value))
         elif re.fullmatch(r"[0-9]{1,18}", str(value)):
-            told[k] = int(value)
+            values.append(int(value))
         else:
-            raise InputError(f"{one}: {what} must be a whole number, not {shown(value)}")
+            raise InputError(f"{operation}: {name} must be a whole number, not {shown(value)}")
+    labels = sorted({value for value in values if value is not None}, key=_in_natural_order)
+    number_of = {label: number for number, label in enumerate(labels)}
+    return _FieldValues(labels, [None if v is None else number_of[v] for v in values])
 
-    def key(label: Any) -> tuple[bool, list[int | str]]:
-        parts = re.split(r"([0-9]+)", str(label))
-        return isinstance(label, str), [int(p) if k % 2 else p for k, p in enumerate(parts)]
 
-    labels = sorted({*told} - {None}, key=key)
-    place = {label: number for number, label in enumerate(labels)}
-    return labels, [place.get(value) for value in told]
+def _in_natural_order(label: int | str) -> tuple[bool, list[int | str]]:
+    """A key that sorts digits in texts by their value, and numbers before texts."""
+    parts = re.split(r"([0-9]+)", str(label))  # every second one is of digits
+    return isinstance(label, str), [int(p) if k % 2 else p for k, p in enumerate(parts)]
 
 
 def _steps(
-    mapping: TraceMapping, placed: Sequence[tuple[int, _Event]], num_ranks: int
+    mapping: TraceMapping, placed: Sequence[_PlacedOperation], num_ranks: int
 ) -> Iterator[Step]:
     """Microbatch and model stage of each operation of each rank.
 
     What one name or argument tells, those of all computation must tell; of a data loader's or an
     optimizer's events they need not: these are counted, and belong to their rank's first chunk.
     """
-    events = [event for _, event in placed]
-    _, microbatches = _column(events, "microbatch", mapping.microbatch)
-    stages, places = _column(events, "stage")
-    _, chunks = _column([] if stages else events, "chunk", mapping.chunk)
-    first: dict[int, int] = {}
-    for (rank, _), place in zip(placed, places, strict=True):
-        if place is not None:
-            first[rank] = min(stages[place], first.get(rank, stages[place]))
-    seen: Counter[tuple[str, int]] = Counter()
-    for k, (rank, event) in enumerate(placed):
-        if stages:
-            at = first.get(rank, rank) if places[k] is None else stages[places[k]]
-        else:
-            chunk = chunks[k] or 0
-            back = mapping.placement == "v" and chunk % 2
-            at = chunk * num_ranks + (num_ranks - 1 - rank if back else rank)
-        counted = seen[event.instruction, at]
-        seen[event.instruction, at] += microbatches[k] is None
-        yield Step(event.instruction, counted if microbatches[k] is None else microbatches[k], at)
+    operations = [operation for _, operation in placed]
+    microbatches = _read_field(operations, "microbatch", mapping.microbatch).numbers
+    stages = _model_stages(mapping, placed, num_ranks)
+    num_seen: Counter[tuple[str, int]] = Counter()
+    for operation, microbatch, stage in zip(operations, microbatches, stages, strict=True):
+        if microbatch is None:
+            microbatch = num_seen[operation.instruction, stage]
+            num_seen[operation.instruction, stage] += 1
+        yield Step(operation.instruction, microbatch, stage)
+
+
+def _model_stages(
+    mapping: TraceMapping, placed: Sequence[_PlacedOperation], num_ranks: int
+) -> list[int]:
+    """The model stage of each operation, by the group `stage` or by its rank and chunk."""
+    operations = [operation for _, operation in placed]
+    stages = _read_field(operations, "stage")
+    if not stages.labels:
+        chunks = _read_field(operations, "chunk", mapping.chunk).numbers
+        return [
+            _stage_of_chunk(chunk or 0, rank, num_ranks, mapping.placement)
+            for (rank, _), chunk in zip(placed, chunks, strict=True)
+        ]
+    said = [None if number is None else int(stages.labels[number]) for number in stages.numbers]
+    first_of_rank: dict[int, int] = {}
+    for (rank, _), stage in zip(placed, said, strict=True):
+        if stage is not None:
+            first_of_rank[rank] = min(stage, first_of_rank.get(rank, stage))
+    return [
+        first_of_rank.get(rank, rank) if stage is None else stage
+        for (rank, _), stage in zip(placed, said, strict=True)
+    ]
+
+
+def _stage_of_chunk(
+    chunk: int, rank: int, num_ranks: int, placement: Literal["interleaved", "v"]
+) -> int:
+    """The model stage of a chunk of a rank."""
+    comes_back = placement == "v" and chunk % 2
+    return chunk * num_ranks + (num_ranks - 1 - rank if comes_back else rank)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -38,7 +38,7 @@ _ARGUMENT: Final = re.compile(
 _PRINTED: Final = re.compile(r"(?:^|[\s:])(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"(^|\s)#.*")
 _ASSIGNED: Final = re.compile(r"(?:^|\s)(\w+)=[\"']?(\w+)[\"']?\s*$", re.MULTILINE)
-_VARIABLE: Final = re.compile(r"\$\{?(\w+)(?::-(\w+)\})?\}?")
+_VARIABLE: Final = re.compile(r"\$\{?(?P<name>\w+)(?::-(?P<default>\w+)\})?\}?")
 _WORDS: Final = {"none": None, "null": None, "true": True, "false": False}
 #: Arguments of Megatron-LM, torchrun and GPT-NeoX that say what a configuration says otherwise.
 _OTHER_NAMES: Final = {
@@ -55,6 +55,10 @@ _OTHER_NAMES: Final = {
 
 #: Where a file says what the job is; Bridge's `dataset`, say, has a data_parallel_size of its own.
 _PARTS: Final = ("model", "train", "trainer", "comm_overlap")
+_OVERLAP_MOE: Final = "overlap_moe_expert_parallel_comm"
+_LAYOUT: Final = "pipeline_model_parallel_layout"
+_LAYERS_PER_CHUNK: Final = "num_layers_per_virtual_pipeline_stage"
+_OVERLAP_P2P: Final = "overlap_p2p_comm"
 #: What may count as a layer each.
 _EMBEDDING: Final = "account_for_embedding_in_pipeline_split"
 _LOSS: Final = "account_for_loss_in_pipeline_split"
@@ -73,12 +77,12 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
     stages = _number(config, "pipeline_model_parallel_size")
     if stages is None:
         raise InputError("says no pipeline_model_parallel_size")
-    if _value(config, overlap := "overlap_moe_expert_parallel_comm"):
+    if _value(config, _OVERLAP_MOE):
         raise InputError(
-            f"{overlap} runs a forward and a backward together, which a plan cannot follow"
+            f"{_OVERLAP_MOE} runs a forward and a backward together, which a plan cannot follow"
         )
     microbatches = num_microbatches or _microbatches(config, stages)
-    chunks = _chunks(config, stages)
+    chunks = _num_chunks(config, stages)
     if chunks is None or stages == 1:
         orders = one_forward_one_backward(stages, microbatches, 1)
     else:
@@ -100,51 +104,93 @@ def read_megatron_file(
     """
     with naming(path):
         text = decoded(read_bounded(path, MAX_FILE_BYTES), path)
-        document = _arguments(text) or _document(text, path)
+        document = _parse_arguments(text) or _parse_document(text, path)
         if not isinstance(document, dict):
             raise InputError("must hold a configuration's names and values")
-        named = {str(name).replace("-", "_"): value for name, value in document.items()}
-        document = {_OTHER_NAMES.get(name, name): value for name, value in named.items()}
-        schedule = read_megatron(document, num_microbatches)
+        config = {_usual_name(str(name)): value for name, value in document.items()}
+        schedule = read_megatron(config, num_microbatches)
         # Megatron's 1F1B has no such transfers.
-        overlap = schedule.num_chunks > 1 and bool(_value(document, "overlap_p2p_comm"))
-        layers = layers_per_stage(document)
-        return replace(
-            schedule, overlap_p2p=overlap, layers_per_stage=tuple(layers) if layers else None
-        )
+        overlap = schedule.num_chunks > 1 and bool(_value(config, _OVERLAP_P2P))
+        layers = tuple(layers_per_stage(config))
+        return replace(schedule, overlap_p2p=overlap, layers_per_stage=layers or None)
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _usual_name(name: str) -> str:
+    """The name under which a configuration of Megatron says the same."""
+    name = name.replace("-", "_")
+    return _OTHER_NAMES.get(name, name)
+
+
+def _parse_arguments(text: str) -> dict[str, Any]:
     """Megatron-LM's arguments in a script, in a log, or in a file of its tests; empty: none there.
 
     Raises:
         InputError: one is given twice, with different values.
     """
     printed = _PRINTED.findall(text)
-    if "pipeline_model_parallel_size" not in dict(printed):
-        printed = []
-        if "--pipeline-model-parallel-" not in text:
-            return {}
+    if "pipeline_model_parallel_size" in dict(printed):
+        return _merge_arguments(printed, {}, {})
+    if "--pipeline-model-parallel-" not in text:
+        return {}
     script = _COMMENT.sub("", text)
-    known = dict(_ASSIGNED.findall(script))
-    said: dict[str, Any] = {} if printed else {"overlap_p2p_comm": True}
-    for name, written in printed or _ARGUMENT.findall(script):
-        value = _VARIABLE.sub(lambda found: known.get(found[1]) or found[2] or found[0], written)
-        value = value.strip("\"'")
-        value = value if "(" in value else value.rstrip(")")
-        means: Any = int(value) if value.isdecimal() else _WORDS.get(value.lower(), value or True)
-        own = name.replace("-", "_")
-        if "$" in value and "pipeline" not in own:
+    variables = dict(_ASSIGNED.findall(script))
+    # In a script transfers overlap unless an argument says otherwise.
+    return _merge_arguments(_ARGUMENT.findall(script), variables, {_OVERLAP_P2P: True})
+
+
+def _merge_arguments(
+    arguments: Iterable[tuple[str, str]],
+    variables: Mapping[str, str],
+    defaults: Mapping[str, object],
+) -> dict[str, Any]:
+    """The values of arguments by name.
+
+    Args:
+        arguments: their names and texts, in order.
+        variables: of a script.
+        defaults: values that hold where no argument says otherwise.
+
+    Raises:
+        InputError: one of a pipeline is given twice, with different values.
+    """
+    values: dict[str, Any] = dict(defaults)
+    for argument, written in arguments:
+        text = _expand(written, variables)
+        name = argument.replace("-", "_")
+        is_of_pipeline = "pipeline" in name
+        if "$" in text and not is_of_pipeline:
             continue
-        if own == "no_overlap_p2p_communication":
-            own, means = "overlap_p2p_comm", False
-        elif own in said and said[own] != means and "pipeline" in own:
-            raise InputError(f"says two things under --{name}: {shown(said[own])} and {value}")
-        said[own] = means
-    return said
+        if name == "no_overlap_p2p_communication":
+            values[_OVERLAP_P2P] = False
+            continue
+        value = _parse_value(text)
+        if is_of_pipeline and name in values and values[name] != value:
+            raise InputError(
+                f"says two things under --{argument}: {shown(values[name])} and {text}"
+            )
+        values[name] = value
+    return values
 
 
-def _document(text: str, path: str | os.PathLike[str]) -> Any:
+def _expand(written: str, variables: Mapping[str, str]) -> str:
+    """A value with its variables replaced where the script, or a default, says them."""
+
+    def value_of(match: re.Match[str]) -> str:
+        return variables.get(match["name"]) or match["default"] or match[0]
+
+    text = _VARIABLE.sub(value_of, written).strip("\"'")
+    return text if "(" in text else text.rstrip(")")
+
+
+def _parse_value(text: str) -> object:
+    """A number, a truth value, nothing or a text; an argument without a value is true."""
+    if text.isdecimal():
+        return int(text)
+    return _WORDS.get(text.lower(), text or True)
+
+
+def _parse_document(text: str, path: str | os.PathLike[str]) -> Any:
+    """The value in a file of JSON or YAML."""
     with suppress(InputError):
         return parse_json(text.encode(), path)
     try:  # JSON with comments in it, as that of GPT-NeoX, is YAML, too
@@ -156,11 +202,11 @@ def _document(text: str, path: str | os.PathLike[str]) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         reason = getattr(error, "problem", None) or "cannot be parsed"
-        where = mark and mark.line + 1
-        raise InputError(f"is neither JSON nor YAML: {reason}", line=where) from None
+        line = mark and mark.line + 1
+        raise InputError(f"is neither JSON nor YAML: {reason}", line=line) from None
 
 
-def _chunks(config: Any, stages: int) -> int | None:
+def _num_chunks(config: Any, num_ranks: int) -> int | None:
     """Model chunks of each rank; None where there is one.
 
     Raises:
@@ -169,18 +215,34 @@ def _chunks(config: Any, stages: int) -> int | None:
     chunks = _number(config, "virtual_pipeline_model_parallel_size")
     if chunks is not None:
         return chunks
-    if count := len(_listed(config)):
-        if count % stages:
-            raise InputError(f"lists layers of {count} model stages for {stages} ranks")
-    elif each := _number(config, asked := "num_layers_per_virtual_pipeline_stage"):
-        layers = _number(config, "num_layers")
-        if layers is None:
-            raise InputError(f"says {asked}, but no num_layers")
-        layers += bool(_value(config, _EMBEDDING)) + bool(_value(config, _LOSS))
-        count, over = divmod(layers, each)
-        if over or count % stages:
-            raise InputError(f"{layers} layers do not make chunks of {each} on {stages} ranks")
-    return count // stages if count > stages else None
+    num_stages = len(_listed_layers(config)) or _num_stages_by_layers(config, num_ranks)
+    if num_stages % num_ranks:
+        raise InputError(f"lists layers of {num_stages} model stages for {num_ranks} ranks")
+    return num_stages // num_ranks if num_stages > num_ranks else None
+
+
+def _num_stages_by_layers(config: Any, num_ranks: int) -> int:
+    """Model stages of so many layers each; 0 where a configuration does not say how many.
+
+    Raises:
+        InputError: the layers do not make as many on each rank.
+    """
+    per_stage = _number(config, _LAYERS_PER_CHUNK)
+    if not per_stage:
+        return 0
+    layers = _number(config, "num_layers")
+    if layers is None:
+        raise InputError(f"says {_LAYERS_PER_CHUNK}, but no num_layers")
+    layers += sum(_counted_as_layers(config))
+    num_stages, left = divmod(layers, per_stage)
+    if left or num_stages % num_ranks:
+        raise InputError(f"{layers} layers do not make chunks of {per_stage} on {num_ranks} ranks")
+    return num_stages
+
+
+def _counted_as_layers(config: Any) -> tuple[bool, bool]:
+    """Whether the embedding and the loss count as a layer each."""
+    return bool(_value(config, _EMBEDDING)), bool(_value(config, _LOSS))
 
 
 def layers_per_stage(config: Any) -> list[int]:
@@ -194,87 +256,119 @@ def layers_per_stage(config: Any) -> list[int]:
     Raises:
         InputError: the layers cannot be shared out so.
     """
-    stages = _number(config, "pipeline_model_parallel_size") or 1
-    if listed := _listed(config):
+    num_ranks = _number(config, "pipeline_model_parallel_size") or 1
+    listed = _listed_layers(config)
+    if listed:
         return listed
     layers = _number(config, "num_layers")
     if layers is None:
         return []
-    chunks = _chunks(config, stages) or 1
-    ranks = [0] * stages
-    for rank, end in ((0, "first"), (-1, "last")):
-        ranks[rank] = _number(config, f"num_layers_in_{end}_pipeline_stage") or ranks[rank]
-    embedding, loss = bool(_value(config, _EMBEDDING)), bool(_value(config, _LOSS))
-    each, over = divmod(layers + embedding + loss - sum(ranks), ranks.count(0) or 1)
-    ranks = [own or each for own in ranks]
-    if over or each < 0 or sum(ranks) != layers + embedding + loss:
-        raise InputError(f"{layers} layers cannot be shared out over {stages} stages so")
-    if any(count % chunks for count in ranks):
-        raise InputError(f"{chunks} chunks do not divide the layers of every rank, {ranks}")
-    shared = [count // chunks for count in ranks] * chunks
-    shared[0] -= embedding
-    shared[-1] -= loss
-    return shared
+    num_chunks = _num_chunks(config, num_ranks) or 1
+    embedding, loss = _counted_as_layers(config)
+    of_ranks = [0] * num_ranks
+    of_ranks[0] = _number(config, "num_layers_in_first_pipeline_stage") or 0
+    of_ranks[-1] = _number(config, "num_layers_in_last_pipeline_stage") or of_ranks[-1]
+    counted = layers + embedding + loss
+    shared, left = divmod(counted - sum(of_ranks), of_ranks.count(0) or 1)
+    of_ranks = [stated or shared for stated in of_ranks]
+    if left or shared < 0 or sum(of_ranks) != counted:
+        raise InputError(f"{layers} layers cannot be shared out over {num_ranks} stages so")
+    if any(count % num_chunks for count in of_ranks):
+        raise InputError(f"{num_chunks} chunks do not divide the layers of every rank, {of_ranks}")
+    of_stages = [count // num_chunks for count in of_ranks] * num_chunks
+    of_stages[0] -= embedding
+    of_stages[-1] -= loss
+    return of_stages
 
 
-def _listed(config: Any) -> list[int]:
+def _listed_layers(config: Any) -> list[int]:
     """Transformer layers of each model stage as a configuration lists them, if it does.
 
     Raises:
         InputError: it lists them in no way that Megatron knows.
     """
-    layout = _value(config, named := "pipeline_model_parallel_layout")
+    layout = _value(config, _LAYOUT)
     if not layout:
         # Layers of several kinds, a character each, without those that predict further tokens.
         pattern, *_ = str(_value(config, "hybrid_layer_pattern") or "").split("/")
-        return [len(part) for part in pattern.split("|")] if "|" in pattern else []
+        return [len(stage) for stage in pattern.split("|")] if "|" in pattern else []
     layout = getattr(layout, "input_data", layout)
     if isinstance(layout, str):
-        text = layout.replace(",", "")
-        for repeated in (_GROUP, _LETTER):
-            length = sum(len(part) * int(times) for part, times in repeated.findall(text))
-            if len(text) + length > _LONGEST:
-                raise InputError(f"{named} {shown(layout)} is too long")
-            text = repeated.sub(lambda found: found[1] * int(found[2]), text)
-        layout = [list(stage) for stage in text.split("|")]
+        layout = [list(stage) for stage in _unrolled(layout).split("|")]
     if not isinstance(layout, list) or not all(isinstance(stage, list) for stage in layout):
-        raise InputError(f"{named} {shown(layout)} is no list of stages")
+        raise InputError(f"{_LAYOUT} {shown(layout)} is no list of stages")
     return [sum(layer in ("t", "decoder") for layer in stage) for stage in layout]
 
 
-def _microbatches(config: Any, stages: int) -> int:
-    """How many the batch sizes make, where they and the number of replicas are said."""
-    if steps := _number(config, "gradient_accumulation_steps"):  # of GPT-NeoX, which is DeepSpeed's
+def _unrolled(layout: str) -> str:
+    """A layout such as "Et*3|(tt|)*14tL" with its repetitions written out.
+
+    Raises:
+        InputError: it is too long.
+    """
+    text = layout.replace(",", "")
+    for repetition in (_GROUP, _LETTER):
+        added = sum(len(part) * int(times) for part, times in repetition.findall(text))
+        if len(text) + added > _LONGEST:
+            raise InputError(f"{_LAYOUT} {shown(layout)} is too long")
+        text = repetition.sub(lambda match: match[1] * int(match[2]), text)
+    return text
+
+
+def _microbatches(config: Any, num_stages: int) -> int:
+    """The number of microbatches that batch sizes and replicas make.
+
+    Raises:
+        InputError: one of them is not said.
+    """
+    steps = _number(config, "gradient_accumulation_steps")  # of GPT-NeoX, which is DeepSpeed's
+    if steps:
         return steps
-    batch, size, replicas = (
-        _number(config, f"{name}_size") for name in ("global_batch", "micro_batch", "data_parallel")
-    )
-    nodes, devices = _number(config, "num_nodes"), _number(config, "devices")
-    tensor, context = (_number(config, f"{k}_parallel_size") for k in ("tensor_model", "context"))
-    if replicas is None and nodes and devices:
-        replicas = nodes * devices // (stages * (tensor or 1) * (context or 1))
-    if not batch or not size or not replicas:
+    batch = _number(config, "global_batch_size")
+    microbatch = _number(config, "micro_batch_size")
+    replicas = _num_replicas(config, num_stages)
+    if not batch or not microbatch or not replicas:
         raise InputError(
             "does not say how many microbatches an iteration has; give --microbatches M: the "
             "global batch over microbatch size and data-parallel degree"
         )
-    return max(1, batch // (size * replicas))
+    return max(1, batch // (microbatch * replicas))
+
+
+def _num_replicas(config: Any, num_stages: int) -> int | None:
+    """The data-parallel degree, as it is said or as the GPUs of all nodes make it."""
+    replicas = _number(config, "data_parallel_size")
+    num_nodes, gpus_per_node = _number(config, "num_nodes"), _number(config, "devices")
+    tensor = _number(config, "tensor_model_parallel_size") or 1
+    context = _number(config, "context_parallel_size") or 1
+    if replicas is None and num_nodes and gpus_per_node:
+        return num_nodes * gpus_per_node // (num_stages * tensor * context)
+    return replicas
 
 
 def _number(config: Any, name: str) -> int | None:
+    """A number of a configuration, at least 1; None where it says none."""
     value = _value(config, name)
     return None if value is None else whole_number(value, name, least=1)
 
 
 def _value(config: Any, name: str) -> Any:
-    """What a configuration says under a name, at its top or in one of its parts."""
+    """The value of a configuration under a name, at its top or in one of its parts.
+
+    Raises:
+        InputError: two of them say different things.
+    """
     if not isinstance(config, Mapping):
         return getattr(config, name, None)
-    parts = [part for part in (config, *map(config.get, _PARTS)) if isinstance(part, Mapping)]
-    found = {shown(part[name]): part[name] for part in parts if part.get(name) is not None}
-    if len(found) > 1:
-        raise InputError(f"says two things under {name}: {' and '.join(found)}")
-    return next(iter(found.values()), None)
+    parts = [config, *(config.get(part) for part in _PARTS)]
+    values = {
+        shown(part[name]): part[name]
+        for part in parts
+        if isinstance(part, Mapping) and part.get(name) is not None
+    }
+    if len(values) > 1:
+        raise InputError(f"says two things under {name}: {' and '.join(values)}")
+    return next(iter(values.values()), None)
 
 
 def pipeline_from_megatron(

@@ -44,11 +44,11 @@ __all__ = [
 ]
 
 _INSTRUCTIONS: Final = {letter: instruction for instruction, letter in LETTERS.items()}
-_NUMBER: Final = rf"([0-9]{{1,{MOST_DIGITS}}})"
-_COMPUTE: Final = re.compile(rf"{_NUMBER}([FBIW]){_NUMBER}")
-_OVERLAP: Final = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+_NUMBER: Final = rf"[0-9]{{1,{MOST_DIGITS}}}"
+_COMPUTE: Final = re.compile(rf"(?P<stage>{_NUMBER})(?P<letter>[FBIW])(?P<microbatch>{_NUMBER})")
+_OVERLAP: Final = re.compile(r"\((?P<actions>[^()]*)\)OVERLAP_F_B")
 # Whatever is no computation: its names are words. (BW was a backward in older versions.)
-_BESIDE: Final = re.compile(rf"{_NUMBER}([A-Z][A-Z_]+[A-Z])(?:{_NUMBER})?")
+_OTHER_ACTION: Final = re.compile(rf"{_NUMBER}(?P<name>[A-Z][A-Z_]+[A-Z])(?:{_NUMBER})?")
 
 # The schedules of one stage per rank run a loop of their own, which keeps no list of actions that
 # could be relied on; their order is known.
@@ -84,18 +84,18 @@ def parse_rows(rows: Sequence[Sequence[str]]) -> ImportedSchedule:
     Raises:
         InputError: as for read_torch_csv; line and column count from 1.
     """
-    return scheduled(_row(line, row) for line, row in enumerate(rows, 1))
+    return scheduled(_steps_of_row(line, row) for line, row in enumerate(rows, 1))
 
 
-def _row(line: int, row: Sequence[str]) -> Iterator[Step | str]:
+def _steps_of_row(line: int, row: Sequence[str]) -> Iterator[Step | str]:
+    """The steps of a rank, and the names of actions that are no computation."""
     for column, cell in enumerate(map(str.strip, row), 1):
-        overlap = _OVERLAP.fullmatch(cell)
-        parts = overlap[1].split(";") if overlap else [cell]
-        found = [_COMPUTE.fullmatch(part.strip()) for part in parts]
-        if all(found):
-            yield from (Step(_INSTRUCTIONS[m[2]], int(m[3]), int(m[1])) for m in found if m)
-        elif beside := _BESIDE.fullmatch(cell):
-            yield beside[2]
+        steps = _steps_of_cell(cell)
+        other_action = _OTHER_ACTION.fullmatch(cell)
+        if steps:
+            yield from steps
+        elif other_action:
+            yield other_action["name"]
         elif cell:
             raise InputError(
                 f"{shown(cell)} is no action that is known (such as 0F3, 0B3, 0I3, 0W3); is it of "
@@ -103,6 +103,19 @@ def _row(line: int, row: Sequence[str]) -> Iterator[Step | str]:
                 line=line,
                 column=column,
             )
+
+
+def _steps_of_cell(cell: str) -> list[Step]:
+    """The computations of an action; none where it is something else."""
+    overlap = _OVERLAP.fullmatch(cell)
+    steps = []
+    for text in overlap["actions"].split(";") if overlap else [cell]:
+        match = _COMPUTE.fullmatch(text.strip())
+        if match is None:
+            return []
+        instruction = _INSTRUCTIONS[match["letter"]]
+        steps.append(Step(instruction, int(match["microbatch"]), int(match["stage"])))
+    return steps
 
 
 def read_torch_schedule(schedule: Any) -> ImportedSchedule:
@@ -143,12 +156,15 @@ def as_torch_csv(pipeline: Pipeline) -> str:
             f"PyTorch's schedules have no action for {shown(min(other))}; known: "
             f"{', '.join(LETTERS)}"
         )
-    # The step of each operation if each took one and transfers none.
-    ones = np.ones(len(pipeline.operations), np.int64)
-    starts, _ = pipeline.earliest_starts(ones, lags=False)
+    # The time step of each operation if each took one and transfers none.
+    one_step = np.ones(len(pipeline.operations), np.int64)
+    time_steps, _ = pipeline.earliest_starts(one_step, lags=False)
     rows: list[list[str]] = [[] for _ in range(pipeline.num_stages)]
-    for op, step in zip(pipeline.operations, starts.tolist(), strict=True):
-        rows[op.stage] += [""] * (step - len(rows[op.stage])) + [short_name(op)]
+    for op, time_step in zip(pipeline.operations, time_steps.tolist(), strict=True):
+        row = rows[op.stage]
+        num_idle = time_step - len(row)
+        row += [""] * num_idle
+        row.append(short_name(op))
     return "".join(",".join(row) + "\n" for row in rows)
 
 
