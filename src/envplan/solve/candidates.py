@@ -157,7 +157,7 @@ class Candidates(ABC):
         """The fastest choice known, int32 (N,), whatever it uses."""
 
     @abstractmethod
-    def hurried(self, replay: Replay) -> Replay:
+    def faster_than(self, replay: Replay) -> Replay:
         """The fastest candidate that a search finds just before another one, or that one itself."""
 
     @abstractmethod
@@ -207,7 +207,7 @@ class RoundedCandidates(Candidates):
         """The fastest option of each operation, int32 (N,): option 0."""
         return np.zeros_like(self._frontier.problem.table)
 
-    def hurried(self, replay: Replay) -> Replay:
+    def faster_than(self, replay: Replay) -> Replay:
         """The replay itself: rounded optima use all of their time."""
         return replay
 

@@ -185,13 +185,13 @@ class RequestSolver(DeadlineSolver[Solution]):
         """
         frontier = self.frontier
         middle_ns, max_bisections = frontier.min_energy_time_ns, MAX_BISECTIONS
-        if not self._conditions.of_candidates().is_plain:
+        if not self._conditions.for_candidates().is_plain:
             middle_ns = max(middle_ns, self._candidates.fastest.makespan_ns)
             max_bisections = FEW_BISECTIONS
         earliest_ns = min(self._earliest_by_relaxation_ns(), frontier.slowest_time_ns)
         solution = self.earliest_from(earliest_ns, middle_ns, max_bisections)
         if solution is not None:
-            return self._hurried(solution)
+            return self._made_faster(solution)
         safest = self._safest_choice()
         if safest is None:
             return self.solve_by(frontier.min_energy_time_ns)
@@ -203,11 +203,11 @@ class RequestSolver(DeadlineSolver[Solution]):
         earliest_ns = [limit.earliest_ns(self.frontier) for limit in self.request.limits]
         return max(earliest_ns, default=self.frontier.min_time_ns)
 
-    def _hurried(self, solution: Solution) -> Solution:
+    def _made_faster(self, solution: Solution) -> Solution:
         """A faster solution that a search finds just before one, or that one itself."""
         if self._keeper.probability is not None:
             return solution  # a faster one would have to be proved anew
-        replay = self._candidates.hurried(solution.replay)
+        replay = self._candidates.faster_than(solution.replay)
         context = self._keeper.context(replay.makespan_ns)
         if not self._keeper.keeps(replay, context, self._keeper.exact_limits):
             return solution
