@@ -38,7 +38,7 @@ class LimitKeeper:
         self.global_limits = conditions.global_limits
 
     def context(self, deadline_ns: int) -> LimitContext:
-        """What limits must know besides a replay, for a deadline."""
+        """The context in which limits judge a replay by a deadline."""
         is_run_limited = self._request.objective == "cost"
         return LimitContext(
             self._frontier.num_gpus,

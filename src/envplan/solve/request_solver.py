@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 from envplan.costs import TimeAndEnergy
@@ -108,25 +107,29 @@ class RequestSolver(DeadlineSolver[Solution]):
         t_star_ns, straggler_s = self.frontier.min_energy_time_ns, self.request.straggler_time_s
         assert straggler_s is not None
         is_beyond_t_star = straggler_ns > t_star_ns
-        with suppress(NoAnswerError):
-            answered = self.request.with_deadline(straggler_s, waits=is_beyond_t_star)
+        try:
             solution = self.solve_by(straggler_ns, idle_until_deadline=is_beyond_t_star)
-            return replace(solution, answered_request=answered)
-        has_exact_global_limits = set(self._keeper.global_limits) - {self._keeper.probability}
-        if is_beyond_t_star and has_exact_global_limits:
-            # A plan that uses all of the straggler's time takes more energy than T_star's, perhaps
-            # more than a budget.
-            return self._latest_between(t_star_ns, straggler_ns)
-        return None
+        except NoAnswerError:
+            has_exact_global_limits = set(self._keeper.global_limits) - {self._keeper.probability}
+            if is_beyond_t_star and has_exact_global_limits:
+                # A plan that uses all of the straggler's time takes more energy than T_star's,
+                # perhaps more than a budget.
+                return self._latest_between(t_star_ns, straggler_ns)
+            return None
+        answered = self.request.with_deadline(straggler_s, waits=is_beyond_t_star)
+        return replace(solution, answered_request=answered)
 
-    def _latest_between(self, above_ns: int, up_to_ns: int) -> Solution | None:
-        """The solution by the latest deadline found that has one, down to an earliest; None: none.
+    def _latest_between(self, earliest_ns: int, end_ns: int) -> Solution | None:
+        """The solution by the latest deadline found that has one.
 
-        The latest deadline is the least of the negative ones.
+        Args:
+            earliest_ns: the earliest deadline; None comes back where this has no solution.
+            end_ns: deadlines are earlier than this.
         """
+        # The latest deadline is the least of the negative ones.
         return bisect_first_feasible(
-            -up_to_ns,
-            -above_ns,
+            -end_ns,
+            -earliest_ns,
             lambda negative_ns: self.solve_by_or_none(-negative_ns),
             FEW_BISECTIONS,
         )
