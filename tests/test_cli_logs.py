@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -43,14 +44,18 @@ def test_a_level_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_refused(envplan(*JOB), 2, "ENVPLAN_LOG must be debug, info, warning or error, not loud")
 
 
-def test_without_verbose_nothing_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_verbose_nothing_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ENVPLAN_LOG", raising=False)
     assert envplan(*JOB).err == ""
 
 
 def test_a_search_logs_its_deadlines_and_in_detail_its_candidates(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENVPLAN_LOG", "info")
     logged = envplan("solve", "a40-gpt3-1.3b-4stage", "-m", "3", "-q").err
     assert "envplan.solve.deadline_search: deadline" in logged

@@ -14,7 +14,7 @@ from envplan.errors import InputError
 from envplan.frontier import relaxation
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, build_plan
-from envplan.plan.model import Target
+from envplan.plan.target import Target
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import s_from_ns

@@ -8,7 +8,8 @@ from envplan.costs import TimeAndEnergy
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
 from envplan.plan import Plan, build_plan
-from envplan.plan.build import note_straggler, target_of
+from envplan.plan.build import note_straggler
+from envplan.plan.target import target_of
 from envplan.replay import Replay, Rows
 from envplan.request import Request
 from envplan.solve.cache import PlanCache
@@ -152,8 +153,7 @@ class RequestSolver(DeadlineSolver[Solution]):
             # T_min needs clocks to change in no time; the least time found does not.
             return self.solve_by(error.least_ns)
         except NoAnswerError:
-            eases_beyond_t_star = any(limit.eases_beyond_t_star for limit in self.request.limits)
-            if not eases_beyond_t_star or deadline_ns <= t_star_ns:
+            if not self._eases_beyond_t_star() or deadline_ns <= t_star_ns:
                 raise
             # Power goes on falling beyond T_star: what keeps the cap soonest uses least there.
             fastest = self.fastest()
@@ -196,10 +196,16 @@ class RequestSolver(DeadlineSolver[Solution]):
         if solution is not None:
             return self._made_faster(solution)
         safest = self._safest_choice()
+        if safest is None and self._eases_beyond_t_star():
+            return self.solve_by(frontier.slowest_time_ns, idle_until_deadline=True)
         if safest is None:
             return self.solve_by(frontier.min_energy_time_ns)
         # Options that draw less on average than waiting does take more energy than any others.
         return self._morphed_towards(safest)
+
+    def _eases_beyond_t_star(self) -> bool:
+        """Whether a plan slower than T_star may keep a limit that T_star's plan does not."""
+        return any(limit.eases_beyond_t_star for limit in self.request.limits)
 
     def _earliest_by_relaxation_ns(self) -> int:
         """The time that no plan under the limits undercuts, ns."""
