@@ -63,15 +63,10 @@ class DemandForecast:
             expected.update(self.observed.request_counts(window.begin_s, window.end_s))
         return [name for name in CLASSES if name in expected]
 
-    def request_rate(self, window: ScaledWindow) -> float:
-        """Expected requests per second, by one window."""
-        num_requests = self.observed.num_requests(window.begin_s, window.end_s)
-        return window.factor * num_requests / (window.end_s - window.begin_s)
-
     @cached_property
     def busiest_window(self) -> ScaledWindow:
         """The window with the highest rate."""
-        return max(self.windows, key=self.request_rate)
+        return max(self.windows, key=lambda window: expected_rate(self.observed, window))
 
     def demand(self, classes: Iterable[str], tp: int) -> Demand:
         """The demand of these classes on one pool of instances of a TP, headroom included.
@@ -129,6 +124,12 @@ class DemandForecast:
         hopeless = {tp: self.demand(classes, tp).hopeless_share for tp in tps}
         max_share = min(hopeless.values()) + self.settings.max_late_share
         return [tp for tp, share in hopeless.items() if share <= max_share]
+
+
+def expected_rate(observed: ObservedTrace, window: ScaledWindow) -> float:
+    """Requests per second that are expected by one window."""
+    num_requests = observed.num_requests(window.begin_s, window.end_s)
+    return window.factor * num_requests / (window.end_s - window.begin_s)
 
 
 def first_windows(observed: ObservedTrace, past_s: float) -> list[ScaledWindow]:

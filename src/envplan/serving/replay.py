@@ -20,6 +20,7 @@ from envplan.serving.forecast import (
     YOUNG_S,
     DemandForecast,
     ScaledWindow,
+    expected_rate,
     expected_windows,
     first_windows,
     recent_window,
@@ -161,12 +162,12 @@ class _Autoscaler:
         horizon_s = self.settings.epoch_s + self.settings.startup_s + SLOT_S
         windows = expected_windows(self.observed, now_s, horizon_s)
         recent = recent_window(now_s)
-        if self._is_unusual(recent, windows):
-            if not is_epoch and not self._falls_short(present, recent):
-                return present
-            windows.append(recent)
-        elif not is_epoch:
+        is_unusual = self._is_unusual(recent, windows)
+        must_grow = not is_epoch and is_unusual and self._falls_short(present, recent)
+        if not (is_epoch or must_grow):
             return present
+        if is_unusual:
+            windows.append(recent)
         forecast = self._forecast(windows)
         if not forecast.classes:
             return present
@@ -186,8 +187,8 @@ class _Autoscaler:
 
     def _is_unusual(self, recent: ScaledWindow, windows: Sequence[ScaledWindow]) -> bool:
         """Whether more requests came of late than any expected window has."""
-        forecast = self._forecast([*windows, recent])
-        return forecast.request_rate(recent) > max(map(forecast.request_rate, windows))
+        expected_rates = [expected_rate(self.observed, window) for window in windows]
+        return expected_rate(self.observed, recent) > max(expected_rates)
 
     def _falls_short(self, present: Fleet, recent: ScaledWindow) -> bool:
         """Whether some pool has fewer instances than what it serves needed of late."""
