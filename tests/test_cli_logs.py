@@ -44,9 +44,7 @@ def test_a_level_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_refused(envplan(*JOB), 2, "ENVPLAN_LOG must be debug, info, warning or error, not loud")
 
 
-def test_without_verbose_nothing_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_verbose_nothing_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ENVPLAN_LOG", raising=False)
     assert envplan(*JOB).err == ""
