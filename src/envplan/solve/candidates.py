@@ -17,7 +17,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from time import perf_counter
 from typing import Final
 
 import numpy as np
@@ -124,18 +123,18 @@ class Candidates(ABC):
         if deadline_ns in self._not_found:
             raise self._not_found[deadline_ns]
         if deadline_ns not in self._found:
-            begin_s = perf_counter()
             try:
                 self._found[deadline_ns] = self._make(deadline_ns)
             except NoPlanInTimeError as error:
                 self._not_found[deadline_ns] = error
-                _logger.debug("no candidate for %d ns", deadline_ns)
+                _logger.debug("candidate for %d ns: none", deadline_ns)
                 raise
+            replay = self._found[deadline_ns]
             _logger.debug(
-                "candidate for %d ns: it takes %d ns, made in %.3f s",
+                "candidate for %d ns: %d ns, %d fJ",
                 deadline_ns,
-                self._found[deadline_ns].makespan_ns,
-                perf_counter() - begin_s,
+                replay.makespan_ns,
+                replay.energy_fj,
             )
         return self._found[deadline_ns]
 
@@ -174,7 +173,7 @@ class Candidates(ABC):
         """The fastest choice known, int32 (N,), whatever it uses."""
 
     @abstractmethod
-    def hurried(self, replay: Replay) -> Replay:
+    def faster_than(self, replay: Replay) -> Replay:
         """The fastest candidate that a search finds just before another one, or that one itself."""
 
     @abstractmethod
@@ -224,7 +223,7 @@ class RoundedCandidates(Candidates):
         """The fastest option of each operation, int32 (N,): option 0."""
         return np.zeros_like(self._frontier.problem.table)
 
-    def hurried(self, replay: Replay) -> Replay:
+    def faster_than(self, replay: Replay) -> Replay:
         """The replay itself: rounded optima use all of their time."""
         return replay
 
