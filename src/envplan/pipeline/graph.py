@@ -147,7 +147,7 @@ class Pipeline:
         edges = sorted((along_stages | dag.edges).items())
         self._successors: list[list[Neighbour]] = [[] for _ in operations]
         for (source, target), lag_ns in edges:
-            self._successors[source].append(Neighbour(target, lag_ns))
+            self._successors[source].append((target, lag_ns))
         self.succ_begin = _frozen(np.cumsum([0, *map(len, self._successors)]), np.int32)
         self.succ = _frozen([target for (_, target), _ in edges], np.int32)
         self.succ_lag_ns = _frozen([lag_ns for _, lag_ns in edges], np.int64)
@@ -375,7 +375,7 @@ class Pipeline:
         predecessors: list[list[Neighbour]] = [[] for _ in self.operations]
         for source, edges in enumerate(self._successors):
             for target, lag_ns in edges:
-                predecessors[target].append(Neighbour(source, lag_ns))
+                predecessors[target].append((source, lag_ns))
         return predecessors
 
 
