@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from itertools import chain
+from fractions import Fraction
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from envplan.request.limits import (
     HoldsWithProbability,
     MinDwell,
     PeakPower,
+    PowerRamp,
 )
 from envplan.solve import Frontier, trace_job
 from envplan.units import (
@@ -144,6 +146,11 @@ def _broken(
                     for at in {0, *moments} - {makespan}
                 )
                 kept = max(drawn) * gpus <= uw_from_w(limit.power_w)
+            case PowerRamp():
+                period = max(makespan, request.sync_ns)
+                change = _steepest_change(found, period, ns_from_s(limit.window_s))
+                allowed = Fraction(limit.ramp_w_per_s) * ns_from_s(limit.window_s) ** 2
+                kept = change * gpus * 1000 <= allowed
             case AveragePower():
                 kept = energy <= limit.power_w * 1e6 * makespan * (1 + 1e-12)
             case EnergyBudget():
@@ -154,6 +161,26 @@ def _broken(
                 raise AssertionError(f"no check of {limit}")
         broken += [] if kept else [limit.kind]
     return broken
+
+
+def _steepest_change(found: _Replayed, period: int, window: int) -> int:
+    """The most by which the energies of two neighbouring windows differ, one GPU a stage, fJ."""
+    ends = {at for part in found.parts for at in (part.begin_ns, part.end_ns)}
+    events = sorted({0, found.makespan, period, *ends})
+    steps = []
+    for begin, end in pairwise(events):
+        power = oracle.power_uw(found.parts, found.stage, found.powers, begin)
+        steps.append((begin, end, power if begin < found.makespan else sum(found.powers)))
+
+    def used(until: int) -> int:
+        """Energy from 0 to a time in any iteration, before or after."""
+        rounds, rest = divmod(until, period)
+        whole = sum((end - begin) * power for begin, end, power in steps)
+        begun = [(begin, min(rest, end), power) for begin, end, power in steps if begin < rest]
+        return rounds * whole + sum((end - begin) * power for begin, end, power in begun)
+
+    times = {event + shift for event in events for shift in (-window, 0, window)}
+    return max(abs(used(at + window) - 2 * used(at) + used(at - window)) for at in times)
 
 
 def _holds_often_enough(

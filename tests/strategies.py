@@ -275,6 +275,10 @@ CONDITIONS: dict[str, Callable[[Frontier, Any], dict[str, Any]]] = {
         "power_cap": f.max_frequency_plan().average_power * draw(st.floats(0.5, 1.1))
     },
     "peak cap": lambda f, draw: {"peak_power_cap": _peak_w(f) * draw(st.floats(0.5, 1.05))},
+    "ramp": lambda f, draw: {
+        "ramp_limit": _peak_w(f) * draw(st.floats(0.0, 1.0)),
+        "ramp_window": draw(st.sampled_from([0.05, 0.3, 1.0])) * f.min_time,
+    },
     "latency": lambda _, draw: {
         "switch_latency": draw(st.sampled_from([1e-9, 0.003, 0.02, 0.3, 5.0]))
     },

@@ -14,7 +14,7 @@ from envplan.errors import InputError
 from envplan.frontier import relaxation
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, build_plan
-from envplan.plan.model import Target
+from envplan.plan.target import Target
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import s_from_ns
@@ -210,5 +210,5 @@ def test_what_a_plan_states_about_its_straggler_is_proved(
     with pytest.raises(InputError, match=message):
         verify_plan(plan.model_copy(update={"predicted": predicted}), frontier.profile)
     alone = plan.target.model_copy(update={"straggler_time_s": None})
-    with pytest.raises(InputError, match=r"goes with a target\.straggler_time_s"):
+    with pytest.raises(InputError, match=r"target\.straggler_time_s is None; the request means"):
         verify_plan(plan.model_copy(update={"target": alone}), frontier.profile)

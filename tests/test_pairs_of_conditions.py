@@ -41,6 +41,7 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "energy budget": {"energy_budget": 0.97 * FRONTIER.plan().energy},
     "power cap": {"power_cap": 0.9 * FRONTIER.plan().average_power},
     "peak cap": {"peak_power_cap": 0.85 * simulate(FRONTIER.plan(), PROFILE).peak_power},
+    "ramp": {"ramp_limit": 1800.0, "ramp_window": 0.4},
     "latency": {"switch_latency": 0.02},
     "min hold": {"min_dwell": 0.1},
     "probability": {"probability": 0.9, "noise": 0.02},
@@ -49,7 +50,8 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "run": {"run": RUN},
 }
 #: What fixes the time; T_min itself cannot be held with a probability.
-TIMED = {"slowdown", "min energy", "straggler", "energy budget", "power cap", "peak cap", "run"}
+TIMED = {"slowdown", "min energy", "straggler", "energy budget", "run"}
+TIMED |= {"power cap", "peak cap", "ramp"}
 #: There is one deadline.
 EXCLUDED = [{"slowdown", "min energy"}, {"slowdown", "run"}, {"min energy", "run"}]
 
@@ -111,6 +113,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "energy budget": {"energy_budget": 0.97 * plan_replicas(KINDS).energy},
     "power cap": {"power_cap": 0.9 * plan_replicas(KINDS).energy / plan_replicas(KINDS).sync_time},
     "peak cap": {"peak_power_cap": 1300.0},
+    "ramp": {"ramp_limit": 8000.0, "ramp_window": 0.4},
     "latency": {"switch_latency": 0.01},
     "min hold": {"min_dwell": 0.1},
     "probability": {"probability": 0.9, "noise": 0.02},

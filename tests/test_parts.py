@@ -288,6 +288,16 @@ def test_plans_by_parts_hold_on_late_and_held_clocks(asked: dict[str, float]) ->
         verify_plan(plan.model_copy(update={"profile": forged}), profile)
 
 
+@pytest.mark.parametrize("clocks", ["--min-dwell 20", "--switch-latency 5"])
+def test_notes_on_limits_are_of_the_options_that_late_and_held_clocks_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clocks: str
+) -> None:
+    parts_profile(microbatches=2).save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
+    solved = told(f"solve --slowdown 5 --peak-power-cap 1000 {clocks}")
+    assert any("at its peak it draws" in note for note in solved["notes"])
+
+
 def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
     profile, cap = parts_profile(microbatches=2), 400.0
     for how in (ByParts(), None):

@@ -178,11 +178,15 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("target.time_s", times(0.9), "more than the target"),
     ("target.deadline_s", times(1.01), "slowdown means"),
     ("target.deadline_s", 0.001, "more than the target"),
-    ("target.kind", "no-slowdown", "no-slowdown means"),
-    ("target.kind", "min-energy", "min-energy means"),
-    ("target", lambda target: target | {"kind": "time", "time_s": 9.0}, "time means"),
-    ("target.energy_j", 1.0, "differ from the plan's own fields"),
-    ("target.power_w", 1.0, "differ from the plan's own fields"),
+    ("target.kind", "no-slowdown", "the request means 'slowdown'"),
+    ("target.kind", "min-energy", "the request means 'slowdown'"),
+    (
+        "target",
+        lambda target: target | {"kind": "time", "time_s": 9.0},
+        "the request means 'slowdown'",
+    ),
+    ("target.energy_j", 1.0, "the request means None"),
+    ("target.power_w", 1.0, "the request means None"),
     ("job.microbatches", 5, "a list of 8 values; .* of 10"),
     ("job.schedule", "zigzag", "unknown schedule"),
     ("job.blocking_power_w", [70.0], "1 values for 2 stages"),
@@ -262,3 +266,55 @@ def test_file_name_that_is_not_text_does_no_harm(tmp_path: Path) -> None:
     small_profile().save_csv(file)
     built(Profile.read_csv(file)).save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").profile.name == "caf?"
+
+
+#: A change of a plan's request, by the options that the plan was made with, and what `check` says.
+CONTRADICTIONS = {
+    "slowdown": ({"slowdown": 0.05}, {"deadline": {"kind": "slowdown", "slowdown": 0.1}}, "target"),
+    "deadline": ({"slowdown": 0.05}, {"deadline": {"kind": "min-energy"}}, "target.kind"),
+    "objective": ({"slowdown": 0.05}, {"objective": "time"}, "request.objective time"),
+    "latency": ({"switch_latency": 0.01}, {"switch_latency_s": 0.02}, "job.switch_latency_s"),
+    "no latency": ({"switch_latency": 0.01}, {"switch_latency_s": 0.0}, "job.switch_latency_s"),
+    "straggler": ({"straggler_time": 9.0}, {"straggler_time_s": 8.0}, "target"),
+    "no straggler": ({"straggler_time": 9.0}, {"straggler_time_s": None}, "target"),
+    "min dwell": (
+        {"min_dwell": 0.01},
+        {"limits": [{"kind": "min-hold", "time_s": 0.02}]},
+        "job.min_dwell_s",
+    ),
+    "noise": (
+        {"probability": 0.9, "noise": 0.01, "slowdown": 0.05},
+        {"limits": [{"kind": "probability", "probability": 0.9, "noise": 0.5}]},
+        "predicted.robustness.noise",
+    ),
+    "probability": (
+        {"probability": 0.9, "noise": 0.01, "slowdown": 0.05},
+        {"limits": [{"kind": "probability", "probability": 0.5, "noise": 0.01}]},
+        "predicted.robustness.probability",
+    ),
+    "no probability": (
+        {"probability": 0.9, "noise": 0.01, "slowdown": 0.05},
+        {"limits": []},
+        "predicted.robustness",
+    ),
+    "peak": (
+        {"peak_power_cap": 5000.0, "slowdown": 0.05},
+        {"limits": [{"kind": "peak-power", "power_w": 6000.0}]},
+        "target.peak_power_w",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_check_refuses_a_plan_whose_fields_contradict_its_request(name: str) -> None:
+    asked, change, complaint = CONTRADICTIONS[name]
+    profile = small_profile(2)
+    plan = trace_frontier(Pipeline("1f1b", 2, 3), profile).plan(**asked, moves=0.1)
+    document = json.loads(plan.to_json())
+    assert verify_plan(Plan.from_document(document), profile)
+    document["request"] |= change
+    for field, value in change.items():
+        if value is None:
+            del document["request"][field]
+    with pytest.raises(InputError, match=complaint):
+        verify_plan(Plan.from_document(document), profile)

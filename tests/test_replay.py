@@ -310,6 +310,8 @@ def kernel_arrays() -> dict[str, Any]:
         ("succ", [7], "topological"),
         ("succ_lag", [-1], "lag is out of range"),
         ("succ_begin", [0, 0, 0], "span succ"),
+        ("succ_begin", [0, 10**6, 1], "must ascend"),
+        ("table_begin", [0, 10**6, 2], "must ascend"),
         ("table", [0, 1], "table is out of range"),
         ("time", [0, 9], "time is out of range"),
         ("energy", [-1, 6], "energy is out of range"),
@@ -329,6 +331,22 @@ def test_kernel_refuses_arrays_that_contradict_each_other(
     arrays[name] = np.array(values, arrays[name].dtype)
     with pytest.raises(ValueError, match=complaint):
         _kernel.Problem(**arrays)
+
+
+def test_kernel_refuses_slices_that_rise_and_fall() -> None:
+    slices = {"slice_time": np.array([5, 9], np.int64), "slice_power": np.array([1, 1], np.int64)}
+    one_each = np.array([0, 1, 2], np.int32)
+    assert _kernel.Problem(**kernel_arrays(), slice_begin=one_each, **slices).num_operations == 2
+    with pytest.raises(ValueError, match="slice_begin must ascend"):
+        _kernel.Problem(**kernel_arrays(), slice_begin=np.array([0, 10**6, 2], np.int32), **slices)
+
+
+@pytest.mark.parametrize("name", kernel_arrays())
+def test_kernel_refuses_none_for_an_array(name: str) -> None:
+    with pytest.raises(TypeError, match="None"):
+        _kernel.Problem(**{**kernel_arrays(), name: None})
+    with pytest.raises(TypeError, match="None"):
+        _kernel.Problem(**kernel_arrays()).replay(None, 0)
 
 
 def test_kernel_refuses_arrays_of_another_type_or_size() -> None:

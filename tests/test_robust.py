@@ -219,7 +219,7 @@ def test_check_proves_what_solve_says_and_no_other_claim(
     assert sure["share_at_least"] >= 0.9
     for field, value, words in (
         ("held_runs", 9999, "held_runs is 9999; recomputed it is"),
-        ("probability", 0.9999, "probability should be less than or equal to 0.999"),
+        ("probability", 0.9999, "robustness.probability is 0.9999"),
         ("noise", 0.2, "recomputed it is"),
         ("runs", 100, "held_runs is"),
         ("iterations", 30_000, "robustness.iterations goes with costs of as many iterations"),

@@ -15,7 +15,7 @@ from cli_helpers import done, refused, small_profile, told
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, build_plan
-from envplan.plan.model import Target
+from envplan.plan.target import Target
 from envplan.profile import Profile
 from envplan.simulation.chrome_trace import save_chrome_trace
 from envplan.simulation.iteration import Timeline, simulate

@@ -142,13 +142,16 @@ def _limits(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     if not plan.request.limits:
         return
     from envplan.plan import replay_plan
+    from envplan.profile import Adjustments
     from envplan.request.limits import LimitContext
 
-    replay = replay_plan(plan, frontier.profile)
+    # Late or held clocks may leave other options by parts than the frontier has.
+    profile = frontier.profile.with_adjustments(plan.profile.adjustments or Adjustments())
+    replay = replay_plan(plan, profile)
     context = LimitContext(
         plan.job.num_gpus,
         plan.target.deadline_ns,
-        frontier.profile,
+        profile,
         sync_ns=plan.request.sync_ns,
     )
     for limit in plan.request.limits:

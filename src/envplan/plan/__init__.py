@@ -12,7 +12,8 @@ from envplan.plan.build import (
     replay_plan,
     rung_rows,
 )
-from envplan.plan.model import Job, Plan, Rung, Target
+from envplan.plan.model import Job, Plan, Rung
+from envplan.plan.target import Target
 
 __all__ = [
     "Job",

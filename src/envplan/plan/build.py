@@ -27,14 +27,12 @@ from envplan.plan.model import (
     Predicted,
     ProfileReference,
     Rung,
-    Target,
-    TargetKind,
     UntilStraggler,
 )
+from envplan.plan.target import ClockTiming, Target, clock_timing_of
 from envplan.profile import Adjustments, Profile, builtin_paths
 from envplan.replay import Machine, Problem, Replay
 from envplan.request import Request
-from envplan.request.limits import MinDwell
 from envplan.units import UW_PER_W, j_from_fj, ns_from_s_floor, s_from_ns
 
 
@@ -63,16 +61,14 @@ def build_plan(
         bound_fj = frontier.lower_bound_fj(max(frontier.min_time_ns, target.deadline_ns))
     gpus = frontier.num_gpus
     bound_fj = max(0, bound_fj - rounding_allowance_fj(replay)) * gpus
-    dwell = None if request is None else request.limit(MinDwell)
-    latency_ns = replay.machine.latency_ns
+    clock_timing = ClockTiming() if request is None else clock_timing_of(request)
     job = Job(
         **frontier.pipeline.to_job(),
         gpus_per_stage=frontier.gpus_per_stage,
         replicas=frontier.replicas,
         blocking_power_w=list(frontier.blocking_power_w),
         blocking_power_source=frontier.blocking_power_source,
-        switch_latency_s=s_from_ns(latency_ns) if latency_ns else None,
-        min_dwell_s=None if dwell is None else dwell.time_s,
+        **vars(clock_timing),
     )
     used, path = frontier.profile, frontier.profile.path
     is_named = path is None or builtin_paths().get(used.name) == path
@@ -147,41 +143,6 @@ def _taken(replay: Replay, num_gpus: int) -> Baseline:
         energy_j=j_from_fj(energy_fj),
         average_power_w=energy_fj / (time_ns * UW_PER_W),
     )
-
-
-def target_of(request: Request, deadline_ns: int, *, least_ns: int = 0) -> Target:
-    """What plan.json says was asked for.
-
-    Args:
-        deadline_ns: the time that the plan and its bound are for, ns.
-        least_ns: T_min, ns, for the time that a slowdown means.
-    """
-    deadline = request.deadline
-    time_s = deadline.time_s
-    kind: TargetKind = "time" if deadline.kind == "any" else deadline.kind
-    if request.objective == "time":
-        kind = fastest_kind(request)
-    if kind == "slowdown":
-        time_s = s_from_ns(deadline.resolve_ns(least_ns) or 0)
-    elif kind in ("no-slowdown", "min-energy") or request.objective == "cost":
-        time_s = s_from_ns(deadline_ns)
-    limit_fields: dict[str, float] = {}
-    for limit in request.limits:
-        limit_fields |= limit.target_fields()
-    return Target(
-        kind=kind,
-        time_s=time_s,
-        slowdown=deadline.slowdown,
-        straggler_time_s=request.straggler_time_s,
-        deadline_s=s_from_ns(deadline_ns),
-        **limit_fields,
-    )
-
-
-def fastest_kind(request: Request) -> TargetKind:
-    """What a target is called that asks for the fastest plan under limits: by the last of them."""
-    kinds = [limit.stated_as for limit in request.limits if limit.stated_as is not None]
-    return kinds[-1]
 
 
 def rounding_allowance_fj(replay: Replay) -> int:

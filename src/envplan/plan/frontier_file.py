@@ -24,8 +24,9 @@ from envplan._io.files import AnyPath, atomic_write
 from envplan.errors import NoAnswerError
 from envplan.frontier import Relaxation
 from envplan.plan import Job, Plan, Rung, as_referenced, check_reference, find_profile, rung_rows
-from envplan.plan.build import plan_of, target_of
+from envplan.plan.build import plan_of
 from envplan.plan.model import Baseline, ProfileReference
+from envplan.plan.target import target_of
 from envplan.profile import Profile
 from envplan.replay import Problem, Replay
 from envplan.request import Request

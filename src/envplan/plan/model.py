@@ -10,7 +10,7 @@ correctly rounded to a float and written so that it reads back the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field
 
@@ -20,30 +20,19 @@ from envplan.errors import InputError
 from envplan.frontier import BlockingPowerSource
 from envplan.pipeline import Pipeline
 from envplan.pipeline.spec import PipelineSpec
+from envplan.plan.plan_v1 import request_of_v1
+from envplan.plan.target import Target
 from envplan.profile import Adjustments, Profile
 from envplan.replay import Machine, Problem
 from envplan.request import Request
 from envplan.request.limits import Robustness
-from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, uw_from_w
+from envplan.units import fj_from_j, j_from_fj, ns_from_s, uw_from_w
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PLAN_SCHEMA: Final = "envplan/plan/v1"
 
-TargetKind = Literal[
-    "no-slowdown",
-    "time",
-    "slowdown",
-    "min-energy",
-    "energy-budget",
-    "power-cap",
-    "peak-power-cap",
-    "fastest",
-    "sync-time",
-    "max-frequency",
-    "planner",
-]
 Bound = Literal["relaxation", "cp-sat"]
 BlockingWatts = Annotated[float, Field(ge=0, le=1e5)]
 
@@ -120,26 +109,6 @@ class ProfileReference(Model):
     adjustments: Adjustments | None = Field(
         None, description="absent where the rows were taken as they are"
     )
-
-
-class Target(Model):
-    """What was asked for, and the deadline that planning came to meet for it."""
-
-    kind: TargetKind
-    time_s: Seconds | None = None
-    slowdown: Annotated[float, Field(ge=0)] | None = Field(None, description="fraction of T_min")
-    energy_j: Joules | None = None
-    power_w: Watts | None = None
-    peak_power_w: Watts | None = Field(
-        None, description="W over all GPUs at any moment of the replay"
-    )
-    straggler_time_s: Seconds | None = None
-    deadline_s: Seconds = Field(description="the time the plan and its lower bound are for")
-
-    @property
-    def deadline_ns(self) -> int:
-        """deadline_s in whole ns."""
-        return ns_from_s_floor(self.deadline_s)
 
 
 class Baseline(Model):
@@ -252,8 +221,17 @@ class Plan(Document):
 
     @property
     def request(self) -> Request:
-        """What was asked for; for a file that does not say, what its other fields tell."""
-        return self.stated_request or told_request(self)
+        """The request; of a file that does not state one, what its other fields tell."""
+        if self.stated_request is not None:
+            return self.stated_request
+        return request_of_v1(
+            self.target,
+            switch_latency_s=self.job.switch_latency_s or 0.0,
+            min_dwell_s=self.job.min_dwell_s or 0.0,
+            robustness=self.predicted.robustness,
+            run=None if self.costs is None else self.costs.of_run(),
+            num_rungs=None if self.ladder is None else len(self.ladder),
+        )
 
     @property
     def iteration_time(self) -> float:
@@ -382,32 +360,3 @@ class Plan(Document):
         table = pd.DataFrame([(name, *row) for name, row in rows.items()], columns=columns)
         text: str = table.to_html(index=False)
         return text
-
-
-def told_request(plan: Plan) -> Request:
-    """The request that a plan's own fields tell of, whatever the one in its file says."""
-    target, sure = plan.target, plan.predicted.robustness
-    run = None if plan.costs is None else plan.costs.of_run()
-    ways: dict[str, dict[str, Any]] = {
-        "time": {"target_time": target.time_s},
-        "planner": {"target_time": target.time_s},
-        "slowdown": {"slowdown": target.slowdown},
-        "min-energy": {"min_energy": True},
-        "sync-time": {"sync_time": target.time_s},
-    }
-    asked = ways.get(target.kind, {})
-    if target.kind == "time" and run is not None and run.deadline_s is not None:
-        asked = {"run": run}
-    request = Request.from_options(
-        **asked,
-        straggler_time=target.straggler_time_s,
-        energy_budget=target.energy_j,
-        power_cap=target.power_w,
-        peak_power_cap=target.peak_power_w,
-        probability=None if sure is None else sure.probability,
-        noise=None if sure is None else sure.noise,
-        switch_latency=plan.job.switch_latency_s or 0.0,
-        min_dwell=plan.job.min_dwell_s or 0.0,
-        ladder=0 if plan.ladder is None else max(32, len(plan.ladder)),
-    )
-    return request.model_copy(update={"run": run})

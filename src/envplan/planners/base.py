@@ -8,7 +8,7 @@ from envplan.errors import InputError
 from envplan.plan import Plan, build_plan, replay_plan
 from envplan.plan.build import note_straggler
 from envplan.plan.costs import priced
-from envplan.plan.model import Target, TargetKind
+from envplan.plan.target import Target, TargetKind
 from envplan.replay import Replay
 from envplan.request import Effort, Request
 from envplan.solve import Frontier

@@ -13,6 +13,7 @@ One clock for each stage is a candidate, too: no planner that chooses such is ev
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -33,6 +34,8 @@ _MAX_FAILURES: Final = 8
 #: Annealing of candidates for the grid: in turn hot, for other arrangements, and cool.
 _GRID_TEMPERATURES: Final[tuple[tuple[float, ...], ...]] = ((0.3,), (1.0, 0.3))
 _GRID_MOVES_SHARE: Final = 0.4
+
+_logger = logging.getLogger(__name__)
 
 
 def keeps_everything(replay: Replay) -> bool:
@@ -124,7 +127,15 @@ class Candidates(ABC):
                 self._found[deadline_ns] = self._make(deadline_ns)
             except NoPlanInTimeError as error:
                 self._not_found[deadline_ns] = error
+                _logger.debug("candidate for %d ns: none", deadline_ns)
                 raise
+            replay = self._found[deadline_ns]
+            _logger.debug(
+                "candidate for %d ns: %d ns, %d fJ",
+                deadline_ns,
+                replay.makespan_ns,
+                replay.energy_fj,
+            )
         return self._found[deadline_ns]
 
     @cached_property
@@ -157,7 +168,7 @@ class Candidates(ABC):
         """The fastest choice known, int32 (N,), whatever it uses."""
 
     @abstractmethod
-    def hurried(self, replay: Replay) -> Replay:
+    def faster_than(self, replay: Replay) -> Replay:
         """The fastest candidate that a search finds just before another one, or that one itself."""
 
     @abstractmethod
@@ -207,7 +218,7 @@ class RoundedCandidates(Candidates):
         """The fastest option of each operation, int32 (N,): option 0."""
         return np.zeros_like(self._frontier.problem.table)
 
-    def hurried(self, replay: Replay) -> Replay:
+    def faster_than(self, replay: Replay) -> Replay:
         """The replay itself: rounded optima use all of their time."""
         return replay
 

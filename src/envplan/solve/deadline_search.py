@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
@@ -14,7 +15,11 @@ from envplan.solve.cache import PlanCache
 from envplan.solve.chance_constraint import SpeedLadder, solve_with_probability
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.limit_keeper import LimitKeeper
-from envplan.solve.solution import KnownChoice, Solution
+from envplan.solve.relief import Relief
+from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Solution
+from envplan.units import j_from_fj, s_from_ns
+
+_logger = logging.getLogger(__name__)
 
 
 class DeadlineSearch:
@@ -48,6 +53,8 @@ class DeadlineSearch:
         self.keeper = LimitKeeper(frontier, request)
         self.candidates = cache.candidates(frontier, conditions)
         self._known_choices = cache.known_choices(conditions)
+        self._relief = Relief(frontier, self.candidates, self.keeper)
+        self._knows_relief = False
 
     def solve_by(self, deadline_ns: int, *, idle_until_deadline: bool) -> Solution:
         """The choice of least energy found that ends by a deadline and keeps all limits.
@@ -70,9 +77,17 @@ class DeadlineSearch:
         except NoAnswerError as error:
             solution, refusal = None, error
         solution = self._best_known(solution, context, idle_until_deadline=idle_until_deadline)
+        deadline_s = s_from_ns(deadline_ns)
         if solution is None:
             assert refusal is not None
-            raise refusal
+            _logger.info("deadline %.9f s: %s", deadline_s, refusal)
+            solution = self._relieved(refusal, context, idle_until_deadline=idle_until_deadline)
+        _logger.info(
+            "deadline %.9f s: %.9f s and %.10g J a GPU of each stage",
+            deadline_s,
+            s_from_ns(solution.replay.makespan_ns),
+            j_from_fj(solution.replay.energy_fj),
+        )
         if self.keeper.global_limits:
             self._known_choices.append(KnownChoice.of(solution.replay))
         return solution
@@ -106,6 +121,30 @@ class DeadlineSearch:
             replay, deadline_ns, idle_until_deadline=idle_until_deadline, seconds=self._polish_s
         )
         return Solution(polished.replay, deadline_ns, bound_fj=polished.bound_fj)
+
+    def _relieved(
+        self, refusal: NoAnswerError, context: LimitContext, *, idle_until_deadline: bool
+    ) -> Solution:
+        """The best choice that keeps all limits because operations that break one were changed.
+
+        Args:
+            refusal: why there is no other.
+
+        Raises:
+            NoAnswerError: there is none; says by how much the closest breaks a limit.
+        """
+        if isinstance(refusal, NoPlanInTimeError) or self.keeper.relieving is None:
+            raise refusal
+        if not self._knows_relief:
+            self._known_choices += self._relief.kept()
+            self._knows_relief = True
+        solution = self._best_known(None, context, idle_until_deadline=idle_until_deadline)
+        if solution is not None:
+            return solution
+        closest = self._relief.closest_by(context.deadline_ns)
+        if closest is not None:
+            self.keeper.require(closest, context, self.keeper.exact_limits)
+        raise refusal
 
     def _best_known(
         self, solution: Solution | None, context: LimitContext, *, idle_until_deadline: bool

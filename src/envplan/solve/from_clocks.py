@@ -11,7 +11,7 @@ import numpy as np
 from envplan.errors import InputError
 from envplan.pipeline import Operation, Pipeline
 from envplan.plan import Plan, build_plan
-from envplan.plan.model import Target
+from envplan.plan.target import Target
 from envplan.profile import OptionTable, Profile
 from envplan.replay import Problem, Rows
 from envplan.solve.frontier import Frontier, trace_frontier

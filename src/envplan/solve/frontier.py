@@ -12,7 +12,7 @@ from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan
-from envplan.plan.model import Target
+from envplan.plan.target import Target
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.request import Request

@@ -26,6 +26,7 @@ class LimitKeeper:
         exact_limits: all other limits.
         local_limits: those of all that every candidate keeps.
         global_limits: those of all that are conditions on the whole plan.
+        relieving: the first that knows which operations to change where it is broken; None: none.
     """
 
     def __init__(self, frontier: Relaxation, request: Request) -> None:
@@ -36,9 +37,11 @@ class LimitKeeper:
         self.exact_limits = [limit for limit in request.limits if limit is not self.probability]
         self.local_limits = conditions.local_limits
         self.global_limits = conditions.global_limits
+        relieving = (limit for limit in self.exact_limits if limit.can_relieve)
+        self.relieving = next(relieving, None)
 
     def context(self, deadline_ns: int) -> LimitContext:
-        """What limits must know besides a replay, for a deadline."""
+        """The context in which limits judge a replay by a deadline."""
         is_run_limited = self._request.objective == "cost"
         return LimitContext(
             self._frontier.num_gpus,
@@ -51,6 +54,10 @@ class LimitKeeper:
     def keeps(self, replay: Replay, context: LimitContext, limits: Iterable[Limit]) -> bool:
         """Whether a replay keeps some limits."""
         return _first_violated(replay, context, limits) is None
+
+    def first_violated(self, replay: Replay, context: LimitContext) -> Limit | None:
+        """The first limit, of all but the probability, that a replay breaks; None: it keeps all."""
+        return _first_violated(replay, context, self.exact_limits)
 
     def require(self, replay: Replay, context: LimitContext, limits: Iterable[Limit]) -> None:
         """Refuse a replay that breaks one of some limits.

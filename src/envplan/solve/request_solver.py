@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 from envplan.costs import TimeAndEnergy
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
 from envplan.plan import Plan, build_plan
-from envplan.plan.build import note_straggler, target_of
+from envplan.plan.build import note_straggler
+from envplan.plan.target import target_of
 from envplan.replay import Replay, Rows
 from envplan.request import Request
 from envplan.solve.cache import PlanCache
@@ -108,25 +108,29 @@ class RequestSolver(DeadlineSolver[Solution]):
         t_star_ns, straggler_s = self.frontier.min_energy_time_ns, self.request.straggler_time_s
         assert straggler_s is not None
         is_beyond_t_star = straggler_ns > t_star_ns
-        with suppress(NoAnswerError):
-            answered = self.request.with_deadline(straggler_s, waits=is_beyond_t_star)
+        try:
             solution = self.solve_by(straggler_ns, idle_until_deadline=is_beyond_t_star)
-            return replace(solution, answered_request=answered)
-        has_exact_global_limits = set(self._keeper.global_limits) - {self._keeper.probability}
-        if is_beyond_t_star and has_exact_global_limits:
-            # A plan that uses all of the straggler's time takes more energy than T_star's, perhaps
-            # more than a budget.
-            return self._latest_between(t_star_ns, straggler_ns)
-        return None
+        except NoAnswerError:
+            has_exact_global_limits = set(self._keeper.global_limits) - {self._keeper.probability}
+            if is_beyond_t_star and has_exact_global_limits:
+                # A plan that uses all of the straggler's time takes more energy than T_star's,
+                # perhaps more than a budget.
+                return self._latest_between(t_star_ns, straggler_ns)
+            return None
+        answered = self.request.with_deadline(straggler_s, waits=is_beyond_t_star)
+        return replace(solution, answered_request=answered)
 
-    def _latest_between(self, above_ns: int, up_to_ns: int) -> Solution | None:
-        """The solution by the latest deadline found that has one, down to an earliest; None: none.
+    def _latest_between(self, earliest_ns: int, end_ns: int) -> Solution | None:
+        """The solution by the latest deadline found that has one.
 
-        The latest deadline is the least of the negative ones.
+        Args:
+            earliest_ns: the earliest deadline; None comes back where this has no solution.
+            end_ns: deadlines are earlier than this.
         """
+        # The latest deadline is the least of the negative ones.
         return bisect_first_feasible(
-            -up_to_ns,
-            -above_ns,
+            -end_ns,
+            -earliest_ns,
             lambda negative_ns: self.solve_by_or_none(-negative_ns),
             FEW_BISECTIONS,
         )
@@ -149,8 +153,7 @@ class RequestSolver(DeadlineSolver[Solution]):
             # T_min needs clocks to change in no time; the least time found does not.
             return self.solve_by(error.least_ns)
         except NoAnswerError:
-            eases_beyond_t_star = any(limit.eases_beyond_t_star for limit in self.request.limits)
-            if not eases_beyond_t_star or deadline_ns <= t_star_ns:
+            if not self._eases_beyond_t_star() or deadline_ns <= t_star_ns:
                 raise
             # Power goes on falling beyond T_star: what keeps the cap soonest uses least there.
             fastest = self.fastest()
@@ -185,29 +188,35 @@ class RequestSolver(DeadlineSolver[Solution]):
         """
         frontier = self.frontier
         middle_ns, max_bisections = frontier.min_energy_time_ns, MAX_BISECTIONS
-        if not self._conditions.of_candidates().is_plain:
+        if not self._conditions.for_candidates().is_plain:
             middle_ns = max(middle_ns, self._candidates.fastest.makespan_ns)
             max_bisections = FEW_BISECTIONS
         earliest_ns = min(self._earliest_by_relaxation_ns(), frontier.slowest_time_ns)
         solution = self.earliest_from(earliest_ns, middle_ns, max_bisections)
         if solution is not None:
-            return self._hurried(solution)
+            return self._made_faster(solution)
         safest = self._safest_choice()
+        if safest is None and self._eases_beyond_t_star():
+            return self.solve_by(frontier.slowest_time_ns, idle_until_deadline=True)
         if safest is None:
             return self.solve_by(frontier.min_energy_time_ns)
         # Options that draw less on average than waiting does take more energy than any others.
         return self._morphed_towards(safest)
+
+    def _eases_beyond_t_star(self) -> bool:
+        """Whether a plan slower than T_star may keep a limit that T_star's plan does not."""
+        return any(limit.eases_beyond_t_star for limit in self.request.limits)
 
     def _earliest_by_relaxation_ns(self) -> int:
         """The time that no plan under the limits undercuts, ns."""
         earliest_ns = [limit.earliest_ns(self.frontier) for limit in self.request.limits]
         return max(earliest_ns, default=self.frontier.min_time_ns)
 
-    def _hurried(self, solution: Solution) -> Solution:
+    def _made_faster(self, solution: Solution) -> Solution:
         """A faster solution that a search finds just before one, or that one itself."""
         if self._keeper.probability is not None:
             return solution  # a faster one would have to be proved anew
-        replay = self._candidates.hurried(solution.replay)
+        replay = self._candidates.faster_than(solution.replay)
         context = self._keeper.context(replay.makespan_ns)
         if not self._keeper.keeps(replay, context, self._keeper.exact_limits):
             return solution

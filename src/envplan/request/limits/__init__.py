@@ -22,12 +22,13 @@ from envplan.request.limits.base import (
 from envplan.request.limits.energy_budget import EnergyBudget
 from envplan.request.limits.min_dwell import MinDwell
 from envplan.request.limits.peak_power import PeakPower
+from envplan.request.limits.power_ramp import PowerRamp
 from envplan.request.limits.probability import HoldsWithProbability
 from envplan.request.limits.robustness import Robustness
 
 #: Every limit, in the order in which a request lists them.
 AnyLimit = Annotated[
-    MinDwell | PeakPower | AveragePower | EnergyBudget | HoldsWithProbability,
+    MinDwell | PowerRamp | PeakPower | AveragePower | EnergyBudget | HoldsWithProbability,
     Field(discriminator="kind"),
 ]
 
@@ -52,6 +53,7 @@ __all__ = [
     "MinDwell",
     "PeakPower",
     "Penalties",
+    "PowerRamp",
     "Robustness",
     "StatedResults",
     "WholeJob",

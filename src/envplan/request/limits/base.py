@@ -179,6 +179,7 @@ class Limit(Model, ABC):
         obstacle: why plans may be hard to find under it, after "where".
         eases_beyond_t_star: plans slower than T_star may keep it where T_star's do not.
         counts_all_gpus: it is in J or W of all GPUs, and so of one number of them.
+        can_relieve: it knows which operations to change where it is broken (relieve).
         kept_by_sooner_ends: who keeps it, keeps it as well with operations that end sooner.
     """
 
@@ -187,6 +188,7 @@ class Limit(Model, ABC):
     obstacle: ClassVar[str] = ""
     eases_beyond_t_star: ClassVar[bool] = False
     counts_all_gpus: ClassVar[bool] = False
+    can_relieve: ClassVar[bool] = False
     kept_by_sooner_ends: ClassVar[bool] = False
 
     kind: str
@@ -244,15 +246,18 @@ class Limit(Model, ABC):
         del problem
         return None
 
-    def stricter_limits(self, replay: Replay, context: LimitContext) -> Iterator[Limit]:
-        """Limits that moves pay for, the loosest first, under which plans rather keep this one.
+    def relieve(self, replay: Replay, context: LimitContext) -> Rows | None:
+        """The option indices of a replay, (N,), changed a little where they break the limit.
 
-        Args:
-            replay: of a plan that breaks it.
-            context: of that plan.
+        The search repeats it from several choices, where it finds no plan otherwise and the limit
+        `can_relieve`. It may depend
+        on where the replay comes closest to breaking the limit, but not on how strict the limit is.
+
+        Returns:
+            None where nothing can be changed.
         """
         del replay, context
-        return iter(())
+        return None
 
     def share(self, kind: Relaxation, kinds: Sequence[Relaxation]) -> Self | None:
         """The limit that one kind of replica keeps, so that all together keep this one.

@@ -70,8 +70,7 @@ class PeakPower(Limit):
         return earliest_ns_under_average(frontier, uw_from_w(self.power_w))
 
     def share(self, kind: Relaxation, kinds: Sequence[Relaxation]) -> Self:
-        share = _peak_at_max_frequency_uw(kind) / sum(map(_peak_at_max_frequency_uw, kinds))
-        return self.model_copy(update={"power_w": self.power_w * share})
+        return self.model_copy(update={"power_w": self.power_w * share_of_peak(kind, kinds)})
 
     def explain_violation(self, replay: Replay, context: LimitContext) -> str:
         return (
@@ -103,6 +102,11 @@ class PeakPower(Limit):
 
     def doubts(self, all_gpus: int) -> Iterator[str]:
         return doubt_cap(self.power_w, all_gpus)
+
+
+def share_of_peak(kind: Relaxation, kinds: Sequence[Relaxation]) -> float:
+    """One kind of replica's part of the peak power at maximum frequency of all kinds."""
+    return _peak_at_max_frequency_uw(kind) / sum(map(_peak_at_max_frequency_uw, kinds))
 
 
 def _peak_at_max_frequency_uw(frontier: Relaxation) -> int:

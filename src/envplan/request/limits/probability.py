@@ -181,9 +181,7 @@ class HoldsWithProbability(Limit):
         if robustness is None:
             raise InputError(f"{name} is missing, though a probability was asked for")
         context = replace(context, run=_run_of(stated, robustness))
-        measured = HoldsWithProbability.of(
-            probability=robustness.probability, noise=robustness.noise
-        ).measure(
+        measured = self.measure(
             replay, context, robustness.seed, robustness.runs, confidence=robustness.confidence
         )
         check_stated(name, robustness, measured, 1e-9)

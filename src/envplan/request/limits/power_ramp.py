@@ -1,0 +1,307 @@
+"""The steepest change of power (`--ramp-limit`): grid operators ask large consumers for one.
+
+The power of the whole job is averaged over windows of a given length. A ramp is the change from one
+window to the next, which begins where the first ends, divided by that length. Iterations follow
+each other, so windows go on into the next iteration, and may be longer than one.
+
+Let E(t) be the energy used until t and w the length of a window. The ramp at t is
+
+    (E(t + w) - 2 E(t) + E(t - w)) / w^2
+
+Power is constant between two events of the replay, so E is linear there, and so is the ramp
+between two times that are an event, or lie w before or after one. It is steepest at one of these
+times. Over whole iterations E grows by the same energy everywhere, so only the remainder of w
+counts: a window of exactly one iteration has no ramp at all.
+
+Where no plan that is found keeps the limit, operations in the hungrier of the two windows get
+options of less power, step by step, which takes time and makes the change less steep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from envplan._io.words import significant
+from envplan.quantities import POWER, TIME
+from envplan.request.limits.base import (
+    FastestKind,
+    Limit,
+    LimitContext,
+    LimitOption,
+    StatedResults,
+    SweepKey,
+    WholeJob,
+)
+from envplan.request.limits.peak_power import share_of_peak
+from envplan.units import UW_PER_W, ns_from_s, s_from_ns, w_from_uw
+
+if TYPE_CHECKING:
+    from envplan.frontier import Relaxation
+    from envplan.replay import Replay, Rows
+
+_NS_PER_S: Final = 10**9
+_LONGEST_WINDOW_S: Final = 3600
+#: So that a ramp that is shown can be asked for: more than its rounding to ten digits.
+_ROUNDED_UP: Final = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class SteepestChange:
+    """Two neighbouring windows whose energies differ most.
+
+    Attributes:
+        change_fj: by how much, fJ.
+        begin_ns: within an iteration, when the one that uses more begins, ns.
+        length_ns: for how long it uses more, ns: no longer than half an iteration.
+    """
+
+    change_fj: int
+    begin_ns: int
+    length_ns: int
+
+
+@dataclass(frozen=True)
+class PowerOverTime:
+    """Power of one iteration, constant between events; iterations follow each other.
+
+    Attributes:
+        times_ns: of the events, ascending from 0 to the end of the iteration, int64 (k + 1,).
+        power_uw: from each event to the next, int64 (k,).
+    """
+
+    times_ns: NDArray[np.int64]
+    power_uw: NDArray[np.int64]
+
+    @property
+    def period_ns(self) -> int:
+        """How long an iteration takes, ns."""
+        return int(self.times_ns[-1])
+
+    @classmethod
+    def of_replay(cls, replay: Replay, sync_ns: int) -> Self:
+        """The power of one GPU a stage together.
+
+        Args:
+            replay: of a plan.
+            sync_ns: until then everybody waits, ns; no later than its end: nobody does.
+        """
+        times_ns, power_uw = replay.power_steps
+        if sync_ns > replay.makespan_ns:
+            waiting_uw = replay.problem.blocking_power_uw.sum()
+            times_ns = np.append(times_ns, sync_ns)
+            power_uw = np.append(power_uw, waiting_uw)
+        return cls(times_ns, power_uw)
+
+    @classmethod
+    def sum(cls, powers: Sequence[tuple[PowerOverTime, int]]) -> Self:
+        """The sum of several powers, each times a number of GPUs, over one period."""
+        times_ns = np.unique(np.concatenate([power.times_ns for power, _ in powers]))
+        total_uw = np.zeros(len(times_ns) - 1, np.int64)
+        for power, num_gpus in powers:
+            step = np.searchsorted(power.times_ns, times_ns[:-1], "right") - 1
+            total_uw += power.power_uw[step] * num_gpus
+        return cls(times_ns, total_uw)
+
+    def steepest_change(self, window_ns: int) -> SteepestChange:
+        """Where the energies of two neighbouring windows differ most.
+
+        Args:
+            window_ns: length of a window, ns, positive.
+        """
+        # Over whole iterations, and the other way around, windows differ alike.
+        apart_ns = min(window_ns % self.period_ns, -window_ns % self.period_ns)
+        # A constant power changes no difference; without it numbers are small.
+        above_uw: NDArray[Any] = self.power_uw - self.power_uw.min()
+        if int(above_uw.max()) * apart_ns >= 2**63:
+            above_uw = above_uw.astype(object)
+        # Sums may wrap around 64 bits: the differences, which fit, are right all the same.
+        step_energies_fj = above_uw * np.diff(self.times_ns)
+        used_fj = np.concatenate([[0 * above_uw[0]], np.cumsum(step_energies_fj)])
+        total_fj = used_fj[-1]
+
+        def used_until_fj(time_ns: NDArray[np.int64]) -> NDArray[Any]:
+            step = np.searchsorted(self.times_ns, time_ns, "right") - 1
+            since_ns = time_ns - self.times_ns[step]
+            until_fj: NDArray[Any] = used_fj[step] + above_uw[step] * since_ns
+            return until_fj
+
+        def window_fj(begin_ns: NDArray[np.int64]) -> NDArray[Any]:
+            end_ns = begin_ns + apart_ns
+            wraps = end_ns >= self.period_ns
+            end_fj = used_until_fj(end_ns % self.period_ns) + wraps.astype(used_fj.dtype) * total_fj
+            energy_fj: NDArray[Any] = end_fj - used_until_fj(begin_ns)
+            return energy_fj
+
+        events_ns = self.times_ns[:-1]
+        shifted_ns = np.concatenate([events_ns, events_ns + apart_ns, events_ns - apart_ns])
+        bends_ns = np.unique(shifted_ns % self.period_ns)
+        before_ns = (bends_ns - apart_ns) % self.period_ns
+        changes_fj = window_fj(bends_ns) - window_fj(before_ns)
+        steepest = int(np.argmax(np.abs(changes_fj)))
+        change_fj = int(changes_fj[steepest])
+        begins_ns = bends_ns if change_fj > 0 else before_ns
+        return SteepestChange(abs(change_fj), int(begins_ns[steepest]), apart_ns)
+
+
+class PowerRamp(Limit):
+    """The largest change of the average power between two neighbouring windows, over their length.
+
+    A violation is in fJ of all GPUs by which the energies of two windows differ too much.
+    """
+
+    options: ClassVar = (
+        LimitOption(
+            field="ramp_w_per_s",
+            keyword="ramp_limit",
+            flag="ramp-limit",
+            quantity=POWER,
+            metavar="W",
+            help="Power over all GPUs changes by at most W watts a second, on average over "
+            "windows of --ramp-window; without a target: shortest such iteration.",
+            panel="Target",
+            sweep=SweepKey(phrase="{:g} W/s"),
+        ),
+        LimitOption(
+            field="window_s",
+            keyword="ramp_window",
+            flag="ramp-window",
+            quantity=TIME.within(1e-9, _LONGEST_WINDOW_S),
+            metavar="TIME",
+            help="Length of the windows of --ramp-limit, as in 1s or 100ms; default: 1s.",
+            panel="Target",
+            sweep=SweepKey(column_suffix="_s", phrase="windows of {:g} s"),
+        ),
+    )
+    stated_as: ClassVar[FastestKind | None] = "fastest"
+    obstacle: ClassVar = "power may not change so fast"
+    eases_beyond_t_star: ClassVar = True
+    counts_all_gpus: ClassVar = True
+    can_relieve: ClassVar = True
+
+    kind: Literal["power-ramp"] = "power-ramp"
+    ramp_w_per_s: Annotated[float, Field(ge=0, le=1e15)]
+    window_s: Annotated[float, Field(ge=1e-9, le=_LONGEST_WINDOW_S)] = 1.0
+
+    @property
+    def window_ns(self) -> int:
+        """Length of a window, ns."""
+        return ns_from_s(self.window_s)
+
+    @property
+    def allowed_fj(self) -> int:
+        """By how much the energies of two neighbouring windows may differ, all GPUs, fJ."""
+        return int(Fraction(self.ramp_w_per_s) * UW_PER_W * self.window_ns**2 / _NS_PER_S)
+
+    def violation(self, replay: Replay, context: LimitContext) -> int:
+        return max(0, self._change_fj(replay, context) - self.allowed_fj)
+
+    def relieve(self, replay: Replay, context: LimitContext) -> Rows | None:
+        # Operations in the hungrier window get an option of less power each; where none of them
+        # has one, those in the other window get one of more.
+        steepest = self._steepest_change(replay, context)
+        period_ns = max(replay.makespan_ns, context.sync_ns)
+        begin_ns, length_ns = steepest.begin_ns, steepest.length_ns
+        hungry = _running(replay, begin_ns, length_ns, period_ns)
+        choice = _with_power_changed(replay, hungry, more=False)
+        if choice is not None:
+            return choice
+        thrifty = _running(replay, begin_ns - length_ns, length_ns, period_ns)
+        thrifty |= _running(replay, begin_ns + length_ns, length_ns, period_ns)
+        return _with_power_changed(replay, thrifty & ~hungry, more=True)
+
+    def share(self, kind: Relaxation, kinds: Sequence[Relaxation]) -> Self:
+        # The ramp of a sum is no steeper than the sum of the ramps.
+        share = share_of_peak(kind, kinds)
+        return self.model_copy(update={"ramp_w_per_s": self.ramp_w_per_s * share})
+
+    def explain_violation(self, replay: Replay, context: LimitContext) -> str:
+        ramp = self._ramp_w_per_s(self._change_fj(replay, context))
+        return (
+            f"power changes by {ramp * _ROUNDED_UP:.10g} W/s between two windows of "
+            f"{self.window_s:g} s, more than the {self.ramp_w_per_s:.10g} W/s allowed"
+        )
+
+    def explain_refusal(self, replay: Replay, context: LimitContext, frontier: Relaxation) -> str:
+        least = self._ramp_w_per_s(self._change_fj(replay, context)) * _ROUNDED_UP
+        return (
+            f"no plan was found whose power changes by at most {self.ramp_w_per_s:.10g} W/s "
+            f"between two windows of {self.window_s:g} s; the least found is {least:.10g} W/s"
+        )
+
+    def explain_whole_violation(self, job: WholeJob) -> str | None:
+        powers = [
+            (PowerOverTime.of_replay(replay, job.sync_ns), num_gpus)
+            for replay, num_gpus in job.replays()
+        ]
+        change_fj = PowerOverTime.sum(powers).steepest_change(self.window_ns).change_fj
+        if change_fj <= self.allowed_fj:
+            return None
+        least = self._ramp_w_per_s(change_fj) * _ROUNDED_UP
+        return (
+            f"no plans were found within {self.ramp_w_per_s:.10g} W/s: by "
+            f"{s_from_ns(job.sync_ns):.9f} s the least found is {least:.10g} W/s"
+        )
+
+    def explain_kept(self, stated: StatedResults, replay: Replay, context: LimitContext) -> str:
+        ramp = self._ramp_w_per_s(self._change_fj(replay, context))
+        return (
+            f"power changes by at most {ramp!r} W/s between two windows of {self.window_s!r} s "
+            f"<= {self.ramp_w_per_s!r} W/s"
+        )
+
+    def notes(self, replay: Replay, context: LimitContext) -> Iterator[str]:
+        ramp = self._ramp_w_per_s(self._change_fj(replay, context))
+        yield (
+            f"its power changes by at most {significant(ramp)} W/s between two windows of "
+            f"{self.window_s:g} s, of {self.ramp_w_per_s:g} W/s allowed; the gap is to a lower "
+            "bound without that limit"
+        )
+
+    def _steepest_change(self, replay: Replay, context: LimitContext) -> SteepestChange:
+        """Where the energies of neighbouring windows differ most, for one GPU a stage."""
+        power = PowerOverTime.of_replay(replay, context.sync_ns)
+        return power.steepest_change(self.window_ns)
+
+    def _change_fj(self, replay: Replay, context: LimitContext) -> int:
+        """The most by which the energies of two neighbouring windows differ, all GPUs, fJ."""
+        return self._steepest_change(replay, context).change_fj * context.num_gpus
+
+    def _ramp_w_per_s(self, change_fj: int) -> float:
+        """The ramp of a difference of energies, W/s."""
+        return w_from_uw(change_fj * _NS_PER_S) / self.window_ns**2
+
+
+def _running(replay: Replay, begin_ns: int, length_ns: int, period_ns: int) -> NDArray[np.bool_]:
+    """Which operations run in a window that begins in one iteration, (N,)."""
+    begin_ns %= period_ns
+    end_ns = begin_ns + length_ns
+    runs = (replay.starts_ns < end_ns) & (replay.finishes_ns > begin_ns)
+    return runs | (replay.starts_ns < end_ns - period_ns)
+
+
+def _with_power_changed(
+    replay: Replay, operations: NDArray[np.bool_], *, more: bool
+) -> Rows | None:
+    """The choice with the next option of less power, or more, for some operations; None: none has.
+
+    Options are sorted by time: those of less power are slower as a rule, and only slower ones are
+    taken for less.
+    """
+    problem, choice = replay.problem, replay.rows.copy()
+    for operation in np.flatnonzero(operations).tolist():
+        powers_uw = problem.tables[problem.table[operation]].peak_uw
+        option = choice[operation]
+        if more:
+            hungrier = np.flatnonzero(powers_uw[:option] > powers_uw[option])
+            choice[operation] = hungrier[-1] if len(hungrier) else option
+        else:
+            thriftier = np.flatnonzero(powers_uw[option:] < powers_uw[option])
+            choice[operation] = option + thriftier[0] if len(thriftier) else option
+    return None if np.array_equal(choice, replay.rows) else choice
