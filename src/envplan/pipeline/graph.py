@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from envplan._io.documents import parse_document, read_json, readable_json
 from envplan._io.files import AnyPath, atomic_write
@@ -298,7 +299,7 @@ class Pipeline:
         }
         return {name: value for name, value in job.items() if value or name == "p2p_latency_s"}
 
-    def to_dag(self) -> dict[str, Any]:
+    def to_dag(self) -> dict[str, JsonValue]:
         """The operations and their dependencies as a DAG document (see dag_file.py)."""
         return dag_document(self._dag)
 
