@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import assert_refused, envplan
+from cli_helpers import assert_refused, envplan, says
 from envplan.cli.logs import log_level, logging_to_stderr
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 JOB = ("solve", "a40-gpt3-1.3b-4stage", "-m", "2", "-q")
 
@@ -48,6 +50,14 @@ def test_without_verbose_nothing_is_logged(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ENVPLAN_LOG", raising=False)
     assert envplan(*JOB).err == ""
+
+
+def test_verbose_logs_what_frontier_and_solve_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENVPLAN_LOG", raising=False)
+    ran = envplan("-v", *JOB, "--blocking-power", "71.5", "--slowdown", "1")
+    assert (ran.code, ran.out) == (0, "")
+    says(ran.err, "INFO envplan.frontier.relaxation: traced a40-gpt3-1.3b-4stage, 1f1b with")
+    says(ran.err, "INFO envplan.solve.solver: plan for least energy by ", "gap ", "candidates: ")
 
 
 def test_a_search_logs_its_deadlines_and_in_detail_its_candidates(

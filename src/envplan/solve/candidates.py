@@ -29,13 +29,13 @@ from envplan.solve.rounding import TEMPERATURES, Rounding, relaxed_rounding
 from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Polished
 from envplan.solve.uniform_clocks import UniformClocks
 
+_logger = logging.getLogger(__name__)
+
 #: After so many deadlines in a row that nothing was found for, earlier ones are not looked at.
 _MAX_FAILURES: Final = 8
 #: Annealing of candidates for the grid: in turn hot, for other arrangements, and cool.
 _GRID_TEMPERATURES: Final[tuple[tuple[float, ...], ...]] = ((0.3,), (1.0, 0.3))
 _GRID_MOVES_SHARE: Final = 0.4
-
-_logger = logging.getLogger(__name__)
 
 
 def keeps_everything(replay: Replay) -> bool:
@@ -137,6 +137,11 @@ class Candidates(ABC):
                 replay.energy_fj,
             )
         return self._found[deadline_ns]
+
+    @property
+    def num_made(self) -> int:
+        """How many candidates have been made."""
+        return len(self._found)
 
     @cached_property
     def uniform_clocks(self) -> list[KnownChoice]:

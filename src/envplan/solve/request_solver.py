@@ -52,6 +52,11 @@ class RequestSolver(DeadlineSolver[Solution]):
         self._keeper = self._search.keeper
         self._candidates = self._search.candidates
 
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates have been made on this frontier under these conditions."""
+        return self._candidates.num_made
+
     # One deadline.
 
     def solve_by(self, deadline_ns: int, *, idle_until_deadline: bool = False) -> Solution:
