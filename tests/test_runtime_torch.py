@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -19,6 +20,7 @@ from shim_helpers import A40, Listener, frequency_plan
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
+from envplan.runtime.frameworks import StragglerWatch
 from envplan.runtime.torch import attach
 from torch_jobs import RANKS, run, start, stop  # they import torch
 from torch_worker import CHUNKED, FOLDED, PROFILED, STEPS, duration
@@ -203,3 +205,44 @@ def test_all_clocks_are_given_back_when_one_rank_is_killed(
         assert fake_nvml.wait_until_free(timeout=120) is not None
     finally:
         stop(processes)
+
+
+class Gather:
+    """An exchange whose result has arrived after some looks at it, or once it is waited for."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def is_completed(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+    def wait(self) -> None:
+        self.looks = 0
+
+
+@pytest.mark.parametrize("looks", [0, 1, 5])
+def test_ranks_of_a_pipeline_change_plans_at_the_same_step_whenever_results_arrive(
+    monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    def all_gather(times: list[Any], own_time: Any, **_: Any) -> Gather:
+        for arrived, value in zip(times, (1.0, 1.0, 1.3, 1.3), strict=True):
+            arrived.fill_(value)
+        return Gather(looks)
+
+    distributed = SimpleNamespace(new_group=lambda **_: None, all_gather=all_gather)
+    monkeypatch.setattr("envplan.runtime.frameworks.dist", distributed)
+    told: list[tuple[int, float | None]] = []
+    shim: Any = SimpleNamespace(
+        rank=0,
+        planned_time=1.0,
+        last_iteration=None,
+        plan=SimpleNamespace(layout=SimpleNamespace(pipelines=[0, 0, 1, 1])),
+        set_straggler_time=lambda seconds: told.append((len(steps), seconds)),
+    )
+    watch = StragglerWatch(shim)
+    steps: list[None] = []
+    for _ in range(6):
+        watch.step()
+        steps.append(None)
+    assert told == [(2, None), (3, None), (4, 1.3), (5, 1.3)]

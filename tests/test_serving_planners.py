@@ -85,8 +85,8 @@ def test_the_plan_is_as_good_as_brute_force(
         for chosen in (product(*clocks) if one_clock else [curves])
     )
     profile = small_serving_profile(curves)
-    found = power_or_nothing(profile, demand, gpus, one_frequency=one_clock)
-    assert found == pytest.approx(best, rel=1e-5, abs=1e-6)
+    power_w = power_or_nothing(profile, demand, gpus, one_frequency=one_clock)
+    assert power_w == pytest.approx(best, rel=1e-5, abs=1e-6)
     if best == math.inf and not one_clock:
         fits = next(n for n in range(gpus, 200) if least_power(curves, demand, n) < math.inf)
         loads = {name: float(load * UNIT) for name, load in demand.items()}
@@ -109,8 +109,8 @@ def test_merging_requests_of_other_lengths_is_as_good_as_brute_force(
     }
     profile = profile_of(scaled, {"SM": EQUAL | {"input_tokens": 2 * longer - 1}})
     loads = {name: load * units[name] for name, load in demand.items()}
-    found = power_or_nothing(profile, loads, gpus, unit=1)
-    assert found == pytest.approx(least_power(curves, demand, gpus), rel=1e-5, abs=1e-4)
+    power_w = power_or_nothing(profile, loads, gpus, unit=1)
+    assert power_w == pytest.approx(least_power(curves, demand, gpus), rel=1e-5, abs=1e-4)
 
 
 @pytest.mark.parametrize("steep", [500, 540, 600])
@@ -131,9 +131,9 @@ def test_pools_with_different_slos_are_as_good_as_brute_force(
     curves, demand, gpus = case
     slopes = {key: data.draw(st.sampled_from([0.25, 0.5, 1.0])) for key in curves}
     demand["SS"] = max(1, demand["SS"])
-    found = power_or_nothing(queueing_profile(curves, slopes), demand, gpus)
+    power_w = power_or_nothing(queueing_profile(curves, slopes), demand, gpus)
     best = least_power(curves, demand, gpus, slopes)
-    assert found == pytest.approx(best, rel=1e-5, abs=1e-4)
+    assert power_w == pytest.approx(best, rel=1e-5, abs=1e-4)
 
 
 @settings(max_examples=6, deadline=None)
@@ -235,12 +235,12 @@ def test_the_instance_manager_reshards_where_that_draws_less() -> None:
 
 
 def test_the_gpu_manager_knows_what_each_clock_draws_at_a_load() -> None:
-    known = rated_curves(small_serving_profile(CLOCKS), "SS", Slo(1.0, 1.0))[2]
-    assert power_by_clock(known, np.array([0.0, 40.0, 50.0, 61.0])).tolist() == [
+    curves = rated_curves(small_serving_profile(CLOCKS), "SS", Slo(1.0, 1.0))[2]
+    assert power_by_clock(curves, np.array([0.0, 40.0, 50.0, 61.0])).tolist() == [
         [10.0, 50.0, np.inf, np.inf],
         pytest.approx([20.0, 20 + 70 * 4 / 6, 20 + 70 * 5 / 6, np.inf]),
     ]
-    assert power_by_clock(known, 40.0).argmin() == 0
+    assert power_by_clock(curves, 40.0).argmin() == 0
 
 
 LOADS = st.lists(st.integers(1, 3000), min_size=1, max_size=4, unique=True)

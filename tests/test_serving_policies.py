@@ -44,11 +44,11 @@ def large_batches() -> Trace:
     """Short inputs, long outputs, at twenty times the rate: prompts share their iterations."""
     calm = Trace.open(TALK)
     calm = calm.part(calm.arrival_s < 300)
-    given, made = calm.lengths(PROFILE)
-    given, made = np.maximum(1, given // 4), 2 * made
-    classes = classify_requests(given, made)
+    inputs, outputs = calm.lengths(PROFILE)
+    inputs, outputs = np.maximum(1, inputs // 4), 2 * outputs
+    classes = classify_requests(inputs, outputs)
     trace = replace(
-        calm, input_tokens=given, output_tokens=made, class_index=classes, covered_s=300.0
+        calm, input_tokens=inputs, output_tokens=outputs, class_index=classes, covered_s=300.0
     )
     return trace.scaled(20)
 
@@ -269,10 +269,10 @@ def test_one_pool_needs_no_predictor() -> None:
 
 def test_a_fleet_is_sized_for_the_requests_that_it_can_answer_in_time() -> None:
     hour = Trace.open(TALK)
-    given, made = hour.lengths(PROFILE)
+    inputs, outputs = hour.lengths(PROFILE)
     long = np.arange(len(hour)) % 50 == 0
-    given = np.where(long, 200_000, given).astype(np.int32)
-    trace = replace(hour, input_tokens=given, class_index=classify_requests(given, made))
+    inputs = np.where(long, 200_000, inputs).astype(np.int32)
+    trace = replace(hour, input_tokens=inputs, class_index=classify_requests(inputs, outputs))
     result = simulate(PROFILE, trace)
     assert result.requests_hopeless == long.sum()
     assert result.slo_attainment * len(hour) >= 0.999 * (len(hour) - long.sum())
@@ -302,9 +302,9 @@ def profiles_by_phases(draw: st.DrawFn) -> ServingProfile:
 def test_any_profile_by_phases_can_be_replayed_under_every_policy(
     profile: ServingProfile, counts: list[int], data: st.DataObject
 ) -> None:
-    place = data.draw(st.integers(0, len(CLASSES) - 1))
+    class_index = data.draw(st.integers(0, len(CLASSES) - 1))
     arrival = np.concatenate([60.0 * k + np.linspace(0, 59, n) for k, n in enumerate(counts)])
-    trace = Trace("any", arrival, None, None, np.full(len(arrival), place, dtype=np.uint8))
+    trace = Trace("any", arrival, None, None, np.full(len(arrival), class_index, dtype=np.uint8))
     policy = data.draw(st.sampled_from(list(POLICIES)))
     for curve in profile.curves.values():
         assert min(map(np.min, map(np.diff, (curve.ttft_s, curve.tbt_s)))) >= 0

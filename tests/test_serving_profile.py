@@ -47,14 +47,14 @@ def test_steady_loads_agree_with_the_replay() -> None:
     profile = ServingProfile.builtin()
     random = np.random.default_rng(3)
     for name, tp, share in (("LL", 4, 0.3), ("MM", 8, 0.4)):
-        known, curve = profile.classes[name], profile.curves[name, tp, 1980]
+        request_class, curve = profile.classes[name], profile.curves[name, tp, 1980]
         load = share * curve.max_load
-        arrival = np.cumsum(random.exponential(known.tokens / load, 4000))
+        arrival = np.cumsum(random.exponential(request_class.tokens / load, 4000))
         count = len(arrival)
-        given = np.full(count, round(known.input_tokens), dtype=np.int32)
-        made = np.full(count, round(known.output_tokens), dtype=np.int32)
+        inputs = np.full(count, round(request_class.input_tokens), dtype=np.int32)
+        outputs = np.full(count, round(request_class.output_tokens), dtype=np.int32)
         classes = np.full(count, CLASSES.index(name), dtype=np.uint8)
-        trace = Trace("steady", arrival - arrival[0], given, made, classes)
+        trace = Trace("steady", arrival - arrival[0], inputs, outputs, classes)
         observed = ObservedTrace(trace, profile, classes)
         controller = FleetController(observed, Settings(max_gpus=8))
         pool = PoolSpec(name, frozenset({name}), tp, 1980, 1)
@@ -107,8 +107,8 @@ def test_a_bad_profile_or_sidecar_is_refused_with_its_place(
 
 
 def test_classes_follow_lengths_and_slos_are_set_and_scaled() -> None:
-    place = classify_requests(np.array([255, 256, 1024]), np.array([99, 100, 350]))
-    assert [CLASSES[k] for k in place] == ["SS", "MM", "LL"]
+    indices = classify_requests(np.array([255, 256, 1024]), np.array([99, 100, 350]))
+    assert [CLASSES[k] for k in indices] == ["SS", "MM", "LL"]
     assert [serves("LM", name) for name in ("SS", "SL")] == [True, False]
     classes = ServingProfile.builtin().with_slos({"LL": Slo(3.0, 0.2)}, 0.5).classes
     assert (classes["LL"].slo, classes["SS"].slo) == (Slo(1.5, 0.1), Slo(0.125, 0.05))

@@ -28,13 +28,20 @@ def service(
     ttft: tuple[float, ...] = (1.0,), chunk: int = 1000, kv: float = 1e6,
 ) -> Service:  # fmt: skip
     """What is served; requests are (arrival, input, output)."""
-    arrival, given, output = (np.array(column) for column in zip(*requests, strict=True))
-    known = np.array(classes or [0] * len(requests), dtype=np.uint8)
-    slos = [(ttft[min(k, len(ttft) - 1)], 1.0) for k in range(9)]
+    arrival, input_tokens, output_tokens = (
+        np.array(column) for column in zip(*requests, strict=True)
+    )
+    class_index = np.array(classes or [0] * len(requests), dtype=np.uint8)
     return Service(
-        arrival.astype(float), given.astype(np.int32), output.astype(np.int32), known, known,
-        [table(2.0), table()], [(kv, chunk, [0, 1])], slos,
-    )  # fmt: skip
+        arrival.astype(float),
+        input_tokens.astype(np.int32),
+        output_tokens.astype(np.int32),
+        class_index,
+        class_index,
+        tables=[table(2.0), table()],
+        sizes=[(kv, chunk, [0, 1])],
+        slos=[(ttft[min(k, len(ttft) - 1)], 1.0) for k in range(9)],
+    )
 
 
 def replay(
@@ -42,26 +49,26 @@ def replay(
     pack: bool = False, **of: Any,
 ) -> Replay:  # fmt: skip
     """A fleet of so many instances, all in pool 0 and at the highest clock."""
-    made = Replay(service(requests, **of), 0.0, 1.0, 0.0, 0.5, squash, 60.0, 60.0)
-    made.set_pack(0, pack)
+    engine = Replay(service(requests, **of), 0.0, 1.0, 0.0, 0.5, squash, 60.0, 60.0)
+    engine.set_pack(0, pack)
     for k in range(9):
-        made.route(k, 0, [1])
+        engine.route(k, 0, [1])
     for _ in range(running):
-        made.start(0, 0, 1, False, 0.0)
-    return made
+        engine.start(0, 0, 1, False, 0.0)
+    return engine
 
 
-def outcome(made: Replay, end: float = 60.0) -> tuple[float, list[int]]:
+def outcome(engine: Replay, end: float = 60.0) -> tuple[float, list[int]]:
     """Energy, and [requests, first in time, tokens in time, both]."""
-    made.advance(end)
-    made.finish()
-    energy, _, by_class, *_ = made.results()
+    engine.advance(end)
+    engine.finish()
+    energy, _, by_class, *_ = engine.results()
     return float(energy.sum()), by_class.sum(axis=0).tolist()
 
 
 def test_one_request_takes_its_prompt_and_its_steps() -> None:
-    made = replay([(0.0, 1000, 11)])
-    energy, counts = outcome(made)
+    engine = replay([(0.0, 1000, 11)])
+    energy, counts = outcome(engine)
     prompt, steps = 1000 * TOKEN, 10 * STEP
     assert energy == pytest.approx(
         PROMPT_W * prompt + STEP_W * steps + IDLE * (60 - prompt - steps)
@@ -78,8 +85,8 @@ def test_one_request_takes_its_prompt_and_its_steps() -> None:
 )  # fmt: skip
 def test_prompts_alone_are_a_queue(drawn: list[tuple[int, int]]) -> None:
     requests = sorted((at / 10 + 1e-3 * k, size) for k, (at, size) in enumerate(drawn))
-    made = replay([(at, size, 1) for at, size in requests], ttft=(1e6,))
-    busy, counts = outcome(made, 600.0)
+    engine = replay([(at, size, 1) for at, size in requests], ttft=(1e6,))
+    busy, counts = outcome(engine, 600.0)
     work = sum(size * TOKEN for _, size in requests)
     assert counts[3] == len(requests)
     drawn_w = PROMPT_W * min(work, 60.0) + IDLE * max(0.0, 60 - work)
@@ -122,23 +129,23 @@ def test_whose_first_token_is_in_time(
 
 
 def test_an_instance_serves_when_it_is_ready_and_finishes_what_it_has_when_it_goes() -> None:
-    made = replay([(0.0, 100, 51), (30.0, 100, 51)], ttft=(12.0,), running=0)
-    made.start(0, 0, 1, False, 10.0)
-    made.advance(10.5)
-    assert made.instances()[0][4:] == (False, 1)
-    made.retire(0)
-    assert made.instances() == []
-    assert made.gpus() == {0: 1}
-    made.advance(20.0)
-    assert made.gpus() == {}
-    _, counts = outcome(made)
+    engine = replay([(0.0, 100, 51), (30.0, 100, 51)], ttft=(12.0,), running=0)
+    engine.start(0, 0, 1, False, 10.0)
+    engine.advance(10.5)
+    assert engine.instances()[0][4:] == (False, 1)
+    engine.retire(0)
+    assert engine.instances() == []
+    assert engine.gpus() == {0: 1}
+    engine.advance(20.0)
+    assert engine.gpus() == {}
+    _, counts = outcome(engine)
     assert counts == [2, 1, 1, 1]  # nobody is there for the second
 
 
 def test_a_request_that_would_be_late_goes_to_another_pool() -> None:
     requests = [(0.0, 10000, 1), (0.01, 1000, 1)]
-    made = replay(requests, ttft=(1.05,), chunk=10000)
-    assert outcome(made)[1][3] == 1
+    engine = replay(requests, ttft=(1.05,), chunk=10000)
+    assert outcome(engine)[1][3] == 1
     helped = replay(requests, ttft=(1.05,), chunk=10000)
     helped.start(1, 0, 1, False, 0.0)
     assert outcome(helped)[1][3] == 2
@@ -149,25 +156,25 @@ def test_a_request_that_would_be_late_goes_to_another_pool() -> None:
 def test_a_managed_clock_rises_only_where_the_slow_one_would_be_late(
     ttft: float, changes: int
 ) -> None:
-    made = replay([(1.0, 1000, 1)], ttft=(ttft,), running=0)
-    made.start(0, 0, 0, True, 0.0)
-    _, counts = outcome(made)
+    engine = replay([(1.0, 1000, 1)], ttft=(ttft,), running=0)
+    engine.start(0, 0, 0, True, 0.0)
+    _, counts = outcome(engine)
     assert counts == [1, 1, 1, 1]
-    assert (made.results()[3] > 0) == bool(changes)
+    assert (engine.results()[3] > 0) == bool(changes)
 
 
 def test_packed_instances_are_filled_one_after_another() -> None:
     requests = [(0.1 * k, 100, 101) for k in range(4)]
     for pack, inside in ((True, [4, 0]), (False, [2, 2])):
-        made = replay(requests, running=2, pack=pack)
-        made.advance(1.0)
-        assert sorted((i[5] for i in made.instances()), reverse=True) == inside
+        engine = replay(requests, running=2, pack=pack)
+        engine.advance(1.0)
+        assert sorted((i[5] for i in engine.instances()), reverse=True) == inside
 
 
 def test_what_is_far_too_late_is_given_up_and_costs_nothing_more() -> None:
     requests = [(0.0, 10000, 1), *[(0.1, 10000, 1)] * 5]
     runs = [replay(requests, ttft=(0.5,), squash=squash) for squash in (1e9, 1.0)]
-    (kept, first), (given_up, second) = (outcome(made) for made in runs)
+    (kept, first), (given_up, second) = (outcome(engine) for engine in runs)
     assert first == second == [6, 0, 6, 0] or (first[0], second[0]) == (6, 6)
     assert runs[0].results()[5] == 0
     squashed = runs[1].results()[5]
@@ -184,8 +191,8 @@ def test_the_least_number_of_instances_leaves_just_enough_in_time(
     drawn: list[tuple[float, int]], late: float
 ) -> None:
     requests = [(at, 100 * size, 0) for at, size in sorted(drawn)]
-    made = service(requests, ttft=(3.0,))
-    found, busy, *_ = made.need(0.0, 10.0, 1, 0, late)
+    served = service(requests, ttft=(3.0,))
+    instances, busy, *_ = served.need(0.0, 10.0, 1, 0, late)
     arrival, tokens = (np.array(column) for column in list(zip(*requests, strict=True))[:2])
     longest = 16 * (np.sort(tokens)[int(np.ceil(0.99 * len(tokens))) - 1] // 16 + 1)
     slack = max(0.02, 3.0 - longest * TOKEN - TOKEN - 0.05)
@@ -199,8 +206,12 @@ def test_the_least_number_of_instances_leaves_just_enough_in_time(
         return count
 
     assert busy == pytest.approx(tokens.sum() * TOKEN / 10)
-    assert missed(found * 1.0001) <= late * len(arrival)
-    assert found < 2e-3 or found <= 1.01 * busy or missed(found * 0.99) > late * len(arrival)
+    assert missed(instances * 1.0001) <= late * len(arrival)
+    assert (
+        instances < 2e-3
+        or instances <= 1.01 * busy
+        or missed(instances * 0.99) > late * len(arrival)
+    )
 
 
 def test_memory_and_batches_are_needed_and_what_is_hopeless_is_not() -> None:
@@ -220,12 +231,12 @@ def test_memory_and_batches_are_needed_and_what_is_hopeless_is_not() -> None:
 
 
 def test_only_the_classes_that_are_asked_for_count() -> None:
-    made = service([(0.0, 100, 1), (1.0, 100, 1), (2.0, 100, 1)], classes=[0, 1, 1])
-    assert made.counts(0.0, 10.0) == [1, 2, *[0] * 7]
-    assert made.counts(0.5, 1.5) == [0, 1, *[0] * 7]
-    one, both = (made.need(0.0, 10.0, mask, 0, 0.0) for mask in (1, 3))
+    served = service([(0.0, 100, 1), (1.0, 100, 1), (2.0, 100, 1)], classes=[0, 1, 1])
+    assert served.counts(0.0, 10.0) == [1, 2, *[0] * 7]
+    assert served.counts(0.5, 1.5) == [0, 1, *[0] * 7]
+    one, both = (served.need(0.0, 10.0, mask, 0, 0.0) for mask in (1, 3))
     assert both[1] == pytest.approx(3 * one[1])
-    assert made.need(5.0, 10.0, 3, 0, 0.0) == (0.0, 0.0, 0.0, 0.0)
+    assert served.need(5.0, 10.0, 3, 0, 0.0) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_arrays_of_different_lengths_and_unknown_classes_are_refused() -> None:

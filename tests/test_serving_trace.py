@@ -32,8 +32,8 @@ def test_counts_become_requests_spread_evenly(tmp_path: Path, newline: str) -> N
     assert trace.arrival_s[:7].tolist() == [5, 15, 25, 30, 35, 45, 55]
     profile = ServingProfile.builtin()
     mean = profile.classes["LL"]
-    given, made = trace.lengths(profile)
-    assert (given[3], made[3]) == (round(mean.input_tokens), round(mean.output_tokens))
+    inputs, outputs = trace.lengths(profile)
+    assert (inputs[3], outputs[3]) == (round(mean.input_tokens), round(mean.output_tokens))
     assert trace.mean_lengths() == {}
 
 

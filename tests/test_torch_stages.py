@@ -61,8 +61,8 @@ def small(workload: str = "gpt", model: Any = None, stages: int = 2, **more: Any
     return torch_stages(job(model or WORKLOADS[workload], stages, **more), "cpu")
 
 
-def gradients(made: TorchStages) -> list[Any]:
-    return [p.grad.clone() for p in made.module.parameters()]
+def gradients(runner: TorchStages) -> list[Any]:
+    return [p.grad.clone() for p in runner.module.parameters()]
 
 
 def linear(size: int) -> tuple[object, tuple[object, ...]]:
@@ -74,23 +74,23 @@ def test_recomputation_changes_no_gradient(workload: str) -> None:
     kept, again = small(workload), small(workload, recompute=True)
     assert "recomputed" in again.description
     for stage in range(2):
-        for made in (kept, again):
-            made.forward(stage)
-            made.backward(stage)
-            made.backward(stage)
-            made.synchronize()
+        for runner in (kept, again):
+            runner.forward(stage)
+            runner.backward(stage)
+            runner.backward(stage)
+            runner.synchronize()
         for a, b in zip(gradients(kept), gradients(again), strict=True):
             torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_what_a_stage_sends_is_what_the_next_one_takes(workload: str) -> None:
-    made = small(workload, stages=4)
+    runner = small(workload, stages=4)
     for stage in range(3):
-        made.forward(stage)
-        sent = [tuple(output.shape) for output in made.outputs]
-        made.forward(stage + 1)
-        taken = [tuple(one.shape) for one in made.inputs if one.is_floating_point()]
+        runner.forward(stage)
+        sent = [tuple(output.shape) for output in runner.outputs]
+        runner.forward(stage + 1)
+        taken = [tuple(one.shape) for one in runner.inputs if one.is_floating_point()]
         assert sent == taken
 
 
@@ -133,8 +133,8 @@ def test_products_of_the_full_sizes_are_those_of_the_modelled_work(
 
 
 def test_layers_of_stages_are_as_given() -> None:
-    made = small(layers=[1, 3])
-    assert "2 stages of 1-3 layers" in made.description
+    runner = small(layers=[1, 3])
+    assert "2 stages of 1-3 layers" in runner.description
     with pytest.raises(InputError, match="has 5 layers on 2 stages, but small has 4 layers"):
         small(layers=[2, 3])
 
@@ -143,12 +143,12 @@ def test_layers_of_stages_are_as_given() -> None:
 def test_products_for_weights_gradients_are_those_of_the_modelled_work(workload: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    made = small(workload, stages=1)
+    runner = small(workload, stages=1)
     (work,) = job(WORKLOADS[workload], 1).stages(lambda work: work.flops)
-    made.forward(0)
-    made.backward_weight(0)
+    runner.forward(0)
+    runner.backward_weight(0)
     with FlopCounterMode(display=False) as counter:
-        made.backward_weight(0)
+        runner.backward_weight(0)
     assert counter.get_total_flops() == pytest.approx(work.whole.backward_weight.flops, rel=1e-9)
 
 
@@ -170,8 +170,8 @@ def test_the_full_sizes_have_as_many_parameters_as_they_are_named_for(
 def test_a_layers_parameters_are_counted_exactly() -> None:
     h, words, length = 32, 96, 16
     layer = 12 * h * h + 13 * h
-    made = [stage()[0] for stage in model_stages(job(GPT), [1, 2, 1], "cpu")]
-    sizes = [sum(p.numel() for p in module.parameters()) for module in made]
+    runner = [stage()[0] for stage in model_stages(job(GPT), [1, 2, 1], "cpu")]
+    sizes = [sum(p.numel() for p in module.parameters()) for module in runner]
     assert sizes == [layer + (words + length) * h, 2 * layer, layer + words * h + 2 * h]
 
 
@@ -179,12 +179,13 @@ def test_a_layers_parameters_are_counted_exactly() -> None:
 def test_a_rank_holds_its_share_of_each_product(workload: str) -> None:
     whole, shard = small(workload, stages=2), small(workload, stages=2, tensor_parallel=2)
     for stage in range(2):
-        for made in (whole, shard):
-            made.forward(stage)
-            made.backward(stage)
+        for runner in (whole, shard):
+            runner.forward(stage)
+            runner.backward(stage)
         assert [one.shape for one in shard.outputs] == [one.shape for one in whole.outputs]
         matrices = [
-            [p.numel() for p in made.module.parameters() if p.dim() == 2] for made in (whole, shard)
+            [p.numel() for p in runner.module.parameters() if p.dim() == 2]
+            for runner in (whole, shard)
         ]
         positions = {16 * 32}  # the embedding of positions is every rank's own
         assert {a / b for a, b in zip(*matrices, strict=True) if a not in positions} == {2.0}
@@ -193,14 +194,14 @@ def test_a_rank_holds_its_share_of_each_product(workload: str) -> None:
 
 def test_recomputation_runs_each_layer_again_in_the_backward() -> None:
     for recompute, again in ((False, 0), (True, 1)):
-        made = small(stages=2, recompute=recompute)
-        made.forward(0)
+        runner = small(stages=2, recompute=recompute)
+        runner.forward(0)
         runs: list[int] = []
-        made.module.decoder.layers[0].get_submodule(
+        runner.module.decoder.layers[0].get_submodule(
             "layer.attention" if recompute else "attention"
         ).register_forward_hook(lambda *_, runs=runs: runs.append(1))
-        made.backward(0)
-        made.backward(0)
+        runner.backward(0)
+        runner.backward(0)
         assert len(runs) == 2 * again
 
 
@@ -229,21 +230,21 @@ def test_the_decoder_may_begin_anywhere_in_a_stage(border: int) -> None:
 
 
 def test_hidden_states_get_gradients_and_tokens_and_images_do_not() -> None:
-    made = small(stages=2)
-    made.forward(0)
-    assert not made.inputs[0].is_floating_point()
-    made.forward(1)
-    made.backward(1)
-    assert made.inputs[0].grad.shape == (2, 16, 32)
+    runner = small(stages=2)
+    runner.forward(0)
+    assert not runner.inputs[0].is_floating_point()
+    runner.forward(1)
+    runner.backward(1)
+    assert runner.inputs[0].grad.shape == (2, 16, 32)
     images = small("wide-resnet", stages=2)
     images.forward(0)
     assert not images.inputs[0].requires_grad
 
 
 def test_the_last_stage_ends_in_a_loss() -> None:
-    made = small(stages=2)
-    made.forward(1)
-    assert made.outputs[0].shape == ()
+    runner = small(stages=2)
+    runner.forward(1)
+    assert runner.outputs[0].shape == ()
     bare = small(model=replace(GPT, vocabulary_size=0), stages=2)
     bare.forward(1)
     assert bare.outputs[0].shape == (2, 16, 32)
@@ -251,12 +252,12 @@ def test_the_last_stage_ends_in_a_loss() -> None:
 
 def test_gpt_attends_to_the_past_only() -> None:
     for same in (True, False):
-        made = small(model=replace(GPT, causal=same))
-        made.forward(0)
-        first = made.outputs[0][:, 0].clone()
-        made.inputs[0][:, -1] = (made.inputs[0][:, -1] + 1) % 96
-        made.forward(0)
-        assert torch.equal(made.outputs[0][:, 0], first) is same
+        runner = small(model=replace(GPT, causal=same))
+        runner.forward(0)
+        first = runner.outputs[0][:, 0].clone()
+        runner.inputs[0][:, -1] = (runner.inputs[0][:, -1] + 1) % 96
+        runner.forward(0)
+        assert torch.equal(runner.outputs[0][:, 0], first) is same
 
 
 def test_the_description_tells_workloads_apart() -> None:
@@ -277,9 +278,9 @@ def test_a_stage_without_parameters_behind_its_output_is_refused() -> None:
     def counting() -> tuple[object, tuple[object, ...]]:
         return torch.nn.Identity(), (torch.arange(3),)
 
-    made = TorchStages([counting], description="", device="cpu")
+    runner = TorchStages([counting], description="", device="cpu")
     with pytest.raises(InputError, match="depends on its parameters"):
-        made.forward(0)
+        runner.forward(0)
 
 
 class Bare(torch.nn.Module):  # type: ignore[misc]
@@ -296,16 +297,16 @@ class Bare(torch.nn.Module):  # type: ignore[misc]
 
 @pytest.mark.parametrize("part", ["backward_input", "backward_weight"])
 def test_a_stage_that_passes_no_gradients_on_cannot_be_split(part: str) -> None:
-    made = TorchStages([lambda: (Bare(), (torch.arange(3),))], description="", device="cpu")
-    made.forward(0)
+    runner = TorchStages([lambda: (Bare(), (torch.arange(3),))], description="", device="cpu")
+    runner.forward(0)
     with pytest.raises(InputError, match="its backward has one part only"):
-        getattr(made, part)(0)
+        getattr(runner, part)(0)
 
 
 def test_waiting_is_spinning_unless_there_are_peers() -> None:
-    made = TorchStages([], description="", device="cpu")
-    assert made.waiting is None
-    assert made.timer is None  # the host's clock times a CPU
+    runner = TorchStages([], description="", device="cpu")
+    assert runner.waiting is None
+    assert runner.timer is None  # the host's clock times a CPU
 
     class TwoProcesses:
         description = "of two processes"
@@ -314,10 +315,10 @@ def test_waiting_is_spinning_unless_there_are_peers() -> None:
         def wait(self, seconds: float) -> None:
             self.asked.append(seconds)
 
-    made.peers = TwoProcesses()  # type: ignore[assignment]
-    made.wait(0.25)
+    runner.peers = TwoProcesses()  # type: ignore[assignment]
+    runner.wait(0.25)
     assert TwoProcesses.asked == [0.25]
-    assert made.waiting == "of two processes"
+    assert runner.waiting == "of two processes"
 
 
 def test_without_a_second_gpu_that_answers_it_spins_and_says_so(
@@ -325,12 +326,12 @@ def test_without_a_second_gpu_that_answers_it_spins_and_says_so(
 ) -> None:
     if torch.cuda.device_count() > 1:
         pytest.skip("there are two GPUs here")
-    made = small(stages=2)
-    made.timer = Timer(time.monotonic)  # as if it ran on a GPU
+    runner = small(stages=2)
+    runner.timer = Timer(time.monotonic)  # as if it ran on a GPU
     device = ModelledDevice(gpu("a40"), 0, time.monotonic_ns)
     with ExitStack() as stack:
-        wait_with(made, device, [device], stack)
-    assert made.peers is None
+        wait_with(runner, device, [device], stack)
+    assert runner.peers is None
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "cannot wait for each other" in said
@@ -348,9 +349,9 @@ def test_the_users_own_modules_become_a_workload(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = load_entry("own_stages:build", "cpu")
-    assert made.num_stages == 2
+    runner = load_entry("own_stages:build", "cpu")
+    assert runner.num_stages == 2
     for stage in range(2):
-        made.forward(stage)
-        made.backward(stage)
-    made.wait(0.001)
+        runner.forward(stage)
+        runner.backward(stage)
+    runner.wait(0.001)

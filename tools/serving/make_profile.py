@@ -337,8 +337,8 @@ def prompt_errors_of(
     for (tp, prompt, batch), measured in known.items():
         if (tp, batch) == (2, 64):
             continue
-        phases: InstancePerformance = profile.performance[tp, TOP]
-        value = 1e3 * float(phases.prompt_time(prompt * batch))
+        performance: InstancePerformance = profile.performance[tp, TOP]
+        value = 1e3 * float(performance.prompt_s_at(prompt * batch))
         error = value / measured - 1
         errors.append(error)
         lines.append(

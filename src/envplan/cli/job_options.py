@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -31,6 +31,9 @@ from envplan.cli.types import InputFile, Numbers, either, numbers, quantity
 from envplan.pipeline import SCHEDULES
 from envplan.pipeline.operations import EXTRAS
 from envplan.quantities import COUNT, PERCENT, POWER, TIME
+
+if TYPE_CHECKING:
+    from envplan.planners.job import JobSpec
 
 DEFAULT_PROFILE: Final = "profile.csv"
 #: Operations that take minutes to plan.
@@ -304,13 +307,7 @@ class JobOptions(ParallelOptions):
         Raises:
             InputError: the profile lacks some, or options contradict it.
         """
-        from envplan.profile import ByParts
-
-        by_parts = None
-        if profile.has_parts and not self.one_clock:
-            by_parts = ByParts.from_options(self.parts_within, self.blocking_power)
-        instructions = {operation.instruction for operation in pipeline.operations}
-        return profile.fitted(instructions, recompute=self.recompute, by_parts=by_parts)
+        return self._spec(profile).fitted(profile, pipeline)
 
     def trace(
         self,
@@ -333,17 +330,10 @@ class JobOptions(ParallelOptions):
         """
         profile, pipeline = job or self.load()
         invocation().will_read(profile.path, profile.sidecar)
-        metadata = profile.metadata
+        spec = self._spec(profile, replicas)
         with progress(f"Tracing the frontier of {profile.name}") as work:
-            return envplan.trace_frontier(
-                pipeline,
-                profile,
-                blocking_power=self.blocking_power,
-                gpus_per_stage=metadata.gpus_per_stage_with(self.tp, self.cp),
-                replicas=replicas or self.dp or metadata.job.replicas,
-                progress=work.frontier_step,
-                full=full,
-                whole=whole,
+            return spec.trace_fitted(
+                profile, pipeline, full=full, whole=whole, progress=work.frontier_step
             )
 
     def _warn_of_contradictions(self, profile: envplan.Profile) -> None:
@@ -367,25 +357,35 @@ class JobOptions(ParallelOptions):
             return
 
     def _pipeline_of_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
-        from envplan.profile.job import parse_extras, pipeline_of_job
-
         schedule = self.schedule or profile.metadata.schedule or "1f1b"
         if schedule != "envpipe":
             slots = options_given(self, "activation_slots")
             refuse(slots, f"goes with schedule envpipe, not {schedule}")
+        return self._spec(profile).pipeline(profile)
 
-        def forwards_ahead(microbatches: int) -> tuple[int, ...]:
-            timed = profile.fitted(("backward",), recompute=self.recompute)
-            return envplan.forwards_ahead(timed, microbatches, self.activation_slots)
+    def _spec(self, profile: envplan.Profile, replicas: int | None = None) -> JobSpec:
+        """The job as the library takes it.
 
-        return pipeline_of_job(
-            profile,
+        Args:
+            profile: its sidecar says what the options do not.
+            replicas: None: as the options or the sidecar say.
+        """
+        from envplan.planners.job import JobSpec
+
+        metadata = profile.metadata
+        return JobSpec(
             schedule=self.schedule,
             num_stages=self.pp,
             num_microbatches=self.microbatches,
             chunks=self.vp,
-            p2p_latency=self.p2p_latency,
-            extras=parse_extras(self.extra, profile),
             microbatch_group=self.microbatch_group,
-            forwards_ahead=forwards_ahead,
+            p2p_latency_s=self.p2p_latency,
+            extra=self.extra,
+            activation_slots=self.activation_slots,
+            recompute=self.recompute,
+            one_clock=self.one_clock,
+            parts_within_percent=self.parts_within,
+            blocking_power_w=self.blocking_power,
+            gpus_per_stage=metadata.gpus_per_stage_with(self.tp, self.cp),
+            replicas=replicas or self.dp or metadata.job.replicas,
         )

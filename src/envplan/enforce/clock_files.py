@@ -12,7 +12,7 @@ There are three kinds of files:
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 
 from envplan._io.files import AnyPath, decoded, parse_json, read_bounded
 from envplan._io.tables import Table, parse_table
-from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.freqplan import FrequencyPlan, OperationKey
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline import Operation, Pipeline
 
@@ -87,12 +87,12 @@ def count_clocks(path: AnyPath) -> list[int]:
             lists = _parse_lists(data, path)
             clocks = _clocks_of_lists(lists, [[]] * len(lists))
             return [len(stage) for stage in clocks]
-        operations = {
-            (row.stage, row.position, row.instruction, row.microbatch)
-            for row in _read_table(data, path).rows()
-        }
-    counts = Counter(stage for stage, *_ in operations)
-    return [counts[stage] for stage in range(max(counts) + 1)]
+        rows = list(_read_table(data, path).rows())
+    keys_of_stages: dict[int, set[tuple[object, ...]]] = defaultdict(set)
+    for row in rows:
+        keys_of_stages[row.stage].add((row.position, row.instruction, row.microbatch))
+    num_stages = max(keys_of_stages) + 1
+    return [len(keys_of_stages[stage]) for stage in range(num_stages)]
 
 
 def _operations_by_stage(pipeline: Pipeline) -> _ByStage[Operation]:
@@ -113,12 +113,9 @@ def _clocks_of_frequency_plan(
     data: bytes, path: Path, stages: _ByStage[Operation]
 ) -> list[list[int]]:
     plan = FrequencyPlan.from_document(parse_json(data, path), path=path)
-    clocks = [
-        [operation.frequency_mhz for operation in operations]
-        for operations in plan.stage_operations()
-    ]
-    _require_stages(len(clocks), stages)
-    return clocks
+    planned = plan.stage_operations()
+    _require_stages(len(planned), stages)
+    return [[operation.frequency_mhz for operation in operations] for operations in planned]
 
 
 # Python lists
@@ -264,6 +261,15 @@ def _read_table(data: bytes, path: Path) -> Table[_Row]:
     return parse_table(data, _Row, path=path, kind="a file of clocks")
 
 
+def _positions_by_key(operations: Sequence[Operation]) -> dict[OperationKey, int]:
+    """The place of each operation of a stage in the order of execution."""
+    positions = {}
+    for position, operation in enumerate(operations):
+        key = OperationKey(operation.instruction, operation.microbatch, operation.chunk)
+        positions[key] = position
+    return positions
+
+
 def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> list[list[int]]:
     """Clocks of a table with a row for each operation, in any order.
 
@@ -271,13 +277,7 @@ def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> li
         InputError: a row names no operation of the pipeline, or two rows contradict each other.
     """
     table = _read_table(data, path)
-    positions = [
-        {
-            (operation.instruction, operation.microbatch, operation.chunk): position
-            for position, operation in enumerate(operations)
-        }
-        for operations in stages
-    ]
+    positions = [_positions_by_key(operations) for operations in stages]
     clocks: list[dict[int, int]] = [{} for _ in stages]
     for number, row in enumerate(table.rows()):
         if row.stage >= len(stages):
@@ -286,7 +286,7 @@ def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> li
         if position is None:
             if row.instruction is None or row.microbatch is None:
                 raise table.error(number, "give position, or instruction and microbatch")
-            key = (row.instruction, row.microbatch, row.chunk or 0)
+            key = OperationKey(row.instruction, row.microbatch, row.chunk or 0)
             position = positions[row.stage].get(key)
         if position is None or position >= len(stages[row.stage]):
             raise table.error(number, f"stage {row.stage} has no such operation")

@@ -97,7 +97,7 @@ class _TimeAxis:
 
 @dataclass(frozen=True)
 class _OverTime:
-    """What happens over time under some policies; the baseline is the first."""
+    """Quantities over time under some policies; the baseline is the first."""
 
     axis: _TimeAxis
     load: _Panel
@@ -432,7 +432,7 @@ def _annotate_clocks(axes: Axes, row: int, pool: Pool, *, is_wide: bool) -> None
 
 
 def _tp_patches(plan: ServingPlan) -> Iterator[Artist]:
-    """What the legend shows for each TP of a plan."""
+    """A patch in the legend for each TP of a plan."""
     from matplotlib.patches import Patch
 
     for tp in sorted({group.tp for pool in plan.pools for group in pool.groups}):

@@ -19,7 +19,7 @@ _METHODS = ("forward", "backward", "wait", "synchronize")
 
 
 class _Entry(NamedTuple):
-    """What --entry names.
+    """A function, as --entry names it.
 
     Attributes:
         module: that is imported.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -32,8 +33,8 @@ _PLAIN: Final = (
 #: Models of these types have the fields that are read here.
 MODEL_TYPES: Final = (*_GATED, *_PLAIN)
 _TIED: Final = {"tie_word_embeddings": True}
-#: What files of a type leave out where it is usual.
-_USUAL: Final[dict[str, dict[str, Any]]] = {
+#: Fields that files of a type leave out where they have these values.
+_DEFAULTS: Final[Mapping[str, Mapping[str, object]]] = {
     **dict.fromkeys(("gpt2", "opt", "bloom", "falcon", "starcoder2", "gemma", "cohere"), _TIED),
     **dict.fromkeys(("smollm3", "ernie4_5", "ernie4_5_moe"), _TIED),
     "gpt_bigcode": {**_TIED, "multi_query": True},
@@ -51,20 +52,18 @@ _USUAL: Final[dict[str, dict[str, Any]]] = {
     "llama4_text": {"no_rope_layer_interval": 4, "n_shared_experts": 1},
     "olmo3": {"sliding_window_pattern": 4},
 }
-#: Layers that attend to all tokens, and those that attend to a window of them, in `layer_types`.
-_ATTENTION: Final = {
-    "full_attention": True,
-    "sliding_attention": False,
-    "chunked_attention": False,
-}
+#: Kinds of layers in `layer_types`: one attends to all tokens, others to a window of them.
+_FULL_ATTENTION: Final = "full_attention"
+_WINDOWED_ATTENTION: Final = ("sliding_attention", "chunked_attention")
+_MODELLED_LAYERS: Final = (_FULL_ATTENTION, *_WINDOWED_ATTENTION)
 #: Context lengths are often those of an extension after the pretraining.
 LONGEST_SEQUENCE: Final = 4096
 _LARGEST: Final = 100_000_000
 
 
-def _or(name: str, *others: str, default: Any = ...) -> Any:
-    """A field that some types call otherwise."""
-    return Field(default, validation_alias=AliasChoices(name, *others))
+def _named(name: str, *other_names: str, default: Any = ...) -> Any:
+    """A field with the names that types of models have for it."""
+    return Field(default, validation_alias=AliasChoices(name, *other_names))
 
 
 _Number = Annotated[int, Field(ge=0, le=_LARGEST)]
@@ -76,79 +75,110 @@ class _Fields(BaseModel):
 
 
 class _Experts(_Fields):
-    count: _Size = _or("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    per_token: _Size = _or("num_experts_per_tok", "moe_k")
-    feed_forward_size: _Size = _or("moe_intermediate_size", "intermediate_size")
-    shared_size: _Number = _or("shared_expert_intermediate_size", default=0)
-    shared: _Number = _or("n_shared_experts", "moe_num_shared_experts", default=0)
-    first: _Number = _or("first_k_dense_replace", "moe_layer_start_index", default=0)
-    every: _Size = _or(
-        *("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"),
-        *("moe_layer_freq",),
+    """The fields of a mixture of experts."""
+
+    count: _Size = _named("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    per_token: _Size = _named("num_experts_per_tok", "moe_k")
+    feed_forward_size: _Size = _named("moe_intermediate_size", "intermediate_size")
+    shared_size: _Number = _named("shared_expert_intermediate_size", default=0)
+    num_shared: _Number = _named("n_shared_experts", "moe_num_shared_experts", default=0)
+    first_sparse_layer: _Number = _named(
+        "first_k_dense_replace", "moe_layer_start_index", default=0
+    )
+    sparse_layer_step: _Size = _named(
+        "decoder_sparse_step",
+        "interleave_moe_layer_step",
+        "moe_layer_interval",
+        "moe_layer_freq",
         default=1,
     )
-    dense: list[int] = _or("mlp_only_layers", default=[])
-    kinds: list[str] = _or("mlp_layer_types", default=[])
+    dense_layers: list[int] = _named("mlp_only_layers", default=[])
+    layer_kinds: list[str] = _named("mlp_layer_types", default=[])
 
-    def of(self, layers: int) -> Experts:
+    def in_model_of(self, num_layers: int) -> Experts:
         """These experts in a model of so many layers."""
-        dense = [
-            number
-            for number in range(layers)
-            if number < self.first
-            or number in self.dense
-            or (number + 1) % self.every
-            or self.kinds[number : number + 1] == ["dense"]
-        ]
+        dense_layers = [layer for layer in range(num_layers) if self._is_dense(layer)]
         return Experts(
             count=self.count,
             per_token=self.per_token,
             feed_forward_size=self.feed_forward_size,
-            shared_size=self.shared_size or self.feed_forward_size * self.shared,
-            dense_layers=tuple(dense),
+            shared_size=self.shared_size or self.feed_forward_size * self.num_shared,
+            dense_layers=tuple(dense_layers),
+        )
+
+    def _is_dense(self, layer: int) -> bool:
+        """Whether a layer has one feed-forward part, by any of the ways to say so."""
+        is_said_dense = layer < len(self.layer_kinds) and self.layer_kinds[layer] == "dense"
+        is_between_sparse = (layer + 1) % self.sparse_layer_step != 0
+        return (
+            layer < self.first_sparse_layer
+            or layer in self.dense_layers
+            or is_between_sparse
+            or is_said_dense
         )
 
 
 class _Latent(_Fields):
-    query_rank: _Number = _or("q_lora_rank", default=0)
-    rank: _Size = _or("kv_lora_rank")
-    key_size: _Size = _or("qk_nope_head_dim")
-    rotary_size: _Number = _or("qk_rope_head_dim", default=0)
-    value_size: _Size = _or("v_head_dim")
+    """The fields of multi-head latent attention."""
+
+    query_rank: _Number = _named("q_lora_rank", default=0)
+    rank: _Size = _named("kv_lora_rank")
+    key_size: _Size = _named("qk_nope_head_dim")
+    rotary_size: _Number = _named("qk_rope_head_dim", default=0)
+    value_size: _Size = _named("v_head_dim")
+
+    def attention(self) -> LatentAttention:
+        """The attention with these sizes."""
+        return LatentAttention(
+            query_rank=self.query_rank,
+            rank=self.rank,
+            key_size=self.key_size,
+            rotary_size=self.rotary_size,
+            value_size=self.value_size,
+        )
 
 
 class _Config(_Fields):
+    """The fields that all types have, or may have."""
+
     model_type: str
-    hidden_size: _Size = _or("hidden_size", "n_embd", "n_embed")
-    num_attention_heads: _Size = _or("num_attention_heads", "n_head")
-    num_hidden_layers: _Size = _or("num_hidden_layers", "n_layer", "num_layers")
-    vocab_size: _Number = _or("vocab_size", "padded_vocab_size")
+    hidden_size: _Size = _named("hidden_size", "n_embd", "n_embed")
+    num_attention_heads: _Size = _named("num_attention_heads", "n_head")
+    num_hidden_layers: _Size = _named("num_hidden_layers", "n_layer", "num_layers")
+    vocab_size: _Number = _named("vocab_size", "padded_vocab_size")
     architectures: list[str] = []
-    head_dim: _Number = _or("head_dim", "kv_channels", default=0)
-    num_key_value_heads: _Size | None = _or(
+    head_dim: _Number = _named("head_dim", "kv_channels", default=0)
+    num_key_value_heads: _Size | None = _named(
         "num_key_value_heads", "num_kv_heads", "multi_query_group_num", default=None
     )
     multi_query: bool = False
     new_decoder_architecture: bool = False
-    intermediate_size: _Number = _or(
-        *("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    intermediate_size: _Number = _named(
+        "intermediate_size_mlp",
+        "intermediate_size",
+        "n_inner",
+        "ffn_dim",
+        "ffn_hidden_size",
         default=0,
     )
-    max_position_embeddings: _Size = _or(
-        *("max_position_embeddings", "n_positions", "seq_length", "model_max_length"),
+    max_position_embeddings: _Size = _named(
+        "max_position_embeddings",
+        "n_positions",
+        "seq_length",
+        "model_max_length",
         default=LONGEST_SEQUENCE,
     )
     use_sliding_window: bool | None = None
-    sliding_window: _Number = _or("sliding_window", "attention_chunk_size", default=0)
-    sliding_window_pattern: _Number = _or(
+    sliding_window: _Number = _named("sliding_window", "attention_chunk_size", default=0)
+    sliding_window_pattern: _Number = _named(
         "sliding_window_pattern", "no_rope_layer_interval", default=0
     )
     max_window_layers: _Number = 0
     layer_types: list[str] = []
     word_embed_proj_dim: _Number = 0
     tie_word_embeddings: bool = False
-    experts: _Number = _or(
-        *("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), default=0
+    num_experts: _Number = _named(
+        "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", default=0
     )
     kv_lora_rank: _Number = 0
 
@@ -156,17 +186,18 @@ class _Config(_Fields):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in MODEL_TYPES:
-            near = meant(name, MODEL_TYPES).removeprefix("; ")
+            suggestion = meant(name, MODEL_TYPES).removeprefix("; ")
             raise ValueError(
                 "should be a transformer's that envplan can model "
-                f"({near or 'docs/measuring.md lists them'}; measure others with --entry)"
+                f"({suggestion or 'docs/measuring.md lists them'}; measure others with --entry)"
             )
         return name
 
     @model_validator(mode="after")
     def _modelled(self) -> _Config:
-        if other := next((kind for kind in self.layer_types if kind not in _ATTENTION), None):
-            raise ValueError(f"layer_types: layers of {other} are not modelled")
+        for kind in self.layer_types:
+            if kind not in _MODELLED_LAYERS:
+                raise ValueError(f"layer_types: layers of {kind} are not modelled")
         if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
             number = len(self.layer_types)
             raise ValueError(f"layer_types are {number}, but layers {self.num_hidden_layers}")
@@ -190,21 +221,33 @@ class _Config(_Fields):
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
-    def window(self) -> int:
-        """Tokens that a token attends to, in some layers at least; 0: all."""
-        used = self.use_sliding_window
-        if used is None:  # files of Qwen state one that they do not use
-            used = not self.model_type.startswith("qwen")
-        return self.sliding_window if used else 0
+    def window(self) -> int | None:
+        """Tokens that a token attends to, in some layers at least; None: all."""
+        is_used = self.use_sliding_window
+        if is_used is None:  # files of Qwen state one that they do not use
+            is_used = not self.model_type.startswith("qwen")
+        return (self.sliding_window or None) if is_used else None
 
     @property
     def full_layers(self) -> tuple[int, ...]:
         """Layers that attend to all tokens, whatever the window."""
+        layers = range(self.num_hidden_layers)
+        return tuple(layer for layer in layers if self._has_full_attention(layer))
+
+    def _has_full_attention(self, layer: int) -> bool:
         if self.layer_types:
-            return tuple(n for n, kind in enumerate(self.layer_types) if _ATTENTION[kind])
-        layers, first = self.num_hidden_layers, self.max_window_layers
-        every = self.sliding_window_pattern or layers + 1
-        return tuple(n for n in range(layers) if n < first or not (n + 1) % every)
+            return self.layer_types[layer] == _FULL_ATTENTION
+        is_in_pattern = False
+        if self.sliding_window_pattern:
+            is_in_pattern = (layer + 1) % self.sliding_window_pattern == 0
+        return layer < self.max_window_layers or is_in_pattern
+
+    @property
+    def architecture(self) -> str:
+        """The name of the model's class, or of its type."""
+        if not self.architectures:
+            return self.model_type
+        return self.architectures[0].removesuffix("ForCausalLM")
 
 
 def read_model(path: Path) -> TransformerModel:
@@ -217,30 +260,40 @@ def read_model(path: Path) -> TransformerModel:
         InputError: it cannot be read, is of an unknown type, or a field is missing or wrong.
     """
     file = path / "config.json" if path.is_dir() else path
-    fields = read_json(file)
-    part = ""
-    if isinstance(fields, dict):
-        inner = fields.get("text_config")
-        part = " (its text part)" if inner or "vision_config" in fields else ""
-        fields = {**fields, **(inner if isinstance(inner, dict) else {})}
-        fields = {name: value for name, value in fields.items() if value is not None}
-        fields = {**_USUAL.get(str(fields.get("model_type")), {}), **fields}
+    document = read_json(file)
+    fields = _language_fields(document) if isinstance(document, dict) else document
     read = partial(parse_document, fields, kind="model's config.json", path=file)
     config = read(_Config)
-    kind, layers, hidden = config.model_type, config.num_hidden_layers, config.hidden_size
-    name = next(iter(config.architectures), kind).removesuffix("ForCausalLM")
+    layers, hidden = config.num_hidden_layers, config.hidden_size
+    part = " (its text part)" if _has_other_parts(document) else ""
     return TransformerModel(
-        *(f"{name}{part} of {layers} layers x {hidden}", layers, hidden),
-        *(config.num_attention_heads, config.vocab_size),
-        min(config.max_position_embeddings, LONGEST_SEQUENCE),
+        name=f"{config.architecture}{part} of {layers} layers x {hidden}",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=config.num_attention_heads,
+        vocabulary_size=config.vocab_size,
+        sequence_length=min(config.max_position_embeddings, LONGEST_SEQUENCE),
         key_value_heads=config.key_value_heads,
         head_size=config.head_size,
         feed_forward_size=config.intermediate_size or 4 * hidden,
-        gated=kind in _GATED,
-        window=config.window or None,
+        gated=config.model_type in _GATED,
+        window=config.window,
         full_layers=config.full_layers if config.window else (),
         fused_attention=True,
-        experts=read(_Experts).of(layers) if config.experts else None,
-        latent=LatentAttention(**dict(read(_Latent))) if config.kv_lora_rank else None,
+        experts=read(_Experts).in_model_of(layers) if config.num_experts else None,
+        latent=read(_Latent).attention() if config.kv_lora_rank else None,
         tied=config.tie_word_embeddings,
     )
+
+
+def _has_other_parts(document: Mapping[str, object]) -> bool:
+    """Whether a model sees or hears beside its text."""
+    return bool(document.get("text_config")) or "vision_config" in document
+
+
+def _language_fields(document: Mapping[str, object]) -> dict[str, object]:
+    """The fields of a model's language part; those of its type where the file leaves them out."""
+    text_part = document.get("text_config")
+    fields = {**document, **(text_part if isinstance(text_part, dict) else {})}
+    stated = {name: value for name, value in fields.items() if value is not None}
+    return {**_DEFAULTS.get(str(stated.get("model_type")), {}), **stated}

@@ -60,7 +60,7 @@ class Smoothing:
 
 
 class _Operation(NamedTuple):
-    """What the rows of one operation have in common."""
+    """The key that rows of one operation have in common."""
 
     stage: int
     instruction: str

@@ -248,7 +248,7 @@ class _OperationAtClock(NamedTuple):
 
 @dataclass
 class _Findings:
-    """What the sidecar shall say beside the rows.
+    """Findings that the sidecar states beside the rows.
 
     Attributes:
         counter_resets: how often the energy counter fell.
@@ -270,7 +270,7 @@ class _Findings:
 
 @dataclass
 class _Observations:
-    """What was seen of the GPU while an operation ran.
+    """Clocks and throttling of the GPU while an operation ran.
 
     Attributes:
         clocks_mhz: at the end of blocks.
@@ -412,7 +412,7 @@ class _Sweep:
             self.locked_mhz = clock_mhz
 
     def _runner(self, stage: int, instruction: str) -> Callable[[], None]:
-        """What runs an operation once; after the forward that a backward needs."""
+        """A function that runs an operation once; a backward's forward has run before."""
         if instruction == BLOCKING:
             period_s = min(self.settings.block, self.settings.counter_period)
             return partial(self.stages.wait, period_s)

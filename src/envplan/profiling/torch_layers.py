@@ -1,4 +1,4 @@
-"""What stages of every kind of model have in common, in torch."""
+"""Parts that stages of every kind of model have in common, in torch."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ MakeStage = Callable[[], tuple[nn.Module, tuple[object, ...]]]
 
 
 def model_stages(job: TrainingJob, layers: Sequence[int], device: str) -> list[MakeStage]:
-    """What makes each stage's module and a random microbatch for it.
+    """A function for each stage that makes its module and a random microbatch for it.
 
     Args:
         job: what is trained and how.

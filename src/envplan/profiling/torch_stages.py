@@ -95,7 +95,7 @@ class TorchStages:
 
     @property
     def waiting(self) -> str | None:
-        """What `wait` has the GPU do, for people; None if it spins."""
+        """The kind of waiting that `wait` does, for people; None if it spins."""
         return None if self.peers is None else self.peers.description
 
     def forward(self, stage: int) -> None:

@@ -130,7 +130,7 @@ class _Layers(nn.Module):
 
 
 class _Distances(nn.Module):
-    """What attention adds to its scores for how far two tokens are apart, one learned for each.
+    """A learned addition to attention's scores for each distance between two tokens.
 
     T5 shares one among far distances that are alike; looking it up costs the same.
     """
@@ -212,7 +212,7 @@ class _Attention(nn.Module):
         bias: torch.Tensor | None = None,
         memory: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What is added to hidden states."""
+        """The addition to hidden states."""
         sources = (self.norm(hidden), memory)
         heads: list[torch.Tensor] = []
         for product, tokens in zip(self.into_heads, sources, strict=False):

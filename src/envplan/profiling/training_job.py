@@ -1,4 +1,4 @@
-"""What is trained and how, for a profile that is measured or modelled."""
+"""Training jobs, for profiles that are measured or modelled."""
 
 from __future__ import annotations
 

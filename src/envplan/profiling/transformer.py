@@ -86,7 +86,7 @@ class _FeedForward(NamedTuple):
 
 
 class _LayerKind(NamedTuple):
-    """What makes layers of a model differ."""
+    """The features in which layers of a model differ."""
 
     has_experts: bool
     num_attentions: int
@@ -278,7 +278,7 @@ class TransformerModel:
         return kinds
 
     def _attention_widths(self, num_gpus: int = 1) -> _AttentionWidths:
-        """Of an attention on so many GPUs together: each has a head of keys and values at least."""
+        """Widths of an attention on so many GPUs: each has a head of keys and values at least."""
         h, heads = self.hidden_size, self.num_heads
         if self.latent is not None:
             return self._latent_widths(self.latent, num_gpus)

@@ -1,4 +1,4 @@
-"""What a GPU draws while it waits in a transfer, made by two processes on two GPUs.
+"""Waiting in a transfer, made by two processes on two GPUs, to measure the blocking power.
 
 One process waits to receive, on the GPU that is measured, while the other sleeps on a second GPU
 before it sends: just what a pipeline's stage does that is faster than its neighbour. Whoever reads

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan
 
 __all__ = ["EntryPoints", "Hooks", "Job", "JobDescription", "entry_points"]
+
+#: After so many further steps the times of a step are used.
+_EXCHANGE_STEPS: Final = 2
 
 _logger = logging.getLogger("envplan.runtime")
 
@@ -315,10 +318,11 @@ def _options_of_rank(device: torch.device, *, is_device_given: bool) -> dict[str
 class StragglerWatch:
     """Finds slow pipelines by the times that all ranks exchange, and tells the shim.
 
-    The exchange is a gloo all-gather of one number per rank and step that nobody waits for: its
-    result is used at the first step after which it has arrived. Every rank must make one and call
-    step() after each of its steps. Times are those before gradients can meet other replicas'
-    (`num_before_reduction`): from there on all pipelines look alike.
+    The exchange is a gloo all-gather of one number per rank and step. Its result is used a fixed
+    number of steps later, so that all ranks of a pipeline change plans at the same step: by then
+    every rank has sent its number, for they train together, and nobody waits long. Every rank must
+    make one and call step() after each of its steps. Times are those before gradients can meet
+    other replicas' (`num_before_reduction`): from there on all pipelines look alike.
 
     Args:
         shim: whose plan has a ladder.
@@ -330,16 +334,25 @@ class StragglerWatch:
         self._pipelines = shim.plan.layout.pipelines
         self._group = dist.new_group(backend="gloo")
         self._exchanges: deque[_Exchange] = deque()
+        self._has_failed = False
 
     def step(self) -> None:
-        """Send this rank's latest time, and use those that have arrived."""
+        """Send this rank's latest time, and use those of _EXCHANGE_STEPS before."""
+        if self._has_failed:
+            return
         time_s = torch.tensor([self._time_at_full_speed_s()], dtype=torch.float64)
         times_s = [torch.empty_like(time_s) for _ in self._pipelines]
         work = dist.all_gather(times_s, time_s, group=self._group, async_op=True)
         self._exchanges.append(_Exchange(work, times_s))
-        while self._exchanges and self._exchanges[0].work.is_completed():
-            arrived = self._exchanges.popleft()
-            self._use([float(time) for time in arrived.times_s])
+        if len(self._exchanges) > _EXCHANGE_STEPS:
+            exchange = self._exchanges.popleft()
+            try:
+                exchange.work.wait()
+            except RuntimeError as error:  # a rank is gone, which training itself will notice
+                _logger.warning("stragglers are not looked for any more: %s", error)
+                self._has_failed = True
+                return
+            self._use([float(time) for time in exchange.times_s])
 
     def _time_at_full_speed_s(self) -> float:
         """Our last measured step as it would have been under the fastest plan; NaN before one."""

@@ -360,7 +360,11 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._follower.next_schedule = self._schedules[max(0, num_in_time - 1)]
 
     def close(self) -> None:
-        """Give the clock back, finish the log and say in one line what went wrong, if anything."""
+        """Give the clock back, finish the log and say in one line what went wrong, if anything.
+
+        Where device, driver and disk all hang, this takes 35 s: 2 for the threads of requests, 22
+        for the guard, 10 for the log.
+        """
         if self._is_closed:
             return
         self._is_closed = True

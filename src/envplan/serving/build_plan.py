@@ -128,7 +128,7 @@ def _predict(
 
 
 def _baseline(profile: ServingProfile, loads_tokens_s: Mapping[str, float]) -> Baseline | None:
-    """As few instances as SLOs allow, however many GPUs; None if a class cannot be served so."""
+    """The fewest instances on the highest TP; None if a class cannot be served so."""
     gpus, power_w = 0, 0.0
     for name, load in loads_tokens_s.items():
         curves = profile.curves_of(name)

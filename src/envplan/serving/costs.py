@@ -1,4 +1,4 @@
-"""What the energy of a simulated fleet costs, in money and CO2."""
+"""Costs of a simulated fleet, in money and CO2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOUR_S: Final = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class FleetCosts:
-    """What a simulated fleet costs; None where no rate is given.
+    """Costs of a simulated fleet; None where no rate is given.
 
     Attributes:
         money: currency units.
@@ -27,7 +27,7 @@ class FleetCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRates:
-    """What a kWh costs, and what is counted beside the energy of GPUs.
+    """Rates per kWh, and overheads beside the energy of GPUs.
 
     Attributes:
         price: currency units per kWh, over the trace; None: not given.

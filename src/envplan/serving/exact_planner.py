@@ -91,7 +91,7 @@ def _power_w(pools: Iterable[Pool]) -> float:
 
 
 def _proved_bound_w(solution: MilpSolution, power_w: float) -> float | None:
-    """What no plan draws less than, W; None if nothing was proved."""
+    """A lower bound on the power of all plans, W; None if nothing was proved."""
     if solution.bound is not None:
         return min(solution.bound * _KILO, power_w)
     return 0.0 if power_w == 0 else None
@@ -230,7 +230,7 @@ class _PoolVariables:
 
 @dataclass(frozen=True)
 class MilpSolution:
-    """What the solver found.
+    """The solver's answer.
 
     Attributes:
         pools: the best fleet; empty if none was found.

@@ -1,4 +1,4 @@
-"""What demand to expect: the most of what some windows of the past needed.
+"""Forecasts of demand: the most of what some windows of the past needed.
 
 A policy that scales expects the most of these windows: the last hour, and the hours around this one
 a day or a week ago, times how much the last hour differs from its counterpart then. In the first
@@ -74,7 +74,7 @@ class DemandForecast:
         return max(self.windows, key=self.request_rate)
 
     def demand(self, classes: Iterable[str], tp: int) -> Demand:
-        """What these classes need in one pool of instances of a TP, headroom included.
+        """The demand of these classes on one pool of instances of a TP, headroom included.
 
         Instances are the most of all windows. Their work is that of the busiest window whatever the
         classes and the TP are, so that the powers of different pools can be compared.

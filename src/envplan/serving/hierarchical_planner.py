@@ -293,7 +293,7 @@ def _feasible_counts(
 
 
 def _total_capacity(counts: _Counts, capacities: Mapping[int, float]) -> FloatArray:
-    """What each combination can carry, tokens/s, (k,)."""
+    """Load that each combination can carry, tokens/s, (k,)."""
     total = np.zeros(len(next(iter(counts.values()))))
     for tp, count in counts.items():
         total += count * capacities[tp]

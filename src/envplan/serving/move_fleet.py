@@ -20,7 +20,7 @@ from envplan.serving.transfers import (
 
 @dataclass(frozen=True)
 class NodeChange:
-    """What happens on a machine.
+    """The change of a node: its instances before and after, and what GPUs send each other.
 
     Attributes:
         node: its number.
@@ -37,7 +37,7 @@ class NodeChange:
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """What the node's GPUs send each other, by their numbers there."""
+        """The parts that the node's GPUs send each other, by their numbers there."""
         return () if self.plan is None else self.plan.transfers
 
 
@@ -128,7 +128,7 @@ def _transfers_on_node(
 def _change_node(
     node: int, old: Sequence[Instance], new: Sequence[Instance], num_gpus: int
 ) -> NodeChange:
-    """What happens on a node, with GPUs by their device numbers."""
+    """The change of a node, with GPUs by their device numbers."""
     plan = _transfers_on_node(_tps(old), _tps(new), num_gpus)
     if plan is not None:
         # A transfer plan counts GPUs through the old instances, then those that hold nothing.

@@ -34,7 +34,7 @@ from envplan.serving.trace import SLOT_S, Trace
 
 
 class Demand(NamedTuple):
-    """What some requests ask of instances of one size, in the engine's order (csrc/serving.hpp).
+    """Instances of one size that some requests need, in the engine's order (csrc/serving.hpp).
 
     Attributes:
         instances: that they need, not rounded.
@@ -151,7 +151,7 @@ class ObservedTrace:
     def demand(
         self, begin_s: float, end_s: float, classes: Iterable[str], tp: int, max_late_share: float
     ) -> Demand:
-        """What the requests of some classes in a window need; counted once.
+        """The demand of the requests of some classes in a window; counted once.
 
         Args:
             begin_s: of the window.

@@ -1,4 +1,4 @@
-"""What one instance does in prefill and decode, by its configuration."""
+"""Performance of an instance in prefill and decode, by its configuration."""
 
 from __future__ import annotations
 

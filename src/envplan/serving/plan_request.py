@@ -1,4 +1,4 @@
-"""What a serving plan is asked for, and why there may be no answer."""
+"""Requests for serving plans, and why there may be no answer."""
 
 from __future__ import annotations
 

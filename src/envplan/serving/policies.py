@@ -30,7 +30,7 @@ NEVER_RESHARD: Final = 0.0
 
 @dataclass(frozen=True, eq=False)
 class Situation:
-    """What a policy decides by.
+    """The expected demand and the present fleet, by which a policy decides.
 
     Attributes:
         forecast: the demand that is expected.

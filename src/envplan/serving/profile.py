@@ -33,7 +33,7 @@ class MeanLengths(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """What one configuration carries, and what its requests cost at some load.
+    """Capacity of one configuration, and the energy of its requests at some load.
 
     Attributes:
         request_class: such as "LL".

@@ -92,7 +92,7 @@ class _Points(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ProfileContent:
-    """What a profile's two files state.
+    """The content of a profile's two files.
 
     Attributes:
         performance: of an instance, by configuration.

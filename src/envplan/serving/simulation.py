@@ -44,7 +44,7 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, eq=False)
 class TimeSeries:
-    """What happens over time: a value for each slot of a minute, (n,) each.
+    """Quantities over time: a value for each slot of a minute, (n,) each.
 
     Attributes:
         time_s: the slot's begin.
@@ -143,7 +143,7 @@ class Simulation:
         return {name: getattr(self, name) for name in FIGURES}
 
     def to_frame(self) -> DataFrame:
-        """What happens over time: a row for each slot, a column for each quantity."""
+        """The series: a row for each slot, a column for each quantity."""
         return self.series.to_frame()
 
     def saved_percent(self, baseline: Simulation) -> float | None:

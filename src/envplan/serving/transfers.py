@@ -95,7 +95,7 @@ def _parts_by_gpu(tps: Sequence[int], num_gpus: int) -> BoolArray:
 
 
 def _transfers(held: BoolArray, wanted: BoolArray, gpu_of_rank: Sequence[int]) -> list[Transfer]:
-    """What each rank's GPU lacks, from a GPU that held it; parts that few GPUs held go first."""
+    """Transfers of all that ranks' GPUs lack; parts that few GPUs held go first."""
     lacking = np.argwhere(wanted & ~held[gpu_of_rank]).tolist()
     num_holders = held.sum(axis=0)
     lacking.sort(key=lambda rank_and_part: num_holders[rank_and_part[1]])

@@ -416,6 +416,11 @@ class _ClusterSimulation:
         in_time = [plan for plan in plans if plan.exact.makespan_ns <= end_ns]
         return min(in_time, key=lambda plan: plan.exact.energy_until(end_ns))
 
+    @cached_property
+    def _waiting_uw(self) -> int:
+        """Power of one waiting GPU a stage together."""
+        return int(self.planned.exact.problem.blocking_power_uw.sum())
+
     def _end(self, replay: Replay, *, stragglers: Replay, times_ns: Sequence[int]) -> _ClusterEnd:
         """The end of an iteration: when all have finished, and what all GPUs draw until then.
 
@@ -432,8 +437,7 @@ class _ClusterSimulation:
             stragglers.energy_fj * time_ns // stragglers.makespan_ns for time_ns in times_ns
         )
         waited_ns = replicas * end_ns - others * replay.makespan_ns - sum(times_ns)
-        waiting_uw = int(replay.problem.blocking_power_uw.sum())
-        energy_fj = others * replay.energy_fj + straggling_fj + waiting_uw * waited_ns
+        energy_fj = others * replay.energy_fj + straggling_fj + self._waiting_uw * waited_ns
         return _ClusterEnd(s_from_ns(end_ns), j_from_fj(energy_fj * self.cluster.gpus_per_stage))
 
 

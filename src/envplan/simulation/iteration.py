@@ -145,7 +145,7 @@ class Timeline:
         """
         replay = self.replay
         columns = (column.tolist() for column in replay.parts)
-        segments = [Slice(*values) for values in zip(*columns, strict=True)]
+        segments = map(Slice, *columns)
         num_segments = np.bincount(replay.parts.operation)
         slices: list[Slice] = []
         for segment in segments:

@@ -21,8 +21,11 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+# Slices and runs of operations are made by the ten thousand: named tuples are made in half the time
+# of frozen dataclasses.
+
+
+class Slice(NamedTuple):
     """An operation, or a part of one, while the clock stays the same.
 
     Attributes:
@@ -41,8 +44,7 @@ class Slice:
     part: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OperationRun:
+class OperationRun(NamedTuple):
     """One operation as it ran.
 
     Attributes:
@@ -75,18 +77,9 @@ class OperationRun:
 
     def to_dict(self) -> dict[str, object]:
         """The run in JSON types, without its stage, under which documents list it."""
-        return {
-            "instruction": self.instruction,
-            "microbatch": self.microbatch,
-            "chunk": self.chunk,
-            "frequency_mhz": self.frequency_mhz,
-            "config": self.config,
-            "start_s": self.start_s,
-            "finish_s": self.finish_s,
-            "energy_j": self.energy_j,
-            "could_stretch_s": self.could_stretch_s,
-            "critical_path": self.critical_path,
-        }
+        fields: dict[str, object] = self._asdict()
+        del fields["stage"]
+        return fields
 
 
 @dataclass(frozen=True, slots=True)

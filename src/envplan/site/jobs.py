@@ -39,11 +39,10 @@ from envplan.plan.frontier_file import (
     distinct,
     less_powerful,
 )
+from envplan.planners.job import JobSpec
 from envplan.profile import Profile
-from envplan.profile.job import pipeline_of_job
 from envplan.quantities import PERCENT, TIME
 from envplan.site.curve import OperatingPoint, PowerCurve
-from envplan.solve import trace_frontier
 
 __all__ = ["SiteJob", "frontier_sha256", "read_jobs"]
 
@@ -311,20 +310,15 @@ def _trace_profile(entry: JobEntry, folder: Path) -> FrontierFile:
     assert entry.profile is not None
     near = folder / entry.profile
     profile = Profile.open(str(near) if near.exists() else entry.profile)
-    pipeline = pipeline_of_job(
-        profile,
+    metadata = profile.metadata
+    spec = JobSpec(
         schedule=entry.schedule,
         num_microbatches=entry.microbatches,
         chunks=entry.chunks,
+        gpus_per_stage=metadata.gpus_per_stage_with(entry.gpus_per_stage, None),
+        replicas=entry.replicas or metadata.job.replicas,
     )
-    needed = {operation.instruction for operation in pipeline.operations}
-    frontier = trace_frontier(
-        pipeline,
-        profile.fitted(needed),
-        full=True,
-        gpus_per_stage=profile.metadata.gpus_per_stage_with(entry.gpus_per_stage, None),
-        replicas=entry.replicas or profile.metadata.job.replicas,
-    )
+    frontier = spec.trace(profile, full=True)
     plans = distinct(frontier.sample_plans(_NUM_PLANS))
     slower = less_powerful(frontier.sample_plans(_NUM_PLANS, beyond=True), plans[-1])
     return FrontierFile.from_plans(frontier, plans, slower)

@@ -23,15 +23,15 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple, Self
 
 from envplan.errors import DoubtWarning, EnvplanError, InputError
-from envplan.pipeline import Pipeline, traits
+from envplan.pipeline import traits
 from envplan.plan import Plan
-from envplan.planners import PLANNERS, forwards_ahead
-from envplan.profile import ByParts, Profile
-from envplan.profile.job import parse_extras, pipeline_of_job
+from envplan.planners import PLANNERS
+from envplan.planners.job import JobSpec
+from envplan.profile import Profile
 from envplan.replay.cores import use_cores
 from envplan.request import Request
 from envplan.simulation.iteration import simulate
-from envplan.solve import Frontier, trace_frontier
+from envplan.solve import Frontier
 from envplan.sweep.config import Point
 from envplan.sweep.table import SweepRow
 
@@ -172,21 +172,7 @@ class _TracedGroup:
     def trace(cls, profile: Profile, point: Point) -> Self:
         """Trace the frontier of a point's pipeline."""
         begin_s = time.perf_counter()
-        pipeline = _pipeline(profile, point)
-        by_parts = None
-        if profile.has_parts and not point.one_clock:
-            by_parts = ByParts.from_options(point.parts_within, point.blocking_power)
-        frontier = trace_frontier(
-            pipeline,
-            profile.fitted(
-                {operation.instruction for operation in pipeline.operations},
-                recompute=point.recompute,
-                by_parts=by_parts,
-            ),
-            blocking_power=point.blocking_power,
-            gpus_per_stage=point.gpus_per_stage or 1,
-            replicas=point.replicas or 1,
-        )
+        frontier = _job_spec(point).trace(profile)
         return cls(frontier, time.perf_counter() - begin_s)
 
     def cells(self) -> dict[str, Any]:
@@ -226,21 +212,20 @@ class _TracedGroup:
         return self._last_plan[1]
 
 
-def _pipeline(profile: Profile, point: Point) -> Pipeline:
-    """The pipeline of a point's job."""
-
-    def ahead(microbatches: int) -> tuple[int, ...]:
-        timed = profile.fitted(("backward",), recompute=point.recompute)
-        return forwards_ahead(timed, microbatches)
-
-    return pipeline_of_job(
-        profile,
+def _job_spec(point: Point) -> JobSpec:
+    """The job of a point."""
+    return JobSpec(
         schedule=point.schedule,
         num_microbatches=point.microbatches,
         chunks=point.chunks,
-        p2p_latency=point.p2p_latency,
-        extras=parse_extras(point.extra, profile),
-        forwards_ahead=ahead,
+        p2p_latency_s=point.p2p_latency,
+        extra=point.extra,
+        recompute=point.recompute,
+        one_clock=point.one_clock,
+        parts_within_percent=point.parts_within,
+        blocking_power_w=point.blocking_power,
+        gpus_per_stage=point.gpus_per_stage or 1,
+        replicas=point.replicas or 1,
     )
 
 
