@@ -6,8 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test test-slow test-versions build-versions soak fuzz lint format docs package bench \
-	profiles results results-training results-serving results-site validate compat gpu clean
+.PHONY: demo test test-slow test-versions build-versions soak fuzz sanitize lint format docs package \
+	bench profiles results results-training results-serving results-site validate compat gpu clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
 demo: $(VENV)/.installed
@@ -24,6 +24,13 @@ test: $(VENV)/.installed-test
 	$(BIN)/cmake --build build/core >> build/core.log || { cat build/core.log; exit 1; }
 	$(BIN)/ctest --test-dir build/core --output-on-failure
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# The unit tests of the core under AddressSanitizer and UndefinedBehaviorSanitizer: about a minute.
+sanitize: $(VENV)/.installed-test
+	$(BIN)/cmake -S csrc -B build/sanitize -DENVPLAN_EXTENSION=OFF -DENVPLAN_TESTS=ON \
+		-DENVPLAN_SANITIZE=ON > build/sanitize.log
+	$(BIN)/cmake --build build/sanitize >> build/sanitize.log || { cat build/sanitize.log; exit 1; }
+	$(BIN)/ctest --test-dir build/sanitize --output-on-failure --timeout 120
 
 # Property tests on examples drawn anew, many of them, and what takes too long for `make test`.
 test-slow: $(VENV)/.installed-test

@@ -64,7 +64,7 @@ cdef extern from "frontier_trace.hpp" namespace "envplan" nogil:
 
 cdef extern from "rounding.hpp" namespace "envplan" nogil:
     cdef struct RoundingProblem:
-        int32_t num_operations
+        int32_t num_operations, num_preds, num_tables, num_options
         const int32_t* pred_begin
         const int32_t* pred
         const int64_t* pred_lag
@@ -119,7 +119,7 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
 
 cdef extern from "parts.hpp" namespace "envplan" nogil:
     cdef struct PartsProblem:
-        int32_t num_parts, num_clocks
+        int32_t num_parts, num_clocks, num_options
         const int32_t* option_begin
         const int64_t* time
         const int64_t* energy
@@ -444,26 +444,21 @@ cdef class Rounding:
     cdef object _arrays  # keeps what _problem points to alive
 
     def __cinit__(
-        self, const int32_t[::1] pred_begin, const int32_t[::1] pred, const int64_t[::1] pred_lag,
-        const int32_t[::1] table, const int32_t[::1] option_begin, const int64_t[::1] time,
-        const int64_t[::1] cost, const int64_t[::1] finish, int64_t deadline,
+        self, const int32_t[::1] pred_begin not None, const int32_t[::1] pred not None, const int64_t[::1] pred_lag not None,
+        const int32_t[::1] table not None, const int32_t[::1] option_begin not None, const int64_t[::1] time not None,
+        const int64_t[::1] cost not None, const int64_t[::1] finish not None, int64_t deadline,
     ):
         if not (table.shape[0] == finish.shape[0] == pred_begin.shape[0] - 1 > 0):
             raise ValueError("table, finish and pred_begin must have one entry an operation")
-        if pred_begin[0] != 0 or not (
-            pred_begin[pred_begin.shape[0] - 1] == pred.shape[0] == pred_lag.shape[0]
-        ):
-            raise ValueError("pred_begin must span pred and pred_lag")
-        if option_begin.shape[0] < 2 or option_begin[0] != 0 or not (
-            option_begin[option_begin.shape[0] - 1] == time.shape[0] == cost.shape[0]
-        ):
-            raise ValueError("option_begin must span time and cost")
-        if np.min(table) < 0 or np.max(table) > option_begin.shape[0] - 2:
-            raise ValueError("an operation's table is out of range")
-        if pred.shape[0] and (np.min(pred) < 0 or np.max(pred) >= table.shape[0]):
-            raise ValueError("a predecessor is out of range")
+        if pred.shape[0] != pred_lag.shape[0]:
+            raise ValueError("pred and pred_lag must have one entry an arc")
+        if option_begin.shape[0] < 2 or not (time.shape[0] == cost.shape[0] > 0):
+            raise ValueError("time and cost must have one entry an option")
         self._arrays = (pred_begin, pred, pred_lag, table, option_begin, time, cost, finish)
         self._problem.num_operations = <int32_t>table.shape[0]
+        self._problem.num_preds = <int32_t>pred.shape[0]
+        self._problem.num_tables = <int32_t>(option_begin.shape[0] - 1)
+        self._problem.num_options = <int32_t>time.shape[0]
         self._problem.pred_begin = &pred_begin[0]
         self._problem.pred = &pred[0] if pred.shape[0] else NULL
         self._problem.pred_lag = &pred_lag[0] if pred_lag.shape[0] else NULL
@@ -482,7 +477,7 @@ cdef class Rounding:
             cpp_round(self._problem, &choice[0])
         return out
 
-    def improve(self, int32_t[::1] choice, int64_t moves, double heat, uint64_t seed):
+    def improve(self, int32_t[::1] choice not None, int64_t moves, double heat, uint64_t seed):
         """Anneal `choice` in place from a temperature `heat`; returns whether it got cheaper."""
         cdef cbool better
         if choice.shape[0] != self._problem.num_operations:
@@ -518,11 +513,11 @@ cdef class Problem:
     cdef readonly int num_operations, num_stages
 
     def __cinit__(
-        self, const int32_t[::1] order, const int32_t[::1] stage_begin,
-        const int32_t[::1] succ_begin, const int32_t[::1] succ, const int64_t[::1] succ_lag,
-        const int32_t[::1] table, const int32_t[::1] table_begin, const int64_t[::1] time,
-        const int64_t[::1] energy, const int32_t[::1] clock, const int32_t[::1] leaves,
-        const int32_t[:, ::1] nearest, const int64_t[::1] waiting,
+        self, const int32_t[::1] order not None, const int32_t[::1] stage_begin not None,
+        const int32_t[::1] succ_begin not None, const int32_t[::1] succ not None, const int64_t[::1] succ_lag not None,
+        const int32_t[::1] table not None, const int32_t[::1] table_begin not None, const int64_t[::1] time not None,
+        const int64_t[::1] energy not None, const int32_t[::1] clock not None, const int32_t[::1] leaves not None,
+        const int32_t[:, ::1] nearest not None, const int64_t[::1] waiting not None,
         const int32_t[::1] slice_begin=None, const int64_t[::1] slice_time=None,
         const int64_t[::1] slice_power=None,
     ):
@@ -598,7 +593,7 @@ cdef class Problem:
             replay.get().run(f)
         return 0
 
-    def replay(self, const int32_t[::1] rows, int64_t latency, const double[::1] factors=None):
+    def replay(self, const int32_t[::1] rows not None, int64_t latency, const double[::1] factors=None):
         """Replays rows of the operations' tables, int32 (operations,), with a latency in ns.
 
         Args:
@@ -630,7 +625,7 @@ cdef class Problem:
         energy = _int_from_wide(replay.get().energy_until(makespan))
         return starts, finishes, energies, makespan, energy
 
-    def parts(self, const int32_t[::1] rows, int64_t latency, const double[::1] factors=None):
+    def parts(self, const int32_t[::1] rows not None, int64_t latency, const double[::1] factors=None):
         """The parts of a replay, by operation and in time order.
 
         Returns:
@@ -664,7 +659,7 @@ cdef class Problem:
         return tuple(columns)
 
     def power_steps(
-        self, const int32_t[::1] rows, int64_t latency, const double[::1] factors=None
+        self, const int32_t[::1] rows not None, int64_t latency, const double[::1] factors=None
     ):
         """(times, power) of a replay: int64 (steps + 1,) ns from 0 to the makespan, and int64
         (steps,) uW of one GPU a stage between them."""
@@ -674,7 +669,7 @@ cdef class Problem:
         replay.get().power_steps(&times, &power)
         return _array(times), _array(power)
 
-    def makespans(self, const int32_t[::1] rows, int64_t latency, const double[:, ::1] factors):
+    def makespans(self, const int32_t[::1] rows not None, int64_t latency, const double[:, ::1] factors not None):
         """Makespans of noisy runs, int64 (runs,), ns.
 
         Args:
@@ -719,7 +714,7 @@ cdef class Search:
         self._problem = problem
         self._limits = Limits(latency, deadline, min_dwell, peak, waits, price)
 
-    def score(self, const int32_t[::1] rows):
+    def score(self, const int32_t[::1] rows not None):
         """(excess fJ, energy fJ, late ns, shortage ns, energy above the cap fJ) of rows."""
         cdef Score score
         self._problem._check(rows, None)
@@ -730,7 +725,7 @@ cdef class Search:
             score.shortage, _int_from_wide(score.over),
         )
 
-    def improve(self, const int32_t[::1] rows, int64_t moves, double heat, uint64_t seed):
+    def improve(self, const int32_t[::1] rows not None, int64_t moves, double heat, uint64_t seed):
         """The best rows seen while annealing from others, int32 (operations,)."""
         self._problem._check(rows, None)
         out = np.empty(self._problem.num_operations, np.int32)
@@ -777,8 +772,8 @@ cdef object _array(const vector[int64_t]& values):
 
 
 def compose(
-    const int32_t[:, ::1] option_end, const int64_t[::1] time, const int64_t[::1] energy,
-    const uint8_t[::1] asks, int64_t latency, int64_t min_dwell, int64_t waiting, int64_t slack,
+    const int32_t[:, ::1] option_end not None, const int64_t[::1] time not None, const int64_t[::1] energy not None,
+    const uint8_t[::1] asks not None, int64_t latency, int64_t min_dwell, int64_t waiting, int64_t slack,
     int64_t most,
 ):
     """All Pareto options of an operation from those of its parts; see parts.hpp.
@@ -802,14 +797,15 @@ def compose(
     """
     cdef Py_ssize_t parts = option_end.shape[0], clocks = option_end.shape[1], k, p
     if parts == 0 or clocks == 0 or asks.shape[0] != parts or not (
-        option_end[parts - 1, clocks - 1] == time.shape[0] == energy.shape[0]
+        time.shape[0] == energy.shape[0] > 0
     ):
-        raise ValueError("option_end must span the options")
+        raise ValueError("there must be parts and clocks, and one time and energy an option")
     begin = np.concatenate([[0], np.asarray(option_end).ravel()]).astype(np.int32)
     cdef const int32_t[::1] b = begin
     cdef PartsProblem problem
     problem.num_parts = <int32_t>parts
     problem.num_clocks = <int32_t>clocks
+    problem.num_options = <int32_t>time.shape[0]
     problem.option_begin = &b[0]
     problem.time = &time[0]
     problem.energy = &energy[0]

@@ -1,6 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 # distutils: language = c++
-"""Thin binding of serving.hpp, which says what happens. Types and lengths are checked here."""
+"""Thin binding of serving.hpp, which says what happens and checks what tables and numbers say.
+
+Types and the lengths of the requests' arrays are checked here.
+"""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libcpp cimport bool as cbool
@@ -34,7 +37,7 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
     cdef cppclass CppService "envplan::serving::Service":
         CppService(Requests, vector[Tables], vector[Size], vector[Slo]) except +
         array9 counts(double, double) except +
-        Need need(double, double, uint32_t, int32_t, double) except +
+        Need required_instances(double, double, uint32_t, int32_t, double) except +
     cdef struct Options:
         double clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s
     cdef struct Counts:
@@ -85,8 +88,9 @@ cdef class Service:
     cdef object borrowed
 
     def __cinit__(
-        self, const double[::1] arrival, const int32_t[::1] input, const int32_t[::1] output,
-        const uint8_t[::1] known, const uint8_t[::1] taken, tables, sizes, slos,
+        self, const double[::1] arrival not None, const int32_t[::1] input not None,
+        const int32_t[::1] output not None, const uint8_t[::1] known not None,
+        const uint8_t[::1] taken not None, tables, sizes, slos,
     ):
         cdef int64_t count = arrival.shape[0]
         if count == 0 or not count == input.shape[0] == output.shape[0] == known.shape[0] == taken.shape[0]:
@@ -124,7 +128,7 @@ cdef class Service:
         """What classes (a bit for each) need of a size: the fields of Need."""
         cdef Need found
         with nogil:
-            found = self.service.need(begin_s, end_s, classes, size, late)
+            found = self.service.required_instances(begin_s, end_s, classes, size, late)
         return found.instances, found.busy, found.decoding, found.hopeless
 
 
@@ -141,7 +145,7 @@ cdef class Replay:
     cdef object borrowed
 
     def __cinit__(
-        self, Service service, double clock_delay_s, double clock_hold_s, double clock_margin,
+        self, Service service not None, double clock_delay_s, double clock_hold_s, double clock_margin,
         double pack_share, double squash_s, double slot_s, double end_s,
     ):
         self.borrowed = service

@@ -12,6 +12,7 @@ namespace {
 using std::int64_t;
 using std::size_t;
 
+constexpr Index kMaxParts = 10000;  // extend() recurses once a part
 constexpr double kFar = std::numeric_limits<double>::infinity();
 constexpr double kMargin = 1e-11;  // of weighted sums, which are about 1
 constexpr size_t kFewEdges = 6;    // a part, that the dynamic program takes
@@ -430,7 +431,42 @@ class Composition {
 
 }  // namespace
 
+namespace {
+
+void check(const PartsProblem& p) {
+  require(p.num_parts > 0 && p.num_parts <= kMaxParts && p.num_clocks > 0,
+          "there must be parts, and not too many, and clocks");
+  require(static_cast<int64_t>(p.num_parts) * p.num_clocks < std::numeric_limits<Index>::max(),
+          "there are too many clocks");
+  require_offsets(p.option_begin, p.num_parts * p.num_clocks, p.num_options,
+                  "option_begin must ascend from 0 and span the options");
+  require(p.latency >= 0 && p.min_dwell >= 0 && p.waiting >= 0 && p.slack >= 0,
+          "latency, dwell, blocking power and slack must not be negative");
+  constexpr __int128 kLimit = __int128{1} << 62;
+  __int128 time = 0, energy = 0;
+  for (Index part = 0; part < p.num_parts; ++part) {
+    int64_t longest = 0, dearest = 0;
+    for (Index o = p.option_begin[part * p.num_clocks];
+         o < p.option_begin[(part + 1) * p.num_clocks]; ++o) {
+      require(p.time[o] >= 1 && p.energy[o] >= 0, "an option is out of range");
+      longest = std::max(longest, p.time[o]);
+      dearest = std::max(dearest, p.energy[o]);
+    }
+    require(longest > 0, "a part has no options");
+    time += longest;
+    energy += dearest;
+  }
+  if (energy >= kLimit || time >= kLimit || time * p.waiting >= kLimit ||
+      std::max(p.latency, p.min_dwell) >= kLimit / 2) {
+    throw std::overflow_error("times or energies of parts are out of range");
+  }
+}
+
+}  // namespace
+
 std::vector<Composed> compose(const PartsProblem& problem, int64_t most) {
+  check(problem);
+  most = std::min<int64_t>(most, std::numeric_limits<Index>::max());
   return Composition(problem, most).options();
 }
 

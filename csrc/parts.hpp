@@ -42,8 +42,8 @@ namespace envplan {
 
 // Borrowed arrays; sizes in parentheses.
 struct PartsProblem {
-  Index num_parts, num_clocks;
-  const Index* option_begin;   // (num_parts * num_clocks + 1) options of a part at a clock
+  Index num_parts, num_clocks, num_options;
+  const Index* option_begin;   // (num_parts * num_clocks + 1) options of a part at a clock, from 0
   const Time* time;            // (options) ns, at least 1
   const std::int64_t* energy;  // (options) fJ; those of all parts add up to less than 2^62
   const std::uint8_t* asks;    // (num_parts) whether the clock may change as it begins
@@ -60,7 +60,8 @@ struct Composed {
 };
 
 // Options by ascending time and falling cost. Throws std::overflow_error where more than `most`
-// choices have to be kept at a time.
+// choices, at most 2^31 - 1, have to be kept at a time, and std::invalid_argument where the arrays
+// contradict the above. Recursion is as deep as there are parts. Safe to call from several threads.
 std::vector<Composed> compose(const PartsProblem& problem, std::int64_t most);
 
 }  // namespace envplan

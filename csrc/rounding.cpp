@@ -11,38 +11,37 @@ namespace envplan {
 
 namespace {
 
-using std::int32_t;
 using std::int64_t;
 using std::uint64_t;
 
-constexpr int32_t kWindow = 64;        // operations that one exchange looks at: bits of a word
-constexpr int32_t kExchangeDepth = 4;  // options by which an exchange speeds its operation up
+constexpr Index kWindow = 64;        // operations that one exchange looks at: bits of a word
+constexpr Index kExchangeDepth = 4;  // options by which an exchange speeds its operation up
 constexpr int kExchangePasses = 4;
-constexpr int32_t kReach = 8;  // options by which an annealing move shifts an operation
+constexpr Index kReach = 8;  // options by which an annealing move shifts an operation
 constexpr int64_t kMovesPerTemperature = 256;
 constexpr double kCooling = 0.05;  // last temperature over first
 
 class Rounding {
   struct Was {
-    int32_t operation, choice;
+    Index operation, choice;
     int64_t start, end_by;
   };
 
  public:
-  Rounding(const RoundingProblem& p, int32_t* choice)
+  Rounding(const RoundingProblem& p, Index* choice)
       : p_(p),
         choice_(choice),
         n_(p.num_operations),
         start_(n_),
         end_by_(n_),
         succs_(reversed(n_, p.pred_begin, p.pred, p.pred_lag)) {
-    for (int32_t i = 0; i < n_; ++i) {
+    for (Index i = 0; i < n_; ++i) {
       most_preds_ = std::max(most_preds_, p.pred_begin[i + 1] - p.pred_begin[i]);
     }
   }
 
   void diffuse() {
-    for (int32_t i = 0; i < n_; ++i) {
+    for (Index i = 0; i < n_; ++i) {
       start_[i] = earliest_start(i);
       choice_[i] = 0;
       choice_[i] = cheapest_within(i, p_.finish[i] - start_[i]);
@@ -59,11 +58,11 @@ class Rounding {
   void anneal(int64_t moves, double heat, Random random) {
     update_starts(0, n_);
     double step = 0;
-    for (int32_t i = 0; i < n_; ++i) {
+    for (Index i = 0; i < n_; ++i) {
       choice_[i] = cheapest_within(i, window_end(i, -1, 0) - start_[i]);
       step += static_cast<double>(cost(i, std::max(choice_[i] - 1, 0)) - cost(i, choice_[i]));
     }
-    std::vector<int32_t> pred_choice(most_preds_);
+    std::vector<Index> pred_choice(most_preds_);
     const double decay = std::pow(kCooling, static_cast<double>(kMovesPerTemperature) / moves);
     double temperature = heat * step / n_;
     for (int64_t m = 1; m <= moves; ++m) {
@@ -76,50 +75,48 @@ class Rounding {
   // integer range: it is a sum of differences that shrink the deadline's worth of energy.
   __int128 total() const {
     __int128 sum = 0;
-    for (int32_t i = 0; i < n_; ++i) sum += cost(i, choice_[i]) - cost(i, 0);
+    for (Index i = 0; i < n_; ++i) sum += cost(i, choice_[i]) - cost(i, 0);
     return sum;
   }
 
  private:
-  int32_t first_option(int32_t i) const { return p_.option_begin[p_.table[i]]; }
-  int32_t num_options(int32_t i) const {
-    return p_.option_begin[p_.table[i] + 1] - first_option(i);
-  }
-  int64_t time(int32_t i, int32_t c) const { return p_.time[first_option(i) + c]; }
-  int64_t cost(int32_t i, int32_t c) const { return p_.cost[first_option(i) + c]; }
+  Index first_option(Index i) const { return p_.option_begin[p_.table[i]]; }
+  Index num_options(Index i) const { return p_.option_begin[p_.table[i] + 1] - first_option(i); }
+  int64_t time(Index i, Index c) const { return p_.time[first_option(i) + c]; }
+  int64_t cost(Index i, Index c) const { return p_.cost[first_option(i) + c]; }
 
-  int64_t earliest_start(int32_t i) const {
+  int64_t earliest_start(Index i) const {
     int64_t start = 0;
-    for (int32_t e = p_.pred_begin[i]; e < p_.pred_begin[i + 1]; ++e) {
-      const int32_t q = p_.pred[e];
+    for (Index e = p_.pred_begin[i]; e < p_.pred_begin[i + 1]; ++e) {
+      const Index q = p_.pred[e];
       start = std::max(start, start_[q] + time(q, choice_[q]) + p_.pred_lag[e]);
     }
     return start;
   }
 
-  void update_starts(int32_t begin, int32_t end) {
-    for (int32_t i = begin; i < end; ++i) start_[i] = earliest_start(i);
+  void update_starts(Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) start_[i] = earliest_start(i);
   }
 
-  int64_t latest_end(int32_t i) const {
+  int64_t latest_end(Index i) const {
     int64_t by = p_.deadline;
-    for (int32_t e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
-      const int32_t j = succs_.other[e];
+    for (Index e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
+      const Index j = succs_.other[e];
       by = std::min(by, end_by_[j] - time(j, choice_[j]) - succs_.lag[e]);
     }
     return by;
   }
 
-  void update_ends(int32_t begin, int32_t end) {
-    for (int32_t i = end - 1; i >= begin; --i) end_by_[i] = latest_end(i);
+  void update_ends(Index begin, Index end) {
+    for (Index i = end - 1; i >= begin; --i) end_by_[i] = latest_end(i);
   }
 
   // The slowest option, which is the cheapest, that takes at most `room`; the fastest if none does.
   // Looks from the current choice, which is rarely far.
-  int32_t cheapest_within(int32_t i, int64_t room) const {
+  Index cheapest_within(Index i, int64_t room) const {
     const int64_t* t = p_.time + first_option(i);
-    const int32_t size = num_options(i);
-    int32_t k = choice_[i];
+    const Index size = num_options(i);
+    Index k = choice_[i];
     while (k + 1 < size && t[k + 1] <= room) ++k;
     while (k > 0 && t[k] > room) --k;
     return k;
@@ -127,14 +124,14 @@ class Rounding {
 
   // Takes the best single slow-down within slack until none is left. Returns what it saved.
   // candidates: bits of the window from `begin` on, of all operations that may have slack.
-  int64_t fill(int32_t begin, int32_t end, uint64_t candidates) {
+  int64_t fill(Index begin, Index end, uint64_t candidates) {
     int64_t saved = 0;
     for (;;) {
       int64_t best = 0;
-      int32_t best_op = -1, best_choice = -1;
+      Index best_op = -1, best_choice = -1;
       for (uint64_t left = candidates; left != 0; left &= left - 1) {
-        const int32_t i = begin + lowest(left);
-        const int32_t c = cheapest_within(i, end_by_[i] - start_[i]);
+        const Index i = begin + lowest(left);
+        const Index c = cheapest_within(i, end_by_[i] - start_[i]);
         const int64_t gain = cost(i, choice_[i]) - cost(i, c);
         if (gain > best) {
           best = gain;
@@ -150,8 +147,8 @@ class Rounding {
 
   void fill_all() {
     update_ends(0, n_);
-    for (int32_t begin = 0;; begin += kWindow / 2) {
-      const int32_t end = std::min(n_, begin + kWindow);
+    for (Index begin = 0;; begin += kWindow / 2) {
+      const Index end = std::min(n_, begin + kWindow);
       update_starts(begin, end);
       fill(begin, end, ~uint64_t{0} >> (kWindow - (end - begin)));
       undo_.clear();
@@ -163,8 +160,8 @@ class Rounding {
     update_starts(0, n_);
     update_ends(0, n_);
     bool any = false;
-    for (int32_t i = 0; i < n_; ++i) {
-      const int32_t begin = std::max(0, i - kWindow / 2), end = std::min(n_, i + kWindow / 2);
+    for (Index i = 0; i < n_; ++i) {
+      const Index begin = std::max(0, i - kWindow / 2), end = std::min(n_, i + kWindow / 2);
       start_[end - 1] = earliest_start(end - 1);
       any |= exchange_around(i, begin, end);
     }
@@ -172,9 +169,9 @@ class Rounding {
   }
 
   // Makes operation i faster where what others of its window then save is more.
-  bool exchange_around(int32_t i, int32_t begin, int32_t end) {
-    const int32_t before = choice_[i];
-    for (int32_t d = 1; d <= kExchangeDepth && d <= before; ++d) {
+  bool exchange_around(Index i, Index begin, Index end) {
+    const Index before = choice_[i];
+    for (Index d = 1; d <= kExchangeDepth && d <= before; ++d) {
       const uint64_t reached = choose(i, before - d, begin, end);
       const bool better = fill(begin, end, reached) > cost(i, before - d) - cost(i, before);
       if (!better) {
@@ -192,23 +189,23 @@ class Rounding {
 
   // Gives operation i another option; brings starts and latest finishes of its window up to date.
   // Returns the bits of all that these have changed for, i among them.
-  uint64_t choose(int32_t i, int32_t choice, int32_t begin, int32_t end) {
+  uint64_t choose(Index i, Index choice, Index begin, Index end) {
     undo_.push_back({i, choice_[i], start_[i], end_by_[i]});
     choice_[i] = choice;
-    const auto bit = [begin](int32_t j) { return uint64_t{1} << (j - begin); };
+    const auto bit = [begin](Index j) { return uint64_t{1} << (j - begin); };
     uint64_t reached = bit(i), later = 0, earlier = 0;
-    const auto reach_later = [&](int32_t j) {
-      for (int32_t e = succs_.begin[j]; e < succs_.begin[j + 1]; ++e) {
+    const auto reach_later = [&](Index j) {
+      for (Index e = succs_.begin[j]; e < succs_.begin[j + 1]; ++e) {
         if (succs_.other[e] < end) later |= bit(succs_.other[e]);
       }
     };
-    const auto reach_earlier = [&](int32_t j) {
-      for (int32_t e = p_.pred_begin[j]; e < p_.pred_begin[j + 1]; ++e) {
+    const auto reach_earlier = [&](Index j) {
+      for (Index e = p_.pred_begin[j]; e < p_.pred_begin[j + 1]; ++e) {
         if (p_.pred[e] >= begin) earlier |= bit(p_.pred[e]);
       }
     };
     for (reach_later(i); later != 0;) {
-      const int32_t j = begin + lowest(later);
+      const Index j = begin + lowest(later);
       later &= later - 1;
       const int64_t start = earliest_start(j);
       if (start == start_[j]) continue;
@@ -218,7 +215,7 @@ class Rounding {
       reach_later(j);
     }
     for (reach_earlier(i); earlier != 0;) {
-      const int32_t j = begin + highest(earlier);
+      const Index j = begin + highest(earlier);
       earlier ^= bit(j);
       const int64_t end_by = latest_end(j);
       if (end_by == end_by_[j]) continue;
@@ -230,39 +227,39 @@ class Rounding {
     return reached;
   }
 
-  static int32_t lowest(uint64_t bits) { return __builtin_ctzll(bits); }
-  static int32_t highest(uint64_t bits) { return kWindow - 1 - __builtin_clzll(bits); }
+  static Index lowest(uint64_t bits) { return __builtin_ctzll(bits); }
+  static Index highest(uint64_t bits) { return kWindow - 1 - __builtin_clzll(bits); }
 
   // When i's window ends: the first of its successors' starts, with `moved` starting at `at`.
-  int64_t window_end(int32_t i, int32_t moved, int64_t at) const {
+  int64_t window_end(Index i, Index moved, int64_t at) const {
     int64_t end = p_.deadline;
-    for (int32_t e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
-      const int32_t j = succs_.other[e];
+    for (Index e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
+      const Index j = succs_.other[e];
       end = std::min(end, (j == moved ? at : start_[j]) - succs_.lag[e]);
     }
     return end;
   }
 
   // Tries to move one start to where some option of its operation or of a predecessor fits exactly.
-  void move_start(Random& random, double temperature, int32_t* pred_choice) {
-    const int32_t j = random.below(n_);
-    const int32_t first = p_.pred_begin[j], last = p_.pred_begin[j + 1];
+  void move_start(Random& random, double temperature, Index* pred_choice) {
+    const Index j = random.below(n_);
+    const Index first = p_.pred_begin[j], last = p_.pred_begin[j + 1];
     const int64_t end = window_end(j, -1, 0);
-    const int32_t edge = first + random.below(2 * (last - first) + 1);
-    const int32_t shift = random.below(2 * kReach + 1) - kReach;
-    const int32_t fitted = edge < last ? p_.pred[edge] : j;
-    const int32_t option = choice_[fitted] + shift;
+    const Index edge = first + random.below(2 * (last - first) + 1);
+    const Index shift = random.below(2 * kReach + 1) - kReach;
+    const Index fitted = edge < last ? p_.pred[edge] : j;
+    const Index option = choice_[fitted] + shift;
     if (option < 0 || option >= num_options(fitted)) return;
     const int64_t to = edge < last ? start_[fitted] + time(fitted, option) + p_.pred_lag[edge]
                                    : end - time(j, option);
     if (to == start_[j] || to < 0 || end - to < time(j, 0)) return;
-    for (int32_t e = first; e < last; ++e) {
+    for (Index e = first; e < last; ++e) {
       if (to - p_.pred_lag[e] - start_[p_.pred[e]] < time(p_.pred[e], 0)) return;
     }
-    const int32_t own = cheapest_within(j, end - to);
+    const Index own = cheapest_within(j, end - to);
     int64_t change = cost(j, own) - cost(j, choice_[j]);
-    for (int32_t e = first; e < last; ++e) {
-      const int32_t i = p_.pred[e];
+    for (Index e = first; e < last; ++e) {
+      const Index i = p_.pred[e];
       pred_choice[e - first] = cheapest_within(i, window_end(i, j, to) - start_[i]);
       change += cost(i, pred_choice[e - first]) - cost(i, choice_[i]);
     }
@@ -270,31 +267,63 @@ class Rounding {
       return;
     start_[j] = to;
     choice_[j] = own;
-    for (int32_t e = first; e < last; ++e) choice_[p_.pred[e]] = pred_choice[e - first];
+    for (Index e = first; e < last; ++e) choice_[p_.pred[e]] = pred_choice[e - first];
   }
 
   const RoundingProblem& p_;
-  int32_t* choice_;
-  int32_t n_;
-  int32_t most_preds_ = 0;
+  Index* choice_;
+  Index n_;
+  Index most_preds_ = 0;
   std::vector<int64_t> start_, end_by_;
   std::vector<Was> undo_;  // what the last exchange has changed, oldest first
   Arcs succs_;
 };
 
+void check(const RoundingProblem& p) {
+  require(p.num_operations > 0 && p.num_tables > 0, "there is nothing to round");
+  require_offsets(p.pred_begin, p.num_operations, p.num_preds,
+                  "pred_begin must ascend from 0 and span pred and pred_lag");
+  require_offsets(p.option_begin, p.num_tables, p.num_options,
+                  "option_begin must ascend from 0 and span time and cost");
+  for (Index t = 0; t < p.num_tables; ++t) {
+    require(p.option_begin[t] < p.option_begin[t + 1], "a table has no options");
+    for (Index k = p.option_begin[t] + 1; k < p.option_begin[t + 1]; ++k) {
+      require(p.time[k - 1] <= p.time[k] && p.cost[k - 1] >= p.cost[k],
+              "times must ascend and costs descend within a table");
+    }
+  }
+  for (Index i = 0; i < p.num_operations; ++i) {
+    require(p.table[i] >= 0 && p.table[i] < p.num_tables, "an operation's table is out of range");
+    for (Index e = p.pred_begin[i]; e < p.pred_begin[i + 1]; ++e) {
+      require(p.pred[e] >= 0 && p.pred[e] < i, "operations must come after their predecessors");
+      require(p.pred_lag[e] >= 0, "a lag is out of range");
+    }
+  }
+}
+
+void check_choice(const RoundingProblem& p, const Index* choice) {
+  for (Index i = 0; i < p.num_operations; ++i) {
+    const Index num_options = p.option_begin[p.table[i] + 1] - p.option_begin[p.table[i]];
+    require(choice[i] >= 0 && choice[i] < num_options, "an operation has no such option");
+  }
+}
+
 }  // namespace
 
-void round_to_options(const RoundingProblem& problem, int32_t* choice) {
+void round_to_options(const RoundingProblem& problem, Index* choice) {
+  check(problem);
   Rounding rounding(problem, choice);
   rounding.diffuse();
   rounding.exchange();
 }
 
 bool improve_options(const RoundingProblem& problem, int64_t moves, double heat, uint64_t seed,
-                     int32_t* choice) {
+                     Index* choice) {
+  check(problem);
+  check_choice(problem, choice);
   Rounding rounding(problem, choice);
   const __int128 before = rounding.total();
-  const std::vector<int32_t> best(choice, choice + problem.num_operations);
+  const std::vector<Index> best(choice, choice + problem.num_operations);
   rounding.anneal(moves, heat, Random(seed));
   rounding.exchange();
   if (rounding.total() < before) return true;

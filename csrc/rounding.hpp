@@ -20,32 +20,39 @@
 
 #include <cstdint>
 
+#include "types.hpp"
+
 namespace envplan {
 
 // Borrowed arrays; sizes in parentheses. Operations are numbered in a topological order that
 // follows their relaxed start times, so that neighbours in time are neighbours in number. Every
-// operation's fastest option fits between its predecessors' relaxed finishes and its own.
+// operation's fastest option fits between its predecessors' relaxed finishes and its own; where one
+// does not, the fastest is taken and the deadline may be missed.
 struct RoundingProblem {
-  std::int32_t num_operations;
-  const std::int32_t* pred_begin;    // (num_operations + 1)
-  const std::int32_t* pred;          // (edges) operation that must end first
-  const std::int64_t* pred_lag;      // (edges) ns between its end and our start
-  const std::int32_t* table;         // (num_operations) the operation's option table
-  const std::int32_t* option_begin;  // (tables + 1) first option of each table
-  const std::int64_t* time;          // (options) ns, ascending within a table
-  const std::int64_t* cost;          // (options) fJ, descending within a table
-  const std::int64_t* finish;        // (num_operations) relaxed finish time, ns
-  std::int64_t deadline;             // ns; every relaxed finish time is at most this
+  Index num_operations, num_preds, num_tables, num_options;
+  const Index* pred_begin;    // (num_operations + 1) ascending from 0
+  const Index* pred;          // (num_preds) operation of a smaller number that must end first
+  const Time* pred_lag;       // (num_preds) ns between its end and our start, not negative
+  const Index* table;         // (num_operations) the operation's option table
+  const Index* option_begin;  // (num_tables + 1) first option of each table, which has one at least
+  const Time* time;           // (num_options) ns, ascending within a table
+  const std::int64_t* cost;   // (num_options) fJ, descending within a table
+  const Time* finish;         // (num_operations) relaxed finish time, ns
+  Time deadline;              // ns; every relaxed finish time is at most this
 };
 
 // Diffusion and exchange. Writes the chosen option of each operation, an index into the options of
-// its table, to `choice` (num_operations).
-void round_to_options(const RoundingProblem& problem, std::int32_t* choice);
+// its table, to `choice` (num_operations). Throws std::invalid_argument where the arrays contradict
+// the above.
+void round_to_options(const RoundingProblem& problem, Index* choice);
 
 // Annealing and exchange from the choice given, which must meet the deadline. `heat` is the first
 // temperature in units of the mean cost between neighbouring options: 1 rebuilds much, 0.1 refines.
-// Returns whether `choice` got cheaper; it stays as it is otherwise.
+// Returns whether `choice` got cheaper; it stays as it is otherwise. Throws as round_to_options,
+// and where the choice names no option.
 bool improve_options(const RoundingProblem& problem, std::int64_t moves, double heat,
-                     std::uint64_t seed, std::int32_t* choice);
+                     std::uint64_t seed, Index* choice);
+
+// Both are safe to call from several threads, and allocate what they need anew.
 
 }  // namespace envplan

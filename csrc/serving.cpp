@@ -3,11 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <stdexcept>
+
+#include "types.hpp"
 
 namespace envplan::serving {
 namespace {
 
 constexpr double kNever = 1e300;
+constexpr int32_t kMaxPools = 1 << 16;
+constexpr double kMaxSlots = 1 << 27;
 constexpr double kTiny = 1e-9;
 constexpr double kFull = 1e9;         // s: a wait that tells that there is no place
 constexpr double kTbtShare = 0.8;     // of the SLO that a batch without prompts may take
@@ -53,19 +58,46 @@ Service::Service(Requests requests, std::vector<Tables> tables, std::vector<Size
       tables(std::move(tables)),
       sizes(std::move(sizes)),
       slos(std::move(slos)) {
+  check();
   double tbt = this->slos.front().tbt_s;
   for (const Slo& slo : this->slos) tbt = std::min(tbt, slo.tbt_s);
   for (Size& size : this->sizes) {
     const Tables& table = this->tables[size.tables.back()];
-    size.shared_chunk = room(size, table, kTbtShare * tbt);
+    size.shared_chunk = max_chunk_tokens(size, table, kTbtShare * tbt);
     const double quick = kAsQuick * table.prompt_time(size.shared_chunk) / size.shared_chunk;
     for (const double step_s : table.step_s) {
-      const int32_t tokens = room(size, table, kTbtShare * tbt - (step_s - table.step_s[1]));
+      const int32_t tokens =
+          max_chunk_tokens(size, table, kTbtShare * tbt - (step_s - table.step_s[1]));
       const bool slower = table.prompt_time(tokens) / tokens > quick;
       size.chunk_beside.push_back(slower ? tokens : size.shared_chunk);
     }
     for (const Slo& slo : this->slos)
       size.most_batch.push_back(batch_beside(table, kLeast, slo.tbt_s));
+  }
+}
+
+void Service::check() const {
+  require(requests.count > 0, "requests must be there");
+  for (int64_t k = 0; k < requests.count; ++k) {
+    require(k == 0 || requests.arrival[k - 1] <= requests.arrival[k], "arrivals must ascend");
+    require(requests.input[k] >= 0 && requests.output[k] >= 0, "tokens must not be negative");
+    require(requests.known[k] < kClasses && requests.taken[k] < kClasses, "there are nine classes");
+  }
+  require(slos.size() == kClasses, "there are nine classes");
+  for (const Tables& table : tables) {
+    require(table.step_s.size() >= 2 && table.step_s.size() == table.step_w.size(),
+            "steps need two times and powers at least");
+    require(table.prompt_s.size() >= 2 && table.prompt_s.size() == table.prompt_w.size(),
+            "prompts need two times and powers at least");
+    require(table.grid > 0, "the grid of prompts must be positive");
+    for (const double step : table.step_s) require(step > 0, "a step must take time");
+  }
+  for (const Size& size : sizes) {
+    require(size.chunk >= 1 && !size.tables.empty(), "a size needs a chunk and a configuration");
+    for (const int32_t k : size.tables) {
+      require(k >= 0 && static_cast<std::size_t>(k) < tables.size(),
+              "a size names no configuration");
+    }
   }
 }
 
@@ -82,7 +114,7 @@ double Service::own_time(const Size& size, const Tables& table, double tokens) c
   return std::max(table.prompt_time(tokens), tokens / size.chunk * table.prompt_time(size.chunk));
 }
 
-int32_t Service::room(const Size& size, const Tables& table, double most) const {
+int32_t Service::max_chunk_tokens(const Size& size, const Tables& table, double most) const {
   int32_t tokens = size.chunk;
   while (tokens > kLeast && table.prompt_time(tokens) > most) tokens -= kLeast;
   return tokens;
@@ -97,6 +129,9 @@ Replay::Replay(const Service& service, Options options)
       options_(options),
       home_(slos_.size(), -1),
       helpers_(slos_.size()) {
+  require(
+      options_.slot_s > 0 && options_.end_s >= 0 && options_.end_s / options_.slot_s < kMaxSlots,
+      "slots must be positive, and not too many");
   std::vector<double> strict;
   for (const Slo& slo : slos_) strict.push_back(slo.ttft_s);
   std::sort(strict.begin(), strict.end());
@@ -130,7 +165,29 @@ double Replay::context(int32_t request) const {
   return static_cast<double>(requests_.input[request]) + requests_.output[request];
 }
 
+Instance& Replay::instance(int32_t id) {
+  if (id < 0 || static_cast<std::size_t>(id) >= instances_.size()) {
+    throw std::out_of_range("there is no such instance");
+  }
+  return instances_[id];
+}
+
+void Replay::check_pool(int32_t pool) const {
+  if (pool < 0 || pool >= kMaxPools) throw std::out_of_range("there is no such pool");
+}
+
+void Replay::check_clock(int32_t size, int32_t clock) const {
+  if (size < 0 || static_cast<std::size_t>(size) >= sizes_.size()) {
+    throw std::out_of_range("there is no such size");
+  }
+  if (clock < 0 || static_cast<std::size_t>(clock) >= sizes_[size].tables.size()) {
+    throw std::out_of_range("the size has no such clock");
+  }
+}
+
 int32_t Replay::start(int32_t pool, int32_t size, int32_t clock, bool managed, double ready_at) {
+  check_pool(pool);
+  check_clock(size, clock);
   Instance i;
   i.pool = pool;
   i.size = size;
@@ -140,14 +197,14 @@ int32_t Replay::start(int32_t pool, int32_t size, int32_t clock, bool managed, d
   i.since = now_;
   i.watts = tables(i).idle_w;
   const auto id = static_cast<int32_t>(instances_.size());
-  know(pool);
+  ensure_pool(pool);
   instances_.push_back(std::move(i));
-  expect(instances_[id], ready_at);
-  if (ready_at <= now_) happen(instances_[id]);
+  schedule(instances_[id], ready_at);
+  if (ready_at <= now_) handle_event(instances_[id]);
   return id;
 }
 
-void Replay::know(int32_t pool) {
+void Replay::ensure_pool(int32_t pool) {
   const auto least = static_cast<std::size_t>(pool) + 1;
   members_.resize(std::max(members_.size(), least));
   pack_.resize(std::max(pack_.size(), least), false);
@@ -155,13 +212,13 @@ void Replay::know(int32_t pool) {
 }
 
 void Replay::retire(int32_t id) {
-  Instance& i = instances_[id];
+  Instance& i = instance(id);
   if (i.phase == Phase::kGone || i.leaving) return;
   i.leaving = true;
   auto& mine = members_[i.pool];
   mine.erase(std::remove(mine.begin(), mine.end(), id), mine.end());
   if (i.phase == Phase::kStarting || i.phase == Phase::kIdle) {
-    pass(i);
+    pass_time(i);
     i.phase = Phase::kGone;
     i.watts = 0;
     ++i.version;
@@ -169,8 +226,10 @@ void Replay::retire(int32_t id) {
 }
 
 void Replay::move(int32_t id, int32_t pool, int32_t clock, bool managed) {
-  Instance& i = instances_[id];
-  know(pool);
+  Instance& i = instance(id);
+  check_pool(pool);
+  check_clock(i.size, clock);
+  ensure_pool(pool);
   auto& mine = members_[i.pool];
   const bool serving = std::find(mine.begin(), mine.end(), id) != mine.end();
   mine.erase(std::remove(mine.begin(), mine.end(), id), mine.end());
@@ -182,8 +241,13 @@ void Replay::move(int32_t id, int32_t pool, int32_t clock, bool managed) {
 }
 
 void Replay::route(int32_t klass, int32_t pool, std::vector<int32_t> helpers) {
-  know(pool);
-  for (const int32_t helper : helpers) know(helper);
+  if (klass < 0 || static_cast<std::size_t>(klass) >= home_.size()) {
+    throw std::out_of_range("there is no such class");
+  }
+  check_pool(pool);
+  for (const int32_t helper : helpers) check_pool(helper);
+  ensure_pool(pool);
+  for (const int32_t helper : helpers) ensure_pool(helper);
   home_[klass] = pool;
   strict_.assign(strict_.size(), kNever);
   for (std::size_t k = 0; k < home_.size(); ++k)
@@ -192,21 +256,32 @@ void Replay::route(int32_t klass, int32_t pool, std::vector<int32_t> helpers) {
 }
 
 void Replay::set_pack(int32_t pool, bool pack) {
-  know(pool);
+  check_pool(pool);
+  ensure_pool(pool);
   pack_[pool] = pack;
 }
 
-void Replay::pass(Instance& i) {
-  const double until = std::min(now_, options_.end_s);
-  if (until > i.since && i.watts > 0) {
-    const auto slot = static_cast<std::size_t>(i.since / options_.slot_s);
-    slot_energy_[std::min(slot, slot_energy_.size() - 1)] += i.watts * (until - i.since);
-  }
+void Replay::pass_time(Instance& i) {
+  if (i.watts > 0) book_energy(i.watts, i.since, std::min(now_, options_.end_s));
   if (i.phase == Phase::kStepping) i.progress += (now_ - i.since) / i.step;
   i.since = now_;
 }
 
-void Replay::expect(Instance& i, double at) {
+// Adds the energy of a span of time to the slots that it lies in.
+void Replay::book_energy(double watts, double from, double until) {
+  const std::size_t last = slot_energy_.size() - 1;
+  while (from < until) {
+    auto slot = static_cast<std::size_t>(from / options_.slot_s);
+    // A quotient that is rounded down may name the slot that ends here.
+    if (static_cast<double>(slot + 1) * options_.slot_s <= from) ++slot;
+    const double slot_end = static_cast<double>(slot + 1) * options_.slot_s;
+    const double to = slot < last ? std::min(until, slot_end) : until;
+    slot_energy_[std::min(slot, last)] += watts * (to - from);
+    from = to;
+  }
+}
+
+void Replay::schedule(Instance& i, double at) {
   i.next = at;
   ++i.version;
   if (at >= kNever) return;
@@ -228,7 +303,7 @@ void Replay::advance(double until) {
       Instance& i = instances_[due.instance];
       if (due.version != i.version) continue;
       now_ = std::max(now_, due.at);
-      happen(i);
+      handle_event(i);
     } else {
       now_ = std::max(now_, arrival);
       arrive(static_cast<int32_t>(following_++));
@@ -236,7 +311,7 @@ void Replay::advance(double until) {
   }
   now_ = std::max(now_, until);
   for (Instance& i : instances_)
-    if (i.phase != Phase::kGone) pass(i);
+    if (i.phase != Phase::kGone) pass_time(i);
 }
 
 void Replay::finish() {
@@ -244,22 +319,24 @@ void Replay::finish() {
   double until = now_;
   for (int k = 0; k < 10000 && !events_.empty(); ++k) advance(until += options_.slot_s);
   for (const Instance& i : instances_) {
-    for (const Waiting& w : i.waiting) done(w.request, false, false);
+    for (const Decoding& d : i.decoding) count_finished(d.request, d.first_in_time, false);
+    for (const Piece& piece : i.pieces) count_finished(piece.prompt.request, false, false);
+    for (const Waiting& w : i.waiting) count_finished(w.request, false, false);
     for (std::size_t k = i.late_begin; k < i.late.size(); ++k)
-      done(i.late[k].request, false, false);
+      count_finished(i.late[k].request, false, false);
   }
-  for (const int32_t request : stranded_) done(request, false, false);
+  for (const int32_t request : stranded_) count_finished(request, false, false);
 }
 
-void Replay::happen(Instance& i) {
-  pass(i);
+void Replay::handle_event(Instance& i) {
+  pass_time(i);
   if (i.phase == Phase::kStarting) {
     i.phase = Phase::kIdle;
     if (!i.leaving) {
       members_[i.pool].push_back(static_cast<int32_t>(&i - instances_.data()));
       std::vector<int32_t> waiting;
       waiting.swap(stranded_);
-      settle(i);
+      start_next(i);
       for (const int32_t request : waiting) arrive(request);
       return;
     }
@@ -267,12 +344,12 @@ void Replay::happen(Instance& i) {
     end_prompts(i);
   } else if (i.phase == Phase::kStepping) {
     i.progress = std::round(i.progress);  // events lie on whole tokens
-    depart(i);
+    end_decoding(i);
   }
-  settle(i);
+  start_next(i);
 }
 
-void Replay::settle(Instance& i) {
+void Replay::start_next(Instance& i) {
   choose_clock(i);
   if (begin_prompts(i)) return;
   const Tables& table = tables(i);
@@ -283,7 +360,7 @@ void Replay::settle(Instance& i) {
       i.phase = Phase::kGone;
       i.watts = 0;
     }
-    expect(i, kNever);
+    schedule(i, kNever);
     return;
   }
   const std::size_t batch = std::min(i.decoding.size(), table.step_s.size() - 1);
@@ -292,10 +369,10 @@ void Replay::settle(Instance& i) {
   i.watts = table.step_w[batch];
   // At least one token at a time: what has happened may let a prompt in at the next one.
   const double steps = std::max(1.0, std::round(i.decoding.front().leaves - i.progress));
-  expect(i, now_ + steps * i.step);
+  schedule(i, now_ + steps * i.step);
 }
 
-bool Replay::pull(Instance& i, Waiting& prompt) {
+bool Replay::take_prompt(Instance& i, Waiting& prompt) {
   while (!i.waiting.empty() && i.waiting.front().deadline < now_) {
     std::pop_heap(i.waiting.begin(), i.waiting.end(), LaterDeadline());
     // One that has been begun holds memory: it is the next of the late ones.
@@ -309,7 +386,7 @@ bool Replay::pull(Instance& i, Waiting& prompt) {
     i.queued[level(request)] -= std::max(1, requests_.input[request]);
     i.claimed -= context(request);
     ++squashed_;
-    done(request, false, false);
+    count_finished(request, false, false);
   }
   const bool begun = i.late_begin < i.late.size() && i.late[i.late_begin].done > 0;
   bool late = i.waiting.empty();
@@ -355,10 +432,10 @@ bool Replay::begin_prompts(Instance& i) {
   if (i.waiting.empty() && i.late_begin == i.late.size()) return false;
   const Tables& table = tables(i);
   const double most = iteration_limit(i, table);
-  int32_t room = service_.room(sizes_[i.size], table, most);
+  int32_t room = service_.max_chunk_tokens(sizes_[i.size], table, most);
   double growth = 0, whole = 0;
   Waiting prompt;
-  while (room > 0 && pull(i, prompt)) {
+  while (room > 0 && take_prompt(i, prompt)) {
     const int32_t length = std::max(1, requests_.input[prompt.request]);
     int32_t tokens = std::min(room, length - prompt.done);
     const double before = table.prompt_time(prompt.done);
@@ -377,13 +454,13 @@ bool Replay::begin_prompts(Instance& i) {
   const double more = batch > 0 ? table.step_s[batch] - table.step_s[1] : 0.0;
   i.phase = Phase::kPrompts;
   i.watts = std::max(table.prompt_power(whole), batch > 0 ? table.step_w[batch] : 0.0);
-  expect(i, now_ + std::max(growth, table.prompt_time(whole)) + more);
+  schedule(i, now_ + std::max(growth, table.prompt_time(whole)) + more);
   return true;
 }
 
 void Replay::end_prompts(Instance& i) {
   i.progress += 1;
-  depart(i);
+  end_decoding(i);
   for (const Piece& piece : i.pieces) {
     Waiting prompt = piece.prompt;
     prompt.done += piece.tokens;
@@ -405,14 +482,14 @@ void Replay::first_token(Instance& i, const Piece& piece) {
   if (output <= 1) {
     i.kv -= context(request);
     i.claimed -= context(request);
-    done(request, in_time, true);
+    count_finished(request, in_time, true);
     return;
   }
-  i.decoding.push_back({i.progress + output - 1, in_time ? now_ : -now_ - 1, request});
+  i.decoding.push_back({i.progress + output - 1, now_, in_time, request});
   std::push_heap(i.decoding.begin(), i.decoding.end(), LaterLeave());
 }
 
-void Replay::depart(Instance& i) {
+void Replay::end_decoding(Instance& i) {
   while (!i.decoding.empty() && i.decoding.front().leaves <= i.progress + 1e-6) {
     std::pop_heap(i.decoding.begin(), i.decoding.end(), LaterLeave());
     const Decoding gone = i.decoding.back();
@@ -420,14 +497,13 @@ void Replay::depart(Instance& i) {
     const int32_t request = gone.request, output = requests_.output[request];
     i.kv -= context(request);
     i.claimed -= context(request);
-    const bool first_ok = gone.first >= 0;
-    const double first = first_ok ? gone.first : -gone.first - 1;
-    const double apart = (now_ - first) / (output - 1);
-    done(request, first_ok, apart <= slos_[requests_.known[request]].tbt_s + kTiny);
+    const double apart = (now_ - gone.first_token) / (output - 1);
+    count_finished(request, gone.first_in_time,
+                   apart <= slos_[requests_.known[request]].tbt_s + kTiny);
   }
 }
 
-void Replay::done(int32_t request, bool first_ok, bool tokens_ok) {
+void Replay::count_finished(int32_t request, bool first_ok, bool tokens_ok) {
   const uint8_t klass = requests_.known[request];
   ++counts_.requests[klass];
   counts_.first_in_time[klass] += first_ok;
@@ -459,7 +535,7 @@ void Replay::choose_clock(Instance& i) {
               [](const Waiting& a, const Waiting& b) { return a.deadline < b.deadline; });
     for (; wanted < top; ++wanted) {
       const Tables& table = tables_[size.tables[wanted]];
-      const int32_t room = service_.room(size, table, iteration_limit(i, table));
+      const int32_t room = service_.max_chunk_tokens(size, table, iteration_limit(i, table));
       const double token_s = table.prompt_time(room) / room;
       // The present iteration may run at the old clock; then one after the other.
       double at = now_ + options_.clock_delay_s;
@@ -580,18 +656,18 @@ void Replay::arrive(int32_t request) {
   i.queued[level(request)] += std::max(1, requests_.input[request]);
   i.claimed += context(request);
   if (i.phase == Phase::kIdle) {
-    pass(i);
-    settle(i);
+    pass_time(i);
+    start_next(i);
   } else if (i.phase == Phase::kStepping) {
     // Prompts come in at the end of the present step.
     const double progress = i.progress + (now_ - i.since) / i.step;
     const double at = now_ + (std::ceil(progress - 1e-9) - progress) * i.step;
-    if (at < i.next - kTiny) expect(i, std::max(now_, at));
+    if (at < i.next - kTiny) schedule(i, std::max(now_, at));
   }
 }
 
-std::array<int64_t, 9> Service::counts(double begin, double end) const {
-  std::array<int64_t, 9> found{};
+std::array<int64_t, kClasses> Service::counts(double begin, double end) const {
+  std::array<int64_t, kClasses> found{};
   const double* last = requests.arrival + requests.count;
   const auto from = std::lower_bound(requests.arrival, last, begin) - requests.arrival;
   const auto to = std::lower_bound(requests.arrival, last, end) - requests.arrival;
@@ -673,8 +749,13 @@ double quantile(std::vector<double>& values, double share) {
 
 }  // namespace
 
-Need Service::need(double begin, double end, uint32_t classes, int32_t place, double late) const {
-  const Size& size = sizes[place];
+Need Service::required_instances(double begin, double end, uint32_t classes, int32_t size_index,
+                                 double late) const {
+  if (size_index < 0 || static_cast<std::size_t>(size_index) >= sizes.size()) {
+    throw std::out_of_range("there is no such size");
+  }
+  require(begin < end, "a stretch must end after it begins");
+  const Size& size = sizes[size_index];
   const Tables& table = tables[size.tables.back()];
   const double* last = requests.arrival + requests.count;
   const auto from = std::lower_bound(requests.arrival, last, begin) - requests.arrival;
@@ -694,10 +775,10 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
     }
   std::sort(limits.begin(), limits.end());
   limits.erase(std::unique(limits.begin(), limits.end()), limits.end());
-  std::array<std::size_t, 9> level{};
+  std::array<std::size_t, kClasses> level{};
   for (std::size_t c = 0; c < slos.size(); ++c)
     level[c] = std::lower_bound(limits.begin(), limits.end(), slos[c].ttft_s) - limits.begin();
-  const int32_t whole = room(size, table, kTbtShare * tbt);
+  const int32_t whole = max_chunk_tokens(size, table, kTbtShare * tbt);
   const double token_s = table.prompt_time(whole) / whole;
   const auto batches = static_cast<double>(table.step_s.size() - 2);
   const double more_s = (table.step_s.back() - table.step_s[1]) / std::max(1.0, batches);

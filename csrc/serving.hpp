@@ -19,8 +19,13 @@
 // tokens come tbt_s apart on average. One that is late already goes behind those that are not, and
 // one that is too late to be of use is given up.
 //
-// Time is in seconds from the trace's beginning, energy in joules. Nothing here draws random
-// numbers. Not thread-safe.
+// Time is in seconds from the trace's beginning, energy in joules, in double precision. Nothing
+// here draws random numbers: the same calls give the same results.
+//
+// Errors. What comes from outside is checked: std::invalid_argument for tables and requests that
+// contradict what is said below, std::out_of_range for an index of nothing.
+//
+// Thread safety. A Service never changes, so threads may share one. A Replay belongs to one thread.
 #pragma once
 
 #include <array>
@@ -30,11 +35,14 @@
 
 namespace envplan::serving {
 
-// One configuration: what an instance with this TP and clock does.
+constexpr std::size_t kClasses = 9;  // of requests
+
+// One configuration: what an instance with this TP and clock does. Every table has two entries at
+// least, and step_s and step_w as many as each other, prompt_s and prompt_w likewise.
 struct Tables {
   double idle_w;
-  std::vector<double> step_s, step_w;      // by decoding requests, 0 .. most
-  double grid;                             // tokens between two entries of the prompt tables
+  std::vector<double> step_s, step_w;      // by decoding requests, 0 .. most; s are positive
+  double grid;                             // tokens between two entries of the prompt tables, > 0
   std::vector<double> prompt_s, prompt_w;  // of k * grid tokens; straight on beyond the last
   double prompt_time(double tokens) const;
   double prompt_power(double tokens) const;
@@ -43,8 +51,8 @@ struct Tables {
 // An instance size: its configurations by rising clock, and its memory.
 struct Size {
   double kv_tokens;             // tokens of context that fit beside the weights
-  int32_t chunk;                // prompt tokens of one iteration
-  std::vector<int32_t> tables;  // indices of its configurations, clocks ascending
+  int32_t chunk;                // prompt tokens of one iteration, at least 1
+  std::vector<int32_t> tables;  // indices of its configurations, clocks ascending; at least one
   // Set by Service, at the highest clock:
   int32_t shared_chunk;                 // prompt tokens of an iteration with a small batch
   std::vector<int32_t> chunk_beside;    // the same, by batch, where fewer make prompts slower
@@ -59,12 +67,13 @@ struct Need {
   double hopeless;   // share of requests whose prompts alone take longer than their SLOs
 };
 
-struct Requests {  // borrowed; all of length count; arrival ascends
+struct Requests {  // borrowed as long as the Service lives; all of length count > 0; arrival
+                   // ascends
   int64_t count;
   const double* arrival;
   const int32_t* input;
   const int32_t* output;
-  const uint8_t* known;  // class, 0 .. 8
+  const uint8_t* known;  // class, below kClasses
   const uint8_t* taken;  // class it is taken for when it arrives
 };
 
@@ -77,13 +86,14 @@ struct Service {
   Requests requests;
   std::vector<Tables> tables;
   std::vector<Size> sizes;
-  std::vector<Slo> slos;  // of the nine classes
+  std::vector<Slo> slos;  // of each class
 
+  // Copies all but the requests' arrays.
   Service(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
           std::vector<Slo> slos);
 
   // Requests by the class they are taken for that arrive in [begin, end), s.
-  std::array<int64_t, 9> counts(double begin, double end) const;
+  std::array<int64_t, kClasses> counts(double begin, double end) const;
 
   // What the requests of [begin, end) need of a size at its highest clock: those that are taken
   // for one of `classes` (bit k: class k). instances is the least number at which no more than a
@@ -91,7 +101,11 @@ struct Service {
   // second and is done by all instances together, stricter SLOs first; a request waits too long if
   // the work that goes before it takes longer than its SLO leaves. Contexts must fit, too. Requests
   // that are late in any case are work like others, and are not counted as late.
-  Need need(double begin, double end, uint32_t classes, int32_t size, double late) const;
+  Need required_instances(double begin, double end, uint32_t classes, int32_t size,
+                          double late) const;
+
+  // Throws std::invalid_argument where anything contradicts the contracts above.
+  void check() const;
 
   // The largest batch that, beside so many prompt tokens in each iteration, keeps a TBT SLO.
   std::size_t batch_beside(const Tables& table, int32_t tokens, double tbt) const;
@@ -100,7 +114,7 @@ struct Service {
   double own_time(const Size& size, const Tables& table, double tokens) const;
 
   // Prompt tokens of an iteration: as many as take no more than `most`, s.
-  int32_t room(const Size& size, const Tables& table, double most) const;
+  int32_t max_chunk_tokens(const Size& size, const Tables& table, double most) const;
 };
 
 struct Options {
@@ -109,12 +123,13 @@ struct Options {
   double clock_margin;   // share of the TTFT SLO that a managed clock leaves
   double pack_share;     // of it that a request may wait at a packed instance
   double squash_s;       // a prompt that is so much later than its SLO is given up
-  double slot_s;         // of the series
-  double end_s;          // of the trace: energy counts until then
+  double slot_s;         // of the series, > 0
+  double end_s;          // of the trace: energy counts until then; not negative
 };
 
 struct Counts {  // by class; requests that arrived and are finished or given up
-  int64_t requests[9], first_in_time[9], tokens_in_time[9], attained[9];
+  int64_t requests[kClasses], first_in_time[kClasses], tokens_in_time[kClasses];
+  int64_t attained[kClasses];
 };
 
 // One instance. Phases: what it does until `next`.
@@ -127,8 +142,9 @@ struct Waiting {  // a prompt, or the rest of one
 };
 
 struct Decoding {
-  double leaves;  // progress of the instance at its last token
-  double first;   // when its first token came
+  double leaves;       // progress of the instance at its last token
+  double first_token;  // when that came
+  bool first_in_time;  // whether that met the SLO
   int32_t request;
 };
 
@@ -138,13 +154,13 @@ struct Piece {  // of a prompt, in the running iteration
 };
 
 struct Instance {
-  int32_t pool, size, clock, preferred, version = 0;
-  bool managed, leaving = false;
-  Phase phase;
-  double since, next, progress = 0, step = 0, watts = 0;
+  int32_t pool = 0, size = 0, clock = 0, preferred = 0, version = 0;
+  bool managed = false, leaving = false;
+  Phase phase = Phase::kStarting;
+  double since = 0, next = 0, progress = 0, step = 0, watts = 0;
   double kv = 0, claimed = 0;  // tokens of what is in memory, and of what waits, too
   double asked_at = -1e9;      // when its clock was last asked to change
-  int32_t asked_clock;         // what was asked for
+  int32_t asked_clock = 0;     // what was asked for
   double queued[3] = {0, 0, 0};
   std::vector<Waiting> waiting;  // heap, nearest deadline first
   std::vector<Waiting> late;     // first come first, from late_begin on
@@ -155,11 +171,12 @@ struct Instance {
 
 class Replay {
  public:
-  // `service` must outlive it.
+  // `service` must outlive it. Throws std::invalid_argument where slots are not positive.
   Replay(const Service& service, Options options);
 
-  // A new instance of a pool. clock: place among its size's tables; a managed instance leaves it
-  // for a higher one where prompts would be late, and comes back.
+  // A new instance of a pool; returns its number. clock: index among its size's tables; a managed
+  // instance leaves it for a higher one where prompts would be late, and comes back. Pools need not
+  // be declared; their numbers are below 65,536.
   int32_t start(int32_t pool, int32_t size, int32_t clock, bool managed, double ready_at);
   // The instance takes nothing more, finishes what it has and is gone; one that starts is gone.
   void retire(int32_t instance);
@@ -170,8 +187,11 @@ class Replay {
   // pack: fill instances one after another instead of spreading requests over them.
   void set_pack(int32_t pool, bool pack);
 
-  void advance(double until);  // everything that happens before this time
-  void finish();               // serve what is left after the trace
+  // Everything that happens before this time, s. Takes time by the events, and by the instances
+  // once.
+  void advance(double until);
+  // Serves what is left after the trace; what no instance gets to is counted as late.
+  void finish();
 
   double now() const { return now_; }
   const std::vector<Instance>& instances() const { return instances_; }
@@ -187,6 +207,9 @@ class Replay {
     double at;
     int32_t instance, version;
   };
+  Instance& instance(int32_t id);
+  void check_pool(int32_t pool) const;
+  void check_clock(int32_t size, int32_t clock) const;
   const Tables& tables(const Instance& i) const;
   const Tables& fastest(const Instance& i) const;
   int level(int32_t request) const;
@@ -194,22 +217,23 @@ class Replay {
   // Prompt tokens of an iteration beside so many times an instance's batch.
   int32_t chunk_beside(const Instance& i, std::size_t times) const;
   double iteration_limit(const Instance& i, const Tables& table) const;
-  void know(int32_t pool);                  // make room for its members
-  void pass(Instance& i);                   // let time pass up to now_
-  void settle(Instance& i);                 // begin whatever comes next, from now_ on
-  void expect(Instance& i, double at);      // its next event
-  void happen(Instance& i);                 // its event is due
-  bool begin_prompts(Instance& i);          // an iteration with prompts, if one can run
-  bool pull(Instance& i, Waiting& prompt);  // the next prompt that fits
+  void ensure_pool(int32_t pool);  // make room for its members
+  void pass_time(Instance& i);     // energy and progress up to now_
+  void book_energy(double watts, double from, double until);
+  void start_next(Instance& i);                    // begin whatever comes next, from now_ on
+  void schedule(Instance& i, double at);           // its next event
+  void handle_event(Instance& i);                  // its event is due
+  bool begin_prompts(Instance& i);                 // an iteration with prompts, if one can run
+  bool take_prompt(Instance& i, Waiting& prompt);  // the next prompt that fits
   void choose_clock(Instance& i);
   void end_prompts(Instance& i);
-  void depart(Instance& i);
+  void end_decoding(Instance& i);
   void arrive(int32_t request);
   struct Estimate;
   double wait_at(const Instance& i, int32_t request, Estimate& estimate) const;
   int32_t best_of(int32_t pool, int32_t request, double* wait) const;
   void first_token(Instance& i, const Piece& piece);
-  void done(int32_t request, bool first_ok, bool tokens_ok);
+  void count_finished(int32_t request, bool first_ok, bool tokens_ok);
 
   const Service& service_;
   const Requests& requests_;

@@ -51,9 +51,9 @@ def test_without_stragglers_a_cluster_uses_what_the_plan_states(
     assert report.baseline_energy == plan.predicted.baseline.energy_j
     assert report.percent(report.intrinsic_savings) == pytest.approx(plan.predicted.savings_percent)
     assert report.extrinsic_savings == 0
-    more = simulate_cluster(plan, profile, replicas=1000, gpus_per_stage=8)
-    assert more.num_gpus == 24_000
-    assert more.energy == pytest.approx(plan.energy * 1000)
+    large = simulate_cluster(plan, profile, replicas=1000, gpus_per_stage=8)
+    assert large.num_gpus == 24_000
+    assert large.energy == pytest.approx(plan.energy * 1000)
 
 
 def test_replicas_other_than_the_straggler_follow_the_plan_for_its_time(
@@ -104,8 +104,8 @@ def test_every_replica_takes_its_time_and_waits_for_the_slowest(
 ) -> None:
     report, plan = simulate_cluster(laddered, profile, slowdowns=slowdowns), laddered
     used = 0.0
-    for iteration, asked in zip(report.iterations, slowdowns, strict=True):
-        factors = [max(1.0, asked.get(replica, 1.0)) for replica in range(4)]
+    for iteration, stragglers in zip(report.iterations, slowdowns, strict=True):
+        factors = [max(1.0, stragglers.get(replica, 1.0)) for replica in range(4)]
         sync_time = max(factors) * plan.iteration_time
         used += sum(
             factor * plan.energy
@@ -126,7 +126,7 @@ def test_many_different_stragglers_share_one_ladder_and_alike_iterations_are_rec
     plan: Plan, profile: Profile, frontier: Frontier
 ) -> None:
     slowdowns = [{k % 4: 1 + 0.01 * (k % 16)} for k in range(10_000)]
-    assert len({max(one.values()) for one in slowdowns}) > MAX_SEPARATE_RUNGS
+    assert len({max(stragglers.values()) for stragglers in slowdowns}) > MAX_SEPARATE_RUNGS
     report = simulate_cluster(plan, profile, frontier, slowdowns=slowdowns)
     rungs = {rung.iteration_time for rung in (plan, *frontier.ladder(LADDER))}
     assert {iteration.followed_time_s for iteration in report.iterations} <= rungs
@@ -144,8 +144,8 @@ def test_strong_scaling_keeps_the_global_batch_and_the_slowdown_over_t_min(
     assert times == sorted(times, reverse=True)
     assert all(report.extrinsic_savings > 0 for report in reports)
     (slower,) = strong_scaling(frontier.plan(slowdown=0.1), profile, [8])
-    least = trace_frontier(Pipeline("1f1b", 3, 4), profile).min_time
-    assert least * 1.05 < slower.time <= least * 1.1 * (1 + 1e-9)
+    t_min = trace_frontier(Pipeline("1f1b", 3, 4), profile).min_time
+    assert t_min * 1.05 < slower.time <= t_min * 1.1 * (1 + 1e-9)
     with pytest.raises(InputError, match="32 microbatches does not divide by 5 replicas"):
         strong_scaling(plan, profile, [5])
 
@@ -166,15 +166,18 @@ def test_a_cluster_meets_what_one_pipeline_meets_and_every_run_is_an_iteration(
     conditions, timeline = Conditions.of(**met), simulate(plan, profile, **met)
     report = simulate_cluster(plan, profile, slowdowns=[{}, {0: 1.2}], conditions=conditions)
     runs = len(timeline.run_times_ns)
-    assert [one.stragglers for one in report.iterations] == [0] * runs + [1] * runs
-    each = zip(report.iterations, timeline.run_times_ns, timeline.run_energies_fj, strict=False)
-    for one, time_ns, energy_fj in each:
-        assert one.plan_energy_j == j_from_fj(energy_fj)
+    assert [iteration.stragglers for iteration in report.iterations] == [0] * runs + [1] * runs
+    without_straggler = report.iterations[:runs]
+    for iteration, time_ns, energy_fj in zip(
+        without_straggler, timeline.run_times_ns, timeline.run_energies_fj, strict=True
+    ):
+        assert iteration.plan_energy_j == j_from_fj(energy_fj)
         if "sync_time" not in met:
-            assert (one.sync_time_s, one.energy_j) == (s_from_ns(time_ns), one.plan_energy_j)
+            assert iteration.sync_time_s == s_from_ns(time_ns)
+            assert iteration.energy_j == iteration.plan_energy_j
         else:  # the time that everybody waits is used for a slower plan
-            assert one.followed_time_s > s_from_ns(time_ns)
-            assert one.energy_j < one.plan_energy_j
+            assert iteration.followed_time_s > s_from_ns(time_ns)
+            assert iteration.energy_j < iteration.plan_energy_j
 
 
 @pytest.mark.parametrize(

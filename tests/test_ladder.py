@@ -210,5 +210,5 @@ def test_what_a_plan_states_about_its_straggler_is_proved(
     with pytest.raises(InputError, match=message):
         verify_plan(plan.model_copy(update={"predicted": predicted}), frontier.profile)
     alone = plan.target.model_copy(update={"straggler_time_s": None})
-    with pytest.raises(InputError, match=r"goes with a target\.straggler_time_s"):
+    with pytest.raises(InputError, match=r"target\.straggler_time_s is None; the request means"):
         verify_plan(plan.model_copy(update={"target": alone}), frontier.profile)

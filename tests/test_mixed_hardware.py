@@ -49,9 +49,9 @@ def mixed_profile() -> Profile:
 def test_a_sidecar_lists_a_gpu_for_each_stage(tmp_path: Path, gpus: list[object]) -> None:
     mixed_profile().save_csv(tmp_path / "mixed.csv")
     sidecar = tmp_path / "mixed.meta.json"
-    known = json.loads(sidecar.read_text())
-    assert known["gpu"] == [A40, A100]
-    sidecar.write_text(json.dumps(known | {"gpu": gpus}))
+    document = json.loads(sidecar.read_text())
+    assert document["gpu"] == [A40, A100]
+    sidecar.write_text(json.dumps(document | {"gpu": gpus}))
     if gpus == [A40, A100]:
         read = Profile.read_csv(tmp_path / "mixed.csv")
         assert read.metadata == mixed_profile().metadata
@@ -161,12 +161,12 @@ def test_unlike_replicas_end_together_at_a_certified_energy(
         for asked in ({}, {"slowdown": slowdown}, {"min_energy": True})
     )
     assert planned.sync_time <= planned.plans[0].target.deadline_s
-    bounds = [one.energy_lower_bound for one in (best, planned, fastest)]
+    bounds = [plans.energy_lower_bound for plans in (best, planned, fastest)]
     assert bounds == sorted(bounds)
     assert planned.energy_lower_bound <= planned.energy * (1 + 1e-12)
     pairs = list(zip(planned.plans, profiles, strict=True))
     assert all(verify_plan(plan, profile) for plan, profile in pairs)
-    replayed = [simulate(plan, own, sync_time=planned.sync_time).energy_fj for plan, own in pairs]
+    replayed = [simulate(*pair, sync_time=planned.sync_time).energy_fj for pair in pairs]
     assert sum(replayed) == pytest.approx(fj_from_j(planned.energy), rel=1e-12)
     again = replay_replicas(pairs)
     assert (again.sync_time, again.energy) == (planned.sync_time, planned.energy)
@@ -201,8 +201,9 @@ def test_a_fast_replica_uses_the_time_that_a_slow_one_leaves_it(slowed: float) -
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     profile = small_profile(2, blocking=70.0)
     profiles = {"profile": profile, "slow": slower(profile, 1.3), "fast": slower(profile, 0.8)}
-    for name, one in (profiles | {"three": small_profile(3)}).items():
-        one.save_csv(tmp_path / f"{name}.csv")
+    profiles["three"] = small_profile(3)
+    for name, written in profiles.items():
+        written.save_csv(tmp_path / f"{name}.csv")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

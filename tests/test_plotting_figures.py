@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -70,13 +71,13 @@ def test_notes_and_legend_hide_no_point_nor_each_other_and_all_points_are_inside
     figure.savefig(io.BytesIO())
     axes, (legend,) = figure.axes[0], figure.legends
     texts = [text.get_window_extent() for text in axes.texts if text.get_text()]
-    found = [legend.get_window_extent(), *texts]
-    for k, one in enumerate(found):
-        assert not any(one.overlaps(other) for other in found[k + 1 :])
+    boxes = [legend.get_window_extent(), *texts]
+    for box, further_box in combinations(boxes, 2):
+        assert not box.overlaps(further_box)
     for line in axes.lines:
         points = axes.transData.transform(np.column_stack(line.get_data()))
         assert all(axes.bbox.contains(x, y) for x, y in points)
-        assert not any(box.contains(x, y) for box in found for x, y in points)
+        assert not any(box.contains(x, y) for box in boxes for x, y in points)
     for label, unit in ((axes.get_xlabel(), "(s)"), (axes.get_ylabel(), "(J)")):
         assert unit in label
         assert "does not start at 0" in label
@@ -132,12 +133,12 @@ def test_every_stage_has_a_row_and_power_lies_below() -> None:
 
 
 def test_before_and_after_share_an_axis_and_say_what_is_saved() -> None:
-    after = timeline_of(Pipeline("1f1b", 3, 4))
-    figure = timeline_figure(after, before=after.at_max_frequency())
+    timeline = timeline_of(Pipeline("1f1b", 3, 4))
+    figure = timeline_figure(timeline, before=timeline.at_max_frequency())
     above, below, power, *_ = figure.axes
     assert above.get_xlim() == below.get_xlim() == power.get_xlim()
     assert above.get_title(loc="left").startswith("Maximum frequency: ")
-    predicted = after.plan.predicted
+    predicted = timeline.plan.predicted
     assert below.get_title(loc="left").endswith(
         f"{predicted.savings_percent:.1f}% saved, {predicted.slowdown_percent:.1f}% slower"
     )
@@ -163,8 +164,8 @@ def test_numbers_stay_inside_their_bars_and_tell_chunks_apart(pipeline: Pipeline
     for text in axes.texts:
         box = text.get_window_extent()
         middle = (box.x0 + box.x1) / 2
-        own = min(bars, key=lambda bar: abs(sum(bar) / 2 - middle))
-        assert own[0] <= box.x0 < box.x1 <= own[1]
+        left, right = min(bars, key=lambda bar: abs(sum(bar) / 2 - middle))
+        assert left <= box.x0 < box.x1 <= right
 
 
 def test_a_single_clock_has_the_colour_of_the_highest_and_the_only_tick() -> None:
@@ -172,8 +173,9 @@ def test_a_single_clock_has_the_colour_of_the_highest_and_the_only_tick() -> Non
     timeline = simulate(trace_frontier(Pipeline("1f1b", 1, 1), profile).plan(), profile)
     figure = timeline_figure(timeline)
     assert headline(figure).endswith("1 stage, 1 microbatch, 1 GPU")
-    bars = [each for each in figure.axes[0].collections if each.get_zorder() == 2]
-    colours = [each.get_facecolor()[0].tolist() for each in bars]
+    collections = figure.axes[0].collections
+    bars = [collection for collection in collections if collection.get_zorder() == 2]
+    colours = [bar.get_facecolor()[0].tolist() for bar in bars]
     assert colours == [pytest.approx(colormaps["cividis"](1.0))] * 2  # forwards, backwards
     assert figure.axes[-1].get_yticks().tolist() == [1740]
 
@@ -185,9 +187,9 @@ def test_of_very_many_operations_the_first_and_the_last_are_drawn_and_it_says_so
     monkeypatch.setattr("envplan.plotting.timeline._EXCERPT", 5)
     timeline = timeline_of(Pipeline("1f1b", 3, 4))
     figure = timeline_figure(timeline, before=timeline)
-    (begin, first), (last, end) = (axes.get_xlim() for axes in figure.axes[:2])
-    assert begin == 0 < first < last < end == timeline.sync_time
-    hidden = sum(first < run.start_s < last for run in timeline.operations)
+    head, tail = (axes.get_xlim() for axes in figure.axes[:2])
+    assert head[0] == 0 < head[1] < tail[0] < tail[1] == timeline.sync_time
+    hidden = sum(head[1] < run.start_s < tail[0] for run in timeline.operations)
     assert f"{hidden} of {len(timeline.operations)} operations" in headline(figure)
 
 

@@ -160,7 +160,7 @@ def test_pools_are_compared_by_the_same_work() -> None:
         ScaledWindow(2400.0, 3400.0),
     ]
     forecast = DemandForecast(observed(Trace.open(TALK)), Settings(), windows)
-    for tp in forecast.trace.tps:
+    for tp in forecast.observed.tps:
         together = forecast.demand(forecast.classes, tp)
         apart = [forecast.demand([name], tp) for name in forecast.classes]
         busy = sum(demand.busy_instances for demand in apart)

@@ -246,3 +246,18 @@ def test_arrays_of_different_lengths_and_unknown_classes_are_refused() -> None:
         Service(np.zeros(3), ints, ints, bytes_, bytes_, *rest)
     with pytest.raises(ValueError, match="nine classes"):
         Service(of_two, ints, ints, bytes_ + np.uint8(9), bytes_, *rest)
+
+
+def test_instances_and_services_that_are_not_there_are_refused() -> None:
+    fleet = replay([(0.0, 100, 1)])
+    for call in (
+        lambda: fleet.retire(1_000_000),
+        lambda: fleet.move(-1, 0, 0, False),
+        lambda: fleet.start(0, 7, 0, False, 0.0),
+        lambda: fleet.route(9, 0, []),
+    ):
+        with pytest.raises(IndexError, match="there is no such"):
+            call()
+    nothing: Any = None
+    with pytest.raises(TypeError, match="None"):
+        Replay(nothing, 0.0, 1.0, 0.0, 0.5, 1e9, 60.0, 60.0)

@@ -1,4 +1,4 @@
-// Random bytes as networks and problems: every one is refused with an exception, or solved
+// Random bytes as networks, problems and loads: every one is refused with an exception, or solved
 // such that what the headers promise holds. A libFuzzer target (Clang), under AddressSanitizer and
 // UndefinedBehaviorSanitizer.
 #include <algorithm>
@@ -9,7 +9,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "../annealing.hpp"
 #include "../frontier_trace.hpp"
+#include "../parts.hpp"
+#include "../rounding.hpp"
+#include "../serving.hpp"
 #include "problems.hpp"
 
 namespace {
@@ -164,17 +168,237 @@ void replay(Bytes* in) {
   }
 }
 
+void anneal(Bytes* in) {
+  std::mt19937 random(in->raw<std::uint32_t>());
+  const Problem problem = test::random_shape(random).problem();
+  test::Rows rows(40);
+  for (Index& row : rows) row = static_cast<Index>(in->any(5));
+  Limits limits{};
+  limits.latency = in->any(200);
+  limits.deadline = in->any(5000);
+  limits.min_dwell = in->any(200);
+  limits.peak = in->raw<std::uint8_t>() < 128 ? -1 : in->any(10000);
+  limits.waits = in->raw<std::uint8_t>() < 128;
+  limits.price = in->any(100000);
+  const Score before = score(problem, limits, rows.data());
+  const double heat = static_cast<double>(in->between(0, 4)) / 2;
+  Annealing annealing(problem, limits, rows.data(), in->between(0, 300), heat,
+                      in->raw<std::uint64_t>());
+  while (annealing.run(1 + static_cast<std::uint64_t>(in->between(0, 1000)))) {
+  }
+  annealing.best(rows.data());
+  const Score after = score(problem, limits, rows.data());
+  PROMISE(!(before < after));
+  PROMISE(after.excess == annealing.best_score().excess);
+  PROMISE(after.energy == annealing.best_score().energy);
+}
+
+// Options of one table from bytes; `sound` ones ascend in time and descend in cost.
+void add_table(Bytes* in, bool sound, std::vector<Time>* time, std::vector<std::int64_t>* cost) {
+  Time t = in->between(1, 50);
+  std::int64_t c = in->between(0, 5000);
+  for (std::int64_t left = in->between(1, 5); left > 0; --left) {
+    time->push_back(sound ? t : in->any(100));
+    cost->push_back(sound ? c : in->any(100));
+    t += in->between(1, 20);
+    c -= in->between(1, 100);
+  }
+}
+
+void round(Bytes* in, bool sound) {
+  const auto count = static_cast<Index>(in->between(1, 30));
+  std::vector<Index> pred_begin{0}, pred, table, option_begin{0}, choice(count);
+  std::vector<Time> lag, time, finish;
+  std::vector<std::int64_t> cost;
+  const auto tables = static_cast<Index>(in->between(1, 4));
+  for (Index t = 0; t < tables; ++t) {
+    add_table(in, sound, &time, &cost);
+    option_begin.push_back(static_cast<Index>(time.size()));
+  }
+  Time deadline = 0;
+  for (Index i = 0; i < count; ++i) {
+    table.push_back(static_cast<Index>(sound ? in->between(0, tables - 1) : in->any(tables - 1)));
+    Time start = 0;
+    for (std::int64_t left = i > 0 ? in->between(0, 3) : 0; left > 0; --left) {
+      pred.push_back(static_cast<Index>(sound ? in->between(0, i - 1) : in->any(count)));
+      lag.push_back(sound ? in->between(0, 5) : in->any(5));
+      if (sound) start = std::max(start, finish[pred.back()] + lag.back());
+    }
+    pred_begin.push_back(static_cast<Index>(pred.size()));
+    // The fastest option fits before every relaxed finish.
+    const Time fastest = sound ? time[option_begin[table.back()]] : 1;
+    finish.push_back(start + fastest + in->between(0, 60));
+    deadline = std::max(deadline, finish.back());
+  }
+  const RoundingProblem problem{count,
+                                static_cast<Index>(pred.size()),
+                                tables,
+                                static_cast<Index>(time.size()),
+                                pred_begin.data(),
+                                pred.data(),
+                                lag.data(),
+                                table.data(),
+                                option_begin.data(),
+                                time.data(),
+                                cost.data(),
+                                finish.data(),
+                                deadline};
+  const auto keeps_deadline = [&] {
+    std::vector<Time> end(count);
+    for (Index i = 0; i < count; ++i) {
+      Time start = 0;
+      for (Index e = pred_begin[i]; e < pred_begin[i + 1]; ++e) {
+        start = std::max(start, end[pred[e]] + lag[e]);
+      }
+      end[i] = start + time[option_begin[table[i]] + choice[i]];
+    }
+    return *std::max_element(end.begin(), end.end()) <= deadline;
+  };
+  round_to_options(problem, choice.data());
+  PROMISE(!sound || keeps_deadline());
+  const std::int64_t moves = in->between(1, 300);
+  improve_options(problem, moves, 1, in->raw<std::uint64_t>(), choice.data());
+  PROMISE(!sound || keeps_deadline());
+}
+
+void parts(Bytes* in, bool sound) {
+  const auto num_parts = static_cast<Index>(in->between(1, 4));
+  const auto num_clocks = static_cast<Index>(in->between(1, 3));
+  std::vector<Index> begin{0};
+  std::vector<Time> time;
+  std::vector<std::int64_t> energy;
+  for (Index k = 0; k < num_parts * num_clocks; ++k) {
+    for (std::int64_t left = in->between(sound ? 1 : 0, 3); left > 0; --left) {
+      time.push_back(sound ? in->between(1, 300) : in->any(300));
+      energy.push_back(sound ? in->between(0, 3000) : in->any(3000));
+    }
+    begin.push_back(static_cast<Index>(sound ? time.size() : in->any(time.size())));
+  }
+  std::vector<std::uint8_t> asks(num_parts);
+  for (std::uint8_t& a : asks) a = in->raw<std::uint8_t>() < 200;
+  const PartsProblem problem{num_parts,    num_clocks,   static_cast<Index>(time.size()),
+                             begin.data(), time.data(),  energy.data(),
+                             asks.data(),  in->any(100), in->any(100),
+                             in->any(20),  in->any(1000)};
+  const std::vector<Composed> found = compose(problem, 20000);
+  for (std::size_t k = 0; k < found.size(); ++k) {
+    Time sum = 0;
+    std::int64_t total = 0;
+    PROMISE(found[k].options.size() == static_cast<std::size_t>(num_parts));
+    for (const Index o : found[k].options) {
+      sum += time[o];
+      total += energy[o];
+    }
+    PROMISE(found[k].time == sum && found[k].energy == total);
+    if (k == 0) continue;
+    const std::int64_t saved = problem.waiting * (found[k].time - found[k - 1].time) -
+                               (found[k].energy - found[k - 1].energy);
+    PROMISE(found[k].time > found[k - 1].time && saved > 0);
+  }
+}
+
+void serve(Bytes* in) {
+  namespace s = serving;
+  const auto count = in->between(1, 20);
+  std::vector<double> arrival;
+  std::vector<std::int32_t> input, output;
+  std::vector<std::uint8_t> known, taken;
+  double now = 0;
+  for (std::int64_t k = 0; k < count; ++k) {
+    arrival.push_back(now += static_cast<double>(in->between(0, 300)) / 100);
+    input.push_back(static_cast<std::int32_t>(in->between(0, 4000)));
+    output.push_back(static_cast<std::int32_t>(in->between(0, 50)));
+    known.push_back(static_cast<std::uint8_t>(in->between(0, 8)));
+    taken.push_back(static_cast<std::uint8_t>(in->between(0, 8)));
+  }
+  std::vector<s::Tables> tables;
+  for (const double slower : {2.0, 1.0}) {
+    s::Tables table{100, {}, {}, 500, {}, {}};
+    for (int k = 0; k < 6; ++k) {
+      table.step_s.push_back(slower * (0.02 + 0.005 * k));
+      table.step_w.push_back(300 + 10 * k);
+      table.prompt_s.push_back(slower * 0.05 * k);
+      table.prompt_w.push_back(600);
+    }
+    tables.push_back(table);
+  }
+  const auto chunk = static_cast<std::int32_t>(in->any(2000));
+  const auto configuration = static_cast<std::int32_t>(in->any(1));
+  const s::Size size{
+      static_cast<double>(in->between(0, 9000)), chunk, {configuration, 1}, 0, {}, {}};
+  std::vector<s::Slo> slos;
+  for (std::size_t k = 0; k < s::kClasses; ++k) {
+    slos.push_back({static_cast<double>(in->between(1, 40)) / 10, 0.1});
+  }
+  const s::Service service(
+      {count, arrival.data(), input.data(), output.data(), known.data(), taken.data()}, tables,
+      {size}, slos);
+  const s::Need need = service.required_instances(0, 60, 0x1ff, 0, 0.01);
+  PROMISE(need.instances >= 0 && need.busy >= 0);
+  s::Replay replay(service, {0.01, 1, 0.1, 0.5, 5, 10, 100});
+  for (std::int64_t left = in->between(0, 30); left > 0; --left) {
+    const auto a = static_cast<std::int32_t>(in->any(4)), b = static_cast<std::int32_t>(in->any(2));
+    const bool flag = in->raw<std::uint8_t>() < 128;
+    try {
+      switch (in->between(0, 5)) {
+        case 0:
+          replay.start(a, b, static_cast<std::int32_t>(in->any(1)), flag, replay.now() + b);
+          break;
+        case 1:
+          replay.retire(a);
+          break;
+        case 2:
+          replay.move(a, b, static_cast<std::int32_t>(in->any(1)), flag);
+          break;
+        case 3:
+          replay.route(a, b, {static_cast<std::int32_t>(in->any(3))});
+          break;
+        case 4:
+          replay.set_pack(a, flag);
+          break;
+        default:
+          replay.advance(replay.now() + static_cast<double>(in->between(0, 1000)) / 50);
+      }
+    } catch (const std::out_of_range&) {
+    }
+  }
+  replay.advance(100);
+  replay.finish();
+  std::int64_t finished = 0;
+  for (const std::int64_t requests : replay.counts().requests) finished += requests;
+  PROMISE(finished == count);
+  for (const double joules : replay.slot_energy()) PROMISE(joules >= 0);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Bytes in(data, size);
   try {
-    switch (in.raw<std::uint8_t>() % 3) {
+    switch (in.raw<std::uint8_t>() % 9) {
       case 0:
         walk(&in, true);
         break;
       case 1:
         walk(&in, false);
+        break;
+      case 2:
+        anneal(&in);
+        break;
+      case 3:
+        round(&in, true);
+        break;
+      case 4:
+        round(&in, false);
+        break;
+      case 5:
+        parts(&in, true);
+        break;
+      case 6:
+        parts(&in, false);
+        break;
+      case 7:
+        serve(&in);
         break;
       default:
         replay(&in);

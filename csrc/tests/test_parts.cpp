@@ -16,8 +16,13 @@ struct Shape {
   std::vector<std::uint8_t> asks{1, 1};
 
   PartsProblem problem(Time latency, Time min_dwell, Power waiting, std::int64_t slack) const {
-    return {2,           2,       option_begin.data(), time.data(), energy.data(),
-            asks.data(), latency, min_dwell,           waiting,     slack};
+    const auto num_options = static_cast<Index>(time.size());
+    return {2,           2,
+            num_options, option_begin.data(),
+            time.data(), energy.data(),
+            asks.data(), latency,
+            min_dwell,   waiting,
+            slack};
   }
 };
 
@@ -69,6 +74,22 @@ void too_many_options_are_refused() {
   CHECK(refused);
 }
 
+void options_that_contradict_each_other_are_refused() {
+  Shape rising_and_falling;
+  rising_and_falling.option_begin = {0, 1, 1000, 3, 4};
+  Shape without_time;
+  without_time.time[0] = 0;
+  for (const Shape& shape : {rising_and_falling, without_time}) {
+    bool refused = false;
+    try {
+      compose(shape.problem(0, 0, 0, 0), 1000);
+    } catch (const std::invalid_argument&) {
+      refused = true;
+    }
+    CHECK(refused);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -78,5 +99,6 @@ int main() {
   waiting_makes_slower_options_worth_having();
   slack_keeps_the_hull();
   too_many_options_are_refused();
+  options_that_contradict_each_other_are_refused();
   return envplan::test::summary("parts");
 }

@@ -1,6 +1,7 @@
 // Tests of rounding.hpp, named by the shape of the problem. Exits non-zero if any check fails.
 #include <algorithm>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include "../rounding.hpp"
@@ -36,6 +37,9 @@ struct Packed {
       option_begin.push_back(static_cast<std::int32_t>(time.size()));
     }
     problem = {static_cast<std::int32_t>(p.preds.size()),
+               static_cast<std::int32_t>(pred.size()),
+               static_cast<std::int32_t>(p.times.size()),
+               static_cast<std::int32_t>(time.size()),
                pred_begin.data(),
                pred.data(),
                lag.data(),
@@ -146,6 +150,32 @@ void test_same_seed_same_result() {
   CHECK(a == b);
 }
 
+bool refused(const Problem& problem, std::int32_t option) {
+  Packed packed(problem);
+  std::vector<std::int32_t> choice(problem.preds.size(), option);
+  try {
+    envplan::improve_options(packed.problem, 10, 1, 0, choice.data());
+  } catch (const std::invalid_argument&) {
+    return true;
+  }
+  return false;
+}
+
+void test_what_is_no_problem_is_refused() {
+  const Problem sound{{{}, {0}}, {0, 0}, {{5, 9}}, {{7, 4}}, {9, 18}, 18};
+  CHECK(!refused(sound, 0));
+  CHECK(refused(sound, 2));  // no such option
+  Problem other = sound;
+  other.preds = {{1}, {}};  // not in a topological order
+  CHECK(refused(other, 0));
+  other = sound;
+  other.table[1] = 1;  // no such table
+  CHECK(refused(other, 0));
+  other = sound;
+  other.costs = {{4, 7}};  // slower and dearer
+  CHECK(refused(other, 0));
+}
+
 }  // namespace
 
 int main() {
@@ -154,5 +184,6 @@ int main() {
   test_nothing_to_choose();
   test_random_problems_meet_the_deadline_and_only_get_cheaper();
   test_same_seed_same_result();
+  test_what_is_no_problem_is_refused();
   return envplan::test::summary("rounding");
 }

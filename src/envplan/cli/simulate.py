@@ -145,7 +145,7 @@ def simulate(
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
     from envplan.simulation.conditions import Conditions
-    from envplan.simulation.costs import spent_in_replays
+    from envplan.simulation.costs import price_replays
 
     plan, profile = source.load()
     conditions = Conditions.of(
@@ -170,7 +170,7 @@ def simulate(
         reports=cluster.reports(plan, profile, conditions, force=source.force),
         together=together,
         run=run,
-        costs=None if run is None else spent_in_replays(run, timeline, sync_time),
+        costs=None if run is None else price_replays(run, timeline, sync_time),
     )
     if trace is not None:
         from envplan.simulation.chrome_trace import save_chrome_trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import cached_property
@@ -31,6 +32,8 @@ _SLOPE_FRACTION_PAST_T_STAR: Final = 8  # one part in so many
 
 #: The frontiers that this process traced last, for `Relaxation.trace`.
 RECENT_TRACES: Final[TraceCache[Any]] = TraceCache(max_operations=50_000)
+
+_logger = logging.getLogger(__name__)
 
 
 class Relaxation:
@@ -145,6 +148,15 @@ class Relaxation:
             if whole or full:
                 traced.walk(progress=progress)
             traced.trace_seconds = perf_counter() - begin
+            _logger.info(
+                "traced %s, %s with %d operations: T_min %.6g s, %s, %.2f s",
+                profile.name,
+                pipeline.schedule,
+                len(pipeline.operations),
+                traced.min_time,
+                "all of it" if whole or full else "as far as needed so far",
+                traced.trace_seconds,
+            )
             cache.put(key, traced, len(pipeline.operations))
         return copy(traced)
 

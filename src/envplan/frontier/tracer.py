@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from threading import RLock
+from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from envplan._kernel import FrontierTrace, ParametricFlow
+
+_logger = logging.getLogger(__name__)
 
 #: Called now and then with what is left to do and where that ends; the former falls to the latter.
 Progress = Callable[[int, int], None]
@@ -235,8 +239,12 @@ class FrontierTracer:
         """
         with self._lock:
             if self.main.earliest_ns > self.min_time_ns:
+                begin_s = perf_counter()
                 with naming_units(self._path):
                     self._trace_rest(progress)
+                num_breakpoints = len(self.main.curve.times_ns)
+                seconds = perf_counter() - begin_s
+                _logger.info("traced all %d breakpoints in %.2f s", num_breakpoints, seconds)
             return self.main.curve
 
     def interval_at(self, time_ns: int, progress: Progress | None = None) -> TracedInterval:

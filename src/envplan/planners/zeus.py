@@ -1,7 +1,7 @@
 """Zeus's two planners: one clock for the whole pipeline, or one for each stage.
 
-They are the baselines ZeusGlobal and ZeusPerStage of Perseus (Chung et al., SOSP 2024, section
-6.1). Perseus scans power limits; here clocks are scanned.
+They are the baselines ZeusGlobal and ZeusPerStage of Perseus (Chung et al., SOSP 2024). Perseus
+scans power limits; here clocks are scanned.
 """
 
 from __future__ import annotations

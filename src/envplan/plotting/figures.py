@@ -1,4 +1,4 @@
-"""What all figures share: their look, their files, and parts that several of them draw."""
+"""The common ground of all figures: their look, their files, and parts that several draw."""
 
 from __future__ import annotations
 

@@ -319,7 +319,7 @@ _BLOCKING_POWER_SOURCES: Final = {
 
 
 def _assumptions(report: Report) -> Iterator[str]:
-    """What the figures are from, and what they take for granted, a sentence each."""
+    """Sentences on where the figures are from and what they take for granted."""
     job, reference, profile = report.plan.job, report.plan.profile, report.frontier.profile
     yield _SOURCES[profile.metadata.energies_are]
     yield f"Profile {reference.name}, SHA-256 {reference.sha256}."

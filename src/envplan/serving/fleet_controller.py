@@ -72,7 +72,7 @@ class FleetController:
     """Starts, moves, re-shards and retires instances as fleets change.
 
     Args:
-        trace: what arrives.
+        observed: the trace that is replayed.
         settings: GPUs at most, how long changes take, when requests are given up.
 
     Attributes:
@@ -81,22 +81,22 @@ class FleetController:
         copies_moved: weights sent from GPU to GPU, in whole copies of the model.
     """
 
-    def __init__(self, trace: ObservedTrace, settings: Settings) -> None:
-        self.trace, self.settings = trace, settings
+    def __init__(self, observed: ObservedTrace, settings: Settings) -> None:
+        self.observed, self.settings = observed, settings
         self.started = self.resharded = 0
         self.copies_moved = 0.0
-        self._tps = trace.tps  # by the engine's number of the size
+        self._tps = observed.tps  # by the engine's number of the size
         self._pool_numbers: dict[str, int] = {}
         self._pending_steps: list[TransitionStep] = []
         self._engine = Replay(
-            trace.service,
+            observed.service,
             clock_delay_s=settings.switch_latency_s,
             clock_hold_s=_CLOCK_HOLD_S,
             clock_margin=_CLOCK_MARGIN,
             pack_share=_CONSOLIDATED_WAIT,
             squash_s=min(settings.squash_s, _NEVER_SQUASHED_S),
             slot_s=SLOT_S,
-            end_s=trace.trace.duration_s,
+            end_s=observed.trace.duration_s,
         )
 
     def reconcile(self, fleet: Fleet, now_s: float, *, prewarmed: bool = False) -> None:
@@ -164,7 +164,7 @@ class FleetController:
             start = InstanceStart(
                 pool=pool_number,
                 size=self._tps.index(pool.tp),
-                clock=self.trace.clocks_mhz[pool.tp].index(pool.frequency_mhz),
+                clock=self.observed.clocks_mhz[pool.tp].index(pool.frequency_mhz),
                 dynamic_clock=pool.dynamic_clock,
                 gpus=pool.tp,
             )
@@ -223,7 +223,7 @@ class FleetController:
 
     def _ranked_pools(self, fleet: Fleet, request_class: str) -> list[str]:
         """All pools: first those that can serve a class within its SLO, lower ones first."""
-        classes = self.trace.profile.classes
+        classes = self.observed.profile.classes
         slo = classes[request_class].slo
         order = [*host_classes(request_class), *reversed(CLASSES)]
 

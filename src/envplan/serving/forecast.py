@@ -46,12 +46,12 @@ class DemandForecast:
     """Expected demand: the most of what several windows of a trace needed.
 
     Attributes:
-        trace: what arrived.
+        observed: the trace, as policies see it.
         settings: of the simulation.
         windows: whose likes are expected.
     """
 
-    trace: ObservedTrace
+    observed: ObservedTrace
     settings: Settings
     windows: Sequence[ScaledWindow]
 
@@ -60,18 +60,13 @@ class DemandForecast:
         """The classes that come, in the order of CLASSES."""
         expected = set[str]()
         for window in self.windows:
-            expected.update(self.trace.request_counts(window.begin_s, window.end_s))
+            expected.update(self.observed.request_counts(window.begin_s, window.end_s))
         return [name for name in CLASSES if name in expected]
-
-    def request_rate(self, window: ScaledWindow) -> float:
-        """Expected requests per second, by one window."""
-        num_requests = self.trace.num_requests(window.begin_s, window.end_s)
-        return window.factor * num_requests / (window.end_s - window.begin_s)
 
     @cached_property
     def busiest_window(self) -> ScaledWindow:
         """The window with the highest rate."""
-        return max(self.windows, key=self.request_rate)
+        return max(self.windows, key=lambda window: expected_rate(self.observed, window))
 
     def demand(self, classes: Iterable[str], tp: int) -> Demand:
         """The demand of these classes on one pool of instances of a TP, headroom included.
@@ -92,7 +87,7 @@ class DemandForecast:
         )
 
     def _demand_of(self, window: ScaledWindow, classes: frozenset[str], tp: int) -> Demand:
-        demand = self.trace.demand(
+        demand = self.observed.demand(
             window.begin_s, window.end_s, classes, tp, self.settings.max_late_share
         )
         return Demand(
@@ -112,14 +107,14 @@ class DemandForecast:
         Where none is, the largest one, which comes nearest.
         """
         names = list(classes)
-        tps = [tp for tp in self.trace.tps if self._can_meet_all(names, tp)]
-        return tps or [max(self.trace.tps)]
+        tps = [tp for tp in self.observed.tps if self._can_meet_all(names, tp)]
+        return tps or [max(self.observed.tps)]
 
     def _can_meet_all(self, names: Sequence[str], tp: int) -> bool:
         """Whether instances on so many GPUs meet the SLOs of these classes at some load."""
-        profile = self.trace.profile
+        profile = self.observed.profile
         for name in names:
-            curve = profile.curves.get(CurveKey(name, tp, self.trace.max_clock_mhz(tp)))
+            curve = profile.curves.get(CurveKey(name, tp, self.observed.max_clock_mhz(tp)))
             if curve is None or curve.capacity(profile.classes[name].slo) == 0:
                 return False
         return True
@@ -131,19 +126,25 @@ class DemandForecast:
         return [tp for tp, share in hopeless.items() if share <= max_share]
 
 
-def first_windows(trace: ObservedTrace, past_s: float) -> list[ScaledWindow]:
+def expected_rate(observed: ObservedTrace, window: ScaledWindow) -> float:
+    """Requests per second that are expected by one window."""
+    num_requests = observed.num_requests(window.begin_s, window.end_s)
+    return window.factor * num_requests / (window.end_s - window.begin_s)
+
+
+def first_windows(observed: ObservedTrace, past_s: float) -> list[ScaledWindow]:
     """The windows that the first fleet is sized by: the past or, with hindsight, the trace's peak.
 
     The peak is the trace or, where it is longer than two hours, those two of it with the most
     tokens: the busiest hour, and the hour around the busiest ten minutes.
     """
-    duration_s = trace.trace.duration_s
+    duration_s = observed.trace.duration_s
     if past_s:
         return [ScaledWindow(0.0, past_s, _LAST_HOUR_FACTOR)]
     if duration_s <= YOUNG_S:
         return [ScaledWindow(0.0, duration_s)]
-    class_tokens = [trace.profile.classes[name].tokens for name in CLASSES]
-    tokens_by_minute = trace.trace.counts @ class_tokens
+    class_tokens = [observed.profile.classes[name].tokens for name in CLASSES]
+    tokens_by_minute = observed.trace.counts @ class_tokens
     windows = []
     for minutes in _PEAK_MINUTES:
         sums = np.convolve(tokens_by_minute, np.ones(minutes), mode="valid")
@@ -153,14 +154,14 @@ def first_windows(trace: ObservedTrace, past_s: float) -> list[ScaledWindow]:
     return windows
 
 
-def expected_windows(trace: ObservedTrace, now_s: float, horizon_s: float) -> list[ScaledWindow]:
+def expected_windows(observed: ObservedTrace, now_s: float, horizon_s: float) -> list[ScaledWindow]:
     """The windows whose likes are expected until `horizon_s` from now."""
     windows = [ScaledWindow(max(0.0, now_s - HOUR_S), now_s, _LAST_HOUR_FACTOR)]
     for season_s in _SEASONS_S:
         then_s = now_s - season_s
         if then_s - HOUR_S >= 0:
-            requests_now = trace.num_requests(now_s - HOUR_S, now_s)
-            requests_then = trace.num_requests(then_s - HOUR_S, then_s)
+            requests_now = observed.num_requests(now_s - HOUR_S, now_s)
+            requests_then = observed.num_requests(then_s - HOUR_S, then_s)
             growth = requests_now / requests_then if requests_then else 1.0
             end_s = min(now_s, then_s + horizon_s)
             windows.append(ScaledWindow(then_s, end_s, min(_MAX_SEASONAL_GROWTH, growth)))

@@ -112,9 +112,9 @@ class Policy:
             return power_w * situation.reshard_power_ratio if tp in present_tps else power_w
 
         tp = min(counts, key=comparable_power_w)
-        clock_mhz = forecast.trace.max_clock_mhz(tp)
+        clock_mhz = forecast.observed.max_clock_mhz(tp)
         if self.dynamic_clock:
-            clock_mhz = most_efficient_decode_clock(forecast.trace, tp)
+            clock_mhz = most_efficient_decode_clock(forecast.observed, tp)
         return PoolSpec(
             home_class=home,
             serves=frozenset(classes),

@@ -35,7 +35,7 @@ def pool_power_w(
         consolidates: one instance is filled after another.
     """
     demand = forecast.demand(classes, tp)
-    performance = forecast.trace.fastest(tp)
+    performance = forecast.observed.fastest(tp)
     decoding = _decoding_instances(demand.decoding_requests, num_instances, consolidates)
     median_prompt_w = float(performance.prompt_w[len(performance.prompt_w) // 2])
     prompt_extra_w = median_prompt_w - performance.idle_w
@@ -56,15 +56,15 @@ def _decoding_instances(decoding_requests: float, num_instances: int, consolidat
     return float(num_instances * (1 - np.exp(-decoding_requests / num_instances)))
 
 
-def most_efficient_decode_clock(trace: ObservedTrace, tp: int) -> int:
+def most_efficient_decode_clock(observed: ObservedTrace, tp: int) -> int:
     """The clock at which a decode step of one request takes the least energy, MHz.
 
     Half the idle power is not counted: a faster step leaves an instance that idles.
     """
 
     def energy_j(clock_mhz: int) -> float:
-        performance = trace.profile.performance[Configuration(tp, clock_mhz)]
+        performance = observed.profile.performance[Configuration(tp, clock_mhz)]
         extra_w = performance.step_w[0] - _IDLE_SHARE * performance.idle_w
         return float(extra_w * performance.step_s[0])
 
-    return min(trace.clocks_mhz[tp], key=energy_j)
+    return min(observed.clocks_mhz[tp], key=energy_j)

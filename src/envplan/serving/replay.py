@@ -20,6 +20,7 @@ from envplan.serving.forecast import (
     YOUNG_S,
     DemandForecast,
     ScaledWindow,
+    expected_rate,
     expected_windows,
     first_windows,
     recent_window,
@@ -85,7 +86,7 @@ def compare_policies(
     return simulations
 
 
-def replay_policy(policy_name: str, trace: ObservedTrace, settings: Settings) -> Simulation:
+def replay_policy(policy_name: str, observed: ObservedTrace, settings: Settings) -> Simulation:
     """Replay an observed trace minute by minute; let the policy change the fleet.
 
     Raises:
@@ -95,15 +96,15 @@ def replay_policy(policy_name: str, trace: ObservedTrace, settings: Settings) ->
     if policy_name not in POLICIES:
         raise InputError(f"there is no policy {policy_name!r}; there are: {', '.join(POLICIES)}")
     past_s = past_end_s(settings)
-    _require_requests(trace, past_s)
-    replayed = trace.from_time(past_s) if past_s else trace
+    _require_requests(observed, past_s)
+    replayed = observed.from_time(past_s) if past_s else observed
     controller = FleetController(replayed, settings)
-    forecast = DemandForecast(trace, settings, first_windows(trace, past_s))
+    forecast = DemandForecast(observed, settings, first_windows(observed, past_s))
     fleet = _plan_fleet(policy_name, Situation(forecast))
     controller.reconcile(fleet, 0.0, prewarmed=True)
-    scaler = _Autoscaler(policy_name, trace, settings)
+    scaler = _Autoscaler(policy_name, observed, settings)
     slot_gpus: list[int] = []
-    for slot in range(trace.trace.num_slots):
+    for slot in range(observed.trace.num_slots):
         now_s = slot * SLOT_S
         if POLICIES[policy_name].autoscales and now_s >= (past_s or YOUNG_S):
             wanted = scaler.scale(fleet, slot)
@@ -115,12 +116,12 @@ def replay_policy(policy_name: str, trace: ObservedTrace, settings: Settings) ->
     return _result(policy_name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
 
 
-def _require_requests(trace: ObservedTrace, past_s: float) -> None:
+def _require_requests(observed: ObservedTrace, past_s: float) -> None:
     """Refuse a trace without a request in the past, if there is one, or after it."""
-    duration_s = trace.trace.duration_s
-    if past_s and not trace.num_requests(0.0, past_s):
+    duration_s = observed.trace.duration_s
+    if past_s and not observed.num_requests(0.0, past_s):
         raise InputError(f"no request comes in a past of {past_s:g} s of {duration_s:g} s")
-    if not trace.num_requests(past_s, duration_s):
+    if not observed.num_requests(past_s, duration_s):
         raise InputError(f"no request comes after a past of {past_s:g} s of {duration_s:g} s")
 
 
@@ -146,12 +147,12 @@ class _Autoscaler:
 
     Attributes:
         policy_name: one of POLICIES.
-        trace: what arrived until now, and later.
+        observed: the trace, of which only what arrived until now counts.
         settings: of the simulation.
     """
 
     policy_name: str
-    trace: ObservedTrace
+    observed: ObservedTrace
     settings: Settings
 
     def scale(self, present: Fleet, slot: int) -> Fleet:
@@ -159,14 +160,14 @@ class _Autoscaler:
         now_s = slot * SLOT_S
         is_epoch = slot % self._epoch_slots == 0
         horizon_s = self.settings.epoch_s + self.settings.startup_s + SLOT_S
-        windows = expected_windows(self.trace, now_s, horizon_s)
+        windows = expected_windows(self.observed, now_s, horizon_s)
         recent = recent_window(now_s)
-        if self._is_unusual(recent, windows):
-            if not is_epoch and not self._falls_short(present, recent):
-                return present
-            windows.append(recent)
-        elif not is_epoch:
+        is_unusual = self._is_unusual(recent, windows)
+        must_grow = not is_epoch and is_unusual and self._falls_short(present, recent)
+        if not (is_epoch or must_grow):
             return present
+        if is_unusual:
+            windows.append(recent)
         forecast = self._forecast(windows)
         if not forecast.classes:
             return present
@@ -182,12 +183,12 @@ class _Autoscaler:
         return max(1, round(self.settings.epoch_s / SLOT_S))
 
     def _forecast(self, windows: Sequence[ScaledWindow]) -> DemandForecast:
-        return DemandForecast(self.trace, self.settings, windows)
+        return DemandForecast(self.observed, self.settings, windows)
 
     def _is_unusual(self, recent: ScaledWindow, windows: Sequence[ScaledWindow]) -> bool:
         """Whether more requests came of late than any expected window has."""
-        forecast = self._forecast([*windows, recent])
-        return forecast.request_rate(recent) > max(map(forecast.request_rate, windows))
+        expected_rates = [expected_rate(self.observed, window) for window in windows]
+        return expected_rate(self.observed, recent) > max(expected_rates)
 
     def _falls_short(self, present: Fleet, recent: ScaledWindow) -> bool:
         """Whether some pool has fewer instances than what it serves needed of late."""
@@ -220,8 +221,8 @@ def _result(
 ) -> Simulation:
     """Results once the trace is over; before the first slot, no request came."""
     results = controller.finish()
-    trace = controller.trace
-    series = _time_series(trace, results, slot_gpus, first_slot)
+    observed = controller.observed
+    series = _time_series(observed, results, slot_gpus, first_slot)
     requests, first_in_time, further_in_time, attained = results.counts.sum(axis=0).tolist()
     return Simulation(
         policy=policy_name,
@@ -237,7 +238,7 @@ def _result(
         clock_changes=results.clock_changes,
         requests_helped=results.helped,
         requests_squashed=results.squashed,
-        requests_hopeless=trace.hopeless_requests,
+        requests_hopeless=observed.hopeless_requests,
         series=series,
     )
 
@@ -252,12 +253,12 @@ def _attainment_by_class(counts: npt.NDArray[np.int64]) -> dict[str, float]:
 
 
 def _time_series(
-    trace: ObservedTrace, results: EngineResults, slot_gpus: Sequence[int], first_slot: int
+    observed: ObservedTrace, results: EngineResults, slot_gpus: Sequence[int], first_slot: int
 ) -> TimeSeries:
     """The series from the first slot on."""
     num_slots = len(slot_gpus)
-    arrivals = trace.trace.counts
-    class_tokens = np.array([trace.profile.classes[name].tokens for name in CLASSES])
+    arrivals = observed.trace.counts
+    class_tokens = np.array([observed.profile.classes[name].tokens for name in CLASSES])
 
     def from_first(values: npt.ArrayLike) -> FloatArray:
         return np.array(values, dtype=np.float64)[first_slot:num_slots]

@@ -1,4 +1,4 @@
-"""What replays of a plan cost."""
+"""Costs of a plan as it was replayed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from envplan.simulation.iteration import Timeline
 from envplan.units import j_from_fj, ns_from_s, s_from_ns
 
 
-def spent_in_replays(run: Run, timeline: Timeline, sync_time: float | None = None) -> RunCosts:
-    """What an iteration costs, on average of all replays of a timeline, and what the run does.
+def price_replays(run: Run, timeline: Timeline, sync_time: float | None = None) -> RunCosts:
+    """Cost of an iteration, on average of all replays of a timeline, and of the run.
 
     Args:
+        run: the training run, with the rates of energy.
+        timeline: the replays.
         sync_time: s; an iteration is over only then.
 
     Raises:
         InputError: a rate ends before the run does.
     """
-    runs, least_ns, plan = len(timeline.run_times_ns), ns_from_s(sync_time or 0.0), timeline.plan
-    time_s = s_from_ns(sum(max(time, least_ns) for time in timeline.run_times_ns)) / runs
-    energy_j = j_from_fj(sum(timeline.run_energies_fj)) / runs
-    until_s = plan.target.straggler_time_s or 0.0
-    iteration = plan.until(until_s, time_s, energy_j)
+    plan, num_runs = timeline.plan, len(timeline.run_times_ns)
+    sync_ns = ns_from_s(sync_time or 0.0)
+    total_ns = sum(max(time_ns, sync_ns) for time_ns in timeline.run_times_ns)
+    total_fj = sum(timeline.run_energies_fj)
+    iteration = plan.until(
+        plan.target.straggler_time_s or 0.0,
+        s_from_ns(total_ns) / num_runs,
+        j_from_fj(total_fj) / num_runs,
+    )
     return price_iteration_and_run(iteration, run, plan.job.all_gpus)

@@ -41,7 +41,7 @@ class PlanCache:
 
     def candidates(self, frontier: Relaxation, conditions: SearchConditions) -> Candidates:
         """The candidates of a frontier under the local part of some conditions."""
-        local = conditions.of_candidates()
+        local = conditions.for_candidates()
         if local.is_plain:
             return self._rounded_candidates(frontier, local)
         return self._searched_candidates(frontier, local)

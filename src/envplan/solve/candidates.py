@@ -13,6 +13,7 @@ One clock for each stage is a candidate, too: no planner that chooses such is ev
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -27,6 +28,8 @@ from envplan.solve.deadline_grid import RoundingGrid
 from envplan.solve.rounding import TEMPERATURES, Rounding, relaxed_rounding
 from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Polished
 from envplan.solve.uniform_clocks import UniformClocks
+
+_logger = logging.getLogger(__name__)
 
 #: After so many deadlines in a row that nothing was found for, earlier ones are not looked at.
 _MAX_FAILURES: Final = 8
@@ -124,8 +127,21 @@ class Candidates(ABC):
                 self._found[deadline_ns] = self._make(deadline_ns)
             except NoPlanInTimeError as error:
                 self._not_found[deadline_ns] = error
+                _logger.debug("candidate for %d ns: none", deadline_ns)
                 raise
+            replay = self._found[deadline_ns]
+            _logger.debug(
+                "candidate for %d ns: %d ns, %d fJ",
+                deadline_ns,
+                replay.makespan_ns,
+                replay.energy_fj,
+            )
         return self._found[deadline_ns]
+
+    @property
+    def num_made(self) -> int:
+        """How many candidates have been made."""
+        return len(self._found)
 
     @cached_property
     def uniform_clocks(self) -> list[KnownChoice]:
@@ -157,7 +173,7 @@ class Candidates(ABC):
         """The fastest choice known, int32 (N,), whatever it uses."""
 
     @abstractmethod
-    def hurried(self, replay: Replay) -> Replay:
+    def faster_than(self, replay: Replay) -> Replay:
         """The fastest candidate that a search finds just before another one, or that one itself."""
 
     @abstractmethod
@@ -207,7 +223,7 @@ class RoundedCandidates(Candidates):
         """The fastest option of each operation, int32 (N,): option 0."""
         return np.zeros_like(self._frontier.problem.table)
 
-    def hurried(self, replay: Replay) -> Replay:
+    def faster_than(self, replay: Replay) -> Replay:
         """The replay itself: rounded optima use all of their time."""
         return replay
 

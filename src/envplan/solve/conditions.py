@@ -46,7 +46,7 @@ class SearchConditions:
         """Whether clocks follow at once and nothing but the time is limited."""
         return self.machine.latency_ns == 0 and not self.limits
 
-    def of_candidates(self) -> Self:
+    def for_candidates(self) -> Self:
         """The conditions that single candidates keep: the same without global limits."""
         return replace(self, limits=self.local_limits)
 

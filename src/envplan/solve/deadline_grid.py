@@ -116,7 +116,7 @@ class RoundingGrid:
         return max(1, int(share * energy_fj))
 
     def _rounding_gap(self) -> float:
-        """What rounding alone loses at T_min and T_star, on average, as a part of the energy."""
+        """The mean loss of rounding alone at T_min and T_star, as a part of the energy."""
         sample, pipeline = self._frontier, self._frontier.pipeline
         has_plain_rounds = pipeline.num_chunks == 1 and pipeline.schedule != "dag"
         if has_plain_rounds and pipeline.num_microbatches > _SAMPLE_MICROBATCHES:

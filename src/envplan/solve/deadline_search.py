@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
@@ -16,6 +17,9 @@ from envplan.solve.conditions import SearchConditions
 from envplan.solve.limit_keeper import LimitKeeper
 from envplan.solve.relief import Relief
 from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Solution
+from envplan.units import j_from_fj, s_from_ns
+
+_logger = logging.getLogger(__name__)
 
 
 class DeadlineSearch:
@@ -73,9 +77,17 @@ class DeadlineSearch:
         except NoAnswerError as error:
             solution, refusal = None, error
         solution = self._best_known(solution, context, idle_until_deadline=idle_until_deadline)
+        deadline_s = s_from_ns(deadline_ns)
         if solution is None:
             assert refusal is not None
+            _logger.info("deadline %.9f s: %s", deadline_s, refusal)
             solution = self._relieved(refusal, context, idle_until_deadline=idle_until_deadline)
+        _logger.info(
+            "deadline %.9f s: %.9f s and %.10g J a GPU of each stage",
+            deadline_s,
+            s_from_ns(solution.replay.makespan_ns),
+            j_from_fj(solution.replay.energy_fj),
+        )
         if self.keeper.global_limits:
             self._known_choices.append(KnownChoice.of(solution.replay))
         return solution

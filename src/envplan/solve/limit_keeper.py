@@ -41,7 +41,7 @@ class LimitKeeper:
         self.relieving = next(relieving, None)
 
     def context(self, deadline_ns: int) -> LimitContext:
-        """What limits must know besides a replay, for a deadline."""
+        """The context in which limits judge a replay by a deadline."""
         is_run_limited = self._request.objective == "cost"
         return LimitContext(
             self._frontier.num_gpus,

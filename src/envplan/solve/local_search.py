@@ -167,7 +167,7 @@ class SearchedCandidates(Candidates):
         """The choice of the fastest candidate, int32 (N,)."""
         return self.fastest.rows
 
-    def hurried(self, replay: Replay) -> Replay:
+    def faster_than(self, replay: Replay) -> Replay:
         """The fastest candidate that searches find between the grid and another candidate.
 
         Returns:
@@ -235,8 +235,8 @@ class SearchedCandidates(Candidates):
         if not annealer.score(best).holds:
             urgent = self._annealer(self.replay(best), deadline_ns, _URGENT_LATENESS_PRICE)
             moves = self._num_moves(_LONG_MOVES_SHARE)
-            hurried = urgent.improve(best, moves, _URGENT_TEMPERATURE, _URGENT_SEED)
-            best = min([hurried, self.fastest.rows], key=annealer.score)
+            sooner = urgent.improve(best, moves, _URGENT_TEMPERATURE, _URGENT_SEED)
+            best = min([sooner, self.fastest.rows], key=annealer.score)
         final = annealer.improve(best, self._num_moves(), _FINAL_TEMPERATURE, _FINAL_SEED)
         return _SearchResult(annealer, final)
 
@@ -371,7 +371,7 @@ class SearchedCandidates(Candidates):
             price_uw=max(1, int(lateness_price * frontier.slope_uw(deadline_ns))),
             machine=self._conditions.machine,
             waits=deadline_ns > frontier.min_energy_time_ns,
-            hold_ns=self._penalties.min_dwell_ns,
+            min_dwell_ns=self._penalties.min_dwell_ns,
             peak_uw=self._penalties.peak_uw,
         )
 

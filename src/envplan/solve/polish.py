@@ -70,7 +70,7 @@ def polish(
 
 
 def _cost_fj(idle_until_deadline: bool) -> Callable[[Replay], int]:
-    """What a replay costs: its energy, or, where everybody waits, that above waiting."""
+    """The cost of a replay: its energy, or, where everybody waits, that above waiting."""
     if idle_until_deadline:
         return lambda replay: replay.effective_fj
     return lambda replay: replay.energy_fj
@@ -84,9 +84,9 @@ def _reduced_costs(
     Each ns is paid at the relaxed optimum's price: the operation's flow, which is what a ns more
     costs it.
     """
-    _, flows = frontier.state_at(rounding.deadline_ns)
+    flow_uw = frontier.state_at(rounding.deadline_ns).flow_uw
     reduced_costs = []
-    for curve, price_uw in zip(curves, flows[rounding.order].tolist(), strict=True):
+    for curve, price_uw in zip(curves, flow_uw[rounding.order].tolist(), strict=True):
         cost_fj = curve.cost_fj + price_uw * curve.time_ns
         reduced_costs.append(cost_fj - cost_fj.min())
     return reduced_costs

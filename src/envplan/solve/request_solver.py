@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 from envplan.costs import TimeAndEnergy
@@ -52,6 +51,11 @@ class RequestSolver(DeadlineSolver[Solution]):
         self._search = DeadlineSearch(frontier, request, cache, progress)
         self._keeper = self._search.keeper
         self._candidates = self._search.candidates
+
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates have been made on this frontier under these conditions."""
+        return self._candidates.num_made
 
     # One deadline.
 
@@ -109,25 +113,29 @@ class RequestSolver(DeadlineSolver[Solution]):
         t_star_ns, straggler_s = self.frontier.min_energy_time_ns, self.request.straggler_time_s
         assert straggler_s is not None
         is_beyond_t_star = straggler_ns > t_star_ns
-        with suppress(NoAnswerError):
-            answered = self.request.with_deadline(straggler_s, waits=is_beyond_t_star)
+        try:
             solution = self.solve_by(straggler_ns, idle_until_deadline=is_beyond_t_star)
-            return replace(solution, answered_request=answered)
-        has_exact_global_limits = set(self._keeper.global_limits) - {self._keeper.probability}
-        if is_beyond_t_star and has_exact_global_limits:
-            # A plan that uses all of the straggler's time takes more energy than T_star's, perhaps
-            # more than a budget.
-            return self._latest_between(t_star_ns, straggler_ns)
-        return None
+        except NoAnswerError:
+            has_exact_global_limits = set(self._keeper.global_limits) - {self._keeper.probability}
+            if is_beyond_t_star and has_exact_global_limits:
+                # A plan that uses all of the straggler's time takes more energy than T_star's,
+                # perhaps more than a budget.
+                return self._latest_between(t_star_ns, straggler_ns)
+            return None
+        answered = self.request.with_deadline(straggler_s, waits=is_beyond_t_star)
+        return replace(solution, answered_request=answered)
 
-    def _latest_between(self, above_ns: int, up_to_ns: int) -> Solution | None:
-        """The solution by the latest deadline found that has one, down to an earliest; None: none.
+    def _latest_between(self, earliest_ns: int, end_ns: int) -> Solution | None:
+        """The solution by the latest deadline found that has one.
 
-        The latest deadline is the least of the negative ones.
+        Args:
+            earliest_ns: the earliest deadline; None comes back where this has no solution.
+            end_ns: deadlines are earlier than this.
         """
+        # The latest deadline is the least of the negative ones.
         return bisect_first_feasible(
-            -up_to_ns,
-            -above_ns,
+            -end_ns,
+            -earliest_ns,
             lambda negative_ns: self.solve_by_or_none(-negative_ns),
             FEW_BISECTIONS,
         )
@@ -185,13 +193,13 @@ class RequestSolver(DeadlineSolver[Solution]):
         """
         frontier = self.frontier
         middle_ns, max_bisections = frontier.min_energy_time_ns, MAX_BISECTIONS
-        if not self._conditions.of_candidates().is_plain:
+        if not self._conditions.for_candidates().is_plain:
             middle_ns = max(middle_ns, self._candidates.fastest.makespan_ns)
             max_bisections = FEW_BISECTIONS
         earliest_ns = min(self._earliest_by_relaxation_ns(), frontier.slowest_time_ns)
         solution = self.earliest_from(earliest_ns, middle_ns, max_bisections)
         if solution is not None:
-            return self._hurried(solution)
+            return self._made_faster(solution)
         safest = self._safest_choice()
         if safest is None and self._eases_beyond_t_star():
             return self.solve_by(frontier.slowest_time_ns, idle_until_deadline=True)
@@ -209,11 +217,11 @@ class RequestSolver(DeadlineSolver[Solution]):
         earliest_ns = [limit.earliest_ns(self.frontier) for limit in self.request.limits]
         return max(earliest_ns, default=self.frontier.min_time_ns)
 
-    def _hurried(self, solution: Solution) -> Solution:
+    def _made_faster(self, solution: Solution) -> Solution:
         """A faster solution that a search finds just before one, or that one itself."""
         if self._keeper.probability is not None:
             return solution  # a faster one would have to be proved anew
-        replay = self._candidates.hurried(solution.replay)
+        replay = self._candidates.faster_than(solution.replay)
         context = self._keeper.context(replay.makespan_ns)
         if not self._keeper.keeps(replay, context, self._keeper.exact_limits):
             return solution

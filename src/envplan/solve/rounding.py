@@ -17,8 +17,9 @@ TEMPERATURES: Final[tuple[float, ...]] = (1.0, 0.5, 0.2, 0.1)
 _MOVES_PER_OPERATION: Final = 400  # at each temperature
 
 IntArray = NDArray[np.int64]
-#: An index for every operation, int32 (N,).
-Choice = NDArray[np.int32]
+IndexArray = NDArray[np.int32]
+#: An option for every operation, int32 (N,): an option index, or a Pareto index where it says so.
+Choice = IndexArray
 
 
 class Precedences(NamedTuple):
@@ -61,14 +62,14 @@ class Rounding:
         self, pipeline: Pipeline, network: Network, event_times: IntArray, deadline_ns: int
     ) -> None:
         num_operations = len(pipeline.operations)
-        # Events are numbered by operation: its start, then its end.
+        # Events of operations come first: the start and the end of each in turn.
         start_ns = event_times[0 : 2 * num_operations : 2]
         finish_ns = event_times[1 : 2 * num_operations : 2]
         # Of operations that start together, predecessors come first.
         topological_position = _inverse(pipeline.order)
-        self.order: Choice = np.lexsort((topological_position, start_ns)).astype(np.int32)
+        self.order: IndexArray = np.lexsort((topological_position, start_ns)).astype(np.int32)
         self.precedences = _precedences(pipeline, network, rank=_inverse(self.order))
-        self.curve: Choice = network.curve[:num_operations][self.order]
+        self.curve: IndexArray = network.curve[:num_operations][self.order]
         self.deadline_ns = deadline_ns
         self.relaxed_finish_ns: IntArray = finish_ns[self.order]
         self.relaxed_duration_ns: IntArray = self.relaxed_finish_ns - start_ns[self.order]
@@ -124,17 +125,17 @@ class Rounding:
 
 def relaxed_rounding(frontier: Relaxation, deadline_ns: int) -> Rounding:
     """The rounding of a frontier's relaxed optimum at a deadline from T_min to T_max, ns."""
-    event_times, _ = frontier.state_at(deadline_ns)
-    return Rounding(frontier.pipeline, frontier.network, event_times, deadline_ns)
+    optimum = frontier.state_at(deadline_ns)
+    return Rounding(frontier.pipeline, frontier.network, optimum.times_ns, deadline_ns)
 
 
-def _inverse(permutation: Choice) -> Choice:
+def _inverse(permutation: IndexArray) -> IndexArray:
     inverse = np.empty(len(permutation), np.int32)
     inverse[permutation] = np.arange(len(permutation), dtype=np.int32)
     return inverse
 
 
-def _precedences(pipeline: Pipeline, network: Network, *, rank: Choice) -> Precedences:
+def _precedences(pipeline: Pipeline, network: Network, *, rank: IndexArray) -> Precedences:
     """The precedences of a pipeline between the ranks of its operations.
 
     Args:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from time import perf_counter
+
 from envplan.frontier import Progress, Relaxation
 from envplan.plan import Plan
 from envplan.plan.costs import priced
@@ -10,6 +13,8 @@ from envplan.request.limits import MinDwell
 from envplan.solve.cache import CachedFrontier, PlanCache
 from envplan.solve.request_solver import RequestSolver
 from envplan.solve.straggler_ladder import straggler_ladder
+
+_logger = logging.getLogger(__name__)
 
 
 def solve(
@@ -28,6 +33,7 @@ def solve(
             had.
         InputError: the profile does not say how times vary, or a rate ends before the run.
     """
+    begin_s = perf_counter()
     frontier, cache = admissible_frontier(frontier, request, cache)
     solver = RequestSolver(frontier, request, cache, progress)
     match request.objective:
@@ -41,6 +47,16 @@ def solve(
         case "cost":
             solution = solver.least_energy_in_time()
     plan = solver.plan(solution)
+    _logger.info(
+        "plan for least %s by %.9f s: %.9f s, %.6g J, gap %.4f%%, candidates: %d, in %.2f s",
+        request.objective,
+        plan.target.deadline_s,
+        plan.iteration_time,
+        plan.energy,
+        100 * plan.gap,
+        solver.num_candidates,
+        perf_counter() - begin_s,
+    )
     if request.effort.ladder:
         plan = plan.with_ladder(straggler_ladder(frontier, request, cache, progress))
     return plan if request.run is None else priced(plan, request.run)

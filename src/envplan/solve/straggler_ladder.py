@@ -1,6 +1,6 @@
 """Plans for stragglers: one for each of several times, to look up while training runs.
 
-Perseus (SOSP 2024, section 4.3) looks up the plan for a straggler's time among those made before.
+Perseus (SOSP 2024) looks up the plan for a straggler's time among those made before.
 """
 
 from __future__ import annotations

@@ -140,7 +140,10 @@ def _failure(cells: dict[str, Any], error: Exception) -> PointOutcome:
 
 
 def _question(point: Point, profile: Profile | None) -> dict[str, Any]:
-    """The cells of a row that say what its point asks for."""
+    """The cells of a row that say what its point asks for.
+
+    Columns of a row are fields of a point, or the aliases under which these are written.
+    """
     fields = point.model_dump(by_alias=True, exclude_none=True)
     cells = {name: fields[name] for name in fields.keys() & SweepRow.model_fields.keys()}
     cells["target"], cells["target_value"] = point.target

@@ -22,8 +22,8 @@ from envplan.quantities import PERCENT, WHOLE
 from envplan.replay.noise import (
     CONFIDENCE,
     NoisyRun,
-    least_held,
-    share_at_least,
+    clopper_pearson_lower,
+    fewest_successes,
     spreads,
     time_factors,
 )
@@ -116,8 +116,8 @@ class HoldsWithProbability(Limit):
         confidence = _confidence(attempt)
         if context.run is not None:
             # With fewer replays the limits are wider: no further margin is needed.
-            return int(context.run.share_at_least(makespans, confidence) < self.probability)
-        needed = least_held(self.probability, RUNS, confidence) / RUNS
+            return int(context.run.cantelli_lower(makespans, confidence) < self.probability)
+        needed = fewest_successes(self.probability, RUNS, confidence) / RUNS
         spread = math.sqrt(self.probability * (1 - self.probability) / SEARCH_RUNS)
         aim = min(needed + (attempt + 1) * spread, 1.0)
         held_runs = int((makespans <= context.deadline_ns).sum())
@@ -161,7 +161,7 @@ class HoldsWithProbability(Limit):
         makespans = np.sort(self.makespans(replay, context, self._proof_seed(0), RUNS))
         percent = f"{100 * self.probability:g} percent"
         if context.run is not None:
-            could_ns = context.run.could_hold_ns(makespans, self.probability, CONFIDENCE)
+            could_ns = context.run.provable_deadline_ns(makespans, self.probability, CONFIDENCE)
             mean_s = s_from_ns(round(float(makespans.mean())))
             return (
                 f"no plan ends {context.run.iterations} iterations by "
@@ -170,7 +170,7 @@ class HoldsWithProbability(Limit):
                 f"of {RUNS} replays; a deadline of {s_from_ns(could_ns):.9g} s could be held"
             )
         share = float((makespans <= context.deadline_ns).mean())
-        could_ns = int(makespans[least_held(self.probability, RUNS, CONFIDENCE) - 1])
+        could_ns = int(makespans[fewest_successes(self.probability, RUNS, CONFIDENCE) - 1])
         return (
             f"no plan holds {s_from_ns(context.deadline_ns):.9f} s with a probability of "
             f"{percent}: with every operation as fast as can be {100 * share:.2f} percent of "
@@ -240,8 +240,8 @@ def proved_share(
     latest_ns = context.deadline_ns if run is None else run.each_ns
     held_runs = int((makespans <= latest_ns).sum())
     if run is None:
-        return held_runs, share_at_least(held_runs, len(makespans), confidence)
-    return held_runs, run.share_at_least(makespans, confidence)
+        return held_runs, clopper_pearson_lower(held_runs, len(makespans), confidence)
+    return held_runs, run.cantelli_lower(makespans, confidence)
 
 
 def _confidence(attempt: int) -> float:
