@@ -19,7 +19,7 @@ from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Search
 from envplan.replay.cores import parallel_map
-from strategies import dags, falling_profiles, knobbed_profiles, pipelines, profiles
+from strategies import dags, falling_profiles, pipelines, profiles, profiles_with_configs
 
 LATENCIES = [0, 0, 1, 7, 3_000_000, 20_000_000, 30_000_003, 300_000_000, 5_000_000_000]
 
@@ -52,7 +52,7 @@ class Case(NamedTuple):
 def cases(draw: Any) -> Case:
     """Any pipeline with any choice of rows on any machine."""
     pipeline = draw(st.one_of(pipelines(max_stages=3, max_microbatches=4), dags(num_stages=2)))
-    kind = draw(st.sampled_from([profiles, falling_profiles, knobbed_profiles, tiny_profiles]))
+    kind = draw(st.sampled_from([profiles, falling_profiles, profiles_with_configs, tiny_profiles]))
     profile = draw(kind(pipeline.num_profile_stages, max_options=6))
     power = st.sampled_from([0, 1, 75_000_000, 10**9])
     powers = [draw(power) for _ in range(pipeline.num_stages)]
@@ -254,7 +254,7 @@ def test_what_is_left_is_carried_over_in_whole_ns() -> None:
     assert replay.requests(0)[0].tolist() == [0, 8]
 
 
-def test_rows_by_their_knobs() -> None:
+def test_rows_by_their_settings() -> None:
     profile = Profile.from_rows(
         [
             (0, "forward", 900, 0.1, 3.0, "b"),
