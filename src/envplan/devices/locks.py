@@ -47,7 +47,7 @@ _SERVICE_LOOK_S: Final = 0.1
 
 @dataclass(frozen=True)
 class Mark:
-    """That a guard may have set a clock.
+    """A record that a guard may have set a clock.
 
     Attributes:
         guard: its process.
@@ -135,7 +135,7 @@ class LockFile(AbstractContextManager["LockFile"]):
 
     @property
     def mark(self) -> Mark | None:
-        """What the guard wrote that has it, or had; None if there is none, or it has given back."""
+        """The mark of the guard that has the GPU, or had it; None: the clock was given back."""
         return Mark.parse(os.pread(self._file, MARK_BYTES, 0))
 
     def set_mark(self, mark: Mark) -> None:
@@ -170,7 +170,7 @@ class LockFile(AbstractContextManager["LockFile"]):
 
 @dataclass(frozen=True)
 class GivenBack:
-    """What became of one GPU's clock.
+    """The result of giving one GPU's clock back.
 
     Attributes:
         index: of the GPU.

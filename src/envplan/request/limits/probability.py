@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Fresh replays that prove a share; so many can prove up to 0.999.
 RUNS: Final = 10_000
+#: Seeds begin anew after the last.
+_SEEDS: Final = 2**31
 #: Replays that the search looks at for each candidate; the same draws for all of them.
 SEARCH_RUNS: Final = 2_000
 
@@ -87,7 +89,7 @@ class HoldsWithProbability(Limit):
         description="standard deviation of times, as a fraction of them; absent: by the profile's "
         "column time_std",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Annotated[int, Field(ge=0, lt=_SEEDS)] = 0
 
     def makespans(
         self, replay: Replay, context: LimitContext, seed: int, runs: int
@@ -211,7 +213,7 @@ class HoldsWithProbability(Limit):
 
     def _proof_seed(self, attempt: int) -> int:
         """The seed of fresh draws for a proof; the search's own is `seed`."""
-        return self.seed + 1 + attempt
+        return (self.seed + 1 + attempt) % _SEEDS
 
 
 def _run_of(stated: StatedResults, robustness: Robustness) -> NoisyRun | None:
