@@ -77,7 +77,7 @@ class RankOptions(ParallelOptions):
         Numbers | None,
         typer.Option(
             metavar="I[,I...]",
-            parser=numbers("0,2,4,6", least=0, most=_MAX_DEVICES),
+            parser=numbers("0,2,4,6", lowest=0, highest=_MAX_DEVICES),
             help="Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
             rich_help_panel=JOB,
         ),

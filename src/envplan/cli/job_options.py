@@ -200,7 +200,7 @@ class JobOptions(ParallelOptions):
         Numbers | None,
         typer.Option(
             metavar="N[,N...]",
-            parser=numbers("8 or 8,7,6,5", least=0),
+            parser=numbers("8 or 8,7,6,5", lowest=0),
             help=(
                 "Microbatches whose activations fit into a stage's memory, one number for "
                 "all stages or one for each: caps how far schedule envpipe runs ahead."

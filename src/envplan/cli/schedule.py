@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -437,8 +437,8 @@ def _imported_pipeline(
         raise InputError(message, path=path) from None
 
 
-def _imported_document(pipeline: Pipeline, imported: ImportedSchedule) -> dict[str, Any]:
-    document: dict[str, Any] = {
+def _imported_document(pipeline: Pipeline, imported: ImportedSchedule) -> dict[str, object]:
+    document: dict[str, object] = {
         "ranks": pipeline.num_stages,
         "microbatches": pipeline.num_microbatches,
         "chunks": pipeline.num_chunks,
