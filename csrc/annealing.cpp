@@ -18,6 +18,11 @@ constexpr double kCooling = 0.02;       // last temperature over first
 constexpr double kDearer = 16;          // last price over first
 constexpr std::size_t kPaces = 256;     // at most so many are tried
 
+const Limits& checked(const Limits& limits) {
+  require(limits.price >= 0 && limits.price <= kMostTime, "the price is out of range");
+  return limits;
+}
+
 Energy energy_over(const Limits& limits, const Replay& replay) {
   return limits.peak < 0 ? 0 : replay.energy_above_cap(limits.peak, 0, replay.makespan());
 }
@@ -35,6 +40,7 @@ Score score(const Limits& limits, const Replay& replay, Energy over) {
 }
 
 Score score(const Problem& problem, const Limits& limits, const Index* rows) {
+  checked(limits);
   Replay replay(problem, limits.latency, limits.min_dwell);
   replay.choose(rows);
   replay.run();
@@ -44,7 +50,7 @@ Score score(const Problem& problem, const Limits& limits, const Index* rows) {
 Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* rows, int64_t moves,
                      double heat, uint64_t seed)
     : problem_(problem),
-      limits_(limits),
+      limits_(checked(limits)),
       replay_(problem, limits.latency, limits.min_dwell),
       moves_(problem),
       random_(seed),
@@ -144,7 +150,9 @@ bool Annealing::attempt(double most) {
 }
 
 ConstantClocks::ConstantClocks(const Problem& problem, const Limits& limits)
-    : problem_(problem), limits_(limits), replay_(problem, limits.latency, limits.min_dwell) {
+    : problem_(problem),
+      limits_(checked(limits)),
+      replay_(problem, limits.latency, limits.min_dwell) {
   for (Index t = 0; t < problem.num_tables; ++t) {
     for (Index k = 0; k < problem.num_clocks; ++k) {
       Index best = problem.table_begin[t];

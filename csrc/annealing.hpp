@@ -25,6 +25,8 @@
 
 namespace envplan {
 
+// Ranges: latency, deadline and min_dwell as for Replay; price in [0, kMostTime], so that an excess
+// stays below 2^126.
 struct Limits {
   Time latency;  // from a request until the clock comes, ns
   Time deadline;
@@ -47,7 +49,8 @@ struct Score {
 
 // Of a replay whose energy above the cap is known.
 Score score(const Limits& limits, const Replay& replay, Energy over);
-// Of rows, one an operation, in the caller's numbering.
+// Of rows, one an operation, in the caller's numbering. Throws std::invalid_argument where a limit
+// is out of range or there is no such row; so do both searches below.
 Score score(const Problem& problem, const Limits& limits, const Index* rows);
 
 // Anneals from rows in the caller's numbering. `heat` is the first temperature in units of the mean

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from envplan.devices.locks import places
+from envplan.devices.locks import lock_folders
 from envplan.devices.modelled import ModelledGpu, gpu
 
 SOURCE = Path(__file__).parent / "fake_nvml" / "libnvidia-ml.c"
@@ -192,7 +192,7 @@ class FakeNvml:
         """Let go of the file, and of the lock files; whatever hangs goes on."""
         for index in range(MAX_GPUS):
             self.hang(index=index)
-            for folder in places(os.geteuid()):
+            for folder in lock_folders(os.geteuid()):
                 if uuid := self.gpu(index).uuid.decode():
                     (folder / f"{uuid}.lock").unlink(missing_ok=True)
         del self.state

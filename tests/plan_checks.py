@@ -39,8 +39,8 @@ def rows_of(frontier: Frontier, plan: Plan) -> list[int]:
     rows = []
     for op, planned in zip(frontier.pipeline.operations, chain(*plan.stages), strict=True):
         table = frontier.profile.table(op.profile_stage, op.instruction)
-        knobs = list(zip(table.frequency_mhz.tolist(), table.config, strict=True))
-        rows.append(knobs.index((planned.frequency_mhz, planned.config)))
+        settings = list(zip(table.frequency_mhz.tolist(), table.config, strict=True))
+        rows.append(settings.index((planned.frequency_mhz, planned.config)))
     return rows
 
 

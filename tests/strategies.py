@@ -97,7 +97,7 @@ def equal_profiles(draw: Any, num_stages: int) -> Profile:
 
 
 @st.composite
-def knobbed_profiles(
+def profiles_with_configs(
     draw: Any,
     num_stages: int,
     max_options: int = 6,
@@ -106,12 +106,12 @@ def knobbed_profiles(
     """Clocks that differ from table to table, two configs, and work that no clock controls; each
     stage has a blocking power of its own.
     """
-    knobs = st.tuples(st.sampled_from([0, 900, 1200, 1500, 1590]), st.sampled_from(["", "b"]))
+    settings = st.tuples(st.sampled_from([0, 900, 1200, 1500, 1590]), st.sampled_from(["", "b"]))
     rows = [
         (stage, name, mhz, draw(st.floats(0.01, 0.2)), draw(st.floats(1.0, 60.0)), config)
         for stage in range(num_stages)
         for name in instructions
-        for mhz, config in draw(st.sets(knobs, min_size=1, max_size=max_options))
+        for mhz, config in draw(st.sets(settings, min_size=1, max_size=max_options))
     ]
     rows += [
         (stage, "blocking", 0, 1.0, float(draw(st.integers(0, 300))), "")
@@ -204,7 +204,7 @@ def frontiers(draw: Any, max_stages: int = 2, max_microbatches: int = 3) -> Fron
     instructions = {op.instruction for op in pipeline.operations}
     backward = {"backward_input", "backward_weight"} & instructions or {"backward"}
     instructions = sorted(instructions | backward | {"forward"})
-    kind = draw(st.sampled_from([falling_profiles, profiles, knobbed_profiles]))
+    kind = draw(st.sampled_from([falling_profiles, profiles, profiles_with_configs]))
     profile = draw(kind(pipeline.num_profile_stages, 5, instructions))
     return trace_frontier(
         pipeline,

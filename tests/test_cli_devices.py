@@ -122,9 +122,13 @@ def test_reset_needs_no_place_for_locks(
     squatted = tmp_path / "squatted"
     squatted.mkdir(mode=0o777)
     squatted.chmod(0o777)
-    monkeypatch.setattr("envplan.devices.locks._names", lambda _: [(tmp_path / trouble, "x")])
+    monkeypatch.setattr(
+        "envplan.devices.locks._folder_names", lambda _: [(tmp_path / trouble, "x")]
+    )
     if trouble == "squatted":
-        monkeypatch.setattr("envplan.devices.locks._names", lambda _: [(tmp_path, "squatted")])
+        monkeypatch.setattr(
+            "envplan.devices.locks._folder_names", lambda _: [(tmp_path, "squatted")]
+        )
     fake_nvml.gpu(1).locked = 1005
     done("reset")
     assert fake_nvml.locked(1) is None

@@ -185,3 +185,18 @@ def test_configs_of_operations_are_kept(tmp_path: Path) -> None:
     plan = file.plan(1e6, profile)
     assert {operation.config for operation in plan.stages[0]} == {"a"}
     assert envplan("check", "f.json", cwd=tmp_path).code == 0
+
+
+def test_a_loaded_frontier_finds_the_profile_beside_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, elsewhere = tmp_path / "jobs", tmp_path / "elsewhere"
+    jobs.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(jobs)
+    small_profile(2).save_csv("p.csv")
+    frontier = trace_frontier(Pipeline("1f1b", 2, 2), Profile.read_csv("p.csv"))
+    FrontierFile.from_plans(frontier, distinct(frontier.sample_plans(3))).save("f.json")
+    monkeypatch.chdir(elsewhere)
+    plan = FrontierFile.load(jobs / "f.json").plan(2 * frontier.min_time)
+    assert plan.iteration_time <= 2 * frontier.min_time

@@ -385,9 +385,9 @@ def test_with_a_straggler_costs_are_until_it_has_finished(folder: Path) -> None:
         known = (spent.time_s, spent.energy_kwh, spent.money)
         assert known == pytest.approx((2500.0, kwh, 0.3 * kwh))
     assert "costs follow from" in done("check plan.json")
-    alone = plan.target.model_copy(update={"straggler_time_s": None})
+    alone = plan.request.model_copy(update={"straggler_time_s": None})
     with pytest.raises(InputError, match=r"costs\.iteration"):
-        check_costs(plan.model_copy(update={"target": alone}))
+        check_costs(plan.model_copy(update={"stated_request": alone}))
     # One that is not slower than the plan changes nothing.
     assert solved(f"{rates} --straggler-time 0.5").costs == solved(rates).costs
 

@@ -474,14 +474,14 @@ def test_lock_files_are_for_this_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = os.geteuid()
-    assert locks._names(0)[0] == (Path("/run"), "envplan")
-    assert locks._names(1000) == [(Path("/tmp"), "envplan-1000")]
+    assert locks._folder_names(0)[0] == (Path("/run"), "envplan")
+    assert locks._folder_names(1000) == [(Path("/tmp"), "envplan-1000")]
     monkeypatch.setattr(
-        locks, "_names", lambda _: [(tmp_path / "none", "x"), (tmp_path, "envplan")]
+        locks, "_folder_names", lambda _: [(tmp_path / "none", "x"), (tmp_path, "envplan")]
     )
     LockFile("GPU-x").close()
     folder = tmp_path / "envplan"
-    assert locks.places(own) == [folder]
+    assert locks.lock_folders(own) == [folder]
     assert folder.stat().st_mode & 0o777 == 0o700
     (folder / "GPU-x.lock").unlink()
     (folder / "GPU-x.lock").symlink_to(tmp_path / "elsewhere")
@@ -490,7 +490,7 @@ def test_lock_files_are_for_this_user_alone(
     assert not (tmp_path / "elsewhere").exists()
     folder.chmod(0o777)  # somebody else's now, for all we know
     LockFile("GPU-x").close()
-    (other,) = locks.places(own)
+    (other,) = locks.lock_folders(own)
     assert other.name.startswith("envplan-")
     assert other.stat().st_mode & 0o777 == 0o700
 

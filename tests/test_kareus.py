@@ -24,10 +24,10 @@ def profile(folder: Path, *, recomputes: bool) -> Profile:
     for stage in range(2):
         for instruction in ("forward", "backward"):
             for mhz in (1410, 900):
-                for k, knob in enumerate((EARLY, LATE)):
-                    before = [knob if instruction == "backward" else ""] * len(again)
+                for k, overlap in enumerate((EARLY, LATE)):
+                    before = [overlap if instruction == "backward" else ""] * len(again)
                     time = 141 / mhz * (1 + 0.1 * k)
-                    cells = [stage, instruction, mhz, *before, knob, EARLY, time, mhz / 50 - k]
+                    cells = [stage, instruction, mhz, *before, overlap, EARLY, time, mhz / 50 - k]
                     lines.append(",".join(map(str, cells)))
     (folder / "profile.csv").write_text("\n".join(lines) + "\n")
     return Profile.read_csv(folder / "profile.csv")

@@ -53,15 +53,15 @@ def late(within: float, waiting_uw: int, latency_ns: int, hold_ns: int = 0) -> B
 
 
 @st.composite
-def made_of_parts(draw: st.DrawFn, most_parts: int = 4, second_knob: bool = True) -> PartCosts:
+def made_of_parts(draw: st.DrawFn, most_parts: int = 4, with_configs: bool = True) -> PartCosts:
     """Parts with noisy rows at the same clocks, some of constant time, maybe in two configs."""
-    knobs = second_knob and draw(st.booleans()) and draw(st.booleans())
-    count = draw(st.integers(1, 3 if knobs else most_parts))
+    has_configs = with_configs and draw(st.booleans()) and draw(st.booleans())
+    count = draw(st.integers(1, 3 if has_configs else most_parts))
     clocks = CLOCKS[: draw(st.integers(1, len(CLOCKS)))]
     rows = {}
     for p in range(count):
         constant = p > 0 and draw(st.booleans()) and draw(st.booleans())
-        configs = ("x y", "z") if knobs and not constant else ("",)
+        configs = ("x y", "z") if has_configs and not constant else ("",)
         rows[f"p{p}"] = {
             ClockSetting(mhz, config): ExactCost(draw(st.integers(1, 40)), draw(st.integers(0, 60)))
             for mhz in ((0,) if constant else clocks)
@@ -213,7 +213,7 @@ def parts_profile(
 @given(st.data())
 def test_the_frontier_is_that_of_parts_as_operations_of_their_own(data: st.DataObject) -> None:
     tables = {
-        (stage, name): data.draw(made_of_parts(3, second_knob=False))
+        (stage, name): data.draw(made_of_parts(3, with_configs=False))
         for stage in (0, 1)
         for name in ("forward", "backward")
     }

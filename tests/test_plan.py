@@ -297,6 +297,16 @@ CONTRADICTIONS = {
         {"limits": []},
         "predicted.robustness",
     ),
+    "iterations": (
+        {"run": Run(iterations=100, deadline_s=900.0)},
+        {"run": {"iterations": 50, "deadline_s": 900.0}},
+        "costs.iterations",
+    ),
+    "what is least": (
+        {"run": Run(iterations=100, deadline_s=900.0, carbon=Rate.fixed(0.4))},
+        {"objective": "energy"},
+        "request.objective energy",
+    ),
     "peak": (
         {"peak_power_cap": 5000.0, "slowdown": 0.05},
         {"limits": [{"kind": "peak-power", "power_w": 6000.0}]},

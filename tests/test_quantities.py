@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_HALF_EVEN, Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, LONG_TIME, PERCENT, POWER, TIME, WHOLE, Quantity
+from envplan.units import ns_from_s
 
 
 @pytest.mark.parametrize(
@@ -69,3 +72,9 @@ def test_what_is_no_such_quantity_is_refused(quantity: Quantity, text: str, word
 def test_numbers_are_read_exactly(value: float, count: int, unit: tuple[str, int]) -> None:
     assert TIME.parse(repr(value), "--x") == value
     assert TIME.parse(f"{count}{unit[0]}", "--x") == count / 10 ** unit[1]
+
+
+@given(st.one_of(st.floats(-1e12, 1e12), st.integers(-(10**12), 10**12).map(lambda k: k / 2e9)))
+def test_seconds_are_rounded_to_the_nearest_nanosecond_of_their_decimals(seconds: float) -> None:
+    exact = Decimal(repr(seconds)) * 10**9
+    assert ns_from_s(seconds) == int(exact.to_integral_value(rounding=ROUND_HALF_EVEN))

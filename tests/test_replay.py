@@ -19,7 +19,7 @@ from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Search
 from envplan.replay.cores import side_by_side
-from strategies import dags, falling_profiles, knobbed_profiles, pipelines, profiles
+from strategies import dags, falling_profiles, pipelines, profiles, profiles_with_configs
 
 LATENCIES = [0, 0, 1, 7, 3_000_000, 20_000_000, 30_000_003, 300_000_000, 5_000_000_000]
 
@@ -52,7 +52,7 @@ class Case(NamedTuple):
 def cases(draw: Any) -> Case:
     """Any pipeline with any choice of rows on any machine."""
     pipeline = draw(st.one_of(pipelines(max_stages=3, max_microbatches=4), dags(num_stages=2)))
-    kind = draw(st.sampled_from([profiles, falling_profiles, knobbed_profiles, tiny_profiles]))
+    kind = draw(st.sampled_from([profiles, falling_profiles, profiles_with_configs, tiny_profiles]))
     profile = draw(kind(pipeline.num_profile_stages, max_options=6))
     power = st.sampled_from([0, 1, 75_000_000, 10**9])
     powers = [draw(power) for _ in range(pipeline.num_stages)]
@@ -122,7 +122,7 @@ def test_power_over_time_and_spacing_are_those_of_the_oracle(case: Case, hold_ns
     pipeline, asked = case.problem.pipeline, replay.frequency_mhz.tolist()
     starts = replay.starts_ns.tolist()
     shortages = oracle.hold_shortages(pipeline, asked, starts, replay.makespan_ns, hold_ns)
-    short = [hold_ns - held for *_, held in replay.short_holds(hold_ns)]
+    short = [hold_ns - held for *_, held in replay.short_dwells(hold_ns)]
     assert sorted(short) == sorted(shortage for shortage in shortages if shortage)
 
 
@@ -146,7 +146,7 @@ def searches(draw: Any) -> tuple[Case, dict[str, Any]]:
     limits = {
         "machine": case.machine,
         "deadline_ns": int(fastest * draw(st.sampled_from([0.5, 1.0, 1.1, 2.0, 20.0]))),
-        "hold_ns": draw(st.sampled_from([0, 0, 10, 50_000_000, 400_000_000])),
+        "min_dwell_ns": draw(st.sampled_from([0, 0, 10, 50_000_000, 400_000_000])),
         "peak_uw": draw(st.none() | st.just(int(replay.peak_uw * draw(st.floats(0.3, 1.0))))),
         "waits": draw(st.booleans()),
         "price_uw": draw(st.sampled_from([1, 300_000_000])),
@@ -159,8 +159,8 @@ def check_score(case: Case, rows: NDArray[np.int32], limits: dict[str, Any], sea
     replay = case.problem.replay(rows, limits["machine"])
     score = search.score(rows)
     assert score.late_ns == max(0, replay.makespan_ns - limits["deadline_ns"])
-    short = replay.short_holds(limits["hold_ns"])
-    assert score.shortage_ns == sum(limits["hold_ns"] - held for *_, held in short)
+    short = replay.short_dwells(limits["min_dwell_ns"])
+    assert score.shortage_ns == sum(limits["min_dwell_ns"] - held for *_, held in short)
     over = 0
     if limits["peak_uw"] is not None:
         parts = case._replace(rows=rows).parts()
@@ -254,7 +254,7 @@ def test_what_is_left_is_carried_over_in_whole_ns() -> None:
     assert replay.requests(0)[0].tolist() == [0, 8]
 
 
-def test_rows_by_their_knobs() -> None:
+def test_rows_by_their_settings() -> None:
     profile = Profile.from_rows(
         [
             (0, "forward", 900, 0.1, 3.0, "b"),
@@ -278,6 +278,32 @@ def test_iteration_of_more_than_146_years_is_refused() -> None:
             problem.replay(slow, machine)
         with pytest.raises(InputError, match="146 years"):
             problem.makespans(fast, machine, np.full((3, 6), 2.0))
+
+
+def test_thriftiest_rows_are_exact_whatever_the_blocking_power() -> None:
+    rows = [
+        (0, name, mhz, 150.0 * 1000 / mhz, 5.0)
+        for name in ("forward", "backward")
+        for mhz in range(1000, 2000, 100)
+    ]
+    problem = Problem(Pipeline("1f1b", 1, 2), Profile.from_rows(rows), [10**11])  # 100 kW
+    costs = [
+        energy_fj - 10**11 * time_ns
+        for energy_fj, time_ns in zip(
+            problem.tables[0].energy_fj.tolist(), problem.tables[0].time_ns.tolist(), strict=True
+        )
+    ]
+    assert set(problem.thriftiest_rows.tolist()) == {costs.index(min(costs))}
+
+
+def test_search_refuses_a_negative_price() -> None:
+    problem, rows = of_a_model()
+    search = Search(problem, problem.replay(rows).starts_ns, 10**9, price_uw=-1)
+    for look in (lambda: search.score(rows), lambda: search.improve(rows, 1, 0.0, 0)):
+        with pytest.raises(ValueError, match="price is out of range"):
+            look()
+    with pytest.raises(ValueError, match="price is out of range"):
+        search.constant()
 
 
 def kernel_arrays() -> dict[str, Any]:

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan import Pipeline, Plan, Profile, trace_frontier
+from cli_helpers import small_profile
+from envplan import Pipeline, Plan, Profile, trace_frontier, verify_plan
 from envplan.errors import InputError, NoAnswerError
 from envplan.planners import ZeusGlobal, ZeusPerStage
 from envplan.replay import Machine, Replay
 from envplan.request import Request
-from envplan.request.limits import probability
+from envplan.request.limits import AveragePower, probability
 from envplan.solve import Frontier
 from envplan.units import j_from_fj, s_from_ns
 from plan_checks import assert_answers, keeps
@@ -181,3 +182,18 @@ def test_no_choice_of_rows_undercuts_the_relaxed_bound_however_late_clocks_come(
         sync_ns = replay.makespan_ns + data.draw(st.sampled_from([0, 10**8, 10**10]))
         until = replay.energy_until(sync_ns)
         assert until >= frontier.waiting_bound_fj(sync_ns) - allowance_fj
+
+
+def test_the_highest_seed_is_as_good_as_any() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 2, 2), small_profile(2))
+    plan = frontier.plan(slowdown=0.2, probability=0.9, noise=0.01, seed=2**31 - 1)
+    assert plan.predicted.robustness is not None
+    assert verify_plan(plan, frontier.profile)
+
+
+def test_a_cap_on_many_gpus_leaves_the_time_that_keeps_it() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2), replicas=3999)
+    time_ns = (frontier.min_time_ns + 2 * frontier.min_energy_time_ns) // 3
+    energy_fj = frontier.lower_bound_fj(time_ns) * frontier.num_gpus
+    cap_uw = -(-energy_fj // time_ns)
+    assert AveragePower(power_w=cap_uw / 1e6).earliest_ns(frontier) <= time_ns

@@ -17,7 +17,13 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
-from envplan.replay.noise import CONFIDENCE, NoisyRun, least_held, share_at_least, spreads
+from envplan.replay.noise import (
+    CONFIDENCE,
+    NoisyRun,
+    clopper_pearson_lower,
+    fewest_successes,
+    spreads,
+)
 from envplan.request.limits import LimitContext, StatedResults
 from envplan.request.limits.probability import RUNS, proved_share
 from envplan.runtime.drift import replan
@@ -31,16 +37,18 @@ def test_the_share_proved_is_that_of_clopper_and_pearson(
 ) -> None:
     held = round(runs * part)
     known = beta.ppf(1 - confidence, held, runs - held + 1) if held else 0.0
-    assert share_at_least(held, runs, confidence) == pytest.approx(known, rel=1e-6, abs=1e-12)
+    assert clopper_pearson_lower(held, runs, confidence) == pytest.approx(
+        known, rel=1e-6, abs=1e-12
+    )
 
 
 @given(st.integers(1, 5000), st.floats(0.001, 0.999))
 def test_the_fewest_that_prove_a_share_are_the_fewest(runs: int, share: float) -> None:
-    needed = least_held(share, runs, CONFIDENCE)
+    needed = fewest_successes(share, runs, CONFIDENCE)
     if needed <= runs:
-        assert share_at_least(needed, runs, CONFIDENCE) >= share
+        assert clopper_pearson_lower(needed, runs, CONFIDENCE) >= share
     if needed > 0:
-        assert share_at_least(needed - 1, runs, CONFIDENCE) < share
+        assert clopper_pearson_lower(needed - 1, runs, CONFIDENCE) < share
 
 
 @given(st.lists(st.integers(10**9, 10**9 + 20), min_size=1, max_size=30), st.integers(-1, 21))
@@ -49,7 +57,7 @@ def test_runs_that_end_a_nanosecond_late_are_late(makespans: list[int], after: i
     context = LimitContext(1, deadline, small_profile(1))
     held, share = proved_share(np.array(makespans), context, CONFIDENCE)
     assert held == len([end for end in makespans if end <= deadline])
-    assert share == share_at_least(held, len(makespans), CONFIDENCE)
+    assert share == clopper_pearson_lower(held, len(makespans), CONFIDENCE)
 
 
 @pytest.fixture(scope="module")
@@ -145,15 +153,15 @@ def test_a_run_is_at_least_as_sure_as_its_iterations_prove(
 ) -> None:
     rng = np.random.default_rng(seed)
     known = np.rint(1e9 * np.exp(spread * rng.standard_normal(RUNS))).astype(np.int64)
-    latest = NoisyRun(iterations, 0).could_hold_ns(known, probability, CONFIDENCE)
+    latest = NoisyRun(iterations, 0).provable_deadline_ns(known, probability, CONFIDENCE)
     run = NoisyRun(iterations, latest)
-    share = run.share_at_least(known, CONFIDENCE)
+    share = run.cantelli_lower(known, CONFIDENCE)
     assert share == pytest.approx(probability, abs=1e-3)
     sums = (1e9 * np.exp(spread * rng.standard_normal((4000, iterations)))).sum(axis=1)
     # Five standard deviations: what chance may do.
     by_chance = 5 * (probability * (1 - probability) / 4000) ** 0.5
     assert (sums <= latest).mean() >= probability - by_chance
-    assert replace(run, deadline_ns=int(known.mean()) * iterations).share_at_least(known, 0.99) == 0
+    assert replace(run, deadline_ns=int(known.mean()) * iterations).cantelli_lower(known, 0.99) == 0
 
 
 def test_a_run_costs_less_than_being_sure_of_each_iteration(a40: Frontier) -> None:
@@ -240,3 +248,11 @@ def test_a_cap_that_t_max_just_breaks_is_kept_with_a_proof(
     assert plan.iteration_time > slowest.iteration_time
     assert plan.predicted.robustness is not None
     verify_plan(plan, a40.profile)
+
+
+def test_a_probability_of_one_and_a_single_replay_prove_nothing() -> None:
+    run = NoisyRun(10, 1000)
+    with pytest.raises(InputError, match="no number of replays proves a probability of 1"):
+        run.provable_deadline_ns(np.array([90, 95, 100]), 1.0, CONFIDENCE)
+    with pytest.raises(InputError, match="two replays at least"):
+        run.cantelli_lower(np.array([90]), CONFIDENCE)

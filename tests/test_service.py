@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import COMMAND, envplan
-from envplan.devices.locks import LockFile, Mark, places
+from envplan.devices.locks import LockFile, Mark, lock_folders
 from envplan.runtime import Guard
 from envplan.runtime.service import Service, give_back_left_behind
 from fake_nvml import FakeNvml, open_fake_nvml, wait_for
@@ -264,10 +264,10 @@ with Guard.start("nvml", 0):
     ran = python_as(VICTIM, script)
     assert "another training process of this user" in ran.stdout, ran.stderr
     assert list(taken.iterdir()) == []
-    (folder,) = places(VICTIM)
+    (folder,) = lock_folders(VICTIM)
     assert folder.name.startswith(f"envplan-{VICTIM}-")
     assert "another training process" in python_as(VICTIM, script).stdout
-    assert places(VICTIM) == [folder]
+    assert lock_folders(VICTIM) == [folder]
 
 
 @needs_root

@@ -39,10 +39,10 @@ from cli_helpers import (
 from envplan import Pipeline, Plan, Profile, trace_frontier
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
-from envplan.planners import PLANNERS
+from envplan.planners import PLANNERS, job
 from envplan.plotting.sweep import sweep_figure
 from envplan.simulation.iteration import simulate
-from envplan.sweep import SweepRow, read_config, run_sweep, work
+from envplan.sweep import SweepRow, read_config, run_sweep
 from envplan.sweep.running import SweepResult, journal_of, open_journal
 from envplan.sweep.table import COLUMNS
 from envplan.units import s_from_ns
@@ -130,10 +130,12 @@ def test_rows_say_what_the_library_says_and_the_next_line_makes_the_plan(folder:
     point = "[[points]]\nprofile = 'profile.csv'\nmicrobatches = 6\n"
     rows = swept("".join(f"{point}{more}\n" for more, *_ in POINTS)).rows
     profile = Profile.read_csv("profile.csv")
-    for row, (more, job, asked) in zip(rows, POINTS, strict=True):
-        latency, recompute = job.get("p2p_latency", 0.0), job.get("recompute", False)
+    for row, (more, traced_with, asked) in zip(rows, POINTS, strict=True):
+        latency = traced_with.get("p2p_latency", 0.0)
+        recompute = traced_with.get("recompute", False)
         pipeline = Pipeline("1f1b", 2, 6, p2p_latency=latency)
-        shape = {key: job[key] for key in ("gpus_per_stage", "replicas") if key in job}
+        names = traced_with.keys() & {"gpus_per_stage", "replicas"}
+        shape = {name: traced_with[name] for name in names}
         fitted = profile.fitted({"forward", "backward"}, recompute=recompute)
         frontier = trace_frontier(pipeline, fitted, **shape)
         plan = frontier.plan(**asked)
@@ -245,7 +247,7 @@ def test_seeds_replay_one_plan_with_other_noise(folder: Path) -> None:
 def test_points_of_one_pipeline_trace_their_frontier_once(folder: Path) -> None:
     planners = ["frontier", "zeus_global", "max_frequency"]
     text = grid(microbatches=[2, 3], planners=planners, slowdowns=[0, 5, 10])
-    with mock.patch.object(work, "trace_frontier", wraps=work.trace_frontier) as traced:
+    with mock.patch.object(job, "trace_frontier", wraps=job.trace_frontier) as traced:
         assert len(swept(text).rows) == 14
     assert [call.args[0].num_microbatches for call in traced.call_args_list] == [2, 3]
 
@@ -288,7 +290,7 @@ def test_a_point_that_fails_does_not_lose_the_others(folder: Path) -> None:
     assert result.rows[4].t_min_s is not None
     # Errors that may pass are tried again, and others are not.
     text = grid(target_times=[1e-3, 50.0])
-    with mock.patch.object(work, "trace_frontier", side_effect=MemoryError("no more")):
+    with mock.patch.object(job, "trace_frontier", side_effect=MemoryError("no more")):
         first = swept(text, "other")
     assert [row.error for row in first.rows] == ["MemoryError: no more"] * 2
     again = swept(text, "other")

@@ -22,7 +22,7 @@ import pytest
 
 from cli_helpers import envplan
 from envplan.devices import Device, DeviceError, PermissionDeniedError, opened
-from envplan.devices.locks import places
+from envplan.devices.locks import lock_folders
 from envplan.runtime import Guard
 from fake_nvml import NO_PERMISSION, FakeNvml
 from shim_helpers import A40
@@ -284,7 +284,7 @@ def test_service_gives_back_through_zeusd_what_a_users_training_left(
     zeusd: StandIn, for_all: FakeNvml
 ) -> None:
     kill_both(for_all, backend="zeusd", **as_user(VICTIM))
-    assert places(VICTIM)
+    assert lock_folders(VICTIM)
     assert envplan_guard(Path("/")) == 0
     assert for_all.locked() is None
 

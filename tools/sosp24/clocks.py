@@ -25,12 +25,12 @@ def replay_clocks(
         switch_latency: s from a request for a clock until it is there.
     """
     left = [iter(stage) for stage in clocks]
-    knobs = []
+    settings = []
     for op in pipeline.operations:
         constant = not profile.table(op.profile_stage, op.instruction).frequency_mhz.any()
-        knobs.append((0 if constant else next(left[op.stage]), ""))
+        settings.append((0 if constant else next(left[op.stage]), ""))
     assert profile.blocking_power_w is not None
     waiting = [uw_from_w(power) for power in profile.blocking_power_w]
     problem = Problem(pipeline, profile, waiting)
-    replay = problem.replay(problem.rows_at(knobs), Machine(ns_from_s(switch_latency)))
+    replay = problem.replay(problem.rows_at(settings), Machine(ns_from_s(switch_latency)))
     return s_from_ns(replay.makespan_ns), j_from_fj(replay.energy_fj)

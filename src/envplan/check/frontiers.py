@@ -43,8 +43,9 @@ def check_rows(rows: Sequence[Row]) -> list[str]:
 
 
 def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
-    """That the relaxed curve of a file is the one traced again, to 1e-9, and that its plans take
-    what they say, to the nanosecond.
+    """Prove that the curve of a file is the one traced again, and its plans what they state.
+
+    The curve is proved to 1e-9, the plans' times to the nanosecond.
 
     Raises:
         InputError: it is not; says where.

@@ -144,7 +144,7 @@ def _check_run(plan: Plan, run: Run | None) -> None:
         if name != "minimize":
             check_repeated(f"costs.{name}", getattr(stated, name), getattr(run, name))
     minimized = None if run.deadline_s is None else run.minimized
-    check_repeated("costs.minimized", plan.costs.minimized, minimized)
+    check_repeated("costs.minimized", plan.costs.minimize, minimized)
 
 
 def _check_objective(request: Request) -> None:

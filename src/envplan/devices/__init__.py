@@ -55,7 +55,7 @@ class PermissionDeniedError(DeviceError):
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What stays the same about a GPU.
+    """The properties of a GPU that do not change.
 
     Attributes:
         index: as the driver counts, from 0.
@@ -88,7 +88,7 @@ class Device(Protocol):
 
     @property
     def info(self) -> DeviceInfo:
-        """What stays the same about it."""
+        """Its properties that do not change."""
 
     def lock_clock(self, mhz: int) -> None:
         """Run at this SM clock, whoever asks for what, until reset_clock.
@@ -174,7 +174,7 @@ class Backend(Protocol):
 
     @classmethod
     def models(cls) -> Sequence[str]:
-        """What its option `gpu` may be, such as "a40"; empty where the GPUs are those there are."""
+        """Values of its option `gpu`, such as "a40"; none where the GPUs are this machine's."""
         return ()
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GuardConfig:
-    """What a guard is started with.
+    """The configuration that a guard is started with.
 
     Attributes:
         backend: through which it sets clocks.

@@ -47,7 +47,7 @@ _SERVICE_LOOK_S: Final = 0.1
 
 @dataclass(frozen=True)
 class Mark:
-    """That a guard may have set a clock.
+    """A record that a guard may have set a clock.
 
     Attributes:
         guard: its process.
@@ -93,7 +93,7 @@ class LockFile(AbstractContextManager["LockFile"]):
 
     Args:
         uuid: of the GPU.
-        folder: one of `places`; default: the first, made if need be.
+        folder: one of `lock_folders`; default: the first, made if need be.
 
     Raises:
         DeviceError: the folder for such files cannot be used.
@@ -101,7 +101,7 @@ class LockFile(AbstractContextManager["LockFile"]):
 
     def __init__(self, uuid: str, folder: Path | None = None) -> None:
         self.uuid = uuid
-        self.path = (folder or _place()) / f"{uuid}.lock"
+        self.path = (folder or _make_lock_folder()) / f"{uuid}.lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._folder = os.open(self.path.parent, os.O_DIRECTORY | os.O_CLOEXEC)
@@ -135,7 +135,7 @@ class LockFile(AbstractContextManager["LockFile"]):
 
     @property
     def mark(self) -> Mark | None:
-        """What the guard wrote that has it, or had; None if there is none, or it has given back."""
+        """The mark of the guard that has the GPU, or had it; None: the clock was given back."""
         return Mark.parse(os.pread(self._file, MARK_BYTES, 0))
 
     def set_mark(self, mark: Mark) -> None:
@@ -170,7 +170,7 @@ class LockFile(AbstractContextManager["LockFile"]):
 
 @dataclass(frozen=True)
 class GivenBack:
-    """What became of one GPU's clock.
+    """The result of giving one GPU's clock back.
 
     Attributes:
         index: of the GPU.
@@ -271,14 +271,14 @@ def retry_driver_call(set_clock: Callable[[], None]) -> None:
             return
 
 
-def places(user: int) -> list[Path]:
+def lock_folders(user: int) -> list[Path]:
     """The folders with a user's lock files, the one to use first; none if there is none yet.
 
     Args:
         user: its number.
     """
     safe_folders = []
-    for base, name in _names(user):
+    for base, name in _folder_names(user):
         for folder in (base / name, *sorted(base.glob(f"{name}-*"))):
             with suppress(OSError):
                 status = folder.lstat()
@@ -288,7 +288,7 @@ def places(user: int) -> list[Path]:
     return safe_folders
 
 
-def _place() -> Path:
+def _make_lock_folder() -> Path:
     """The folder for this user's lock files, made if need be.
 
     Raises:
@@ -296,21 +296,21 @@ def _place() -> Path:
     """
     user = os.geteuid()
     problem = ""
-    for base, name in _names(user):
+    for base, name in _folder_names(user):
         try:
             with suppress(FileExistsError):
                 (base / name).mkdir(mode=0o700)
-            if not places(user):
+            if not lock_folders(user):
                 tempfile.mkdtemp(prefix=f"{name}-", dir=base)
                 time.sleep(RETRY_S)  # others of this user may be doing the same
         except OSError as error:
             problem = f"{base}: {error.strerror}"
-        if safe_folders := places(user):
+        if safe_folders := lock_folders(user):
             return safe_folders[0]
     raise DeviceError(f"there is no place for the locks of GPUs: {problem}")
 
 
-def _names(user: int) -> list[tuple[Path, str]]:
+def _folder_names(user: int) -> list[tuple[Path, str]]:
     """Where to look for a user's folder, and its name; the second is for a root without a /run."""
     names = [(Path("/tmp"), f"envplan-{user}")]
     if user == 0:

@@ -398,7 +398,7 @@ class _ClockFitter:
             option = self._find_option(table_number, setting)
             if option is None or table.time_ns[option] > planned_time_ns:
                 continue
-            is_profiled = setting in self._problem.rows_by_knob[table_number]
+            is_profiled = setting in self._problem.rows_by_setting[table_number]
             raises = tuple(_Raise(planned_mhz, mhz, is_profiled) for planned_mhz in unsupported_mhz)
             return _FittedOperation(setting, raises)
         raise _no_clock_as_fast(operation, clocks, unsupported_mhz[-1])
@@ -415,7 +415,7 @@ class _ClockFitter:
         Where the profile does not know a clock, the operation counts as no faster than it is known
         to be. None: the profile knows the config at higher clocks only.
         """
-        options = self._problem.rows_by_knob[table_number]
+        options = self._problem.rows_by_setting[table_number]
         profiled_at_or_below = [
             (mhz, config)
             for mhz, config in options

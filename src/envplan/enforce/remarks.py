@@ -1,4 +1,4 @@
-"""What a user should know about a frequency plan, in sentences."""
+"""Remarks for users about a frequency plan, in sentences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_LISTED_CLOCKS: Final = 8
 def remarks(
     plan: Plan, applied: FrequencyPlan, format_: str, file: Path, *, forced: bool
 ) -> list[str]:
-    """What a user should know about a frequency plan, a sentence each.
+    """The remarks about a frequency plan, a sentence each.
 
     Args:
         plan: that was applied.

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from envplan._io.documents import Index, Model, parse_document
 from envplan.errors import InputError, shown
@@ -100,14 +100,16 @@ def parse_dag(document: object) -> Dag:
     return Dag(tuple(index), tuple(entry.to_operation() for entry in by_stage), edges)
 
 
-def dag_document(dag: Dag) -> dict[str, Any]:
+def dag_document(dag: Dag) -> dict[str, JsonValue]:
     """The DAG document of operations and their dependencies, in JSON types."""
-    dependencies: list[list[str | dict[str, object]]] = [[] for _ in dag.operations]
+    dependencies: list[list[JsonValue]] = [[] for _ in dag.operations]
     for (source, target), lag_ns in dag.edges.items():
         name = dag.ids[source]
-        dependency = {"id": name, "latency": s_from_ns(lag_ns)} if lag_ns else name
+        dependency: JsonValue = name
+        if lag_ns:
+            dependency = {"id": name, "latency": s_from_ns(lag_ns)}
         dependencies[target].append(dependency)
-    entries = [
+    entries: list[JsonValue] = [
         {"id": name, **asdict(operation), "after": after}
         for name, operation, after in zip(dag.ids, dag.operations, dependencies, strict=True)
     ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from envplan.errors import InputError
 from envplan.pipeline.operations import (
@@ -29,23 +29,8 @@ from envplan.pipeline.operations import (
 Edges: TypeAlias = dict[tuple[int, int], int]
 
 
-class _Key(NamedTuple):
-    """An operation of a schedule, wherever it runs."""
-
-    instruction: str
-    microbatch: int
-    model_stage: int
-
-    @classmethod
-    def of(cls, op: Operation) -> _Key:
-        return cls(op.instruction, op.microbatch, op.profile_stage)
-
-    def on_rank(self, rank: int) -> str:
-        """The operation in an error message's words."""
-        return (
-            f"{self.instruction} of microbatch {self.microbatch} on model stage "
-            f"{self.model_stage} (rank {rank})"
-        )
+#: Instruction, microbatch and model stage of an operation, wherever it runs.
+_Key: TypeAlias = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -65,7 +50,16 @@ class Dag:
 
 def describe_operation(op: Operation) -> str:
     """The operation in an error message's words."""
-    return _Key.of(op).on_rank(op.stage)
+    return _in_words(_key(op), op.stage)
+
+
+def _key(op: Operation) -> _Key:
+    return op.instruction, op.microbatch, op.profile_stage
+
+
+def _in_words(key: _Key, rank: int) -> str:
+    instruction, microbatch, model_stage = key
+    return f"{instruction} of microbatch {microbatch} on model stage {model_stage} (rank {rank})"
 
 
 def check_orders(orders: Orders, num_microbatches: int | None = None) -> None:
@@ -86,13 +80,14 @@ def check_orders(orders: Orders, num_microbatches: int | None = None) -> None:
         for op in order:
             _check_numbers(op, rank)
     ranks = ranks_of_stages(orders)
-    present = {_Key.of(op) for order in orders for op in order if op.instruction in LETTERS}
-    count = max((key.microbatch + 1 for key in present), default=0)
+    passes = [op for order in orders for op in order if op.instruction in LETTERS]
+    present = set(map(_key, passes))
+    count = max((op.microbatch + 1 for op in passes), default=0)
     if num_microbatches is not None and count > num_microbatches:
         raise InputError(
             f"microbatch {count - 1} is mentioned, but there are only {num_microbatches}, from 0 on"
         )
-    is_training = any(key.instruction != FORWARD for key in present)
+    is_training = any(op.instruction != FORWARD for op in passes)
     for microbatch in range(num_microbatches or count):
         for stage, rank in enumerate(ranks):
             _check_passes(present, microbatch, stage, rank, is_training=is_training)
@@ -109,18 +104,18 @@ def _check_passes(
     present: set[_Key], microbatch: int, stage: int, rank: int, *, is_training: bool
 ) -> None:
     """Refuse a microbatch that lacks a pass on a model stage, or has a backward twice."""
-    whole = _Key(BACKWARD, microbatch, stage)
-    halves = [_Key(name, microbatch, stage) for name in (BACKWARD_INPUT, BACKWARD_WEIGHT)]
-    needed = [_Key(FORWARD, microbatch, stage)]
-    if not present.isdisjoint(halves):
+    whole = (BACKWARD, microbatch, stage)
+    halves = [(BACKWARD_INPUT, microbatch, stage), (BACKWARD_WEIGHT, microbatch, stage)]
+    needed = [(FORWARD, microbatch, stage)]
+    if halves[0] in present or halves[1] in present:
         if whole in present:
-            raise InputError(f"{whole.on_rank(rank)} is there whole and in parts")
+            raise InputError(f"{_in_words(whole, rank)} is there whole and in parts")
         needed += halves
     elif is_training:
         needed.append(whole)
     for key in needed:
         if key not in present:
-            raise InputError(f"the order misses an operation: {key.on_rank(rank)}")
+            raise InputError(f"the order misses an operation: {_in_words(key, rank)}")
 
 
 def ranks_of_stages(orders: Orders) -> list[int]:
@@ -136,7 +131,7 @@ def ranks_of_stages(orders: Orders) -> list[int]:
         if not order:
             raise InputError(f"rank {rank} has no operations")
         for op in order:
-            stage, key = op.profile_stage, _Key.of(op)
+            stage, key = op.profile_stage, _key(op)
             if rank_of.setdefault(stage, rank) != rank:
                 raise InputError(
                     f"{describe_operation(op)} runs model stage {stage} on rank {rank}, but rank "
@@ -167,7 +162,7 @@ def connect(orders: Orders, latency_ns: int | Sequence[int], in_turn: Sequence[i
         in_turn: ranks that get a gradient only when the next rank has done its next backward, too.
     """
     operations = tuple(op for order in orders for op in order)
-    keys = [_Key.of(op) for op in operations]
+    keys = list(map(_key, operations))
     index = {key: i for i, key in enumerate(keys)}
     edges: Edges = {}
     for i, (op, key) in enumerate(zip(operations, keys, strict=True)):
@@ -187,18 +182,18 @@ def _possible_needs(key: _Key, *, takes_turns: bool) -> list[_Key]:
     """All that an operation may have to wait for; of a whole and a split backward, one is there."""
     instruction, microbatch, stage = key
     if instruction == FORWARD:
-        return [_Key(FORWARD, microbatch, stage - 1)]
+        return [(FORWARD, microbatch, stage - 1)]
     if instruction == BACKWARD_WEIGHT:
-        return [_Key(BACKWARD_INPUT, microbatch, stage)]
+        return [(BACKWARD_INPUT, microbatch, stage)]
     if instruction not in (BACKWARD, BACKWARD_INPUT):
         return []
     needs = [
-        _Key(FORWARD, microbatch, stage),
-        _Key(BACKWARD, microbatch, stage + 1),
-        _Key(BACKWARD_INPUT, microbatch, stage + 1),
+        (FORWARD, microbatch, stage),
+        (BACKWARD, microbatch, stage + 1),
+        (BACKWARD_INPUT, microbatch, stage + 1),
     ]
     if takes_turns:
-        needs.append(_Key(instruction, microbatch + 1, stage + 1))
+        needs.append((instruction, microbatch + 1, stage + 1))
     return needs
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from envplan._io.documents import parse_document, read_json, readable_json
 from envplan._io.files import AnyPath, atomic_write
@@ -147,7 +148,7 @@ class Pipeline:
         edges = sorted((along_stages | dag.edges).items())
         self._successors: list[list[Neighbour]] = [[] for _ in operations]
         for (source, target), lag_ns in edges:
-            self._successors[source].append(Neighbour(target, lag_ns))
+            self._successors[source].append((target, lag_ns))
         self.succ_begin = _frozen(np.cumsum([0, *map(len, self._successors)]), np.int32)
         self.succ = _frozen([target for (_, target), _ in edges], np.int32)
         self.succ_lag_ns = _frozen([lag_ns for _, lag_ns in edges], np.int64)
@@ -298,7 +299,7 @@ class Pipeline:
         }
         return {name: value for name, value in job.items() if value or name == "p2p_latency_s"}
 
-    def to_dag(self) -> dict[str, Any]:
+    def to_dag(self) -> dict[str, JsonValue]:
         """The operations and their dependencies as a DAG document (see dag_file.py)."""
         return dag_document(self._dag)
 
@@ -375,7 +376,7 @@ class Pipeline:
         predecessors: list[list[Neighbour]] = [[] for _ in self.operations]
         for source, edges in enumerate(self._successors):
             for target, lag_ns in edges:
-                predecessors[target].append(Neighbour(source, lag_ns))
+                predecessors[target].append((source, lag_ns))
         return predecessors
 
 

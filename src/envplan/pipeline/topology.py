@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import add
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,18 +15,9 @@ from envplan.units import MAX_INTEGER
 _MOST_NAMED: Final = 8
 
 
-class Neighbour(NamedTuple):
-    """An operation at the other end of an edge.
-
-    Attributes:
-        operation: its index.
-        lag_ns: least time from the end of the earlier of the two to the start of the later one.
-    """
-
-    operation: int
-    lag_ns: int
-
-
+#: An operation at the other end of an edge, and the lag of the edge: least ns from the end of the
+#: earlier of the two to the start of the later one. A plain tuple, for there are very many.
+Neighbour: TypeAlias = tuple[int, int]
 #: Edges of a graph: for each operation, its successors or its predecessors.
 Neighbours: TypeAlias = Sequence[Sequence[Neighbour]]
 

@@ -1,5 +1,7 @@
-"""From a replayed choice of options to a plan, exactly, with its bound; and back from a plan's file
-to its replay, by looking up in its profile what it says."""
+"""From a replayed choice of options to a plan with its bound, and from a plan's file to its replay.
+
+A plan names clocks and configs; its profile has the options that these stand for.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +199,7 @@ def until_straggler(plan: Plan, time: float, lower_bound: float) -> UntilStraggl
 
 
 def gap_over(energy_j: float, bound_j: float) -> float:
-    """energy / bound - 1, not below 0."""
+    """Energy / bound - 1, not below 0."""
     # A profile may say that everything is free; then nothing is lost either.
     return energy_j / max(bound_j, j_from_fj(1)) - 1 if energy_j > bound_j else 0.0
 

@@ -20,7 +20,7 @@ def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
     """The plan, with what it costs; where it waits for a straggler, until that has finished.
 
     Args:
-        straggler_s: when the straggler has finished, s; default: what the plan's target says.
+        straggler_s: when the straggler has finished, s; default: what the plan's request says.
 
     Raises:
         InputError: a rate ends before the run does.
@@ -35,14 +35,16 @@ def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
 def before_and_after(
     plan: Plan, straggler_s: float | None = None
 ) -> tuple[TimeAndEnergy, TimeAndEnergy]:
-    """Time (s) and energy (J) of an iteration at maximum frequency and by the plan; where there is
-    a straggler, both until it has finished.
+    """Time and energy of an iteration at maximum frequency, and by the plan.
+
+    Where there is a straggler, both last until it has finished.
 
     Args:
         straggler_s: as for priced.
     """
-    known = plan.target.straggler_time_s if straggler_s is None else straggler_s
-    before, until_s = plan.predicted.baseline, known or 0.0
+    if straggler_s is None:
+        straggler_s = plan.request.straggler_time_s
+    before, until_s = plan.predicted.baseline, straggler_s or 0.0
     return (
         plan.until(until_s, before.iteration_time_s, before.energy_j),
         plan.until(until_s, plan.iteration_time, plan.energy),

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from envplan._io.documents import Document, Index, Model
 from envplan._io.files import AnyPath, atomic_write
@@ -120,6 +120,20 @@ class FrontierFile(Document):
     breakpoints: Breakpoints
     slower: SlowerFrontier | None = None
 
+    #: Where it was read from: a relative path of the profile starts there.
+    _file: AnyPath | None = PrivateAttr(None)
+
+    @classmethod
+    def from_document(cls, document: object, *, path: AnyPath | None = None) -> Self:
+        """The frontier of a JSON value, as Document.from_document, which remembers its file."""
+        frontier = super().from_document(document, path=path)
+        frontier._file = path
+        return frontier
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both state the same, wherever they were read from."""
+        return isinstance(other, FrontierFile) and self.model_dump() == other.model_dump()
+
     @classmethod
     def from_plans(
         cls, frontier: Relaxation, plans: Sequence[Plan], slower: Sequence[Plan] | None = None
@@ -192,7 +206,7 @@ class FrontierFile(Document):
                 f"no plan of the file ends by {target_time!r} s; the fastest takes "
                 f"{self.plans[0].iteration_time_s!r} s, T_min is {self.t_min_s!r} s"
             )
-        source = find_profile(self.profile) if profile is None else profile
+        source = find_profile(self.profile, self._file) if profile is None else profile
         check_reference(self.profile, source, force=False)
         problem = self.job.problem(as_referenced(self.profile, source))
         deadline, request = min(target_time, self.t_star_s), Request.from_options(target_time)

@@ -255,7 +255,7 @@ class Plan(Document):
 
     @property
     def gap(self) -> float:
-        """energy / energy_lower_bound - 1: at most this fraction of the bound is lost."""
+        """The energy over its lower bound, less 1: at most this fraction of the bound is lost."""
         return self.predicted.gap
 
     @property
@@ -293,8 +293,10 @@ class Plan(Document):
 
     @property
     def effective_fj(self) -> int:
-        """What it uses above what waiting for as long would, all GPUs, fJ: of two plans in time for
-        a straggler, the one with less uses less until it is finished."""
+        """Energy above that of waiting for as long, all GPUs, fJ.
+
+        Of two plans in time for a straggler, the one with less uses less until it is finished.
+        """
         return fj_from_j(self.energy) - self.job.waiting_uw * ns_from_s(self.iteration_time)
 
     def with_ladder(self, plans: Sequence[Plan]) -> Self:

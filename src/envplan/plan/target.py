@@ -1,5 +1,4 @@
-"""What plan.json repeats of its request: the target, and how late clocks come and how long they
-last.
+"""What plan.json repeats of its request: the target, and how clocks come and last.
 
 The request is the truth. What is here is derived from it when a plan is made, and `envplan check`
 derives it again.

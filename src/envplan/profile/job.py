@@ -12,7 +12,7 @@ from envplan.pipeline.generate import ENVPIPE
 from envplan.pipeline.graph import Pipeline
 from envplan.pipeline.operations import EXTRAS
 from envplan.pipeline.schedules import traits
-from envplan.profile.sidecar import ProfileMetadata
+from envplan.profile.sidecar import ProfileMetadata, Workload
 
 __all__ = ["JobShape", "parse_extras", "pipeline_of_job", "shape_of_job"]
 
@@ -21,14 +21,23 @@ class DescribedProfile(Protocol):
     """The part of a Profile that says which job it was measured for."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The file's name without .csv."""
+
     @property
-    def path(self) -> Path | None: ...
+    def path(self) -> Path | None:
+        """Where it was read from, if it was."""
+
     @property
-    def metadata(self) -> ProfileMetadata: ...
+    def metadata(self) -> ProfileMetadata:
+        """What the sidecar says."""
+
     @property
-    def num_stages(self) -> int: ...
-    def has(self, stage: int, instruction: str) -> bool: ...
+    def num_stages(self) -> int:
+        """Model stages."""
+
+    def has(self, stage: int, instruction: str) -> bool:
+        """Whether the profile times this instruction on this stage."""
 
 
 class JobShape(NamedTuple):
@@ -89,18 +98,76 @@ def pipeline_of_job(
     Args:
         profile: its sidecar says the job; where it says nothing, the schedule is 1f1b and takes no
             time for transfers.
-        schedule, num_stages, num_microbatches, chunks, p2p_latency, extras, microbatch_group:
-            instead of what the sidecar says. Stages or chunks alone tell the other; 1f1b with
-            chunks is interleaved unless it is asked for by name.
+        schedule: in place of the sidecar's, as all below; 1f1b with chunks is interleaved unless
+            it is asked for by name.
+        num_stages: pipeline stages; without chunks, these follow from it.
+        num_microbatches: of an iteration.
+        chunks: model chunks of each stage; without num_stages, this follows from it.
+        p2p_latency: of a transfer, s, or of each pair of neighbouring stages.
+        extras: as for Pipeline.
+        microbatch_group: as for Pipeline.
         forwards_ahead: for envpipe, of a number of microbatches; as for Pipeline.
 
     Raises:
         InputError: nobody says how many microbatches an iteration has, the stages of the profile
             cannot be shared out, or as for Pipeline.
     """
-    metadata, job, count = profile.metadata, profile.metadata.job, profile.num_stages
-    shape = shape_of_job(profile, schedule=schedule, num_stages=num_stages, chunks=chunks)
-    name, stages, chunks = shape
+    metadata, job = profile.metadata, profile.metadata.job
+    shape = _choose_shape(profile, schedule, num_stages, chunks)
+    microbatches = num_microbatches or metadata.num_microbatches
+    if microbatches is None:
+        raise InputError(
+            "how many microbatches has an iteration? Give --microbatches M (profile "
+            f"{profile.name} does not say)"
+        )
+    if microbatch_group is None and schedule is None:
+        microbatch_group = job.microbatch_group
+    ahead = None
+    if forwards_ahead is not None and shape.schedule == ENVPIPE and shape.num_chunks == 1:
+        ahead = forwards_ahead(microbatches)
+    # As measured under 1F1B; other schedules or stages are no evidence for it.
+    is_as_measured = shape.schedule in ("1f1b", ENVPIPE) and profile.num_stages == job.stages
+    return Pipeline(
+        shape.schedule,
+        shape.num_stages,
+        microbatches,
+        num_chunks=shape.num_chunks,
+        p2p_latency=(
+            _latency_of_job(job, shape.num_stages) if p2p_latency is None else p2p_latency
+        ),
+        forwards_ahead=ahead,
+        microbatch_group=microbatch_group,
+        extras=job.extras if extras is None else extras,
+        in_turn=job.in_turn if is_as_measured else (),
+    )
+
+
+class _Shape(NamedTuple):
+    """A schedule and how the stages of a profile lie on pipeline stages."""
+
+    schedule: str
+    num_stages: int
+    num_chunks: int
+
+
+def _choose_shape(
+    profile: DescribedProfile, schedule: str | None, num_stages: int | None, chunks: int | None
+) -> _Shape:
+    """The shape that is asked for; what is not asked for, as the sidecar says or as it follows.
+
+    Raises:
+        InputError: the stages of the profile cannot be shared out so.
+    """
+    metadata, count = profile.metadata, profile.num_stages
+    name = schedule or metadata.schedule or "1f1b"
+    if num_stages is None and chunks is None:
+        num_stages, chunks = metadata.job.stages, metadata.job.chunks
+    if chunks is None:
+        is_divisible = num_stages is not None and count % num_stages == 0
+        chunks = count // (num_stages or 1) if is_divisible else traits(name).chunks
+    if schedule is None and name == "1f1b" and chunks > 1:
+        name = "interleaved"
+    stages = num_stages or max(1, count // chunks)
     if stages * chunks != count:
         raise InputError(
             f"schedule {name} with {counted(chunks, 'chunk')} (--vp) on "
@@ -108,33 +175,15 @@ def pipeline_of_job(
             f"{counted(stages * chunks, 'model stage')}, but profile {profile.name} has "
             f"{counted(count, 'stage')}"
         )
-    microbatches = num_microbatches or metadata.num_microbatches
-    if microbatches is None:
-        raise InputError(
-            "how many microbatches has an iteration? Give --microbatches M (profile "
-            f"{profile.name} does not say)"
-        )
-    if p2p_latency is None:
-        p2p_latency = job.p2p_latency_s
-        if isinstance(p2p_latency, list) and len(p2p_latency) != stages - 1:
-            p2p_latency = max(p2p_latency)  # of other stages than those described
-    if microbatch_group is None and schedule is None:
-        microbatch_group = job.microbatch_group
-    ahead = None
-    if forwards_ahead is not None and name == ENVPIPE and chunks == 1:
-        ahead = forwards_ahead(microbatches)
-    return Pipeline(
-        name,
-        stages,
-        microbatches,
-        num_chunks=chunks,
-        p2p_latency=p2p_latency,
-        forwards_ahead=ahead,
-        microbatch_group=microbatch_group,
-        extras=job.extras if extras is None else extras,
-        # As measured under 1F1B; other schedules or stages are no evidence for it.
-        in_turn=job.in_turn if name in ("1f1b", ENVPIPE) and count == job.stages else (),
-    )
+    return _Shape(name, stages, chunks)
+
+
+def _latency_of_job(job: Workload, num_stages: int) -> float | list[float]:
+    """The latencies of a job's transfers, s; the longest where it has other stages."""
+    latency_s = job.p2p_latency_s
+    if isinstance(latency_s, list) and len(latency_s) != num_stages - 1:
+        return max(latency_s)
+    return latency_s
 
 
 def parse_extras(text: str | None, profile: DescribedProfile) -> dict[str, list[int]] | None:
@@ -147,7 +196,8 @@ def parse_extras(text: str | None, profile: DescribedProfile) -> dict[str, list[
         return None
     extras = {}
     for name in text.replace("-", "_").replace(" ", "").split(","):
-        extras[name] = [s for s in range(profile.num_stages) if profile.has(s, name)]
+        stages = range(profile.num_stages)
+        extras[name] = [stage for stage in stages if profile.has(stage, name)]
         if not extras[name]:
             raise InputError(
                 f"--extra {name}: profile {profile.name} has no rows for {name}; it must name some "

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -341,7 +341,7 @@ class Profile:
     @classmethod
     def from_rows(
         cls,
-        rows: Iterable[Sequence[Any]],
+        rows: Iterable[Sequence[object]],
         *,
         columns: Sequence[str] = (*COLUMNS, "config"),
         name: str = "profile",

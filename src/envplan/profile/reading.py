@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -86,8 +87,7 @@ def parse_profile(content: bytes, path: Path | None) -> ProfileContents:
     table = parse_table(content, ProfileRow, path=path, kind="a profile")
     _join_kareus_configs(table)
     num_stages = _count_stages(table)
-    rows = _rows_by_rank(table)
-    samples = _merge_repeats(table, rows)
+    samples = _merge_repeats(table, _rows_by_part(table))
     measured_costs = _part_costs(samples)
     _check_every_stage(measured_costs, num_stages, path)
     return ProfileContents(
@@ -96,7 +96,7 @@ def parse_profile(content: bytes, path: Path | None) -> ProfileContents:
         measured_costs=measured_costs,
         spreads=_time_spreads(samples),
         blocking_power_w=_blocking_power_w(samples, num_stages),
-        notes=(*_merge_notes(table, rows), *_straggler_notes(samples)),
+        notes=(*_merge_notes(samples), *_straggler_notes(samples)),
     )
 
 
@@ -109,28 +109,32 @@ class _PartKey(NamedTuple):
     config: str
     part: str
 
-    @property
-    def operation(self) -> OperationKey:
-        return OperationKey(self.stage, self.instruction)
 
-    @property
-    def setting(self) -> ClockSetting:
-        return ClockSetting(self.frequency_mhz, self.config)
+# Large files have many rows of few operations and settings.
+_operation = lru_cache(maxsize=4096)(OperationKey)
+_setting = lru_cache(maxsize=4096)(ClockSetting)
 
 
 class _Sample(NamedTuple):
-    """One rank's measurement of a part at one setting; None where a deviation is not known."""
+    """One rank's measurement of a part at one setting; None where a deviation is not known.
+
+    Attributes:
+        rank: global rank; None where its rows do not say.
+        num_rows: rows that it is the median of.
+    """
 
     time_s: float
     energy_j: float
     time_std_s: float | None
     energy_std_j: float | None
+    rank: int | None
+    num_rows: int = 1
 
 
-#: A global rank; None where rows do not say theirs.
-_Rank = int | None
-_Rows = Mapping[_PartKey, Mapping[_Rank, Sequence[int]]]
-_Samples = Mapping[_PartKey, Mapping[_Rank, _Sample]]
+#: Rows of the table, in order, by what they measure.
+_Rows = Mapping[_PartKey, Sequence[int]]
+#: The samples of all ranks, in order, by what they measure.
+_Samples = Mapping[_PartKey, Sequence[_Sample]]
 
 
 def _join_kareus_configs(table: Table[ProfileRow]) -> None:
@@ -158,64 +162,65 @@ def _count_stages(table: Table[ProfileRow]) -> int:
     return num_stages
 
 
-def _rows_by_rank(table: Table[ProfileRow]) -> _Rows:
-    """Rows of the table by what they measure and on which rank.
+def _rows_by_part(table: Table[ProfileRow]) -> _Rows:
+    """Rows of the table by what they measure.
 
     Raises:
         InputError: a part has several rows, which are not of different ranks, or parts come in
             another order at some clock; names the line.
     """
-    names = ("stage", "instruction", "frequency", "config", "part", "rank")
-    rows: dict[_PartKey, dict[_Rank, list[int]]] = {}
-    order = _PartOrder(table)
-    for row, (*fields, rank) in enumerate(
-        zip(*(table.columns[name] for name in names), strict=True)
-    ):
-        key = _PartKey._make(fields)
-        same = rows.setdefault(key, {}).setdefault(rank, [])
-        same.append(row)
-        if not key.part:
-            continue
-        if len(same) > 1:
-            raise table.error(
-                row,
-                f"repeats line {table.lines[same[0]]}: part {key.part} of stage {key.stage} "
-                f"{key.instruction} at {key.frequency_mhz} MHz; keep one of the two, or tell "
-                "them apart in a config column",
-            )
-        if key.instruction == BLOCKING:
-            raise table.error(row, "blocking is no operation and has no parts", "part")
-        order.check(row, key, rank)
+    names = ("stage", "instruction", "frequency", "config", "part")
+    fields = zip(*(table.columns[name] for name in names), strict=True)
+    rows: dict[_PartKey, list[int]] = {}
+    check = _PartCheck(table)
+    for row, key in enumerate(map(_PartKey._make, fields)):
+        rows.setdefault(key, []).append(row)
+        if key.part:
+            check.see(row, key)
     return rows
 
 
-class _PartOrder:
-    """The order in which the parts of operations come, the same at every setting and rank."""
+class _PartCheck:
+    """Checks that parts have one row for each setting and rank, and come in one order at all."""
 
     def __init__(self, table: Table[ProfileRow]) -> None:
         self._table = table
-        self._positions: defaultdict[OperationKey, dict[str, int]] = defaultdict(dict)
-        self._previous: dict[tuple[OperationKey, ClockSetting, _Rank], str] = {}
+        self._ranks = table.columns["rank"]
+        self._first_row: dict[tuple[_PartKey, int | None], int] = {}
+        self._positions: defaultdict[tuple[int, str], dict[str, int]] = defaultdict(dict)
+        self._previous: dict[tuple[int, str, int, str, int | None], str] = {}
 
-    def check(self, row: int, key: _PartKey, rank: _Rank) -> None:
-        """See the next row of a part.
+    def see(self, row: int, key: _PartKey) -> None:
+        """Check the next row of a part.
 
         Raises:
-            InputError: it comes after a part that it came before at another clock.
+            InputError: the part has such a row already, is one of `blocking`, or comes after a part
+                that it came before at another clock.
         """
-        positions = self._positions[key.operation]
-        position = positions.setdefault(key.part, len(positions))
-        sweep = (key.operation, key.setting, rank)
-        previous = self._previous.get(sweep, key.part)
+        rank = self._ranks[row]
+        stage, instruction, mhz, config, part = key
+        first_row = self._first_row.setdefault((key, rank), row)
+        if first_row != row:
+            raise self._table.error(
+                row,
+                f"repeats line {self._table.lines[first_row]}: part {part} of stage {stage} "
+                f"{instruction} at {mhz} MHz; keep one of the two, or tell them apart in a config "
+                "column",
+            )
+        if instruction == BLOCKING:
+            raise self._table.error(row, "blocking is no operation and has no parts", "part")
+        positions = self._positions[stage, instruction]
+        position = positions.setdefault(part, len(positions))
+        option = (stage, instruction, mhz, config, rank)
+        previous = self._previous.get(option, part)
         if positions[previous] > position:
             raise self._table.error(
                 row,
-                f"part {key.part} of stage {key.stage} {key.instruction} comes after {previous} "
-                f"at {key.frequency_mhz} MHz, but before it at another clock; parts must come in "
-                "one order, that of execution",
+                f"part {part} of stage {stage} {instruction} comes after {previous} at {mhz} MHz, "
+                "but before it at another clock; parts must come in one order, that of execution",
                 "part",
             )
-        self._previous[sweep] = key.part
+        self._previous[option] = part
 
 
 def _merge_repeats(table: Table[ProfileRow], rows: _Rows) -> _Samples:
@@ -224,14 +229,29 @@ def _merge_repeats(table: Table[ProfileRow], rows: _Rows) -> _Samples:
     Raises:
         InputError: they cannot be measurements of one thing; names the line.
     """
-    repeated = [same for ranks in rows.values() for same in ranks.values() if len(same) > 1]
-    for same in sorted(repeated, key=lambda same: same[1]):
-        _check_alike(table, "time", table.columns["time"], same)
-        _check_alike(table, "energy", table.columns["energy"], same)
-    return {
-        key: {rank: _sample(table, same) for rank, same in ranks.items()}
-        for key, ranks in rows.items()
-    }
+    by_rank = {key: _by_rank(table, same) for key, same in rows.items() if len(same) > 1}
+    repeated = [again for groups in by_rank.values() for again in groups if len(again) > 1]
+    for again in sorted(repeated, key=lambda again: again[1]):
+        _check_alike(table, "time", table.columns["time"], again)
+        _check_alike(table, "energy", table.columns["energy"], again)
+    names = ("time", "energy", "time_std", "energy_std", "rank")
+    of_rows = list(map(_Sample, *(table.columns[name] for name in names)))
+    samples = {}
+    for key, same in rows.items():
+        if len(same) == 1:
+            samples[key] = [of_rows[same[0]]]
+        else:
+            samples[key] = [_median([of_rows[row] for row in again]) for again in by_rank[key]]
+    return samples
+
+
+def _by_rank(table: Table[ProfileRow], rows: Sequence[int]) -> list[list[int]]:
+    """Rows in groups of one rank each."""
+    ranks = table.columns["rank"]
+    groups: defaultdict[int | None, list[int]] = defaultdict(list)
+    for row in rows:
+        groups[ranks[row]].append(row)
+    return list(groups.values())
 
 
 def _check_alike(
@@ -250,19 +270,19 @@ def _check_alike(
             )
 
 
-def _sample(table: Table[ProfileRow], rows: Sequence[int]) -> _Sample:
-    times, energies = table.columns["time"], table.columns["energy"]
-    if len(rows) == 1:
-        row = rows[0]
-        stds = table.columns["time_std"][row], table.columns["energy_std"][row]
-        return _Sample(times[row], energies[row], *stds)
-    repeated_s = [times[row] for row in rows]
-    repeated_j = [energies[row] for row in rows]
+def _median(repeats: Sequence[_Sample]) -> _Sample:
+    """Medians of samples of one thing, and their spread; a sample alone stays as it is."""
+    if len(repeats) == 1:
+        return repeats[0]
+    times_s = [sample.time_s for sample in repeats]
+    energies_j = [sample.energy_j for sample in repeats]
     return _Sample(
-        time_s=statistics.median(repeated_s),
-        energy_j=statistics.median(repeated_j),
-        time_std_s=statistics.stdev(repeated_s),
-        energy_std_j=statistics.stdev(repeated_j),
+        time_s=statistics.median(times_s),
+        energy_j=statistics.median(energies_j),
+        time_std_s=statistics.stdev(times_s),
+        energy_std_j=statistics.stdev(energies_j),
+        rank=repeats[0].rank,
+        num_rows=len(repeats),
     )
 
 
@@ -273,19 +293,19 @@ def _part_costs(samples: _Samples) -> dict[OperationKey, PartCosts]:
         InputError: parts lack rows, or do not add up to their operation.
     """
     rows: defaultdict[OperationKey, dict[str, dict[ClockSetting, ExactCost]]] = defaultdict(dict)
-    for key, ranks in samples.items():
-        if key.instruction == BLOCKING:
-            continue
-        part_rows = rows[key.operation].setdefault(key.part, {})
-        part_rows[key.setting] = _cost_over_ranks(ranks.values())
+    for (stage, instruction, mhz, config, part), of_ranks in samples.items():
+        if instruction != BLOCKING:
+            part_rows = rows[_operation(stage, instruction)].setdefault(part, {})
+            part_rows[_setting(mhz, config)] = _cost_over_ranks(of_ranks)
     return {operation: _assemble(operation, rows[operation], samples) for operation in sorted(rows)}
 
 
-def _cost_over_ranks(samples: Iterable[_Sample]) -> ExactCost:
+def _cost_over_ranks(samples: Sequence[_Sample]) -> ExactCost:
     """The largest time and the mean energy, in exact units."""
-    listed = list(samples)
-    time_s = max(sample.time_s for sample in listed)
-    energy_j = math.fsum(sample.energy_j for sample in listed) / len(listed)
+    if len(samples) == 1:
+        return ExactCost(ns_from_s(samples[0].time_s), fj_from_j(samples[0].energy_j))
+    time_s = max(sample.time_s for sample in samples)
+    energy_j = math.fsum(sample.energy_j for sample in samples) / len(samples)
     return ExactCost(ns_from_s(time_s), fj_from_j(energy_j))
 
 
@@ -316,7 +336,7 @@ def _noise_of_sum(
     """How far the sum of parts may lie from the operation in time and in energy, fractions."""
     keys = [_PartKey(*operation, *setting, part) for part in ("", *parts)]
     # Of ranks the first stands for all; parts without a clock have no row at this setting.
-    present = [next(iter(samples[key].values())) for key in keys if key in samples]
+    present = [samples[key][0] for key in keys if key in samples]
     times = [(sample.time_s, sample.time_std_s) for sample in present]
     energies = [(sample.energy_j, sample.energy_std_j) for sample in present]
     return _tolerance(times), _tolerance(energies)
@@ -338,14 +358,12 @@ def _tolerance(measured: Sequence[tuple[float, float | None]]) -> float:
 def _time_spreads(samples: _Samples) -> dict[OptionKey, float]:
     """Relative standard deviation of times over runs and over ranks, where either is known."""
     spreads = {}
-    for key, ranks in samples.items():
-        times = [sample.time_s for sample in ranks.values()]
-        variances = [
-            sample.time_std_s**2 for sample in ranks.values() if sample.time_std_s is not None
-        ]
-        if key.part or (not variances and len(times) == 1):
+    for key, of_ranks in samples.items():
+        stds = [sample.time_std_s for sample in of_ranks if sample.time_std_s is not None]
+        if key.part or (not stds and len(of_ranks) == 1):
             continue
-        over_runs = statistics.fmean(variances or [0.0])
+        times = [sample.time_s for sample in of_ranks]
+        over_runs = statistics.fmean(std**2 for std in stds) if stds else 0.0
         over_ranks = statistics.variance(times) if len(times) > 1 else 0.0
         spreads[OptionKey(*key[:4])] = math.sqrt(over_runs + over_ranks) / max(times)
     return spreads
@@ -354,9 +372,9 @@ def _time_spreads(samples: _Samples) -> dict[OptionKey, float]:
 def _blocking_power_w(samples: _Samples, num_stages: int) -> tuple[float, ...] | None:
     """The mean power of each stage's blocking rows; see ProfileContents."""
     powers: defaultdict[int, list[float]] = defaultdict(list)
-    for key, ranks in samples.items():
+    for key, of_ranks in samples.items():
         if key.instruction == BLOCKING:
-            powers[key.stage] += [sample.energy_j / sample.time_s for sample in ranks.values()]
+            powers[key.stage] += [sample.energy_j / sample.time_s for sample in of_ranks]
     if not powers:
         return None
     means = {stage: math.fsum(watts) / len(watts) for stage, watts in powers.items()}
@@ -380,12 +398,13 @@ def _check_every_stage(costs: CostsByOperation, num_stages: int, path: Path | No
             )
 
 
-def _merge_notes(table: Table[ProfileRow], rows: _Rows) -> Iterator[str]:
+def _merge_notes(samples: _Samples) -> Iterator[str]:
     """Phrases that say which rows were put together."""
-    repeats = max(len(same) for ranks in rows.values() for same in ranks.values())
+    listed = [sample for of_ranks in samples.values() for sample in of_ranks]
+    repeats = max(sample.num_rows for sample in listed)
     if repeats > 1:
         yield f"medians of up to {repeats} rows of the same"
-    ranks = set(table.columns["rank"]) - {None}
+    ranks = {sample.rank for sample in listed} - {None}
     if ranks:
         yield (
             f"largest times and mean energies per GPU of {len(ranks)} ranks, whose times' spread "
@@ -399,13 +418,13 @@ def _straggler_notes(samples: _Samples) -> Iterator[str]:
     The lower median of the stage's ranks stands for the others.
     """
     slowdowns: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-    for key, ranks in samples.items():
-        if key.instruction == BLOCKING or len(ranks) == 1:
+    for key, of_ranks in samples.items():
+        if key.instruction == BLOCKING or len(of_ranks) == 1:
             continue
-        usual_s = statistics.median_low(sample.time_s for sample in ranks.values())
-        for rank, sample in ranks.items():
-            if rank is not None:
-                slowdowns[key.stage, rank].append(sample.time_s / usual_s)
+        usual_s = statistics.median_low(sample.time_s for sample in of_ranks)
+        for sample in of_ranks:
+            if sample.rank is not None:
+                slowdowns[key.stage, sample.rank].append(sample.time_s / usual_s)
     for (stage, rank), ratios in sorted(slowdowns.items()):
         slowdown = statistics.median(ratios)
         if slowdown > _STRAGGLES:

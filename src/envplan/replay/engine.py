@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from envplan import _kernel
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import OptionTable, Profile
+from envplan.units import MAX_INTEGER
 
 __all__ = [
     "Machine",
@@ -36,7 +37,10 @@ Rows = NDArray[np.int32]
 Times = NDArray[np.int64]
 Answer = TypeVar("Answer")
 
-_CONSTANT_PASSES = 6  # of the descent to one clock a stage
+#: The index of the clock of a row that controls none.
+NO_CLOCK: Final = -1
+
+_CONSTANT_PASSES: Final = 6  # of the descent to one clock a stage
 
 
 @dataclass(frozen=True)
@@ -109,36 +113,38 @@ class Problem:
         Args:
             power_uw: of each stage, (num_stages,), uW.
         """
-        pairs, of = np.unique(np.stack([self.table, self.stage]), axis=1, return_inverse=True)
-        costs = (
-            self.tables[table].energy_fj - power_uw[stage] * self.tables[table].time_ns
-            for table, stage in pairs.T.tolist()
-        )
-        return np.array([np.argmin(cost) for cost in costs], np.int32)[of.ravel()]
+        table_and_stage = np.stack([self.table, self.stage])
+        pairs, pair_of_operation = np.unique(table_and_stage, axis=1, return_inverse=True)
+        cheapest_of_pair = [
+            _cheapest_row(self.tables[table], power_uw[stage]) for table, stage in pairs.T.tolist()
+        ]
+        return np.array(cheapest_of_pair, np.int32)[pair_of_operation.ravel()]
 
     @cached_property
     def thriftiest_rows(self) -> Rows:
         """The row in which each operation uses least above waiting for as long, int32 (N,)."""
         return self.cheapest_rows(self.blocking_power_uw.tolist())
 
-    def rows_at(self, knobs: Sequence[tuple[int, str]]) -> Rows:
-        """The row of each operation at its (MHz, config), int32 (N,).
+    def rows_at(self, settings: Sequence[tuple[int, str]]) -> Rows:
+        """The row of each operation at its setting, (MHz, config), int32 (N,).
 
         Raises:
             InputError: an operation's table has no such row.
         """
-        found = np.empty(len(self.table), np.int32)
-        for i, (table, knob) in enumerate(zip(self.table.tolist(), knobs, strict=True)):
-            row = self.rows_by_knob[table].get(knob)
+        rows = np.empty(len(self.table), np.int32)
+        for i, (table, setting) in enumerate(zip(self.table.tolist(), settings, strict=True)):
+            row = self.rows_by_setting[table].get(setting)
             if row is None:
-                op = self.pipeline.operations[i]
-                config = f" with config {knob[1]}" if knob[1] else ""
+                operation = self.pipeline.operations[i]
+                mhz, config = setting
+                with_config = f" with config {config}" if config else ""
                 raise InputError(
-                    f"the profile has no row for {op.instruction} on stage {op.profile_stage} at "
-                    f"{knob[0]} MHz{config}, asked for by microbatch {op.microbatch}"
+                    f"the profile has no row for {operation.instruction} on stage "
+                    f"{operation.profile_stage} at {mhz} MHz{with_config}, asked for by microbatch "
+                    f"{operation.microbatch}"
                 )
-            found[i] = row
-        return found
+            rows[i] = row
+        return rows
 
     def over_all(self, rows: Rows) -> Rows:
         """Rows, (N,), as they are numbered over all tables, int32 (N,)."""
@@ -160,8 +166,20 @@ class Problem:
             InputError: the iteration would outlast 2**62 ns, 146 years, or noise makes an
                 operation take more than 2**63 fJ.
         """
-        found = _exactly(self._kernel.replay, rows, machine.latency_ns, factors)
-        return Replay(self, rows, machine, factors, *found)
+        starts_ns, finishes_ns, energies_fj, makespan_ns, energy_fj = _exactly(
+            self._kernel.replay, rows, machine.latency_ns, factors
+        )
+        return Replay(
+            self,
+            rows,
+            machine,
+            factors,
+            starts_ns,
+            finishes_ns,
+            energies_fj,
+            makespan_ns,
+            energy_fj,
+        )
 
     def makespans(
         self, rows: Rows, machine: Machine, factors: NDArray[np.float64]
@@ -197,57 +215,104 @@ class Problem:
 
     @cached_property
     def _slices(self) -> tuple[Rows, Times, Times]:
-        """What rows over all tables draw: their first slices, (rows + 1,), ns and uW."""
-        each = [table.segments for table in self.tables]
-        counts = np.concatenate([np.diff(one.begin) for one in each])
+        """The power that rows over all tables draw: first slices, (rows + 1,), ns and uW."""
+        segments = [table.segments for table in self.tables]
+        counts = np.concatenate([np.diff(of_table.begin) for of_table in segments])
         begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        columns = zip(*((one.time_ns, one.power_uw) for one in each), strict=True)
-        times, powers = map(np.concatenate, columns)
-        return begin, times, powers
+        times_ns = np.concatenate([of_table.time_ns for of_table in segments])
+        powers_uw = np.concatenate([of_table.power_uw for of_table in segments])
+        return begin, times_ns, powers_uw
 
     @cached_property
     def _clocks_of_rows(self) -> tuple[Rows, Rows, NDArray[np.int32]]:
-        """The clocks that rows over all tables ask for and leave, by index, -1 for 0 MHz, (rows,);
-        and the row that stands for each at each clock, (rows, clocks).
+        """The clocks of rows over all tables, by index, and the rows that stand for them.
 
-        That is of the nearest clock that the table lists for all of the operation with the row's
-        config, or that which its first part has, the higher of two; -1 where the row controls none.
+        Returns:
+            The clock that each row asks for, (rows,); the clock that it leaves, (rows,), both
+            NO_CLOCK where it controls none; and the row that stands for it at each clock, (rows,
+            clocks), -1 where it controls none.
         """
-        asked, left = (
-            np.where(mhz > 0, np.searchsorted(self.clocks_mhz, mhz), -1).astype(np.int32)
-            for mhz in (self.frequency_mhz, self.left_mhz)
-        )
-        clocks = self.clocks_mhz[:, None]
-        nearest = np.full((len(self.time_ns), len(clocks)), -1, np.int32)
-        for table, first in zip(self.tables, self._table_begin.tolist(), strict=False):
-            configs = np.array(table.start_config)
-            for config in set(configs.tolist()):
-                alike = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
-                same = alike[~table.changes_clock[alike]]
-                if len(same):
-                    listed = table.frequency_mhz[None, same]
-                    # Of equals argmin takes the first, which is the fastest.
-                    distance = 2 * np.abs(listed - clocks) - (listed > clocks)
-                    nearest[first + alike] = first + same[np.argmin(distance, axis=1)]
-        return asked, left, nearest
+        requested = self._clock_index(self.frequency_mhz)
+        left = self._clock_index(self.left_mhz)
+        standing_in = np.full((len(self.time_ns), len(self.clocks_mhz)), -1, np.int32)
+        for table, first_row in zip(self.tables, self._table_begin.tolist(), strict=False):
+            self._stand_in(table, first_row, standing_in)
+        return requested, left, standing_in
+
+    def _clock_index(self, mhz: Times) -> Rows:
+        """Indices into clocks_mhz; NO_CLOCK for 0 MHz."""
+        index = np.searchsorted(self.clocks_mhz, mhz)
+        return np.where(mhz > 0, index, NO_CLOCK).astype(np.int32)
+
+    def _stand_in(self, table: OptionTable, first_row: int, standing_in: NDArray[np.int32]) -> None:
+        """Write the rows of a table that stand for its rows at each clock, (rows, clocks).
+
+        It is the row of the nearest clock that the table lists for all of the operation with the
+        row's config, or that which its first part has; the higher of two.
+        """
+        clocks_mhz = self.clocks_mhz[:, None]
+        configs = np.array(table.start_config)
+        for config in set(configs.tolist()):
+            rows = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
+            at_one_clock = rows[~table.changes_clock[rows]]
+            if len(at_one_clock) == 0:
+                continue
+            listed_mhz = table.frequency_mhz[None, at_one_clock]
+            # Half a MHz nearer where higher. Of equals argmin takes the first, the fastest.
+            distance = 2 * np.abs(listed_mhz - clocks_mhz) - (listed_mhz > clocks_mhz)
+            nearest = at_one_clock[np.argmin(distance, axis=1)]
+            standing_in[first_row + rows] = first_row + nearest
 
     @cached_property
-    def rows_by_knob(self) -> list[dict[tuple[int, str], int]]:
+    def rows_by_setting(self) -> list[dict[tuple[int, str], int]]:
         """For each table its rows by (MHz, config)."""
-        knobs = (zip(one.frequency_mhz.tolist(), one.config, strict=True) for one in self.tables)
-        return [{knob: row for row, knob in enumerate(each)} for each in knobs]
+        return [
+            {
+                setting: row
+                for row, setting in enumerate(
+                    zip(table.frequency_mhz.tolist(), table.config, strict=True)
+                )
+            }
+            for table in self.tables
+        ]
+
+
+def _cheapest_row(table: OptionTable, power_uw: float) -> int:
+    """The first row of least energy above that of drawing a power for as long."""
+    time_ns, energy_fj = table.time_ns, table.energy_fj
+    if isinstance(power_uw, int) and power_uw * int(time_ns.max()) > MAX_INTEGER:
+        time_ns, energy_fj = time_ns.astype(object), energy_fj.astype(object)  # beyond 64 bits
+    return int(np.argmin(energy_fj - power_uw * time_ns))
 
 
 def _exactly(replayed: Callable[..., Answer], *arguments: Any) -> Answer:
-    """What the kernel answers. Raises: InputError: numbers outgrow 64 bits."""
+    """The kernel's result.
+
+    Raises:
+        InputError: numbers outgrow 64 bits.
+    """
     try:
         return replayed(*arguments)
     except OverflowError as error:
         raise InputError(str(error)) from None
 
 
+class ShortDwell(NamedTuple):
+    """A request for a clock that the next one of its stage follows too soon.
+
+    Attributes:
+        stage: which stage.
+        request_ns: when it is made.
+        dwell_ns: time until the next.
+    """
+
+    stage: int
+    request_ns: int
+    dwell_ns: int
+
+
 class Parts(NamedTuple):
-    """What operations do at one clock each, by operation and in time order; all (parts,).
+    """The parts of operations, at one clock each, by operation and in time order; all (parts,).
 
     Attributes:
         operation: int32, which.
@@ -323,33 +388,42 @@ class Replay:
 
     @cached_property
     def critical_path(self) -> tuple[int, ...]:
-        """Operations in time order, each as soon as the one before it allows; the last is the first
-        of those that end last. Of several before it, the one on the same stage."""
+        """The critical path: operations in time order, each as soon as its predecessor allows.
+
+        The last is the first of those that end last. Of several predecessors that it could have
+        waited for, an operation's is the one on the same stage.
+        """
         starts, finishes = self.starts_ns.tolist(), self.finishes_ns.tolist()
         stage = self.problem.stage.tolist()
-        path = [finishes.index(self.makespan_ns)]
-        while starts[at := path[-1]] > 0:
-            waited_for = [
-                i
-                for i, lag in self.problem.pipeline.predecessors[at]
-                if finishes[i] + lag == starts[at]
+        predecessors = self.problem.pipeline.predecessors
+        operation = finishes.index(self.makespan_ns)
+        path = [operation]
+        while starts[operation] > 0:
+            binding = [
+                predecessor
+                for predecessor, lag_ns in predecessors[operation]
+                if finishes[predecessor] + lag_ns == starts[operation]
             ]
-            path.append(min(waited_for, key=lambda i: stage[i] != stage[at]))
+            same_stage = [i for i in binding if stage[i] == stage[operation]]
+            operation = (same_stage or binding)[0]
+            path.append(operation)
         return tuple(reversed(path))
 
     @cached_property
     def parts(self) -> Parts:
         """Every operation, split where its clock changes."""
-        found = self.problem._kernel.parts(self.rows, self.machine.latency_ns, self.factors)
-        operation, _, clock, begin, end, energy = found
-        mhz = np.append(self.problem.clocks_mhz, 0)[clock]
-        return Parts(operation, mhz, begin, end, energy)
+        operation, _, clock, begin_ns, end_ns, energy_fj = self.problem._kernel.parts(
+            self.rows, self.machine.latency_ns, self.factors
+        )
+        mhz = np.append(self.problem.clocks_mhz, 0)[clock]  # the last entry is that of NO_CLOCK
+        return Parts(operation, mhz, begin_ns, end_ns, energy_fj)
 
     @cached_property
     def power_steps(self) -> tuple[Times, Times]:
-        """Power over time, of one GPU a stage together: an operation draws the power of the row it
-        runs by, whatever the noise, or that of its parts, and a stage between two operations its
-        blocking power.
+        """Power over time, of one GPU a stage together.
+
+        An operation draws the power of the row it runs by, whatever the noise, or that of its
+        parts, and a stage between two operations its blocking power.
 
         Returns:
             When it changes, ascending from 0 to the makespan, ns, int64 (k + 1,); and the power
@@ -367,31 +441,37 @@ class Replay:
         return int(self.power_steps[1].max())
 
     def requests(self, stage: int) -> tuple[Times, Times]:
-        """When a stage asks for another clock than it has asked for last, as an operation starts,
-        and for what: ns and MHz, both int64 (k,)."""
-        first, last = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
-        asking = first + np.flatnonzero(self.frequency_mhz[first:last])
-        mhz = self.frequency_mhz[asking]
-        # An iteration begins with the clock that the one before it has left.
-        left = self.problem.left_mhz[self.problem.over_all(self.rows)[asking]]
-        changes = mhz != np.roll(left, 1)
-        return self.starts_ns[asking[changes]], mhz[changes]
+        """Requests of a stage for another clock than it has asked for last.
 
-    def short_holds(self, hold_ns: int) -> Iterator[tuple[int, int, int]]:
-        """Requests that the next one follows sooner: (stage, when, how long after), ns, by stage
-        and time. After the last of an iteration comes the first of the next."""
+        Returns:
+            When an operation makes each as it starts, ns, and for what, MHz, both int64 (k,).
+        """
+        begin, end = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
+        requesting = begin + np.flatnonzero(self.frequency_mhz[begin:end])
+        mhz = self.frequency_mhz[requesting]
+        left_mhz = self.problem.left_mhz[self.problem.over_all(self.rows)[requesting]]
+        # An iteration begins with the clock that the one before it has left.
+        is_change = mhz != np.roll(left_mhz, 1)
+        return self.starts_ns[requesting[is_change]], mhz[is_change]
+
+    def short_dwells(self, min_dwell_ns: int) -> Iterator[ShortDwell]:
+        """Requests that the next one follows sooner than allowed, by stage and time.
+
+        After the last of an iteration comes the first of the next.
+        """
         for stage in range(self.problem.pipeline.num_stages):
-            at, _ = self.requests(stage)
-            held = np.concatenate([at[1:], at[:1] + self.makespan_ns]) - at
-            for k in np.flatnonzero(held < hold_ns).tolist():
-                yield stage, int(at[k]), int(held[k])
+            request_ns, _ = self.requests(stage)
+            next_request_ns = np.concatenate([request_ns[1:], request_ns[:1] + self.makespan_ns])
+            dwell_ns = next_request_ns - request_ns
+            for k in np.flatnonzero(dwell_ns < min_dwell_ns).tolist():
+                yield ShortDwell(stage, int(request_ns[k]), int(dwell_ns[k]))
 
 
 class Score(NamedTuple):
-    """How good a choice is: the less the better, first by what it owes, then by energy.
+    """How good a choice is: the less the better, first by penalty, then by energy.
 
     Attributes:
-        excess_fj: price of everything by which limits are broken.
+        excess_fj: penalty for everything by which limits are broken.
         energy_fj: of one GPU a stage, until the makespan or, where all wait, the deadline.
         late_ns: after the deadline.
         shortage_ns: of what is to lie between two requests for a clock.
@@ -419,13 +499,13 @@ class Search:
         starts_ns: about when operations start, int64 (N,), as in any replay or relaxed optimum:
             moves that trade time look at operations that start at about the same time.
         deadline_ns: when the last operation must have ended.
-        price_uw: what a ns late, or a ns of shortage, costs at first, positive.
-        hold_ns: least time between two requests of a stage for another clock.
+        price_uw: what a ns late, or a ns of shortage, costs at first, not negative.
+        min_dwell_ns: least time between two requests of a stage for another clock.
         peak_uw: most power of one GPU a stage together, at any time.
         waits: energy counts until the deadline, for everybody waits until then anyway.
 
     Raises:
-        ValueError: starts_ns contradicts the order of the operations.
+        ValueError: starts_ns contradicts the order of the operations, or the price is negative.
     """
 
     def __init__(
@@ -436,7 +516,7 @@ class Search:
         *,
         price_uw: int,
         machine: Machine = Machine(),
-        hold_ns: int = 0,
+        min_dwell_ns: int = 0,
         peak_uw: int | None = None,
         waits: bool = False,
     ) -> None:
@@ -447,7 +527,7 @@ class Search:
             problem._ordered(order),
             machine.latency_ns,
             deadline_ns,
-            hold_ns,
+            min_dwell_ns,
             -1 if peak_uw is None else peak_uw,
             waits,
             price_uw,

@@ -1,8 +1,8 @@
-"""Times that vary: what is drawn, and what so many replays prove.
+"""Noise: times that vary, and what replays under it prove.
 
 Each operation's time is multiplied by a factor drawn for it alone, lognormal with mean 1. Under
 such noise an iteration is on average longer than its plan says, for it waits for the slowest of
-what runs side by side.
+what runs in parallel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from envplan.profile import Profile
     from envplan.replay import Problem
 
-#: How sure a stated share is.
+#: The confidence with which a stated probability is proved.
 CONFIDENCE: Final = 0.99
 
-_CHUNK: Final = 2**21  # numbers drawn at a time; the last few lots of them are kept
+_CHUNK: Final = 2**21  # numbers drawn at a time; the last few chunks are cached
+_BISECTIONS: Final = 60  # of an interval of length 1, to the precision of a double
 
 
 def spreads(
@@ -44,10 +45,12 @@ def spreads(
     """
     if noise is not None:
         return np.full(len(rows), noise)
-    operations = zip(problem.pipeline.operations, rows.tolist(), strict=True)
-    keys = [(op.profile_stage, op.instruction, row) for op, row in operations]
-    known = {key: _spread(profile, *key) for key in dict.fromkeys(keys)}
-    return np.array([known[key] for key in keys])
+    keys = [
+        (operation.profile_stage, operation.instruction, row)
+        for operation, row in zip(problem.pipeline.operations, rows.tolist(), strict=True)
+    ]
+    spread_of_key = {key: _spread(profile, *key) for key in dict.fromkeys(keys)}
+    return np.array([spread_of_key[key] for key in keys])
 
 
 def _spread(profile: Profile, stage: int, instruction: str, row: int) -> float:
@@ -68,52 +71,64 @@ def _spread(profile: Profile, stage: int, instruction: str, row: int) -> float:
 def time_factors(
     spreads: NDArray[np.float64], seed: int, runs: int
 ) -> Iterator[NDArray[np.float64]]:
-    """What times are multiplied by in `runs` replays: lognormal with mean 1, (some runs, N) a time.
+    """Factors of operation times in `runs` replays, (some runs, N) at a time.
 
-    Run k draws the same numbers whatever the number of runs and the plan.
+    They are lognormal with mean 1: exp(s z - s^2 / 2) with z standard normal and s^2 = log(1 +
+    spread^2). Run k draws the same numbers whatever the number of runs and the plan.
 
     Args:
         spreads: standard deviations as fractions, (N,).
     """
-    variance, count = np.log1p(spreads**2), len(spreads)
-    at_once = max(1, _CHUNK // count)
-    for first in range(0, runs, at_once):
-        normal = _drawn(count, seed, first, min(runs, first + at_once))
-        yield np.exp(np.sqrt(variance) * normal - variance / 2)
+    log_variance, num_operations = np.log1p(spreads**2), len(spreads)
+    runs_per_chunk = max(1, _CHUNK // num_operations)
+    for begin in range(0, runs, runs_per_chunk):
+        normal = _standard_normal(num_operations, seed, begin, min(runs, begin + runs_per_chunk))
+        yield np.exp(np.sqrt(log_variance) * normal - log_variance / 2)
 
 
 @lru_cache(maxsize=8)
-def _drawn(count: int, seed: int, first: int, last: int) -> NDArray[np.float64]:
-    runs = range(first, last)
-    return np.array([np.random.default_rng([seed, k]).standard_normal(count) for k in runs])
+def _standard_normal(num_operations: int, seed: int, begin: int, end: int) -> NDArray[np.float64]:
+    """Standard normal numbers of runs from begin to end, (runs, N)."""
+    return np.array(
+        [
+            np.random.default_rng([seed, run]).standard_normal(num_operations)
+            for run in range(begin, end)
+        ]
+    )
 
 
-def share_at_least(held: int, runs: int, confidence: float) -> float:
-    """What probability `held` successes in `runs` trials prove with a confidence.
+def clopper_pearson_lower(successes: int, runs: int, confidence: float) -> float:
+    """The probability that successes in trials prove with a confidence.
 
     The one-sided lower limit of Clopper and Pearson (Biometrika 26, 1934): the probability under
     which so many successes, or more, would be as rare as 1 - confidence.
     """
-    if held == 0:
+    if successes == 0:
         return 0.0
-    k = np.arange(held, runs + 1)
+    k = np.arange(successes, runs + 1)
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, runs + 1)))])
     log_ways = log_factorial[runs] - log_factorial[k] - log_factorial[runs - k]
 
     def tail(p: float) -> float:
+        """The probability of so many successes or more, each of probability p."""
         return float(np.exp(log_ways + k * math.log(p) + (runs - k) * math.log1p(-p)).sum())
 
-    low, high = 0.0, held / runs
-    for _ in range(60):
+    low, high = 0.0, successes / runs
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if tail(middle) > 1 - confidence else (middle, high)
+        if tail(middle) > 1 - confidence:
+            high = middle
+        else:
+            low = middle
     return low
 
 
-def least_held(share: float, runs: int, confidence: float) -> int:
+def fewest_successes(probability: float, runs: int, confidence: float) -> int:
     """The fewest successes in `runs` trials that prove a probability; runs + 1 where none do."""
     return bisect_left(
-        range(runs + 1), share, key=lambda held: share_at_least(held, runs, confidence)
+        range(runs + 1),
+        probability,
+        key=lambda successes: clopper_pearson_lower(successes, runs, confidence),
     )
 
 
@@ -138,28 +153,59 @@ class NoisyRun:
         """What the deadline leaves for an iteration, ns."""
         return self.deadline_ns // self.iterations
 
-    def share_at_least(self, makespans: NDArray[np.int64], confidence: float) -> float:
-        """What probability of being over in time replays of an iteration prove."""
-        mean, variance = _upper_limits(makespans, confidence)
-        room = self.deadline_ns / self.iterations - mean
-        if room <= 0:
-            return 0.0
-        return self.iterations * room**2 / (variance + self.iterations * room**2)
+    def cantelli_lower(self, makespans: NDArray[np.int64], confidence: float) -> float:
+        """The probability of being over in time that replays of an iteration prove.
 
-    def could_hold_ns(
+        Cantelli's inequality: with mean m and variance v of an iteration, the sum of n of them is
+        over by n (m + d) with probability at least n d^2 / (v + n d^2).
+        """
+        bounds = _upper_bounds(makespans, confidence)
+        margin_ns = self.deadline_ns / self.iterations - bounds.mean_ns
+        if margin_ns <= 0:
+            return 0.0
+        return (
+            self.iterations * margin_ns**2 / (bounds.variance_ns2 + self.iterations * margin_ns**2)
+        )
+
+    def provable_deadline_ns(
         self, makespans: NDArray[np.int64], probability: float, confidence: float
     ) -> int:
-        """The least deadline for which these replays prove a probability, ns."""
-        mean, variance = _upper_limits(makespans, confidence)
-        room = math.sqrt(variance * probability / (1 - probability) / self.iterations)
-        return math.ceil((mean + room) * self.iterations)
+        """The earliest deadline for which these replays prove a probability below 1, ns.
+
+        Raises:
+            InputError: the probability is 1, which no number of replays proves.
+        """
+        if probability >= 1:
+            raise InputError("no number of replays proves a probability of 1")
+        bounds = _upper_bounds(makespans, confidence)
+        odds = probability / (1 - probability)
+        margin_ns = math.sqrt(bounds.variance_ns2 * odds / self.iterations)
+        return math.ceil((bounds.mean_ns + margin_ns) * self.iterations)
 
 
-def _upper_limits(makespans: NDArray[np.int64], confidence: float) -> tuple[float, float]:
-    """Upper limits of mean (ns) and variance (ns2), both hold with the confidence."""
-    times = makespans.astype(np.float64)
-    sure = NormalDist().inv_cdf(1 - (1 - confidence) / 2)
-    mean, variance = float(times.mean()), float(times.var(ddof=1))
-    fourth = float(((times - mean) ** 4).mean())
-    most = mean + sure * math.sqrt(variance / len(times))
-    return most, variance + sure * math.sqrt(max(0.0, fourth - variance**2) / len(times))
+class _Moments(NamedTuple):
+    """Mean and variance of an iteration's time."""
+
+    mean_ns: float
+    variance_ns2: float
+
+
+def _upper_bounds(makespans: NDArray[np.int64], confidence: float) -> _Moments:
+    """Upper bounds of mean and variance, which both hold with the confidence.
+
+    Large-sample limits; each takes half of the risk (Bonferroni).
+
+    Raises:
+        InputError: there are fewer than two replays.
+    """
+    if len(makespans) < 2:
+        raise InputError("two replays at least are needed to bound a variance")
+    times_ns = makespans.astype(np.float64)
+    quantile = NormalDist().inv_cdf(1 - (1 - confidence) / 2)
+    mean, variance = float(times_ns.mean()), float(times_ns.var(ddof=1))
+    fourth_moment = float(((times_ns - mean) ** 4).mean())
+    variance_of_variance = max(0.0, fourth_moment - variance**2)
+    return _Moments(
+        mean + quantile * math.sqrt(variance / len(times_ns)),
+        variance + quantile * math.sqrt(variance_of_variance / len(times_ns)),
+    )

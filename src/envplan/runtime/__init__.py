@@ -1,4 +1,4 @@
-"""What runs beside training: clocks set to a plan, and always given back.
+"""Following a plan in training: clocks set as planned, logged, and always given back.
 
 Enters: a frequency plan and a framework's schedule. Leaves: clocks, run logs, measured profiles.
 Checks of run logs and the command line may import it.

@@ -18,7 +18,7 @@ _SETTLING_STEPS: Final = 1
 
 
 class StepUse(Enum):
-    """What an iteration is used for."""
+    """The use of an iteration for the measurements."""
 
     SPOILED = auto()  # a clock error fell into it: what was measured at its clock starts again
     CHANGING = auto()  # its clock is on the way

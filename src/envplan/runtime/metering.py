@@ -487,7 +487,7 @@ def _operation_row(
 
 
 def _waiting_row(stage: int, power_w: float, error_w: float) -> _KindRow:
-    """Of waiting, energy over time is all that counts."""
+    """The row of waiting, of which only energy over time counts."""
     return _KindRow(WorkKind(stage, BLOCKING, ""), 1, 1.0, 0.0, power_w, error_w)
 
 

@@ -26,7 +26,7 @@ class FollowState(Enum):
 
 
 class StepOutcome(Enum):
-    """What became of an iteration."""
+    """The outcome of an iteration."""
 
     FOLLOWED = auto()
     MISMATCHED = auto()

@@ -359,7 +359,7 @@ def _open_or_warn(path: Path) -> int | None:
 
 
 class LoggedLine(Model, extra="ignore"):
-    """What is read of every line.
+    """A line as it is read.
 
     Attributes:
         event: what happened.
@@ -373,7 +373,7 @@ class LoggedLine(Model, extra="ignore"):
 
 
 class LoggedStep(LoggedLine):
-    """What is read of a `step` line.
+    """A `step` line as it is read.
 
     Attributes:
         stage: that the rank runs.

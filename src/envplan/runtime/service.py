@@ -22,10 +22,10 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from envplan.devices import BACKENDS, DeviceError, backend_class, call_with_timeout, opened, uuid_of
-from envplan.devices.locks import MARK_BYTES, LockFile, Mark, places
+from envplan.devices.locks import MARK_BYTES, LockFile, Mark, lock_folders
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
 
@@ -112,80 +112,113 @@ def _restore(lock: LockFile, mark: Mark) -> str | None:
     return None  # the GPU is not there any more
 
 
+class _LeftBehind(NamedTuple):
+    """A clock that a dead guard left set.
+
+    Attributes:
+        file: with its mark.
+        marked_ns: when the mark was written, ns since 1970.
+    """
+
+    file: Path
+    marked_ns: int
+
+
 class Service:
-    """One look after the other at the lock files of this user; for root, of all users.
+    """Looks after the lock files of this user; for root, of all users.
+
+    For each user with clocks to give back there is a child process, which becomes that user.
 
     Args:
-        say: is told of each GPU in a line, in a process of its own.
+        say: is told of each GPU in a line, in a child process.
     """
 
     def __init__(self, say: Callable[[str], object]) -> None:
         for name in BACKENDS:  # now, as those that it becomes may not be able to read these files
             backend_class(name)
         self._say = say
-        self._at_work: dict[int, BaseProcess] = {}
-        self._tried: dict[tuple[Path, int], float] = {}
+        self._children: dict[int, BaseProcess] = {}  # by user
+        self._try_again_at: dict[_LeftBehind, float] = {}
 
     def look(self) -> None:
         """See to the users that have clocks to give back, without waiting for it."""
-        now = time.monotonic()
-        self._tried = {mark: at for mark, at in self._tried.items() if now < at + _PAUSE_S}
-        for user in _users():
-            if user in self._at_work and self._at_work[user].is_alive():
+        for user in _users_with_locks():
+            child = self._children.get(user)
+            if child is not None and child.is_alive():
                 continue
-            left = [mark for mark in _left_behind(user) if mark not in self._tried]
-            self._tried.update(dict.fromkeys(left, now))
-            if left:
-                files = [file for file, _ in left]
-                process = get_context("fork").Process(target=self._serve, args=(user, files))
-                process.start()
-                self._at_work[user] = process
+            files = self._files_to_try(user)
+            if files:
+                child = get_context("fork").Process(target=self._serve, args=(user, files))
+                child.start()
+                self._children[user] = child
 
     def finish(self, seconds: float) -> bool:
         """Wait until all has been given back; whether it has."""
         deadline = time.monotonic() + seconds
-        for process in self._at_work.values():
-            process.join(max(0.0, deadline - time.monotonic()))
-        return all(process.exitcode == 0 for process in self._at_work.values())
+        for child in self._children.values():
+            child.join(max(0.0, deadline - time.monotonic()))
+        return all(child.exitcode == 0 for child in self._children.values())
+
+    def _files_to_try(self, user: int) -> list[Path]:
+        """The files of clocks that a user's guards left set, but for those tried just now."""
+        now = time.monotonic()
+        for left_behind, time_s in list(self._try_again_at.items()):
+            if now >= time_s:
+                del self._try_again_at[left_behind]
+        files = []
+        for left_behind in _find_left_behind(user):
+            if left_behind not in self._try_again_at:
+                self._try_again_at[left_behind] = now + _PAUSE_S
+                files.append(left_behind.file)
+        return files
 
     def _serve(self, user: int, files: Sequence[Path]) -> None:
+        """Give a user's clocks back with his rights. Runs in a child process."""
         try:
             _become(user)
-            done = give_back_left_behind(files, self._say)
+            all_given_back = give_back_left_behind(files, self._say)
         except OSError as error:
             self._say(f"the clocks of user {user} cannot be given back: {error}")
-            done = False
-        sys.exit(not done)
+            all_given_back = False
+        sys.exit(0 if all_given_back else 1)
 
 
-def _users() -> set[int]:
+def _users_with_locks() -> set[int]:
     """This user, and for root all others that may have a folder for locks."""
     users = {os.geteuid()}
-    for folder in Path("/tmp").glob("envplan-*") if 0 in users else ():
-        with suppress(OSError):
-            users.add(folder.lstat().st_uid)
+    if 0 in users:
+        for folder in Path("/tmp").glob("envplan-*"):
+            with suppress(OSError):
+                users.add(folder.lstat().st_uid)
     return users
 
 
-def _left_behind(user: int) -> Iterator[tuple[Path, int]]:
-    """The files with a mark of a guard that is dead, or stopped and without its owner.
+def _find_left_behind(user: int) -> Iterator[_LeftBehind]:
+    """Find marks of guards that are dead, or stopped and without their owner. Changes nothing."""
+    for folder in lock_folders(user):
+        for file in sorted(folder.glob("*.lock")):
+            with suppress(OSError):
+                marked_ns = _left_behind_since(file)
+                if marked_ns is not None:
+                    yield _LeftBehind(file, marked_ns)
 
-    Changes nothing.
 
-    Yields:
-        A file and when its mark was written, ns.
+def _left_behind_since(file: Path) -> int | None:
+    """When the mark in a lock file was written, ns since 1970; None: there is none.
+
+    Raises:
+        OSError: it cannot be read, or a guard that works has it locked.
     """
-    for file in (file for folder in places(user) for file in sorted(folder.glob("*.lock"))):
-        with suppress(OSError):
-            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                mark = Mark.parse(os.read(descriptor, MARK_BYTES))
-                if mark is not None and not mark.orphaned:
-                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises if it is taken
-                if mark is not None:
-                    yield file, os.fstat(descriptor).st_mtime_ns
-            finally:
-                os.close(descriptor)
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mark = Mark.parse(os.read(descriptor, MARK_BYTES))
+        if mark is None:
+            return None
+        if not mark.orphaned:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return os.fstat(descriptor).st_mtime_ns
+    finally:
+        os.close(descriptor)
 
 
 def _become(user: int) -> None:
@@ -193,9 +226,9 @@ def _become(user: int) -> None:
     if user == os.geteuid():
         return
     try:
-        known = pwd.getpwuid(user)
-        os.initgroups(known.pw_name, known.pw_gid)
-        os.setgid(known.pw_gid)
+        entry = pwd.getpwuid(user)
+        os.initgroups(entry.pw_name, entry.pw_gid)
+        os.setgid(entry.pw_gid)
     except KeyError:  # of a container, for example
         os.setgroups([])
         os.setgid(user)

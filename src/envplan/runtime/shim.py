@@ -290,7 +290,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 requester.request(request.frequency_mhz, begin, request.delay_ns)
 
     def part(self, name: str, *, backward: bool) -> None:
-        """As OperationObserver.part: ask for the clocks that are due then or soon after."""
+        """A part of the operation that runs begins: ask for the clocks due then or soon after."""
         operation = self._follower.current
         if operation is None or not self._follower.is_running:
             return
@@ -339,7 +339,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._spans = []
 
     def full_speed(self) -> None:
-        """As OperationObserver.full_speed: ask for the highest clock."""
+        """Something else runs until the next operation begins: ask for the highest clock."""
         requester = self._requester
         if requester.last_requested_mhz != self._max_clock_mhz:
             requester.request(self._max_clock_mhz, requester.record_event())

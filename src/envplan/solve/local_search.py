@@ -371,7 +371,7 @@ class SearchedCandidates(Candidates):
             price_uw=max(1, int(lateness_price * frontier.slope_uw(deadline_ns))),
             machine=self._conditions.machine,
             waits=deadline_ns > frontier.min_energy_time_ns,
-            hold_ns=self._penalties.min_dwell_ns,
+            min_dwell_ns=self._penalties.min_dwell_ns,
             peak_uw=self._penalties.peak_uw,
         )
 

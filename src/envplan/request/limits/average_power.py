@@ -126,10 +126,9 @@ def earliest_ns_under_average(frontier: Relaxation, cap_uw: int) -> int:
         frontier: whose average power falls up to T_max.
         cap_uw: on all GPUs, uW.
     """
-    cap_uw //= frontier.num_gpus
 
     def is_kept(time_ns: int, energy_fj: int) -> bool:
-        return energy_fj <= cap_uw * time_ns
+        return energy_fj * frontier.num_gpus <= cap_uw * time_ns
 
     return frontier.earliest_ns(is_kept, frontier.slowest_time_ns)
 

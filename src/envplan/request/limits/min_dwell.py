@@ -61,14 +61,14 @@ class MinDwell(Limit):
 
     def violation(self, replay: Replay, context: LimitContext) -> int:
         return sum(
-            self.dwell_ns - dwelled_ns for *_, dwelled_ns in replay.short_holds(self.dwell_ns)
+            self.dwell_ns - dwelled_ns for *_, dwelled_ns in replay.short_dwells(self.dwell_ns)
         )
 
     def share(self, kind: Relaxation, kinds: Sequence[Relaxation]) -> Self:
         return self
 
     def explain_violation(self, replay: Replay, context: LimitContext) -> str:
-        stage, request_ns, dwelled_ns = next(replay.short_holds(self.dwell_ns))
+        stage, request_ns, dwelled_ns = next(replay.short_dwells(self.dwell_ns))
         return (
             f"stage {stage} asks for a clock at {s_from_ns(request_ns)!r} s and for another one "
             f"{s_from_ns(dwelled_ns)!r} s later, within the least time of {self.time_s!r} s"

@@ -22,8 +22,8 @@ from envplan.quantities import PERCENT, WHOLE
 from envplan.replay.noise import (
     CONFIDENCE,
     NoisyRun,
-    least_held,
-    share_at_least,
+    clopper_pearson_lower,
+    fewest_successes,
     spreads,
     time_factors,
 )
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Fresh replays that prove a share; so many can prove up to 0.999.
 RUNS: Final = 10_000
+#: Seeds begin anew after the last.
+_SEEDS: Final = 2**31
 #: Replays that the search looks at for each candidate; the same draws for all of them.
 SEARCH_RUNS: Final = 2_000
 
@@ -87,7 +89,7 @@ class HoldsWithProbability(Limit):
         description="standard deviation of times, as a fraction of them; absent: by the profile's "
         "column time_std",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Annotated[int, Field(ge=0, lt=_SEEDS)] = 0
 
     def makespans(
         self, replay: Replay, context: LimitContext, seed: int, runs: int
@@ -114,8 +116,8 @@ class HoldsWithProbability(Limit):
         confidence = _confidence(attempt)
         if context.run is not None:
             # With fewer replays the limits are wider: no further margin is needed.
-            return int(context.run.share_at_least(makespans, confidence) < self.probability)
-        needed = least_held(self.probability, RUNS, confidence) / RUNS
+            return int(context.run.cantelli_lower(makespans, confidence) < self.probability)
+        needed = fewest_successes(self.probability, RUNS, confidence) / RUNS
         spread = math.sqrt(self.probability * (1 - self.probability) / SEARCH_RUNS)
         aim = min(needed + (attempt + 1) * spread, 1.0)
         held_runs = int((makespans <= context.deadline_ns).sum())
@@ -159,7 +161,7 @@ class HoldsWithProbability(Limit):
         makespans = np.sort(self.makespans(replay, context, self._proof_seed(0), RUNS))
         percent = f"{100 * self.probability:g} percent"
         if context.run is not None:
-            could_ns = context.run.could_hold_ns(makespans, self.probability, CONFIDENCE)
+            could_ns = context.run.provable_deadline_ns(makespans, self.probability, CONFIDENCE)
             mean_s = s_from_ns(round(float(makespans.mean())))
             return (
                 f"no plan ends {context.run.iterations} iterations by "
@@ -168,7 +170,7 @@ class HoldsWithProbability(Limit):
                 f"of {RUNS} replays; a deadline of {s_from_ns(could_ns):.9g} s could be held"
             )
         share = float((makespans <= context.deadline_ns).mean())
-        could_ns = int(makespans[least_held(self.probability, RUNS, CONFIDENCE) - 1])
+        could_ns = int(makespans[fewest_successes(self.probability, RUNS, CONFIDENCE) - 1])
         return (
             f"no plan holds {s_from_ns(context.deadline_ns):.9f} s with a probability of "
             f"{percent}: with every operation as fast as can be {100 * share:.2f} percent of "
@@ -211,7 +213,7 @@ class HoldsWithProbability(Limit):
 
     def _proof_seed(self, attempt: int) -> int:
         """The seed of fresh draws for a proof; the search's own is `seed`."""
-        return self.seed + 1 + attempt
+        return (self.seed + 1 + attempt) % _SEEDS
 
 
 def _run_of(stated: StatedResults, robustness: Robustness) -> NoisyRun | None:
@@ -238,8 +240,8 @@ def proved_share(
     latest_ns = context.deadline_ns if run is None else run.each_ns
     held_runs = int((makespans <= latest_ns).sum())
     if run is None:
-        return held_runs, share_at_least(held_runs, len(makespans), confidence)
-    return held_runs, run.share_at_least(makespans, confidence)
+        return held_runs, clopper_pearson_lower(held_runs, len(makespans), confidence)
+    return held_runs, run.cantelli_lower(makespans, confidence)
 
 
 def _confidence(attempt: int) -> float:

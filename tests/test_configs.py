@@ -31,7 +31,7 @@ def two_configs(stages: int = 2) -> Profile:
     return Profile.from_rows(rows)
 
 
-def test_a_second_knob_never_costs_energy_and_its_fastest_is_the_baseline() -> None:
+def test_a_second_config_never_costs_energy_and_its_fastest_is_the_baseline() -> None:
     both = two_configs()
     rows = [
         (table.stage, table.instruction, mhz, ns / 1e9, fj / 1e15)
@@ -66,7 +66,7 @@ def test_check_rejects_a_plan_whose_config_was_changed(config: str) -> None:
         verify_plan(Plan.from_document(document), profile)
 
 
-def test_the_whole_way_on_the_command_line_names_both_knobs(
+def test_the_whole_way_on_the_command_line_names_both_configs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_configs().save_csv(tmp_path / "profile.csv")

@@ -1,0 +1,240 @@
+"""The proof of each kind of file, by the reader that uses such a file.
+
+Each yields a sentence for everything that it proves, and refuses the file where it does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import FiniteFloat, create_model
+
+from envplan._io.tables import read_table
+from envplan._io.words import counted, significant
+from envplan.check.frontiers import check_curve, check_rows
+from envplan.check.plans import verify_plan
+from envplan.check.sites import verify_site
+from envplan.costs.rate_file import read_rate
+from envplan.enforce.clock_files import count_clocks
+from envplan.enforce.freqplan import FrequencyPlan
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
+from envplan.pipeline.imports.torch_csv import read_torch_csv
+from envplan.pipeline.operations import EXTRAS, LETTERS
+from envplan.plan import Plan, check_reference, find_profile
+from envplan.plan.frontier_file import FrontierFile, Row
+from envplan.profile import Profile
+from envplan.runtime.runlog import read_run_log
+from envplan.simulation.cluster import read_slowdowns
+from envplan.site import SitePlan
+from envplan.solve import trace_job
+from envplan.solve.doubts import doubt_profile
+from envplan.sweep import read_config
+from envplan.sweep.table import read_rows
+from envplan.units import duration_text
+
+_MAX_REPLICAS: Final = 10**6
+
+
+@dataclass(frozen=True)
+class OpenedFile:
+    """A file that is to be proved, and what was said about it.
+
+    Attributes:
+        path: where it is.
+        document: its JSON value; None of anything else.
+        columns: of a table, in small letters; of anything else the words of its first line.
+        profile: path or name of its profile, if that has moved.
+        force: go on though the profile has changed since.
+        progress: as for trace_frontier.
+    """
+
+    path: Path
+    document: Any
+    columns: tuple[str, ...]
+    profile: str | None = None
+    force: bool = False
+    progress: Callable[[int, int], None] | None = None
+
+
+def prove_site(file: OpenedFile) -> list[str]:
+    """Powers, throughputs and orders of a site follow from its jobs."""
+    return verify_site(SitePlan.from_document(file.document), file.path)
+
+
+def prove_plan(file: OpenedFile) -> list[str]:
+    """A plan holds by its profile."""
+    plan = Plan.from_document(file.document, path=file.path)
+    source = find_profile(plan.profile, file.path, file.profile)
+    return verify_plan(plan, source, force=file.force, progress=file.progress)
+
+
+def prove_frequency_plan(file: OpenedFile) -> list[str]:
+    """A frequency plan agrees with itself."""
+    return FrequencyPlan.from_document(file.document, path=file.path).check()
+
+
+def prove_frontier(file: OpenedFile) -> list[str]:
+    """A frontier is that of its job, traced again."""
+    frontier = FrontierFile.from_document(file.document, path=file.path)
+    source = find_profile(frontier.profile, file.path, file.profile)
+    proved = [check_reference(frontier.profile, source, file.force)]
+    traced = trace_job(frontier.job, source, file.progress, full=frontier.slower is not None)
+    proved += check_rows(frontier.plans)
+    return proved + check_curve(frontier, traced)
+
+
+def prove_dag(file: OpenedFile) -> list[str]:
+    """The operations of a DAG make a pipeline."""
+    pipeline = Pipeline.from_dag_file(file.path)
+    return [
+        f"{len(pipeline.operations)} operations on {pipeline.num_stages} stages, no gaps",
+        f"{len(pipeline.succ)} dependencies, stage order included, without a cycle",
+        "all operations are connected",
+    ]
+
+
+def prove_serving_plan(file: OpenedFile) -> list[str]:
+    """A serving plan holds by its profile."""
+    from envplan.serving.plan import ServingPlan
+
+    plan = ServingPlan.load(file.path)
+    return plan.check(plan.find_profile(file.profile), force=file.force)
+
+
+def prove_serving_clocks(file: OpenedFile) -> list[str]:
+    """The clocks of a serving fleet agree with themselves."""
+    from envplan.serving.apply import ServingApplied
+
+    applied = ServingApplied.load(file.path)
+    return [
+        f"{counted(len(applied.instances), 'instance')} on {counted(applied.nodes, 'node')}, no "
+        "GPU used twice",
+        f"clocks were checked against those of: {applied.clocks_source}",
+    ]
+
+
+def prove_chrome_trace(file: OpenedFile) -> list[str]:
+    """A Chrome trace has the operations of a pipeline."""
+    name = r"^{} (?P<microbatch>\d+)( chunk (?P<chunk>\d+))?$"
+    events = {instruction: name.format(instruction) for instruction in (*LETTERS, *EXTRAS)}
+    read = read_chrome_traces([file.path], TraceMapping.of(instructions=events))
+    return [
+        f"{sum(map(len, read.orders))} operations of {read.num_microbatches} microbatches on "
+        f"{len(read.orders)} stages, as `envplan schedule import` reads them",
+        "no two operations of a stage overlap",
+    ]
+
+
+def prove_torch_csv(file: OpenedFile) -> list[str]:
+    """A schedule of PyTorch has the operations of a pipeline."""
+    read = read_torch_csv(file.path)
+    return [f"{sum(map(len, read.orders))} operations on {len(read.orders)} ranks, none twice"]
+
+
+def prove_sweep_config(file: OpenedFile) -> list[str]:
+    """The file of a sweep has points."""
+    return [f"{len(read_config(file.path).points)} points"]
+
+
+def prove_run_log(file: OpenedFile) -> list[str]:
+    """Every line of a run log is one."""
+    lines = list(read_run_log([file.path]))
+    steps = sum(line.event == "step" for line in lines)
+    return [f"{len(lines)} lines of {len({line.rank for line in lines})} ranks, {steps} steps"]
+
+
+def prove_sweep(file: OpenedFile) -> list[str]:
+    """The rows of a sweep agree with themselves."""
+    rows = read_rows(file.path)
+    failed = sum(row.error is not None for row in rows)
+    for number, row in enumerate(rows, 1):
+        if (row.energy_j or 0.0) < (row.energy_lower_bound_j or 0.0):
+            raise InputError(f"point {number}: energy_lower_bound_j lies above energy_j")
+    return [
+        f"{len(rows)} points, {failed} of them failed; every cell is what its column says",
+        "no plan uses less than its lower bound",
+    ]
+
+
+def prove_requests(file: OpenedFile) -> list[str]:
+    """Requests to an inference service come in order of time."""
+    from envplan.serving.trace import Trace
+
+    trace = Trace.read_csv(file.path)
+    return [f"{len(trace)} requests over {trace.duration_s:g} s, in order of time"]
+
+
+def prove_series(file: OpenedFile) -> list[str]:
+    """A replay over time has numbers."""
+    columns: Any = dict.fromkeys(file.columns, (FiniteFloat, ...))
+    read = read_table(file.path, create_model("Series", **columns), kind="a replay over time")
+    return [f"{len(read)} minutes, every cell a number"]
+
+
+def prove_stragglers(file: OpenedFile) -> list[str]:
+    """Slowdowns of replicas, iteration by iteration."""
+    return [f"{len(read_slowdowns(file.path, _MAX_REPLICAS))} iterations, none missing"]
+
+
+def prove_rates(file: OpenedFile) -> list[str]:
+    """A price or a carbon intensity over time, without a gap."""
+    kinds: tuple[Literal["price", "carbon"], ...] = ("price", "carbon")
+    rates = {kind: read_rate(str(file.path), kind) for kind in kinds if kind in file.columns}
+    return [
+        f"{kind}: {significant(rate.mean)} a kWh on average, over {duration_text(rate.lasts_s)} "
+        "without a gap"
+        for kind, rate in rates.items()
+    ]
+
+
+def prove_clocks(file: OpenedFile) -> list[str]:
+    """Clocks of others, stage by stage."""
+    counts = count_clocks(file.path)
+    return [
+        f"clocks of {len(counts)} stages, {sum(counts)} in all, in MHz",
+        "whether they fit a pipeline, `envplan solve --clocks` says",
+    ]
+
+
+def prove_frontier_table(file: OpenedFile) -> list[str]:
+    """The rows of a frontier agree with themselves."""
+    return check_rows(list(read_table(file.path, Row, kind="a frontier").rows()))
+
+
+def prove_serving_profile(file: OpenedFile) -> list[str]:
+    """A profile of an inference service has no holes."""
+    from envplan.serving.profile import ServingProfile
+
+    profile = ServingProfile.read_csv(file.path)
+    return [
+        f"{counted(len(profile.classes), 'class')}, "
+        f"{counted(len(profile.curves), 'configuration')}, no holes",
+        f"source: {profile.source or 'not said'}",
+    ]
+
+
+def prove_profile(file: OpenedFile) -> list[str]:
+    """A profile has all options that it needs."""
+    profile = Profile.read_csv(file.path)
+    doubt_profile(profile)
+    tables = profile.tables()
+    all_mhz = {int(mhz) for table in tables for mhz in table.frequency_mhz if mhz}
+    span = f"between {min(all_mhz)} and {max(all_mhz)} MHz" if all_mhz else "without a clock"
+    sentences = [
+        f"{profile.describe()}: {profile.num_stages} stages with {', '.join(profile.instructions)}",
+        f"{sum(map(len, tables))} options {span}, all times and energies in range, no gaps",
+    ]
+    num_fixed = sum(not table.frequency_mhz.any() for table in tables)
+    if num_fixed:
+        sentences.append(f"{num_fixed} of the operations take the same time at any clock")
+    powers = ", ".join(significant(power, 3) for power in profile.blocking_power_w or ())
+    if powers:
+        sentences.append(f"blocking power {powers} W by stage")
+    else:
+        sentences.append("no blocking rows: --blocking-power or 70 W will be used")
+    return sentences
