@@ -19,7 +19,7 @@ from envplan.cli.job_options import ParallelOptions, PlanOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
 from envplan.cli.tables import Column, change_row, table_columns, text_column, value_column
-from envplan.cli.types import Numbers, OutputFile, numbers, one_of, quantity
+from envplan.cli.types import Numbers, OutputFile, completing, numbers, one_of, quantity
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
@@ -193,6 +193,7 @@ def apply(
         typer.Option(
             metavar="NAME",
             parser=one_of(*_FORMATS),
+            autocompletion=completing(_FORMATS),
             help="envplan, csv, or zeus for the server of Zeus.",
             rich_help_panel=MOST_USED,
         ),

@@ -21,6 +21,7 @@ from envplan.cli.types import (
     InputFile,
     Numbers,
     OutputFile,
+    completing,
     either,
     numbers,
     one_of,
@@ -248,6 +249,7 @@ class PipelineOptions:
         typer.Option(
             metavar="NAME",
             parser=registered("schedule", SCHEDULES),
+            autocompletion=completing(SCHEDULES),
             help="The job's schedule.",
             rich_help_panel=JOB,
         ),

@@ -23,6 +23,7 @@ from envplan.cli.types import (
     OPTIONAL_FILE,
     InputFile,
     OutputFile,
+    completing,
     member_of,
     parser_of,
     quantity,
@@ -331,6 +332,7 @@ def import_schedule(
             metavar="FORMAT",
             help=f"{', '.join(ImportFormat)}.",
             parser=member_of(ImportFormat),
+            autocompletion=completing(ImportFormat),
         ),
     ],
     trace: TraceOptions,
@@ -507,6 +509,7 @@ def export_schedule(
             metavar="FORMAT",
             help=f"{' or '.join(ExportFormat)}.",
             parser=member_of(ExportFormat),
+            autocompletion=completing(ExportFormat),
         ),
     ] = ExportFormat.TORCH_CSV,
     output: Annotated[

@@ -110,6 +110,15 @@ def member_of(kind: type[StrEnum]) -> Parser:
     return parser_of(parse)
 
 
+def completing(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """What `typer.Option(autocompletion=...)` takes: names that begin with what is typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
 def registered(kind: str, names: Collection[str]) -> Parser:
     """A name of a registry, such as that of schedules; an error lists or suggests names."""
 
