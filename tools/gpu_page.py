@@ -78,7 +78,7 @@ def _devices(source: Backend) -> str:
             f"{device.info.supported_clocks[0]} to {device.info.max_clock}",
             f"{device.info.power_limit:.0f}",
             device.info.energy_source,
-            device.can_lock() or "yes",
+            device.lock_refusal() or "yes",
         ]
         for device in source.devices()
     ]
