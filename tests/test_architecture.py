@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,25 @@ def test_planning_loads_no_framework_driver_or_picture() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+#: `folder/file.py: name` or `Name` of code, as the page of the architecture writes them.
+_CODE = re.compile(r"`(?:([\w/]+\.py): )?([A-Za-z_][\w.]*)`")
+
+
+def test_what_the_page_of_the_architecture_names_is_there() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    story = page[page.index("## One plan, from") : page.index("## What a change touches")]
+    sources = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    defined: set[str] = set()
+    for text in sources.values():
+        defined.update(re.findall(r"(?:class|def) (\w+)", text))
+        defined.update(re.findall(r"^    (\w+): ", text, re.MULTILINE))
+    files = {path.relative_to(PACKAGE).as_posix() for path in sources}
+    for file, name in _CODE.findall(story):
+        assert not file or file in files, file
+        if name.endswith(".py"):
+            assert any(known.endswith(name) for known in files), name
+        elif name[0].isupper() or file:
+            for part in name.split("."):
+                assert part in defined, name

@@ -88,6 +88,11 @@ def test_the_later_the_straggler_the_slower_and_cheaper_the_plan(
     assert until(late, late_enough) <= until(early, late_enough)
 
 
+def test_copies_of_a_frontier_share_what_is_traced_beyond_t_star() -> None:
+    pipeline, profile = Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage")
+    assert trace_frontier(pipeline, profile).beyond is trace_frontier(pipeline, profile).beyond
+
+
 @given(small_frontiers(), st.floats(0.0, 1.1))
 def test_a_large_pipeline_is_traced_only_in_part_and_its_bound_holds(
     frontier: Frontier, part: float
@@ -97,7 +102,7 @@ def test_a_large_pipeline_is_traced_only_in_part_and_its_bound_holds(
     exact = frontier.waiting_bound_fj(time_ns)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relaxation, "MAX_OPERATIONS_FROM_T_MAX", 0)
-        large = trace_frontier(
+        large = Frontier(  # traced by nobody before
             frontier.pipeline, frontier.profile, blocking_power=frontier.blocking_power_w[0]
         )
         assert large.waiting_bound_fj(time_ns) <= exact
@@ -148,7 +153,7 @@ def test_large_pipeline_is_planned_between_what_was_traced(monkeypatch: pytest.M
     pipeline, profile = Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage")
     exact = trace_frontier(pipeline, profile)
     monkeypatch.setattr(relaxation, "MAX_OPERATIONS_FROM_T_MAX", 0)
-    large = trace_frontier(pipeline, profile)
+    large = Frontier(pipeline, profile)  # traced by nobody before
     traced, slowest = large.beyond.max_time_ns, large.slowest_time_ns
     assert large.min_energy_time_ns < traced < slowest
     for part in (0.1, 0.5, 0.9):

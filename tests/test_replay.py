@@ -18,7 +18,7 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Search
-from envplan.replay.cores import side_by_side
+from envplan.replay.cores import parallel_map
 from strategies import dags, falling_profiles, pipelines, profiles, profiles_with_configs
 
 LATENCIES = [0, 0, 1, 7, 3_000_000, 20_000_000, 30_000_003, 300_000_000, 5_000_000_000]
@@ -229,7 +229,7 @@ def test_long_searches_can_be_interrupted(searches: int) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            side_by_side(lambda seed: search.improve(rows, 10**15, 1.0, seed), range(searches))
+            parallel_map(lambda seed: search.improve(rows, 10**15, 1.0, seed), range(searches))
         assert sys.getswitchinterval() == turns_s
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

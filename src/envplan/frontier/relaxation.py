@@ -36,6 +36,18 @@ RECENT_TRACES: Final[TraceCache[Any]] = TraceCache(max_operations=50_000)
 _logger = logging.getLogger(__name__)
 
 
+class _TracerOnDemand:
+    """A tracer that is made when it is first asked for; copies of a frontier share it."""
+
+    def __init__(self, make: Callable[[], FrontierTracer]) -> None:
+        self._make = make
+
+    @cached_property
+    def tracer(self) -> FrontierTracer:
+        """The tracer."""
+        return self._make()
+
+
 class Relaxation:
     """The exact relaxed frontier: a lower bound on energy at every iteration time.
 
@@ -103,6 +115,7 @@ class Relaxation:
             self._starts = WarmStarts(pipeline, profile, powers, self.network)
         from_flow_uw = None if full else self.total_power_uw
         self.tracer = FrontierTracer(self._starts, from_flow_uw, profile.path)
+        self._past_t_star = _TracerOnDemand(self._traced_past_t_star)
         self.min_time_ns = self.tracer.min_time_ns
         self.max_time_ns = self.tracer.max_time_ns
         self.slowest_time_ns = self.tracer.slowest_time_ns
@@ -344,9 +357,12 @@ class Relaxation:
                 too_early_ns = middle_ns
         return holding_ns
 
-    @cached_property
+    @property
     def beyond(self) -> FrontierTracer:
         """The frontier beyond T_star: up to T_max, or in large pipelines a part of the way."""
+        return self._past_t_star.tracer
+
+    def _traced_past_t_star(self) -> FrontierTracer:
         if self.max_time_ns == self.slowest_time_ns:
             return self.tracer
         from_flow_uw = None

@@ -17,7 +17,7 @@ from envplan._kernel import Breakpoints, Optimum
 from envplan.errors import InputError
 from envplan.frontier.extended_trace import ExtendedTrace
 from envplan.frontier.warm_starts import FrontierHalf, WarmStarts
-from envplan.replay.cores import side_by_side
+from envplan.replay.cores import parallel_map
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -301,8 +301,8 @@ class FrontierTracer:
             return self._traced_piece(piece, progress if is_last else None)
 
         if self._begins_at_t_star:
-            self._attach(side_by_side(extended_half, FrontierHalf))
-        self._attach(side_by_side(traced_piece, self._missing_pieces()))
+            self._attach(parallel_map(extended_half, FrontierHalf))
+        self._attach(parallel_map(traced_piece, self._missing_pieces()))
         self.main.extend_to(self.min_time_ns, progress)
 
     def _attach(self, intervals: Iterable[TracedInterval | None]) -> None:

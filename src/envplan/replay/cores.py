@@ -34,34 +34,35 @@ def use_cores(count: int | None) -> None:
     _used = count
 
 
-def side_by_side(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
+def parallel_map(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
     """The answer for each item, in their order, worked out by as many threads as may be used.
 
     The work must leave the interpreter free, as the kernel does. What an item raises is raised, the
     first of them, and with Ctrl-C the others end where they honour that.
     """
     todo = list(items)
-    threads = min(len(todo), _used or cores())
-    if threads <= 1:
+    num_threads = min(len(todo), _used or cores())
+    if num_threads <= 1:
         return [work(item) for item in todo]
     from concurrent.futures import ThreadPoolExecutor
 
-    stop, before = Event(), sys.getswitchinterval()
+    stop = Event()
 
-    def one(item: Item) -> Answer:
+    def stoppable_work(item: Item) -> Answer:
         _kernel.STOP.set(stop)
         return work(item)
 
-    sys.setswitchinterval(min(before, _WAIT_S))
+    usual_interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual_interval_s, _WAIT_S))
     try:
-        with ThreadPoolExecutor(threads) as pool:
-            asked = [pool.submit(copy_context().run, one, item) for item in todo]
+        with ThreadPoolExecutor(num_threads) as pool:
+            futures = [pool.submit(copy_context().run, stoppable_work, item) for item in todo]
             try:
-                return [answer.result() for answer in asked]
+                return [future.result() for future in futures]
             except BaseException:
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
     finally:
-        if before > _WAIT_S:  # else another thread has set it, which sets it back
-            sys.setswitchinterval(before)
+        if usual_interval_s > _WAIT_S:  # else another thread has set it, which sets it back
+            sys.setswitchinterval(usual_interval_s)

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from envplan.errors import NoAnswerError
 from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows, Search
-from envplan.replay.cores import side_by_side
+from envplan.replay.cores import parallel_map
 from envplan.request.limits import NO_PENALTIES
 from envplan.solve.candidates import Candidates, RoundedCandidates
 from envplan.solve.conditions import SearchConditions
@@ -351,7 +351,7 @@ class SearchedCandidates(Candidates):
             start = starts[seed]
             return annealer.improve(start.choice, moves, start.temperature, seed)
 
-        return side_by_side(anneal, range(len(starts)))
+        return parallel_map(anneal, range(len(starts)))
 
     def _annealer(
         self, replay: Replay, deadline_ns: int, lateness_price: float = _LATENESS_PRICE
