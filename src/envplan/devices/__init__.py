@@ -39,10 +39,10 @@ DEFAULT_BACKEND: Final = "zeusd" if os.environ.get("ZEUSD_SOCK_PATH") else "nvml
 _VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
 #: How long a driver may take to start or to stop, s.
-_START_TIMEOUT_S: Final = 30.0
-_STOP_TIMEOUT_S: Final = 5.0
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 5.0
 #: How long one GPU may take to answer, s.
-_GPU_TIMEOUT_S: Final = 10.0
+GPU_TIMEOUT_S: Final = 10.0
 
 
 class DeviceError(EnvplanError):
@@ -232,12 +232,12 @@ def opened(name: str = DEFAULT_BACKEND, **options: Any) -> Iterator[Backend]:
         DeviceError: as for `backend`, or the driver does not start in time.
         InputError: as for `backend`.
     """
-    source = call_with_timeout(_START_TIMEOUT_S, lambda: backend(name, **options), "the driver")
+    source = call_with_timeout(START_TIMEOUT_S, lambda: backend(name, **options), "the driver")
     try:
         yield source
     finally:
         with suppress(DeviceError):
-            call_with_timeout(_STOP_TIMEOUT_S, source.close, "the driver")
+            call_with_timeout(STOP_TIMEOUT_S, source.close, "the driver")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +300,7 @@ def describe_gpus(name: str, **options: Any) -> list[GpuState]:
             state = GpuState(gpu=options.get("gpu"), index=index)
             try:
                 state = call_with_timeout(
-                    _GPU_TIMEOUT_S, partial(_read_state, device, state), f"GPU {index}"
+                    GPU_TIMEOUT_S, partial(_read_state, device, state), f"GPU {index}"
                 )
             except DeviceError as error:
                 state = replace(state, refusal=str(error))

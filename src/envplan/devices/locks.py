@@ -36,9 +36,9 @@ from envplan.devices import (
 
 MARK_BYTES: Final = 256
 RETRY_S: Final = 0.05
-_MAX_TRIES: Final = 40
+MAX_DRIVER_TRIES: Final = 40
 #: How long a GPU may take to be reset by hand, s.
-_DRIVER_TIMEOUT_S: Final = 10.0
+RESET_TIMEOUT_S: Final = 10.0
 #: How long a guard is waited for whose owner lives, s.
 _LIVING_OWNER_WAIT_S: Final = 1.0
 #: How long the service may hold a lock while it looks at it, s.
@@ -199,9 +199,7 @@ def give_back_all(devices: Sequence[Device]) -> list[GivenBack]:
     for index, device in enumerate(devices):
         try:
             results.append(
-                call_with_timeout(
-                    _DRIVER_TIMEOUT_S, partial(_reset_by_hand, device), f"GPU {index}"
-                )
+                call_with_timeout(RESET_TIMEOUT_S, partial(_reset_by_hand, device), f"GPU {index}")
             )
         except DeviceError as error:
             results.append(GivenBack(index, problem=str(error)))
@@ -264,7 +262,7 @@ def retry_driver_call(set_clock: Callable[[], None]) -> None:
             raise
         except DeviceError:
             num_failures += 1
-            if num_failures == _MAX_TRIES:
+            if num_failures == MAX_DRIVER_TRIES:
                 raise
             time.sleep(RETRY_S)
         else:
@@ -278,8 +276,9 @@ def lock_folders(user: int) -> list[Path]:
         user: its number.
     """
     safe_folders = []
-    for base, name in _folder_names(user):
-        for folder in (base / name, *sorted(base.glob(f"{name}-*"))):
+    for default in default_lock_folders(user):
+        stand_ins = sorted(default.parent.glob(f"{default.name}-*"))
+        for folder in (default, *stand_ins):
             with suppress(OSError):
                 status = folder.lstat()
                 is_safe = status.st_uid == user and not status.st_mode & 0o022
@@ -296,23 +295,29 @@ def _make_lock_folder() -> Path:
     """
     user = os.geteuid()
     problem = ""
-    for base, name in _folder_names(user):
+    for default in default_lock_folders(user):
         try:
             with suppress(FileExistsError):
-                (base / name).mkdir(mode=0o700)
+                default.mkdir(mode=0o700)
             if not lock_folders(user):
-                tempfile.mkdtemp(prefix=f"{name}-", dir=base)
+                tempfile.mkdtemp(prefix=f"{default.name}-", dir=default.parent)
                 time.sleep(RETRY_S)  # others of this user may be doing the same
         except OSError as error:
-            problem = f"{base}: {error.strerror}"
+            problem = f"{default.parent}: {error.strerror}"
         if safe_folders := lock_folders(user):
             return safe_folders[0]
     raise DeviceError(f"there is no place for the locks of GPUs: {problem}")
 
 
-def _folder_names(user: int) -> list[tuple[Path, str]]:
-    """Where to look for a user's folder, and its name; the second is for a root without a /run."""
-    names = [(Path("/tmp"), f"envplan-{user}")]
+def default_lock_folders(user: int) -> list[Path]:
+    """The folders that a user's lock files are in unless somebody else has taken their names.
+
+    The second is for a root without a /run.
+
+    Args:
+        user: its number.
+    """
+    folders = [Path(f"/tmp/envplan-{user}")]
     if user == 0:
-        names.insert(0, (Path("/run"), "envplan"))
-    return names
+        folders.insert(0, Path("/run/envplan"))
+    return folders

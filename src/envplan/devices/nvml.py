@@ -249,7 +249,7 @@ class NvmlDevice(Device):
             write = pynvml.nvmlDeviceSetPowerManagementLimit
             if limit is not _MISSING and self._ask(write, limit, missing=_MISSING) is not _MISSING:
                 return None
-        return None if _is_administrator() else self._permission_remedy()
+        return None if is_administrator() else self._permission_remedy()
 
     def _ask(self, function: Callable[..., Any], *arguments: Any, missing: Any = None) -> Any:
         """Ask the driver about this GPU.
@@ -345,7 +345,7 @@ def _no_driver(error: Exception) -> str:
     return f"{message}, or use the modelled backend: --backend modelled"
 
 
-def _is_administrator() -> bool:
+def is_administrator() -> bool:
     """Whether this process has CAP_SYS_ADMIN, which is what the driver asks for."""
     with suppress(OSError, IndexError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

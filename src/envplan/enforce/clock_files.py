@@ -30,7 +30,7 @@ __all__ = ["count_clocks", "read_clocks"]
 
 T = TypeVar("T")
 
-_MAX_BYTES: Final = 16 * 2**20
+MAX_FILE_BYTES: Final = 16 * 2**20
 _MAX_MHZ: Final = 10**6
 _CLOCKS_PREFIX: Final = "freqs_pipeline_"
 _CONFIGS_PREFIX: Final = "scheds_pipeline_"
@@ -55,7 +55,7 @@ def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tu
     Raises:
         InputError: the file is none of the three kinds, or does not fit the pipeline.
     """
-    data, path = read_bounded(path, _MAX_BYTES), Path(path)
+    data, path = read_bounded(path, MAX_FILE_BYTES), Path(path)
     stages = _operations_by_stage(pipeline)
     beginning = data.lstrip(_BLANK_OR_BYTE_ORDER_MARK)[:1]
     with naming(path):
@@ -70,7 +70,7 @@ def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tu
     if not path.name.startswith(_CLOCKS_PREFIX) or not configs_path.exists():
         return clocks
     with naming(configs_path):
-        lists = _parse_lists(read_bounded(configs_path, _MAX_BYTES), configs_path)
+        lists = _parse_lists(read_bounded(configs_path, MAX_FILE_BYTES), configs_path)
         _require_stages(len(lists), stages)
         return _with_configs(clocks, lists, stages)
 
@@ -81,7 +81,7 @@ def count_clocks(path: AnyPath) -> list[int]:
     Raises:
         InputError: the file is no list and no table of clocks.
     """
-    data, path = read_bounded(path, _MAX_BYTES), Path(path)
+    data, path = read_bounded(path, MAX_FILE_BYTES), Path(path)
     with naming(path):
         if path.suffix.lower() in _LIST_SUFFIXES:
             lists = _parse_lists(data, path)
