@@ -328,18 +328,18 @@ def _positions_by_key(operations: Sequence[Operation]) -> dict[OperationKey, int
     return positions
 
 
-def _position_of(row: _Row, operations: Mapping[OperationKey, int]) -> int | None:
+def _position_of(row: _Row, position_by_key: Mapping[OperationKey, int]) -> int | None:
     """The place of a row's operation in its stage's order; None: the stage has no such operation.
 
     Args:
         row: that names an operation.
-        operations: of the stage, with their places.
+        position_by_key: of each operation of the stage.
     """
     if row.position is not None:
-        return row.position if row.position < len(operations) else None
+        return row.position
     assert row.instruction is not None
     assert row.microbatch is not None
-    return operations.get(OperationKey(row.instruction, row.microbatch, row.chunk or 0))
+    return position_by_key.get(OperationKey(row.instruction, row.microbatch, row.chunk or 0))
 
 
 def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> list[list[int]]:
@@ -357,7 +357,7 @@ def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> li
         if not row.names_an_operation:
             raise table.error(number, "give position, or instruction and microbatch")
         position = _position_of(row, positions[row.stage])
-        if position is None:
+        if position is None or position >= len(stages[row.stage]):
             raise table.error(number, f"stage {row.stage} has no such operation")
         if clocks[row.stage].setdefault(position, row.frequency) != row.frequency:
             raise table.error(
