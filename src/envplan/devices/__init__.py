@@ -355,7 +355,7 @@ def choose(source: Backend, number: int, counted: Counted) -> Device:
     if len(visible) == 1:
         return devices[visible[0]]
     if counted is Counted.BY_CUDA:
-        if number < len(visible):
+        if 0 <= number < len(visible):
             return devices[visible[number]]
         raise _no_such_gpu(number, len(visible), f", with {setting}")
     if number in visible:
