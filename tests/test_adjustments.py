@@ -17,6 +17,7 @@ from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.profile import INCLUDES_RECOMPUTATION, Adjustments, ProfileMetadata
 from envplan.runtime.drift import measure_drift, rescale
+from envplan.runtime.runlog import LoggedStep, parse_line
 from strategies import falling_profiles, profiles
 
 Row = tuple[int, str, int, float, float]
@@ -193,13 +194,11 @@ def test_apply_and_refine_derive_the_rows_again() -> None:
     applied = apply_plan(plan, profile, topology=Topology.for_job(plan.job))
     assert applied.iteration_time_s <= plan.iteration_time
     planned = plan.stages[0][1]
-    line = {
-        "event": "step",
-        "step": 3,
-        "stage": 0,
-        "operations": [["backward_input", 0, planned.frequency_mhz, 1, 2 * planned.time_s, 0.0]],
-    }
-    drifts = measure_drift(plan, profile, [line])
+    times = ["backward_input", 0, planned.frequency_mhz, 1, 2 * planned.time_s, 0.0]
+    line = {"event": "step", "rank": 0, "stage": 0, "step": 3, "operations": [times]}
+    step = parse_line(line)
+    assert isinstance(step, LoggedStep)
+    drifts = measure_drift(plan, profile, [step])
     assert drifts[0].factor == pytest.approx(2.0)
     refined = rescale(profile.adjusted(True, 0.5), drifts)
     assert refined.has(0, "backward_input")

@@ -139,14 +139,12 @@ solve --energy-budget 1 | least
 solve --iterations 20000 --deadline 1h | 20000 iterations take at least | deadline of 1 h
 """
 
-#: What is typed, and words of what is said; after an exclamation mark, words that are not.
+#: What is typed, and words of what is said; after an exclamation mark, words that are not. What
+#: commands say of built-in profiles stands in tests/golden.
 SAID = """
-check plan.json | plan.json: plan, holds | unchanged | rows of the profile | lower bound proved
-check plan.json | to the nanosecond
 check profile.csv | profile (modelled) | 2 stages | forward, backward | 20 options | 780 | 1740
 check profile.csv --json | "file": "profile.csv" | "kind": "profile" | "next": "envplan frontier
 check plan.json -q | !holds
-frontier -m 4 --plans 20 | T_min plan | T_star plan | maximum frequency is wasting
 frontier --plans 2 --plot | wrote frontier.png
 frontier four.csv -m 2 --plans 2 | 4 stages, 2 microbatches
 frontier measured.csv | 61.5 W (from the profile) | !modelled
@@ -154,22 +152,10 @@ frontier one.csv | up to 0.0% at no slowdown
 frontier a40-gpt3-1.3b-8stage --chunks 2 -m 8 --plans 2 | interleaved, 4 stages x 2 chunks
 solve | !cost | !The run
 solve --slowdown 4 --polish 1 | wrote plan.json
-solve --straggler-time 20 | energy with waiting (J) | certified gap with waiting (%)
-solve --straggler-time 20 | waiting for the straggler until 20.00 s takes another
-solve --straggler-time 20 | without the straggler, T_star's plan
-solve --price 0.25 --currency EUR --carbon 380 --iterations 1000 | cost (EUR) | carbon (g CO2)
-solve --price 1 --carbon 3 --iterations 1000 | The run: 1,000 iterations, all GPUs, modelled
-solve --price 1 --carbon 3 --iterations 1000 | energy (kWh) | carbon (kg CO2) | saved (%)
 solve --price day.csv --iterations 100000 --repeat-rates | The run: 100,000 iterations
 solve three.csv --planner envpipe --schedule 1f1b --json | "schedule": "1f1b"
-compare three.csv --straggler-slowdown 3 | Until a straggler is finished at | extrinsic (%)
-compare three.csv --straggler-slowdown 3 | frontier for straggler
 compare three.csv --straggler-time 0.01 | it is no straggler
-simulate four.json | busy (s) | usable | critical path | blocking | at the peak | modelled
-simulate four.json | time and energy are exactly what the plan states
 simulate four.json --price 0.2 | an iteration costs | USD over all GPUs | !iterations cost
-simulate four.json --noise 3 --runs 20 --switch-latency 5 | 20 runs | first run
-simulate four.json --replicas 128 --straggler 1.2 | intrinsic saved | extrinsic saved | T' is
 apply | 1740 | not known
 apply --gpu a40 | clocks from 210 to 1740 MHz of NVIDIA A40
 apply --dry-run | stage 0: forward | stage 1: forward | !wrote

@@ -76,6 +76,9 @@ def test_help_and_version_say_what_there_is() -> None:
         ("bash", "envplan savings mine/", {"mine/deep.csv"}),
         ("bash", "envplan solve --sched", {"--schedule"}),
         ("bash", "envplan schedule e", {"export"}),
+        ("bash", "envplan solve --schedule zb", {"zb-h1", "zb-v"}),
+        ("bash", "envplan solve --planner zeus", {"zeus_global", "zeus_per_stage"}),
+        ("bash", "envplan schedule import --format m", {"megatron"}),
     ],
 )
 def test_shells_complete_commands_profiles_files_and_options(

@@ -15,7 +15,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cli_helpers import Ran, envplan
+from envplan.cli.schedule import ExportFormat
+from envplan.pipeline import SCHEDULES
+from envplan.pipeline.imports import ImportFormat
+from envplan.planners import PLANNERS
 from envplan.profile import builtin_paths
+from envplan.serving.policies import POLICIES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -106,6 +111,26 @@ SLOW = {"constraints.md", "switching.md", "serving.md", "costs.md"}
 )
 def test_commands_and_code_of_a_page_work(page: Path, tmp_path: Path) -> None:
     assert run(page, tmp_path) > 0
+
+
+def first_columns(page: str, heading: str) -> list[str]:
+    """The names in backticks in the first column of the table whose head begins so."""
+    _, _, table = (ROOT / "docs" / page).read_text().partition(f"\n| {heading} |")
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+
+def test_tables_of_schedules_and_policies_name_all_there_are() -> None:
+    assert set(first_columns("schedules.md", "`--schedule`")) == set(SCHEDULES)
+    assert set(first_columns("serving.md", "policy")) == set(POLICIES)
+
+
+def test_pages_name_every_planner_and_every_format() -> None:
+    row = re.search(r"^\| `planners` .*$", (ROOT / "docs" / "sweeps.md").read_text(), re.M)
+    assert row is not None
+    assert set(re.findall(r"`(\w+)`", row[0])) - {"planners", "planner"} == set(PLANNERS)
+    text = (ROOT / "docs" / "import-schedules.md").read_text()
+    assert set(re.findall(r"--format ([\w-]+)", text)) == {*ImportFormat, *ExportFormat}
 
 
 def test_a_command_that_fails_is_found(tmp_path: Path) -> None:

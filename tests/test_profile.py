@@ -28,6 +28,7 @@ from envplan.profile import (
     compose_options,
     cost_curve,
 )
+from envplan.profile.summary import ProfileSummary
 from envplan.units import MAX_INTEGER
 
 HEADER = "stage,instruction,frequency,time,energy\n"
@@ -323,6 +324,12 @@ def test_a_straggler_among_ranks_is_named(tmp_path: Path) -> None:
     alone = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 2: 1.0}))
     assert len(alone.notes) == 1
     assert alone.time_spread(0, "forward", 1410) is None
+
+
+def test_summary_takes_whatever_a_sidecar_says_was_identified(tmp_path: Path) -> None:
+    (tmp_path / "p.meta.json").write_text('{"source": "measured", "identified": "energies"}')
+    summary = ProfileSummary.of(read(tmp_path, HEADER + STAGE_0))
+    assert (summary.time, summary.energy) == ("measured", "measured")
 
 
 def test_rows_without_a_rank_are_of_no_rank(tmp_path: Path) -> None:

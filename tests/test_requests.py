@@ -197,3 +197,11 @@ def test_a_cap_on_many_gpus_leaves_the_time_that_keeps_it() -> None:
     energy_fj = frontier.lower_bound_fj(time_ns) * frontier.num_gpus
     cap_uw = -(-energy_fj // time_ns)
     assert AveragePower(power_w=cap_uw / 1e6).earliest_ns(frontier) <= time_ns
+
+
+def test_keywords_of_limits_are_those_that_limits_declare() -> None:
+    assert Request.from_options(min_hold=0.1) == Request.from_options(min_dwell=0.1)
+    with pytest.raises(TypeError, match="no keyword argument 'power_limit'"):
+        Request.from_options(power_limit=100.0)
+    with pytest.raises(InputError, match="noise goes with a probability"):
+        Request.from_options(noise=0.1)

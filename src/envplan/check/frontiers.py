@@ -31,8 +31,9 @@ def check_rows(rows: Sequence[Row]) -> list[str]:
         check_stated(f"{name}: gap", row.gap, gap_over(row.energy_j, row.lower_bound_j), _TOLERANCE)
         average_j = row.average_power_w * row.iteration_time_s
         check_stated(f"{name}: average_power_w x time", average_j, row.energy_j, _TOLERANCE)
-    for number, (one, other) in enumerate(pairwise(rows), start=2):
-        if not (one.iteration_time_s < other.iteration_time_s and one.energy_j > other.energy_j):
+    for number, (faster, slower) in enumerate(pairwise(rows), start=2):
+        is_slower = faster.iteration_time_s < slower.iteration_time_s
+        if not (is_slower and faster.energy_j > slower.energy_j):
             raise InputError(f"plan {number} is not both slower and cheaper than the one before it")
     worst = max(row.gap for row in rows)
     return [

@@ -54,17 +54,12 @@ def advise(
     """
     if job.dag is not None:
         raise InputError("advise compares schedules; leave --dag out")
-    own = job if job.schedule == "envpipe" else replace(job, activation_slots=None)
-    frontier = own.trace()
+    own_job = job if job.schedule == "envpipe" else replace(job, activation_slots=None)
+    frontier = own_job.trace()
     with progress("schedules") as work:
         rows = envplan.advise(
             frontier, activation_slots=job.activation_slots, best=best, progress=work.items
         )
-    # Next: plan what saves most with as much of the model on a GPU as now.
-    first = next(row for row in rows if row.model_share == 1)  # ranked by energy
-    name = first.frontier.pipeline.schedule
-    slots = job.activation_slots if name == "envpipe" else None
-    then = replace(job, schedule=job.schedule if first.is_job else name, activation_slots=slots)
     ui.answer(
         lambda: {
             "schema": "envplan/advice/v1",
@@ -74,8 +69,22 @@ def advise(
             "schedules": [row.to_dict() for row in rows],
         },
         lambda: _print_schedules(frontier, rows),
-        next_command=["envplan", "solve", *as_typed(then)],
+        next_command=["envplan", "solve", *as_typed(_thriftiest_job(job, rows))],
     )
+
+
+def _thriftiest_job(job: JobOptions, rows: Sequence[Advice]) -> JobOptions:
+    """The job with the schedule that saves most with as much of the model on a GPU as now.
+
+    Args:
+        job: as given.
+        rows: ranked by energy.
+    """
+    thriftiest = next(row for row in rows if row.model_share == 1)
+    name = thriftiest.frontier.pipeline.schedule
+    schedule = job.schedule if thriftiest.is_job else name
+    slots = job.activation_slots if name == "envpipe" else None
+    return replace(job, schedule=schedule, activation_slots=slots)
 
 
 def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:

@@ -19,7 +19,7 @@ from envplan.cli.job_options import ParallelOptions, PlanOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
 from envplan.cli.tables import Column, change_row, table_columns, text_column, value_column
-from envplan.cli.types import Numbers, OutputFile, numbers, one_of, quantity
+from envplan.cli.types import Numbers, OutputFile, completing, numbers, one_of, quantity
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
@@ -77,7 +77,7 @@ class RankOptions(ParallelOptions):
         Numbers | None,
         typer.Option(
             metavar="I[,I...]",
-            parser=numbers("0,2,4,6", least=0, most=_MAX_DEVICES),
+            parser=numbers("0,2,4,6", lowest=0, highest=_MAX_DEVICES),
             help="Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
             rich_help_panel=JOB,
         ),
@@ -193,6 +193,7 @@ def apply(
         typer.Option(
             metavar="NAME",
             parser=one_of(*_FORMATS),
+            autocompletion=completing(_FORMATS),
             help="envplan, csv, or zeus for the server of Zeus.",
             rich_help_panel=MOST_USED,
         ),

@@ -55,12 +55,10 @@ def check(
             file, profile=profile, force=force, progress=work.frontier_step
         )
     proved = [f"  {line}" for line in checked.proved]
-    then = [
-        {"FILE": str(file), "PROFILE": checked.profile or "PROFILE"}.get(word, word)
-        for word in _NEXT.get(checked.kind, ())
-    ]
+    stand_ins = {"FILE": str(file), "PROFILE": checked.profile or "PROFILE"}
+    next_words = [stand_ins.get(word, word) for word in _NEXT.get(checked.kind, ())]
     ui.answer(
         lambda: {"file": str(file), **checked._asdict()},
         lambda: ui.say(f"{file}: {checked.kind}, holds", *proved),
-        next_command=["envplan", *then] if then else (),
+        next_command=["envplan", *next_words] if next_words else (),
     )

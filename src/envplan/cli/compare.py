@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -264,7 +264,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 def _document(
     comparison: Comparison, plans: Sequence[envplan.Plan], parts: Sequence[PartClockSavings]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     frontier, plan = comparison.frontier, comparison.entries[0].plan
     entries = zip(comparison.entries, plans, strict=True)
     return {
@@ -286,8 +286,8 @@ def _document(
     }
 
 
-def _entry_document(entry: Entry, priced_plan: envplan.Plan) -> dict[str, Any]:
-    document: dict[str, Any] = dict(entry.to_dict())
+def _entry_document(entry: Entry, priced_plan: envplan.Plan) -> dict[str, object]:
+    document: dict[str, object] = dict(entry.to_dict())
     if configs := config_counts(entry.plan):
         document["configs"] = configs
     if priced_plan.costs is not None:

@@ -194,10 +194,12 @@ def _evenly_chosen(plans: Sequence[envplan.Plan], count: int) -> list[envplan.Pl
 def _verdict(plans: list[envplan.Plan]) -> str:
     free = [p for p in plans if p.predicted.slowdown_percent <= 0]
     at_no_slowdown = max((p.predicted.savings_percent for p in free), default=0.0)
-    most = max(plans, key=lambda p: p.predicted.savings_percent).predicted
+    thriftiest = max(plans, key=lambda p: p.predicted.savings_percent).predicted
     verdict = f"maximum frequency is wasting up to {at_no_slowdown:.1f}% at no slowdown"
-    if most.slowdown_percent > 0:
-        verdict += f", {most.savings_percent:.1f}% at {most.slowdown_percent:.1f}% slowdown"
+    if thriftiest.slowdown_percent > 0:
+        verdict += (
+            f", {thriftiest.savings_percent:.1f}% at {thriftiest.slowdown_percent:.1f}% slowdown"
+        )
     return verdict
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any, get_type_hints
 
 from typer.models import ArgumentInfo
@@ -14,7 +13,7 @@ from envplan.errors import InputError
 
 
 def flag(name: str) -> str:
-    """What to type for an option, by the name of its field: `--time-limit`."""
+    """The option of a field, as in `--time-limit`."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -29,25 +28,45 @@ def options_given(group: Any, *names: str) -> list[str]:
 
 
 def refuse(options: Iterable[str], why: str) -> None:
-    """Raises: InputError: there is an option, which `why` says more of."""
+    """Refuse options that are given.
+
+    Args:
+        options: those that are given; none: nothing is refused.
+        why: what the error says of the first.
+
+    Raises:
+        InputError: there is one.
+    """
     for option in options:
         raise InputError(f"{option} {why}")
 
 
 def refuse_both(options: Iterable[str]) -> None:
-    """Raises: InputError: of options that exclude each other there are two."""
-    for first, second in pairwise(options):
-        raise InputError(f"{first} and {second} exclude each other; give one of them")
+    """Refuse two options that exclude each other.
+
+    Args:
+        options: those of them that are given.
+
+    Raises:
+        InputError: there are two.
+    """
+    given = list(options)
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
 
 
-def require_with(group: Any, name: str, *others: str) -> None:
-    """Raises: InputError: an option is given without any of the others that it goes with."""
-    if not options_given(group, *others):
-        refuse(options_given(group, name), f"goes with {either(map(flag, others))}")
+def require_with(group: Any, name: str, *companions: str) -> None:
+    """Refuse an option that is given without any of the options that it goes with.
+
+    Raises:
+        InputError: it is.
+    """
+    if not options_given(group, *companions):
+        refuse(options_given(group, name), f"goes with {either(map(flag, companions))}")
 
 
 def as_typed(group: Any) -> list[str]:
-    """What to type for the options and arguments of a group that differ from their defaults."""
+    """The words to type for what differs from its default in a group."""
     words: list[str] = []
     hints = get_type_hints(type(group), include_extras=True)
     for field in dataclasses.fields(group):

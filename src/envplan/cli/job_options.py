@@ -27,7 +27,7 @@ from envplan.cli.shared import (
     MicrobatchGroup,
     MovedProfile,
 )
-from envplan.cli.types import InputFile, Numbers, either, numbers, quantity
+from envplan.cli.types import InputFile, Numbers, completing, either, numbers, quantity
 from envplan.pipeline import SCHEDULES
 from envplan.pipeline.operations import EXTRAS
 from envplan.quantities import COUNT, PERCENT, POWER, TIME
@@ -156,6 +156,7 @@ class JobOptions(ParallelOptions):
         typer.Option(
             metavar="NAME",
             help=f"{either(SCHEDULES)}; default: what the profile's sidecar says, else 1f1b.",
+            autocompletion=completing(SCHEDULES),
             rich_help_panel=JOB,
         ),
     ] = None
@@ -200,7 +201,7 @@ class JobOptions(ParallelOptions):
         Numbers | None,
         typer.Option(
             metavar="N[,N...]",
-            parser=numbers("8 or 8,7,6,5", least=0),
+            parser=numbers("8 or 8,7,6,5", lowest=0),
             help=(
                 "Microbatches whose activations fit into a stage's memory, one number for "
                 "all stages or one for each: caps how far schedule envpipe runs ahead."

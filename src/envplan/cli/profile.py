@@ -21,6 +21,7 @@ from envplan.cli.types import (
     InputFile,
     Numbers,
     OutputFile,
+    completing,
     either,
     numbers,
     one_of,
@@ -248,6 +249,7 @@ class PipelineOptions:
         typer.Option(
             metavar="NAME",
             parser=registered("schedule", SCHEDULES),
+            autocompletion=completing(SCHEDULES),
             help="The job's schedule.",
             rich_help_panel=JOB,
         ),
@@ -454,25 +456,25 @@ def profile(
         _refuse_what_only_models_have(backend, workload, pipeline, gpu)
         job = _training_job(workload, pipeline, sizes)
         _refuse_what_cannot_be_measured(job, workload, pipeline, sizes)
-        made = _measure(backend, job, workload.entry, gpu.step, measuring, output)
+        new_profile = _measure(backend, job, workload.entry, gpu.step, measuring, output)
     else:
         measured_only = options_given(workload, "entry") + options_given(measuring)
         refuse(measured_only, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
         job = _training_job(workload, pipeline, sizes)
         key = gpu.gpu or (_MODEL_GPU if workload.model else _DEFAULT_GPU)
-        made = _model(job, key, gpu.step, output, parts=pipeline.parts)
-    ui.draw(plot, lambda: profile_figure(made))
+        new_profile = _model(job, key, gpu.step, output, parts=pipeline.parts)
+    ui.draw(plot, lambda: profile_figure(new_profile))
     named = [] if output == Path(DEFAULT_PROFILE) else [str(output)]
     ui.answer(
         lambda: {
-            "profile": str(made.path),
-            "source": made.metadata.source,
-            "gpu": made.metadata.gpu,
-            "workload": made.metadata.workload,
-            "stages": [asdict(summary) for summary in summarize_profile(made)],
-            "notes": remarks(made),
+            "profile": str(new_profile.path),
+            "source": new_profile.metadata.source,
+            "gpu": new_profile.metadata.gpu,
+            "workload": new_profile.metadata.workload,
+            "stages": [asdict(summary) for summary in summarize_profile(new_profile)],
+            "notes": remarks(new_profile),
         },
-        lambda: _print(made),
+        lambda: _print(new_profile),
         next_command=["envplan", "frontier", *named, "--plot"],
     )
 
@@ -538,14 +540,14 @@ def _model(
     from envplan.profiling.modelled import modelled_profile
 
     if output.exists():
-        there = envplan.ProfileMetadata.read_json(output.with_suffix(".meta.json"))
-        if there.source != "modelled":
+        metadata = envplan.ProfileMetadata.read_json(output.with_suffix(".meta.json"))
+        if metadata.source != "modelled":
             raise InputError(
                 "exists and is not a modelled profile; choose another file with -o, or delete it",
                 path=output,
             )
-    made = modelled_profile(job, gpu, name=output.stem, step=step_mhz, parts=parts)
-    made.save_csv(output)
+    new_profile = modelled_profile(job, gpu, name=output.stem, step=step_mhz, parts=parts)
+    new_profile.save_csv(output)
     return envplan.Profile.read_csv(output)
 
 

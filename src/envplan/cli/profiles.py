@@ -116,9 +116,9 @@ def smooth(
         smoothed = smooth_profile(source.path, work.items)
     smoothed.save_csv(output)
     ui.draw(plot, lambda: profile_figure(smoothed))
-    said = smoothed.metadata.extra["smoothed"]
+    smoothing = smoothed.metadata.extra["smoothed"]
     ui.answer(
-        lambda: {"profile": str(output), **said},
-        lambda: ui.say(f"{source.describe()}: {describe_smoothing(said)}"),
+        lambda: {"profile": str(output), **smoothing},
+        lambda: ui.say(f"{source.describe()}: {describe_smoothing(smoothing)}"),
         next_command=["envplan", "frontier", str(output)],
     )

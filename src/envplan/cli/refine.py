@@ -71,18 +71,18 @@ def refine(
     from envplan.runtime.drift import measure_drift, replan, rescale
     from envplan.runtime.runlog import read_run_log, steps_of_plan
 
-    old, known = PlanOptions(plan=plan, profile=profile).load()
-    check_reference(old.profile, known, force=False)
+    old, old_profile = PlanOptions(plan=plan, profile=profile).load()
+    check_reference(old.profile, old_profile, force=False)
     steps = list(steps_of_plan(read_run_log(logs), sha256(plan.read_bytes()).hexdigest()))
     if not steps:
         raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
-    drifts = measure_drift(old, known, steps)
+    drifts = measure_drift(old, old_profile, steps)
     with progress("Tracing the frontier") as work:
         # Read back, so that the new plan refers to the file that it can be checked against.
-        rescale(known, drifts).save_csv(profile_output)
+        rescale(old_profile, drifts).save_csv(profile_output)
         new = replan(old, envplan.Profile.open(str(profile_output)), work.frontier_step)
     new.save(output)
-    unmeasured = sorted(set(range(known.num_stages)) - {drift.stage for drift in drifts})
+    unmeasured = sorted(set(range(old_profile.num_stages)) - {drift.stage for drift in drifts})
     ui.answer(
         lambda: {
             "profile": str(profile_output),

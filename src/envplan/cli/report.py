@@ -20,7 +20,7 @@ from envplan.cli.types import OutputFile
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
-_MOST_COMPARED = 8000
+_MAX_COMPARED = 8000
 
 
 def report(
@@ -41,7 +41,7 @@ def report(
         bool | None,
         typer.Option(
             "--compare/--no-compare",
-            help=f"Set the other planners beside it; default: up to {_MOST_COMPARED:,} operations.",
+            help=f"Set the other planners beside it; default: up to {_MAX_COMPARED:,} operations.",
             rich_help_panel=MOST_USED,
         ),
     ] = None,
@@ -62,46 +62,49 @@ def report(
     from envplan.plotting.report import Report, report_page
     from envplan.solve import trace_job
 
-    loaded, profile = source.load()
-    after = envplan.simulate(loaded, profile, force=source.force)
+    plan, profile = source.load()
+    timeline = envplan.simulate(plan, profile, force=source.force)
     with progress("Tracing the frontier") as work:
-        frontier = trace_job(loaded.job, profile, work.frontier_step)
-    if (run := costs.run(frontier)) is not None:
-        loaded = priced(loaded, run)
+        frontier = trace_job(plan.job, profile, work.frontier_step)
+    run = costs.run(frontier)
+    if run is not None:
+        plan = priced(plan, run)
     with progress("Choosing frequencies") as work:
         along = distinct(frontier.plans_to_draw(_ALONG, progress=work.frontier_step))
     comparison = None
-    operations = len(frontier.pipeline.operations)
-    if operations <= _MOST_COMPARED if compare is None else compare:
+    num_operations = len(frontier.pipeline.operations)
+    if num_operations <= _MAX_COMPARED if compare is None else compare:
         with progress("Comparing planners"):
             comparison = run_planners(frontier)
     content = Report(
-        plan=loaded,
+        plan=plan,
         plan_file=source.plan,
         frontier=frontier,
         along=along,
-        timeline=after,
-        baseline=after.at_max_frequency(),
+        timeline=timeline,
+        baseline=timeline.at_max_frequency(),
         comparison=comparison,
-        notes=plan_notes(frontier, loaded),
+        notes=plan_notes(frontier, plan),
         slower=frontier.slower_plans_to_draw(),
     )
     atomic_write(output, report_page(content))
-    modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
+    modelled = " (modelled)" if plan.profile.source == "modelled" else ""
     words = (
-        f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
-        f"{signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
+        f"{plan.predicted.savings_percent:.1f}% of the energy saved at "
+        f"{signed_percent(plan.predicted.slowdown_percent)}% iteration time{modelled}"
     )
     if compare is None and comparison is None:
-        words += f"\nother planners are left out of {operations:,} operations; --compare adds them"
+        words += (
+            f"\nother planners are left out of {num_operations:,} operations; --compare adds them"
+        )
     ui.answer(
         lambda: {
             "written": str(output),
-            "savings_percent": loaded.predicted.savings_percent,
-            "slowdown_percent": loaded.predicted.slowdown_percent,
-            "energy_j": loaded.energy,
-            "gap": loaded.gap,
-            "source": loaded.profile.source,
+            "savings_percent": plan.predicted.savings_percent,
+            "slowdown_percent": plan.predicted.slowdown_percent,
+            "energy_j": plan.energy,
+            "gap": plan.gap,
+            "source": plan.profile.source,
         },
         lambda: ui.say(words),
         next_command=["envplan", "apply", str(source.plan)],
@@ -136,34 +139,38 @@ def timeline(
       envplan timeline plan.json -o timeline.png
       envplan timeline plan.json -o timeline.html
     """
-    loaded, profile = source.load()
+    plan, profile = source.load()
     with progress("Drawing"):
-        after = envplan.simulate(loaded, profile, force=source.force)
-        before = None if alone else after.at_max_frequency()
-        draw_timeline(output, after, before)
+        planned = envplan.simulate(plan, profile, force=source.force)
+        baseline = None if alone else planned.at_max_frequency()
+        draw_timeline(output, planned, baseline)
     ui.answer(
         lambda: {
             "written": str(output),
-            "iteration_time_s": after.iteration_time,
-            "energy_j": after.energy,
-            "max_frequency_iteration_time_s": before and before.iteration_time,
-            "max_frequency_energy_j": before and before.energy,
+            "iteration_time_s": planned.iteration_time,
+            "energy_j": planned.energy,
+            "max_frequency_iteration_time_s": baseline and baseline.iteration_time,
+            "max_frequency_energy_j": baseline and baseline.energy,
         },
         next_command=["envplan", "report", str(source.plan)],
     )
 
 
 def draw_timeline(
-    path: Path, shown: envplan.Timeline, before: envplan.Timeline | None = None
+    path: Path, timeline: envplan.Timeline, baseline: envplan.Timeline | None = None
 ) -> None:
     """Write the picture or the page of a timeline.
 
     Args:
-        before: that of maximum frequency, to show above it.
+        path: of the picture or page.
+        timeline: what is shown.
+        baseline: that of maximum frequency, to show above it; None: nothing.
     """
     from envplan.plotting.report import timeline_page
     from envplan.plotting.timeline import timeline_figure
 
     ui.draw(
-        path, lambda: timeline_figure(shown, before=before), lambda: timeline_page(shown, before)
+        path,
+        lambda: timeline_figure(timeline, before=baseline),
+        lambda: timeline_page(timeline, baseline),
     )

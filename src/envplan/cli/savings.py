@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -155,7 +155,7 @@ def _savings_document(
     site: SiteOptions,
     where: Site,
     gpus: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         "profile": rows[0].plan.profile.model_dump(exclude_none=True),
         "energies_are": frontier.profile.metadata.energies_are,
@@ -168,7 +168,7 @@ def _savings_document(
     }
 
 
-def _saving_document(saving: Saving) -> dict[str, Any]:
+def _saving_document(saving: Saving) -> dict[str, object]:
     return {
         "point": saving.point,
         "iteration_time_s": saving.plan.iteration_time,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -23,6 +23,7 @@ from envplan.cli.types import (
     OPTIONAL_FILE,
     InputFile,
     OutputFile,
+    completing,
     member_of,
     parser_of,
     quantity,
@@ -331,6 +332,7 @@ def import_schedule(
             metavar="FORMAT",
             help=f"{', '.join(ImportFormat)}.",
             parser=member_of(ImportFormat),
+            autocompletion=completing(ImportFormat),
         ),
     ],
     trace: TraceOptions,
@@ -437,8 +439,8 @@ def _imported_pipeline(
         raise InputError(message, path=path) from None
 
 
-def _imported_document(pipeline: Pipeline, imported: ImportedSchedule) -> dict[str, Any]:
-    document: dict[str, Any] = {
+def _imported_document(pipeline: Pipeline, imported: ImportedSchedule) -> dict[str, object]:
+    document: dict[str, object] = {
         "ranks": pipeline.num_stages,
         "microbatches": pipeline.num_microbatches,
         "chunks": pipeline.num_chunks,
@@ -507,6 +509,7 @@ def export_schedule(
             metavar="FORMAT",
             help=f"{' or '.join(ExportFormat)}.",
             parser=member_of(ExportFormat),
+            autocompletion=completing(ExportFormat),
         ),
     ] = ExportFormat.TORCH_CSV,
     output: Annotated[

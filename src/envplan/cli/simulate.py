@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -361,9 +361,9 @@ def print_replicas(planned: ReplicaPlans) -> None:
             ui.say(f"{row.name} of {what}: {plan}, before {before}")
 
 
-def _document(simulation: Simulation) -> dict[str, Any]:
+def _document(simulation: Simulation) -> dict[str, object]:
     timeline, run, costs = simulation.timeline, simulation.run, simulation.costs
-    document: dict[str, Any] = timeline.to_dict()
+    document: dict[str, object] = timeline.to_dict()
     if len(timeline.run_times_ns) > 1:
         percentiles = timeline.percentiles(_PERCENTS)
         document["runs"] = {
@@ -382,7 +382,7 @@ def _document(simulation: Simulation) -> dict[str, Any]:
     return document
 
 
-def _report_document(report: envplan.ClusterReport, run: Run | None) -> dict[str, Any]:
+def _report_document(report: envplan.ClusterReport, run: Run | None) -> dict[str, object]:
     document = report.to_dict()
     if run is not None:
         document["costs"] = _cost_document(report.costs(run))

@@ -33,7 +33,7 @@ from envplan.cli.shared import (
 )
 from envplan.cli.simulate import print_replicas
 from envplan.cli.tables import change_row, table_columns
-from envplan.cli.types import InputFile, OutputFile, either, one_of, parser_of, quantity
+from envplan.cli.types import InputFile, OutputFile, completing, either, one_of, parser_of, quantity
 from envplan.costs.model import Minimized
 from envplan.errors import naming
 from envplan.planners import PLANNERS
@@ -195,6 +195,7 @@ class PlannerOptions:
         typer.Option(
             metavar="NAME",
             help=f"{either(PLANNERS)}; envpipe brings its own schedule unless one is named.",
+            autocompletion=completing(PLANNERS),
             rich_help_panel=TARGET,
         ),
     ] = "frontier"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -153,7 +153,7 @@ def _solve_command(config: SweepConfig, rows: Sequence[SweepRow], best: SweepRow
 
 def _document(
     result: SweepResult, best: Sequence[SweepRow], output: Path, journal: Path, plot: Path | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     from envplan.sweep.table import summarize_values
 
     return {

@@ -77,10 +77,10 @@ class Numbers(list[int]):
     """Whole numbers that one option lists. Typer takes a plain list for an option given often."""
 
 
-def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Parser:
+def numbers(example: str, lowest: int = 1, highest: int = 2**31 - 1) -> Parser:
     """Whole numbers, separated by commas."""
-    what = f"numbers separated by commas, as in {example}"
-    number = dataclasses.replace(WHOLE, what=what, least=least, most=most)
+    description = f"numbers separated by commas, as in {example}"
+    number = dataclasses.replace(WHOLE, what=description, least=lowest, most=highest)
 
     def parse(text: str, option: str) -> Numbers:
         return Numbers(int(number.parse(part, option)) for part in text.split(","))
@@ -108,6 +108,15 @@ def member_of(kind: type[StrEnum]) -> Parser:
         return kind(text)
 
     return parser_of(parse)
+
+
+def completing(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """What `typer.Option(autocompletion=...)` takes: names that begin with what is typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
 
 
 def registered(kind: str, names: Collection[str]) -> Parser:
@@ -149,5 +158,5 @@ class OutputFile:
 
 def either(names: Iterable[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
+    *firsts, final = names
+    return f"{', '.join(firsts)} or {final}" if firsts else final

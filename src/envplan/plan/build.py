@@ -72,45 +72,51 @@ def build_plan(
         blocking_power_source=frontier.blocking_power_source,
         **vars(clock_timing),
     )
-    used, path = frontier.profile, frontier.profile.path
-    is_named = path is None or builtin_paths().get(used.name) == path
-    # File names on Linux are bytes, and need not be text.
-    names = used.name, "" if path is None else path.as_posix()
-    name, place = (text.encode("utf-8", "replace").decode() for text in names)
-    reference = ProfileReference(
-        name=name,
-        path=None if is_named else place,
-        sha256=used.sha256,
-        source=used.metadata.source,
-        adjustments=used.adjustments or None,
-    )
     return plan_of(
         replay,
         job,
         bound_fj,
         bound,
-        profile=reference,
+        profile=reference_to(frontier.profile),
         target=target,
         planner=planner,
         request=request,
     )
 
 
+def reference_to(profile: Profile) -> ProfileReference:
+    """How a plan refers to its profile."""
+    path = profile.path
+    is_builtin = path is None or builtin_paths().get(profile.name) == path
+    return ProfileReference(
+        name=_printable(profile.name),
+        path=None if path is None or is_builtin else _printable(path.as_posix()),
+        sha256=profile.sha256,
+        source=profile.metadata.source,
+        adjustments=profile.adjustments or None,
+    )
+
+
+def _printable(name: str) -> str:
+    """A name of a file as text: on Linux it is bytes, and need not be any."""
+    return name.encode("utf-8", "replace").decode()
+
+
 def plan_of(
-    replay: Replay, job: Job, bound_fj: int, bound: Bound = "relaxation", **said: Any
+    replay: Replay, job: Job, bound_fj: int, bound: Bound = "relaxation", **fields: Any
 ) -> Plan:
     """The plan of a replay, with what it saves on maximum frequency.
 
     Args:
         bound_fj: least energy of all GPUs, fJ.
-        said: further fields of the plan: planner, profile, target and request.
+        fields: further ones of the plan: planner, profile, target and request.
     """
     return Plan(
         schema=PLAN_SCHEMA,
         job=job,
         predicted=predict(replay, job.num_gpus, bound_fj, bound),
         stages=planned_operations(replay),
-        **said,
+        **fields,
     )
 
 
@@ -123,22 +129,24 @@ def predict(
         bound_fj: least energy of all GPUs, fJ.
     """
     problem = replay.problem
-    after = _taken(replay, num_gpus)
-    before = _taken(problem.replay(problem.max_frequency_rows, factors=replay.factors), num_gpus)
-    slower = after.iteration_time_s - before.iteration_time_s
+    planned = _totals(replay, num_gpus)
+    max_frequency = problem.replay(problem.max_frequency_rows, factors=replay.factors)
+    baseline = _totals(max_frequency, num_gpus)
+    lost_s = planned.iteration_time_s - baseline.iteration_time_s
+    saved_j = baseline.energy_j - planned.energy_j
     return Predicted(
-        **dict(after),
+        **dict(planned),
         energy_lower_bound_j=j_from_fj(bound_fj),
         bound=bound,
-        gap=gap_over(after.energy_j, j_from_fj(bound_fj)),
-        baseline=before,
-        savings_percent=percent(before.energy_j - after.energy_j, before.energy_j),
-        slowdown_percent=percent(slower, before.iteration_time_s),
+        gap=gap_over(planned.energy_j, j_from_fj(bound_fj)),
+        baseline=baseline,
+        savings_percent=percent(saved_j, baseline.energy_j),
+        slowdown_percent=percent(lost_s, baseline.iteration_time_s),
     )
 
 
-def _taken(replay: Replay, num_gpus: int) -> Baseline:
-    """What an iteration takes, all GPUs."""
+def _totals(replay: Replay, num_gpus: int) -> Baseline:
+    """Time, energy and average power of an iteration, all GPUs."""
     time_ns, energy_fj = replay.makespan_ns, replay.energy_fj * num_gpus
     return Baseline(
         iteration_time_s=s_from_ns(time_ns),
@@ -210,35 +218,28 @@ def percent(part: float, whole: float) -> float:
 
 
 def planned_operations(replay: Replay) -> list[list[PlannedOperation]]:
-    """For each stage its operations as plan.json lists them."""
-    problem, at = replay.problem, replay.problem.over_all(replay.rows)
-    taken = zip(problem.time_ns[at].tolist(), problem.energy_fj[at].tolist(), strict=True)
-    listed = [
-        PlannedOperation(**row, time_s=s_from_ns(time), energy_j=j_from_fj(energy))
-        for row, (time, energy) in zip(operation_rows(replay), taken, strict=True)
-    ]
-    bounds = pairwise(problem.pipeline.stage_begin.tolist())
-    return [listed[first:last] for first, last in bounds]
-
-
-def operation_rows(replay: Replay) -> list[dict[str, Any]]:
-    """What each operation is, what it runs at, and when it starts, as plan.json says it, (N,)."""
+    """For each stage its operations as plan.json lists them, in execution order."""
     problem = replay.problem
-    tables = [problem.tables[number] for number in problem.table.tolist()]
-    rows, starts = replay.rows.tolist(), replay.starts_ns.tolist()
-    return [
-        {
-            "instruction": op.instruction,
-            "microbatch": op.microbatch,
-            "chunk": op.chunk,
-            "frequency_mhz": int(table.frequency_mhz[row]),
-            "config": table.config[row],
-            "start_s": s_from_ns(start),
-        }
-        for op, table, row, start in zip(
-            problem.pipeline.operations, tables, rows, starts, strict=True
+    entries = problem.over_all(replay.rows)
+    times_ns, energies_fj = problem.time_ns[entries].tolist(), problem.energy_fj[entries].tolist()
+    starts_ns, options, tables = replay.starts_ns.tolist(), replay.rows.tolist(), problem.table
+    planned = []
+    for number, operation in enumerate(problem.pipeline.operations):
+        table, option = problem.tables[int(tables[number])], options[number]
+        planned.append(
+            PlannedOperation(
+                instruction=operation.instruction,
+                microbatch=operation.microbatch,
+                chunk=operation.chunk,
+                frequency_mhz=int(table.frequency_mhz[option]),
+                config=table.config[option],
+                start_s=s_from_ns(starts_ns[number]),
+                time_s=s_from_ns(times_ns[number]),
+                energy_j=j_from_fj(energies_fj[number]),
+            )
         )
-    ]
+    stage_bounds = pairwise(problem.pipeline.stage_begin.tolist())
+    return [planned[first:last] for first, last in stage_bounds]
 
 
 def replay_plan(
@@ -279,11 +280,11 @@ def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
     Returns:
         Time and energy, as fractions of what the plan says.
     """
-    said, stated = replay_plan(plan, profile), plan.profile.adjustments or Adjustments()
+    planned, stated = replay_plan(plan, profile), plan.profile.adjustments or Adjustments()
     measured = profile.with_adjustments(stated.model_copy(update={"smoothed": False}))
     problem = plan.job.problem(measured)
-    taken = problem.replay(rung_rows("stages", plan.as_rung(), problem), plan.job.machine)
-    return taken.makespan_ns / said.makespan_ns - 1, taken.energy_fj / said.energy_fj - 1
+    raw = problem.replay(rung_rows("stages", plan.as_rung(), problem), plan.job.machine)
+    return raw.makespan_ns / planned.makespan_ns - 1, raw.energy_fj / planned.energy_fj - 1
 
 
 def find_profile(
@@ -308,8 +309,9 @@ def find_profile(
         return as_referenced(reference, Profile.open(given))
     folders = (Path(file).parent if file else Path(), Path())
     near = [folder / reference.path for folder in folders] if reference.path is not None else []
-    if found := next(filter(is_file, near), builtin_paths().get(reference.name)):
-        return as_referenced(reference, Profile.read_csv(found))
+    path = next(filter(is_file, near), builtin_paths().get(reference.name))
+    if path is not None:
+        return as_referenced(reference, Profile.read_csv(path))
     raise InputError(
         f"its profile {reference.path or reference.name} is not found, neither from its folder nor "
         "from here nor built in; say where it is with --profile",

@@ -26,9 +26,9 @@ def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
         InputError: a rate ends before the run does.
     """
     iteration, whole = compare_costs(*before_and_after(plan, straggler_s), run, plan.job.all_gpus)
-    asked = run.model_dump(exclude={"minimize"})
-    asked["minimized"] = run.minimized if run.deadline_s is not None else None
-    costs = Costs(**asked, iteration=iteration, run=whole)
+    fields = run.model_dump(exclude={"minimize"})
+    fields["minimized"] = run.minimized if run.deadline_s is not None else None
+    costs = Costs(**fields, iteration=iteration, run=whole)
     return plan.model_copy(update={"costs": costs})
 
 
@@ -68,11 +68,11 @@ def check_costs(plan: Plan) -> list[str]:
     check_stated("costs.run", costs.run, run, _TOLERANCE)
     proved = ["costs follow from the plan's time and energy and the rates in the file"]
     if costs.deadline_s is not None and costs.iterations is not None:
-        taken_ns = ns_from_s(before_and_after(plan)[1].time_s) * costs.iterations
-        taken = f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s"
-        if taken_ns > ns_from_s_floor(costs.deadline_s):
-            raise InputError(f"{taken}, more than the deadline of {costs.deadline_s!r} s")
-        proved.append(f"{taken} <= deadline {costs.deadline_s!r} s")
+        run_ns = ns_from_s(before_and_after(plan)[1].time_s) * costs.iterations
+        duration = f"{costs.iterations} iterations take {s_from_ns(run_ns)!r} s"
+        if run_ns > ns_from_s_floor(costs.deadline_s):
+            raise InputError(f"{duration}, more than the deadline of {costs.deadline_s!r} s")
+        proved.append(f"{duration} <= deadline {costs.deadline_s!r} s")
     return proved
 
 

@@ -73,5 +73,8 @@ def _energy_source(metadata: ProfileMetadata) -> str | None:
     The sidecar of a measured profile says under `identified` what was not measured operation by
     operation, and how each was found; energies may be measured all the same.
     """
-    energy = metadata.extra.get("identified", {}).get("energy", metadata.source)
+    identified = metadata.extra.get("identified")
+    if not isinstance(identified, dict):
+        return metadata.source
+    energy = identified.get("energy", metadata.source)
     return metadata.source if energy == metadata.source else "identified"

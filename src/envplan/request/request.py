@@ -242,10 +242,10 @@ def _chosen_deadline(
         "sync_time": sync_time,
         "the run's deadline": None if run is None else run.deadline_s,
     }
-    given = [name for name, value in deadlines.items() if value is not None]
-    if len(given) > 1:
-        raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
-    return given[0] if given else None
+    chosen = [name for name, value in deadlines.items() if value is not None]
+    if len(chosen) > 1:
+        raise InputError(f"{chosen[0]} and {chosen[1]} exclude each other; give one of them")
+    return chosen[0] if chosen else None
 
 
 def _asks_for_fastest(limit: Limit) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -61,7 +61,7 @@ def compare(
     )
 
 
-def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[str, object]:
     baseline = replays.simulations[0]
     return {
         "trace": replays.trace.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -81,7 +81,7 @@ def profile(
 
 def _document(
     profile: ServingProfile, load: float, efficiencies: Sequence[Efficiency]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         "name": profile.name,
         "gpu": profile.gpu,

@@ -149,10 +149,10 @@ def solve(
     )
 
 
-def _loads_by_class(given: Sequence[Loads]) -> dict[str, float]:
+def _loads_by_class(loads: Sequence[Loads]) -> dict[str, float]:
     """Tokens per second of each class."""
     by_class: dict[str, float] = {}
-    for load in chain.from_iterable(given):
+    for load in chain.from_iterable(loads):
         name = load.request_class
         if name in by_class:
             raise InputError(f"--load gives {name} twice")
