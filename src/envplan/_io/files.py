@@ -118,13 +118,14 @@ def decoded(data: bytes, path: AnyPath | None) -> str:
     """
     try:
         text = data.decode("utf-8-sig")
-        bad_position = text.find("\0")
-        if bad_position < 0:
-            return text
     except UnicodeDecodeError as error:
-        bad_position = error.start
-    line = data.count(b"\n", 0, bad_position) + 1
-    raise InputError("is not UTF-8 text", path=path, line=line)
+        line = error.object.count(b"\n", 0, error.start) + 1  # without a byte order mark
+        raise InputError("is not UTF-8 text", path=path, line=line) from None
+    null = text.find("\0")
+    if null >= 0:
+        line = text.count("\n", 0, null) + 1
+        raise InputError("is not UTF-8 text", path=path, line=line)
+    return text
 
 
 def parse_json(data: bytes, path: AnyPath) -> Any:
