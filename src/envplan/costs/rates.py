@@ -127,7 +127,7 @@ class Rate(Model):
             until: and strictly before this one.
         """
         first_round = last_round = 0
-        if self.repeats:
+        if self.repeats and self.end_s is not None:
             first_begin_s = self.begins_s[0] - self.start_s
             first_round = math.floor((since - first_begin_s) / self._period_s)
             last_round = math.floor((until - first_begin_s) / self._period_s)
