@@ -204,8 +204,10 @@ def _as_parquet(rows: Sequence[SweepRow]) -> bytes:
 
     def arrow_type(annotation: Any) -> Any:
         """The type of a column, whose annotation is a type or a union of one and None."""
-        types = [*get_args(annotation), annotation]
-        return next((arrow_types[kind] for kind in types if kind in arrow_types), pa.string())
+        for python_type in [*get_args(annotation), annotation]:
+            if python_type in arrow_types:
+                return arrow_types[python_type]
+        return pa.string()
 
     fields = [(name, arrow_type(field.annotation)) for name, field in SweepRow.model_fields.items()]
     buffer = io.BytesIO()
@@ -244,9 +246,9 @@ def varying(rows: Sequence[SweepRow]) -> dict[str, list[Cell]]:
 
     A target and its conditions are one column, in words.
     """
-    columns: dict[str, list[Cell]] = {
-        name: [getattr(row, name) for row in rows] for name in _QUESTIONS
-    }
+    columns: dict[str, list[Cell]] = {}
+    for name in _QUESTIONS:
+        columns[name] = [getattr(row, name) for row in rows]
     columns["target"] = [row.request for row in rows]
     return {name: cells for name, cells in columns.items() if len(set(cells)) > 1}
 
@@ -291,11 +293,10 @@ class ValueSummary:
 def summarize_values(rows: Sequence[SweepRow]) -> list[ValueSummary]:
     """A summary for each value of each column in which the planned points differ."""
     planned = [row for row in rows if row.savings_percent is not None]
-    return [
-        summary
-        for name, cells in varying(planned).items()
-        for summary in _summaries_of_column(name, cells, planned)
-    ]
+    summaries: list[ValueSummary] = []
+    for name, cells in varying(planned).items():
+        summaries += _summaries_of_column(name, cells, planned)
+    return summaries
 
 
 def _summaries_of_column(

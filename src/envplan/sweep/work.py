@@ -55,12 +55,12 @@ class Task(NamedTuple):
     """A point to be computed.
 
     Attributes:
-        place: its index in the sweep.
+        index: its index among the points of the sweep.
         key: the key that the journal knows it by.
         point: with its microbatches and schedule filled in.
     """
 
-    place: int
+    index: int
     key: str
     point: Point
 
@@ -152,9 +152,9 @@ def _question(point: Point, profile: Profile | None) -> dict[str, Any]:
         cells["source"] = profile.metadata.source
         cells["stages"] = profile.num_stages // cells["chunks"]
         latency_s = profile.metadata.job.p2p_latency_s
-        cells.setdefault(
-            "p2p_latency_s", max(latency_s) if isinstance(latency_s, list) else latency_s
-        )
+        # A sidecar may say one latency for each pair of stages.
+        max_latency_s = max(latency_s) if isinstance(latency_s, list) else latency_s
+        cells.setdefault("p2p_latency_s", max_latency_s)
     return cells
 
 
@@ -282,8 +282,8 @@ class _Worker:
         code = self.process.exitcode or 0
         if self.group is None:
             raise EnvplanError(f"a process of the sweep ended as it began, with exit code {code}")
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        yield from self.group.lose(f"its process was ended {how}")
+        cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        yield from self.group.lose(f"its process was ended {cause}")
 
 
 def run_on_processes(groups: Sequence[Group], jobs: int) -> Outcomes:
