@@ -187,7 +187,7 @@ class _Agenda:
 
     Attributes:
         num_points: how many there are.
-        rows: by the point's index in the sweep, of those that are done.
+        rows: by the point's position in the sweep, of those that are done.
         groups: of those to be computed, by their frontier_key.
         resumed: how many of the rows an earlier run had made.
         failed: how many of the rows have no plan.
@@ -199,9 +199,9 @@ class _Agenda:
     resumed: int = 0
     failed: int = 0
 
-    def finish(self, index: int, row: SweepRow) -> None:
+    def finish(self, position: int, row: SweepRow) -> None:
         """Give a point its row."""
-        self.rows[index] = row
+        self.rows[position] = row
         self.failed += row.error is not None
 
     def add(self, task: Task, profile: Profile) -> None:
@@ -211,7 +211,7 @@ class _Agenda:
 
     def ordered_rows(self) -> tuple[SweepRow, ...]:
         """The rows in the order of the sweep's file, when all points have one."""
-        return tuple(self.rows[index] for index in range(self.num_points))
+        return tuple(self.rows[position] for position in range(self.num_points))
 
 
 def run_sweep(
@@ -248,7 +248,7 @@ def run_sweep(
             for finished in outcomes:
                 entry = _Entry(key=finished.task.key, final=finished.is_final, row=finished.row)
                 book.append(entry.to_line())
-                agenda.finish(finished.task.index, finished.row)
+                agenda.finish(finished.task.position, finished.row)
                 progress(len(agenda.rows), agenda.num_points, agenda.failed)
     wall_s = time.monotonic() - begin_s
     return SweepResult(agenda.ordered_rows(), num_computed, agenda.resumed, wall_s)
@@ -270,15 +270,15 @@ def _agenda(config: SweepConfig, book: Journal) -> _Agenda:
             return error
 
     agenda = _Agenda(len(config.points))
-    for index, point in enumerate(config.points):
+    for position, point in enumerate(config.points):
         profile = open_profile(point.profile)
         if isinstance(profile, EnvplanError):
-            agenda.finish(index, failed_row(point, None, str(profile)))
+            agenda.finish(position, failed_row(point, None, str(profile)))
             continue
         completed = _completed(point, profile)
-        task = Task(index, _key(completed, profile), completed)
+        task = Task(position, _key(completed, profile), completed)
         if task.key in book.rows:
-            agenda.finish(index, book.rows[task.key])
+            agenda.finish(position, book.rows[task.key])
             agenda.resumed += 1
         else:
             agenda.add(task, profile)

@@ -55,12 +55,12 @@ class Task(NamedTuple):
     """A point to be computed.
 
     Attributes:
-        index: its index among the points of the sweep.
+        position: its index among the points of the sweep.
         key: the key that the journal knows it by.
         point: with its microbatches and schedule filled in.
     """
 
-    index: int
+    position: int
     key: str
     point: Point
 
