@@ -394,7 +394,7 @@ def _legend_handles(timelines: Sequence[Timeline]) -> Iterator[Artist]:
     from matplotlib.patches import Patch
 
     pipelines = [timeline.pipeline for timeline in timelines]
-    instructions = set()
+    instructions: set[str] = set()
     for pipeline in pipelines:
         instructions.update(operation.instruction for operation in pipeline.operations)
     if "forward" in instructions:
