@@ -136,8 +136,8 @@ class ReplicaPlans:
         energies_j = []
         for plan in self.plans:
             baseline = plan.predicted.baseline
-            _, energy_j = plan.until(end_s, baseline.iteration_time_s, baseline.energy_j)
-            energies_j.append(energy_j)
+            iteration = plan.until(end_s, baseline.iteration_time_s, baseline.energy_j)
+            energies_j.append(iteration.energy_j)
         return math.fsum(energies_j)
 
     @property
