@@ -38,15 +38,15 @@ LIMIT_TARGETS: Final = {
     if limit.stated_as is not None
 }
 #: Targets that are times, which other planners can be given, too, with the kind of each.
-_TIMES: Final = {"slowdown": "slowdown", "target_time": "time", "min_energy": "min-energy"}
+_TIME_TARGETS: Final = {"slowdown": "slowdown", "target_time": "time", "min_energy": "min-energy"}
 _LIMIT_KINDS: Final = {name: option.flag for name, option in LIMIT_TARGETS.items()}
 #: The fields of a point that say a target, in the order of a grid, with the kind of each.
-TARGETS: Final[dict[str, str]] = _TIMES | _LIMIT_KINDS
+TARGETS: Final[dict[str, str]] = _TIME_TARGETS | _LIMIT_KINDS
 _LIMITS_BESIDE_TARGETS: Final = [name for name in _LIMIT_OPTIONS if name not in LIMIT_TARGETS]
 #: Conditions on clocks and times that our planner alone can plan for.
 _CONDITIONS: Final = ("switch_latency", *_LIMITS_BESIDE_TARGETS)
 #: Fields in which points with one frontier may differ.
-_ABOVE_A_FRONTIER: Final = {*TARGETS, *_CONDITIONS, "planner", "noise", "seed"}
+_NOT_OF_THE_FRONTIER: Final = {*TARGETS, *_CONDITIONS, "planner", "noise", "seed"}
 
 #: A value of a field of a point, as TOML says it.
 FieldValue = object
@@ -75,7 +75,7 @@ WaitingWatts = Annotated[float, Field(ge=0, le=1e5)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-def _or(name: str, alias: str) -> Any:
+def _field_with_alias(name: str, alias: str) -> Any:
     """A field that a file may call by either name."""
     return Field(None, validation_alias=AliasChoices(name, alias))
 
@@ -116,13 +116,13 @@ class _Job(Model):
     profile: Text
     microbatches: Count | None = None
     schedule: ScheduleName | None = None
-    chunks: Count | None = _or("chunks", "vp")
+    chunks: Count | None = _field_with_alias("chunks", "vp")
     planner: PlannerName = "frontier"
     p2p_latency: Seconds | None = _column("p2p_latency_s")
     blocking_power: WaitingWatts | None = _column("blocking_power_w")
-    gpus_per_stage: GpuCount | None = _or("gpus_per_stage", "tp")
+    gpus_per_stage: GpuCount | None = _field_with_alias("gpus_per_stage", "tp")
     cp: GpuCount | None = None
-    replicas: GpuCount | None = _or("replicas", "dp")
+    replicas: GpuCount | None = _field_with_alias("replicas", "dp")
     recompute: bool = False
     extra: Text | None = None
     one_clock: bool = False
@@ -188,7 +188,7 @@ class Point(_LimitedJob):
             return f"both {targets[0]} and {targets[1]}: a point has one target"
         if targets and not PLANNERS[self.planner].takes_target:
             return f"{targets[0]}, but planner {self.planner} takes no target"
-        only_of_frontier = [name for name in targets if name not in _TIMES]
+        only_of_frontier = [name for name in targets if name not in _TIME_TARGETS]
         only_of_frontier += [name for name in _CONDITIONS if getattr(self, name)]
         if only_of_frontier and self.planner != "frontier":
             return f"{only_of_frontier[0]}, which goes with planner frontier, not {self.planner}"
@@ -223,7 +223,7 @@ class Point(_LimitedJob):
     @property
     def frontier_key(self) -> tuple[object, ...]:
         """The values that points with one frontier have in common."""
-        return tuple(self.model_dump(exclude=_ABOVE_A_FRONTIER).values())
+        return tuple(self.model_dump(exclude=_NOT_OF_THE_FRONTIER).values())
 
 
 #: Fields whose key in a grid may be their plural.
@@ -232,7 +232,7 @@ _FIELD_OF_PLURAL: Final = {f"{name}s": name for name in _WITH_PLURAL}
 #: Keys of a grid that have another name than the field of a point.
 _FIELD_OF_KEY: Final = {"vp": "chunks", "pp": "stages"} | _FIELD_OF_PLURAL
 #: The axes of a grid from the one that varies slowest; then come all others.
-_ORDER: Final = ("profile", "microbatches", "schedule", "chunks", "planner", "target", "seed")
+_AXIS_ORDER: Final = ("profile", "microbatches", "schedule", "chunks", "planner", "target", "seed")
 
 
 def _axes(grid: Mapping[str, FieldValue]) -> list[list[Fields]]:
@@ -251,7 +251,7 @@ def _axes(grid: Mapping[str, FieldValue]) -> list[list[Fields]]:
             axes[name] = [{name: value} for value in choices]
     # A grid without a target has the one choice of none.
     axes["target"] = _target_axis(values) or [{}]
-    in_order = dict.fromkeys([*_ORDER, *axes])
+    in_order = dict.fromkeys([*_AXIS_ORDER, *axes])
     return [axes[name] for name in in_order if name in axes]
 
 

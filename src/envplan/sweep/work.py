@@ -108,7 +108,7 @@ Outcomes = Generator[FinishedTask, None, None]
 
 def failed_row(point: Point, profile: Profile | None, error: str) -> SweepRow:
     """The row of a point without a plan."""
-    return SweepRow(**_question(point, profile), error=error)
+    return SweepRow(**_request_cells(point, profile), error=error)
 
 
 def compute(group: Group) -> Iterator[PointOutcome]:
@@ -119,10 +119,10 @@ def compute(group: Group) -> Iterator[PointOutcome]:
         traced = _TracedGroup.trace(group.profile, group.tasks[0].point)
     except Exception as error:  # a group must not take the others with it
         for task in group.tasks:
-            yield _failure(_question(task.point, group.profile), error)
+            yield _failure(_request_cells(task.point, group.profile), error)
         return
     for task in group.tasks:
-        cells = _question(task.point, group.profile) | traced.cells()
+        cells = _request_cells(task.point, group.profile) | traced.cells()
         try:
             begin_s = time.perf_counter()
             cells |= traced.answer(task.point)
@@ -139,8 +139,8 @@ def _failure(cells: dict[str, Any], error: Exception) -> PointOutcome:
     return PointOutcome(SweepRow(**cells, error=f"{type(error).__name__}: {error}"), is_final=False)
 
 
-def _question(point: Point, profile: Profile | None) -> dict[str, Any]:
-    """The cells of a row that say what its point asks for.
+def _request_cells(point: Point, profile: Profile | None) -> dict[str, Any]:
+    """The cells of a row that a point has before it is computed.
 
     Columns of a row are fields of a point, or the aliases under which these are written.
     """
@@ -179,7 +179,7 @@ class _TracedGroup:
         return cls(frontier, time.perf_counter() - begin_s)
 
     def cells(self) -> dict[str, Any]:
-        """The cells of a row that say something of the frontier."""
+        """The cells of a row that follow from the frontier."""
         return {
             "assumed": "; ".join(self.frontier.profile.adjustments.in_words()) or None,
             "t_min_s": self.frontier.min_time,
@@ -188,7 +188,7 @@ class _TracedGroup:
         }
 
     def answer(self, point: Point) -> dict[str, Any]:
-        """The cells of a row that say what came of a point."""
+        """The cells of a row that follow from the plan of a point."""
         plan = self._plan(point)
         cells = {
             "iteration_time_s": plan.iteration_time,
@@ -236,7 +236,7 @@ def _make_plan(frontier: Frontier, point: Point) -> Plan:
     """The plan that a point asks for. A sweep's file has percent and milliseconds."""
     target: dict[str, Any] = {
         "target_time": point.target_time,
-        "slowdown": None if point.slowdown is None else point.slowdown / 100,
+        "slowdown": _fraction(point.slowdown),
         "min_energy": point.min_energy,
     }
     if point.planner != "frontier":
@@ -245,12 +245,17 @@ def _make_plan(frontier: Frontier, point: Point) -> Plan:
         return PLANNERS[point.planner].solve(frontier, Request.from_options(**target))
     limits: dict[str, Any] = point.limit_options()
     if "probability" in limits:
-        limits["noise"] = point.noise and point.noise / 100
+        limits["noise"] = _fraction(point.noise)
     return frontier.plan(
         **target,
         **limits,
         switch_latency=(point.switch_latency or 0.0) / 1000,
     )
+
+
+def _fraction(percent: float | None) -> float | None:
+    """The fraction that a percentage means, if there is one."""
+    return None if percent is None else percent / 100
 
 
 @dataclass
