@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from envplan.costs import Rate, Run
 from envplan.pipeline import SCHEDULES, Pipeline
+from envplan.pipeline.schedules import schedules_of_any_chunks
 from envplan.profile import Profile
 from envplan.request import Request
 from envplan.solve import Frontier, trace_frontier
@@ -160,7 +161,7 @@ def pipelines(draw: Any, max_stages: int = 4, max_microbatches: int = 6) -> Pipe
 #: What operations of any generated schedule may be.
 EVERY_INSTRUCTION = ("forward", "backward", "backward_input", "backward_weight")
 
-_SEVERAL_CHUNKS = ("interleaved", "looped-bfs", "interleaved-zb")
+_SEVERAL_CHUNKS = schedules_of_any_chunks()
 
 
 @st.composite

@@ -14,6 +14,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{ending}"
 
 
+def enumerated(names: Sequence[str]) -> str:
+    """Names in a row, such as "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def exact_seconds(seconds: float) -> str:
     """A time to the nanosecond without trailing zeros: it may be pasted back as a target."""
     text = f"{seconds:.9f}".rstrip("0")

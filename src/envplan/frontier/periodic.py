@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from envplan._kernel import Optimum
 from envplan.frontier.network import Network
 from envplan.pipeline import Pipeline
+from envplan.pipeline.schedules import traits
 
 if TYPE_CHECKING:
     from envplan._kernel import FrontierTrace
@@ -43,20 +44,6 @@ Indices = NDArray[np.int64]
 MISSING: Final = -1
 #: What the kernel says where the arcs over a split have no common period.
 NO_PERIOD: Final = -1
-
-# Schedules whose microbatches follow each other alike, and that microbatches alone determine.
-_PERIODIC_SCHEDULES: Final = (
-    "1f1b",
-    "gpipe",
-    "interleaved",
-    "looped-bfs",
-    "interleaved-zb",
-    "zb-h1",
-    "zb-v",
-    "dualpipe-v",
-)
-# All operations of one kind, then all of the next.
-_SCHEDULES_IN_PHASES: Final = ("gpipe", "looped-bfs")
 
 #: Pipelines of no more operations, and of no more microbatches per stage, have no short pipeline.
 FEW_OPERATIONS: Final = 512
@@ -156,7 +143,7 @@ def short_pipeline(pipeline: Pipeline) -> Pipeline | None:
     """The pipeline of fewer microbatches whose optimum repeats in that of a long one, or None."""
     stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
     is_short = len(pipeline.operations) <= FEW_OPERATIONS and microbatches <= FEW_ROUNDS * stages
-    if is_short or pipeline.schedule not in _PERIODIC_SCHEDULES:
+    if is_short or not traits(pipeline.schedule).is_periodic:
         return None
     if _microbatches_per_round(pipeline) == 1:
         for rounds in _STEADY_ROUNDS:
@@ -182,7 +169,7 @@ class PeriodicPipeline:
         self._pipeline = pipeline
         self._network = network
         self._round_length = _microbatches_per_round(pipeline)
-        self.in_phases = pipeline.schedule in _SCHEDULES_IN_PHASES
+        self.in_phases = traits(pipeline.schedule).in_phases
         self._kind, self._microbatch = pipeline.kinds
         self._num_kinds = int(self._kind.max()) + 1
         self._predecessor, self._successor = _precedences(network)

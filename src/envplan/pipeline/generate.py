@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from envplan._io.words import enumerated
 from envplan.errors import InputError, shown, unknown
 from envplan.pipeline.dependencies import Dag, check_orders, connect
 from envplan.pipeline.operations import EXTRAS
-from envplan.pipeline.schedules import SCHEDULES, fitting_ahead, traits, with_extras
+from envplan.pipeline.schedules import (
+    SCHEDULES,
+    fitting_ahead,
+    schedules_of_any_chunks,
+    traits,
+    with_extras,
+)
 from envplan.pipeline.spec import DAG_SCHEDULE, PipelineSpec, refuse_too_large
 from envplan.units import ns_from_s
 
@@ -115,7 +122,7 @@ def _check_shape(spec: PipelineSpec) -> int:
         runs = "one model chunk" if usual.chunks == 1 else "two model chunks"
         raise InputError(
             f"schedule {name} runs {runs} per stage, not {num_chunks}; "
-            "schedules interleaved, looped-bfs and interleaved-zb run several"
+            f"schedules {enumerated(schedules_of_any_chunks())} run several"
         )
     refuse_too_large(usual.passes * spec.stages * num_chunks * spec.microbatches)
     return num_chunks

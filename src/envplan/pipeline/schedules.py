@@ -45,11 +45,16 @@ class Traits:
         chunks: model chunks per stage unless the user says otherwise.
         passes: operations of one microbatch on one model stage, at most.
         any_chunks: whether it runs any number of chunks, and not only `chunks`.
+        is_periodic: whether its microbatches follow each other alike, and it is determined by
+            their number alone. Frontiers of long pipelines are then found from short ones.
+        in_phases: whether it runs all operations of one kind, then all of the next.
     """
 
     chunks: int = 1
     passes: int = 2
     any_chunks: bool = True
+    is_periodic: bool = False
+    in_phases: bool = False
 
 
 _TRAITS: dict[str, Traits] = {}
@@ -57,21 +62,26 @@ _DESCRIPTIONS: dict[str, str] = {}
 
 
 def schedule(
-    name: str, *, description: str = "-", chunks: int = 1, passes: int = 2, any_chunks: bool = False
+    name: str,
+    *,
+    description: str = "-",
+    chunks: int = 1,
+    passes: int = 2,
+    any_chunks: bool = False,
+    is_periodic: bool = False,
+    in_phases: bool = False,
 ) -> Callable[[Generator], Generator]:
     """Make the decorated generator known as a schedule.
 
     Args:
         name: that a user gives.
         description: its order in words, and the paper it is from.
-        chunks: as for Traits.
-        passes: as for Traits.
-        any_chunks: as for Traits.
+        chunks, passes, any_chunks, is_periodic, in_phases: as for Traits.
     """
 
     def register(generator: Generator) -> Generator:
         SCHEDULES[name] = generator
-        _TRAITS[name] = Traits(chunks, passes, any_chunks)
+        _TRAITS[name] = Traits(chunks, passes, any_chunks, is_periodic, in_phases)
         _DESCRIPTIONS[name] = description
         return generator
 
@@ -81,6 +91,11 @@ def schedule(
 def describe_schedules() -> dict[str, str]:
     """The order of each schedule in words, by its name."""
     return {name: _DESCRIPTIONS.get(name, "-") for name in SCHEDULES}
+
+
+def schedules_of_any_chunks() -> list[str]:
+    """The names of the schedules that run any number of chunks."""
+    return [name for name, facts in _TRAITS.items() if facts.any_chunks]
 
 
 def traits(name: str) -> Traits:
@@ -93,6 +108,7 @@ def traits(name: str) -> Traits:
     description='1F1B, PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN '
     'Training", ICML 2021, section 2.2): stage s runs S - s - 1 forwards ahead, then alternates, '
     "then drains.",
+    is_periodic=True,
 )
 def one_forward_one_backward(
     num_stages: int, num_microbatches: int, num_chunks: int
@@ -106,6 +122,8 @@ def one_forward_one_backward(
     "gpipe",
     description="GPipe (Huang et al., NeurIPS 2019, section 2.3): all forwards, then all "
     "backwards.",
+    is_periodic=True,
+    in_phases=True,
 )
 def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
     """GPipe: all forwards, then all backwards.
@@ -123,6 +141,7 @@ def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[
     "Large-Scale Language Model Training on GPU Clusters\", SC 2021, section 2.2.2), PyTorch's "
     "ScheduleInterleaved1F1B.",
     any_chunks=True,
+    is_periodic=True,
 )
 def interleaved(
     num_stages: int, num_microbatches: int, num_chunks: int, microbatch_group: int | None = None
@@ -179,6 +198,8 @@ def envpipe(
     description='Looped breadth-first (Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys '
     "2023, section 4), PyTorch's ScheduleLoopedBFS.",
     any_chunks=True,
+    is_periodic=True,
+    in_phases=True,
 )
 def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
     """Looped breadth-first: all microbatches through one chunk before the next.
@@ -197,6 +218,7 @@ def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int) -> list[
     "with the backwards split as in `zb-h1`.",
     any_chunks=True,
     passes=3,
+    is_periodic=True,
 )
 def interleaved_zero_bubble(
     num_stages: int, num_microbatches: int, num_chunks: int
@@ -222,6 +244,7 @@ def interleaved_zero_bubble(
     description='ZB-H1 (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.1): '
     "1F1B whose stage s puts its weight gradients off by s microbatches.",
     passes=3,
+    is_periodic=True,
 )
 def zb_h1(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
     """ZB-H1: 1F1B whose stage s puts its weight gradients off by s microbatches.
@@ -241,6 +264,7 @@ def zb_h1(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[
     "PyTorch's ScheduleZBVZeroBubble.",
     chunks=2,
     passes=3,
+    is_periodic=True,
 )
 def zb_v(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
     """ZB-V: the model goes down the stages and up again.
@@ -274,6 +298,7 @@ def zb_v(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[O
     "Technical Report, 2024, section 3.2.1) folded into the V of `zb-v`.",
     chunks=2,
     passes=3,
+    is_periodic=True,
 )
 def dualpipe_v(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
     """DualPipeV: DualPipe folded into the V of `zb-v`.

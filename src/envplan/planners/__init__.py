@@ -6,9 +6,6 @@ Simulation, sweeps and the command line may import it.
 
 from __future__ import annotations
 
-from typing import Final
-
-from envplan.errors import InputError, unknown
 from envplan.planners.advice import Advice, advise
 from envplan.planners.base import FrontierPlanner, MaxFrequency, Planner
 from envplan.planners.comparison import (
@@ -21,6 +18,7 @@ from envplan.planners.comparison import (
 )
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
 from envplan.planners.part_clocks import PartClockSavings, compare_part_clocks
+from envplan.planners.registry import PLANNERS, planner_named
 from envplan.planners.zeus import ZeusGlobal, ZeusPerStage
 
 __all__ = [
@@ -29,20 +27,3 @@ __all__ = [
     "ZeusGlobal", "ZeusPerStage", "advise", "compare", "compare_part_clocks", "forwards_ahead",
     "planner_named",
 ]  # fmt: skip
-
-#: Every planner by name, in the order in which they are compared.
-PLANNERS: Final[dict[str, Planner]] = {
-    planner.name: planner
-    for planner in (MaxFrequency(), ZeusGlobal(), ZeusPerStage(), EnvPipe(), FrontierPlanner())
-}
-
-
-def planner_named(name: str) -> Planner:
-    """The planner of that name.
-
-    Raises:
-        InputError: there is none; lists those there are.
-    """
-    if name not in PLANNERS:
-        raise InputError(unknown("planner", name, PLANNERS))
-    return PLANNERS[name]

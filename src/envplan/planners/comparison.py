@@ -16,9 +16,10 @@ from envplan.plan import Plan
 from envplan.plan.build import percent, until_straggler
 from envplan.plan.model import Baseline
 from envplan.planners.advice import Advice, advice_for, advise
-from envplan.planners.base import MaxFrequency, Planner
+from envplan.planners.base import FrontierPlanner, MaxFrequency, Planner
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.zeus import ZeusGlobal, ZeusPerStage, ZeusPlanner
+from envplan.planners.registry import PLANNERS
+from envplan.planners.zeus import ZeusPlanner
 from envplan.profile import Profile
 from envplan.request import Request
 from envplan.solve import Frontier
@@ -31,6 +32,8 @@ Point = Literal["T_min", "T_star", "straggler"]
 
 #: A schedule is worth a mention if it saves so much more, or takes so much less time, percent.
 _NOTABLE_PERCENT: Final = 0.1
+#: Planners that `compare` treats in a way of its own: the baseline, EnvPipe's schedule, and ours.
+_PLANNED_APART: Final = (MaxFrequency.name, EnvPipe.name, FrontierPlanner.name)
 
 
 class Published(Model, extra="ignore"):
@@ -228,7 +231,7 @@ def compare(
         straggler_time = fastest.iteration_time * (1 + straggler_slowdown)
     straggler_s = Request.from_options(straggler_time=straggler_time).straggler_time_s
 
-    zeus = (ZeusGlobal(), ZeusPerStage())
+    others = [planner for planner in PLANNERS.values() if planner.name not in _PLANNED_APART]
     envpipe_entry, envpipe_run = _planned_by_envpipe(envpipe, envpipe_frontier)
     # Rounding is a heuristic: once in a while EnvPipe's choice is closer to the bound than what it
     # finds; then that is our plan. One clock for each stage is a candidate anyway.
@@ -236,7 +239,7 @@ def compare(
     our_plan = cache(_our_plan)  # several planners end at the same time
     planned = [
         max_frequency,
-        *(_planned(planner, frontier) for planner in zeus),
+        *(_planned(planner, frontier) for planner in others),
         envpipe_entry,
         *_planned_by_us(our_plan, frontier, envpipe_frontier, straggler_s),
     ]
@@ -245,7 +248,11 @@ def compare(
         envpipe_frontier=envpipe_frontier,
         baseline=fastest.predicted.baseline,
         entries=_entries(planned, our_plan, fastest, straggler_s),
-        curves={planner.name: _own_frontier(planner, frontier) for planner in zeus},
+        curves={
+            planner.name: _own_frontier(planner, frontier)
+            for planner in others
+            if isinstance(planner, ZeusPlanner)
+        },
         envpipe=envpipe_run,
         straggler_time=straggler_s,
         published=published,

@@ -43,6 +43,13 @@ LOOKS: Final = {
     "frontier": Look("envplan", "D", "#000000"),
 }
 BASELINE: Final = LOOKS["max_frequency"]
+
+
+def look_of(planner: str) -> Look:
+    """The look of a planner; one without a look of its own is a grey dot with its name."""
+    return LOOKS.get(planner, Look(planner, "o", "0.45"))
+
+
 _STRAGGLER_COLOUR: Final = "#6D28D9"
 _BOUND: Final = "lower bound: the exact relaxed frontier"
 _PLANS: Final = "plans, one frequency per operation"
@@ -165,7 +172,7 @@ def _draw_comparison(axes: Axes, comparison: Comparison, scale: float) -> None:
         )
     named = {BASELINE.name}
     for entry in comparison.entries:
-        plan, look = entry.plan, LOOKS[entry.plan.planner]
+        plan, look = entry.plan, look_of(entry.plan.planner)
         label = "" if look.name in named else look.name
         _mark(axes, look, plan.iteration_time, plan.energy / scale, label)
         named.add(look.name)
@@ -187,7 +194,7 @@ def _draw_planner_curves(axes: Axes, comparison: Comparison, scale: float) -> No
             times_s,
             energies_j / scale,
             ".-",
-            color=LOOKS[planner].colour,
+            color=look_of(planner).colour,
             linewidth=1.2,
             markersize=4,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan.planners import TimeEnergy
-from envplan.plotting.frontier import LOOKS
+from envplan.plotting.frontier import look_of
 from envplan.plotting.titles import T_MIN_LABEL, T_STAR_LABEL, with_unit
 from envplan.units import UW_PER_W, s_from_ns
 
@@ -236,7 +236,7 @@ def _rivals(comparison: Comparison) -> list[PlanPoint]:
 
 def entry_name(planner: str, point: str | None) -> str:
     """The name of a planner's plan, such as "envplan at T_min"."""
-    name = LOOKS[planner].name if planner in LOOKS else planner
+    name = look_of(planner).name
     return f"{name} at {point}" if point in ("T_min", "T_star") else name
 
 

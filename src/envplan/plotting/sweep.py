@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from envplan._io.words import counted
 from envplan.errors import InputError
 from envplan.plotting.figures import OKABE_ITO, GridShape, draw_grid, figure, label_axes
-from envplan.plotting.frontier import LOOKS
+from envplan.plotting.frontier import look_of
 from envplan.plotting.titles import shorten
 from envplan.sweep.table import varying
 
@@ -157,7 +157,7 @@ def _draw_panel(axes: Axes, panel: _Panel, styles: Mapping[str, _Style], title: 
         axes.plot(
             [point.slower_percent for point in in_order],
             [point.saved_percent for point in in_order],
-            marker=LOOKS[kind.planner].marker,
+            marker=look_of(kind.planner).marker,
             markersize=5,
             linewidth=1.2,
             color=style.colour,
@@ -209,5 +209,5 @@ def _legend_handles(styles: Mapping[str, _Style], planners: Sequence[str]) -> It
         yield Line2D([], [], linestyle="none", label=f"and {len(jobs) - _MAX_COLOURS} more")
     if len(planners) > 1 or not jobs:
         for planner in planners:
-            look = LOOKS[planner]
+            look = look_of(planner)
             yield Line2D([], [], label=look.name, marker=look.marker, linestyle="none", color="0.3")

@@ -11,7 +11,7 @@ const USUAL_MARK_SIZE = 7;
 const SLIDER_STEPS = 1000;
 
 const isThisPlan = (point) => point.planner === "this_plan";
-const shapeOf = (planner) => SHAPES[planner] || SHAPES.frontier;
+const shapeOf = (planner) => SHAPES[planner] || ["square", "var(--muted)"];
 
 /**
  * @param {Element} host
@@ -173,7 +173,7 @@ function drawCurves(svg, data, x, y, factor) {
   };
   // The planners' own curves may run out on the right.
   for (const [planner, points] of Object.entries(data.curves)) {
-    const look = { stroke: SHAPES[planner][1], "stroke-width": 1.5, class: "other" };
+    const look = { stroke: shapeOf(planner)[1], "stroke-width": 1.5, class: "other" };
     if (planner === "envpipe") look["stroke-dasharray"] = "6 4";
     drawCurve(points.filter(([time]) => time <= x.high), look);
   }

@@ -232,6 +232,15 @@ class Limit(Model, ABC):
         del num_gpus
         return NO_PENALTIES
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Refuse a limit that nobody would judge where replicas run on unlike hardware."""
+        super().__pydantic_init_subclass__(**options)
+        shares = cls.share is not Limit.share
+        judges_all = cls.explain_whole_violation is not Limit.explain_whole_violation
+        if not (shares or judges_all):
+            raise TypeError(f"{cls.__name__} needs share, explain_whole_violation, or both")
+
     @property
     def is_repairable_by_moves(self) -> bool:
         """Whether moves of the search pay for it, and so every candidate keeps it."""
