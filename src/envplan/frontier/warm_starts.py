@@ -23,7 +23,13 @@ import numpy as np
 
 from envplan._kernel import Optimum
 from envplan.frontier.extended_trace import ExtendedTrace
-from envplan.frontier.network import FlowArray, Network, TimeArray, build_network
+from envplan.frontier.network import (
+    FlowArray,
+    Network,
+    TimeArray,
+    build_network,
+    operation_of_node,
+)
 from envplan.frontier.periodic import PeriodicPipeline, PipelineSplit, short_pipeline
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
@@ -300,7 +306,8 @@ class WarmStarts:
         stage = np.repeat(np.arange(self.pipeline.num_stages), operations_of_stage)
         power_uw = np.array(self._blocking_power_uw, np.int64)[stage]
         arcs = self.network.precedence_arcs
-        predecessor, successor = self.network.tail[arcs] // 2, self.network.head[arcs] // 2
+        predecessor = operation_of_node(self.network.tail[arcs])
+        successor = operation_of_node(self.network.head[arcs])
         is_next_of_stage = (stage[predecessor] == stage[successor]) & (successor == predecessor + 1)
         flow_uw = np.zeros(len(self.network.tail), np.int64)
         flow_uw[: len(stage)] = power_uw
