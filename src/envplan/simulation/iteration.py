@@ -281,12 +281,12 @@ class Timeline:
             self.replay.starts_ns[begin:end],
             self.replay.finishes_ns[begin:end],
         )
-        thriftiest = problem.over_all(problem.thriftiest_rows)[begin:end]
+        least_effective = problem.over_all(problem.least_effective_rows)[begin:end]
         # Gap k follows operation k - 1; nothing is before the first one.
         gap_start_ns = np.append(0, finishes_ns)
         gap_finish_ns = np.append(starts_ns, self.sync_time_ns)
         stretch_ns = np.append(0, self.stretch_ns[begin:end])
-        useful_ns = np.append(0, problem.time_ns[thriftiest] - (finishes_ns - starts_ns))
+        useful_ns = np.append(0, problem.time_ns[least_effective] - (finishes_ns - starts_ns))
         fill_ns = np.minimum(np.minimum(gap_finish_ns - gap_start_ns, stretch_ns), useful_ns)
         gaps = np.stack([gap_start_ns, gap_finish_ns, stretch_ns, fill_ns.clip(0)], axis=1)
         for gap in gaps[gap_finish_ns > gap_start_ns].tolist():
