@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -54,9 +55,9 @@ _NUM_PLANS: Final = 33
 
 def _fraction(value: object) -> object:
     """The fraction that a percentage such as "25%" gives; a number is a fraction already."""
-    return (
-        PERCENT.within(0, 100).parse(value, "flexible") / 100 if isinstance(value, str) else value
-    )
+    if not isinstance(value, str):
+        return value
+    return PERCENT.within(0, 100).parse(value, "flexible") / 100
 
 
 def _seconds(value: object) -> object:
@@ -86,16 +87,20 @@ class JobEntry(Model):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        wrong = ""
-        if (self.frontier is None) == (self.profile is None):
-            wrong = "needs either a frontier or a profile"
-        elif self.weight is not None and self.money is not None:
-            wrong = "has both a weight and money: a job has one value"
-        elif (self.iterations is None) != (self.by is None):
-            wrong = "needs both iterations and by, or neither: they are its deadline"
-        if wrong:
-            raise ValueError(wrong)
+        contradiction = self._contradiction()
+        if contradiction is not None:
+            raise ValueError(contradiction)
         return self
+
+    def _contradiction(self) -> str | None:
+        """Keys that do not go together, for an error; None where all do."""
+        if (self.frontier is None) == (self.profile is None):
+            return "needs either a frontier or a profile"
+        if self.weight is not None and self.money is not None:
+            return "has both a weight and money: a job has one value"
+        if (self.iterations is None) != (self.by is None):
+            return "needs both iterations and by, or neither: they are its deadline"
+        return None
 
 
 class SiteFile(Model):
@@ -173,14 +178,13 @@ class SiteJob:
         all: by the line from standing still at no power.
         """
         file = self.frontier
-        breakpoints = (
-            [file.breakpoints]
-            if file.slower is None
-            else [file.breakpoints, file.slower.breakpoints]
-        )
-        time_s = np.concatenate([part.iteration_time_s for part in breakpoints])
-        energy_j = np.concatenate([part.energy_j for part in breakpoints])
-        ascending = np.concatenate([[True], np.diff(time_s) > 0])  # T_star stands in both parts
+        parts = [file.breakpoints]
+        if file.slower is not None:
+            parts.append(file.slower.breakpoints)
+        time_s = np.concatenate([part.iteration_time_s for part in parts])
+        energy_j = np.concatenate([part.energy_j for part in parts])
+        # T_star stands in both parts.
+        ascending = np.append(True, np.diff(time_s) > 0)
         curve = PowerCurve.of_frontier(time_s[ascending], energy_j[ascending] * self.scale)
         if file.slower is None:
             curve = curve.with_pause(0.0)
@@ -191,8 +195,9 @@ class SiteJob:
     @cached_property
     def plans(self) -> list[StoredPlan]:
         """The plans of its frontier by ascending time, those beyond T_star included."""
-        slower = self.frontier.slower
-        return [*self.frontier.plans, *([] if slower is None else slower.plans)]
+        if self.frontier.slower is None:
+            return list(self.frontier.plans)
+        return [*self.frontier.plans, *self.frontier.slower.plans]
 
     def plan_points(self) -> list[OperatingPoint]:
         """Throughput and power of each of its plans, in their order."""
@@ -260,9 +265,9 @@ def _read_entries(path: AnyPath) -> list[JobEntry]:
             entries = SiteFile.of(**tomllib.loads(text)).jobs
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InputError(f"is not valid TOML: {error}") from None
-        names = [entry.name for entry in entries]
-        for name in names:
-            if names.count(name) > 1:
+        uses_of_names = Counter(entry.name for entry in entries)
+        for name, num_uses in uses_of_names.items():
+            if num_uses > 1:
                 raise InputError(f"two jobs are called {name}")
         valued_in_money = [entry for entry in entries if entry.money is not None]
         if 0 < len(valued_in_money) < len(entries):
