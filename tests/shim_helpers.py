@@ -25,7 +25,7 @@ CLOCKS = (1740, 1500, 1260, 1020, 780)
 
 #: A training: it asks for a clock, waits for a line, and then ends in some way.
 _TRAINING = """
-import os, signal, sys, time
+import contextlib, os, signal, sys, time
 from envplan.runtime import Guard
 
 guard = Guard.start(sys.argv[1], 0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
@@ -136,3 +138,63 @@ def test_what_the_page_of_the_architecture_names_is_there() -> None:
         elif name[0].isupper() or file:
             for part in name.split("."):
                 assert part in defined, name
+
+
+#: Borders at which values of any type are at hand: JSON before it is checked, objects of Typer,
+#: torch and matplotlib, and keywords that are passed on.
+BORDERS = {
+    "_io/documents.py: read_json",
+    "_io/files.py: parse_json",
+    "_io/notebook.py: drawing",
+    "_io/tables.py: Table.columns",
+    "check/provers.py: OpenedFile.document",
+    "cli/app.py: Commands.get_command",
+    "cli/help.py: Command.invoke",
+    "frontier/relaxation.py: RECENT_TRACES",
+    "pipeline/graph.py: Pipeline.to_job",
+    "pipeline/imports/trace_events.py: TraceEvent.fields",
+    "pipeline/spec.py: PipelineSpec.dag",
+    "plotting/figures.py: legible_ink",
+    "profile/sidecar.py: ProfileMetadata.extra",
+    "request/limits/base.py: LimitOption.value_from",
+    "request/limits/base.py: as_float",
+    "runtime/frameworks.py: Hooks.iteration",
+    "runtime/frameworks.py: Hooks.operation",
+    "sweep/config.py: Sweep.grid",
+}
+
+
+def test_nothing_public_hands_out_values_of_any_type() -> None:
+    handed_out = {
+        f"{path.relative_to(PACKAGE).as_posix()}: {name}"
+        for path in PACKAGE.rglob("*.py")
+        for name in public_values_of_any_type(ast.parse(path.read_text(encoding="utf-8")).body)
+    }
+    assert handed_out - BORDERS == set()
+
+
+def public_values_of_any_type(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
+    """Public functions that return, and public attributes that hold, what is annotated as Any."""
+    for statement in body:
+        match statement:
+            case ast.ClassDef(name=name, body=inner) if not name.startswith("_"):
+                yield from public_values_of_any_type(inner, f"{prefix}{name}.")
+            case ast.FunctionDef(name=name, returns=annotation):
+                if not name.startswith("_") and is_any(annotation):
+                    yield prefix + name
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
+                if not name.startswith("_") and is_any(annotation):
+                    yield prefix + name
+
+
+def is_any(annotation: ast.expr | None) -> bool:
+    """Whether Any is a part of an annotation, other than of what a function takes."""
+    if annotation is None:
+        return False
+    if isinstance(annotation, ast.Subscript) and "Callable" in ast.unparse(annotation.value):
+        return False
+    if isinstance(annotation, ast.Name):
+        return annotation.id == "Any"
+    return any(
+        is_any(child) for child in ast.iter_child_nodes(annotation) if isinstance(child, ast.expr)
+    )

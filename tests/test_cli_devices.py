@@ -10,7 +10,7 @@ from cli_helpers import done, envplan, refused, says, told
 from envplan.cli import app
 from envplan.devices import backend
 from envplan.devices.modelled import GPUS
-from envplan.devices.nvml import _is_administrator
+from envplan.devices.nvml import is_administrator
 from envplan.runtime import Guard
 from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml
 
@@ -26,7 +26,7 @@ def test_devices_lists_gpus_and_touches_no_clock(fake_nvml: FakeNvml, tmp_path: 
         "1005",
         "300",
         "counter",
-        "yes" if _is_administrator() else "run as root",
+        "yes" if is_administrator() else "run as root",
     )
     assert fake_nvml.locked(1) == 1005
     assert fake_nvml.clock_changes(1) == []
@@ -36,7 +36,7 @@ def test_devices_says_how_to_be_allowed(
     fake_nvml: FakeNvml,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("envplan.devices.nvml._is_administrator", lambda: False)
+    monkeypatch.setattr("envplan.devices.nvml.is_administrator", lambda: False)
     fake_nvml.gpu(1).mig = 1
     says(done("devices"), "GPU 0: this user may not set clocks; run as root", "GPU 1: MIG is on")
 
@@ -63,7 +63,7 @@ def test_devices_json_has_all_clocks(fake_nvml: FakeNvml) -> None:
     found = told("devices")["gpus"]
     assert [entry["index"] for entry in found] == [0, 1, 2, 3]
     assert found[0]["supported_clocks_mhz"] == list(range(210, 1741, 15))
-    assert (found[0]["refusal"] is None) == _is_administrator()
+    assert (found[0]["refusal"] is None) == is_administrator()
     assert found[2]["throttle_reasons"] == ["power cap"]
 
 
@@ -123,12 +123,10 @@ def test_reset_needs_no_place_for_locks(
     squatted.mkdir(mode=0o777)
     squatted.chmod(0o777)
     monkeypatch.setattr(
-        "envplan.devices.locks._folder_names", lambda _: [(tmp_path / trouble, "x")]
+        "envplan.devices.locks.default_lock_folders", lambda _: [tmp_path / trouble / "x"]
     )
     if trouble == "squatted":
-        monkeypatch.setattr(
-            "envplan.devices.locks._folder_names", lambda _: [(tmp_path, "squatted")]
-        )
+        monkeypatch.setattr("envplan.devices.locks.default_lock_folders", lambda _: [squatted])
     fake_nvml.gpu(1).locked = 1005
     done("reset")
     assert fake_nvml.locked(1) is None
@@ -141,8 +139,8 @@ def test_gpu_that_hangs_stops_only_itself(
     monkeypatch: pytest.MonkeyPatch,
     command: str,
 ) -> None:
-    monkeypatch.setattr("envplan.devices.locks._DRIVER_TIMEOUT_S", 2.0)
-    monkeypatch.setattr("envplan.devices._GPU_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("envplan.devices.locks.RESET_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("envplan.devices.GPU_TIMEOUT_S", 2.0)
     fake_nvml.hang("handle", index=1)
     for index in (0, 2, 3):
         fake_nvml.gpu(index).locked = 1005

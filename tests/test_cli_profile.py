@@ -325,7 +325,7 @@ def test_another_gpu_that_is_lost_stands_in_no_way(fake_nvml: FakeNvml, folder: 
 def test_a_driver_that_hangs_at_start_is_not_waited_for(
     fake_nvml: FakeNvml, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "_START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(devices, "START_TIMEOUT_S", 0.2)
     fake_nvml.hang("init")
     refused(BUILD, "the driver")
     fake_nvml.hang()

@@ -78,7 +78,7 @@ def test_a_delayed_request_is_made_when_it_is_due() -> None:
 def test_callbacks_run_one_at_a_time_though_a_hanging_device_answers_during_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("envplan.runtime.clock_requester._THREAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("envplan.runtime.clock_requester.THREAD_TIMEOUT_S", 0.1)
     event = Event()
     requester, guard = made(lambda: event)
     running: list[int] = []

@@ -13,7 +13,7 @@ import pytest
 
 from envplan.devices import Device, DeviceError, PermissionDeniedError, backend
 from envplan.devices.modelled import ModelledBackend, gpu
-from envplan.devices.nvml import _is_administrator
+from envplan.devices.nvml import is_administrator
 from envplan.errors import InputError
 from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml
 
@@ -113,7 +113,7 @@ def test_permission_is_asked_for_without_touching_a_clock(
         fake_nvml.fail("limit", NOT_SUPPORTED)
     for allowed in (True, False):
         fake_nvml.gpu(0).permission = int(allowed)
-        monkeypatch.setattr("envplan.devices.nvml._is_administrator", lambda a=allowed: a)
+        monkeypatch.setattr("envplan.devices.nvml.is_administrator", lambda a=allowed: a)
         for probe in (False, True):
             refusal = devices[0].lock_refusal(probe=probe)
             assert (refusal is None) == allowed
@@ -127,7 +127,7 @@ def test_permission_is_asked_for_without_touching_a_clock(
 def test_an_administrator_is_told_by_its_capabilities() -> None:
     status = Path("/proc/self/status").read_text()
     effective = int(status.split("CapEff:")[1].split()[0], 16)
-    assert _is_administrator() == bool(effective & 1 << 21)
+    assert is_administrator() == bool(effective & 1 << 21)
 
 
 def test_denied_permission_names_the_remedy(fake_nvml: FakeNvml, devices: list[Device]) -> None:

@@ -155,7 +155,7 @@ def test_huge_or_missing_schedule_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = Pipeline("1f1b", num_stages=2, num_microbatches=2)
-    monkeypatch.setattr("envplan.enforce.clock_files._MAX_BYTES", 10)
+    monkeypatch.setattr("envplan.enforce.clock_files.MAX_FILE_BYTES", 10)
     (tmp_path / "schedule.py").write_text("[[('forward', 1740)]]")
     with pytest.raises(InputError, match="is larger than"):
         read_clocks(tmp_path / "schedule.py", pipeline)

@@ -79,7 +79,7 @@ def test_requests_are_acknowledged_by_number_and_those_overtaken_are_not(
 def test_driver_that_hangs_is_failing_until_it_has_done_what_was_asked(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard_module, "_IN_TIME_S", 0.1)
+    monkeypatch.setattr(guard_module, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
     fake_nvml.hang("lock")
     with Guard.start("nvml", 0) as guard:
         assert guard.problems() == []
@@ -97,8 +97,8 @@ def test_driver_that_hangs_is_failing_until_it_has_done_what_was_asked(
 def test_close_does_not_wait_for_a_driver_that_hangs(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    monkeypatch.setattr(guard_module, "_CLOSE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(guard_module, "_KILL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(guard_module, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guard_module, "TERMINATE_TIMEOUT_S", 0.1)
     guard = holding(fake_nvml)
     fake_nvml.hang("reset")
     if killed:
@@ -116,8 +116,8 @@ def test_close_does_not_wait_for_a_driver_that_hangs(
 def test_guard_with_much_to_read_ends_soon_after_it_is_closed(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard_module, "_CLOSE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(guard_module, "_KILL_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(guard_module, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guard_module, "TERMINATE_TIMEOUT_S", PATIENCE_S)
     fake_nvml.gpu(0).lock_delay_ns = 50_000_000
     guard = Guard.start("nvml", 0, every_request=True)
     for k in range(300):
@@ -132,7 +132,7 @@ def test_guard_with_much_to_read_ends_soon_after_it_is_closed(
 def test_start_does_not_wait_for_a_driver_that_hangs(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(guard_module, "_START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(guard_module, "START_TIMEOUT_S", 0.3)
     fake_nvml.hang(kind)
     with pytest.raises(DeviceError, match="does not answer; the driver may hang"):
         Guard.start("nvml", 0)
@@ -144,7 +144,7 @@ def test_start_does_not_wait_for_a_driver_that_hangs(
 def test_guard_that_hangs_after_its_owner_is_named_for_what_it_is(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard_module, "_HANDOVER_S", 0.2)
+    monkeypatch.setattr(guard_module, "HANDOVER_TIMEOUT_S", 0.2)
     process, guard = training(fake_nvml)
     fake_nvml.hang("reset")
     end(process)
@@ -239,7 +239,9 @@ def test_a_forked_child_can_neither_set_nor_end_anything(fake_nvml: FakeNvml) ->
 def test_an_owner_with_sigpipe_at_its_default_outlives_its_guard(fake_nvml: FakeNvml) -> None:
     way = (
         "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
-        "os.kill(guard.pid, signal.SIGKILL); guard._process.wait()\n"
+        "os.kill(guard.pid, signal.SIGKILL)\n"
+        "with contextlib.suppress(ChildProcessError):\n"  # it is waited for in a thread, too
+        "    os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)\n"
         "guard.request(600); guard.close()"
     )
     process, _ = training(fake_nvml, way)
@@ -350,7 +352,7 @@ def test_killed_guard_is_cleaned_up_by_envplan_reset(fake_nvml: FakeNvml, tmp_pa
 
 
 def test_one_gpu_has_one_guard(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "_HANDOVER_S", 0.1)
+    monkeypatch.setattr(guard_module, "HANDOVER_TIMEOUT_S", 0.1)
     with holding(fake_nvml) as guard, Guard.start("nvml", 1):
         with pytest.raises(DeviceError, match=f"GPU 0: another training.*process {guard.pid}"):
             Guard.start("nvml", 0)
@@ -462,7 +464,7 @@ def test_a_clock_that_cannot_be_given_back_is_reported_and_remembered(
 def test_one_user_has_one_place_of_locks_whatever_the_environment_says(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard_module, "_HANDOVER_S", 0.1)
+    monkeypatch.setattr(guard_module, "HANDOVER_TIMEOUT_S", 0.1)
     with Guard.start("nvml", 0):
         for name in ("XDG_RUNTIME_DIR", "TMPDIR", "HOME"):
             monkeypatch.setenv(name, str(tmp_path))
@@ -474,10 +476,10 @@ def test_lock_files_are_for_this_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = os.geteuid()
-    assert locks._folder_names(0)[0] == (Path("/run"), "envplan")
-    assert locks._folder_names(1000) == [(Path("/tmp"), "envplan-1000")]
+    assert locks.default_lock_folders(0)[0] == Path("/run/envplan")
+    assert locks.default_lock_folders(1000) == [Path("/tmp/envplan-1000")]
     monkeypatch.setattr(
-        locks, "_folder_names", lambda _: [(tmp_path / "none", "x"), (tmp_path, "envplan")]
+        locks, "default_lock_folders", lambda _: [tmp_path / "none" / "x", tmp_path / "envplan"]
     )
     LockFile("GPU-x").close()
     folder = tmp_path / "envplan"

@@ -32,7 +32,7 @@ from envplan.runtime.metering import (
     measure_window,
 )
 from envplan.runtime.profile_parts import merge_parts
-from fake_nvml import NOT_SUPPORTED, FakeNvml, fake_nvml
+from fake_nvml import NOT_SUPPORTED, FakeNvml, fake_nvml, wait_for
 
 __all__ = ["fake_nvml"]
 
@@ -124,7 +124,7 @@ def test_killed_guard_ends_profiling_and_not_training(fake_nvml: FakeNvml, tmp_p
             guard = profiler.guard
             assert guard is not None
             os.kill(guard.pid, signal.SIGKILL)
-            guard._process.wait()
+            wait_for(lambda: not guard.alive)
 
     with started(tmp_path, frequencies=None) as profiler:
         assert train(profiler, before=kill) < 200
@@ -164,9 +164,9 @@ def test_energy_counter_that_fails_leaves_training_alone(
 def test_driver_that_hangs_at_the_start_leaves_training_alone(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("envplan.devices._START_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("envplan.runtime.profiler._OPEN_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("envplan.devices.guard._START_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("envplan.devices.START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("envplan.runtime.profiler.OPEN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("envplan.devices.guard.START_TIMEOUT_S", 0.5)
     fake_nvml.hang(kind)
     with started(tmp_path) as profiler:
         train(profiler, steps=3)
@@ -177,9 +177,9 @@ def test_driver_that_hangs_at_the_start_leaves_training_alone(
 def test_driver_that_hangs_at_the_end_does_not_keep_training(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.devices.guard._CLOSE_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("envplan.devices.guard._KILL_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("envplan.runtime.profiler._JOB_END_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("envplan.devices.guard.CLOSE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("envplan.devices.guard.TERMINATE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("envplan.runtime.profiler.JOB_END_TIMEOUT_S", 0.2)
     with started(tmp_path) as profiler:
         train(profiler, steps=4)
         fake_nvml.hang("energy", "reset")

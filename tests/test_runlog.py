@@ -42,8 +42,8 @@ def test_a_line_that_cannot_be_made_is_dropped_and_the_next_ones_are_written(
 def test_closing_a_log_that_hangs_takes_no_longer_than_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.runtime.runlog._CLOSE_TIMEOUT_S", 0.4)
-    monkeypatch.setattr("envplan.runtime.runlog._MAX_WAITING_LINES", 1)
+    monkeypatch.setattr("envplan.runtime.runlog.CLOSE_TIMEOUT_S", 0.4)
+    monkeypatch.setattr("envplan.runtime.runlog.MAX_WAITING_LINES", 1)
     hangs = threading.Event()
 
     def device_hangs() -> RunRecord:

@@ -29,7 +29,6 @@ from shim_helpers import A40, Listener, frequency_plan
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
-import envplan.runtime.megatron
 import framework_worker  # it imports torch, as do the next ones
 import megatron_schedules
 from envplan.runtime import deepspeed, megatron
@@ -186,7 +185,8 @@ def test_deepspeed_engine_tells_of_every_operation_by_order() -> None:
 @pytest.fixture
 def schedules(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module that works as megatron.core.pipeline_parallel.schedules does."""
-    monkeypatch.setattr(envplan.runtime.megatron, "_schedules", lambda: megatron_schedules)
+    package = SimpleNamespace(schedules=megatron_schedules)
+    monkeypatch.setitem(sys.modules, "megatron.core.pipeline_parallel", package)
     return megatron_schedules
 
 

@@ -171,7 +171,7 @@ def test_service_wakes_a_stopped_guard_whose_owner_was_killed(fake_nvml: FakeNvm
 def test_service_says_what_it_cannot_give_back_and_tries_it_later(
     fake_nvml: FakeNvml, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.devices.locks._MAX_TRIES", 5)
+    monkeypatch.setattr("envplan.devices.locks.MAX_DRIVER_TRIES", 5)
     kill_both(fake_nvml)
     fake_nvml.fail("reset")
     service = Service(lambda line: print(line, flush=True))
@@ -254,7 +254,7 @@ def test_folder_that_another_user_took_first_does_not_stop_a_guard(for_all: Fake
 from envplan.devices import DeviceError
 from envplan.devices import guard
 from envplan.runtime import Guard
-guard._HANDOVER_S = 0.1
+guard.HANDOVER_TIMEOUT_S = 0.1
 with Guard.start("nvml", 0):
     try:
         Guard.start("nvml", 0)
@@ -322,7 +322,7 @@ def test_mark_of_an_older_version_is_understood(fake_nvml: FakeNvml) -> None:
 def test_giving_back_that_took_too_long_leaves_the_marks_of_other_gpus_alone(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.runtime.service._DRIVER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("envplan.runtime.service.DRIVER_TIMEOUT_S", 0.3)
     mark = Mark(999999, 999998)
     hanging, other = (fake_nvml.gpu(index).uuid.decode() for index in (0, 1))
     for uuid in (hanging, other):

@@ -204,7 +204,7 @@ def test_without_permission_guard_or_driver_training_goes_on_and_one_line_says_w
     if lacks == "guard":
         monkeypatch.setattr(sys, "executable", "/no/such/python")
     elif lacks == "driver":
-        monkeypatch.setattr("envplan.devices.guard._START_TIMEOUT_S", 0.3)
+        monkeypatch.setattr("envplan.devices.guard.START_TIMEOUT_S", 0.3)
         fake_nvml.hang("init")
     else:
         fake_nvml.gpu(0).permission = 0
@@ -241,7 +241,7 @@ def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
 def test_driver_that_hangs_is_no_success(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.devices.guard._IN_TIME_S", 0.1)
+    monkeypatch.setattr("envplan.devices.guard.ACKNOWLEDGE_TIMEOUT_S", 0.1)
     with started(tmp_path) as shim:
         run_step(shim)
         wait_until_set(shim)
@@ -562,7 +562,7 @@ def test_clocks_wait_for_the_device_while_training_runs_ahead(
 def test_device_that_hangs_does_not_keep_the_clock(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.runtime.clock_requester._THREAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("envplan.runtime.clock_requester.THREAD_TIMEOUT_S", 0.2)
     DeviceMoment.come.set()
     with started(tmp_path, marker=DeviceMoment) as shim:
         run_step(shim)

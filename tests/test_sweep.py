@@ -57,7 +57,7 @@ class Gpu(ModelledDevice):
         return self.time / 1e9
 
     def power(self) -> float:
-        clock = self._locked or 1740
+        clock = self.apparent_locked_clock() or 1740
         if self.activity is None:
             return self.model.blocking_power_w(clock)
         return self.model.power_w(clock, self.activity)
@@ -125,7 +125,7 @@ class Stages:
 
     def _run(self, stage: int, instruction: str) -> None:
         self._note(stage, instruction)
-        seconds, _ = self.exact(stage, instruction, self.device._locked or 1740)
+        seconds, _ = self.exact(stage, instruction, self.device.apparent_locked_clock() or 1740)
         seconds *= 9 if self.calls in self.hiccups else self._random.gauss(1.0, self.jitter)
         self.device.spend(seconds, 1.0)
 

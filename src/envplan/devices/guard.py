@@ -64,12 +64,17 @@ __all__ = ["Guard"]
 M = TypeVar("M", bound=Message)
 
 _PROGRAM: Final = "envplan.devices.guard_process"
-_START_TIMEOUT_S: Final = 60.0
-_CLOSE_TIMEOUT_S: Final = 10.0
-_KILL_TIMEOUT_S: Final = 1.0
-_HANDOVER_S: Final = 5.0
-#: A request that is not acknowledged for so long counts as failing.
-_IN_TIME_S: Final = 1.0
+# Time limits; tests make them shorter.
+#: For the GPU to be found, and again for its clock to be the guard's, s.
+START_TIMEOUT_S: Final = 60.0
+#: For the guard to end after it was asked to, s.
+CLOSE_TIMEOUT_S: Final = 10.0
+#: For it to end after SIGTERM, or after its pipes were closed, s.
+TERMINATE_TIMEOUT_S: Final = 1.0
+#: For the guard of a training that has ended to let go of the GPU, s.
+HANDOVER_TIMEOUT_S: Final = 5.0
+#: A request that is not acknowledged for so long counts as failing, s.
+ACKNOWLEDGE_TIMEOUT_S: Final = 1.0
 #: What the kernel keeps for the guard to read, requests and what it needs around them, bytes.
 _SEND_BUFFER_BYTES: Final = 2**20
 
@@ -165,15 +170,15 @@ class Guard(AbstractContextManager["Guard"]):
             every_request=every_request,
             reads_energy=meter,
             owner_pid=os.getpid(),
-            handover_s=_HANDOVER_S,
+            handover_s=HANDOVER_TIMEOUT_S,
         )
         process = _GuardChild(config)
         try:
-            info = process.wait_for(GpuFound, _START_TIMEOUT_S).info
+            info = process.wait_for(GpuFound, START_TIMEOUT_S).info
             if check is not None:
                 check(info)
             process.send(Request(0, 0, RESET))
-            process.wait_for(Ready, _START_TIMEOUT_S)
+            process.wait_for(Ready, START_TIMEOUT_S)
         except BaseException as error:
             process.kill()
             process.abandon()
@@ -274,7 +279,7 @@ class Guard(AbstractContextManager["Guard"]):
     def _note_overdue_requests(self) -> None:
         """Note, once, that requests have not been acknowledged for too long."""
         unset_s = (time.perf_counter_ns() - self._unset_since_ns) / 1e9
-        is_overdue = self.done != self._last_request_id and unset_s > _IN_TIME_S
+        is_overdue = self.done != self._last_request_id and unset_s > ACKNOWLEDGE_TIMEOUT_S
         if is_overdue and not self._is_overdue:
             self._problems.append(
                 f"GPU {self.info.index}: the clock asked for {unset_s:.1f} s ago is not set "
@@ -357,7 +362,7 @@ def _recover(config: GuardConfig) -> str | None:
     try:
         process = _GuardChild(replace(config, recovers=True))
         try:
-            process.wait_for(Recovered, _CLOSE_TIMEOUT_S)
+            process.wait_for(Recovered, CLOSE_TIMEOUT_S)
         finally:
             process.abandon()
     except DeviceError as error:
@@ -461,11 +466,11 @@ class _GuardChild(subprocess.Popen[bytes]):
     def wait_or_terminate(self) -> None:
         """Wait for its end; it is asked once more if that takes long, and may go on after that."""
         try:
-            self.wait(_CLOSE_TIMEOUT_S)
+            self.wait(CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.terminate()  # for one that has much to read yet
             with suppress(subprocess.TimeoutExpired):
-                self.wait(_KILL_TIMEOUT_S)
+                self.wait(TERMINATE_TIMEOUT_S)
 
     def close_reports(self) -> None:
         """Read nothing more."""
@@ -483,7 +488,7 @@ class _GuardChild(subprocess.Popen[bytes]):
         """Close the pipes, and wait a little for its end: it may hang in the driver."""
         self.close_pipes()
         with suppress(subprocess.TimeoutExpired):
-            self.wait(_KILL_TIMEOUT_S)
+            self.wait(TERMINATE_TIMEOUT_S)
 
 
 def _open_standard_streams() -> None:

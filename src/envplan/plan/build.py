@@ -218,35 +218,28 @@ def percent(part: float, whole: float) -> float:
 
 
 def planned_operations(replay: Replay) -> list[list[PlannedOperation]]:
-    """For each stage its operations as plan.json lists them."""
-    problem, at = replay.problem, replay.problem.over_all(replay.rows)
-    taken = zip(problem.time_ns[at].tolist(), problem.energy_fj[at].tolist(), strict=True)
-    listed = [
-        PlannedOperation(**row, time_s=s_from_ns(time), energy_j=j_from_fj(energy))
-        for row, (time, energy) in zip(operation_rows(replay), taken, strict=True)
-    ]
-    bounds = pairwise(problem.pipeline.stage_begin.tolist())
-    return [listed[first:last] for first, last in bounds]
-
-
-def operation_rows(replay: Replay) -> list[dict[str, Any]]:
-    """What each operation is, what it runs at, and when it starts, as plan.json says it, (N,)."""
+    """For each stage its operations as plan.json lists them, in execution order."""
     problem = replay.problem
-    tables = [problem.tables[number] for number in problem.table.tolist()]
-    rows, starts = replay.rows.tolist(), replay.starts_ns.tolist()
-    return [
-        {
-            "instruction": op.instruction,
-            "microbatch": op.microbatch,
-            "chunk": op.chunk,
-            "frequency_mhz": int(table.frequency_mhz[row]),
-            "config": table.config[row],
-            "start_s": s_from_ns(start),
-        }
-        for op, table, row, start in zip(
-            problem.pipeline.operations, tables, rows, starts, strict=True
+    entries = problem.over_all(replay.rows)
+    times_ns, energies_fj = problem.time_ns[entries].tolist(), problem.energy_fj[entries].tolist()
+    starts_ns, options, tables = replay.starts_ns.tolist(), replay.rows.tolist(), problem.table
+    planned = []
+    for number, operation in enumerate(problem.pipeline.operations):
+        table, option = problem.tables[int(tables[number])], options[number]
+        planned.append(
+            PlannedOperation(
+                instruction=operation.instruction,
+                microbatch=operation.microbatch,
+                chunk=operation.chunk,
+                frequency_mhz=int(table.frequency_mhz[option]),
+                config=table.config[option],
+                start_s=s_from_ns(starts_ns[number]),
+                time_s=s_from_ns(times_ns[number]),
+                energy_j=j_from_fj(energies_fj[number]),
+            )
         )
-    ]
+    stage_bounds = pairwise(problem.pipeline.stage_begin.tolist())
+    return [planned[first:last] for first, last in stage_bounds]
 
 
 def replay_plan(

@@ -26,7 +26,7 @@ from envplan.runtime.timestamps import DeviceEvent, Timestamp
 __all__ = ["ClockRequester"]
 
 #: How long `close` waits for each thread, one of which may hang with the device, s.
-_THREAD_TIMEOUT_S: Final = 1.0
+THREAD_TIMEOUT_S: Final = 1.0
 
 
 class _Request(NamedTuple):
@@ -144,7 +144,7 @@ class ClockRequester:
         self._queue.put(None)
         for thread in (self._device_waiter, self._timer):
             if thread is not None:
-                thread.join(_THREAD_TIMEOUT_S)
+                thread.join(THREAD_TIMEOUT_S)
         if self.guard is not None:
             self.guard.close()
         with suppress(Empty):

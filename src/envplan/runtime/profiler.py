@@ -74,10 +74,10 @@ _MERGE_POLL_S: Final = 0.2
 _MERGE_TIMEOUT_S: Final = 30.0
 _WRITE_TIMEOUT_S: Final = 10.0
 #: How long the device may be behind the training thread at the end, s; when the job ends, less.
-_DRAIN_TIMEOUT_S: Final = 30.0
-_JOB_END_TIMEOUT_S: Final = 1.0
+DRAIN_TIMEOUT_S: Final = 30.0
+JOB_END_TIMEOUT_S: Final = 1.0
 #: How long the driver may take to say what the GPU is, s.
-_OPEN_TIMEOUT_S: Final = 30.0
+OPEN_TIMEOUT_S: Final = 30.0
 
 #: An operation by the time of the device.
 _DeviceSpan = Span[Timestamp]
@@ -209,7 +209,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         """
         source = self._driver.enter_context(opened(DEFAULT_BACKEND))
         return call_with_timeout(
-            _OPEN_TIMEOUT_S, lambda: _own_gpu(source, device, counted), "the driver"
+            OPEN_TIMEOUT_S, lambda: _own_gpu(source, device, counted), "the driver"
         )
 
     def _start_guard(self, index: int) -> Guard | None:
@@ -306,7 +306,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         if self._is_closed:
             return
         self._is_closed = True
-        drain_timeout_s = _DRAIN_TIMEOUT_S if self.done else _JOB_END_TIMEOUT_S
+        drain_timeout_s = DRAIN_TIMEOUT_S if self.done else JOB_END_TIMEOUT_S
         self._finish()
         self._merge_deadline = time.monotonic() + wait
         if self._thread is not None:

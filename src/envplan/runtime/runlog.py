@@ -35,9 +35,9 @@ RUN_SCHEMA: Final = "envplan/run/v1"
 MAX_LOG_BYTES: Final = 2**30
 
 #: Lines that wait for the thread; further ones are dropped.
-_MAX_WAITING_LINES: Final = 256
+MAX_WAITING_LINES: Final = 256
 #: How long `close` waits for the thread, s.
-_CLOSE_TIMEOUT_S: Final = 10.0
+CLOSE_TIMEOUT_S: Final = 10.0
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _logger = logging.getLogger("envplan.runtime")
@@ -263,7 +263,7 @@ class RunLog:
         self._start_line = b""
         self._path = None if path is None else Path(path)
         self._file = None if self._path is None else _open_or_warn(self._path)
-        self._queue: Queue[Callable[[], RunRecord] | None] = Queue(_MAX_WAITING_LINES)
+        self._queue: Queue[Callable[[], RunRecord] | None] = Queue(MAX_WAITING_LINES)
         self._thread = threading.Thread(target=self._run, name="envplan-log", daemon=True)
         self._thread.start()
 
@@ -289,7 +289,7 @@ class RunLog:
 
     def close(self, end: RunEnded) -> None:
         """Log the end and write what is waiting, for ten seconds at most."""
-        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
         with suppress(Full):
             for item in (lambda: replace(end, dropped=self.dropped), None):
                 self._queue.put(item, timeout=max(0.0, deadline - time.monotonic()))

@@ -29,7 +29,7 @@ from envplan.devices.locks import MARK_BYTES, LockFile, Mark, lock_folders
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
 
-_DRIVER_TIMEOUT_S: Final = 10.0
+DRIVER_TIMEOUT_S: Final = 10.0
 #: How long a clock is left alone that could not be given back, s.
 _PAUSE_S: Final = 60.0
 
@@ -74,7 +74,7 @@ def give_back_left_behind(files: Sequence[Path], say: Callable[[str], object]) -
     for file in files:
         try:
             restore = partial(_restore_if_left_behind, file)
-            result = call_with_timeout(_DRIVER_TIMEOUT_S, restore, file.stem)
+            result = call_with_timeout(DRIVER_TIMEOUT_S, restore, file.stem)
             if result is not None:
                 say(result)
         except DeviceError as error:
@@ -106,9 +106,11 @@ def _restore(lock: LockFile, mark: Mark) -> str | None:
         for device in source.devices():
             if uuid_of(device) == lock.uuid:
                 lock.restore(device)
-                done = f"set to {mark.before} MHz as before" if mark.before else "given back"
                 info = device.info
-                return f"GPU {info.index} ({info.name}): {done}; a killed training had left it"
+                result = "given back"
+                if mark.previous_mhz:
+                    result = f"set to {mark.previous_mhz} MHz as before"
+                return f"GPU {info.index} ({info.name}): {result}; a killed training had left it"
     return None  # the GPU is not there any more
 
 
