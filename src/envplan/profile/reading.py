@@ -263,7 +263,8 @@ def _merge_repeats(table: Table[ProfileRow], samples: _Samples) -> _Samples:
     """
     repeated: list[Sequence[_Sample]] = []
     for measurement in _measurements(samples):
-        if len(measurement.samples) > 1:
+        # Rows of a part are of different ranks, as was checked.
+        if len(measurement.samples) > 1 and not measurement.part:
             repeated += [same for same in _by_rank(measurement.samples) if len(same) > 1]
     for same in sorted(repeated, key=lambda same: same[1].row):
         _check_alike(table, "time", same)
