@@ -25,9 +25,8 @@ from envplan.plan import Plan, replay_plan
 from envplan.plan.build import gap_over, percent, predict
 from envplan.planners import Planner
 from envplan.profile import Adjustments, Profile
-from envplan.replay import Replay
 from envplan.request import Deadline, Request
-from envplan.request.limits import WholeJob
+from envplan.request.limits import KindReplay, WholeJob
 from envplan.simulation.conditions import PLANNED, Conditions
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.deadline_solver import DeadlineSolver
@@ -300,13 +299,14 @@ class _Together(DeadlineSolver[ReplicaPlans]):
             NoAnswerError: they break one.
         """
 
-        def replays() -> list[tuple[Replay, int]]:
+        def replays() -> list[KindReplay]:
             kinds = []
             for plan, frontier in zip(planned.plans, self.frontiers, strict=True):
                 # Late or held clocks may leave other options by parts than the frontier has.
                 adjustments = plan.profile.adjustments or Adjustments()
                 profile = frontier.profile.with_adjustments(adjustments)
-                kinds.append((replay_plan(plan, profile), frontier.num_gpus))
+                replay = replay_plan(plan, profile)
+                kinds.append(KindReplay(replay, frontier.num_gpus))
             return kinds
 
         job = WholeJob(planned.energy, ns_from_s(planned.sync_time), replays)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from envplan._io.documents import Model
 from envplan.errors import InputError
@@ -92,6 +92,18 @@ class Penalties:
 NO_PENALTIES: Final = Penalties()
 
 
+class KindReplay(NamedTuple):
+    """The replay of one kind of replicas.
+
+    Attributes:
+        replay: of the kind's plan.
+        num_gpus: GPUs of all these replicas that each operation stands for.
+    """
+
+    replay: Replay
+    num_gpus: int
+
+
 @dataclass(frozen=True)
 class WholeJob:
     """An iteration of all kinds of replicas together.
@@ -99,12 +111,12 @@ class WholeJob:
     Attributes:
         energy_j: of all GPUs, waiting for the slowest kind included.
         sync_ns: when the slowest kind has finished, ns.
-        replays: makes the replay of each kind, and says its GPUs for each operation.
+        replays: makes the replay of each kind.
     """
 
     energy_j: float
     sync_ns: int
-    replays: Callable[[], Sequence[tuple[Replay, int]]]
+    replays: Callable[[], Sequence[KindReplay]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,8 +262,8 @@ class Limit(Model, ABC):
         """The option indices of a replay, (N,), changed a little where they break the limit.
 
         The search repeats it from several choices, where it finds no plan otherwise and the limit
-        `can_relieve`. It may depend
-        on where the replay comes closest to breaking the limit, but not on how strict the limit is.
+        `can_relieve`. It may depend on where the replay comes closest to breaking the limit, but
+        not on how strict the limit is.
 
         Returns:
             None where nothing can be changed.
