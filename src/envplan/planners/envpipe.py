@@ -150,13 +150,16 @@ def _first_levels(
     """The outer envelope at the highest clocks, everything else at its stage's valley, (N,)."""
     valleys_mhz = []
     for begin, end in pairwise(problem.pipeline.stage_begin.tolist()):
+        # Operations that share a table share its clocks, one object.
         operations_by_clocks = Counter(clocks.of_operation[begin:end])
         valleys_mhz.append(_valley_mhz(list(operations_by_clocks.items())))
     levels = []
     for i, stage in enumerate(problem.stage.tolist()):
-        clock_rows = clocks.of_operation[i]
-        valley = clock_rows.at_least(valleys_mhz[stage])
-        levels.append(clock_rows.top if on_envelope[i] else valley)
+        operation_clocks = clocks.of_operation[i]
+        if on_envelope[i]:
+            levels.append(operation_clocks.top)
+        else:
+            levels.append(operation_clocks.at_least(valleys_mhz[stage]))
     return levels
 
 

@@ -212,18 +212,20 @@ class Limit(Model, ABC):
         Raises:
             InputError: a number is out of range, or goes with one that is not given.
         """
-        main, *details = cls.options
-        value = main.value_from(options)
-        values = {option.field: option.value_from(options) for option in details}
-        if value is not None:
-            given = {field: number for field, number in values.items() if number is not None}
-            return cls.of(**{main.field: value, **given})
-        for option in details:
-            if option.flag and values[option.field] is not None:
+        main = cls.options[0]
+        asks = main.value_from(options) is not None
+        fields = {}
+        for option in cls.options:
+            value = option.value_from(options)
+            if value is None:
+                continue
+            if asks:
+                fields[option.field] = value
+            elif option.flag:
                 raise InputError(
                     f"{option.keyword} goes with a {main.keyword} (--{main.flag} {main.metavar})"
                 )
-        return None
+        return cls.of(**fields) if asks else None
 
     def target_fields(self) -> dict[str, float]:
         """Fields of plan.json's target that repeat it."""
