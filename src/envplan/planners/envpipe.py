@@ -129,19 +129,19 @@ class OperationClocks:
 
     def choice_at(self, levels: Sequence[int]) -> Rows:
         """The options of all operations at their levels, int32 (N,)."""
-        options = [
-            clocks.option[level] for clocks, level in zip(self.of_operation, levels, strict=True)
-        ]
-        return np.array(options, np.int32)
+        choice = np.empty(len(levels), np.int32)
+        for i, level in enumerate(levels):
+            choice[i] = self.of_operation[i].option[level]
+        return choice
 
 
 def _on_outer_envelope(pipeline: Pipeline) -> list[bool]:
     """Whether each operation is on the last stage or is the first or last of its stage, (N,)."""
-    first_of_stages = pipeline.stage_begin[:-1].tolist()
-    last_of_stages = (pipeline.stage_begin[1:] - 1).tolist()
-    ends = {*first_of_stages, *last_of_stages}
-    last_stage = pipeline.num_stages - 1
-    return [op.stage == last_stage or i in ends for i, op in enumerate(pipeline.operations)]
+    on_envelope = [op.stage == pipeline.num_stages - 1 for op in pipeline.operations]
+    for begin, end in pairwise(pipeline.stage_begin.tolist()):
+        on_envelope[begin] = True
+        on_envelope[end - 1] = True
+    return on_envelope
 
 
 def _first_levels(
