@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -20,6 +20,7 @@ from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
 from envplan.cli.tables import Column, change_row, table_columns, text_column, value_column
 from envplan.cli.types import Numbers, OutputFile, completing, numbers, one_of, quantity
+from envplan.enforce.formats import ENVPLAN, FORMATS
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
@@ -29,26 +30,6 @@ if TYPE_CHECKING:
 
 _MAX_DEVICES: Final = 10**6
 _MAX_SPANS: Final = 6
-
-
-class Format(NamedTuple):
-    """A format that frequency plans are written in.
-
-    Attributes:
-        default_output: the file that is written where --output does not say.
-        text: the content of the file.
-    """
-
-    default_output: Path
-    text: Callable[[envplan.FrequencyPlan], str]
-
-
-#: The formats by name; a ladder goes into the first one alone.
-_FORMATS: Final = {
-    "envplan": Format(Path("run.freqplan.json"), lambda applied: applied.to_json()),
-    "zeus": Format(Path("run.freqplan.py"), lambda applied: applied.to_zeus()),
-    "csv": Format(Path("run.freqplan.csv"), lambda applied: applied.to_csv()),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +173,12 @@ def apply(
         str,
         typer.Option(
             metavar="NAME",
-            parser=one_of(*_FORMATS),
-            autocompletion=completing(_FORMATS),
+            parser=one_of(*FORMATS),
+            autocompletion=completing(FORMATS),
             help="envplan, csv, or zeus for the server of Zeus.",
             rich_help_panel=MOST_USED,
         ),
-    ] = "envplan",
+    ] = ENVPLAN.name,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -229,12 +210,13 @@ def apply(
       envplan apply plan.json --tp 4 --dp 2 --min-dwell 20
       envplan apply plan.json --format zeus -o schedule.py
     """
-    if ladder and format != "envplan":
-        raise InputError(f"--format {format} has no place for a ladder; leave out --ladder")
-    file = output or _FORMATS[format].default_output
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
 
+    chosen_format = FORMATS[format]
+    if ladder and not chosen_format.has_ladder:
+        raise InputError(f"--format {format} has no place for a ladder; leave out --ladder")
+    file = output or chosen_format.default_output
     plan, profile = source.load()
     if output is None and not dry_run:
         invocation().will_write(file)
@@ -257,12 +239,12 @@ def apply(
             plan_sha256=_sha256(source.plan),
         )
     if not dry_run:
-        atomic_write(file, _FORMATS[format].text(applied))
+        atomic_write(file, chosen_format.text(applied))
     forced = profile.sha256 != plan.profile.sha256
-    notes = remarks(followed, applied, format, file, forced=forced) + dwell_notes
+    notes = remarks(followed, applied, chosen_format, file, forced=forced) + dwell_notes
     if dry_run:
         next_command = ["envplan", "apply", str(source.plan)]
-    elif format == "envplan":
+    elif chosen_format is ENVPLAN:
         next_command = ["envplan", "check", str(file)]
     else:
         next_command = ["envplan", "simulate", str(source.plan)]

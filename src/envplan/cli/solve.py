@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import envplan
-from envplan._io.words import significant
+from envplan._io.words import counted, significant
 from envplan.cli import output as ui
 from envplan.cli.cost_options import CostOptions
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
@@ -334,7 +334,7 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
     print_costs(plan)
     ui.say(*plan_notes(frontier, plan), describe_ends(frontier))
     if plan.ladder is not None:
-        ui.say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
+        ui.say(f"{counted(len(plan.ladder), 'slower plan')} in the ladder for stragglers")
 
 
 def _iteration_rows(plan: envplan.Plan) -> list[list[str]]:
