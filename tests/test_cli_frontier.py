@@ -14,7 +14,7 @@ from cli_helpers import done, envplan, says, small_profile, told
 from envplan import FrontierFile, NoAnswerError
 from envplan._io.tables import read_table
 from envplan.check.plans import verify_plan
-from envplan.cli.frontier import sketch
+from envplan.cli.sketch import sketch
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from envplan.enforce.topology import Topology
 
 _MAX_DEVICES: Final = 10**6
+#: Spans of ranks that a row of the table lists.
 _MAX_SPANS: Final = 6
 
 
@@ -248,13 +249,13 @@ def apply(
         next_command = ["envplan", "check", str(file)]
     else:
         next_command = ["envplan", "simulate", str(source.plan)]
-    lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
+    not_shown = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
     ui.answer(
         lambda: {
             "frequency_plan": None if dry_run else str(file),
             "format": format,
             "notes": notes,
-            **applied.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=lists),
+            **applied.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=not_shown),
             "ladder_rungs": len(applied.ladder or []),
         },
         lambda: _print(plan, applied, notes, dry_run=dry_run),
@@ -339,9 +340,14 @@ def _clocks_in_order(operations: Sequence[ClockedOperation]) -> Iterator[str]:
 
 
 def _spans(ranks: Sequence[int]) -> str:
-    """Ascending numbers, with neighbours as spans: 0-3, 8-11."""
-    begins = [0, *(k + 1 for k, (low, high) in enumerate(pairwise(ranks)) if high > low + 1)]
-    spans = [span(ranks[begin:end]) for begin, end in pairwise([*begins, len(ranks)])]
-    if len(spans) > _MAX_SPANS:
-        return ", ".join([*spans[:_MAX_SPANS], "..."])
+    """Ascending numbers, with neighbours as spans: 0-3, 8-11; the first ones of many."""
+    neighbours: list[list[int]] = []
+    for rank in ranks:
+        if neighbours and rank == neighbours[-1][-1] + 1:
+            neighbours[-1].append(rank)
+        else:
+            neighbours.append([rank])
+    spans = [span(group) for group in neighbours[:_MAX_SPANS]]
+    if len(neighbours) > _MAX_SPANS:
+        spans.append("...")
     return ", ".join(spans)

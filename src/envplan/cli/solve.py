@@ -226,16 +226,19 @@ class PlannerOptions:
             why = f"goes with --planner envpipe, not {self.planner}"
             refuse(options_given(self, "reconfigure"), why)
         refuse_both(options_given(self, "clocks", "planner"))
-        takes_times = self.clocks is None and planner.takes_target
         name = self.planner if self.clocks is None else "--clocks"
-        takes = "--target-time or --slowdown" if takes_times else "no target"
-        times = [] if takes_times else options_given(request.target, "target_time", "slowdown")
+        excluded = request.beyond_other_planners()
+        if self.clocks is None and planner.takes_target:
+            accepted = "--target-time or --slowdown"
+        else:
+            accepted = "no target"
+            excluded = options_given(request.target, "target_time", "slowdown") + excluded
         refuse(
-            [*times, *request.beyond_other_planners()],
-            f"goes with --planner frontier; {name} takes {takes} and knows no limits, so leave one "
-            "of the two out",
+            excluded,
+            f"goes with --planner frontier; {name} takes {accepted} and knows no limits, so leave "
+            "one of the two out",
         )
-        return EnvPipe(self.reconfigure) if self.reconfigure is not None else planner
+        return planner if self.reconfigure is None else EnvPipe(self.reconfigure)
 
 
 def solve(
@@ -340,7 +343,7 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
 def _iteration_rows(plan: envplan.Plan) -> list[list[str]]:
     """An iteration at maximum frequency and with the plan, a row for each quantity."""
     baseline, predicted = plan.predicted.baseline, plan.predicted
-    until = predicted.until_straggler
+    until = predicted.until_straggler  # None without a straggler
     rows = [
         change_row("iteration time (s)", baseline.iteration_time_s, predicted.iteration_time_s),
         change_row("energy (J)", baseline.energy_j, predicted.energy_j),
