@@ -298,15 +298,19 @@ def show(
 def _print_layout(layout: ScheduleLayout) -> None:
     """A line for each rank, cut into panels where the terminal is narrower; and a summary."""
     rows = layout.rows()
-    digits, length = len(str(len(rows) - 1)), len(rows[0])
-    room = length
+    digits = len(str(len(rows) - 1))
+    labels = [f"rank {rank:>{digits}}  " for rank in range(len(rows))]
+    length = len(rows[0])
+    panel_length = length
     if ui.on_terminal():
-        unit = length // layout.makespan
-        room = max(1, (get_terminal_size().columns - digits - 7) // unit) * unit
-    for begin in range(0, length, room):
-        ui.say(*[""] * (begin > 0))
-        for rank, row in enumerate(rows):
-            ui.say(f"rank {rank:>{digits}}  {row[begin : begin + room]}".rstrip())
+        unit_length = length // layout.makespan
+        room = get_terminal_size().columns - len(labels[0])
+        panel_length = max(1, room // unit_length) * unit_length
+    for begin in range(0, length, panel_length):
+        if begin:
+            ui.say("")
+        for label, row in zip(labels, rows, strict=True):
+            ui.say(f"{label}{row[begin : begin + panel_length]}".rstrip())
     held = [layout.activations(rank) for rank in range(layout.pipeline.num_stages)]
     ui.say(
         "",
