@@ -53,6 +53,7 @@ def test_gpus_go_by_uuid_too(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatc
         (None, Counted.BY_DRIVER, -1, "there is no GPU -1"),
         ("3,1", Counted.BY_CUDA, 0, 3),
         ("3,1", Counted.BY_CUDA, 1, 1),
+        ("3,1", Counted.BY_CUDA, -1, "no GPU -1; there are 2, .*CUDA_VISIBLE_DEVICES=3,1"),
         ("3,1", Counted.BY_CUDA, 2, "no GPU 2; there are 2, .*CUDA_VISIBLE_DEVICES=3,1"),
         ("3,1", Counted.BY_DRIVER, 0, 0),
         ("3,1", Counted.BY_PLAN, 3, 3),

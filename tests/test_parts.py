@@ -35,7 +35,9 @@ from envplan.profile import (
     parse_clock_requests,
     part_runs,
 )
+from envplan.request import Request
 from envplan.simulation.iteration import simulate
+from envplan.simulation.replicas import plan_replicas
 from envplan.solve import trace_frontier
 
 CLOCKS = (900, 1200, 1500)
@@ -296,6 +298,21 @@ def test_notes_on_limits_are_of_the_options_that_late_and_held_clocks_leave(
     monkeypatch.chdir(tmp_path)
     solved = told(f"solve --slowdown 5 --peak-power-cap 1000 {clocks}")
     assert any("at its peak it draws" in note for note in solved["notes"])
+
+
+@pytest.mark.parametrize("clocks", [{"min_dwell": 0.02}, {"switch_latency": 0.005}])
+def test_unlike_replicas_keep_a_ramp_together_on_late_and_held_clocks(
+    clocks: dict[str, float],
+) -> None:
+    frontiers = []
+    for layers in (3, 2):
+        profile = parts_profile(microbatches=3, layers=layers)
+        by_parts = profile.adjusted(by_parts=ByParts())
+        frontiers.append(trace_frontier(Pipeline("1f1b", 2, 3), by_parts))
+    request = Request.from_options(slowdown=0.05, ramp_limit=1e6, **clocks)
+    planned = plan_replicas(frontiers, request)
+    assert planned.sync_time <= 1.05 * max(frontier.min_time for frontier in frontiers)
+    assert all(plan.request.limits for plan in planned.plans)
 
 
 def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgba
 from scipy.optimize import linprog
 
 from cli_helpers import done, envplan, says, small_profile, told
 from envplan import FrontierFile, InputError, NoAnswerError, Pipeline, trace_frontier
 from envplan.plan.frontier_file import distinct, less_powerful
+from envplan.plotting.site import site_figure
 from envplan.site import Budget, SiteJob, SitePlan, plan_site, read_budget, read_jobs
 from envplan.site.budget import Interval
 from envplan.site.curve import OperatingPoint, PowerCurve
@@ -315,6 +317,15 @@ def test_shedding_by_price_never_costs_more(folder: Path) -> None:
             assert without_plans is None or point.shared_percent <= without_plans + 1e-2
     lost = [point.shared_percent for point in curve]
     assert lost == sorted(lost)
+
+
+def test_a_job_called_as_a_layer_has_a_colour_of_its_own_in_the_figure() -> None:
+    jobs = [job("reserved"), job("b", 3, 5)]
+    drawn = site_figure(plan_site(jobs, hours(full_power_w(jobs))))
+    handles, labels = drawn.axes[0].get_legend_handles_labels()
+    colours = {label: handle.get_facecolor() for label, handle in zip(labels, handles, strict=True)}
+    assert colours["reserved"] != to_rgba("0.55")
+    assert colours["reserved"] != colours["b"]
 
 
 def write_jobs(folder: Path) -> Path:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,12 @@ from envplan.replay import Machine
 from envplan.simulation.cluster import simulate_cluster
 from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
+from envplan.solve.cache import PlanCache
+from envplan.solve.candidates import Candidates
+from envplan.solve.conditions import SearchConditions
 from envplan.solve.local_search import START_LATENCIES_NS
 from envplan.units import j_from_fj, ns_from_s
-from plan_checks import bound_until, rows_of, until
+from plan_checks import bound_until, until
 from strategies import falling_profiles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -225,20 +227,32 @@ def test_no_worse_than_one_clock_or_the_usual_plan_made_for_an_earlier_deadline(
     st.sampled_from([0.0, 0.01, 0.03, 0.1]),
 )
 @settings(max_examples=20)
-def test_clocks_that_come_sooner_never_save_less_than_a_later_plan_that_is_in_time(
+def test_candidates_for_sooner_clocks_never_use_more_than_later_ones_that_are_in_time(
     profile: Profile, latency: float, slowdown: float
 ) -> None:
-    job = trace_frontier(Pipeline("1f1b", profile.num_stages, 3), profile)
-    deadline_ns = int(job.min_time_ns * (1 + slowdown))
-    asked = {"target_time": deadline_ns / 1e9, "moves": 0.05}
-    machine = Machine(ns_from_s(latency))
-    for later in (own / 1e9 for own in START_LATENCIES_NS if own > machine.latency_ns):
-        with suppress(NoAnswerError):
-            plan = job.plan(switch_latency=later, **asked)
-            sooner = job.problem.replay(np.array(rows_of(job, plan), np.int32), machine)
+    # By the deadline that both are made for. A plan's own deadline may lie just before that: what
+    # then ends in time for later clocks may be the candidate that for sooner ones ends too late.
+    frontier = trace_frontier(Pipeline("1f1b", profile.num_stages, 3), profile)
+    cache, latency_ns = PlanCache(), ns_from_s(latency)
+
+    def candidates(latency_ns: int) -> Candidates:
+        conditions = SearchConditions(Machine(latency_ns), (), moves_share=0.05)
+        return cache.candidates(frontier, conditions)
+
+    slower_ns = int(frontier.min_time_ns * (1 + slowdown))
+    latest_ns = min(slower_ns, frontier.min_energy_time_ns)
+    # Every other deadline has a full search; those between have a shorter one.
+    for deadline_ns in islice(candidates(latency_ns).grid_deadlines(latest_ns), 2):
+        for later_ns in START_LATENCIES_NS:
+            if later_ns <= latency_ns:
+                continue
+            try:
+                later = candidates(later_ns).at(deadline_ns)
+            except NoAnswerError:
+                continue
+            sooner = candidates(latency_ns).replay(later.rows)
             if sooner.makespan_ns <= deadline_ns:
-                least = job.plan(switch_latency=latency, **asked).energy
-                assert least <= j_from_fj(sooner.energy_fj)
+                assert candidates(latency_ns).at(deadline_ns).energy_fj <= sooner.energy_fj
 
 
 def test_clocks_that_come_sooner_may_save_less_than_any_later_ones() -> None:

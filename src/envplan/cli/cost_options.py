@@ -12,10 +12,10 @@ import typer
 
 import envplan
 from envplan.cli.given import options_given, refuse_both, require_with
-from envplan.cli.shared import MONEY
+from envplan.cli.shared import MONEY, HostPowerOption, PueOption
 from envplan.cli.types import InputFile, quantity
 from envplan.errors import InputError
-from envplan.quantities import COUNT, NUMBER, POWER
+from envplan.quantities import COUNT, NUMBER
 
 if TYPE_CHECKING:
     from envplan.costs import Overheads, Run
@@ -64,26 +64,8 @@ class RateOptions:
             rich_help_panel=MONEY,
         ),
     ] = None
-    pue: Annotated[
-        float,
-        typer.Option(
-            metavar="X",
-            parser=quantity(NUMBER.within(1, 100)),
-            help="Power usage effectiveness of the site, from 1 up; default: 1.",
-            show_default=False,
-            rich_help_panel=MONEY,
-        ),
-    ] = 1.0
-    host_power: Annotated[
-        float,
-        typer.Option(
-            metavar="W",
-            parser=quantity(POWER),
-            help="What the host draws for each of its GPUs; default: 0.",
-            show_default=False,
-            rich_help_panel=MONEY,
-        ),
-    ] = 0.0
+    pue: PueOption = 1.0
+    host_power: HostPowerOption = 0.0
     gpu_hour: Annotated[
         float,
         typer.Option(

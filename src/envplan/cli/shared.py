@@ -8,7 +8,7 @@ import typer
 
 from envplan.cli.types import InputFile, quantity
 from envplan.errors import InputError
-from envplan.quantities import COUNT, PERCENT, TIME
+from envplan.quantities import COUNT, NUMBER, PERCENT, POWER, TIME
 
 #: Panels of `--help`.
 ARGUMENTS: Final = "Arguments"
@@ -23,6 +23,28 @@ SLOW_CLOCKS: Final = "Slow clocks"
 
 #: Latencies of clocks, which people give in milliseconds.
 _CLOCK_TIME: Final = TIME.plainly("ms").within(0, 3600)
+
+PueOption = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        parser=quantity(NUMBER.within(1, 100)),
+        help="Power usage effectiveness of the site, from 1 up; default: 1.",
+        show_default=False,
+        rich_help_panel=MONEY,
+    ),
+]
+
+HostPowerOption = Annotated[
+    float,
+    typer.Option(
+        metavar="W",
+        parser=quantity(POWER),
+        help="What the host draws for each of its GPUs; default: 0.",
+        show_default=False,
+        rich_help_panel=MONEY,
+    ),
+]
 
 JsonOption = Annotated[
     bool,

@@ -13,7 +13,7 @@ from envplan._io.words import counted
 from envplan.cli import output as ui
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
-from envplan.cli.shared import MOST_USED
+from envplan.cli.shared import MOST_USED, HostPowerOption, PueOption
 from envplan.cli.tables import (
     Column,
     change_column,
@@ -23,7 +23,7 @@ from envplan.cli.tables import (
     value_column,
 )
 from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, quantity
-from envplan.quantities import NUMBER, POWER
+from envplan.quantities import POWER
 
 if TYPE_CHECKING:
     from envplan.site import Budget, SiteJob, SitePlan
@@ -86,24 +86,8 @@ class BudgetOptions:
 class SiteOptions:
     """What the site draws beside the jobs' GPUs, and whether plans alternate."""
 
-    pue: Annotated[
-        float,
-        typer.Option(
-            metavar="X",
-            parser=quantity(NUMBER.within(1, 100)),
-            help="Power usage effectiveness of the site, from 1 up.",
-            rich_help_panel=SITE,
-        ),
-    ] = 1.0
-    host_power: Annotated[
-        float,
-        typer.Option(
-            metavar="W",
-            parser=quantity(POWER),
-            help="Power of the hosts for each GPU.",
-            rich_help_panel=SITE,
-        ),
-    ] = 0.0
+    pue: PueOption = 1.0
+    host_power: HostPowerOption = 0.0
     fixed_power: Annotated[
         float,
         typer.Option(

@@ -36,7 +36,7 @@ BACKENDS: Final = tuple(_CLASSES)
 #: As with Zeus, whoever names zeusd's socket has zeusd set clocks.
 DEFAULT_BACKEND: Final = "zeusd" if os.environ.get("ZEUSD_SOCK_PATH") else "nvml"
 
-_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 #: How long a driver may take to start or to stop, s.
 START_TIMEOUT_S: Final = 30.0
@@ -344,43 +344,37 @@ def choose(source: Backend, number: int, counted: Counted) -> Device:
         DeviceError: there is none, or CUDA hides it from this process.
     """
     devices = source.devices()
-    is_restricted = source.real and _VARIABLE in os.environ
-    if not is_restricted or counted is Counted.BY_DRIVER:
-        return _device_at(devices, number, number, len(devices))
+    is_restricted = source.real and _VISIBLE_DEVICES in os.environ
+    if counted is Counted.BY_DRIVER or not is_restricted:
+        if 0 <= number < len(devices):
+            return devices[number]
+        raise _no_such_gpu(number, len(devices))
 
     visible = visible_gpus(devices)
-    setting = f"{_VARIABLE}={os.environ[_VARIABLE]}"
+    setting = f"{_VISIBLE_DEVICES}={os.environ[_VISIBLE_DEVICES]}"
     if len(visible) == 1:
-        return _device_at(devices, visible[0], number, len(devices))
+        return devices[visible[0]]
     if counted is Counted.BY_CUDA:
-        index = visible[number] if number < len(visible) else None
-        return _device_at(devices, index, number, len(visible), f", with {setting}")
-    if number not in visible:
-        raise DeviceError(
-            f"GPU {number}, which the plan names, is hidden by {setting}; name this job's GPUs "
-            "with envplan apply --devices, or this rank's with device="
-        )
-    return _device_at(devices, number, number, len(devices))
+        if 0 <= number < len(visible):
+            return devices[visible[number]]
+        raise _no_such_gpu(number, len(visible), f", with {setting}")
+    if number in visible:
+        return devices[number]
+    raise DeviceError(
+        f"GPU {number}, which the plan names, is hidden by {setting}; name this job's GPUs "
+        "with envplan apply --devices, or this rank's with device="
+    )
 
 
-def _device_at(
-    devices: Sequence[Device], index: int | None, number: int, count: int, condition: str = ""
-) -> Device:
-    """The GPU of a driver's index.
+def _no_such_gpu(number: int, count: int, condition: str = "") -> DeviceError:
+    """The error that there is no GPU of a number.
 
     Args:
-        devices: all GPUs, by driver index.
-        index: None: there is no GPU of the number.
-        number: that was asked for, for the error.
-        count: GPUs that the number could have meant, for the error.
-        condition: under which there are so many, for the error.
-
-    Raises:
-        DeviceError: there is none.
+        number: that was asked for.
+        count: GPUs that it could have meant.
+        condition: under which there are so many.
     """
-    if index is not None and 0 <= index < len(devices):
-        return devices[index]
-    raise DeviceError(f"there is no GPU {number}; there are {count}, counted from 0{condition}")
+    return DeviceError(f"there is no GPU {number}; there are {count}, counted from 0{condition}")
 
 
 def visible_gpus(devices: Sequence[Device]) -> list[int]:
@@ -389,10 +383,10 @@ def visible_gpus(devices: Sequence[Device]) -> list[int]:
     Args:
         devices: all GPUs, by driver index.
     """
-    if _VARIABLE not in os.environ:
+    if _VISIBLE_DEVICES not in os.environ:
         return list(range(len(devices)))
     visible: list[int] = []
-    for name in os.environ[_VARIABLE].split(","):
+    for name in os.environ[_VISIBLE_DEVICES].split(","):
         index = _index_of(devices, name.strip())
         if index is None:  # CUDA, too, takes no notice of what follows
             break

@@ -159,8 +159,9 @@ class _ClockServer:
     def is_told_to_start(self) -> bool:
         """Wait for the owner to agree with the GPU; False if it does not or is gone."""
         while self._wait_for_requests(_PARENT_CHECK_S):
-            for request in self._received_requests():
-                return request.target != SHUT_DOWN
+            first_request = next(self._received_requests(), None)
+            if first_request is not None:
+                return first_request.target != SHUT_DOWN
         return False
 
     def serve(self) -> None:
@@ -189,14 +190,14 @@ class _ClockServer:
         return _PARENT_CHECK_S if is_applied else RETRY_S
 
     def _wait_for_requests(self, timeout_s: float) -> bool:
-        """Wait for a request, not for long; False when it is time to end."""
+        """Wait for a request, or until the timeout; False if asked to stop, or the owner died."""
         ready = dict(self._poll.poll(timeout_s * 1e3))
         is_stopped = self._stop_signals in ready
         return not is_stopped and os.getppid() == self._config.owner_pid
 
     def _received_requests(self) -> Iterator[Request]:
-        """The requests that have come; where the owner is gone, one to shut down."""
-        with suppress(BlockingIOError):
+        """The requests that have come; where the owner has closed the socket, one to shut down."""
+        with suppress(BlockingIOError):  # it is open, and there are no more for now
             while packet := self._requests.recv(Request.packet_size()):
                 yield Request.unpack(packet)
             yield Request(0, 0, SHUT_DOWN)
@@ -263,17 +264,22 @@ def _acquire_gpu(device: Device, config: GuardConfig) -> _GpuLease:
     if not lock.acquire(config.handover_s):
         raise DeviceError(f"GPU {device.info.index}: {_whose_lock(lock.mark)}")
     lock.restore(device)
+    # Marked before anything is reset: a guard that is killed meanwhile leaves it to be put back.
     mark = Mark(os.getpid(), config.owner_pid, device.apparent_locked_clock(), config.backend)
     lock.set_mark(mark)
-    if mark.before and not _is_held_when_reset(device, mark.before):
-        mark = replace(mark, before=0)
-        lock.set_mark(mark)
-    return _GpuLease(lock, mark.before)
+    if mark.previous_mhz:
+        retry_driver_call(device.reset_clock)
+        if _leaves_clock(device, mark.previous_mhz):  # so somebody did hold it there
+            retry_driver_call(partial(device.lock_clock, mark.previous_mhz))
+        else:
+            mark = replace(mark, previous_mhz=0)
+            lock.set_mark(mark)
+    return _GpuLease(lock, mark.previous_mhz)
 
 
 def _whose_lock(mark: Mark | None) -> str:
     """Whose guard has a GPU that cannot be locked, in a line."""
-    guard = f"process {mark.guard}" if mark else "just starting"
+    guard = f"process {mark.guard_pid}" if mark else "just starting"
     if mark and mark.orphaned:
         return (
             f"the guard of a training that has ended, {guard}, does not end; the driver may hang, "
@@ -282,18 +288,14 @@ def _whose_lock(mark: Mark | None) -> str:
     return f"another training process of this user sets its clock (its guard is {guard})"
 
 
-def _is_held_when_reset(device: Device, mhz: int) -> bool:
-    """Reset a GPU's clock: whether somebody held it at the clock that it seems held at.
-
-    It then leaves that clock, which is set again.
-    """
-    retry_driver_call(device.reset_clock)
-    deadline = time.monotonic() + _RELEASE_S
-    while (is_still_there := device.apparent_locked_clock() == mhz) and time.monotonic() < deadline:
+def _leaves_clock(device: Device, mhz: int) -> bool:
+    """Whether a GPU that was reset leaves the clock that it seemed held at, within a second."""
+    deadline_s = time.monotonic() + _RELEASE_S
+    while device.apparent_locked_clock() == mhz:
+        if time.monotonic() >= deadline_s:
+            return False
         time.sleep(RETRY_S)
-    if not is_still_there:
-        retry_driver_call(partial(device.lock_clock, mhz))
-    return not is_still_there
+    return True
 
 
 if __name__ == "__main__":

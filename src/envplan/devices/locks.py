@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -50,42 +50,59 @@ class Mark:
     """A record that a guard may have set a clock.
 
     Attributes:
-        guard: its process.
-        owner: the process that it works for.
-        before: the clock that somebody else had set before, MHz; 0: none.
+        guard_pid: its process.
+        owner_pid: the process that it works for; 0: the file does not say.
+        previous_mhz: the clock that somebody else had set before; 0: none.
         backend: through which it sets clocks.
     """
 
-    guard: int
-    owner: int
-    before: int = 0
+    guard_pid: int
+    owner_pid: int
+    previous_mhz: int = 0
     backend: str = DEFAULT_BACKEND
 
     @classmethod
     def parse(cls, text: bytes) -> Mark | None:
-        """The mark in a file's text; numbers that are none are 0, and no text is no mark."""
+        """The mark in a file's text; None where there is no text.
+
+        Files of older versions have fewer words, and what is no number counts as 0.
+        """
         words = text.decode("ascii", "replace").split()
         if not words:
             return None
-        numbers = [int(word) if word.isdecimal() else 0 for word in (*words, "", "", "")[:3]]
-        guard, owner, before = numbers
-        return cls(guard, owner, before, *words[3:4])
+        guard_pid, owner_pid, previous_mhz, backend, *_ = [*words, "", "", "", ""]
+        return cls(
+            _number_or_0(guard_pid),
+            _number_or_0(owner_pid),
+            _number_or_0(previous_mhz),
+            backend or DEFAULT_BACKEND,
+        )
+
+    def to_text(self) -> str:
+        """The line in a file."""
+        return f"{self.guard_pid} {self.owner_pid} {self.previous_mhz} {self.backend}\n"
 
     @property
     def parent(self) -> int | None:
         """The parent of the guard's process; None if it does not live."""
-        process = Path(f"/proc/{self.guard}")
+        process = Path(f"/proc/{self.guard_pid}")
         try:
             if b"envplan.devices.guard" not in (process / "cmdline").read_bytes():
                 return None
-            return int((process / "stat").read_text().rpartition(") ")[2].split()[1])
+            # "PID (NAME) STATE PARENT ...", where a name may hold brackets and blanks.
+            _, _, state_and_parent = (process / "stat").read_text().rpartition(") ")
+            return int(state_and_parent.split()[1])
         except (OSError, ValueError):
             return None
 
     @property
     def orphaned(self) -> bool:
         """Whether the guard lives, and the process it works for does not."""
-        return self.owner > 0 and self.parent not in (None, self.owner)
+        return self.owner_pid > 0 and self.parent not in (None, self.owner_pid)
+
+
+def _number_or_0(word: str) -> int:
+    return int(word) if word.isdecimal() else 0
 
 
 class LockFile(AbstractContextManager["LockFile"]):
@@ -111,14 +128,14 @@ class LockFile(AbstractContextManager["LockFile"]):
         except OSError as error:
             raise DeviceError(f"{self.path}: {error.strerror}; remove it") from error
 
-    def acquire(self, wait: float = 0.0) -> bool:
+    def acquire(self, wait_s: float = 0.0) -> bool:
         """Lock the file; False if another process has it locked. A dead process has nothing.
 
         Args:
-            wait: for a process that is about to let go, s: a guard whose owner has ended, or one
+            wait_s: for a process that is about to let go: a guard whose owner has ended, or one
                 that cleans up after a guard that was killed.
         """
-        begin = time.monotonic()
+        begin_s = time.monotonic()
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,10 +143,10 @@ class LockFile(AbstractContextManager["LockFile"]):
             mark = self.mark
             if mark and mark.orphaned:
                 with suppress(OSError):  # one that was stopped does not see that its owner died
-                    os.kill(mark.guard, signal.SIGCONT)
+                    os.kill(mark.guard_pid, signal.SIGCONT)
             is_in_use = mark is not None and mark.parent is not None and not mark.orphaned
-            max_wait = min(wait, _LIVING_OWNER_WAIT_S) if is_in_use else wait
-            if time.monotonic() - begin >= max_wait:
+            max_wait_s = min(wait_s, _LIVING_OWNER_WAIT_S) if is_in_use else wait_s
+            if time.monotonic() - begin_s >= max_wait_s:
                 return False
             time.sleep(RETRY_S)
 
@@ -140,9 +157,8 @@ class LockFile(AbstractContextManager["LockFile"]):
 
     def set_mark(self, mark: Mark) -> None:
         """From here on the clock may be set."""
-        words = " ".join(map(str, astuple(mark)))
         os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"{words}\n".encode(), 0)
+        os.pwrite(self._file, mark.to_text().encode(), 0)
 
     def restore(self, device: Device, *, put_back: bool = True) -> None:
         """Give the clock back if the mark says that it may be set, and take the mark away.
@@ -156,7 +172,8 @@ class LockFile(AbstractContextManager["LockFile"]):
         """
         mark = self.mark
         if mark is not None:
-            retry_driver_call(partial(set_or_reset_clock, device, mark.before if put_back else 0))
+            mhz = mark.previous_mhz if put_back else 0
+            retry_driver_call(partial(set_or_reset_clock, device, mhz))
             os.ftruncate(self._file, 0)
 
     def close(self) -> None:
@@ -197,12 +214,12 @@ def give_back_all(devices: Sequence[Device]) -> list[GivenBack]:
     """
     results = []
     for index, device in enumerate(devices):
+        reset = partial(_reset_by_hand, device)
         try:
-            results.append(
-                call_with_timeout(RESET_TIMEOUT_S, partial(_reset_by_hand, device), f"GPU {index}")
-            )
+            result = call_with_timeout(RESET_TIMEOUT_S, reset, f"GPU {index}")
         except DeviceError as error:
-            results.append(GivenBack(index, problem=str(error)))
+            result = GivenBack(index, problem=str(error))
+        results.append(result)
     return results
 
 
@@ -222,7 +239,7 @@ def _reset_by_hand(device: Device) -> GivenBack:
         was_left_behind = mark is not None and lock.acquire(_SERVICE_LOOK_S)
         if was_left_behind:  # whatever was set until the lock was ours
             lock.restore(device, put_back=False)
-        living_guard = None if mark is None or was_left_behind else mark.guard
+        living_guard = None if mark is None or was_left_behind else mark.guard_pid
         return GivenBack(info.index, info.name, was_left_behind, living_guard)
 
 

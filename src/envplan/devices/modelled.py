@@ -39,8 +39,8 @@ from envplan.errors import InputError, meant
 __all__ = ["ALIASES", "GPUS", "ModelledBackend", "ModelledDevice", "ModelledGpu", "gpu"]
 
 
-#: Steps of a clock are a MHz over two to this power: about what a float can tell.
-_FINEST_BITS: Final = 42
+#: A clock is searched for in steps of one MHz over this: about what a float can tell.
+_STEPS_PER_MHZ: Final = 2**42
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +94,17 @@ class ModelledGpu:
 
     @cached_property
     def capped_clock_mhz(self) -> float:
-        """The highest clock the power limit lets full activity hold, MHz."""
-        steps = bisect_right(
-            range(self.clocks_mhz[0] << _FINEST_BITS),
-            self.power_limit_w,
-            key=lambda steps: self.uncapped_power_w((steps + 1) / (1 << _FINEST_BITS)),
-        )
-        return steps / (1 << _FINEST_BITS)
+        """The highest clock the power limit lets full activity hold, MHz.
+
+        Power rises with the clock, so it is found by bisection: among the steps up to the highest
+        clock, the first one whose end draws more than the limit.
+        """
+
+        def power_at_end_w(step: int) -> float:
+            return self.uncapped_power_w((step + 1) / _STEPS_PER_MHZ)
+
+        steps = range(self.clocks_mhz[0] * _STEPS_PER_MHZ)
+        return bisect_right(steps, self.power_limit_w, key=power_at_end_w) / _STEPS_PER_MHZ
 
     def settled_clock_mhz(self, clock_mhz: float) -> float:
         """The clock an operation really runs at when `clock_mhz` is asked for."""
@@ -154,21 +158,25 @@ def gpu(key: str) -> ModelledGpu:
 def _read_gpus() -> dict[str, ModelledGpu]:
     with (Path(__file__).parent / "gpus.toml").open("rb") as file:
         tables = tomllib.load(file)
-    return {key: _gpu(key, _whole(tables, key)) for key in tables}
+    return {key: _gpu_of_table(key, _complete_table(tables, key)) for key in tables}
 
 
-def _whole(tables: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
+def _complete_table(tables: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
     """A GPU's table, with what it shares with the one that it is like."""
     table = dict(tables[key])
-    return {**_whole(tables, table.pop("like")), **table} if "like" in table else table
+    if "like" not in table:
+        return table
+    shared = _complete_table(tables, table.pop("like"))
+    return {**shared, **table}
 
 
-def _gpu(key: str, table: dict[str, Any]) -> ModelledGpu:
-    lowest, highest, step = table.pop("clocks_mhz")
-    multiples = range(round(highest / step), round(lowest / step) - 1, -1)
+def _gpu_of_table(key: str, table: dict[str, Any]) -> ModelledGpu:
+    """The GPU that a complete table of gpus.toml describes."""
+    lowest_mhz, highest_mhz, step_mhz = table.pop("clocks_mhz")  # a step may be a fraction
+    multiples = range(round(highest_mhz / step_mhz), round(lowest_mhz / step_mhz) - 1, -1)
     return ModelledGpu(
         key=key,
-        clocks_mhz=tuple(int(step * multiple) for multiple in multiples),
+        clocks_mhz=tuple(int(step_mhz * multiple) for multiple in multiples),
         peak_flops_per_mhz=table.pop("peak_flops") / table.pop("peak_clock_mhz"),
         **table,
     )
@@ -189,8 +197,8 @@ ALIASES: Final = {
 }
 
 
-#: The function, where an option is called like it.
-_modelled: Final = gpu
+#: The function `gpu`, for where an option of that name hides it.
+_gpu_by_name: Final = gpu
 
 
 class ModelledBackend(Backend):
@@ -199,7 +207,7 @@ class ModelledBackend(Backend):
     Args:
         gpu: short name of the model, such as "a40".
         count: how many.
-        now: tells the time, ns.
+        now: tells the time, ns; a test's own clock.
 
     Raises:
         InputError: there is no such model, or fewer than one GPU is wanted.
@@ -213,7 +221,7 @@ class ModelledBackend(Backend):
     ) -> None:
         if count < 1:
             raise InputError(f"there must be at least one GPU, not {count}")
-        model = _modelled(gpu)
+        model = _gpu_by_name(gpu)
         self._devices = tuple(ModelledDevice(model, index, now) for index in range(count))
 
     def devices(self) -> Sequence[ModelledDevice]:
@@ -240,10 +248,10 @@ class ModelledDevice(Device):
     def __init__(self, model: ModelledGpu, index: int, now: Callable[[], int]) -> None:
         self.model = model
         self._index = index
-        self._now = now
-        self._locked = 0
-        self._picojoules = 0.0  # W x ns x 1000
-        self._since = now()
+        self._now_ns = now
+        self._locked_mhz = 0  # 0: not locked
+        self._energy_pj = 0.0
+        self._accounted_until_ns = now()
 
     @cached_property
     def info(self) -> DeviceInfo:
@@ -264,14 +272,14 @@ class ModelledDevice(Device):
         """Run at the supported clock nearest below, or the lowest."""
         if mhz <= 0:
             raise DeviceError(f"GPU {self._index}: cannot run at {mhz} MHz")
-        self._settle()
+        self._account_energy()
         clocks = self.model.clocks_mhz
-        self._locked = next((clock for clock in clocks if clock <= mhz), clocks[-1])
+        self._locked_mhz = next((clock for clock in clocks if clock <= mhz), clocks[-1])
 
     def reset_clock(self) -> None:
         """Run at the highest clock."""
-        self._settle()
-        self._locked = 0
+        self._account_energy()
+        self._locked_mhz = 0
 
     def lock_refusal(self, *, probe: bool = False) -> str | None:
         """Everybody may lock it, so None."""
@@ -283,12 +291,12 @@ class ModelledDevice(Device):
 
     def apparent_locked_clock(self) -> int:
         """The clock it is locked at, MHz; 0: none."""
-        return self._locked
+        return self._locked_mhz
 
     def energy(self) -> int:
         """Energy used since it was made, mJ."""
-        self._settle()
-        return int(self._picojoules / 1e9)
+        self._account_energy()
+        return int(self._energy_pj / 1e9)
 
     def power(self) -> float:
         """Power at the present clock, W."""
@@ -300,10 +308,11 @@ class ModelledDevice(Device):
 
     def _requested_mhz(self) -> int:
         """The clock it is locked at, or else the highest."""
-        return self._locked or self.model.clocks_mhz[0]
+        return self._locked_mhz or self.model.clocks_mhz[0]
 
-    def _settle(self) -> None:
-        """Account for the energy up to now, before what it depends on changes."""
-        now = self._now()
-        self._picojoules += self.power() * (now - self._since) * 1e3
-        self._since = now
+    def _account_energy(self) -> None:
+        """Account for the energy up to now, before the power changes."""
+        now_ns = self._now_ns()
+        # W times ns are nJ.
+        self._energy_pj += self.power() * (now_ns - self._accounted_until_ns) * 1e3
+        self._accounted_until_ns = now_ns

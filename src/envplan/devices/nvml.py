@@ -23,12 +23,13 @@ __all__ = ["NvmlBackend", "NvmlDevice", "once"]
 
 T = TypeVar("T")
 
+#: Between two samples of power, s.
 _SAMPLE_S: Final = 0.02
 
+#: The reason that one driver gives where a user's setting holds the clock.
 _USERS_SETTING: Final = 0x2
-
-#: The answer for what the card or its driver does not have.
-_MISSING: Final = object()
+#: Its bit among a process's capabilities, as in linux/capability.h.
+_CAP_SYS_ADMIN: Final = 21
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that mean "slower than asked for". Idle (0x1) and
 # a clock set by a user (0x2), which is what locking does, do not.
@@ -41,6 +42,10 @@ _THROTTLE_REASONS: Final = {
     0x80: "power brake",
     0x100: "display clock",
 }
+
+
+class _UnsupportedError(DeviceError):
+    """The card, or its driver, does not have what was asked for."""
 
 
 def once(ask: Callable[[Any], T]) -> T:
@@ -129,7 +134,7 @@ class NvmlDevice(Device):
         permission is written that changes nothing: the power limit, to what it is.
         """
         try:
-            return self._mig_remedy() if self._mig else self._may_set(probe=probe)
+            return self._mig_remedy() if self._mig else self._permission_refusal(probe=probe)
         except DeviceError as error:
             return str(error)
 
@@ -163,12 +168,13 @@ class NvmlDevice(Device):
 
     def power(self) -> float:
         """Power drawn now, W."""
-        milliwatts = self._ask(pynvml.nvmlDeviceGetPowerUsage, missing=_MISSING)
-        if milliwatts is _MISSING:
+        try:
+            milliwatts = self._ask(pynvml.nvmlDeviceGetPowerUsage)
+        except _UnsupportedError:
             raise DeviceError(
                 f"{self._name}: the driver tells nobody the power of this card, so without an "
                 "energy counter its energy cannot be measured"
-            )
+            ) from None
         return float(milliwatts) / 1e3
 
     def throttle_reasons(self) -> Sequence[str]:
@@ -200,6 +206,7 @@ class NvmlDevice(Device):
         clocks = self._supported_clocks()
         with self._errors():
             driver = pynvml.nvmlSystemGetDriverVersion()
+        power_limit_mw = self._ask_or(0, pynvml.nvmlDeviceGetPowerManagementLimit)
         return DeviceInfo(
             index=self._index,
             name=self._ask(pynvml.nvmlDeviceGetName),
@@ -207,7 +214,7 @@ class NvmlDevice(Device):
             driver=driver,
             supported_clocks=clocks,
             max_clock=clocks[-1],
-            power_limit=self._ask(pynvml.nvmlDeviceGetPowerManagementLimit, missing=0) / 1e3,
+            power_limit=power_limit_mw / 1e3,
             source="measured",
             mig=self._mig,
             energy_source="counter" if self._has_counter() else "integrated power",
@@ -215,24 +222,29 @@ class NvmlDevice(Device):
 
     def _supported_clocks(self) -> tuple[int, ...]:
         """SM clocks beside the highest memory clock, which is the one CUDA work gets."""
-        memory = self._ask(pynvml.nvmlDeviceGetSupportedMemoryClocks, missing=())
-        get = pynvml.nvmlDeviceGetSupportedGraphicsClocks
-        clocks = self._ask(get, max(memory), missing=()) if memory else ()
+        memory_mhz = self._ask_or((), pynvml.nvmlDeviceGetSupportedMemoryClocks)
+        if memory_mhz:
+            sm_clocks = pynvml.nvmlDeviceGetSupportedGraphicsClocks
+            clocks_mhz = self._ask_or((), sm_clocks, max(memory_mhz))
+            if clocks_mhz:
+                return tuple(sorted(set(clocks_mhz)))
         # Some cards name no clocks but have a highest one.
-        return tuple(sorted(set(clocks))) or (
-            int(self._ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)),
-        )
+        highest_mhz = self._ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)
+        return (int(highest_mhz),)
 
     def _has_counter(self) -> bool:
         try:
-            get = pynvml.nvmlDeviceGetTotalEnergyConsumption
-            return self._ask(get, missing=_MISSING) is not _MISSING
+            self._ask(pynvml.nvmlDeviceGetTotalEnergyConsumption)
+        except _UnsupportedError:
+            return False
         except DeviceError:  # it is there and fails now
             return True
+        return True
 
     def _event_reasons(self) -> int:
-        bits = self._ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, missing=_MISSING)
-        if bits is _MISSING:  # its older name, in drivers before 535
+        try:
+            bits = self._ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons)
+        except _UnsupportedError:  # its older name, in drivers before 535
             bits = self._ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
         return int(bits)
 
@@ -243,43 +255,58 @@ class NvmlDevice(Device):
         else:
             self._ask(pynvml.nvmlDeviceResetGpuLockedClocks)
 
-    def _may_set(self, *, probe: bool) -> str | None:
+    def _permission_refusal(self, *, probe: bool) -> str | None:
+        """Why this user may not lock the clock of a card that has one of its own; None if he may.
+
+        Raises:
+            DeviceError: the driver refuses the probe, or fails.
+        """
         if probe:
-            limit = self._ask(pynvml.nvmlDeviceGetPowerManagementLimit, missing=_MISSING)
-            write = pynvml.nvmlDeviceSetPowerManagementLimit
-            if limit is not _MISSING and self._ask(write, limit, missing=_MISSING) is not _MISSING:
+            with suppress(_UnsupportedError):  # then the capabilities decide
+                limit_mw = self._ask(pynvml.nvmlDeviceGetPowerManagementLimit)
+                self._ask(pynvml.nvmlDeviceSetPowerManagementLimit, limit_mw)
                 return None
         return None if is_administrator() else self._permission_remedy()
 
-    def _ask(self, function: Callable[..., Any], *arguments: Any, missing: Any = None) -> Any:
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Ask the driver about this GPU.
 
         Args:
             function: of pynvml, that takes a handle first.
             arguments: that follow.
-            missing: the answer where the card or the driver has no such thing; None: an error.
 
         Raises:
             PermissionDeniedError: this user may not.
+            _UnsupportedError: the card or the driver has no such thing.
             DeviceError: the driver fails.
         """
+        handle = self._handle
         with self._errors():
-            handle = self._handle
-            try:
-                return function(handle, *arguments)
-            except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-                if missing is None:
-                    raise
-                return missing
+            return function(handle, *arguments)
+
+    def _ask_or(self, default: T, function: Callable[..., T], *arguments: Any) -> T:
+        """Ask the driver; the default where the card or the driver has no such thing.
+
+        Raises:
+            DeviceError: as for _ask.
+        """
+        try:
+            answer: T = self._ask(function, *arguments)
+        except _UnsupportedError:
+            return default
+        return answer
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        """Raise DeviceErrors that name the GPU in the place of pynvml's errors."""
         try:
             yield
         except pynvml.NVMLError_NoPermission as error:
             raise PermissionDeniedError(self._permission_remedy()) from error
         except pynvml.NVMLError as error:
-            raise DeviceError(f"{self._name}: {error}; check nvidia-smi") from error
+            unsupported = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
+            error_type = _UnsupportedError if isinstance(error, unsupported) else DeviceError
+            raise error_type(f"{self._name}: {error}; check nvidia-smi") from error
 
     def _permission_remedy(self) -> str:
         return (
@@ -297,17 +324,19 @@ class NvmlDevice(Device):
 class _PowerIntegral:
     """Energy by sampling power in a thread, for GPUs without a counter.
 
+    Power between two samples is taken to lie on a straight line.
+
     Args:
-        power: reads power, W; raises DeviceError.
+        power_w: reads power; raises DeviceError.
     """
 
-    def __init__(self, power: Callable[[], float]) -> None:
-        self._power = power
+    def __init__(self, power_w: Callable[[], float]) -> None:
+        self._read_power_w = power_w
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._millijoules = 0.0
-        self._time = time.monotonic()
-        self._last = power()
+        self._energy_mj = 0.0
+        self._last_sample_s = time.monotonic()
+        self._last_power_w = power_w()
         threading.Thread(target=self._run, name="envplan-power", daemon=True).start()
 
     def stop(self) -> None:
@@ -327,10 +356,13 @@ class _PowerIntegral:
             DeviceError: power cannot be read now.
         """
         with self._lock:
-            power, now = self._power(), time.monotonic()
-            self._millijoules += (now - self._time) * (self._last + power) / 2 * 1e3
-            self._time, self._last = now, power
-            return int(self._millijoules)
+            power_w = self._read_power_w()
+            now_s = time.monotonic()
+            mean_power_w = (self._last_power_w + power_w) / 2
+            self._energy_mj += (now_s - self._last_sample_s) * mean_power_w * 1e3
+            self._last_sample_s = now_s
+            self._last_power_w = power_w
+            return int(self._energy_mj)
 
 
 def _no_driver(error: Exception) -> str:
@@ -349,5 +381,7 @@ def is_administrator() -> bool:
     """Whether this process has CAP_SYS_ADMIN, which is what the driver asks for."""
     with suppress(OSError, IndexError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        return bool(int(status.split("CapEff:")[1].split()[0], 16) >> 21 & 1)
+        _, _, effective = status.partition("CapEff:")
+        capabilities = int(effective.split()[0], base=16)
+        return bool(capabilities & 1 << _CAP_SYS_ADMIN)
     return False

@@ -11,7 +11,9 @@ import json
 import os
 import pathlib
 import socket
+from collections.abc import Sequence
 from contextlib import closing
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from typing import Any, ClassVar, Final
 from urllib.parse import urlencode
@@ -75,7 +77,7 @@ class ZeusdDevice(NvmlDevice):
         action = "set" if mhz else "reset"
         self._ask_daemon("POST", f"/gpu/{action}_gpu_locked_clocks?{query}")
 
-    def _may_set(self, *, probe: bool) -> str | None:
+    def _permission_refusal(self, *, probe: bool) -> str | None:
         daemon = self._ask_daemon("GET", "/discover")
         if "gpu-control" not in daemon.get("enabled_api_groups", ()):
             return (
@@ -99,17 +101,20 @@ class ZeusdDevice(NvmlDevice):
         gpus = self._ask_daemon("GET", "/discover").get("gpus", ())
         bus = self._ask(pynvml.nvmlDeviceGetPciInfo)
         address = f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}"
-        by_address = {_bus_address(gpu): gpu for gpu in gpus}
-        if address in by_address:
-            return int(by_address[address]["id"])
-        # Daemons up to 0.5 do not tell addresses.
+        for gpu in gpus:
+            if _bus_address(gpu) == address:
+                return int(gpu["id"])
+        tells_addresses = any(_bus_address(gpu) for gpu in gpus)
+        if not tells_addresses and self._is_counted_alike(gpus):  # as by daemons up to 0.5
+            return self._index
+        raise DeviceError(f"{self._name}: {self._daemon} does not name a GPU at {address}")
+
+    def _is_counted_alike(self, gpus: Sequence[dict[str, Any]]) -> bool:
+        """Whether zeusd has as many GPUs as NVML, and one of this GPU's name at its index."""
         with self._errors():
             count = pynvml.nvmlDeviceGetCount()
         names = [gpu.get("name") for gpu in gpus if gpu.get("id") == self._index]
-        tells_no_addresses = set(by_address) <= {""}
-        if tells_no_addresses and len(gpus) == count and names[:1] == [self.info.name]:
-            return self._index
-        raise DeviceError(f"{self._name}: {self._daemon} does not name a GPU at {address}")
+        return len(gpus) == count and names[:1] == [self.info.name]
 
     def _ask_daemon(self, method: str, path: str) -> dict[str, Any]:
         """Ask zeusd, by a connection of its own.
@@ -141,22 +146,27 @@ class ZeusdDevice(NvmlDevice):
         except (OSError, HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise DeviceError(f"{daemon} does not answer ({reason}); is it running?") from error
-        document = _parse_object(text)
-        if status == 200:
-            return document
-        problem = document.get("errors") or document.get("error")
-        if not problem:
-            problem = text[:200].decode("utf-8", "replace")
-        if isinstance(problem, dict):
-            problem = "; ".join(map(str, problem.values()))
+        if status == HTTPStatus.OK:
+            return _parse_object(text)
         remedy = _REMEDIES.get(status, "")
         error_type = PermissionDeniedError if remedy else DeviceError
-        raise error_type(f"{daemon} answers {status}: {problem}{remedy}")
+        raise error_type(f"{daemon} answers {status}: {_problem_in(text)}{remedy}")
 
 
 def _bus_address(gpu: dict[str, Any]) -> str:
     """The PCI address of a GPU as zeusd describes it, without the function; "" if it tells none."""
     return str(gpu.get("pci_address", "")).rpartition(".")[0].lower()
+
+
+def _problem_in(text: bytes) -> str:
+    """The problem that zeusd tells in the body of an answer; the body itself if it tells none."""
+    document = _parse_object(text)
+    problem = document.get("errors") or document.get("error")
+    if not problem:
+        return text[:200].decode("utf-8", "replace")
+    if isinstance(problem, dict):
+        return "; ".join(map(str, problem.values()))
+    return str(problem)
 
 
 def _parse_object(text: bytes) -> dict[str, Any]:
@@ -169,11 +179,18 @@ def _parse_object(text: bytes) -> dict[str, Any]:
 
 
 class _UnixConnection(HTTPConnection):
+    """HTTP over a Unix socket.
+
+    Args:
+        path: of the socket.
+    """
+
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=_TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:
+        """Connect to the socket; called by HTTPConnection."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)

@@ -310,7 +310,7 @@ class _ClockFitter:
         Raises:
             InputError: as for rung_rows; or the GPU has no clock that is as fast.
         """
-        rung_rows(name, rung, self._problem)
+        rung_rows(name, rung, self._problem)  # raises where the profile lacks what is planned
         frequencies = chain.from_iterable(rung.frequencies_mhz)
         configs = chain.from_iterable(rung.configs) if rung.configs else repeat("")
         planned = list(map(_ClockSetting, frequencies, configs))

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import pairwise, zip_longest
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeGuard, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -43,6 +44,14 @@ _BLANK_OR_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf \t\r\n"
 _ByStage = Sequence[Sequence[T]]
 
 
+class _Kind(Enum):
+    """The kinds of files of clocks."""
+
+    LISTS = auto()
+    FREQUENCY_PLAN = auto()
+    TABLE = auto()
+
+
 def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tuple[int, str]]]:
     """MHz of each stage's operations in execution order, as `plan_from_clocks` takes them.
 
@@ -57,21 +66,18 @@ def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tu
     """
     data, path = read_bounded(path, MAX_FILE_BYTES), Path(path)
     stages = _operations_by_stage(pipeline)
-    beginning = data.lstrip(_BLANK_OR_BYTE_ORDER_MARK)[:1]
     with naming(path):
-        if beginning == b"{":
+        kind = _kind_of(data, path)
+        if kind is _Kind.FREQUENCY_PLAN:
             return _clocks_of_frequency_plan(data, path, stages)
-        if beginning not in _LIST_BEGINNINGS and path.suffix.lower() not in _LIST_SUFFIXES:
+        if kind is _Kind.TABLE:
             return _clocks_of_table(data, path, stages)
-        lists = _parse_lists(data, path)
-        _require_stages(len(lists), stages)
-        clocks = _clocks_of_lists(lists, stages)
-    configs_path = path.with_name(path.name.replace(_CLOCKS_PREFIX, _CONFIGS_PREFIX, 1))
-    if not path.name.startswith(_CLOCKS_PREFIX) or not configs_path.exists():
+        clocks = _clocks_of_lists(_parse_lists(data, path), stages)
+    configs_path = _configs_beside(path)
+    if configs_path is None:
         return clocks
     with naming(configs_path):
         lists = _parse_lists(read_bounded(configs_path, MAX_FILE_BYTES), configs_path)
-        _require_stages(len(lists), stages)
         return _with_configs(clocks, lists, stages)
 
 
@@ -85,14 +91,24 @@ def count_clocks(path: AnyPath) -> list[int]:
     with naming(path):
         if path.suffix.lower() in _LIST_SUFFIXES:
             lists = _parse_lists(data, path)
-            clocks = _clocks_of_lists(lists, [[]] * len(lists))
-            return [len(stage) for stage in clocks]
+            return [len(_clocks_of_list(stage, entries)) for stage, entries in enumerate(lists)]
         rows = list(_read_table(data, path).rows())
-    keys_of_stages: dict[int, set[tuple[object, ...]]] = defaultdict(set)
+    operations_of_stages: dict[int, set[tuple[object, ...]]] = defaultdict(set)
     for row in rows:
-        keys_of_stages[row.stage].add((row.position, row.instruction, row.microbatch))
-    num_stages = max(keys_of_stages) + 1
-    return [len(keys_of_stages[stage]) for stage in range(num_stages)]
+        operation = (row.position, row.instruction, row.microbatch)
+        operations_of_stages[row.stage].add(operation)
+    num_stages = max(operations_of_stages) + 1
+    return [len(operations_of_stages[stage]) for stage in range(num_stages)]
+
+
+def _kind_of(data: bytes, path: Path) -> _Kind:
+    """The kind of a file by how its text begins, and else by its name."""
+    beginning = data.lstrip(_BLANK_OR_BYTE_ORDER_MARK)[:1]
+    if beginning == b"{":
+        return _Kind.FREQUENCY_PLAN
+    if beginning in _LIST_BEGINNINGS or path.suffix.lower() in _LIST_SUFFIXES:
+        return _Kind.LISTS
+    return _Kind.TABLE
 
 
 def _operations_by_stage(pipeline: Pipeline) -> _ByStage[Operation]:
@@ -121,7 +137,7 @@ def _clocks_of_frequency_plan(
 # Python lists
 
 
-def _parse_lists(data: bytes, path: Path) -> list[list[Any]]:
+def _parse_lists(data: bytes, path: Path) -> list[list[object]]:
     """A list for each stage that Python would print, read without running anything.
 
     Raises:
@@ -142,22 +158,38 @@ def _parse_lists(data: bytes, path: Path) -> list[list[Any]]:
     return value
 
 
-def _clocks_of_lists(lists: _ByStage[Any], stages: _ByStage[Operation]) -> list[list[int]]:
-    """Clocks of lists of MHz or (instruction, MHz).
+def _clocks_of_lists(lists: _ByStage[object], stages: _ByStage[Operation]) -> list[list[int]]:
+    """Clocks of a list for each stage.
 
-    Operations of constant time may be left out. Instructions are therefore compared with those of
-    the pipeline only where there are as many of them.
+    Raises:
+        InputError: they do not fit the pipeline.
     """
+    _require_stages(len(lists), stages)
     clocks = []
     for stage, (entries, operations) in enumerate(zip(lists, stages, strict=True)):
-        instructions: list[str] = []
-        if len(operations) == len(entries):
-            instructions = [operation.instruction for operation in operations]
-        stage_clocks = []
-        for position, (entry, instruction) in enumerate(zip_longest(entries, instructions)):
-            stage_clocks.append(_parse_clock(entry, f"[{stage}][{position}]", instruction))
-        clocks.append(stage_clocks)
+        clocks.append(_clocks_of_list(stage, entries, operations))
     return clocks
+
+
+def _clocks_of_list(
+    stage: int, entries: Sequence[object], operations: Sequence[Operation] = ()
+) -> list[int]:
+    """Clocks of one stage's list of MHz or (instruction, MHz).
+
+    Operations of constant time may be left out of a list. Its instructions are therefore compared
+    with those of the pipeline only where it has an entry for every operation.
+
+    Args:
+        stage: whose list it is, for errors.
+        entries: of the list, as Python read them.
+        operations: of the stage; none where the pipeline is not known.
+    """
+    has_all_operations = len(entries) == len(operations)
+    clocks_mhz = []
+    for position, entry in enumerate(entries):
+        instruction = operations[position].instruction if has_all_operations else None
+        clocks_mhz.append(_parse_clock(entry, f"[{stage}][{position}]", instruction))
+    return clocks_mhz
 
 
 def _parse_clock(entry: object, where: str, instruction: str | None) -> int:
@@ -184,8 +216,17 @@ def _parse_clock(entry: object, where: str, instruction: str | None) -> int:
 # Kareus's configs
 
 
+def _configs_beside(path: Path) -> Path | None:
+    """The file of configs that Kareus wrote beside its file of clocks; None: there is none."""
+    if not path.name.startswith(_CLOCKS_PREFIX):
+        return None
+    number_and_suffix = path.name.removeprefix(_CLOCKS_PREFIX)
+    configs_path = path.with_name(f"{_CONFIGS_PREFIX}{number_and_suffix}")
+    return configs_path if configs_path.exists() else None
+
+
 def _with_configs(
-    clocks: _ByStage[int], lists: _ByStage[Any], stages: _ByStage[Operation]
+    clocks: _ByStage[int], lists: _ByStage[object], stages: _ByStage[Operation]
 ) -> list[list[tuple[int, str]]]:
     """The clocks with the config of each operation.
 
@@ -198,45 +239,56 @@ def _with_configs(
     Raises:
         InputError: there is something else, or it does not fit the pipeline.
     """
-    counts = [len(operations) for operations in stages]
-    if counts != [len(stage_clocks) for stage_clocks in clocks]:
-        raise InputError(f"goes with clocks of {counts} operations, one each")
+    _require_stages(len(lists), stages)
+    num_operations = [len(operations) for operations in stages]
+    num_clocks = [len(stage_clocks) for stage_clocks in clocks]
+    if num_operations != num_clocks:
+        raise InputError(f"goes with clocks of {num_operations} operations, one each")
     settings = []
     for operations, stage_clocks, entries in zip(stages, clocks, lists, strict=True):
-        configs = [
-            _config_of(operation, position, entries)
-            for position, operation in enumerate(operations)
-        ]
-        settings.append(list(zip(stage_clocks, configs, strict=True)))
+        stage_settings = []
+        for position, (operation, mhz) in enumerate(zip(operations, stage_clocks, strict=True)):
+            stage_settings.append((mhz, _config_of(operation, position, entries)))
+        settings.append(stage_settings)
     return settings
 
 
-def _config_of(operation: Operation, position: int, entries: Sequence[Any]) -> str:
+def _config_of(operation: Operation, position: int, entries: Sequence[object]) -> str:
     """The config of an operation, from the entries of its stage.
 
     Raises:
         InputError: neither the entry of its position nor that of its microbatch has it.
     """
     for index in (position, operation.microbatch):
-        if index >= len(entries):
-            continue
-        for words in _instruction_and_config(entries[index]):
-            if words[0] == operation.instruction:
-                return " ".join(word for word in words[1:] if word)
+        if index < len(entries):
+            config = _config_in(entries[index], operation.instruction)
+            if config is not None:
+                return config
     raise InputError(
         f"stage {operation.stage} says nothing of {operation.instruction} "
         f"{operation.microbatch}, its operation {position}"
     )
 
 
-def _instruction_and_config(entry: object) -> Iterator[tuple[str, ...]]:
-    """The (instruction, word, ...) that an entry is, or else those that it holds."""
+def _config_in(entry: object, instruction: str) -> str | None:
+    """The config that an entry has for an instruction, its words joined; None: it has none.
+
+    Args:
+        entry: (instruction, word, ...), or a tuple of such tuples.
+        instruction: that is looked for.
+    """
     if not isinstance(entry, tuple):
-        return
+        return None
     for candidate in (entry, *entry):
-        is_words = isinstance(candidate, tuple) and all(isinstance(word, str) for word in candidate)
-        if is_words and candidate:
-            yield candidate
+        if _is_tuple_of_words(candidate) and candidate[0] == instruction:
+            _, *words = candidate
+            return " ".join(word for word in words if word)
+    return None
+
+
+def _is_tuple_of_words(value: object) -> TypeGuard[tuple[str, ...]]:
+    """Whether a value is a tuple of one string or more."""
+    return isinstance(value, tuple) and bool(value) and all(isinstance(word, str) for word in value)
 
 
 # Tables
@@ -254,6 +306,12 @@ class _Row(BaseModel):
     ] = None
     chunk: Annotated[int | None, Field(ge=0, lt=2**31, description="a chunk from 0 up")] = None
 
+    @property
+    def names_an_operation(self) -> bool:
+        """Whether it says which operation of its stage it is about."""
+        has_key = self.instruction is not None and self.microbatch is not None
+        return self.position is not None or has_key
+
 
 def _read_table(data: bytes, path: Path) -> Table[_Row]:
     # `envplan apply --format csv` calls the column frequency_mhz.
@@ -270,6 +328,20 @@ def _positions_by_key(operations: Sequence[Operation]) -> dict[OperationKey, int
     return positions
 
 
+def _position_of(row: _Row, position_by_key: Mapping[OperationKey, int]) -> int | None:
+    """The place of a row's operation in its stage's order; None: the stage has no such operation.
+
+    Args:
+        row: that names an operation.
+        position_by_key: of each operation of the stage.
+    """
+    if row.position is not None:
+        return row.position
+    assert row.instruction is not None
+    assert row.microbatch is not None
+    return position_by_key.get(OperationKey(row.instruction, row.microbatch, row.chunk or 0))
+
+
 def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> list[list[int]]:
     """Clocks of a table with a row for each operation, in any order.
 
@@ -278,16 +350,13 @@ def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> li
     """
     table = _read_table(data, path)
     positions = [_positions_by_key(operations) for operations in stages]
-    clocks: list[dict[int, int]] = [{} for _ in stages]
+    clocks: list[dict[int, int]] = [{} for _ in stages]  # MHz by position
     for number, row in enumerate(table.rows()):
         if row.stage >= len(stages):
             raise table.error(number, f"the pipeline has stages 0 to {len(stages) - 1}", "stage")
-        position = row.position
-        if position is None:
-            if row.instruction is None or row.microbatch is None:
-                raise table.error(number, "give position, or instruction and microbatch")
-            key = OperationKey(row.instruction, row.microbatch, row.chunk or 0)
-            position = positions[row.stage].get(key)
+        if not row.names_an_operation:
+            raise table.error(number, "give position, or instruction and microbatch")
+        position = _position_of(row, positions[row.stage])
         if position is None or position >= len(stages[row.stage]):
             raise table.error(number, f"stage {row.stage} has no such operation")
         if clocks[row.stage].setdefault(position, row.frequency) != row.frequency:
@@ -295,4 +364,8 @@ def _clocks_of_table(data: bytes, path: Path, stages: _ByStage[Operation]) -> li
                 number,
                 "says another clock of an operation than a row before it; is the file of one run?",
             )
-    return [[mhz for _, mhz in sorted(stage.items())] for stage in clocks]
+    clocks_in_order = []
+    for clocks_by_position in clocks:
+        positions_in_order = sorted(clocks_by_position)
+        clocks_in_order.append([clocks_by_position[position] for position in positions_in_order])
+    return clocks_in_order

@@ -106,9 +106,11 @@ def _restore(lock: LockFile, mark: Mark) -> str | None:
         for device in source.devices():
             if uuid_of(device) == lock.uuid:
                 lock.restore(device)
-                done = f"set to {mark.before} MHz as before" if mark.before else "given back"
                 info = device.info
-                return f"GPU {info.index} ({info.name}): {done}; a killed training had left it"
+                result = "given back"
+                if mark.previous_mhz:
+                    result = f"set to {mark.previous_mhz} MHz as before"
+                return f"GPU {info.index} ({info.name}): {result}; a killed training had left it"
     return None  # the GPU is not there any more
 
 

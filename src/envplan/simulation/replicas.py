@@ -24,7 +24,7 @@ from envplan.errors import NoAnswerError
 from envplan.plan import Plan, replay_plan
 from envplan.plan.build import gap_over, percent, predict
 from envplan.planners import Planner
-from envplan.profile import Profile
+from envplan.profile import Adjustments, Profile
 from envplan.replay import Replay
 from envplan.request import Deadline, Request
 from envplan.request.limits import WholeJob
@@ -301,10 +301,13 @@ class _Together(DeadlineSolver[ReplicaPlans]):
         """
 
         def replays() -> list[tuple[Replay, int]]:
-            return [
-                (replay_plan(plan, frontier.profile), frontier.num_gpus)
-                for plan, frontier in zip(planned.plans, self.frontiers, strict=True)
-            ]
+            kinds = []
+            for plan, frontier in zip(planned.plans, self.frontiers, strict=True):
+                # Late or held clocks may leave other options by parts than the frontier has.
+                adjustments = plan.profile.adjustments or Adjustments()
+                profile = frontier.profile.with_adjustments(adjustments)
+                kinds.append((replay_plan(plan, profile), frontier.num_gpus))
+            return kinds
 
         job = WholeJob(planned.energy, ns_from_s(planned.sync_time), replays)
         for limit in self.request.limits:

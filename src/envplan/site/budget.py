@@ -80,14 +80,17 @@ def read_budget(power: str, reserved: str | None = None, *, start: str | None = 
         )
     if end_s == math.inf:
         end_s = _FIXED_S
-    begins_s = sorted({0.0, *site.changes(0.0, end_s), *others.changes(0.0, end_s)})
-    bounds_s = pairwise([*begins_s, end_s])
-    return Budget(
-        tuple(
-            Interval(begin_s, until_s, site.at(begin_s), others.at(begin_s))
-            for begin_s, until_s in bounds_s
+    starts_s = sorted({0.0, *site.changes(0.0, end_s), *others.changes(0.0, end_s)})
+    intervals = []
+    for start_s, next_start_s in pairwise([*starts_s, end_s]):
+        interval = Interval(
+            start_s=start_s,
+            end_s=next_start_s,
+            budget_w=site.at(start_s),
+            reserved_w=others.at(start_s),
         )
-    )
+        intervals.append(interval)
+    return Budget(tuple(intervals))
 
 
 def _read_series(text: str, option: str, start: str | None) -> Rate:

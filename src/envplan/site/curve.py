@@ -56,9 +56,11 @@ class PowerCurve:
 
     def __post_init__(self) -> None:
         assert len(self.throughput) == len(self.power_w) >= 1
-        assert np.all(np.diff(self.throughput) > 0)
-        assert np.all(np.diff(self.power_w) > 0)
-        slopes = np.diff(self.power_w) / np.diff(self.throughput)
+        widths = np.diff(self.throughput)
+        rises_w = np.diff(self.power_w)
+        assert np.all(widths > 0)
+        assert np.all(rises_w > 0)
+        slopes = rises_w / widths
         assert np.all(np.diff(slopes) >= -_ROUNDING * slopes[1:])
 
     @classmethod
@@ -69,8 +71,11 @@ class PowerCurve:
             time_s: of its breakpoints, strictly ascending, (n).
             energy_j: least energy at each, (n).
         """
-        throughput = 1 / np.asarray(time_s, float)[::-1]
-        return cls(throughput, np.asarray(energy_j, float)[::-1] * throughput)
+        # The slowest breakpoint of the frontier is the first corner of the curve.
+        falling_times_s = np.asarray(time_s, float)[::-1]
+        energies_j = np.asarray(energy_j, float)[::-1]
+        throughput = 1 / falling_times_s
+        return cls(throughput, energies_j * throughput)
 
     @classmethod
     def hull_of(cls, points: Iterable[OperatingPoint]) -> Self:
@@ -98,6 +103,15 @@ class PowerCurve:
         return cls(corners[:, 0], corners[:, 1])
 
     @property
+    def num_pieces(self) -> int:
+        """Pieces between its corners."""
+        return len(self.throughput) - 1
+
+    def corners(self) -> list[OperatingPoint]:
+        """The corners by ascending throughput."""
+        return list(map(OperatingPoint, self.throughput.tolist(), self.power_w.tolist()))
+
+    @property
     def slowest(self) -> OperatingPoint:
         """The least throughput, and the least power."""
         return OperatingPoint(float(self.throughput[0]), float(self.power_w[0]))
@@ -109,32 +123,41 @@ class PowerCurve:
 
     @property
     def slopes(self) -> FloatArray:
-        """Of each piece the power that an iteration a second more takes, W s, (n - 1); ascending.
+        """Power that one iteration a second more takes on each piece, W s, (n - 1); ascending.
 
-        What rounding makes of a convex curve is made convex again.
+        Rounding may let a slope fall by a tiny bit; it is lifted to the one before it.
         """
-        return np.maximum.accumulate(np.diff(self.power_w) / np.diff(self.throughput))
+        slopes = np.diff(self.power_w) / np.diff(self.throughput)
+        return np.maximum.accumulate(slopes)
 
     def power_at(self, throughput: float) -> float:
         """The power of a throughput within the curve, W."""
         return float(np.interp(throughput, self.throughput, self.power_w))
 
-    def from_throughput(self, least: float) -> Self:
-        """The part of the curve whose throughput is at least this; the fastest point remains."""
-        if least <= self.throughput[0]:
+    def throughput_at(self, power_w: float) -> float:
+        """The highest throughput for a power within the curve."""
+        return float(np.interp(power_w, self.power_w, self.throughput))
+
+    def from_throughput(self, min_throughput: float) -> Self:
+        """The part of the curve from a throughput on; the fastest point always remains."""
+        if min_throughput <= self.throughput[0]:
             return self
-        if least >= self.throughput[-1]:
+        if min_throughput >= self.throughput[-1]:
             return type(self)(self.throughput[-1:], self.power_w[-1:])
-        first = int(np.searchsorted(self.throughput, least, side="right"))
-        return type(self)(
-            np.concatenate([[least], self.throughput[first:]]),
-            np.concatenate([[self.power_at(least)], self.power_w[first:]]),
-        )
+        start = OperatingPoint(min_throughput, self.power_at(min_throughput))
+        next_corner = int(np.searchsorted(self.throughput, min_throughput, side="right"))
+        faster = type(self)(self.throughput[next_corner:], self.power_w[next_corner:])
+        return faster._with_slower_corner(start)
 
     def with_pause(self, power_w: float) -> Self:
         """The curve extended to standing still at a power that is below the line of its pieces."""
+        return self._with_slower_corner(OperatingPoint(0.0, power_w))
+
+    def _with_slower_corner(self, corner: OperatingPoint) -> Self:
+        """The curve with one more corner, which is slower than all others."""
         return type(self)(
-            np.concatenate([[0.0], self.throughput]), np.concatenate([[power_w], self.power_w])
+            np.append(corner.throughput, self.throughput),
+            np.append(corner.power_w, self.power_w),
         )
 
     def bounded_below(self, max_pieces: int) -> Self:
@@ -143,23 +166,28 @@ class PowerCurve:
         Each of its pieces is on the line of a piece of this curve, and a convex curve lies above
         the lines of all its pieces.
         """
-        num_pieces = len(self.throughput) - 1
-        if num_pieces <= max_pieces:
+        if self.num_pieces <= max_pieces:
             return self
-        spread = np.linspace(0, num_pieces - 1, max_pieces).round().astype(int)
-        slopes, first = np.unique(self.slopes[spread], return_index=True)
-        chosen = spread[first]
-        heights = self.power_w[chosen] - slopes * self.throughput[chosen]  # at no throughput
-        crossing = -np.diff(heights) / np.diff(slopes)
+        evenly_spread = np.linspace(0, self.num_pieces - 1, max_pieces).round().astype(int)
+        # Pieces of one slope lie on one line; a line needs only one of them.
+        slopes, indices = np.unique(self.slopes[evenly_spread], return_index=True)
+        pieces = evenly_spread[indices]
+        # The line of a piece: power = offset + slope x throughput.
+        offsets_w = self.power_w[pieces] - slopes * self.throughput[pieces]
+        # The new corners are where each line crosses the next one.
+        crossings = -np.diff(offsets_w) / np.diff(slopes)
+        crossings_w = offsets_w[:-1] + slopes[:-1] * crossings
         return type(self)(
-            np.concatenate([self.throughput[:1], crossing, self.throughput[-1:]]),
-            np.concatenate(
-                [self.power_w[:1], heights[:-1] + slopes[:-1] * crossing, self.power_w[-1:]]
-            ),
+            np.concatenate([self.throughput[:1], crossings, self.throughput[-1:]]),
+            np.concatenate([self.power_w[:1], crossings_w, self.power_w[-1:]]),
         )
 
 
 def _is_above(left: OperatingPoint, middle: OperatingPoint, right: OperatingPoint) -> bool:
     """Whether a point lies on or above the line between its neighbours."""
-    rise = (right.power_w - left.power_w) * (middle.throughput - left.throughput)
-    return (middle.power_w - left.power_w) * (right.throughput - left.throughput) >= rise
+    # Both slopes from the left point, multiplied by both widths: nothing is divided.
+    width_to_middle = middle.throughput - left.throughput
+    width_to_right = right.throughput - left.throughput
+    rise_to_middle = middle.power_w - left.power_w
+    rise_to_right = right.power_w - left.power_w
+    return rise_to_middle * width_to_right >= rise_to_right * width_to_middle

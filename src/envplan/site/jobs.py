@@ -54,9 +54,9 @@ _NUM_PLANS: Final = 33
 
 def _fraction(value: object) -> object:
     """The fraction that a percentage such as "25%" gives; a number is a fraction already."""
-    return (
-        PERCENT.within(0, 100).parse(value, "flexible") / 100 if isinstance(value, str) else value
-    )
+    if not isinstance(value, str):
+        return value
+    return PERCENT.within(0, 100).parse(value, "flexible") / 100
 
 
 def _seconds(value: object) -> object:
@@ -173,14 +173,13 @@ class SiteJob:
         all: by the line from standing still at no power.
         """
         file = self.frontier
-        breakpoints = (
-            [file.breakpoints]
-            if file.slower is None
-            else [file.breakpoints, file.slower.breakpoints]
-        )
-        time_s = np.concatenate([part.iteration_time_s for part in breakpoints])
-        energy_j = np.concatenate([part.energy_j for part in breakpoints])
-        ascending = np.concatenate([[True], np.diff(time_s) > 0])  # T_star stands in both parts
+        parts = [file.breakpoints]
+        if file.slower is not None:
+            parts.append(file.slower.breakpoints)
+        time_s = np.concatenate([part.iteration_time_s for part in parts])
+        energy_j = np.concatenate([part.energy_j for part in parts])
+        # T_star stands in both parts.
+        ascending = np.append(True, np.diff(time_s) > 0)
         curve = PowerCurve.of_frontier(time_s[ascending], energy_j[ascending] * self.scale)
         if file.slower is None:
             curve = curve.with_pause(0.0)
@@ -191,8 +190,9 @@ class SiteJob:
     @cached_property
     def plans(self) -> list[StoredPlan]:
         """The plans of its frontier by ascending time, those beyond T_star included."""
-        slower = self.frontier.slower
-        return [*self.frontier.plans, *([] if slower is None else slower.plans)]
+        if self.frontier.slower is None:
+            return list(self.frontier.plans)
+        return [*self.frontier.plans, *self.frontier.slower.plans]
 
     def plan_points(self) -> list[OperatingPoint]:
         """Throughput and power of each of its plans, in their order."""

@@ -56,6 +56,11 @@ class SiteInterval(Model):
     )
     jobs: list[JobShare]
 
+    @property
+    def duration_s(self) -> float:
+        """Its length."""
+        return self.end_s - self.start_s
+
 
 class SiteJobRecord(Model):
     """What a job is, so that the plan can be proved."""
@@ -94,5 +99,8 @@ class SitePlan(Document):
     @property
     def throughput_loss_percent(self) -> float:
         """Mean over all intervals, by their length."""
-        lost = sum(i.throughput_loss_percent * (i.end_s - i.start_s) for i in self.intervals)
-        return lost / sum(i.end_s - i.start_s for i in self.intervals)
+        durations_s = [interval.duration_s for interval in self.intervals]
+        lost = sum(
+            interval.throughput_loss_percent * interval.duration_s for interval in self.intervals
+        )
+        return lost / sum(durations_s)

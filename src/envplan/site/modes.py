@@ -4,33 +4,55 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from envplan.site.curve import OperatingPoint, PowerCurve
 from envplan.site.jobs import SiteJob
 from envplan.site.model import JobShare
 
-#: A throughput this close to a corner, as a fraction, is the corner's.
+#: A throughput this close to a stop's, as a fraction, is the stop's.
 _SAME = 1e-12
+
+
+class Stop(NamedTuple):
+    """An operating point at which a job follows a single plan, or pauses all the time.
+
+    Attributes:
+        point: its throughput and power.
+        plan: the index of the plan; None: the job pauses.
+    """
+
+    point: OperatingPoint
+    plan: int | None
+
+    @property
+    def throughput(self) -> float:
+        """Iterations a second."""
+        return self.point.throughput
+
+    @property
+    def is_pause(self) -> bool:
+        """Whether the job stands still."""
+        return self.plan is None
 
 
 @dataclass(frozen=True, eq=False)
 class JobModes:
-    """What a job can do, and what each throughput means for it.
+    """The modes of a job: how it reaches each throughput that it can have.
 
     Attributes:
         job: the job.
         curve: power over throughput within what the job may lose.
-        stops: throughputs at which it follows one plan or pauses alone, ascending: corners of the
-            hull of all plans; those below what it may lose are among them.
-        plans: the index of the plan at each stop, None at a pause.
+        stops: by ascending throughput: the corners of the hull of all plans and of the pause, those
+            below what it may lose among them. Only the slowest can be a pause.
     """
 
     job: SiteJob
     curve: PowerCurve
-    stops: tuple[OperatingPoint, ...]
-    plans: tuple[int | None, ...]
+    stops: tuple[Stop, ...]
+    #: By throughput: in most intervals of a day a job is at one of a few.
+    _share_cache: dict[float, JobShare] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, job: SiteJob, *, alternates: bool) -> JobModes:
@@ -38,92 +60,82 @@ class JobModes:
         points = job.plan_points()
         index_of = {point: index for index, point in enumerate(points)}
         hull = PowerCurve.hull_of([*points, *job.pause()])
-        stops = tuple(map(OperatingPoint, hull.throughput.tolist(), hull.power_w.tolist()))
-        plans = tuple(index_of.get(point) for point in stops)
+        stops = tuple(Stop(corner, index_of.get(corner)) for corner in hull.corners())
         curve = hull.from_throughput(job.least_throughput)
         if not alternates:
-            curve = _without_mixtures(job, stops, plans)
-        return cls(job, curve, stops, plans)
+            curve = _curve_without_mixtures(stops, job.least_throughput)
+        return cls(job, curve, stops)
 
-    def is_divisible(self, throughput: float) -> bool:
-        """Whether a throughput needs no two plans: a stop, or between a pause and a plan."""
+    def needs_two_plans(self, throughput: float) -> bool:
+        """Whether a throughput lies between two plans: it is no stop, nor below the first plan."""
         slower, faster = self._neighbours(throughput)
-        return slower == faster or self.plans[slower] is None
+        return slower != faster and not slower.is_pause
 
     def stop_below(self, throughput: float) -> float:
-        """The fastest stop that is no faster than this, within the job's curve."""
+        """The throughput of the fastest stop that is no faster than this, within the curve."""
         slower, _ = self._neighbours(throughput)
-        return max(self.stops[slower].throughput, self.curve.slowest.throughput)
+        return max(slower.throughput, self.curve.slowest.throughput)
 
     def share_at(self, throughput: float) -> JobShare:
-        """What the job does to have a throughput of its curve."""
-        if throughput not in self._shares:
-            self._shares[throughput] = self._share(throughput)
-        return self._shares[throughput]
-
-    @cached_property
-    def _shares(self) -> dict[float, JobShare]:
-        """What it does by throughput: in most intervals of a day a job is at one of a few."""
-        return {}
+        """The plans or pauses by which the job has a throughput of its curve."""
+        if throughput not in self._share_cache:
+            self._share_cache[throughput] = self._share(throughput)
+        return self._share_cache[throughput]
 
     def _share(self, throughput: float) -> JobShare:
         slower, faster = self._neighbours(throughput)
         power_w = self.curve.power_at(throughput)
         if slower == faster:
-            return self._alone(slower, power_w)
-        if self.plans[slower] is None:
-            running = self.stops[faster].throughput
+            return self._share_of_stop(slower, power_w)
+        if slower.is_pause:
             return JobShare(
                 name=self.job.name,
-                plan=self.plans[faster],
-                iteration_time_s=1 / running,
-                paused_share=1 - throughput / running,
+                plan=faster.plan,
+                iteration_time_s=1 / faster.throughput,
+                paused_share=1 - throughput / faster.throughput,
                 power_w=power_w,
             )
-        slow, fast = self.stops[slower].throughput, self.stops[faster].throughput
-        time_share = (throughput - slow) / (fast - slow)
+        time_share = (throughput - slower.throughput) / (faster.throughput - slower.throughput)
         return JobShare(
             name=self.job.name,
-            plan=self.plans[slower],
-            faster_plan=self.plans[faster],
-            faster_share=time_share * fast / throughput,
+            plan=slower.plan,
+            faster_plan=faster.plan,
+            # A share of time becomes one of iterations, of which fast ones take less time.
+            faster_share=time_share * faster.throughput / throughput,
             iteration_time_s=1 / throughput,
             paused_share=0.0,
             power_w=power_w,
         )
 
-    def _alone(self, stop: int, power_w: float) -> JobShare:
-        plan, throughput = self.plans[stop], self.stops[stop].throughput
+    def _share_of_stop(self, stop: Stop, power_w: float) -> JobShare:
+        """The share of a job that is at one stop all the time."""
         return JobShare(
             name=self.job.name,
-            plan=plan,
-            iteration_time_s=None if plan is None else 1 / throughput,
-            paused_share=1.0 if plan is None else 0.0,
+            plan=stop.plan,
+            iteration_time_s=None if stop.is_pause else 1 / stop.throughput,
+            paused_share=1.0 if stop.is_pause else 0.0,
             power_w=power_w,
         )
 
-    def _neighbours(self, throughput: float) -> tuple[int, int]:
-        """Indices of the stops at or around a throughput; equal where it is a stop."""
-        faster = bisect_right(self.stops, throughput * (1 + _SAME), key=_throughput_of)
-        slower = max(0, faster - 1)
-        is_stop = throughput <= self.stops[slower].throughput * (1 + _SAME)
-        if is_stop or faster == len(self.stops):
+    def _neighbours(self, throughput: float) -> tuple[Stop, Stop]:
+        """The stops below and above a throughput; the same stop twice where it is at a stop."""
+        tolerated = throughput * (1 + _SAME)
+        num_below = bisect_right(self.stops, tolerated, key=lambda stop: stop.throughput)
+        slower = self.stops[max(0, num_below - 1)]
+        is_stop = throughput <= slower.throughput * (1 + _SAME)
+        if is_stop or num_below == len(self.stops):
             return slower, slower
-        return slower, faster
+        return slower, self.stops[num_below]
 
 
-def _throughput_of(point: OperatingPoint) -> float:
-    return point.throughput
-
-
-def _without_mixtures(
-    job: SiteJob, stops: Sequence[OperatingPoint], plans: Sequence[int | None]
-) -> PowerCurve:
+def _curve_without_mixtures(stops: Sequence[Stop], least_throughput: float) -> PowerCurve:
     """The curve of a job that follows one plan at a time; it starts at a plan or with pauses."""
-    least = job.least_throughput
-    allowed = [point for point in stops if point.throughput >= least] or [stops[-1]]
-    first = len(stops) - len(allowed)
-    pauses_before_first_plan = first > 0 and plans[first - 1] is None
-    if pauses_before_first_plan:
-        return PowerCurve.through(stops).from_throughput(least)
+    allowed = [stop.point for stop in stops if stop.throughput >= least_throughput]
+    if not allowed:
+        allowed = [stops[-1].point]
+    num_too_slow = len(stops) - len(allowed)
+    starts_with_pauses = num_too_slow > 0 and stops[num_too_slow - 1].is_pause
+    if starts_with_pauses:
+        whole = PowerCurve.through(stop.point for stop in stops)
+        return whole.from_throughput(least_throughput)
     return PowerCurve.through(allowed)

@@ -24,7 +24,7 @@ def follow_one_plan_each(modes: Sequence[JobModes], share: Share, power_w: float
     """
     throughput = share.throughput.copy()
     for job, mode in enumerate(modes):
-        if not mode.is_divisible(float(throughput[job])):
+        if mode.needs_two_plans(float(throughput[job])):
             throughput[job] = mode.stop_below(float(throughput[job]))
     power = np.array([_power(mode, x) for mode, x in zip(modes, throughput, strict=True)])
     while True:
@@ -38,25 +38,25 @@ def follow_one_plan_each(modes: Sequence[JobModes], share: Share, power_w: float
 
 
 def _best_step(modes: Sequence[JobModes], throughput: FloatArray, spare_w: float) -> int | None:
-    """The job whose next plan fits into the spare power and gains most value per watt."""
-    best, best_price = None, 0.0
+    """The job whose next plan fits into the spare power and gains most value per watt, if any."""
+    best_job, best_price = None, 0.0
     for job, mode in enumerate(modes):
-        here = float(throughput[job])
-        stop = _next_stop(mode, here)
-        more_w = mode.curve.power_at(stop) - mode.curve.power_at(here)
+        current = float(throughput[job])
+        faster = _next_stop(mode, current)
+        more_w = mode.curve.power_at(faster) - mode.curve.power_at(current)
         if not 0 < more_w <= spare_w:
             continue
-        price = mode.job.value_per_iteration * (stop - here) / more_w
+        price = mode.job.value_per_iteration * (faster - current) / more_w
         if price > best_price:
-            best, best_price = job, price
-    return best
+            best_job, best_price = job, price
+    return best_job
 
 
 def _next_stop(mode: JobModes, throughput: float) -> float:
     """The throughput of the next faster plan; the same where there is none."""
     corners = mode.curve.throughput
-    following = int(np.searchsorted(corners, throughput, side="right"))
-    return float(corners[following]) if following < len(corners) else throughput
+    next_corner = int(np.searchsorted(corners, throughput, side="right"))
+    return float(corners[next_corner]) if next_corner < len(corners) else throughput
 
 
 def _power(mode: JobModes, throughput: float) -> float:

@@ -20,6 +20,8 @@ W_PER_KW = 1e3
 S_PER_H = 3600.0
 #: Pieces of a relaxed curve that the bound of a day with deadlines looks at, at most.
 _PIECES_OF_BOUND = 64
+#: Counts of iterations this close, as a fraction, are the same.
+_SAME_COUNT = 1e-9
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def plan_site(
     _require_least_power(modes, budget, overheads, num_gpus)
     _require_time(jobs, budget)
 
-    shares = share_over_time([_demand(mode.job, mode.curve) for mode in modes], slots)
+    demands = [_demand(mode.job, mode.curve) for mode in modes]
+    shares = share_over_time(demands, slots)
     if not alternates:
         shares = [
             follow_one_plan_each(modes, share, slot.power_w)
@@ -103,10 +106,11 @@ def iterations_made(
     job_index: int, shares: Sequence[Share], slots: Sequence[Slot], by_s: float
 ) -> float:
     """The iterations that a job makes by a time."""
-    return sum(
-        float(share.throughput[job_index]) * max(0.0, min(slot.end_s, by_s) - slot.start_s)
-        for share, slot in zip(shares, slots, strict=True)
-    )
+    counts = []
+    for share, slot in zip(shares, slots, strict=True):
+        duration_s = max(0.0, min(slot.end_s, by_s) - slot.start_s)
+        counts.append(float(share.throughput[job_index]) * duration_s)
+    return sum(counts)
 
 
 def _slot(interval: Interval, overheads: SiteOverheads, num_gpus: int) -> Slot:
@@ -123,7 +127,11 @@ def _demand(job: SiteJob, curve: PowerCurve) -> Demand:
 def _require_least_power(
     modes: Sequence[JobModes], budget: Budget, overheads: SiteOverheads, num_gpus: int
 ) -> None:
-    """Raises: NoAnswerError: jobs that lose all they may still need more than the budget."""
+    """Refuse a budget that is less than the power of jobs that lose all they may.
+
+    Raises:
+        NoAnswerError: an interval's is; says by how much.
+    """
     least_gpu_w = sum(mode.curve.slowest.power_w for mode in modes)
     least_site_w = overheads.site_power_w(least_gpu_w, num_gpus)
     for interval in budget.intervals:
@@ -138,7 +146,12 @@ def _require_least_power(
 
 
 def _require_time(jobs: Sequence[SiteJob], budget: Budget) -> None:
-    """Raises: InputError, NoAnswerError: a deadline lies outside the plan or is out of reach."""
+    """Refuse deadlines that no sharing of power could keep.
+
+    Raises:
+        InputError: a deadline lies after the end of the budget.
+        NoAnswerError: a job at its fastest misses its deadline.
+    """
     end_s = budget.intervals[-1].end_s
     for job in jobs:
         if job.iterations is None or job.by_s is None:
@@ -159,14 +172,18 @@ def _require_time(jobs: Sequence[SiteJob], budget: Budget) -> None:
 def _require_deadlines(
     jobs: Sequence[SiteJob], shares: Sequence[Share], slots: Sequence[Slot]
 ) -> None:
-    """Raises: NoAnswerError: a job that follows one plan at a time misses its deadline."""
+    """Refuse shares with which a job misses its deadline, where each follows one plan at a time.
+
+    Raises:
+        NoAnswerError: one does.
+    """
     for index, job in enumerate(jobs):
         if job.iterations is None or job.by_s is None:
             continue
-        made = iterations_made(index, shares, slots, job.by_s)
-        if made < job.iterations * (1 - 1e-9):
+        num_made = iterations_made(index, shares, slots, job.by_s)
+        if num_made < job.iterations * (1 - _SAME_COUNT):
             raise NoAnswerError(
-                f"job {job.name} makes {made:.1f} of {job.iterations} iterations by "
+                f"job {job.name} makes {num_made:.1f} of {job.iterations} iterations by "
                 f"{job.by_s / S_PER_H:g} h where each job follows one plan at a time; let plans "
                 "alternate, or give it more time"
             )
@@ -177,9 +194,12 @@ def _best_values(jobs: Sequence[SiteJob], slots: Sequence[Slot]) -> list[float]:
     if all(job.iterations is None for job in jobs):
         market = Market([_demand(job, job.relaxed_curve) for job in jobs])
         return [market.best_value(slot.power_w) for slot in slots]
-    # Fewer pieces, none of them above the curve: a bound still, and a program that is solved.
-    curves = [job.relaxed_curve.bounded_below(_PIECES_OF_BOUND) for job in jobs]
-    demands = [_demand(job, curve) for job, curve in zip(jobs, curves, strict=True)]
+    demands = []
+    for job in jobs:
+        # A curve of fewer pieces, none of them above it, still gives a bound; and the linear
+        # program stays small enough to be solved.
+        lower_curve = job.relaxed_curve.bounded_below(_PIECES_OF_BOUND)
+        demands.append(_demand(job, lower_curve))
     return [share.value for share in share_over_time(demands, slots)]
 
 
@@ -189,28 +209,36 @@ def _gaps(
     best_values: Sequence[float],
     slots: Sequence[Slot],
 ) -> list[float]:
-    """Of each interval the bound on its value over its value, less 1.
+    """The certified gap of each interval.
 
     Deadlines couple intervals: then the bound is one on the whole time, and so is the gap.
     """
     values = [share.value for share in shares]
-    best = list(best_values)
-    if any(job.iterations is not None for job in jobs):
-        durations = [slot.duration_s for slot in slots]
-        whole = sum(v * s for v, s in zip(values, durations, strict=True))
-        bound = sum(v * s for v, s in zip(best, durations, strict=True))
-        values, best = [whole] * len(slots), [bound] * len(slots)
-    return [
-        max(0.0, bound / value - 1) if value else 0.0
-        for bound, value in zip(best, values, strict=True)
-    ]
+    if all(job.iterations is None for job in jobs):
+        return [_gap(bound, value) for bound, value in zip(best_values, values, strict=True)]
+    whole_gap = _gap(_over_time(best_values, slots), _over_time(values, slots))
+    return [whole_gap] * len(slots)
+
+
+def _over_time(values_per_s: Sequence[float], slots: Sequence[Slot]) -> float:
+    """The value of all intervals, each of which has its value per second."""
+    return sum(
+        value_per_s * slot.duration_s for value_per_s, slot in zip(values_per_s, slots, strict=True)
+    )
+
+
+def _gap(bound: float, value: float) -> float:
+    """The fraction by which a bound lies above a value; 0 where there is no value."""
+    return max(0.0, bound / value - 1) if value else 0.0
 
 
 def _record(
     job: SiteJob, index: int, shares: Sequence[Share], slots: Sequence[Slot]
 ) -> SiteJobRecord:
-    """What a site plan says of a job as a whole."""
-    made = None if job.by_s is None else iterations_made(index, shares, slots, job.by_s)
+    """The entry of a job in a site plan, for all intervals together."""
+    num_made = None
+    if job.by_s is not None:
+        num_made = iterations_made(index, shares, slots, job.by_s)
     return SiteJobRecord(
         name=job.name,
         frontier=None if job.source is None else job.source.as_posix(),
@@ -224,7 +252,7 @@ def _record(
         may_pause=job.may_pause,
         iterations=job.iterations,
         by_s=job.by_s,
-        iterations_made=made,
+        iterations_made=num_made,
     )
 
 
@@ -236,10 +264,10 @@ def _interval(
     overheads: SiteOverheads,
     full_value: float,
 ) -> SiteInterval:
-    """What a site plan says of an interval."""
+    """The entry of an interval in a site plan."""
     job_shares = [
-        mode.share_at(float(throughput))
-        for mode, throughput in zip(modes, share.throughput, strict=True)
+        mode.share_at(throughput)
+        for mode, throughput in zip(modes, share.throughput.tolist(), strict=True)
     ]
     num_gpus = sum(mode.job.num_gpus for mode in modes)
     gpu_power_w = sum(job.power_w for job in job_shares)

@@ -15,13 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envplan.errors import NoAnswerError
 from envplan.site.curve import PowerCurve
+
+if TYPE_CHECKING:
+    from ortools.math_opt.python.linear_constraints import LinearConstraint
+    from ortools.math_opt.python.variables import Variable
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -67,12 +71,12 @@ class Pieces:
     @classmethod
     def of(cls, demands: Sequence[Demand]) -> Self:
         """Cut the curves at their corners and sort the pieces."""
-        sizes = [len(demand.curve.throughput) - 1 for demand in demands]
-        job = np.repeat(np.arange(len(demands)), sizes)
-        throughput = np.concatenate([np.diff(demand.curve.throughput) for demand in demands])
-        power_w = np.concatenate([np.diff(demand.curve.power_w) for demand in demands])
-        slope = np.concatenate([demand.curve.slopes for demand in demands])
+        curves = [demand.curve for demand in demands]
         job_value = np.array([demand.value for demand in demands])
+        job = np.repeat(np.arange(len(demands)), [curve.num_pieces for curve in curves])
+        throughput = np.concatenate([np.diff(curve.throughput) for curve in curves])
+        power_w = np.concatenate([np.diff(curve.power_w) for curve in curves])
+        slope = np.concatenate([curve.slopes for curve in curves])
         price = job_value[job] / slope
         # Stable: pieces of one price stay in their job's order.
         order = np.argsort(-price, kind="stable")
@@ -81,10 +85,22 @@ class Pieces:
             throughput=throughput[order],
             power_w=power_w[order],
             price=price[order],
-            least_throughput=np.array([demand.curve.slowest.throughput for demand in demands]),
-            least_power_w=np.array([demand.curve.slowest.power_w for demand in demands]),
+            least_throughput=np.array([curve.slowest.throughput for curve in curves]),
+            least_power_w=np.array([curve.slowest.power_w for curve in curves]),
             job_value=job_value,
         )
+
+    def throughput_with(self, bought: FloatArray) -> FloatArray:
+        """The throughput of each job that has these shares of its pieces, (J).
+
+        Args:
+            bought: of each piece, 0 to 1, (n).
+        """
+        added = np.bincount(
+            self.job, weights=bought * self.throughput, minlength=len(self.job_value)
+        )
+        throughput: FloatArray = self.least_throughput + added
+        return throughput
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,17 +146,16 @@ class Market:
         pieces = self._pieces
         if power_w < self.least_power_w:
             raise NoAnswerError(f"{self.least_power_w!r} W are needed, {power_w!r} W are there")
-        whole = int(np.searchsorted(self._power_w[1:], power_w, side="right"))
+        num_whole = int(np.searchsorted(self._power_w[1:], power_w, side="right"))
         bought = np.zeros(len(pieces.job))
-        bought[:whole] = 1.0
+        bought[:num_whole] = 1.0
         price = 0.0
-        if whole < len(pieces.job):
-            bought[whole] = (power_w - self._power_w[whole]) / pieces.power_w[whole]
-            price = float(pieces.price[whole])
-        added = np.bincount(
-            pieces.job, weights=bought * pieces.throughput, minlength=len(pieces.job_value)
-        )
-        throughput = pieces.least_throughput + added
+        if num_whole < len(pieces.job):
+            # The budget ends in the next piece.
+            remaining_w = power_w - self._power_w[num_whole]
+            bought[num_whole] = remaining_w / pieces.power_w[num_whole]
+            price = float(pieces.price[num_whole])
+        throughput = pieces.throughput_with(bought)
         return Share(
             throughput=throughput,
             power_w=self.least_power_w + float(bought @ pieces.power_w),
@@ -197,45 +212,56 @@ class _DeadlineProgram:
         from ortools.math_opt.python import mathopt
 
         self._demands, self._slots = demands, slots
-        self._pieces = pieces = Pieces.of(demands)
-        self._model = model = mathopt.Model()
-        num_pieces = len(pieces.job)
-        # Bought share of each piece, 0 to 1, by interval.
-        self._bought = [
-            [model.add_variable(lb=0.0, ub=1.0) for _ in range(num_pieces)] for _ in slots
+        self._pieces = Pieces.of(demands)
+        self._model = mathopt.Model()
+        #: For each interval the bought share of each piece, 0 to 1.
+        self._bought = [self._add_shares_of_pieces() for _ in slots]
+        #: For each interval the constraint on its power.
+        self._budgets = [
+            self._add_budget(slot, bought) for slot, bought in zip(slots, self._bought, strict=True)
         ]
-        least_power_w = float(pieces.least_power_w.sum())
-        self._budgets = []
-        for slot, bought in zip(slots, self._bought, strict=True):
-            budget = model.add_linear_constraint(
-                ub=slot.power_w * (1 - _SOLVER_ERROR) - least_power_w
-            )
-            for variable, power_w in zip(bought, pieces.power_w.tolist(), strict=True):
-                budget.set_coefficient(variable, power_w)
-            self._budgets.append(budget)
         for job, demand in enumerate(demands):
             if demand.iterations is not None and demand.by_s is not None:
                 self._add_deadline(job, demand.iterations, demand.by_s)
-        value = pieces.job_value[pieces.job] * pieces.throughput
-        for slot, bought in zip(slots, self._bought, strict=True):
-            for variable, value_per_s in zip(bought, value.tolist(), strict=True):
-                model.objective.set_linear_coefficient(variable, value_per_s * slot.duration_s)
-        model.objective.is_maximize = True
+        self._maximize_value()
+
+    def _add_shares_of_pieces(self) -> list[Variable]:
+        """Add the variables of an interval: the bought share of each piece."""
+        return [self._model.add_variable(lb=0.0, ub=1.0) for _ in self._pieces.job]
+
+    def _add_budget(self, slot: Slot, bought: Sequence[Variable]) -> LinearConstraint:
+        """Add the constraint that all jobs together draw no more than an interval's power."""
+        least_power_w = float(self._pieces.least_power_w.sum())
+        budget = self._model.add_linear_constraint(
+            ub=slot.power_w * (1 - _SOLVER_ERROR) - least_power_w
+        )
+        for variable, power_w in zip(bought, self._pieces.power_w.tolist(), strict=True):
+            budget.set_coefficient(variable, power_w)
+        return budget
 
     def _add_deadline(self, job: int, iterations: float, by_s: float) -> None:
-        """The job has made so many iterations by this time."""
+        """Add the constraint that a job has made so many iterations by this time."""
         pieces = self._pieces
-        mine = np.flatnonzero(pieces.job == job).tolist()
-        made = 0.0
+        pieces_of_job = np.flatnonzero(pieces.job == job).tolist()
+        least_iterations = 0.0  # without any piece
         row = self._model.add_linear_constraint()
         for slot, bought in zip(self._slots, self._bought, strict=True):
-            seconds = min(slot.end_s, by_s) - slot.start_s
-            if seconds <= 0:
+            duration_s = min(slot.end_s, by_s) - slot.start_s
+            if duration_s <= 0:
                 break
-            made += float(pieces.least_throughput[job]) * seconds
-            for piece in mine:
-                row.set_coefficient(bought[piece], float(pieces.throughput[piece]) * seconds)
-        row.lower_bound = iterations * (1 + _SOLVER_ERROR) - made
+            least_iterations += float(pieces.least_throughput[job]) * duration_s
+            for piece in pieces_of_job:
+                row.set_coefficient(bought[piece], float(pieces.throughput[piece]) * duration_s)
+        row.lower_bound = iterations * (1 + _SOLVER_ERROR) - least_iterations
+
+    def _maximize_value(self) -> None:
+        """Set the objective: the value of all pieces over all intervals."""
+        pieces, objective = self._pieces, self._model.objective
+        values_per_s = (pieces.job_value[pieces.job] * pieces.throughput).tolist()
+        for slot, bought in zip(self._slots, self._bought, strict=True):
+            for variable, value_per_s in zip(bought, values_per_s, strict=True):
+                objective.set_linear_coefficient(variable, value_per_s * slot.duration_s)
+        objective.is_maximize = True
 
     def solve(self) -> list[Share]:
         """The shares of all intervals.
@@ -247,18 +273,18 @@ class _DeadlineProgram:
 
         result = mathopt.solve(self._model, mathopt.SolverType.HIGHS)
         if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
-            raise NoAnswerError(self._missing())
+            raise NoAnswerError(self._missing_power())
         values, prices = result.variable_values(), result.dual_values()
-        return [
-            self._share(
-                np.clip([values[variable] for variable in bought], 0.0, 1.0),
-                max(0.0, prices[budget]) / slot.duration_s,
-            )
-            for slot, bought, budget in zip(self._slots, self._bought, self._budgets, strict=True)
-        ]
+        shares = []
+        for slot, bought, budget in zip(self._slots, self._bought, self._budgets, strict=True):
+            bought_share = np.clip([values[variable] for variable in bought], 0.0, 1.0)
+            # A dual value is of the whole interval; a price is per second.
+            price = max(0.0, prices[budget]) / slot.duration_s
+            shares.append(self._share(bought_share, price))
+        return shares
 
-    def _missing(self) -> str:
-        """What the deadlines lack: the least power that every interval would need more."""
+    def _missing_power(self) -> str:
+        """The least power that every interval would need more for the deadlines, in words."""
         from ortools.math_opt.python import mathopt
 
         missing_w = self._model.add_variable(lb=0.0)
@@ -272,13 +298,11 @@ class _DeadlineProgram:
         return f"the deadlines need {more_kw:,.4g} kW of the jobs' GPUs more than the budget leaves"
 
     def _share(self, bought: FloatArray, price: float) -> Share:
-        pieces = self._pieces
-        added = np.bincount(
-            pieces.job, weights=bought * pieces.throughput, minlength=len(self._demands)
-        )
-        throughput = pieces.least_throughput + added
-        power_w = sum(
-            demand.curve.power_at(float(x))
-            for demand, x in zip(self._demands, throughput, strict=True)
-        )
-        return Share(throughput, power_w, float(throughput @ pieces.job_value), price)
+        """The share in which these parts of the pieces are bought, (n)."""
+        throughput = self._pieces.throughput_with(bought)
+        powers_w = [
+            demand.curve.power_at(job_throughput)
+            for demand, job_throughput in zip(self._demands, throughput.tolist(), strict=True)
+        ]
+        value = float(throughput @ self._pieces.job_value)
+        return Share(throughput, sum(powers_w), value, price)

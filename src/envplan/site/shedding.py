@@ -49,7 +49,7 @@ class ShedPoint(NamedTuple):
 def shed_curve(
     jobs: Sequence[SiteJob], overheads: SiteOverheads, *, alternates: bool = True
 ) -> list[ShedPoint]:
-    """What it costs to shed power, from maximum frequency down to what jobs may not lose.
+    """The cost of shedding power, from maximum frequency down to what jobs may not lose.
 
     Caps on clocks need the profiles of all frontiers; where one is not found or has changed, what
     they cost is not known.
@@ -60,23 +60,29 @@ def shed_curve(
     num_gpus = sum(job.num_gpus for job in jobs)
     full_value = sum(job.value_per_iteration * job.full_throughput for job in jobs)
     unplanned_w = sum(_max_frequency_power_w(job) for job in jobs)
-
-    def lost_percent(value: float) -> float:
-        return max(0.0, 100 * (1 - value / full_value))
-
-    def lost_percent_or_none(value: float | None) -> float | None:
-        return None if value is None else lost_percent(value)
-
-    return [
-        ShedPoint(
-            power_w=overheads.site_power_w(gpu_power_w, num_gpus),
-            shared_percent=lost_percent(market.best_value(gpu_power_w)),
-            alike_percent=lost_percent(_value_cut_alike(modes, gpu_power_w)),
-            paused_percent=lost_percent_or_none(_value_with_pauses(jobs, gpu_power_w)),
-            capped_percent=lost_percent_or_none(caps and caps.value_within(gpu_power_w)),
+    budgets_w = np.linspace(unplanned_w, market.least_power_w, _NUM_BUDGETS)
+    points = []
+    for budget_w in budgets_w.tolist():
+        capped_value = None if caps is None else caps.value_within(budget_w)
+        paused_value = _value_with_pauses(jobs, budget_w)
+        point = ShedPoint(
+            power_w=overheads.site_power_w(budget_w, num_gpus),
+            shared_percent=_lost_percent(market.best_value(budget_w), full_value),
+            alike_percent=_lost_percent(_value_cut_alike(modes, budget_w), full_value),
+            paused_percent=_lost_percent_or_none(paused_value, full_value),
+            capped_percent=_lost_percent_or_none(capped_value, full_value),
         )
-        for gpu_power_w in np.linspace(unplanned_w, market.least_power_w, _NUM_BUDGETS).tolist()
-    ]
+        points.append(point)
+    return points
+
+
+def _lost_percent(value: float, full_value: float) -> float:
+    """Percent of the full value that is lost where a value is left."""
+    return max(0.0, 100 * (1 - value / full_value))
+
+
+def _lost_percent_or_none(value: float | None, full_value: float) -> float | None:
+    return None if value is None else _lost_percent(value, full_value)
 
 
 def _max_frequency_power_w(job: SiteJob) -> float:
@@ -85,7 +91,7 @@ def _max_frequency_power_w(job: SiteJob) -> float:
 
 
 class ClockCaps(NamedTuple):
-    """What all jobs together do under each cap on their clocks.
+    """Power and value of all jobs together under each cap on their clocks.
 
     Attributes:
         power_w: over all jobs at each cap, W, (n).
@@ -98,14 +104,13 @@ class ClockCaps(NamedTuple):
     @classmethod
     def of(cls, jobs: Sequence[SiteJob]) -> Self:
         """Replay every job at each of its clocks, and put those of the same cap together."""
-        by_frontier = {job.sha256: _points_by_clock(job) for job in jobs}
-        caps = sorted({cap for points in by_frontier.values() for cap in points})
+        points_of_frontier = {job.sha256: _points_by_clock(job) for job in jobs}
+        caps = sorted(set().union(*points_of_frontier.values()))
         power_w, value = np.zeros(len(caps)), np.zeros(len(caps))
         for job in jobs:
-            points = by_frontier[job.sha256]
+            points = points_of_frontier[job.sha256]
             for index, cap in enumerate(caps):
-                allowed = [share for share in points if share <= cap] or [min(points)]
-                point = points[max(allowed)]
+                point = points[_highest_clock_within(cap, list(points))]
                 power_w[index] += point.power_w * job.scale
                 value[index] += point.throughput * job.value_per_iteration
         return cls(power_w, value)
@@ -116,8 +121,14 @@ class ClockCaps(NamedTuple):
         return float(self.value[within].max()) if within.any() else None
 
 
+def _highest_clock_within(cap: float, clocks: Sequence[float]) -> float:
+    """The highest clock that a cap allows; the lowest of all where it allows none."""
+    allowed = [clock for clock in clocks if clock <= cap]
+    return max(allowed, default=min(clocks))
+
+
 def _clock_caps_or_none(jobs: Sequence[SiteJob]) -> ClockCaps | None:
-    """What caps on clocks do; None where a profile is not found or has changed."""
+    """The caps on clocks; None where a profile is not found or has changed."""
     try:
         return ClockCaps.of(jobs)
     except InputError:
@@ -125,9 +136,9 @@ def _clock_caps_or_none(jobs: Sequence[SiteJob]) -> ClockCaps | None:
 
 
 def _points_by_clock(job: SiteJob) -> dict[float, OperatingPoint]:
-    """By each clock as a share of the highest: throughput and power of all operations at it.
+    """Throughput and power with all operations at one clock, by its share of the highest clock.
 
-    Of the replicas that the frontier was traced for.
+    They are those of the replicas that the frontier was traced for.
     """
     file = job.frontier
     profile = find_profile(file.profile, job.source)
@@ -148,18 +159,15 @@ def _value_cut_alike(modes: Sequence[JobModes], power_w: float) -> float:
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if sum(map(float, _cut_powers_w(modes, middle))) <= power_w:
+        if sum(_cut_powers_w(modes, middle).tolist()) <= power_w:
             low = middle
         else:
             high = middle
-    throughputs = [
-        float(np.interp(job_power_w, mode.curve.power_w, mode.curve.throughput))
-        for mode, job_power_w in zip(modes, _cut_powers_w(modes, low), strict=True)
-    ]
-    return sum(
-        mode.job.value_per_iteration * throughput
-        for mode, throughput in zip(modes, throughputs, strict=True)
-    )
+    values = []
+    for mode, job_power_w in zip(modes, _cut_powers_w(modes, low).tolist(), strict=True):
+        throughput = mode.curve.throughput_at(job_power_w)
+        values.append(mode.job.value_per_iteration * throughput)
+    return sum(values)
 
 
 def _cut_powers_w(modes: Sequence[JobModes], share: float) -> FloatArray:
