@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli.given import options_given
+from envplan.cli.given import options_given, refuse
 from envplan.cli.help import command_group
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
@@ -121,8 +121,8 @@ class ShapeOptions:
     def _from_file(self) -> Pipeline:
         from envplan.pipeline import Pipeline
 
-        for option in options_given(self, "pp", "microbatches", "vp", "microbatch_group"):
-            raise InputError(f"{option} goes with a schedule; the DAG file {self.name} says it all")
+        shape = options_given(self, "pp", "microbatches", "vp", "microbatch_group")
+        refuse(shape, f"goes with a schedule; the DAG file {self.name} says it all")
         return Pipeline.from_dag_file(self.name)
 
 
@@ -405,8 +405,7 @@ def _refuse_other_formats(
     others = [] if import_format is ImportFormat.CHROME_TRACE else options_given(trace)
     if microbatches is not None and import_format is not ImportFormat.MEGATRON:
         others.append("--microbatches")
-    for option in others:
-        raise InputError(f"{option} does not go with --format {import_format}")
+    refuse(others, f"does not go with --format {import_format}")
 
 
 def _read(

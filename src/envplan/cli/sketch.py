@@ -73,17 +73,22 @@ class _Picture:
     """Characters that are drawn on, `width` x `height` of them."""
 
     def __init__(self, width: int, height: int) -> None:
-        self.width, self.height = width, height
+        self.width = width
+        self.height = height
         self._rows = [[" "] * width for _ in range(height)]
 
     def dot_at(self, x_share: float, y_share: float) -> _Dot:
         """The dot of a point, which is given by its shares of both axes."""
-        last_row, last_column = self.height * _DOTS_DOWN - 1, self.width * _DOTS_ACROSS - 1
-        return _Dot(row=round((1 - y_share) * last_row), column=round(x_share * last_column))
+        last_row = self.height * _DOTS_DOWN - 1
+        last_column = self.width * _DOTS_ACROSS - 1
+        row = round((1 - y_share) * last_row)  # the highest y is in the first row
+        column = round(x_share * last_column)
+        return _Dot(row, column)
 
     def draw_line(self, begin: _Dot, end: _Dot) -> None:
         """Join two dots, both included."""
-        rows, columns = end.row - begin.row, end.column - begin.column
+        rows = end.row - begin.row
+        columns = end.column - begin.column
         steps = max(abs(rows), abs(columns), 1)
         for k in range(steps + 1):
             row = round(begin.row + rows * k / steps)
@@ -123,11 +128,10 @@ def sketch(
         height: of the same, at least 2.
         units: what follows the numbers of the x axis, and of the y axis.
     """
-    xs, ys = (list(values) for values in zip(*curve, strict=True))
-    for mark in marks:
-        xs.append(mark.x)
-        ys.append(mark.y)
-    x_axis, y_axis = _Axis.over(xs, units[0]), _Axis.over(ys, units[1])
+    x_unit, y_unit = units
+    points = [*curve, *((mark.x, mark.y) for mark in marks)]
+    x_axis = _Axis.over([x for x, _ in points], x_unit)
+    y_axis = _Axis.over([y for _, y in points], y_unit)
     picture = _Picture(width, height)
     dots = [picture.dot_at(x_axis.share(x), y_axis.share(y)) for x, y in curve]
     for begin, end in pairwise([dots[0], *dots]):

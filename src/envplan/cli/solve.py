@@ -371,8 +371,8 @@ def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> u
         "t_star_s": frontier.min_energy_time,
         "notes": plan_notes(frontier, plan),
     }
-    lists: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
-    document |= plan.model_dump(by_alias=True, exclude_none=True, exclude=lists)
+    not_shown: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
+    document |= plan.model_dump(by_alias=True, exclude_none=True, exclude=not_shown)
     if plan.costs is not None:
         document["costs"] = costs_document(plan)
     return document
