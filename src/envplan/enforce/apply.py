@@ -388,20 +388,35 @@ class _ClockFitter:
         unsupported_mhz = sorted(requested_mhz.difference(clocks.supported_clocks_mhz))
         if not unsupported_mhz:
             return _FittedOperation(planned, ())
+        highest_mhz = unsupported_mhz[-1]
+        higher_clocks_mhz = [mhz for mhz in clocks.supported_clocks_mhz if mhz > highest_mhz]
+        setting = self._first_as_fast(table_number, planned, higher_clocks_mhz)
+        if setting is None:
+            raise _no_clock_as_fast(operation, clocks, highest_mhz)
+        applied_mhz = setting.frequency_mhz
+        is_profiled = setting in self._problem.rows_by_setting[table_number]
+        raises = [_Raise(planned_mhz, applied_mhz, is_profiled) for planned_mhz in unsupported_mhz]
+        return _FittedOperation(setting, tuple(raises))
+
+    def _first_as_fast(
+        self, table_number: int, planned: _ClockSetting, clocks_mhz: Iterable[int]
+    ) -> _ClockSetting | None:
+        """The first of some clocks at which an operation takes no longer than planned, or None.
+
+        Args:
+            table_number: of the operation's options.
+            planned: its setting in the plan.
+            clocks_mhz: that are tried, in order; with the config that the planned one starts with.
+        """
         table = self._problem.tables[table_number]
         planned_option = self._option_at(table_number, planned)
-        planned_time_ns = table.time_ns[planned_option]
-        for mhz in clocks.supported_clocks_mhz:
-            if mhz <= unsupported_mhz[-1]:
-                continue
-            setting = _ClockSetting(mhz, table.start_config[planned_option])
+        start_config = table.start_config[planned_option]
+        for mhz in clocks_mhz:
+            setting = _ClockSetting(mhz, start_config)
             option = self._find_option(table_number, setting)
-            if option is None or table.time_ns[option] > planned_time_ns:
-                continue
-            is_profiled = setting in self._problem.rows_by_setting[table_number]
-            raises = tuple(_Raise(planned_mhz, mhz, is_profiled) for planned_mhz in unsupported_mhz)
-            return _FittedOperation(setting, raises)
-        raise _no_clock_as_fast(operation, clocks, unsupported_mhz[-1])
+            if option is not None and table.time_ns[option] <= table.time_ns[planned_option]:
+                return setting
+        return None
 
     def _option_at(self, table_number: int, setting: _ClockSetting) -> int:
         """The index of the option that a setting of the plan, or a fitted one, counts as."""

@@ -347,7 +347,7 @@ class FrequencyPlan(Document):
                 f"world_size is {self.world_size}, but the layout makes {topology.world_size} and "
                 f"there are {len(self.ranks)} ranks"
             )
-        rank_of_stage: dict[int, RankPlan] = {}
+        first_of_stage: dict[int, RankPlan] = {}
         for position, rank in enumerate(self.ranks):
             if rank.rank != position or rank.stage != topology.stage_of(position):
                 raise InputError(
@@ -356,7 +356,7 @@ class FrequencyPlan(Document):
                 )
             if rank.configs is not None and len(rank.configs) != len(rank.operations):
                 raise InputError(f"ranks[{position}] does not have one config for every operation")
-            twin = rank_of_stage.setdefault(rank.stage, rank)
+            twin = first_of_stage.setdefault(rank.stage, rank)
             if (rank.operations, rank.configs) != (twin.operations, twin.configs):
                 raise InputError(
                     f"ranks {twin.rank} and {rank.rank} run the same stage, "
@@ -374,7 +374,9 @@ class FrequencyPlan(Document):
         for rank in self.ranks:
             listed_mhz = set(rank.clocks_mhz)
             planned_mhz = requested_clocks(rank.frequencies, rank.configs)
-            wrong_mhz = listed_mhz - supported_mhz[rank.stage] or planned_mhz - listed_mhz
+            unsupported_mhz = listed_mhz - supported_mhz[rank.stage]
+            unlisted_mhz = planned_mhz - listed_mhz
+            wrong_mhz = unsupported_mhz or unlisted_mhz
             if wrong_mhz:
                 raise InputError(
                     f"ranks[{rank.rank}] asks for {min(wrong_mhz)} MHz, which is not a supported "
@@ -382,18 +384,18 @@ class FrequencyPlan(Document):
                 )
 
     def _check_ladder(self) -> None:
-        slower_than_s = self.iteration_time_s
+        previous_time_s = self.iteration_time_s
         for number, rung in enumerate(self.ladder or []):
             self._check_rung(f"ladder[{number}]", rung)
-            if rung.iteration_time_s <= slower_than_s:
+            if rung.iteration_time_s <= previous_time_s:
                 raise InputError(f"ladder[{number}] is not slower than what comes before it")
-            slower_than_s = rung.iteration_time_s
+            previous_time_s = rung.iteration_time_s
 
     def _check_rung(self, name: str, rung: Rung) -> None:
-        num_operations = [len(operations) for operations in self.stage_operations()]
-        if [len(clocks) for clocks in rung.frequencies_mhz] != num_operations:
+        num_operations = _lengths(self.stage_operations())
+        if _lengths(rung.frequencies_mhz) != num_operations:
             raise InputError(f"{name} does not have one clock for every operation")
-        if rung.configs is not None and [len(c) for c in rung.configs] != num_operations:
+        if rung.configs is not None and _lengths(rung.configs) != num_operations:
             raise InputError(f"{name} does not have one config for every operation")
         listed_mhz = {rank.stage: set(rank.clocks_mhz) for rank in self.ranks}
         for stage, clocks in enumerate(rung.frequencies_mhz):
@@ -403,6 +405,10 @@ class FrequencyPlan(Document):
                     f"{name} asks for {min(unlisted_mhz)} MHz on stage {stage}, which is not among "
                     "the clocks of its ranks"
                 )
+
+
+def _lengths(lists: Iterable[Sequence[object]]) -> list[int]:
+    return [len(values) for values in lists]
 
 
 def part_clocks(configs: Iterable[str]) -> set[int]:

@@ -42,15 +42,16 @@ def refuse_other_gpus(profile: Profile, named: Sequence[StageClocks]) -> None:
     Raises:
         InputError: the profile names a GPU that gpus.toml describes, and another one is named.
     """
-    if len(named) not in (1, profile.num_stages):
+    if len(named) == 1:
+        named = [named[0]] * profile.num_stages
+    if len(named) != profile.num_stages:
         return
-    for stage in range(profile.num_stages):
+    for stage, target in enumerate(named):
         profiled = _modelled_gpu(profile.metadata.gpu_of(stage))
-        target_name = named[stage if len(named) > 1 else 0].gpu
-        if profiled is not None and target_name != profiled.name:
+        if profiled is not None and target.gpu != profiled.name:
             raise InputError(
                 f"--gpu: the plan is for the {profiled.name} of profile {profile.name}, and times "
-                f"and energies on {target_name} are others; make a profile of that GPU, or go on "
+                f"and energies on {target.gpu} are others; make a profile of that GPU, or go on "
                 "with --force"
             )
 
@@ -103,10 +104,9 @@ def stage_clocks(
         return [profile_clocks(profile)] * pipeline.num_stages
     clocks = []
     for stage, (begin, end) in enumerate(pairwise(pipeline.stage_begin.tolist())):
-        operations = pipeline.operations[begin:end]
-        profile_stages = sorted({operation.profile_stage for operation in operations})
-        _require_one_gpu(profile, stage, profile_stages)
-        clocks.append(profile_clocks(profile, profile_stages[0]))
+        profile_stages = {operation.profile_stage for operation in pipeline.operations[begin:end]}
+        _require_one_gpu(profile, stage, sorted(profile_stages))
+        clocks.append(profile_clocks(profile, min(profile_stages)))
     return clocks
 
 
@@ -137,12 +137,17 @@ def parse_clocks(text: str, name: str | None = None) -> StageClocks:
 
 
 def _parse_clock_or_range(text: str) -> range:
+    """The clocks of one item of a list, MHz.
+
+    Raises:
+        InputError: it is neither a clock nor a range, or holds none or too many.
+    """
     match = _CLOCK_OR_RANGE.fullmatch(text)
     if match:
-        low, high, step = match.groups()
+        low, high, step = match.groups()  # of a single clock the lowest alone
         clocks_mhz = range(int(low), int(high or low) + 1, int(step or 1))
-        in_bounds = clocks_mhz and clocks_mhz[0] >= 1 and clocks_mhz[-1] <= _MAX_MHZ
-        if in_bounds and len(clocks_mhz) <= _MAX_CLOCKS:
+        has_few = 1 <= len(clocks_mhz) <= _MAX_CLOCKS
+        if has_few and clocks_mhz[0] >= 1 and clocks_mhz[-1] <= _MAX_MHZ:
             return clocks_mhz
     raise InputError(f"--clocks must list MHz, as in 210,900,1410 or 210-1410:15, not {text!r}")
 
@@ -178,9 +183,9 @@ def live_clocks(profile: Profile, *, force: bool = False) -> StageClocks:
             f"the plan's profile is of {profile.metadata.gpu}, but this machine has {names[0]}; "
             "profile it and plan again, or go on with --force"
         )
-    common_mhz = set(infos[0].supported_clocks).intersection(
-        *(info.supported_clocks for info in infos[1:])
-    )
+    common_mhz = set(infos[0].supported_clocks)
+    for info in infos[1:]:
+        common_mhz &= set(info.supported_clocks)
     if not common_mhz:
         raise InputError(
             f"the driver says of no clock that every {names[0]} here supports it; list them with "

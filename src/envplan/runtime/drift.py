@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from envplan.request import Deadline
 from envplan.request.limits import MinDwell
 from envplan.runtime.runlog import LoggedStep
 from envplan.solve import trace_job
-from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
+from envplan.units import j_from_fj, s_from_ns
 
 __all__ = ["Drift", "measure_drift", "replan", "rescale"]
 
@@ -63,12 +63,12 @@ def measure_drift(plan: Plan, profile: Profile, steps: Iterable[LoggedStep]) -> 
     """
     profile = as_referenced(plan.profile, profile)
     planned_times = _planned_times(plan, profile)
-    ratios: dict[tuple[int, str], _Ratios] = defaultdict(_Ratios)
+    comparisons: dict[_ProfiledInstruction, _Comparison] = defaultdict(_Comparison)
     for step in steps:
         if step.step < WARM_UP_STEPS:
             continue
         for times in step.operations:
-            planned = planned_times.get((step.stage, times.instruction, times.chunk))
+            planned = planned_times.get(_OperationKind(step.stage, times.instruction, times.chunk))
             if planned is None:
                 raise InputError(
                     f"the run log has {times.instruction} on stage {step.stage}, chunk "
@@ -76,26 +76,42 @@ def measure_drift(plan: Plan, profile: Profile, steps: Iterable[LoggedStep]) -> 
                 )
             planned_s = planned.time_s_at(times.frequency_mhz, times.config)
             if times.frequency_mhz and planned_s > 0 and times.mean_s > 0:
-                measured = ratios[planned.profile_stage, times.instruction]
-                measured.ratios.append(times.mean_s / planned_s)
-                measured.samples += times.num_operations
-    if not ratios:
+                key = _ProfiledInstruction(planned.profile_stage, times.instruction)
+                comparisons[key].ratios.append(times.mean_s / planned_s)
+                comparisons[key].samples += times.num_operations
+    if not comparisons:
         raise InputError(
             f"the run log has no measured times after the first {WARM_UP_STEPS} steps; let the run "
             "go on for longer"
         )
-    return [
-        Drift(*key, factor=median(ratios[key].ratios), samples=ratios[key].samples)
-        for key in sorted(ratios)
-    ]
+    drifts = []
+    for key in sorted(comparisons):
+        factor, samples = median(comparisons[key].ratios), comparisons[key].samples
+        drifts.append(Drift(key.stage, key.instruction, factor, samples))
+    return drifts
+
+
+class _ProfiledInstruction(NamedTuple):
+    """An instruction on a stage of the profile, which has one factor."""
+
+    stage: int
+    instruction: str
+
+
+class _OperationKind(NamedTuple):
+    """The operations of a stage of the pipeline that do the same work."""
+
+    stage: int
+    instruction: str
+    chunk: int
 
 
 @dataclass
-class _Ratios:
-    """Measured over planned times of one instruction on a stage of the profile.
+class _Comparison:
+    """Measured times of an instruction on a stage of the profile against planned ones.
 
     Attributes:
-        ratios: one for each step and kind of operation.
+        ratios: measured over planned, one for each step and kind of operation.
         samples: operations that these are the means of.
     """
 
@@ -116,14 +132,14 @@ class _PlannedTimes:
     time_s_at: Callable[[int, str], float]
 
 
-def _planned_times(plan: Plan, profile: Profile) -> dict[tuple[int, str, int], _PlannedTimes]:
-    """The planned times of every (stage, instruction, chunk) of a plan."""
-    planned_times = {}
+def _planned_times(plan: Plan, profile: Profile) -> dict[_OperationKind, _PlannedTimes]:
+    """The planned times of every kind of operation of a plan."""
+    planned_times: dict[_OperationKind, _PlannedTimes] = {}
     for operation in plan.job.pipeline().operations:
-        key = (operation.stage, operation.instruction, operation.chunk)
-        if key not in planned_times:
+        kind = _OperationKind(operation.stage, operation.instruction, operation.chunk)
+        if kind not in planned_times:
             time_s_at = _time_by_setting(profile, operation.profile_stage, operation.instruction)
-            planned_times[key] = _PlannedTimes(operation.profile_stage, time_s_at)
+            planned_times[kind] = _PlannedTimes(operation.profile_stage, time_s_at)
     return planned_times
 
 
@@ -132,24 +148,28 @@ def _time_by_setting(profile: Profile, stage: int, instruction: str) -> Callable
 
     A config that the profile does not have, or "" among several, is taken for the fastest one.
     """
-    times_ns: dict[str, dict[int, int]] = defaultdict(dict)
-    fastest_ns: dict[int, int] = {}
+    times_by_config: dict[str, dict[int, int]] = defaultdict(dict)  # ns by clock
+    fastest_times: dict[int, int] = {}  # of any config
     for mhz, config, time_ns, _energy_fj in profile.table(stage, instruction).options():
-        if not mhz:
-            continue
-        for by_clock in (times_ns[config], fastest_ns):
-            by_clock[mhz] = min(time_ns, by_clock.get(mhz, MAX_INTEGER))
+        if mhz:
+            _keep_shortest(times_by_config[config], mhz, time_ns)
+            _keep_shortest(fastest_times, mhz, time_ns)
 
     def time_s_at(mhz: int, config: str) -> float:
-        by_clock = times_ns.get(config, fastest_ns)
-        if not mhz or not by_clock:
+        times_ns = times_by_config.get(config, fastest_times)
+        if not mhz or not times_ns:
             return 0.0
-        clocks_mhz = sorted(by_clock, reverse=True)
+        clocks_mhz = sorted(times_ns, reverse=True)
         periods = [1 / clock_mhz for clock_mhz in clocks_mhz]
-        times_s = [s_from_ns(by_clock[clock_mhz]) for clock_mhz in clocks_mhz]
+        times_s = [s_from_ns(times_ns[clock_mhz]) for clock_mhz in clocks_mhz]
         return float(np.interp(1 / mhz, periods, times_s))
 
     return time_s_at
+
+
+def _keep_shortest(times_ns: dict[int, int], mhz: int, time_ns: int) -> None:
+    """Enter a time, ns by clock, unless there is a shorter one."""
+    times_ns[mhz] = min(time_ns, times_ns.get(mhz, time_ns))
 
 
 def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
@@ -200,7 +220,7 @@ def replan(
         min_dwell: least s between two requests of a stage for another clock; 0: as before.
 
     Raises:
-        InputError: the plan was not chosen from the frontier, and no hold is asked for.
+        InputError: the plan was not chosen from the frontier, and no dwell is asked for.
         NoAnswerError: the target cannot be met any more; says what can.
     """
     request = plan.request
@@ -212,7 +232,7 @@ def replan(
         deadline = Deadline(kind="time", time_s=plan.target.deadline_s)
         request = request.model_copy(update={"deadline": deadline})
     if min_dwell:
-        kept_limits = [limit for limit in request.limits if not isinstance(limit, MinDwell)]
-        limits = (*kept_limits, MinDwell.of(time_s=min_dwell))
+        other_limits = [limit for limit in request.limits if not isinstance(limit, MinDwell)]
+        limits = (*other_limits, MinDwell.of(time_s=min_dwell))
         request = request.model_copy(update={"limits": limits})
     return trace_job(plan.job, profile, progress).solve(request, doubts=False)

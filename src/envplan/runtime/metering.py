@@ -61,7 +61,7 @@ _PRIOR_SPREAD: Final = 1.0
 #: A power is at least this share of the mean.
 _MIN_POWER_SHARE: Final = 0.01
 #: Delays of the counter that are tried, in times between two readings.
-_COUNTER_DELAYS: Final = tuple(k / 7 for k in range(-7, 8))
+_COUNTER_DELAYS: Final = tuple(sevenths / 7 for sevenths in range(-7, 8))
 #: Clock and throttle reasons are read with every so many readings of the counter.
 _READINGS_PER_STATE: Final = 5
 
@@ -156,15 +156,14 @@ class EnergyLog:
             self._states = [state for state in self._states if state.time_s >= begin_s]
             readings = [reading for reading in self._readings if reading.time_s <= end_s]
             states = [state for state in self._states if state.time_s <= end_s]
-        times_s, time_std_s, energy_j = np.array(readings).reshape(-1, 3).T
         clocks_mhz = [state.clock_mhz for state in states]
         throttle: set[str] = set()
         for state in states:
             throttle.update(state.throttle_reasons)
         return Observations(
-            times_s=times_s,
-            time_std_s=time_std_s,
-            energy_j=energy_j,
+            times_s=np.array([reading.time_s for reading in readings]),
+            time_std_s=np.array([reading.time_std_s for reading in readings]),
+            energy_j=np.array([reading.energy_j for reading in readings]),
             clock_mhz=round(statistics.median(clocks_mhz)) if clocks_mhz else 0,
             throttle=frozenset(throttle),
         )
@@ -425,43 +424,32 @@ def measure_window(
     """
     timeline = _timeline(iterations, stages)
     kinds = list(timeline.durations_s)
-    columns = {work: column for column, work in enumerate([*kinds, *OtherWork])}
-    estimate = estimate_powers(
-        observations,
-        timeline.edges_s,
-        [columns[work] for work in timeline.work],
-        len(columns),
-    )
+    # Operations come first, in order of appearance: so do their powers in the estimate.
+    all_work = [*kinds, *OtherWork]
+    number_of = {work: number for number, work in enumerate(all_work)}
+    numbers = [number_of[work] for work in timeline.work]
+    estimate = estimate_powers(observations, timeline.edges_s, numbers, len(all_work))
     frequency_mhz = clock_mhz or observations.clock_mhz
     if estimate is None or not frequency_mhz:
         return None
-    errors_w = np.sqrt(np.diag(estimate.covariance))
-    rows = []
-    time_variance = 0.0  # of an iteration's energy, for operations take longer or shorter
-    for kind, power_w, error_w in zip(kinds, estimate.powers_w, errors_w, strict=False):
+    powers_w = estimate.powers_w.tolist()
+    errors_w = np.sqrt(np.diag(estimate.covariance)).tolist()
+    measurements = []
+    for number, kind in enumerate(kinds):
         durations_s = timeline.durations_s[kind]
-        row = _operation_row(kind, durations_s, float(power_w), float(error_w))
-        rows.append(_in_window(row, frequency_mhz, observations))
-        time_variance += (power_w * row.time_std_s) ** 2 * row.samples / len(iterations) ** 2
-    waiting = columns[OtherWork.WAITING]
-    waiting_row = _waiting_row(
-        kinds[0].stage, float(estimate.powers_w[waiting]), float(errors_w[waiting])
+        measurements.append(_operation_row(kind, durations_s, powers_w[number], errors_w[number]))
+    energy = _energy_of_iteration(measurements, estimate, len(iterations))
+    waiting = number_of[OtherWork.WAITING]
+    measurements.append(_waiting_row(kinds[0].stage, powers_w[waiting], errors_w[waiting]))
+    num_microbatches = sum(
+        span.instruction == "forward" and span.chunk == 0 for span in iterations[0]
     )
-    rows.append(_in_window(waiting_row, frequency_mhz, observations))
-
-    seconds_per_iteration = np.array(
-        [math.fsum(timeline.durations_s[kind]) / len(iterations) for kind in kinds]
-    )
-    covariance = estimate.covariance[: len(kinds), : len(kinds)]
-    energy_variance = seconds_per_iteration @ covariance @ seconds_per_iteration + time_variance
     return MeasuredWindow(
-        rows=rows,
-        energy_j=float(estimate.powers_w[: len(kinds)] @ seconds_per_iteration),
-        energy_error_j=math.sqrt(energy_variance),
-        busy_s=float(seconds_per_iteration.sum()),
-        num_microbatches=sum(
-            span.instruction == "forward" and span.chunk == 0 for span in iterations[0]
-        ),
+        rows=[_in_window(row, frequency_mhz, observations) for row in measurements],
+        energy_j=energy.mean_j,
+        energy_error_j=energy.error_j,
+        busy_s=energy.busy_s,
+        num_microbatches=num_microbatches,
     )
 
 
@@ -476,10 +464,53 @@ class _KindRow(NamedTuple):
     energy_std_j: float
 
 
+class _IterationEnergy(NamedTuple):
+    """The energy of the rank's operations in an iteration.
+
+    Attributes:
+        mean_j: over the iterations.
+        error_j: standard error of that.
+        busy_s: time of the same.
+    """
+
+    mean_j: float
+    error_j: float
+    busy_s: float
+
+
+def _energy_of_iteration(
+    measurements: Sequence[_KindRow], estimate: PowerEstimate, num_iterations: int
+) -> _IterationEnergy:
+    """The energy of an iteration's operations, and how sure it is.
+
+    Its variance is that of the powers, by their covariance, and that of the mean of operations that
+    take longer or shorter.
+
+    Args:
+        measurements: of the K kinds of operations.
+        estimate: of their powers, which come before those of other work.
+        num_iterations: that were measured.
+    """
+    num_kinds = len(measurements)
+    seconds = np.array([row.time_s * row.samples / num_iterations for row in measurements])
+    powers_w = estimate.powers_w[:num_kinds]
+    covariance = estimate.covariance[:num_kinds, :num_kinds]
+    time_variance = 0.0
+    for row, power_w in zip(measurements, powers_w, strict=True):
+        time_variance += (power_w * row.time_std_s) ** 2 * row.samples / num_iterations**2
+    variance = seconds @ covariance @ seconds + time_variance
+    return _IterationEnergy(
+        mean_j=float(powers_w @ seconds),
+        error_j=math.sqrt(variance),
+        busy_s=float(seconds.sum()),
+    )
+
+
 def _operation_row(
     kind: WorkKind, durations_s: Sequence[float], power_w: float, error_w: float
 ) -> _KindRow:
-    mean_s, spread_s = statistics.fmean(durations_s), statistics.pstdev(durations_s)
+    mean_s = statistics.fmean(durations_s)
+    spread_s = statistics.pstdev(durations_s)
     samples = len(durations_s)
     # The error of the power is the same for all samples: it does not become less by averaging.
     energy_std_j = math.hypot(power_w * spread_s, error_w * mean_s * math.sqrt(samples))
@@ -528,24 +559,32 @@ def _timeline(iterations: Sequence[Sequence[Span[float]]], stages: Sequence[int]
                     f"stages of {len(stages)} chunks; give it stages="
                 )
             seconds_of_kind: dict[WorkKind, float] = defaultdict(float)
-            for part, begin_s, end_s in _parts_of(span):
-                kind = WorkKind(stages[span.chunk], span.instruction, part)
-                timeline.go_on(end_s, kind)
-                seconds_of_kind[kind] += end_s - begin_s
+            for part in _parts_of(span):
+                kind = WorkKind(stages[span.chunk], span.instruction, part.name)
+                timeline.go_on(part.end_s, kind)
+                seconds_of_kind[kind] += part.end_s - part.begin_s
             for kind, seconds in seconds_of_kind.items():
                 timeline.durations_s[kind].append(seconds)
     return timeline
 
 
-def _parts_of(span: Span[float]) -> Iterator[tuple[str, float, float]]:
-    """Name, begin and end of each part of an operation; of the whole where it has none.
+class _PartSpan(NamedTuple):
+    """A part of an operation as it ran, s of perf_counter; "" is the name of a whole operation."""
 
-    What comes before the first part's own begin belongs to it.
+    name: str
+    begin_s: float
+    end_s: float
+
+
+def _parts_of(span: Span[float]) -> Iterator[_PartSpan]:
+    """The parts of an operation in order; the whole where it has none.
+
+    Each ends where the next one begins. What comes before the first one's own begin belongs to it.
     """
     names = [name for name, _ in span.parts] or [""]
     begins_s = [span.begin, *(begin_s for _, begin_s in span.parts[1:])]
     ends_s = [*begins_s[1:], span.end]
-    return zip(names, begins_s, ends_s, strict=True)
+    return map(_PartSpan, names, begins_s, ends_s)
 
 
 def _backwards_that_may_reduce(spans: Sequence[Span[float]]) -> set[int]:

@@ -24,6 +24,9 @@ from envplan.runtime.observer import OperationObserver
 if TYPE_CHECKING:
     from torch import nn
 
+    #: A module with its name.
+    _NamedModule = tuple[str, nn.Module]
+
 __all__ = ["hook_parts"]
 
 
@@ -42,34 +45,60 @@ def hook_parts(
     """
     chunks = list(model) if isinstance(model, list | tuple) else [model]
     modules = list(chain.from_iterable(map(_named_modules, chunks)))
-    patterns = []
-    for part in sorted(observer.part_names):
-        pattern = re.compile(re.escape(part).replace(r"\*", "[^.]*"))
-        patterns.append(pattern)
-        if not any(pattern.fullmatch(name) for name, _ in modules):
-            raise InputError(
-                f"the model has no module {part}, which is to be a part of operations; "
-                f"there are: {', '.join(name for name, _ in modules[:8])}, ..."
-            )
+    parts = _modules_of_parts(modules, observer.part_names)
 
-    def hook(name: str, backward: bool) -> Callable[..., None]:
-        return lambda *_: observer.part(name, backward=backward)
+    def tells_of(name: str, *, backward: bool) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            observer.part(name, backward=backward)
+
+        return hook
 
     with ExitStack() as handles:
-        for name, module in modules:
-            if any(pattern.fullmatch(name) for pattern in patterns):
-                forward = module.register_forward_pre_hook(hook(name, False))
-                backward = module.register_full_backward_pre_hook(hook(name, True))
-                handles.callback(forward.remove)
-                handles.callback(backward.remove)
+        for name, module in parts:
+            forward = module.register_forward_pre_hook(tells_of(name, backward=False))
+            handles.callback(forward.remove)
+            backward = module.register_full_backward_pre_hook(tells_of(name, backward=True))
+            handles.callback(backward.remove)
         yield
 
 
-def _named_modules(chunk: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules by name, without what wrappers such as DistributedDataParallel put before it."""
+def _modules_of_parts(
+    modules: Sequence[_NamedModule], part_names: frozenset[str]
+) -> list[_NamedModule]:
+    """The modules that are parts of operations.
+
+    Args:
+        modules: of all chunks.
+        part_names: see OperationObserver.
+
+    Raises:
+        InputError: a name is that of no module.
+    """
+    numbers: set[int] = set()
+    for part in sorted(part_names):
+        pattern = re.compile(re.escape(part).replace(r"\*", "[^.]*"))
+        matching = [number for number, (name, _) in enumerate(modules) if pattern.fullmatch(name)]
+        if not matching:
+            names = ", ".join(name for name, _ in modules[:8])
+            raise InputError(
+                f"the model has no module {part}, which is to be a part of operations; "
+                f"there are: {names}, ..."
+            )
+        numbers.update(matching)
+    return [modules[number] for number in sorted(numbers)]
+
+
+def _named_modules(chunk: nn.Module) -> list[_NamedModule]:
+    """Modules by name, without what wrappers such as DistributedDataParallel put before it.
+
+    A wrapper has one module, "module", which holds all others. There may be several around a model.
+    """
     named = [(name, module) for name, module in chunk.named_modules() if name]
-    while named and all(f"{name}.".startswith("module.") for name, _ in named):
-        named = [
-            (name.removeprefix("module."), module) for name, module in named if name != "module"
-        ]
+    while named and all(_is_within_wrapper(name) for name, _ in named):
+        inner = [(name, module) for name, module in named if name != "module"]
+        named = [(name.removeprefix("module."), module) for name, module in inner]
     return named
+
+
+def _is_within_wrapper(name: str) -> bool:
+    return name == "module" or name.startswith("module.")

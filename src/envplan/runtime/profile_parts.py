@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from pydantic import Field
 
@@ -69,15 +69,14 @@ def merge_parts(path: str | os.PathLike[str]) -> Profile:
         InputError: files are missing or damaged, or make no profile.
     """
     path = Path(path)
-    first_part = RankProfile.load(part_path(path, 0))
-    other_ranks = range(1, first_part.world_size)
-    parts = [first_part, *(RankProfile.load(part_path(path, rank)) for rank in other_ranks)]
+    parts = _load_parts(path)
     _require_all_stages(path, parts)
-    rows = list(chain.from_iterable(part.rows for part in parts))
+    measured_rows = list(chain.from_iterable(part.rows for part in parts))
+    rows = _average_over_ranks(_with_sure_waiting_powers(measured_rows))
     columns = list(COLUMNS)
-    if any(row.part for row in rows):
+    if any(row.part for row in measured_rows):
         columns.append("part")
-    rows = _average_over_ranks(_with_sure_waiting_powers(rows))
+    first_part = parts[0]
     metadata = replace(
         first_part.metadata,
         num_microbatches=first_part.num_microbatches,
@@ -97,6 +96,21 @@ def merge_parts(path: str | os.PathLike[str]) -> Profile:
     for part in parts:
         part_path(path, part.rank).unlink(missing_ok=True)
     return profile
+
+
+def _load_parts(path: Path) -> list[RankProfile]:
+    """The files of all ranks, by rank; rank 0's says how many there are.
+
+    Args:
+        path: of the profile.
+
+    Raises:
+        InputError: files are missing or damaged.
+    """
+    first_part = RankProfile.load(part_path(path, 0))
+    other_ranks = range(1, first_part.world_size)
+    other_parts = [RankProfile.load(part_path(path, rank)) for rank in other_ranks]
+    return [first_part, *other_parts]
 
 
 def _require_all_stages(path: Path, parts: Sequence[RankProfile]) -> None:
@@ -120,15 +134,27 @@ def _with_sure_waiting_powers(rows: Sequence[PartRow]) -> list[PartRow]:
     A few iterations at a clock may tell too little of the waits between operations, while those at
     all clocks on all ranks tell enough of what is about the same everywhere.
     """
-    waiting = [row for row in rows if row.instruction == BLOCKING]
     operations = [row for row in rows if row.instruction != BLOCKING]
-    sure = [row for row in waiting if row.energy_std <= _MAX_RELATIVE_ERROR * row.energy]
-    telling = [row for row in waiting if row.energy_std <= _MAX_TELLING_ERROR * row.energy]
-    if not sure and telling:
-        combined = _inverse_variance_mean(telling)
-        if combined.energy_std <= _MAX_RELATIVE_ERROR * combined.energy:
-            sure = [combined]
+    waiting = [row for row in rows if row.instruction == BLOCKING]
+    sure = _surer_than(_MAX_RELATIVE_ERROR, waiting)
+    if not sure:
+        telling = _surer_than(_MAX_TELLING_ERROR, waiting)
+        combined = [_inverse_variance_mean(telling)] if telling else []
+        sure = _surer_than(_MAX_RELATIVE_ERROR, combined)
     return operations + sure
+
+
+def _surer_than(max_relative_error: float, rows: Sequence[PartRow]) -> list[PartRow]:
+    return [row for row in rows if row.energy_std <= max_relative_error * row.energy]
+
+
+class _RowKey(NamedTuple):
+    """The columns by which rows of several ranks are alike."""
+
+    stage: int
+    instruction: str
+    frequency_mhz: int
+    part: str
 
 
 def _inverse_variance_mean(rows: Sequence[PartRow]) -> PartRow:
@@ -144,11 +170,13 @@ def _average_over_ranks(rows: Iterable[PartRow]) -> list[PartRow]:
 
     Parts are in the order in which they ran, clocks from the highest down.
     """
-    groups: dict[tuple[int, str, int, str], list[PartRow]] = defaultdict(list)
+    groups: dict[_RowKey, list[PartRow]] = defaultdict(list)
     for row in rows:
-        groups[row.stage, row.instruction, -row.frequency, row.part].append(row)
-    sorted_keys = sorted(groups, key=lambda key: key[:3])
-    return [_average(groups[key]) for key in sorted_keys]
+        key = _RowKey(row.stage, row.instruction, row.frequency, row.part)
+        groups[key].append(row)
+    # Sorting keeps the order of parts.
+    keys = sorted(groups, key=lambda key: (key.stage, key.instruction, -key.frequency_mhz))
+    return [_average(groups[key]) for key in keys]
 
 
 def _average(rows: Sequence[PartRow]) -> PartRow:

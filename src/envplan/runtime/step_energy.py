@@ -77,7 +77,7 @@ class StepEnergyMeter:
         A counter that was set back begins anew.
         """
         if self._readings and reading.energy_mj < self._readings[-1].energy_mj:
-            self._settled_j += sum(map(self._energy_j, self._open_steps))
+            self._settled_j += self._open_energy_j()
             self._open_steps.clear()
             self._readings.clear()
         self._readings.append(reading)
@@ -95,7 +95,7 @@ class StepEnergyMeter:
         """The energy so far."""
         used_j = planned_j = baseline_j = None
         if len(self._readings) > 1:
-            used_j = self._settled_j + sum(map(self._energy_j, self._open_steps))
+            used_j = self._settled_j + self._open_energy_j()
         if self._planned is not None:
             planned_j = self.num_steps * self._planned.planned_j
             baseline_j = self.num_steps * self._planned.baseline_j
@@ -124,6 +124,10 @@ class StepEnergyMeter:
             f"{used}; at the highest clocks the profile says {totals.baseline_j:.0f} J, so "
             f"{saved:.1%} were saved; the plan says {planned_savings:.1%}"
         )
+
+    def _open_energy_j(self) -> float:
+        """Energy of the open steps by the readings so far."""
+        return sum(self._energy_j(step) for step in self._open_steps)
 
     def _energy_j(self, step: _StepTime) -> float:
         return (self._counter_mj(step.end_ns) - self._counter_mj(step.begin_ns)) / 1e3
