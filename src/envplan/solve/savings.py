@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import Field
 
-from envplan.costs.model import HOURS_PER_YEAR, Overheads, Positive, Run
+from envplan.costs.model import HOURS_PER_YEAR, NonNegative, Overheads, Run
 from envplan.errors import InputError
 from envplan.plan import Plan
 from envplan.plan.costs import before_and_after
@@ -58,8 +58,8 @@ class Site(Overheads):
         utilization: share of the year that the GPUs train at maximum frequency.
     """
 
-    price: Positive = DEFAULT_PRICE
-    carbon: Positive | None = None
+    price: NonNegative = DEFAULT_PRICE
+    carbon: NonNegative | None = None
     utilization: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     @classmethod
