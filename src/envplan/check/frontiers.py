@@ -17,7 +17,7 @@ _TOLERANCE: Final = 1e-9
 
 
 def check_rows(rows: Sequence[Row]) -> list[str]:
-    """That the rows are a frontier and agree with themselves.
+    """Prove that rows are a frontier and agree with themselves.
 
     Returns:
         A sentence for everything that was proved.
