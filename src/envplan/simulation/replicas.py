@@ -226,8 +226,8 @@ class _Together(DeadlineSolver[ReplicaPlans]):
             return self.bound_fj(bends_ns[bend + 1]) >= self.bound_fj(bends_ns[bend])
 
         # The sum falls up to its least value and rises from there on.
-        least = bisect_left(range(len(bends_ns) - 1), True, key=rises_after)
-        return bends_ns[least]
+        lowest_bend = bisect_left(range(len(bends_ns) - 1), True, key=rises_after)
+        return bends_ns[lowest_bend]
 
     def bound_fj(self, time_ns: int) -> int:
         """Least relaxed energy if all wait until a time, all GPUs, fJ."""
