@@ -609,3 +609,8 @@ def test_options_can_be_typed_again() -> None:
     assert as_typed(job) == words
     assert as_typed(JobOptions(activation_slots=Numbers([8, 7]))) == ["--activation-slots", "8,7"]
     assert as_typed(JobOptions()) == []
+
+
+def test_fixed_rate_that_repeats_never_changes() -> None:
+    rate = Rate(begins_s=[0.0], per_kwh=[0.1], repeats=True)
+    assert list(rate.changes(0.0, 3600.0)) == []

@@ -68,6 +68,11 @@ def test_json_is_what_it_says_and_what_is_no_text_names_its_line() -> None:
     assert (error.line, error.message) == (2, "is not UTF-8 text")
 
 
+def test_line_of_a_null_is_counted_in_characters_of_any_width() -> None:
+    error = refused("\ufeffäöüäöüäöü\n\0".encode())
+    assert (error.line, error.message) == (2, "is not UTF-8 text")
+
+
 @pytest.mark.parametrize("name", ["request", "Requests", "reqeusts"])
 def test_a_slip_of_the_hand_is_not_passed_over(name: str) -> None:
     with pytest.raises(InputError, match="is requests meant") as caught:

@@ -16,8 +16,8 @@ from envplan.errors import InputError, shown
 
 MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 
-#: What to do with a document where another kind is asked for, by its schema.
-_INSTEAD: Final = {
+#: What to do with a document where another kind is asked for, by its schema; added to an error.
+_REMEDIES: Final = {
     "envplan/freqplan/v1": "; it is a frequency plan already, which training follows: give the "
     "plan that it was made from"
 }
@@ -57,9 +57,9 @@ def parse_document(
         raise InputError(f"is not a {kind}: must hold one JSON object, {{...}}", path=path)
     stated_schema = document.get("schema")
     if schema is not None and stated_schema != schema:
-        hint = _INSTEAD.get(stated_schema, "") if isinstance(stated_schema, str) else ""
+        remedy = _REMEDIES.get(stated_schema, "") if isinstance(stated_schema, str) else ""
         raise InputError(
-            f"is not a {kind}: its schema is {shown(stated_schema)}, not {shown(schema)}{hint}",
+            f"is not a {kind}: its schema is {shown(stated_schema)}, not {shown(schema)}{remedy}",
             path=path,
         )
     try:
@@ -70,24 +70,31 @@ def parse_document(
 
 def first_problem(error: ValidationError, kind: str) -> str:
     """Field and complaint of the first error of a document of some kind, in one line."""
-    first = error.errors(include_url=False)[0]
-    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]]
-    field = "".join(steps).removeprefix(".")
-    count = error.error_count()
-    more = f" (and {count - 1} more)" if count > 1 else ""
-    match first["type"]:
+    problem = error.errors(include_url=False)[0]
+    field = _field_path(problem["loc"])
+    num_further = error.error_count() - 1
+    further = f" (and {num_further} more)" if num_further else ""
+    match problem["type"]:
         case "missing":
-            return f"{field} is missing{more}"
+            return f"{field} is missing{further}"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return f"{field} is not a field of a {kind}{more}"
-        case "value_error" if not field or isinstance(first["input"], dict):
-            return f"{field} {first['ctx']['error']}{more}".strip()
+            return f"{field} is not a field of a {kind}{further}"
+        case "value_error" if not field or isinstance(problem["input"], dict):
+            return f"{field} {problem['ctx']['error']}{further}".strip()
         case "value_error":
-            complaint = str(first["ctx"]["error"])
+            complaint = str(problem["ctx"]["error"])
         case _:
-            complaint = first["msg"].replace("Input should", "should", 1)
+            complaint = problem["msg"].replace("Input should", "should", 1)
             complaint = re.sub("a (valid )?dictionary.*", "an object", complaint)
-    return f"{field} {complaint}, not {shown(first['input'])}{more}"
+    return f"{field} {complaint}, not {shown(problem['input'])}{further}"
+
+
+def _field_path(steps: Sequence[int | str]) -> str:
+    """Where a field is in a document, as in pools[0].groups[1].tp."""
+    path = ""
+    for step in steps:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return path.removeprefix(".")
 
 
 def readable_json(value: object, depth: int = 0) -> str:
@@ -98,23 +105,25 @@ def readable_json(value: object, depth: int = 0) -> str:
         depth: by which lines after the first are indented, in steps of two spaces.
     """
     if isinstance(value, dict) and value:
-        fields = [
-            f"{json.dumps(name)}: {readable_json(field, depth + 1)}"
-            for name, field in value.items()
-        ]
+        fields = []
+        for name, field in value.items():
+            fields.append(f"{json.dumps(name)}: {readable_json(field, depth + 1)}")
         return _indented("{", fields, "}", depth)
-    if isinstance(value, list) and value and isinstance(value[0], list):
-        return _indented("[", [readable_json(item, depth + 1) for item in value], "]", depth)
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return _indented("[", [json.dumps(item, allow_nan=False) for item in value], "]", depth)
+    if isinstance(value, list) and value:
+        if isinstance(value[0], list):
+            lists = [readable_json(item, depth + 1) for item in value]
+            return _indented("[", lists, "]", depth)
+        if isinstance(value[0], dict):
+            objects = [json.dumps(item, allow_nan=False) for item in value]
+            return _indented("[", objects, "]", depth)
     return json.dumps(value, allow_nan=False)
 
 
 def _indented(opening: str, items: Sequence[str], closing: str, depth: int) -> str:
     """Items in brackets, one a line."""
-    inner, outer = "  " * (depth + 1), "  " * depth
-    lines = ",\n".join(inner + item for item in items)
-    return f"{opening}\n{lines}\n{outer}{closing}"
+    indent = "  " * depth
+    lines = ",\n".join(f"{indent}  {item}" for item in items)
+    return f"{opening}\n{lines}\n{indent}{closing}"
 
 
 Index = Annotated[int, Field(ge=0, lt=2**31)]
@@ -217,8 +226,8 @@ def check_stated(where: str, stated: object, true: object, tolerance: float = 0.
         for name in type(stated).model_fields:
             check_stated(f"{where}.{name}", getattr(stated, name), getattr(true, name), tolerance)
     elif isinstance(stated, list) and isinstance(true, list) and len(stated) == len(true):
-        for number, (item, other) in enumerate(zip(stated, true, strict=True)):
-            check_stated(f"{where}[{number}]", item, other, tolerance)
+        for number, (stated_item, true_item) in enumerate(zip(stated, true, strict=True)):
+            check_stated(f"{where}[{number}]", stated_item, true_item, tolerance)
     elif not _are_close(stated, true, tolerance):
         raise InputError(f"{where} is {_describe(stated)}; recomputed it is {_describe(true)}")
 

@@ -15,13 +15,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from envplan.errors import InputError, meant
+
+#: Characters of a field's name that an error shows.
+_MAX_SHOWN_NAME = 60
 
 #: No line that append_line writes is longer.
 _LONGEST_LINE = 2**24
 
+#: Added to the error of a file that cannot be written.
 _ELSEWHERE = "; choose a path in a folder you can write to"
 
 #: A path as users give it.
@@ -29,12 +33,18 @@ AnyPath = str | os.PathLike[str]
 
 
 @contextmanager
-def _named_errors(what: str, path: AnyPath, remedy: str = "") -> Iterator[None]:
-    """Let errors of the system name the file that cannot be `what`, "read" or "written"."""
+def _named_errors(participle: str, path: AnyPath, remedy: str = "") -> Iterator[None]:
+    """Let errors of the system name the file that cannot be read or written.
+
+    Args:
+        participle: "read" or "written".
+        path: of the file.
+        remedy: what to do about it, added to the error.
+    """
     try:
         yield
     except OSError as error:
-        reason = f"cannot be {what} ({error.strerror or error}){remedy}"
+        reason = f"cannot be {participle} ({error.strerror or error}){remedy}"
         raise InputError(reason, path=path) from error
     except ValueError as error:
         raise InputError(f"is not a usable file name ({error})", path=path) from error
@@ -67,14 +77,14 @@ def exists(path: AnyPath) -> bool:
 
 
 def named_file(
-    path_or_name: AnyPath, builtins: Mapping[str, Path], what: str, hint: str = ""
+    path_or_name: AnyPath, builtins: Mapping[str, Path], noun: str, hint: str = ""
 ) -> Path:
     """The file at a path or, where no such path exists, the built-in one of that name.
 
     Args:
         path_or_name: of the file.
         builtins: the built-in files by name.
-        what: they are, in words.
+        noun: what they are, such as "profile".
         hint: for errors, where there is none.
 
     Raises:
@@ -84,7 +94,7 @@ def named_file(
     if exists(name):
         return Path(name)
     if name not in builtins:
-        problem = f"no such file, and no built-in {what} of that name{meant(name, builtins)}{hint}"
+        problem = f"no such file, and no built-in {noun} of that name{meant(name, builtins)}{hint}"
         raise InputError(problem, path=name)
     return builtins[name]
 
@@ -108,13 +118,14 @@ def decoded(data: bytes, path: AnyPath | None) -> str:
     """
     try:
         text = data.decode("utf-8-sig")
-        bad = text.find("\0")
     except UnicodeDecodeError as error:
-        bad = error.start
-    if bad < 0:
-        return text
-    line = data.count(b"\n", 0, bad) + 1
-    raise InputError("is not UTF-8 text", path=path, line=line)
+        line = error.object.count(b"\n", 0, error.start) + 1  # without a byte order mark
+        raise InputError("is not UTF-8 text", path=path, line=line) from None
+    null = text.find("\0")
+    if null >= 0:
+        line = text.count("\n", 0, null) + 1
+        raise InputError("is not UTF-8 text", path=path, line=line)
+    return text
 
 
 def parse_json(data: bytes, path: AnyPath) -> Any:
@@ -127,8 +138,8 @@ def parse_json(data: bytes, path: AnyPath) -> Any:
     def object_of(fields: list[tuple[str, object]]) -> dict[str, object]:
         value = dict(fields)
         if len(value) < len(fields):
-            twice = Counter(name for name, _ in fields).most_common(1)[0][0][:60]
-            raise InputError(f"an object has the field {json.dumps(twice)} twice", path=path)
+            name = _most_common(name for name, _ in fields)[:_MAX_SHOWN_NAME]
+            raise InputError(f"an object has the field {json.dumps(name)} twice", path=path)
         return value
 
     def refuse_constant(name: str) -> None:
@@ -153,6 +164,12 @@ def parse_json(data: bytes, path: AnyPath) -> Any:
     raise InputError(f"is not valid JSON: {reason}", path=path)
 
 
+def _most_common(names: Iterable[str]) -> str:
+    """The name that comes most often; of several the first."""
+    [(name, _)] = Counter(names).most_common(1)
+    return name
+
+
 def refuse_slip(
     name: str, known: Iterable[str], path: AnyPath | None, line: int | None = None
 ) -> None:
@@ -173,10 +190,10 @@ def refuse_slip(
         raise InputError(problem, path=path, line=line, column=name)
 
 
-def same_file(one: AnyPath, other: AnyPath) -> bool:
+def same_file(path: AnyPath, other_path: AnyPath) -> bool:
     """Whether two paths lead to one file that exists."""
     try:
-        return Path(one).samefile(other)
+        return Path(path).samefile(other_path)
     except (OSError, ValueError):
         return False
 
@@ -188,8 +205,8 @@ def check_writable(path: AnyPath) -> None:
         InputError: the folder is missing or not writable, or the path is a folder or no path.
     """
     with _named_errors("written", path, _ELSEWHERE):
-        target, is_replaced = _target(path)
-        written = target.parent if is_replaced else target
+        target = _target(path)
+        written = target.path.parent if target.is_replaceable else target.path
         written.stat()
         if not os.access(written, os.W_OK):
             raise PermissionError(None, "Permission denied")
@@ -212,15 +229,22 @@ def atomic_write(path: AnyPath, content: bytes | str) -> None:
     """
     data = content.encode() if isinstance(content, str) else content
     with _named_errors("written", path, _ELSEWHERE):
-        target, is_replaced = _target(path)
-        if is_replaced:
-            _replace(target, data)
+        target = _target(path)
+        if target.is_replaceable:
+            _replace(target.path, data)
         else:
-            target.write_bytes(data)
+            target.path.write_bytes(data)
 
 
-def _target(path: AnyPath) -> tuple[Path, bool]:
-    """The file that a path leads to, and whether it can be replaced, as a device cannot.
+class _Target(NamedTuple):
+    """The file that a path leads to, and whether it can be replaced, as a device cannot."""
+
+    path: Path
+    is_replaceable: bool
+
+
+def _target(path: AnyPath) -> _Target:
+    """The file that a path leads to; it need not exist.
 
     Raises:
         OSError, ValueError: it leads to a folder, to itself, or nowhere.
@@ -230,8 +254,8 @@ def _target(path: AnyPath) -> tuple[Path, bool]:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(None, "it is a folder")
         if not stat.S_ISREG(mode):
-            return Path(path), False
-    return Path(path).resolve(), True
+            return _Target(Path(path), is_replaceable=False)
+    return _Target(Path(path).resolve(), is_replaceable=True)
 
 
 def append_whole(descriptor: int, data: bytes, *, flush: bool = True) -> None:

@@ -88,7 +88,8 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
             not what its field says; names line and column of the first one.
     """
     path = None if path is None else Path(path)
-    needed = ",".join(name for name, field in model.model_fields.items() if field.is_required())
+    required = [name for name, field in model.model_fields.items() if field.is_required()]
+    needed = ",".join(required)
     cells = _read_cells(decoded(content, path), path)
     if not cells.rows:
         raise InputError(f"is empty; expected a CSV file with the header {needed}", path=path)
@@ -97,9 +98,8 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
     _check_header(header, model.model_fields, f"{kind} needs {needed}", path, header_line)
     if not rows:
         raise InputError("has a header but no rows", path=path)
-    texts = {
-        name: list(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)
-    }
+    columns = zip(*rows, strict=True)
+    texts = {name: list(column) for name, column in zip(header, columns, strict=True)}
     table = Table(model, {}, texts, lines, path)
     complaints: list[_Complaint] = []
     for name, field in model.model_fields.items():
@@ -109,8 +109,8 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
         except ValidationError as error:
             complaints.append(_complain(error, column, header.index(name), field))
     if complaints:
-        worst = min(complaints)
-        raise table.error(worst.row, worst.message, header[worst.column])
+        earliest = min(complaints)
+        raise table.error(earliest.row, earliest.message, header[earliest.column])
     return table
 
 
@@ -147,7 +147,10 @@ def header_names(line: str) -> list[str]:
 
 def _delimiter(header: str) -> str:
     """The character between the names of a header: a comma, or what spreadsheets write instead."""
-    return next((delimiter for delimiter in ",;\t" if delimiter in header), ",")
+    for delimiter in (",", ";", "\t"):
+        if delimiter in header:
+            return delimiter
+    return ","
 
 
 def _read_cells(text: str, path: Path | None) -> _Cells:
@@ -156,11 +159,11 @@ def _read_cells(text: str, path: Path | None) -> _Cells:
     Raises:
         InputError: it is no CSV text; names the line.
     """
-    num_blank = len(text) - len(text.lstrip())
-    blank = text[:num_blank].replace("\r\n", "\n").replace("\r", "\n")
-    first_line = blank.count("\n") + 1
-    text = text[num_blank:]
-    header = re.split("[\r\n]", text[:_LONGEST_HEADER])[0]
+    table_text = text.lstrip()
+    blank = text[: len(text) - len(table_text)]
+    num_blank_lines = len(re.findall("\r\n|\r|\n", blank))
+    first_line = num_blank_lines + 1
+    header = re.split("[\r\n]", table_text[:_LONGEST_HEADER])[0]
     delimiter = _delimiter(header)
     num_delimiters = header.count(delimiter)
     if num_delimiters >= _MOST_COLUMNS:
@@ -168,7 +171,7 @@ def _read_cells(text: str, path: Path | None) -> _Cells:
         raise InputError(problem, path=path, line=first_line)
     # A strict reader refuses a quote that is never closed.
     reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
+        io.StringIO(table_text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
     )
     cells = _Cells([], [])
     line = first_line
@@ -223,6 +226,7 @@ def _check_header(
 
 @lru_cache(maxsize=256)
 def _adapter(annotation: Any, metadata: tuple[Any, ...]) -> TypeAdapter[list[Any]]:
+    """The validator of a column whose cells have a type; metadata are bounds and the like."""
     cell: Any = Annotated[annotation, *metadata] if metadata else annotation
     return TypeAdapter(list[cell])
 
@@ -240,8 +244,8 @@ def _validated(column: Sequence[str], field: FieldInfo) -> Sequence[Any]:
     if not all(column):
         blank = None if is_required else field.default
         values = [text or blank for text in column]
-    # Python's 1_000 is no number anywhere else.
     if field.annotation is not str and "_" in "".join(column):
+        # Python alone reads 1_000 as 1000: a lone underscore is refused by every validator.
         values = ["_" if "_" in text else value for text, value in zip(column, values, strict=True)]
     adapter = _adapter(field.annotation, tuple(field.metadata))  # type: ignore[arg-type]
     return adapter.validate_python(values)
@@ -258,11 +262,11 @@ def _complain(
         index: of the column in the header.
         field: of the column.
     """
-    first = error.errors(include_url=False)[0]
-    row = int(first["loc"][0])
+    problem = error.errors(include_url=False)[0]
+    row = int(problem["loc"][0])
     expected = f"; expected {field.description}" if field.description else ""
     if not column[row]:
         return _Complaint(row, index, f"is empty{expected}")
-    words = first["ctx"]["error"] if first["type"] == "value_error" else first["msg"]
-    words = str(words).replace("Input should", "should", 1)
-    return _Complaint(row, index, f"{shown(column[row])} {words}{expected}")
+    words = problem["ctx"]["error"] if problem["type"] == "value_error" else problem["msg"]
+    complaint = str(words).replace("Input should", "should", 1)
+    return _Complaint(row, index, f"{shown(column[row])} {complaint}{expected}")

@@ -24,9 +24,11 @@ _SIDECAR: Final = ".meta.json"
 
 
 class Checked(NamedTuple):
-    """What a file is, and a sentence for everything that was proved of it.
+    """A file that was proved.
 
     Attributes:
+        kind: the name of its kind.
+        proved: a sentence for everything that was proved of it.
         profile: the path or name of the profile that it was made from, where it says one.
     """
 
@@ -102,15 +104,16 @@ def check_file(
     if not text:
         raise InputError("is empty", path=file)
     columns = _column_names(text)
-    kind = _first(lambda kind: kind.has_suffix_of(file))
+    kind = _first_kind(lambda kind: kind.has_suffix_of(file))
     document: Any = None
     if kind is None and text.startswith((b"{", b"[")):
         document = parse_json(data, file)
-        kind = _first(lambda kind: kind.has_document(document))
+        kind = _first_kind(lambda kind: kind.has_document(document))
         if kind is None:
             schema = document.get("schema") if isinstance(document, dict) else None
             raise InputError(f"is no file of envplan: its schema is {shown(schema)}", path=file)
-    kind = kind or _first(lambda kind: kind.has_table(columns)) or PROFILE
+    if kind is None:
+        kind = _first_kind(lambda kind: kind.has_table(columns)) or PROFILE
     with naming(file):
         proved = kind.prove(OpenedFile(file, document, columns, profile, force, progress))
     return Checked(kind.name, proved, profile or _named_profile(document, file))
@@ -122,8 +125,8 @@ def _column_names(text: bytes) -> tuple[str, ...]:
     return tuple(name.strip(' "') for name in header_names(header))
 
 
-def _first(is_wanted: Callable[[FileKind], bool]) -> FileKind | None:
-    """The first kind that fits."""
+def _first_kind(is_wanted: Callable[[FileKind], bool]) -> FileKind | None:
+    """The first kind that fits; None where none does."""
     return next(filter(is_wanted, KINDS), None)
 
 
@@ -146,7 +149,7 @@ def prove_sidecar(file: OpenedFile) -> list[str]:
     return [f"it goes with {table}, a {checked.kind}, and was read with it", *checked.proved]
 
 
-#: What a table is that no other kind fits.
+#: The kind of a table that no other kind fits.
 PROFILE: Final = FileKind("profile", provers.prove_profile)
 
 #: Every kind; where several fit, the first counts.

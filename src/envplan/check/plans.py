@@ -15,7 +15,7 @@ from envplan._io.documents import check_stated
 from envplan.costs.model import Run
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import Progress
-from envplan.plan import Plan, as_referenced, check_reference, replay_plan, rung_rows
+from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
 from envplan.plan.build import check_cost, predict, until_straggler
 from envplan.plan.costs import check_costs
 from envplan.plan.target import Target, clock_timing_of, target_of
@@ -101,7 +101,10 @@ def verify_plan(
         InputError: the first thing that is not so.
     """
     context = ProofContext(plan, profile, force, progress)
-    return [sentence for proof in PROOFS for sentence in proof(context)]
+    sentences: list[str] = []
+    for proof in PROOFS:
+        sentences += proof(context)
+    return sentences
 
 
 def prove_profile(context: ProofContext) -> Iterator[str]:
@@ -119,7 +122,7 @@ def prove_profile(context: ProofContext) -> Iterator[str]:
 
 
 def prove_request(context: ProofContext) -> Iterator[str]:
-    """What the plan repeats of its request is what the request says; files of old have none."""
+    """The plan repeats what its request says; files of old have no request."""
     plan, request = context.plan, context.plan.stated_request
     if request is None:
         return
@@ -134,7 +137,11 @@ def prove_request(context: ProofContext) -> Iterator[str]:
 
 
 def _check_run(plan: Plan, run: Run | None) -> None:
-    """Raises: InputError: the costs of a plan are of another run than the request's."""
+    """Refuse costs of another run than the request's.
+
+    Raises:
+        InputError: names the field that differs.
+    """
     if run is None:
         return
     if plan.costs is None:
@@ -148,7 +155,11 @@ def _check_run(plan: Plan, run: Run | None) -> None:
 
 
 def _check_objective(request: Request) -> None:
-    """Raises: InputError: the objective and the deadline of a request contradict each other."""
+    """Refuse a request whose objective and deadline contradict each other.
+
+    Raises:
+        InputError: they do.
+    """
     has_deadline = request.deadline.kind != "any"
     if has_deadline != (request.objective == "energy"):
         raise InputError(
@@ -158,7 +169,7 @@ def _check_objective(request: Request) -> None:
 
 
 def check_repeated(name: str, stated: object, requested: object) -> None:
-    """That a plan repeats its request.
+    """Check that a plan repeats its request.
 
     Raises:
         InputError: it does not; names the field.
@@ -229,8 +240,8 @@ def prove_ladder(context: ProofContext) -> Iterator[str]:
     if plan.ladder is None:
         return
     previous = context.replay
-    for number, _ in enumerate(plan.ladder):
-        previous = _prove_rung(context, number, previous)
+    for number, rung in enumerate(plan.ladder):
+        previous = _prove_rung(context, f"ladder[{number}]", rung, previous)
     yield (
         f"the ladder's {len(plan.ladder)} slower plans take and use what they state, and each "
         "saves on those before it where there is time"
@@ -244,20 +255,19 @@ def prove_ladder(context: ProofContext) -> Iterator[str]:
             yield sentence
 
 
-def _prove_rung(context: ProofContext, number: int, previous: Replay) -> Replay:
+def _prove_rung(context: ProofContext, name: str, rung: Rung, previous: Replay) -> Replay:
     """The replay of a rung that is as stated.
 
     Args:
         context: of the plan.
-        number: of the rung, from 0.
+        name: what to call the rung in an error.
+        rung: as the plan states it.
         previous: the replay of the rung before it, or of the plan.
 
     Raises:
         InputError: it is not.
     """
-    plan, name, problem = context.plan, f"ladder[{number}]", previous.problem
-    assert plan.ladder is not None
-    rung = plan.ladder[number]
+    plan, problem = context.plan, previous.problem
     replay = problem.replay(rung_rows(name, rung, problem), previous.machine)
     check_cost(f"{name}.", rung, replay, plan.job.num_gpus)
     if replay.makespan_ns <= previous.makespan_ns:
@@ -290,7 +300,7 @@ def prove_limits(context: ProofContext) -> Iterator[str]:
 
 
 def _stated_results(plan: Plan) -> StatedResults:
-    """What a plan states of its own results, for its limits to prove."""
+    """The results that a plan states, for its limits to prove."""
     costs, run = plan.costs, None
     if costs is not None and costs.iterations is not None and costs.deadline_s is not None:
         run = NoisyRun(costs.iterations, ns_from_s_floor(costs.deadline_s))
@@ -317,7 +327,11 @@ def prove_deadline(context: ProofContext) -> Iterator[str]:
 
 
 def _check_target(context: ProofContext) -> None:
-    """Raises: InputError: the target repeats another request than the plan's."""
+    """Refuse a target that repeats another request than the plan's.
+
+    Raises:
+        InputError: names the field that differs.
+    """
     target, request = context.plan.target, context.request
     t_min_ns = context.frontier.min_time_ns
     expected = target_of(request, target.deadline_ns, least_ns=t_min_ns)
@@ -382,7 +396,7 @@ def prove_bound(context: ProofContext) -> Iterator[str]:
 
 
 def prove_waiting(context: ProofContext) -> Iterator[str]:
-    """What is used until a straggler has finished, and the least possible."""
+    """Energy until a straggler has finished is as stated, and the least possible is no less."""
     plan, frontier = context.plan, context.frontier
     until, straggler_s = plan.predicted.until_straggler, plan.target.straggler_time_s
     if until is None:
@@ -401,7 +415,11 @@ def prove_waiting(context: ProofContext) -> Iterator[str]:
 
 
 def _check_provable(name: str, stated_j: float, least_j: float) -> None:
-    """Raises: InputError: a stated lower bound is above the one that can be proved."""
+    """Refuse a stated lower bound that is above the one that can be proved.
+
+    Raises:
+        InputError: it is.
+    """
     if stated_j > least_j * (1 + _TOLERANCE):
         raise InputError(
             f"{name}.energy_lower_bound_j is {stated_j!r}; only {least_j!r} can be proved"

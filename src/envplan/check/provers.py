@@ -123,8 +123,9 @@ def prove_chrome_trace(file: OpenedFile) -> list[str]:
     name = r"^{} (?P<microbatch>\d+)( chunk (?P<chunk>\d+))?$"
     events = {instruction: name.format(instruction) for instruction in (*LETTERS, *EXTRAS)}
     read = read_chrome_traces([file.path], TraceMapping.of(instructions=events))
+    num_operations = sum(map(len, read.orders))
     return [
-        f"{sum(map(len, read.orders))} operations of {read.num_microbatches} microbatches on "
+        f"{num_operations} operations of {read.num_microbatches} microbatches on "
         f"{len(read.orders)} stages, as `envplan schedule import` reads them",
         "no two operations of a stage overlap",
     ]
@@ -144,8 +145,9 @@ def prove_sweep_config(file: OpenedFile) -> list[str]:
 def prove_run_log(file: OpenedFile) -> list[str]:
     """Every line of a run log is one."""
     lines = list(read_run_log([file.path]))
-    steps = sum(line.event == "step" for line in lines)
-    return [f"{len(lines)} lines of {len({line.rank for line in lines})} ranks, {steps} steps"]
+    ranks = {line.rank for line in lines}
+    num_steps = sum(line.event == "step" for line in lines)
+    return [f"{len(lines)} lines of {len(ranks)} ranks, {num_steps} steps"]
 
 
 def prove_sweep(file: OpenedFile) -> list[str]:
@@ -177,23 +179,26 @@ def prove_series(file: OpenedFile) -> list[str]:
 
 
 def prove_stragglers(file: OpenedFile) -> list[str]:
-    """Slowdowns of replicas, iteration by iteration."""
+    """Slowdowns of replicas are there for every iteration."""
     return [f"{len(read_slowdowns(file.path, _MAX_REPLICAS))} iterations, none missing"]
 
 
 def prove_rates(file: OpenedFile) -> list[str]:
-    """A price or a carbon intensity over time, without a gap."""
+    """A price or a carbon intensity over time has no gap."""
     kinds: tuple[Literal["price", "carbon"], ...] = ("price", "carbon")
-    rates = {kind: read_rate(str(file.path), kind) for kind in kinds if kind in file.columns}
-    return [
-        f"{kind}: {significant(rate.mean)} a kWh on average, over {duration_text(rate.lasts_s)} "
-        "without a gap"
-        for kind, rate in rates.items()
-    ]
+    sentences = []
+    for kind in kinds:
+        if kind in file.columns:
+            rate = read_rate(str(file.path), kind)
+            duration = duration_text(rate.lasts_s)
+            sentences.append(
+                f"{kind}: {significant(rate.mean)} a kWh on average, over {duration} without a gap"
+            )
+    return sentences
 
 
 def prove_clocks(file: OpenedFile) -> list[str]:
-    """Clocks of others, stage by stage."""
+    """Clocks of others are there stage by stage."""
     counts = count_clocks(file.path)
     return [
         f"clocks of {len(counts)} stages, {sum(counts)} in all, in MHz",
@@ -223,11 +228,16 @@ def prove_profile(file: OpenedFile) -> list[str]:
     profile = Profile.read_csv(file.path)
     doubt_profile(profile)
     tables = profile.tables()
-    all_mhz = {int(mhz) for table in tables for mhz in table.frequency_mhz if mhz}
-    span = f"between {min(all_mhz)} and {max(all_mhz)} MHz" if all_mhz else "without a clock"
+    clocks_mhz: set[int] = set()
+    for table in tables:
+        clocks_mhz.update(table.frequency_mhz[table.frequency_mhz > 0].tolist())
+    span = "without a clock"
+    if clocks_mhz:
+        span = f"between {min(clocks_mhz)} and {max(clocks_mhz)} MHz"
+    num_options = sum(map(len, tables))
     sentences = [
         f"{profile.describe()}: {profile.num_stages} stages with {', '.join(profile.instructions)}",
-        f"{sum(map(len, tables))} options {span}, all times and energies in range, no gaps",
+        f"{num_options} options {span}, all times and energies in range, no gaps",
     ]
     num_fixed = sum(not table.frequency_mhz.any() for table in tables)
     if num_fixed:

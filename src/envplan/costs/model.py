@@ -15,7 +15,7 @@ MAX_ITERATIONS: Final = 10**12
 
 Minimized = Literal["energy", "money", "carbon"]
 Amount = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(ge=0, le=1e9)]
+NonNegative = Annotated[float, Field(ge=0, le=1e9)]
 #: One number or many.
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 Iterations = Annotated[int, Field(ge=1, le=MAX_ITERATIONS)]
@@ -35,9 +35,9 @@ class Overheads(Model):
     """
 
     pue: Annotated[float, Field(ge=1, le=100)] = 1.0
-    host_power: Positive = 0.0
-    gpu_hour: Positive = 0.0
-    embodied: Positive = 0.0
+    host_power: NonNegative = 0.0
+    gpu_hour: NonNegative = 0.0
+    embodied: NonNegative = 0.0
     lifetime: Annotated[float, Field(gt=0, le=1000)] = 5.0
 
     def site_energy_j(self, time_s: Numbers, energy_j: Numbers, num_gpus: int) -> Numbers:
@@ -50,8 +50,8 @@ class Overheads(Model):
 
     def embodied_carbon_g(self, time_s: float, num_gpus: int) -> float:
         """The share of a time in the CO2 of making GPUs, g."""
-        made_g = self.embodied * 1e3 * num_gpus
-        return made_g * time_s / 3600 / (self.lifetime * HOURS_PER_YEAR)
+        embodied_g = self.embodied * 1e3 * num_gpus
+        return embodied_g * time_s / 3600 / (self.lifetime * HOURS_PER_YEAR)
 
     def in_words(self) -> str:
         """The overheads in a phrase; "" where there are none."""
@@ -85,17 +85,21 @@ class Run(Model):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        for kind, rate, what in (("price", self.price, "money"), ("carbon", self.carbon, "carbon")):
-            if rate is None and self.minimize == what:
-                raise ValueError(f"to minimize {what}, give the {kind} of a kWh (--{kind})")
-            if rate is not None and not rate.is_fixed and self.iterations is None:
-                raise ValueError(
-                    f"a {kind} that changes with time needs to know how long the run is: give "
-                    "--iterations or --tokens"
-                )
+        self._check_rate("price", self.price, "money")
+        self._check_rate("carbon", self.carbon, "carbon")
         if self.deadline_s is not None and self.iterations is None:
             raise ValueError("a deadline needs to know the work: give --iterations or --tokens")
         return self
+
+    def _check_rate(self, kind: str, rate: Rate | None, amount: Minimized) -> None:
+        """Refuse a rate that is absent where its amount is minimized, or changes over no time."""
+        if rate is None and self.minimize == amount:
+            raise ValueError(f"to minimize {amount}, give the {kind} of a kWh (--{kind})")
+        if rate is not None and not rate.is_fixed and self.iterations is None:
+            raise ValueError(
+                f"a {kind} that changes with time needs to know how long the run is: give "
+                "--iterations or --tokens"
+            )
 
     @property
     def minimized(self) -> Minimized:
@@ -140,11 +144,11 @@ class Cost(Model):
     money: float | None = Field(None, description="in currency units, where a price is known")
     carbon_g: Amount | None = Field(None, description="gCO2, where the carbon intensity is known")
 
-    def amount(self, what: Minimized) -> float:
+    def amount(self, minimized: Minimized) -> float:
         """One of the amounts, which must be known."""
         amounts = {"energy": self.energy_kwh, "money": self.money, "carbon": self.carbon_g}
-        amount = amounts[what]
-        assert amount is not None, f"no rate says the {what}"
+        amount = amounts[minimized]
+        assert amount is not None, f"no rate says the {minimized}"
         return amount
 
     def divided_by(self, count: int) -> Cost:

@@ -13,25 +13,26 @@ from envplan.units import J_PER_KWH, duration_text
 
 
 def compare_costs(
-    before: TimeAndEnergy, after: TimeAndEnergy, run: Run, num_gpus: int
+    at_max_frequency: TimeAndEnergy, by_plan: TimeAndEnergy, run: Run, num_gpus: int
 ) -> RunComparison:
     """Costs at maximum frequency beside those of a plan, of one iteration and of the run.
 
     Args:
-        before: an iteration at maximum frequency, all GPUs.
-        after: an iteration by the plan, all GPUs.
+        at_max_frequency: time and energy of an iteration at maximum frequency, all GPUs.
+        by_plan: the same by the plan.
         run: how many iterations there are, and the rates.
         num_gpus: GPUs of all replicas.
 
     Raises:
         InputError: a rate ends before the run does.
     """
-    old = price_iteration_and_run(before, run, num_gpus)
-    new = price_iteration_and_run(after, run, num_gpus)
-    iteration = CostComparison(max_frequency=old.iteration, plan=new.iteration)
-    if old.run is None or new.run is None:
-        return RunComparison(iteration, None)
-    return RunComparison(iteration, CostComparison(max_frequency=old.run, plan=new.run))
+    baseline = price_iteration_and_run(at_max_frequency, run, num_gpus)
+    planned = price_iteration_and_run(by_plan, run, num_gpus)
+    of_iteration = CostComparison(max_frequency=baseline.iteration, plan=planned.iteration)
+    of_run: CostComparison | None = None
+    if baseline.run is not None and planned.run is not None:
+        of_run = CostComparison(max_frequency=baseline.run, plan=planned.run)
+    return RunComparison(of_iteration, of_run)
 
 
 def price_iteration_and_run(iteration: TimeAndEnergy, run: Run, num_gpus: int) -> RunCosts:
@@ -75,7 +76,8 @@ def price_run(iteration: TimeAndEnergy, run: Run, num_gpus: int) -> Cost:
         check_span(rate, duration_s)
         if rate.is_fixed:
             return rate.per_kwh[0] * (joules * iterations) / J_PER_KWH + overhead
-        return joules / time_s * rate.integral(duration_s) / J_PER_KWH + overhead
+        mean_power_w = joules / time_s
+        return mean_power_w * rate.integral(duration_s) / J_PER_KWH + overhead
 
     return Cost(
         time_s=duration_s,

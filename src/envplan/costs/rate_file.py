@@ -110,14 +110,15 @@ def _read_file(path: Path, kind: Kind, start: datetime | None, repeats: bool) ->
     header, newline, rows = content.partition(b"\n")
     header = header.lower()
     has_times = "time" in header_names(header.decode("utf-8-sig", "replace"))
+    clock_column = "time" if has_times else "hour"
     table = parse_table(
         header + newline + rows,
-        _row_model("time" if has_times else "hour", kind),
+        _row_model(clock_column, kind),
         path=path,
         kind="a table of rates, with times or with hours,",
     )
-    clock: _Clock = _Calendar(table.columns["time"][0]) if has_times else _Hours()
-    begins = table.columns["time" if has_times else "hour"]
+    begins = table.columns[clock_column]
+    clock: _Clock = _Calendar(zero=begins[0]) if has_times else _Hours()
     start_s = 0.0
     try:
         spans = _spans(clock, begins, table.columns["end"])
@@ -125,8 +126,8 @@ def _read_file(path: Path, kind: Kind, start: datetime | None, repeats: bool) ->
         if has_times and start is not None:
             start_s = clock.seconds(start)
     except TypeError:
-        words = "some times have a time zone, and others (or --start) none"
-        raise InputError(words, path=path) from None
+        problem = "some times have a time zone, and others (or --start) none"
+        raise InputError(problem, path=path) from None
     first_s, end_s = spans[0].begin_s, spans[-1].end_s
     if not first_s <= start_s < end_s:
         reach = f"{clock.text(first_s)} to {clock.text(end_s)}"
@@ -145,26 +146,27 @@ def _read_file(path: Path, kind: Kind, start: datetime | None, repeats: bool) ->
 def _spans(clock: _Clock, begins: Sequence[Any], ends: Sequence[Any]) -> list[_Span]:
     """When each row holds; one without an end holds as long as the first one until the second."""
     begins_s = [clock.seconds(begin) for begin in begins]
-    usual_s = begins_s[1] - begins_s[0] if len(begins_s) > 1 else 0.0
+    usual_length_s = begins_s[1] - begins_s[0] if len(begins_s) > 1 else 0.0
     spans = []
     for begin_s, end in zip(begins_s, ends, strict=True):
-        end_s = begin_s + usual_s if end is None else clock.seconds(end)
+        end_s = begin_s + usual_length_s if end is None else clock.seconds(end)
         spans.append(_Span(begin_s, end_s))
     return spans
 
 
 def _check_complete(table: Table[Any], spans: Sequence[_Span], clock: _Clock) -> None:
     """Refuse rows with gaps, overlaps or disorder between them."""
-    known_until_s = spans[0].begin_s
+    covered_until_s = spans[0].begin_s
     for row, (begin_s, end_s) in enumerate(spans):
-        if abs(begin_s - known_until_s) > _ROUNDING_S or end_s <= begin_s:
+        follows_on = abs(begin_s - covered_until_s) <= _ROUNDING_S
+        if not follows_on or end_s <= begin_s:
             raise table.error(
                 row,
                 f"holds from {clock.text(begin_s)} to {clock.text(end_s)}, and all before it until "
-                f"{clock.text(known_until_s)}: rows must ascend in time and leave nothing out; a "
+                f"{clock.text(covered_until_s)}: rows must ascend in time and leave nothing out; a "
                 "single row needs a column end, and so do rows that differ in length",
             )
-        known_until_s = end_s
+        covered_until_s = end_s
 
 
 def _parse_start(text: str) -> datetime:
@@ -183,18 +185,23 @@ def _parse_time(text: str | None) -> datetime:
 
 
 def _row_model(clock: str, kind: Kind) -> type[BaseModel]:
-    """The columns of a file of rates."""
-    when: Any = Annotated[float, Field(ge=-1e7, le=1e7, allow_inf_nan=False)]
+    """The columns of a file of rates.
+
+    Args:
+        clock: the column by which the file tells time, "time" or "hour".
+        kind: the column of the values.
+    """
+    cell: Any = Annotated[float, Field(ge=-1e7, le=1e7, allow_inf_nan=False)]
     expected = "a number of hours"
     if clock == "time":
-        when = Annotated[datetime, BeforeValidator(_parse_time)]
+        cell = Annotated[datetime, BeforeValidator(_parse_time)]
         expected = "one as in 2026-12-01T00:00"
-    least = -MAX_PER_KWH if kind == "price" else 0.0
-    words = "power, W" if kind == "power" else f"{kind} per kWh"
-    value = Field(ge=least, le=MAX_PER_KWH, allow_inf_nan=False, description=words)
+    min_value = -MAX_PER_KWH if kind == "price" else 0.0  # prices may be negative
+    expected_value = "power, W" if kind == "power" else f"{kind} per kWh"
+    value = Field(ge=min_value, le=MAX_PER_KWH, allow_inf_nan=False, description=expected_value)
     columns: Any = {
-        clock: (when, Field(description=expected)),
-        "end": (when | None, Field(None, description=expected)),
+        clock: (cell, Field(description=expected)),
+        "end": (cell | None, Field(None, description=expected)),
         kind: (float, value),
     }
     return create_model("RateRow", **columns)

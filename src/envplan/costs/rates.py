@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -29,7 +29,7 @@ class Rate(Model):
         per_kwh: the values, currency units or gCO2 per kWh, as many.
         end_s: when the last value ceases to hold; None: never.
         start_s: when the run starts, on the same clock.
-        repeats: after its end the rate begins again.
+        repeats: after its end the rate begins again; its times up to there are a round.
         file: where it was read; None for a fixed rate.
     """
 
@@ -73,33 +73,43 @@ class Rate(Model):
     @property
     def mean(self) -> float:
         """The average over the whole file, per kWh."""
-        return self.per_kwh[0] if self.end_s is None else self._within(self.end_s) / self._period_s
+        if self.end_s is None:
+            return self.per_kwh[0]
+        return self._integral_in_first_round(self.end_s) / self._period_s
 
     def integral(self, seconds: float) -> float:
         """The integral over the first `seconds` of the run, units per kWh times s."""
-        return self._until(self.start_s + seconds) - self._until(self.start_s)
+        return self._integral_until(self.start_s + seconds) - self._integral_until(self.start_s)
 
-    def _until(self, clock_s: float) -> float:
+    def _integral_until(self, clock_s: float) -> float:
         """The integral from the first begin to a time on the rate's own clock."""
         if not self.repeats or self.end_s is None:
-            return self._within(clock_s)
-        rounds = math.floor((clock_s - self.begins_s[0]) / self._period_s)
-        return rounds * self._within(self.end_s) + self._within(clock_s - rounds * self._period_s)
+            return self._integral_in_first_round(clock_s)
+        num_rounds = math.floor((clock_s - self.begins_s[0]) / self._period_s)
+        whole_rounds = num_rounds * self._integral_in_first_round(self.end_s)
+        return whole_rounds + self._integral_in_first_round(clock_s - num_rounds * self._period_s)
 
-    def _within(self, clock_s: float) -> float:
-        """The same within the first round."""
-        step = max(0, bisect_right(self.begins_s, clock_s) - 1)
-        return self._sums[step] + self.per_kwh[step] * (clock_s - self.begins_s[step])
+    def _integral_in_first_round(self, clock_s: float) -> float:
+        """The same, for a time before the rate begins again."""
+        step = self._step_at(clock_s)
+        since_begin_s = clock_s - self.begins_s[step]
+        return self._integrals_at_begins[step] + self.per_kwh[step] * since_begin_s
 
     @cached_property
-    def _sums(self) -> list[float]:
-        """The integral from the first begin to each."""
-        lengths = (later - earlier for earlier, later in pairwise(self.begins_s))
-        areas = (value * length for value, length in zip(self.per_kwh, lengths, strict=False))
-        return list(accumulate(areas, initial=0.0))
+    def _integrals_at_begins(self) -> list[float]:
+        """The integral from the first begin to each begin."""
+        integrals = [0.0]
+        for per_kwh, (begin_s, end_s) in zip(self.per_kwh, pairwise(self.begins_s), strict=False):
+            integrals.append(integrals[-1] + per_kwh * (end_s - begin_s))
+        return integrals
+
+    def _step_at(self, clock_s: float) -> int:
+        """The index of the value that holds at a time; the first one where all begin later."""
+        return max(0, bisect_right(self.begins_s, clock_s) - 1)
 
     @property
     def _period_s(self) -> float:
+        """The length of a round; only of a rate that ends."""
         return (self.end_s or 0.0) - self.begins_s[0]
 
     def at(self, seconds: float) -> float:
@@ -107,7 +117,7 @@ class Rate(Model):
         clock_s = self.start_s + seconds
         if self.repeats and self.end_s is not None:
             clock_s = self.begins_s[0] + (clock_s - self.begins_s[0]) % self._period_s
-        return self.per_kwh[max(0, bisect_right(self.begins_s, clock_s) - 1)]
+        return self.per_kwh[self._step_at(clock_s)]
 
     def changes(self, since: float, until: float) -> Iterator[float]:
         """The times at which the rate changes, s since the run's start.
@@ -117,12 +127,13 @@ class Rate(Model):
             until: and strictly before this one.
         """
         first_round = last_round = 0
-        if self.repeats:
-            offset = self.begins_s[0] - self.start_s
-            first_round = math.floor((since - offset) / self._period_s)
-            last_round = math.floor((until - offset) / self._period_s)
-        for rounds in range(first_round, last_round + 1):
-            shift = rounds * self._period_s - self.start_s
-            for begin in self.begins_s:
-                if since < begin + shift < until:
-                    yield begin + shift
+        if self.repeats and self.end_s is not None:
+            first_begin_s = self.begins_s[0] - self.start_s
+            first_round = math.floor((since - first_begin_s) / self._period_s)
+            last_round = math.floor((until - first_begin_s) / self._period_s)
+        for round_number in range(first_round, last_round + 1):
+            shift_s = round_number * self._period_s - self.start_s
+            for begin_s in self.begins_s:
+                change_s = begin_s + shift_s
+                if since < change_s < until:
+                    yield change_s

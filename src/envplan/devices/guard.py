@@ -117,8 +117,8 @@ class Guard(AbstractContextManager["Guard"]):
 
         # Numbers of requests, which `request` changes without a lock.
         self._last_request_id = self.done = 0
-        self._unset_since_ns = 0
-        self._unsent_request: bytes | None = None
+        self._unset_since_ns = 0  # when requests began to wait, or one was last set
+        self._unsent_request: bytes | None = None  # the last one, where there was no room for it
         self._num_dropped = 0
 
         self._report_lock = threading.Lock()  # for all that follows, and for what is public above
@@ -279,7 +279,8 @@ class Guard(AbstractContextManager["Guard"]):
     def _note_overdue_requests(self) -> None:
         """Note, once, that requests have not been acknowledged for too long."""
         unset_s = (time.perf_counter_ns() - self._unset_since_ns) / 1e9
-        is_overdue = self.done != self._last_request_id and unset_s > ACKNOWLEDGE_TIMEOUT_S
+        is_waiting = self.done != self._last_request_id
+        is_overdue = is_waiting and unset_s > ACKNOWLEDGE_TIMEOUT_S
         if is_overdue and not self._is_overdue:
             self._problems.append(
                 f"GPU {self.info.index}: the clock asked for {unset_s:.1f} s ago is not set "
@@ -304,14 +305,15 @@ class Guard(AbstractContextManager["Guard"]):
                 self._read_reports()
                 self._process.close_reports()
                 self.reports_closed = True
-            problem = self._why_not_given_back()
-            if problem is not None:
-                problem = f"the clock may still be set: {problem}; run: envplan reset"
+            outcome = None
+            reason = self._why_not_given_back()
+            if reason is not None:
+                outcome = f"the clock may still be set: {reason}; run: envplan reset"
             if cause is _Cause.DIED:
-                problem = f"the clock guard is gone; {problem or 'its clock was given back'}"
-            if problem is not None:
+                outcome = f"the clock guard is gone; {outcome or 'its clock was given back'}"
+            if outcome is not None:
                 with self._report_lock:
-                    self._problems.append(problem)
+                    self._problems.append(outcome)
 
     def _why_not_given_back(self) -> str | None:
         """Why the clock may still be set, after trying in the guard's place; None: it is not."""

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from envplan._io.documents import check_stated
 from envplan._io.files import is_file
 from envplan.errors import InputError
 from envplan.frontier import Relaxation
-from envplan.pipeline import Pipeline
+from envplan.pipeline import Operation, Pipeline
 from envplan.plan.model import (
     PLAN_SCHEMA,
     Baseline,
@@ -123,7 +123,7 @@ def plan_of(
 def predict(
     replay: Replay, num_gpus: int, bound_fj: int = 0, bound: Bound = "relaxation"
 ) -> Predicted:
-    """What one iteration will take, beside the same at maximum frequency, under the same noise.
+    """The prediction of a replay, beside the same at maximum frequency, under the same noise.
 
     Args:
         bound_fj: least energy of all GPUs, fJ.
@@ -156,7 +156,7 @@ def _totals(replay: Replay, num_gpus: int) -> Baseline:
 
 
 def rounding_allowance_fj(replay: Replay) -> int:
-    """What the roundings of a replay may take off the relaxed bound, one GPU a stage, fJ.
+    """The most by which a replay's roundings may undercut the relaxed bound, one GPU a stage, fJ.
 
     The relaxed bound holds for clocks that come late, too: an operation that does a share x of its
     work at one clock and 1 - x at another takes x t_a + (1 - x) t_b and has the effective cost
@@ -170,9 +170,11 @@ def rounding_allowance_fj(replay: Replay) -> int:
     if replay.machine.latency_ns == 0:
         return 0
     problem = replay.problem
-    counts = np.bincount(replay.parts.operation, minlength=len(replay.rows))
+    num_parts = np.bincount(replay.parts.operation, minlength=len(replay.rows))
     waiting_uw = problem.blocking_power_uw[problem.stage]
-    return int(((counts - 1) * waiting_uw + counts)[counts > 1].sum())
+    # 1 ns of waiting for each change of clock, 1 fJ for each part.
+    allowances_fj = (num_parts - 1) * waiting_uw + num_parts
+    return int(allowances_fj[num_parts > 1].sum())
 
 
 def note_straggler(plan: Plan, frontier: Relaxation, replay: Replay, time: float) -> Plan:
@@ -193,27 +195,29 @@ def note_straggler(plan: Plan, frontier: Relaxation, replay: Replay, time: float
 
 
 def until_straggler(plan: Plan, time: float, lower_bound: float) -> UntilStraggler:
-    """What a plan and its waiting for a straggler of `time` s cost, against a lower bound in J."""
-    before = plan.predicted.baseline
-    _, energy = plan.until(time, plan.iteration_time, plan.energy)
-    _, usual = plan.until(time, before.iteration_time_s, before.energy_j)
+    """Energy of a plan that waits for a straggler of `time` s, against a lower bound in J."""
+    max_frequency = plan.predicted.baseline
+    planned = plan.until(time, plan.iteration_time, plan.energy)
+    baseline = plan.until(time, max_frequency.iteration_time_s, max_frequency.energy_j)
     return UntilStraggler(
-        energy_j=energy,
+        energy_j=planned.energy_j,
         # Both are rounded to floats.
-        energy_lower_bound_j=min(lower_bound, energy),
-        gap=gap_over(energy, lower_bound),
-        baseline_energy_j=usual,
+        energy_lower_bound_j=min(lower_bound, planned.energy_j),
+        gap=gap_over(planned.energy_j, lower_bound),
+        baseline_energy_j=baseline.energy_j,
     )
 
 
 def gap_over(energy_j: float, bound_j: float) -> float:
-    """Energy / bound - 1, not below 0."""
-    # A profile may say that everything is free; then nothing is lost either.
-    return energy_j / max(bound_j, j_from_fj(1)) - 1 if energy_j > bound_j else 0.0
+    """The fraction by which an energy lies above a lower bound, not below 0."""
+    if energy_j <= bound_j:
+        return 0.0
+    # A profile may say that everything is free, so that the bound is 0.
+    return energy_j / max(bound_j, j_from_fj(1)) - 1
 
 
 def percent(part: float, whole: float) -> float:
-    """100 part / whole; 0 of nothing."""
+    """A part in percent of a whole; 0 where the whole is 0."""
     return 100 * part / whole if whole else 0.0
 
 
@@ -269,22 +273,31 @@ def replay_plan(
     check_stated("stages", plan.stages, planned_operations(replay))
     if machine is None or machine == planned:
         return replay
-    configs = {config for one in (rung, *rungs) for config in chain(*(one.configs or ()))}
+    configs: set[str] = set()
+    for replayed_rung in (rung, *rungs):
+        configs.update(chain.from_iterable(replayed_rung.configs or ()))
     retimed = plan.job.problem(profile.retimed(configs, machine.latency_ns))
     return retimed.replay(rung_rows("stages", rung, retimed), machine)
 
 
-def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
-    """What a plan takes more on a profile's rows as measured, noise and all, than it says.
+class Excess(NamedTuple):
+    """Time and energy of a replay above those that a plan states, as fractions of these."""
 
-    Returns:
-        Time and energy, as fractions of what the plan says.
-    """
-    planned, stated = replay_plan(plan, profile), plan.profile.adjustments or Adjustments()
-    measured = profile.with_adjustments(stated.model_copy(update={"smoothed": False}))
-    problem = plan.job.problem(measured)
+    time: float
+    energy: float
+
+
+def beyond_raw_rows(plan: Plan, profile: Profile) -> Excess:
+    """The excess of a plan on a profile's rows as measured, noise and all, over what it says."""
+    planned = replay_plan(plan, profile)
+    adjustments = plan.profile.adjustments or Adjustments()
+    unsmoothed = adjustments.model_copy(update={"smoothed": False})
+    problem = plan.job.problem(profile.with_adjustments(unsmoothed))
     raw = problem.replay(rung_rows("stages", plan.as_rung(), problem), plan.job.machine)
-    return raw.makespan_ns / planned.makespan_ns - 1, raw.energy_fj / planned.energy_fj - 1
+    return Excess(
+        time=raw.makespan_ns / planned.makespan_ns - 1,
+        energy=raw.energy_fj / planned.energy_fj - 1,
+    )
 
 
 def find_profile(
@@ -307,9 +320,7 @@ def find_profile(
     """
     if given is not None:
         return as_referenced(reference, Profile.open(given))
-    folders = (Path(file).parent if file else Path(), Path())
-    near = [folder / reference.path for folder in folders] if reference.path is not None else []
-    path = next(filter(is_file, near), builtin_paths().get(reference.name))
+    path = _path_of_profile(reference, file)
     if path is not None:
         return as_referenced(reference, Profile.read_csv(path))
     raise InputError(
@@ -317,6 +328,19 @@ def find_profile(
         "from here nor built in; say where it is with --profile",
         path=file,
     )
+
+
+def _path_of_profile(
+    reference: ProfileReference, file: str | os.PathLike[str] | None
+) -> Path | None:
+    """The first of the places of a profile in which there is a file; None: in none of them."""
+    if reference.path is not None:
+        folder_of_file = Path(file).parent if file else Path()
+        for folder in (folder_of_file, Path()):
+            path = folder / reference.path
+            if is_file(path):
+                return path
+    return builtin_paths().get(reference.name)
 
 
 def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
@@ -338,7 +362,7 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
 
 
 def check_reference(reference: ProfileReference, profile: Profile, force: bool) -> str:
-    """That a profile is the one referred to; with `force`, only whether it is.
+    """Check that a profile is the one referred to; with `force`, only say whether it is.
 
     Raises:
         InputError: it has changed.
@@ -355,19 +379,26 @@ def check_reference(reference: ProfileReference, profile: Profile, force: bool) 
 
 
 def check_operations(plan: Plan, pipeline: Pipeline) -> None:
-    """That a plan has the operations of its pipeline, in the same order.
+    """Check that a plan has the operations of its pipeline, in the same order.
 
     Raises:
         InputError: the first that differs.
     """
-    in_words = "{0.instruction} of microbatch {0.microbatch}, chunk {0.chunk}".format
-    bounds = pairwise(pipeline.stage_begin.tolist())
-    due = [list(map(in_words, pipeline.operations[first:last])) for first, last in bounds]
-    check_stated("stages", [list(map(in_words, stage)) for stage in plan.stages], due)
+    stated = [[_operation_words(operation) for operation in stage] for stage in plan.stages]
+    expected = []
+    for begin, end in pairwise(pipeline.stage_begin.tolist()):
+        operations = pipeline.operations[begin:end]
+        expected.append([_operation_words(operation) for operation in operations])
+    check_stated("stages", stated, expected)
+
+
+def _operation_words(operation: Operation | PlannedOperation) -> str:
+    """An operation of a stage in words, the same for a pipeline's and a plan's."""
+    return f"{operation.instruction} of microbatch {operation.microbatch}, chunk {operation.chunk}"
 
 
 def check_cost(name: str, stated: Any, replay: Replay, gpus: int) -> None:
-    """That a plan takes and uses what it states, to the last ns and fJ.
+    """Check that a plan takes and uses what it states, to the last ns and fJ.
 
     Args:
         name: what stands before its fields' names in an error.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from envplan._io.documents import check_stated
 from envplan.costs.model import Costs, Run, TimeAndEnergy
@@ -25,16 +25,22 @@ def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
     Raises:
         InputError: a rate ends before the run does.
     """
-    iteration, whole = compare_costs(*before_and_after(plan, straggler_s), run, plan.job.all_gpus)
+    iterations = before_and_after(plan, straggler_s)
+    compared = compare_costs(iterations.max_frequency, iterations.plan, run, plan.job.all_gpus)
     fields = run.model_dump(exclude={"minimize"})
     fields["minimized"] = run.minimized if run.deadline_s is not None else None
-    costs = Costs(**fields, iteration=iteration, run=whole)
+    costs = Costs(**fields, iteration=compared.iteration, run=compared.run)
     return plan.model_copy(update={"costs": costs})
 
 
-def before_and_after(
-    plan: Plan, straggler_s: float | None = None
-) -> tuple[TimeAndEnergy, TimeAndEnergy]:
+class BeforeAndAfter(NamedTuple):
+    """Time and energy of an iteration at maximum frequency, and by a plan."""
+
+    max_frequency: TimeAndEnergy
+    plan: TimeAndEnergy
+
+
+def before_and_after(plan: Plan, straggler_s: float | None = None) -> BeforeAndAfter:
     """Time and energy of an iteration at maximum frequency, and by the plan.
 
     Where there is a straggler, both last until it has finished.
@@ -44,10 +50,10 @@ def before_and_after(
     """
     if straggler_s is None:
         straggler_s = plan.request.straggler_time_s
-    before, until_s = plan.predicted.baseline, straggler_s or 0.0
-    return (
-        plan.until(until_s, before.iteration_time_s, before.energy_j),
-        plan.until(until_s, plan.iteration_time, plan.energy),
+    baseline, until_s = plan.predicted.baseline, straggler_s or 0.0
+    return BeforeAndAfter(
+        max_frequency=plan.until(until_s, baseline.iteration_time_s, baseline.energy_j),
+        plan=plan.until(until_s, plan.iteration_time, plan.energy),
     )
 
 
@@ -63,12 +69,13 @@ def check_costs(plan: Plan) -> list[str]:
     costs = plan.costs
     if costs is None:
         return []
-    iteration, run = compare_costs(*before_and_after(plan), costs.of_run(), plan.job.all_gpus)
-    check_stated("costs.iteration", costs.iteration, iteration, _TOLERANCE)
-    check_stated("costs.run", costs.run, run, _TOLERANCE)
+    iterations, run = before_and_after(plan), costs.of_run()
+    expected = compare_costs(iterations.max_frequency, iterations.plan, run, plan.job.all_gpus)
+    check_stated("costs.iteration", costs.iteration, expected.iteration, _TOLERANCE)
+    check_stated("costs.run", costs.run, expected.run, _TOLERANCE)
     proved = ["costs follow from the plan's time and energy and the rates in the file"]
     if costs.deadline_s is not None and costs.iterations is not None:
-        run_ns = ns_from_s(before_and_after(plan)[1].time_s) * costs.iterations
+        run_ns = ns_from_s(iterations.plan.time_s) * costs.iterations
         duration = f"{costs.iterations} iterations take {s_from_ns(run_ns)!r} s"
         if run_ns > ns_from_s_floor(costs.deadline_s):
             raise InputError(f"{duration}, more than the deadline of {costs.deadline_s!r} s")

@@ -146,21 +146,22 @@ class FrontierFile(Document):
             slower: plans beyond T_star; None: the file ends at T_star.
         """
         t_star = frontier.min_energy_time
+        slower_frontier = None
+        if slower is not None:
+            slower_frontier = SlowerFrontier(
+                plans=[_stored(plan) for plan in slower],
+                breakpoints=_breakpoints(frontier, frontier.times >= t_star),
+            )
         return cls(
             schema=FRONTIER_SCHEMA,
             job=plans[0].job,
             profile=plans[0].profile,
             t_min_s=frontier.min_time,
-            t_star_s=frontier.min_energy_time,
+            t_star_s=t_star,
             baseline=plans[0].predicted.baseline,
             plans=[_stored(plan) for plan in plans],
             breakpoints=_breakpoints(frontier, frontier.times <= t_star),
-            slower=None
-            if slower is None
-            else SlowerFrontier(
-                plans=[_stored(plan) for plan in slower],
-                breakpoints=_breakpoints(frontier, frontier.times >= t_star),
-            ),
+            slower=slower_frontier,
         )
 
     def save(self, path: AnyPath) -> None:
@@ -209,41 +210,42 @@ class FrontierFile(Document):
         source = find_profile(self.profile, self._file) if profile is None else profile
         check_reference(self.profile, source, force=False)
         problem = self.job.problem(as_referenced(self.profile, source))
-        deadline, request = min(target_time, self.t_star_s), Request.from_options(target_time)
+        request = Request.from_options(target_time)
+        # Nothing uses less later than T_star.
+        deadline_s = min(target_time, self.t_star_s)
         return plan_of(
             in_time[-1].replayed("the plan", problem),
             self.job,
-            fj_from_j(self.energy_at(deadline)),
+            fj_from_j(self.energy_at(deadline_s)),
             profile=self.profile,
-            target=target_of(request, ns_from_s_floor(deadline)),
+            target=target_of(request, ns_from_s_floor(deadline_s)),
             planner="frontier",
             request=request,
         )
 
 
 def _stored(plan: Plan) -> StoredPlan:
-    """What a frontier file keeps of a plan."""
-    return StoredPlan(
-        **plan.predicted.model_dump(include={*COLUMNS}) | dict(plan.as_rung()),
-        lower_bound_j=plan.energy_lower_bound,
-    )
+    """A plan as a frontier file lists it."""
+    figures = plan.predicted.model_dump(include={*COLUMNS})
+    clocks = dict(plan.as_rung())
+    return StoredPlan(**figures | clocks, lower_bound_j=plan.energy_lower_bound)
 
 
-def _breakpoints(frontier: Relaxation, chosen: NDArray[np.bool_]) -> Breakpoints:
+def _breakpoints(frontier: Relaxation, is_included: NDArray[np.bool_]) -> Breakpoints:
     """Some of the breakpoints of a frontier."""
     return Breakpoints(
-        iteration_time_s=frontier.times[chosen].tolist(),
-        energy_j=frontier.energies[chosen].tolist(),
+        iteration_time_s=frontier.times[is_included].tolist(),
+        energy_j=frontier.energies[is_included].tolist(),
     )
 
 
 def distinct(plans: Sequence[Plan]) -> list[Plan]:
     """The plans without those that another one beats or equals in both time and energy."""
-    kept: list[Plan] = []
-    for plan in sorted(plans, key=lambda p: (p.iteration_time, p.energy)):
-        if not kept or plan.energy < kept[-1].energy:
-            kept.append(plan)
-    return kept
+    unbeaten: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.iteration_time, plan.energy)):
+        if not unbeaten or plan.energy < unbeaten[-1].energy:
+            unbeaten.append(plan)
+    return unbeaten
 
 
 def less_powerful(plans: Sequence[Plan], fastest: Plan) -> list[Plan]:

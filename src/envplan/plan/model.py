@@ -10,7 +10,7 @@ correctly rounded to a float and written so that it reads back the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field
 
@@ -77,7 +77,7 @@ class Job(PipelineSpec):
 
     @property
     def waiting_uw(self) -> int:
-        """What all GPUs draw while they wait, uW."""
+        """Power of all GPUs while they wait, uW."""
         return sum(map(uw_from_w, self.blocking_power_w)) * self.num_gpus
 
     @property
@@ -189,7 +189,7 @@ class Rung(Model):
     configs: list[list[str]] | None = None
 
     def configs_of(self, stage: int) -> list[str] | None:
-        """Those of one stage."""
+        """The configs of one stage's operations; None where no operation has one."""
         return None if self.configs is None else self.configs[stage]
 
 
@@ -261,8 +261,8 @@ class Plan(Document):
     @property
     def savings(self) -> Savings:
         """Percent and joules that one iteration saves against maximum frequency."""
-        before = self.predicted.baseline.energy_j
-        return Savings(self.predicted.savings_percent, before - self.energy)
+        saved_j = self.predicted.baseline.energy_j - self.energy
+        return Savings(self.predicted.savings_percent, saved_j)
 
     @property
     def frequencies(self) -> list[list[int]]:
@@ -276,9 +276,9 @@ class Plan(Document):
             sync_time: s; when the straggler ends.
             since: s; when the wait begins, default: when this plan's iteration ends.
         """
-        begin = self.iteration_time if since is None else since
-        ns = max(0, ns_from_s(sync_time) - ns_from_s(begin))
-        return j_from_fj(self.job.waiting_uw * ns)
+        begin_s = self.iteration_time if since is None else since
+        waiting_ns = max(0, ns_from_s(sync_time) - ns_from_s(begin_s))
+        return j_from_fj(self.job.waiting_uw * waiting_ns)
 
     def until(self, sync_time: float, time: float, energy: float) -> TimeAndEnergy:
         """Time and energy of an iteration of this job, s and J, that waits for a straggler.
@@ -287,9 +287,8 @@ class Plan(Document):
             sync_time: s; when the straggler ends.
             time, energy: of the iteration alone.
         """
-        return TimeAndEnergy(
-            max(time, sync_time), energy + self.waiting_energy(sync_time, since=time)
-        )
+        waiting_j = self.waiting_energy(sync_time, since=time)
+        return TimeAndEnergy(max(time, sync_time), energy + waiting_j)
 
     @property
     def effective_fj(self) -> int:
@@ -328,13 +327,10 @@ class Plan(Document):
         """One row an operation, by stage and in execution order; energy is that of one GPU."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [
-                {"stage": stage, **operation.model_dump()}
-                for stage, operations in enumerate(self.stages)
-                for operation in operations
-            ]
-        )
+        rows: list[dict[str, Any]] = []
+        for stage, operations in enumerate(self.stages):
+            rows += [{"stage": stage, **operation.model_dump()} for operation in operations]
+        return pd.DataFrame(rows)
 
     def __repr__(self) -> str:
         return (
@@ -345,18 +341,18 @@ class Plan(Document):
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        """What it saves, as a table."""
+        """Its figures beside those of maximum frequency, as a table."""
         import pandas as pd
 
-        before, after = self.predicted.baseline, self.predicted
+        baseline, planned = self.predicted.baseline, self.predicted
         modelled = " (modelled)" if self.profile.source == "modelled" else ""
         rows = {
-            "iteration time (s)": (before.iteration_time_s, after.iteration_time_s),
-            "energy (J)": (before.energy_j, after.energy_j),
-            "average power (W)": (before.average_power_w, after.average_power_w),
-            "saved (%)": ("", f"{after.savings_percent:.2f}"),
-            "slower (%)": ("", f"{after.slowdown_percent:.2f}"),
-            "certified gap (%)": ("", f"{100 * after.gap:.3f}"),
+            "iteration time (s)": (baseline.iteration_time_s, planned.iteration_time_s),
+            "energy (J)": (baseline.energy_j, planned.energy_j),
+            "average power (W)": (baseline.average_power_w, planned.average_power_w),
+            "saved (%)": ("", f"{planned.savings_percent:.2f}"),
+            "slower (%)": ("", f"{planned.slowdown_percent:.2f}"),
+            "certified gap (%)": ("", f"{100 * planned.gap:.3f}"),
         }
         columns = [self.profile.name + modelled, "maximum frequency", f"planner {self.planner}"]
         table = pd.DataFrame([(name, *row) for name, row in rows.items()], columns=columns)

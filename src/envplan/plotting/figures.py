@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,50 @@ def label_axes(axes: Axes, x: str, y: str, heading: str = "") -> None:
         axes.set_title(heading, loc="left")
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+class GridShape(NamedTuple):
+    """The shape of a grid of charts, filled row by row.
+
+    Attributes:
+        num_charts: how many there are, at least one.
+        num_columns, num_rows: room for all of them; the last row may have some left.
+    """
+
+    num_charts: int
+    num_columns: int
+    num_rows: int
+
+    @classmethod
+    def of(cls, num_charts: int, *, max_columns: int) -> Self:
+        """The shape for so many charts, of which so many fit beside each other."""
+        num_columns = min(max_columns, num_charts)
+        num_rows = math.ceil(num_charts / num_columns)
+        return cls(num_charts, num_columns, num_rows)
+
+
+class Grid(NamedTuple):
+    """The charts of a grid.
+
+    Attributes:
+        used: those that are drawn on, row by row.
+        lowest: those of them that have none below.
+    """
+
+    used: Sequence[Axes]
+    lowest: Sequence[Axes]
+
+
+def draw_grid(drawn: Figure, shape: GridShape, *, sharex: bool, sharey: bool) -> Grid:
+    """Add a grid of charts to a figure; those that are not needed stay invisible."""
+    charts = drawn.subplots(
+        shape.num_rows, shape.num_columns, squeeze=False, sharex=sharex, sharey=sharey
+    )
+    used, unused = np.split(charts.ravel(), [shape.num_charts])
+    for axes in unused:
+        axes.set_visible(False)
+    lowest = used[-shape.num_columns :]
+    return Grid(used.tolist(), lowest.tolist())
 
 
 def name_rows(axes: Axes, names: Sequence[str], begin: float, end: float) -> None:

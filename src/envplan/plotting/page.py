@@ -114,23 +114,25 @@ def chart(kind: Literal["frontier", "timeline", "series", "animation"], key: str
 
 def commands(lines: Sequence[str]) -> str:
     """HTML of commands, each with a button that copies it."""
+    return "".join(map(_command, lines))
+
+
+def _command(line: str) -> str:
     button = '<button type="button" class="copy">Copy</button>'
-    return "".join(
-        f'<div class="command"><code>{html.escape(line)}</code>{button}</div>' for line in lines
-    )
+    return f'<div class="command"><code>{html.escape(line)}</code>{button}</div>'
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """HTML of a table; its first column is text and stays in sight, all others are numbers."""
-    head = "".join(f"<th>{html.escape(header)}</th>" for header in headers)
-    lines = "".join(_table_row(cells) for cells in rows)
-    whole = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
-    return f'<div class="scroll shaded" tabindex="0">{whole}</div>'
+    header_cells = "".join(f"<th>{html.escape(header)}</th>" for header in headers)
+    head = f"<thead><tr>{header_cells}</tr></thead>"
+    body = f"<tbody>{''.join(map(_table_row, rows))}</tbody>"
+    return f'<div class="scroll shaded" tabindex="0"><table>{head}{body}</table></div>'
 
 
 def _table_row(cells: Sequence[str]) -> str:
-    inner = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-    return f"<tr>{inner}</tr>"
+    columns = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+    return f"<tr>{columns}</tr>"
 
 
 def notes(items: Sequence[str]) -> str:
@@ -156,7 +158,7 @@ class Card:
 
 def cards(shown: Sequence[Card]) -> str:
     """HTML of a row of cards."""
-    return f'<div class="cards">{"".join(_card(card) for card in shown)}</div>'
+    return f'<div class="cards">{"".join(map(_card, shown))}</div>'
 
 
 def _card(card: Card) -> str:

@@ -6,9 +6,9 @@ type of the same name in assets/data.js lists. Nothing is planned or replayed he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan.planners import TimeEnergy
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.planners import Comparison, Entry
     from envplan.simulation.iteration import Timeline
-    from envplan.simulation.results import PowerSteps, Slice
+    from envplan.simulation.results import PowerSteps, Slice, StageUse
     from envplan.solve import Frontier
 
 __all__ = [
@@ -250,13 +250,13 @@ def _planner_curves(comparison: Comparison) -> dict[str, list[TimeEnergy]]:
 
 def _curve(frontier: Frontier) -> list[TimeEnergy]:
     """The relaxed frontier's breakpoints."""
-    breakpoints = zip(frontier.times.tolist(), frontier.energies.tolist(), strict=True)
-    return _thinned([TimeEnergy(time_s, energy_j) for time_s, energy_j in breakpoints])
+    breakpoints = map(TimeEnergy, frontier.times.tolist(), frontier.energies.tolist())
+    return _thinned(list(breakpoints))
 
 
 def _thinned(points: Sequence[TimeEnergy]) -> list[TimeEnergy]:
     """Points of a curve with its ends; of very many, enough that no eye sees the difference."""
-    step = max(1, -(-len(points) // MAX_CURVE_POINTS))
+    step = max(1, math.ceil(len(points) / MAX_CURVE_POINTS))
     return [*points[:-1:step], *points[-1:]]
 
 
@@ -298,12 +298,9 @@ class OperationColumns:
             stages=[run.stage for run in runs],
             kinds=[number[run.instruction] for run in runs],
             starts_s=[run.start_s for run in runs],
-            times_s=[s_from_ns(time_ns) for time_ns in times_ns],
+            times_s=list(map(s_from_ns, times_ns)),
             frequencies_mhz=[run.frequency_mhz for run in runs],
-            power_w=[
-                _average_power_w(energy_fj, time_ns)
-                for energy_fj, time_ns in zip(energies_fj, times_ns, strict=True)
-            ],
+            power_w=list(map(_average_power_w, energies_fj, times_ns)),
             slacks_s=[run.could_stretch_s for run in runs],
             critical=[int(run.critical_path) for run in runs],
         )
@@ -388,11 +385,7 @@ class TimelineData:
             instructions=instructions,
             operations=OperationColumns.of(timeline, instructions),
             parts=_parts(timeline.slices),
-            bubbles=[
-                TimelineBubble(stage.stage, bubble.start_s, bubble.finish_s, bubble.could_fill_s)
-                for stage in timeline.stages
-                for bubble in stage.bubbles
-            ],
+            bubbles=_bubbles(timeline.stages),
             power=timeline.power,
             average_power_w=timeline.average_power,
         )
@@ -409,20 +402,30 @@ class TimelineData:
             "parts": self.parts,
             "bubbles": self.bubbles,
             "power": {
-                "times": [s_from_ns(time_ns) for time_ns in self.power.times_ns.tolist()],
+                "times": list(map(s_from_ns, self.power.times_ns.tolist())),
                 "watts": self.power.power_w.round(3).tolist(),
             },
             "average_w": self.average_power_w,
         }
 
 
+def _bubbles(stages: Sequence[StageUse]) -> list[TimelineBubble]:
+    """The bubbles of all stages."""
+    bubbles: list[TimelineBubble] = []
+    for stage in stages:
+        for bubble in stage.bubbles:
+            fields = (stage.stage, bubble.start_s, bubble.finish_s, bubble.could_fill_s)
+            bubbles.append(TimelineBubble(*fields))
+    return bubbles
+
+
 def _parts(slices: Sequence[Slice]) -> dict[int, list[PartSpan]]:
     """The parts that have clocks of their own, by operation."""
-    parts = [piece for piece in slices if piece.part]
-    return {
-        operation: [_part_span(piece) for piece in pieces]
-        for operation, pieces in groupby(parts, key=lambda piece: piece.operation)
-    }
+    parts: dict[int, list[PartSpan]] = {}
+    for piece in slices:
+        if piece.part:
+            parts.setdefault(piece.operation, []).append(_part_span(piece))
+    return parts
 
 
 def _part_span(piece: Slice) -> PartSpan:

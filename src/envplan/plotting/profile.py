@@ -5,8 +5,11 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from envplan.plotting.figures import figure, label_axes
 from envplan.plotting.titles import modelled_suffix, workload_title
+from envplan.units import UW_PER_W
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,18 +73,21 @@ def _draw_stage(
     """Draw the energy of a stage by clock, and its valley: the clock of least energy."""
     from envplan.profiling.remarks import energy_by_clock
 
-    energy_j = energy_by_clock(profile, stage)
-    clocks_mhz = sorted(energy_j)
-    valley_mhz = min(clocks_mhz, key=lambda clock: (energy_j[clock], -clock))
+    energy_j_at = energy_by_clock(profile, stage)
+    clocks_mhz = sorted(energy_j_at)
+    # Of clocks with the same energy the highest.
+    valley_mhz = min(clocks_mhz, key=lambda clock: (energy_j_at[clock], -clock))
     axes.plot(
         clocks_mhz,
-        [energy_j[clock] for clock in clocks_mhz],
+        [energy_j_at[clock] for clock in clocks_mhz],
         ".-",
         color=colours(stage),
         linewidth=1.6,
         label=f"stage {stage}, valley at {valley_mhz} MHz" if named else None,
     )
-    axes.plot(valley_mhz, energy_j[valley_mhz], "D", color=colours(stage), markeredgecolor="black")
+    axes.plot(
+        valley_mhz, energy_j_at[valley_mhz], "D", color=colours(stage), markeredgecolor="black"
+    )
 
 
 def _add_stage_bar(drawn: Figure, axes: Axes, colours: Colormap) -> None:
@@ -133,11 +139,12 @@ def _plateau_of(table: OptionTable) -> Plateau | None:
     """The clocks at the top of a table that bring next to no speed, if they span enough."""
     by_clock = table.frequency_mhz.argsort(kind="stable")
     clocks_mhz, times_ns = table.frequency_mhz[by_clock], table.time_ns[by_clock]
-    power_w = table.energy_fj[by_clock] / times_ns / 1e6
+    power_w = table.energy_fj[by_clock] / times_ns / UW_PER_W
     as_fast = times_ns <= (1 + _FLAT) * times_ns.min()
     is_flat = as_fast & (power_w >= (1 - 2 * _FLAT) * power_w.max())
-    # The first clock from which on all are flat.
-    begin = 0 if is_flat.all() else len(is_flat) - int((~is_flat[::-1]).argmax())
+    # The plateau begins after the last clock that is not flat.
+    steep = np.flatnonzero(~is_flat)
+    begin = int(steep[-1]) + 1 if len(steep) else 0
     if begin >= len(is_flat) - 1 or clocks_mhz[-1] < (1 + _WIDE) * clocks_mhz[begin]:
         return None
     return Plateau(

@@ -27,7 +27,7 @@ from envplan.solve.savings import Site
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.planners import Comparison
+    from envplan.planners import Comparison, Entry
     from envplan.simulation.iteration import Timeline
     from envplan.simulation.results import StageUse
     from envplan.solve import Frontier
@@ -288,21 +288,24 @@ def _mean_clock(stage: StageUse) -> str:
 def _planner_table(comparison: Comparison) -> str:
     """HTML of every planner's plan beside ours."""
     headers = ("", "saved (%)", "slower (%)", "time (s)", "energy", "gap (%)", "schedule")
-    rows = [
-        (
-            entry_name(entry.plan.planner, entry.point),
-            f"{entry.savings_percent:.2f}",
-            signed_percent(entry.slowdown_percent),
-            significant(entry.plan.iteration_time),
-            with_unit(entry.plan.energy, "J"),
-            f"{100 * entry.plan.gap:.3f}",
-            entry.plan.job.schedule,
-        )
-        for entry in comparison.entries
-    ]
-    return page.table(headers, rows)
+    return page.table(headers, [_planner_row(entry) for entry in comparison.entries])
 
 
+def _planner_row(entry: Entry) -> tuple[str, ...]:
+    """The cells of a planner's plan."""
+    plan = entry.plan
+    return (
+        entry_name(plan.planner, entry.point),
+        f"{entry.savings_percent:.2f}",
+        signed_percent(entry.slowdown_percent),
+        significant(plan.iteration_time),
+        with_unit(plan.energy, "J"),
+        f"{100 * plan.gap:.3f}",
+        plan.job.schedule,
+    )
+
+
+#: By what the profile says of its energies.
 _SOURCES: Final = {
     "measured": "The profile was measured: its times and energies are readings of a GPU.",
     "identified": "The profile's times were measured on GPUs; its energies were identified from "
@@ -319,7 +322,7 @@ _BLOCKING_POWER_SOURCES: Final = {
 
 
 def _assumptions(report: Report) -> Iterator[str]:
-    """Sentences on where the figures are from and what they take for granted."""
+    """Sentences on the source of the figures, and on what they take for granted."""
     job, reference, profile = report.plan.job, report.plan.profile, report.frontier.profile
     yield _SOURCES[profile.metadata.energies_are]
     yield f"Profile {reference.name}, SHA-256 {reference.sha256}."

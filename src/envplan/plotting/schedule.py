@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -54,7 +53,7 @@ class ScheduleLayout:
 
     Attributes:
         pipeline: the operations.
-        start, time: int64 (N,).
+        start, time: when each begins, and how long it takes, int64 (N,).
     """
 
     pipeline: Pipeline
@@ -82,9 +81,12 @@ class ScheduleLayout:
 
     def activations(self, rank: int) -> int:
         """How many activations a rank holds at most: from a forward to the end of its backward."""
-        operations = (self.pipeline.operations[index] for index in self.of_rank(rank))
-        changes = (_ACTIVATIONS.get(operation.instruction, 0) for operation in operations)
-        return max(accumulate(changes, initial=0))
+        num_held, max_held = 0, 0
+        for index in self.of_rank(rank):
+            instruction = self.pipeline.operations[index].instruction
+            num_held += _ACTIVATIONS.get(instruction, 0)
+            max_held = max(max_held, num_held)
+        return max_held
 
     def label(self, operation: Operation) -> str:
         """The label of an operation, `F3`; `4F3` with its model stage where ranks have several."""
@@ -101,15 +103,17 @@ class ScheduleLayout:
     def rows(self) -> list[str]:
         """A line of text for each rank: what it runs, with dots where it waits."""
         operations = self.pipeline.operations
-        unit_width = 1 + max(len(self.label(operation)) for operation in operations)
+        labels = [self.label(operation) for operation in operations]
+        unit_width = 1 + max(map(len, labels))
         waiting = ".".ljust(unit_width)
+        # A cell for each rank and unit of time; an operation's text is all in its first cell.
         cells = [[waiting] * self.makespan for _ in range(self.pipeline.num_stages)]
-        for operation, begin, units in zip(
-            operations, self.start.tolist(), self.time.tolist(), strict=True
-        ):
+        starts, times = self.start.tolist(), self.time.tolist()
+        for operation, label, start, units in zip(operations, labels, starts, times, strict=True):
             filler = "-" if units > 1 else " "
-            text = self.label(operation).ljust(unit_width * units - 1, filler)
-            cells[operation.stage][begin : begin + units] = [f"{text} ", *[""] * (units - 1)]
+            text = label.ljust(unit_width * units - 1, filler)
+            row = cells[operation.stage]
+            row[start : start + units] = [f"{text} ", *[""] * (units - 1)]
         return ["".join(row) for row in cells]
 
     def to_dict(self) -> dict[str, object]:
@@ -122,14 +126,15 @@ class ScheduleLayout:
             "time_unit": "unit",
             "makespan": float(self.makespan),
             "bubble_share": self.bubble_share,
-            "ranks": [
-                {
-                    "rank": rank,
-                    "activations": self.activations(rank),
-                    "operations": [self._operation_dict(index) for index in self.of_rank(rank)],
-                }
-                for rank in range(self.pipeline.num_stages)
-            ],
+            "ranks": [self._rank_dict(rank) for rank in range(self.pipeline.num_stages)],
+        }
+
+    def _rank_dict(self, rank: int) -> dict[str, object]:
+        """A rank in JSON types."""
+        return {
+            "rank": rank,
+            "activations": self.activations(rank),
+            "operations": [self._operation_dict(index) for index in self.of_rank(rank)],
         }
 
     def _operation_dict(self, index: int) -> dict[str, object]:
@@ -150,7 +155,8 @@ def _short_label(operation: Operation) -> str:
 
 def schedule_layout(pipeline: Pipeline) -> ScheduleLayout:
     """Lay a pipeline out in time, every operation as early as it can start."""
-    units = [2 if op.instruction == "backward" else 1 for op in pipeline.operations]
+    instructions = [operation.instruction for operation in pipeline.operations]
+    units = [2 if instruction == "backward" else 1 for instruction in instructions]
     times = np.array(units, np.int64)
     starts, _ = pipeline.earliest_starts(times, lags=False)
     return ScheduleLayout(pipeline, starts, times)
@@ -174,25 +180,28 @@ def schedule_figure(layout: ScheduleLayout) -> Figure:
         axes.set_facecolor("0.955")
         axes.set_xlabel("Time (units)")
         axes.set_title(_title(pipeline), loc="left")
-        handles = [
-            Patch(color=_colour(instruction, 0, 1), label=f"{letter} {instruction}")
-            for letter, instruction in layout.legend().items()
-        ]
+        handles = []
+        for letter, instruction in layout.legend().items():
+            colour = _colour(instruction, chunk=0, num_chunks=1)
+            handles.append(Patch(color=colour, label=f"{letter} {instruction}"))
         drawn.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=9)
     return drawn
 
 
 def _draw_operations(axes: Axes, layout: ScheduleLayout) -> None:
     """Draw a bar for each operation, in the colour of its instruction and chunk."""
-    operations, num_chunks = layout.pipeline.operations, layout.pipeline.num_chunks
-    middle = np.array([operation.stage for operation in operations])
+    num_chunks = layout.pipeline.num_chunks
+    rows, colours = [], []
+    for operation in layout.pipeline.operations:
+        rows.append(operation.stage)
+        colours.append(_colour(operation.instruction, operation.chunk, num_chunks))
     draw_bars(
         axes,
         layout.start,
         layout.end,
-        middle - _BAR_HEIGHT / 2,
+        np.array(rows) - _BAR_HEIGHT / 2,
         _BAR_HEIGHT,
-        facecolor=[_colour(op.instruction, op.chunk, num_chunks) for op in operations],
+        facecolor=colours,
         edgecolor="white",
         linewidth=0.6,
     )
@@ -204,16 +213,18 @@ def _draw_labels(axes: Axes, layout: ScheduleLayout, unit_in: float) -> None:
     There are none where nobody could read them.
     """
     operations = layout.pipeline.operations
-    max_length = max(len(_short_label(operation)) for operation in operations)
+    labels = [_short_label(operation) for operation in operations]
+    max_length = max(map(len, labels))
     font_size = unit_in * _POINTS_PER_IN / (_CHARACTER_WIDTH * max_length)
     if font_size < _MIN_FONT_SIZE:
         return
-    for operation, middle in zip(operations, (layout.start + layout.end) / 2, strict=True):
+    middles = (layout.start + layout.end) / 2
+    for operation, label, middle in zip(operations, labels, middles, strict=True):
         if operation.instruction in LETTERS:
             axes.text(
                 middle,
                 operation.stage,
-                _short_label(operation),
+                label,
                 fontsize=min(_MAX_FONT_SIZE, font_size),
                 ha="center",
                 va="center_baseline",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.plotting import page
-from envplan.plotting.figures import OKABE_ITO, RED, figure, label_axes
+from envplan.plotting.figures import OKABE_ITO, RED, GridShape, draw_grid, figure, label_axes
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -113,18 +113,23 @@ class _OverTime:
 
 
 def _over_time(simulations: Sequence[Simulation]) -> _OverTime:
-    series = [simulation.series for simulation in simulations]
+    """The quantities of simulations of one trace, the baseline first."""
+    # All have the same slots and the same load.
+    baseline = simulations[0].series
+    power_kw, gpus, attained_percent, policies = [], [], [], []
+    for simulation in simulations:
+        series = simulation.series
+        power_kw.append(series.power_w / 1e3)
+        gpus.append(series.gpus)
+        attained_percent.append(_attainment_percent(series.attained, series.requests))
+        policies.append(simulation.policy)
     return _OverTime(
-        axis=_time_axis(series[0].time_s),
-        load=_Panel("Load (1,000 tokens/s)", [series[0].load_tokens_s / 1e3]),
-        power=_Panel("Power of all GPUs (kW)", [each.power_w / 1e3 for each in series]),
-        gpus=_Panel("GPUs in use", [each.gpus for each in series]),
-        attainment=_Panel(
-            "SLOs met (%)",
-            [_attainment_percent(each.attained, each.requests) for each in series],
-            from_zero=False,
-        ),
-        policies=_policy_lines([simulation.policy for simulation in simulations]),
+        axis=_time_axis(baseline.time_s),
+        load=_Panel("Load (1,000 tokens/s)", [baseline.load_tokens_s / 1e3]),
+        power=_Panel("Power of all GPUs (kW)", power_kw),
+        gpus=_Panel("GPUs in use", gpus),
+        attainment=_Panel("SLOs met (%)", attained_percent, from_zero=False),
+        policies=_policy_lines(policies),
     )
 
 
@@ -145,12 +150,14 @@ def _policy_lines(names: Sequence[str]) -> list[_PolicyLine]:
     """The line of each policy; savings of others are against the first one."""
     from envplan.serving.policies import POLICIES
 
-    looks = dict(zip(POLICIES, zip(cycle(OKABE_ITO), cycle(_DASHES)), strict=False))
+    # Of 7 colours and 4 kinds of dashes a pair comes again only after 28 policies.
+    color_of = dict(zip(POLICIES, cycle(OKABE_ITO), strict=False))
+    dash_of = dict(zip(POLICIES, cycle(_DASHES), strict=False))
     lines = []
     for name in names:
         is_baseline = len(names) > 1 and name == names[0]
-        color, dash = looks[name]
-        lines.append(_PolicyLine(f"{name} (baseline)" if is_baseline else name, color, dash))
+        label = f"{name} (baseline)" if is_baseline else name
+        lines.append(_PolicyLine(label, color_of[name], dash_of[name]))
     return lines
 
 
@@ -165,7 +172,8 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
     from envplan.serving.policies import POLICIES
 
     baseline, *others = simulations
-    descriptions = [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
+    policies = [simulation.policy for simulation in simulations]
+    descriptions = [f"{policy}: {POLICIES[policy].about}." for policy in policies]
     parts = [
         page.cards([_savings_card(simulation, baseline) for simulation in others]),
         page.section("Over time", page.chart("series", "over_time")),
@@ -196,7 +204,8 @@ def comparison_table(simulations: Sequence[Simulation]) -> str:
     rows = []
     for simulation in simulations:
         saved = saved_percent_text(simulation, simulations[0])
-        rows.append([simulation.policy, saved, *(metric.text(simulation) for metric in COMPARED)])
+        figures = [metric.text(simulation) for metric in COMPARED]
+        rows.append([simulation.policy, saved, *figures])
     return page.table(headers, rows)
 
 
@@ -205,17 +214,19 @@ def _series_chart(over_time: _OverTime) -> dict[str, object]:
     return {
         "times": _page_numbers(over_time.axis.times),
         "label": over_time.axis.label,
-        "panels": [
-            {
-                "label": panel.label,
-                "from_zero": panel.from_zero,
-                "lines": [_page_numbers(line) for line in panel.lines],
-            }
-            for panel in over_time.panels
-        ],
+        "panels": [_panel_data(panel) for panel in over_time.panels],
         "names": [policy.label for policy in over_time.policies],
         "colours": [policy.color for policy in over_time.policies],
         "dashes": [_DASHES[policy.dash] for policy in over_time.policies],
+    }
+
+
+def _panel_data(panel: _Panel) -> dict[str, object]:
+    """A panel as page.js reads it."""
+    return {
+        "label": panel.label,
+        "from_zero": panel.from_zero,
+        "lines": [_page_numbers(line) for line in panel.lines],
     }
 
 
@@ -269,23 +280,20 @@ def _draw_policies(axes: Axes, panel: _Panel, over_time: _OverTime) -> None:
 def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Figure:
     """Energy of a request against the clock at one load, a panel for each class."""
     names = [name for name in profile.classes if profile.curves_of(name)]
-    num_columns = min(_MAX_COLUMNS, len(names))
-    num_rows = -(-len(names) // num_columns)
+    shape = GridShape.of(len(names), max_columns=_MAX_COLUMNS)
     title = (
         f"{profile.name}{_source_note(profile.source)}, {load:g} tokens/s per instance\n"
         "SL: short input, long output; only clocks that meet the SLOs; circled: least energy"
     )
-    with figure(3.4 * num_columns, 1.3 + 2.3 * num_rows, _FONT_SIZE) as drawn:
-        panels = drawn.subplots(num_rows, num_columns, squeeze=False, sharex=True).ravel()
-        for axes, name in zip(panels, names, strict=False):
+    with figure(3.4 * shape.num_columns, 1.3 + 2.3 * shape.num_rows, _FONT_SIZE) as drawn:
+        grid = draw_grid(drawn, shape, sharex=True, sharey=False)
+        for axes, name in zip(grid.used, names, strict=True):
             _draw_class(axes, profile, name, load)
-        for axes in panels[len(names) :]:
-            axes.set_visible(False)
-        for axes in panels[max(0, len(names) - num_columns) : len(names)]:
+        for axes in grid.lowest:
             axes.set_xlabel("SM clock (MHz)")
         drawn.supylabel("Energy per request (kJ)", fontsize=_FONT_SIZE)
         drawn.suptitle(title, fontsize=1.1 * _FONT_SIZE)
-        marks = _labelled_marks(list(panels))
+        marks = _labelled_marks(grid.used)
         labels = sorted(marks)
         drawn.legend(
             [marks[label] for label in labels], labels, loc="outside lower center", ncols=5
@@ -315,12 +323,16 @@ def _draw_class(axes: Axes, profile: ServingProfile, name: str, load: float) -> 
     if not curves:
         axes.set_title(f"{name}: no clock meets the SLOs", loc="left")
         return
-    points = [
-        _EnergyPoint(profile.energy_per_request(curve, load) / 1e3, curve.frequency_mhz, curve.tp)
-        for curve in curves
-    ]
-    for tp in sorted({point.tp for point in points}):
-        _draw_tp(axes, tp, [point for point in points if point.tp == tp])
+    points = []
+    points_of_tp: dict[int, list[_EnergyPoint]] = {}
+    for curve in curves:
+        energy_kj = profile.energy_per_request(curve, load) / 1e3
+        point = _EnergyPoint(energy_kj, curve.frequency_mhz, curve.tp)
+        points.append(point)
+        points_of_tp.setdefault(curve.tp, []).append(point)
+    for tp in sorted(points_of_tp):
+        _draw_tp(axes, tp, points_of_tp[tp])
+    # The last of all curves is that of most GPUs at the maximum clock.
     if curves[-1] is profile.curves_of(name)[-1]:
         _draw_baseline_point(axes, points[-1])
     best = min(points)
@@ -419,8 +431,9 @@ def _annotate_clocks(axes: Axes, row: int, pool: Pool, *, is_wide: bool) -> None
     for group in pool.groups:
         clock = f"TP{group.tp} at {group.frequency_mhz}"
         num_instances[clock] = num_instances.get(clock, 0) + group.instances
+    phrases = [f"{count} x {clock}" for clock, count in num_instances.items()]
     axes.annotate(
-        ", ".join(f"{count} x {clock}" for clock, count in num_instances.items()),
+        ", ".join(phrases),
         (pool.gpus, row),
         xytext=(-6 if is_wide else 6, 0),
         textcoords="offset points",
@@ -435,7 +448,10 @@ def _tp_patches(plan: ServingPlan) -> Iterator[Artist]:
     """A patch in the legend for each TP of a plan."""
     from matplotlib.patches import Patch
 
-    for tp in sorted({group.tp for pool in plan.pools for group in pool.groups}):
+    degrees: set[int] = set()
+    for pool in plan.pools:
+        degrees.update(group.tp for group in pool.groups)
+    for tp in sorted(degrees):
         yield Patch(color=_TP_LOOKS[tp].color, label=f"TP{tp}")
 
 

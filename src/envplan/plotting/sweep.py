@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle, product
+from itertools import chain, cycle, product
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from envplan._io.words import counted
 from envplan.errors import InputError
-from envplan.plotting.figures import OKABE_ITO, figure, label_axes
+from envplan.plotting.figures import OKABE_ITO, GridShape, draw_grid, figure, label_axes
 from envplan.plotting.frontier import LOOKS
 from envplan.plotting.titles import shorten
 from envplan.sweep.table import varying
@@ -89,23 +89,20 @@ def sweep_figure(rows: Sequence[SweepRow]) -> Figure:
     planned = [row for row in rows if row.error is None]
     if not planned:
         raise InputError("there is nothing to draw: no point of the sweep has a plan")
-    varied = [name for name in _JOB_COLUMNS if name in varying(planned)]
+    varying_columns = varying(planned)
+    varied = [name for name in _JOB_COLUMNS if name in varying_columns]
     facet, *told_by_colour = varied or ["profile"]
     panels = _panels(planned, facet, told_by_colour)
     styles = _styles(panels)
     shown = list(panels)[:_MAX_PANELS]
-    num_columns = min(_MAX_COLUMNS, len(shown))
-    num_rows = -(-len(shown) // num_columns)
-    width_in = max(_MIN_WIDTH_IN, _PANEL_WIDTH_IN * num_columns)
-    height_in = _TITLE_AND_LEGEND_IN + _PANEL_HEIGHT_IN * num_rows
+    shape = GridShape.of(len(shown), max_columns=_MAX_COLUMNS)
+    width_in = max(_MIN_WIDTH_IN, _PANEL_WIDTH_IN * shape.num_columns)
+    height_in = _TITLE_AND_LEGEND_IN + _PANEL_HEIGHT_IN * shape.num_rows
     with figure(width_in, height_in, _FONT_SIZE) as drawn:
-        grid = drawn.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True)
-        all_axes = grid.ravel()
-        for axes, name in zip(all_axes, shown, strict=False):
+        grid = draw_grid(drawn, shape, sharex=True, sharey=True)
+        for axes, name in zip(grid.used, shown, strict=True):
             _draw_panel(axes, panels[name], styles, title=shorten(name) if varied else "")
-        for axes in all_axes[len(shown) :]:
-            axes.set_visible(False)
-        for axes in all_axes[max(0, len(shown) - num_columns) : len(shown)]:
+        for axes in grid.lowest:
             axes.set_xlabel("Slower than maximum frequency (%)")
             axes.tick_params(labelbottom=True)
         drawn.supylabel("Energy saved against maximum frequency (%)", fontsize=_LARGE_FONT_SIZE)
@@ -123,10 +120,11 @@ def _panels(
     """The panels by name, each with its points by kind."""
     panels: dict[str, _Panel] = {}
     for row in rows:
-        words = [_cell_words(row, name) for name in told_by_colour]
+        job_words = [_cell_words(row, name) for name in told_by_colour]
         if row.recompute:
-            words.append("recomputation")
-        kind = _Kind(", ".join([*words, *row.conditions]), row.planner)
+            job_words.append("recomputation")
+        job_words += row.conditions
+        kind = _Kind(", ".join(job_words), row.planner)
         panel = panels.setdefault(_cell_words(row, facet), {})
         point = _Point(row.slowdown_percent or 0.0, row.savings_percent or 0.0)
         panel.setdefault(kind, []).append(point)
@@ -136,14 +134,18 @@ def _panels(
 def _cell_words(row: SweepRow, column: str) -> str:
     """A value in words, such as "8 microbatches"."""
     value = getattr(row, column)
-    return counted(value or 0, _NOUNS[column]) if column in _NOUNS else str(value)
+    if column not in _NOUNS:
+        return str(value)
+    return counted(value or 0, _NOUNS[column])
 
 
 def _styles(panels: Mapping[str, _Panel]) -> dict[str, _Style]:
     """A style for each job, in the order in which panels show them; after all come the same."""
-    jobs = dict.fromkeys(kind.job for panel in panels.values() for kind in panel)
-    looks = cycle(_Style(colour, dashes) for dashes, colour in product(_DASHES, OKABE_ITO))
-    return dict(zip(jobs, looks, strict=False))
+    kinds = chain.from_iterable(panels.values())
+    jobs = dict.fromkeys(kind.job for kind in kinds)
+    # All colours with one kind of dashes, then all with the next.
+    styles = [_Style(colour, dashes) for dashes, colour in product(_DASHES, OKABE_ITO)]
+    return dict(zip(jobs, cycle(styles), strict=False))
 
 
 def _draw_panel(axes: Axes, panel: _Panel, styles: Mapping[str, _Style], title: str) -> None:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from envplan.simulation.iteration import Timeline
 
-_COLOUR_MAP: Final = (
-    "cividis"  # in order of lightness, so it survives colour blindness and printing
-)
+#: Its colours are in order of lightness, so it survives colour blindness and printing.
+_COLOUR_MAP: Final = "cividis"
 _USABLE: Final[dict[str, Any]] = {"facecolor": "#D9F0E3", "edgecolor": "#4DA97A", "hatch": "///"}
 _UNUSABLE: Final[dict[str, Any]] = {"facecolor": "0.93"}
 _CRITICAL: Final = "#D55E00"
@@ -49,6 +48,7 @@ _MAX_EDGED: Final = 1500  # operations; white edges of more would hide what is i
 _MAX_DRAWN: Final = 5000  # operations; of more nobody could tell one from the next
 _EXCERPT: Final = 800  # operations in each of the two parts that are drawn then
 
+_MARGIN_POINTS: Final = 1.0  # on either side of a number
 _DIGIT_WIDTH: Final = 0.66  # in sizes of its font
 _SUBSCRIPT_WIDTH: Final = 0.65  # of a digit
 _MIN_NUMBER_SIZE: Final = 6.5
@@ -79,16 +79,17 @@ def timeline_figure(timeline: Timeline, *, before: Timeline | None = None) -> Fi
             sharex="col",
             sharey="row",
         )
+        stage_charts, power_charts = grid[:-1], grid[-1]
         all_bars = [_Bars.of(shown) for shown in timelines]
-        scale = _add_clock_scale(drawn, grid[:-1].ravel().tolist(), all_bars)
-        for axes_row, shown, bars in zip(grid, timelines, all_bars, strict=False):
-            for axes, window in zip(axes_row, excerpt.windows, strict=True):
+        scale = _add_clock_scale(drawn, stage_charts.ravel().tolist(), all_bars)
+        for charts, shown, bars in zip(stage_charts, timelines, all_bars, strict=True):
+            for axes, window in zip(charts, excerpt.windows, strict=True):
                 _StageRows(axes, shown, bars, window, scale, excerpt.inches_per_s).draw()
-            axes_row[0].set_title(_title(shown, before), loc="left")
+            charts[0].set_title(_title(shown, before), loc="left")
         headline = job_title(timeline).replace("\n", ": ") + excerpt.note
         _add_legend(drawn, timelines, headline)
-        _draw_power_charts(grid[-1], timelines, excerpt.windows)
-        handles, labels = grid[-1][0].get_legend_handles_labels()
+        _draw_power_charts(power_charts, timelines, excerpt.windows)
+        handles, labels = power_charts[0].get_legend_handles_labels()
         drawn.legend(handles, labels, loc="outside lower left", ncols=2)
     return drawn
 
@@ -171,16 +172,20 @@ class _Bars:
         """A bar for each slice of a timeline."""
         slices, operations = timeline.slices, timeline.pipeline.operations
         operation = np.array([piece.operation for piece in slices], np.int64)
+        frequency_mhz = np.array([piece.frequency_mhz for piece in slices], np.int64)
         begin_ns = np.array([piece.start_ns for piece in slices], np.int64)
         end_ns = np.array([piece.finish_ns for piece in slices], np.int64)
+        instruction_of = np.array([op.instruction for op in operations])
+        stage_of = np.array([op.stage for op in operations])
+        num_slices_of = np.bincount(operation)
         return cls(
             operation=operation,
-            frequency_mhz=np.array([piece.frequency_mhz for piece in slices], np.int64),
+            frequency_mhz=frequency_mhz,
             begin_s=begin_ns / NS_PER_S,
             end_s=end_ns / NS_PER_S,
-            instruction=np.array([op.instruction for op in operations])[operation],
-            stage=np.array([op.stage for op in operations])[operation],
-            is_whole=np.bincount(operation)[operation] == 1,
+            instruction=instruction_of[operation],
+            stage=stage_of[operation],
+            is_whole=num_slices_of[operation] == 1,
         )
 
 
@@ -192,13 +197,15 @@ def _add_clock_scale(
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    clocks_mhz = np.unique(np.concatenate([bars.frequency_mhz for bars in all_bars]))
-    clocks_mhz = clocks_mhz[clocks_mhz > 0]
-    low, high = (clocks_mhz[0], clocks_mhz[-1]) if len(clocks_mhz) else (0.0, 0.0)
-    if low == high:
-        low = high - 1  # a single clock has the colour of the highest
-    scale = ScalarMappable(Normalize(low, high), colormaps[_COLOUR_MAP])
-    ticks = clocks_mhz.tolist() if len(clocks_mhz) == 1 else None
+    frequencies_mhz = np.concatenate([bars.frequency_mhz for bars in all_bars])
+    clocks_mhz = np.unique(frequencies_mhz[frequencies_mhz > 0]).tolist()
+    low_mhz, high_mhz = 0, 0
+    if clocks_mhz:
+        low_mhz, high_mhz = clocks_mhz[0], clocks_mhz[-1]
+    if low_mhz == high_mhz:
+        low_mhz = high_mhz - 1  # a single clock has the colour of the highest
+    scale = ScalarMappable(Normalize(low_mhz, high_mhz), colormaps[_COLOUR_MAP])
+    ticks = clocks_mhz if len(clocks_mhz) == 1 else None
     drawn.colorbar(scale, ax=charts, ticks=ticks, label="SM clock (MHz)", pad=0.01, fraction=0.03)
     return scale
 
@@ -228,14 +235,7 @@ class _StageRows:
         self._draw_bubbles()
         visible = np.flatnonzero(self.window.overlaps(self.bars.begin_s, self.bars.end_s))
         has_edges = len(visible) <= _MAX_EDGED
-        edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5} if has_edges else {}
-        fills = self._fills()
-        for instruction in dict.fromkeys(self.bars.instruction.tolist()):
-            alike = visible[self.bars.instruction[visible] == instruction]
-            hatch = _WEIGHT_HATCH if instruction == _HATCHED else None
-            boxes = self._draw_bars(alike, facecolor=fills[alike], zorder=2, hatch=hatch, **edges)
-            if instruction != _HATCHED:
-                self._draw_numbers(alike, boxes, fills)
+        self._draw_operations(visible, has_edges=has_edges)
         critical = np.isin(self.bars.operation[visible], self.timeline.critical_path)
         self._draw_bars(
             visible[critical],
@@ -246,6 +246,20 @@ class _StageRows:
         )
         names = [f"stage {stage}" for stage in range(self.timeline.pipeline.num_stages)]
         name_rows(self.axes, names, self.window.begin_s, self.window.end_s)
+
+    def _draw_operations(self, visible: NDArray[np.intp], *, has_edges: bool) -> None:
+        """Draw the visible bars, instruction by instruction, in the colours of their clocks."""
+        look: dict[str, Any] = {"zorder": 2}
+        if has_edges:
+            look |= {"edgecolor": "white", "linewidth": 0.5}
+        fills = self._fills()
+        for instruction in dict.fromkeys(self.bars.instruction.tolist()):
+            bars = visible[self.bars.instruction[visible] == instruction]
+            if instruction == _HATCHED:
+                self._draw_bars(bars, facecolor=fills[bars], hatch=_WEIGHT_HATCH, **look)
+            else:
+                boxes = self._draw_bars(bars, facecolor=fills[bars], **look)
+                self._draw_numbers(bars, boxes, fills)
 
     def _fills(self) -> NDArray[np.float64]:
         """The colour of each bar, (num_bars, 4)."""
@@ -269,7 +283,7 @@ class _StageRows:
         All have one size: as large as the narrowest bar that has room for one allows.
         """
         labels = list(self._labels(indices, boxes, fills))
-        size = min([label.max_size for label in labels] + [_MAX_NUMBER_SIZE])
+        size = min([_MAX_NUMBER_SIZE, *(label.max_size for label in labels)])
         for label in labels:
             self.axes.text(
                 label.x,
@@ -287,41 +301,55 @@ class _StageRows:
         self, indices: NDArray[np.intp], boxes: Boxes, fills: NDArray[np.float64]
     ) -> Iterator[_Label]:
         """The labels of the bars that are whole operations and have room for one."""
-        bars, pipeline = self.bars, self.timeline.pipeline
+        bars = self.bars
         for bar, box in zip(indices.tolist(), boxes, strict=True):
-            operation = pipeline.operations[bars.operation[bar]]
-            text = str(operation.microbatch)
-            if pipeline.num_chunks > 1:
-                text += str(operation.chunk).translate(_SUBSCRIPTS)
+            if not bars.is_whole[bar]:
+                continue
+            text = self._number(bars.operation[bar])
             width_in = (bars.end_s[bar] - bars.begin_s[bar]) * self.inches_per_s
-            max_size = (width_in * _POINTS_PER_IN - 2) / (_DIGIT_WIDTH * _width_in_digits(text))
-            if max_size >= _MIN_NUMBER_SIZE and bars.is_whole[bar]:
+            inner_width = width_in * _POINTS_PER_IN - 2 * _MARGIN_POINTS
+            max_size = inner_width / (_DIGIT_WIDTH * _width_in_digits(text))
+            if max_size >= _MIN_NUMBER_SIZE:
                 x, y = box.mean(axis=0).tolist()
                 yield _Label(text, x, y, max_size, legible_ink(fills[bar]))
 
+    def _number(self, index: int) -> str:
+        """The microbatch of an operation; with its chunk as a subscript where there are several."""
+        pipeline = self.timeline.pipeline
+        operation = pipeline.operations[index]
+        if pipeline.num_chunks == 1:
+            return str(operation.microbatch)
+        return f"{operation.microbatch}{str(operation.chunk).translate(_SUBSCRIPTS)}"
+
     def _draw_bubbles(self) -> None:
-        """Draw grey what no operation fills, and hatched what of it the one before could fill."""
-        bubbles = [
-            (stage.stage, bubble)
-            for stage in self.timeline.stages
-            for bubble in stage.bubbles
-            if self.window.overlaps(bubble.start_s, bubble.finish_s)
-        ]
-        waiting = [(stage, bubble.start_s, bubble.finish_s) for stage, bubble in bubbles]
-        self._draw_gaps(waiting, _UNUSABLE)
-        usable = [
-            (stage, bubble.start_s, bubble.start_s + bubble.could_fill_s)
-            for stage, bubble in bubbles
-            if bubble.could_fill_s > 0
-        ]
+        """Draw bubbles grey, and hatch what the operation before each could fill of it."""
+        bubbles: list[_Gap] = []
+        usable: list[_Gap] = []
+        for stage in self.timeline.stages:
+            for bubble in stage.bubbles:
+                if not self.window.overlaps(bubble.start_s, bubble.finish_s):
+                    continue
+                bubbles.append(_Gap(stage.stage, bubble.start_s, bubble.finish_s))
+                if bubble.could_fill_s > 0:
+                    filled_until_s = bubble.start_s + bubble.could_fill_s
+                    usable.append(_Gap(stage.stage, bubble.start_s, filled_until_s))
+        self._draw_gaps(bubbles, _UNUSABLE)
         self._draw_gaps(usable, _USABLE)
 
-    def _draw_gaps(self, gaps: Sequence[tuple[int, float, float]], look: dict[str, Any]) -> None:
-        """Draw gaps, each a stage with a begin and an end (s)."""
+    def _draw_gaps(self, gaps: Sequence[_Gap], look: dict[str, Any]) -> None:
+        """Draw gaps of all stages with one look."""
         if gaps:
             stage, begin_s, end_s = np.array(gaps).T
             low = stage - _BAR_HEIGHT / 2
             draw_bars(self.axes, begin_s, end_s, low, _BAR_HEIGHT, linewidth=0, zorder=1, **look)
+
+
+class _Gap(NamedTuple):
+    """A time in which a stage waits."""
+
+    stage: int
+    begin_s: float
+    end_s: float
 
 
 class _Label(NamedTuple):
@@ -366,7 +394,9 @@ def _legend_handles(timelines: Sequence[Timeline]) -> Iterator[Artist]:
     from matplotlib.patches import Patch
 
     pipelines = [timeline.pipeline for timeline in timelines]
-    instructions = {op.instruction for pipeline in pipelines for op in pipeline.operations}
+    instructions: set[str] = set()
+    for pipeline in pipelines:
+        instructions.update(operation.instruction for operation in pipeline.operations)
     if "forward" in instructions:
         yield Line2D([], [], color="0.4", linewidth=4, label="forward (low)")
     if instructions & _HIGH:
@@ -385,12 +415,12 @@ def _legend_handles(timelines: Sequence[Timeline]) -> Iterator[Artist]:
 
 
 def _draw_power_charts(
-    all_axes: Sequence[Axes], timelines: Sequence[Timeline], windows: Sequence[_Window]
+    charts: Sequence[Axes], timelines: Sequence[Timeline], windows: Sequence[_Window]
 ) -> None:
     """Draw the power of all GPUs, a chart for each window."""
     peak_w = max(timeline.peak_power for timeline in timelines)
     scale, unit = scale_to_unit(peak_w, "W")
-    for axes, window in zip(all_axes, windows, strict=True):
+    for axes, window in zip(charts, windows, strict=True):
         if len(timelines) == 1:
             _draw_power(axes, timelines[0], window, scale, "", _PLAN_POWER)
         else:
@@ -398,8 +428,8 @@ def _draw_power_charts(
             _draw_power(axes, baseline, window, scale, "maximum frequency, ", _BASELINE_POWER)
             _draw_power(axes, plan, window, scale, "plan, ", _PLAN_POWER)
         axes.set_xlabel("Time (s)")
-    all_axes[0].set_ylim(0, 1.1 * peak_w / scale or 1.0)
-    all_axes[0].set_ylabel(f"All GPUs ({unit})")
+    charts[0].set_ylim(0, 1.1 * peak_w / scale or 1.0)  # 1 where nothing draws power
+    charts[0].set_ylabel(f"All GPUs ({unit})")
 
 
 def _draw_power(
@@ -412,11 +442,13 @@ def _draw_power(
 ) -> None:
     """Draw the power of a timeline's GPUs in a window, divided by a scale."""
     times_s = timeline.power.times_ns / NS_PER_S
-    begin = max(0, int(np.searchsorted(times_s, window.begin_s, side="right")) - 1)
-    end = int(np.searchsorted(times_s, window.end_s))
+    # Step k lasts from time k to time k + 1.
+    first_step = max(0, int(np.searchsorted(times_s, window.begin_s, side="right")) - 1)
+    end_step = int(np.searchsorted(times_s, window.end_s))
+    power = timeline.power.power_w[first_step:end_step] / scale
+    edges_s = times_s[first_step : end_step + 1]
     label = f"{name}average {with_unit(timeline.average_power, 'W')}"
-    power = timeline.power.power_w[begin:end] / scale
-    axes.stairs(power, times_s[begin : end + 1], label=label, **look)
+    axes.stairs(power, edges_s, label=label, **look)
 
 
 def _title(timeline: Timeline, before: Timeline | None) -> str:

@@ -55,24 +55,31 @@ def summarize(blocks: Sequence[Block], counter_period_s: float) -> Measurement:
         blocks: at least one, in the order they ran in, with no pause between them.
         counter_period_s: of the energy counter.
     """
-    repetitions, time_s, energy_j = np.array(blocks).T
+    repetitions, time_s, energy_j = np.array(blocks).T  # in the order of Block's fields
+    time_of_one_s = time_s / repetitions
+    energy_of_one_j = energy_j / repetitions
+
     # Standard deviation of the energy between two readings: that of their delay, times the power.
-    reading_std_j = math.sqrt(_READINGS_VARIANCE) * counter_period_s * energy_j.sum() / time_s.sum()
+    reading_delay_std_s = math.sqrt(_READINGS_VARIANCE) * counter_period_s
+    reading_std_j = reading_delay_std_s * energy_j.sum() / time_s.sum()
     power_std_w = reading_std_j / time_s.min()
-    used = _is_typical(time_s / repetitions) & _is_typical(energy_j / time_s, power_std_w)
-    samples, num_repetitions = int(used.sum()), repetitions[used].sum()
-    # Each run of blocks without a gap begins and ends with a reading; variation beyond what the
-    # readings explain is the operation's own.
-    readings_std_j = reading_std_j * math.sqrt(_num_runs(used)) / num_repetitions
-    readings_share_of_block = (reading_std_j * samples / num_repetitions) ** 2
-    energy_variance = _variance((energy_j / repetitions)[used])
-    own_variance = max(0.0, energy_variance - readings_share_of_block) / samples
+    used = _is_typical(time_of_one_s) & _is_typical(energy_j / time_s, power_std_w)
+    num_blocks = int(used.sum())
+    num_repetitions = repetitions[used].sum()
+
+    # Variation between blocks beyond what the readings explain is the operation's own.
+    energy_variance = _variance(energy_of_one_j[used])
+    readings_variance = (reading_std_j * num_blocks / num_repetitions) ** 2
+    own_variance_of_mean = max(0.0, energy_variance - readings_variance) / num_blocks
+    # Each run of blocks without a gap begins and ends with a reading.
+    readings_std_of_mean_j = reading_std_j * math.sqrt(_num_runs(used)) / num_repetitions
+    variance_of_mean = own_variance_of_mean + readings_std_of_mean_j**2
     return Measurement(
         time=float(time_s[used].sum() / num_repetitions),
         energy=float(energy_j[used].sum() / num_repetitions),
-        time_std=math.sqrt(_variance((time_s / repetitions)[used])),
-        energy_std=math.sqrt((own_variance + readings_std_j**2) * samples),
-        samples=samples,
+        time_std=math.sqrt(_variance(time_of_one_s[used])),
+        energy_std=math.sqrt(variance_of_mean * num_blocks),
+        samples=num_blocks,
     )
 
 

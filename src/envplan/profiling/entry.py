@@ -15,6 +15,7 @@ from envplan.profiling.stages import RunnableStages
 
 __all__ = ["load_entry"]
 
+#: Methods of RunnableStages.
 _METHODS = ("forward", "backward", "wait", "synchronize")
 
 
@@ -112,7 +113,7 @@ def _torch_stages(returned: Any, entry: _Entry, device: str) -> RunnableStages:
         device: where modules are moved to.
     """
     try:
-        stages = [partial(_pair, module, tuple(inputs)) for module, inputs in returned]
+        stages = [partial(_loaded_stage, module, tuple(inputs)) for module, inputs in returned]
     except (TypeError, ValueError):
         stages = []
     if not stages:
@@ -125,5 +126,6 @@ def _torch_stages(returned: Any, entry: _Entry, device: str) -> RunnableStages:
     return TorchStages(stages, description=str(entry), device=device)
 
 
-def _pair(module: Any, inputs: tuple[object, ...]) -> tuple[Any, tuple[object, ...]]:
+def _loaded_stage(module: Any, inputs: tuple[object, ...]) -> tuple[Any, tuple[object, ...]]:
+    """A stage as TorchStages wants it made; the user's function has made it already."""
     return module, inputs

@@ -50,7 +50,7 @@ def measure(
         devices = gpus.devices()
         counted = Counted.BY_CUDA if device is None else Counted.BY_DRIVER
         chosen = choose(gpus, device or 0, counted)
-        visible = [devices[k] for k in visible_gpus(devices)]
+        visible = [devices[index] for index in visible_gpus(devices)]
         others = [gpu for gpu in visible if gpu is not chosen]
         # CUDA and NVML number GPUs differently; from here on this is the only one CUDA knows.
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
@@ -79,7 +79,7 @@ def measure(
 def wait_with(
     stages: RunnableStages, chosen: Device, others: Sequence[Device], stack: ExitStack
 ) -> None:
-    """Have torch stages wait for a second GPU, where that works; else they go on spinning.
+    """Have torch stages wait for a second GPU, where there is one; else they go on spinning.
 
     Args:
         stages: those of a user's own type wait in their own way.
@@ -87,11 +87,12 @@ def wait_with(
         others: further GPUs that may be used.
         stack: ends the two processes that wait for each other.
     """
-    peer = next(filter(_is_whole, others), None)
-    runs_on_cpu = getattr(stages, "timer", None) is None
-    can_have_peers = getattr(stages, "peers", stages) is None
-    if peer is None or runs_on_cpu or not can_have_peers:
+    whole_gpus = [gpu for gpu in others if _is_whole(gpu)]
+    runs_on_gpu = getattr(stages, "timer", None) is not None
+    lacks_peers = hasattr(stages, "peers") and stages.peers is None
+    if not (whole_gpus and runs_on_gpu and lacks_peers):
         return
+    peer = whole_gpus[0]
     environments = [{"CUDA_VISIBLE_DEVICES": gpu.info.uuid} for gpu in (chosen, peer)]
     try:
         peers = Peers(backend="nccl", device="cuda:0", environments=environments)

@@ -91,7 +91,7 @@ def modelled_profile(
     modelled = _ModelledJob(job, device, stages, clocks_mhz, precision)
     rows = modelled.rows_by_part() if parts else modelled.rows()
     return Profile.from_rows(
-        (row if row.part else row[:-1] for row in rows),
+        (row.cells for row in rows),
         columns=_COLUMNS,
         name=name,
         metadata=replace(
@@ -111,7 +111,11 @@ def _stated_parameters(model: Model) -> int | None:
 
 
 class _Row(NamedTuple):
-    """A row of a profile: an operation or a part of it at one clock."""
+    """A row of a profile: an operation or a part of it at one clock.
+
+    Attributes:
+        part: its name; "" for a whole operation.
+    """
 
     stage: int
     instruction: str
@@ -119,6 +123,11 @@ class _Row(NamedTuple):
     time_s: float
     energy_j: float
     part: str = ""
+
+    @property
+    def cells(self) -> tuple[object, ...]:
+        """Its values in the order of _COLUMNS; a whole operation has no cell for its part."""
+        return self if self.part else self[:-1]
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,10 @@ class _ModelledJob:
             yield from self._blocking_rows(stage)
 
     def rows_by_part(self) -> Iterator[_Row]:
-        """The same of every module, in the order in which they run, and of sending."""
+        """The same of every module, in the order in which they run, and of sending.
+
+        A backward runs the modules in reverse.
+        """
         for stage, work in enumerate(self.stages):
             for instruction in self._instructions:
                 modules = work.named_modules()
@@ -174,9 +186,9 @@ class _ModelledJob:
     def _module_rows(self, stage: int, instruction: str, module: NamedModule) -> Iterator[_Row]:
         """A module at each clock, not rounded; none if it has nothing to do."""
         work = _work_of(module.work, instruction)
-        activity = _FORWARD_ACTIVITY if instruction == "forward" else _BACKWARD_ACTIVITY
         if not work.flops and not work.traffic:
             return
+        activity = _FORWARD_ACTIVITY if instruction == "forward" else _BACKWARD_ACTIVITY
         for clock_mhz in self.clocks_mhz:
             time_s = self.device.time_s(work.flops, work.traffic, clock_mhz, self.precision)
             energy_j = time_s * self.device.power_w(clock_mhz, activity)
@@ -214,6 +226,7 @@ class _ModelledJob:
 
 
 def _work_of(module: ModuleWork, instruction: str) -> Work:
+    """The work of an instruction: ModuleWork has an attribute of the name of each."""
     work: Work = getattr(module, instruction)
     return work
 

@@ -17,15 +17,21 @@ _RESOLUTION: Final = 10**12
 
 
 class _Split(NamedTuple):
-    """A split of units into consecutive stages.
+    """A split of units into consecutive stages; the smaller of two is the better one.
+
+    Its order is that of its fields: of equal objectives, fewer units on earlier stages are better.
 
     Attributes:
-        figure: what is to be small.
+        objective: what is to be small.
         counts: units of each stage.
     """
 
-    figure: int
+    objective: int
     counts: tuple[int, ...]
+
+
+#: The objective of a split, from its first stage's cost and the objective of the stages after it.
+_Objective = Callable[[int, int], int]
 
 
 def partition(costs: Sequence[float], num_stages: int) -> list[int]:
@@ -52,33 +58,48 @@ def partition(costs: Sequence[float], num_stages: int) -> list[int]:
             f"{num_units} stages"
         )
     scale = _RESOLUTION / sum(costs)
-    cumulative = [0, *accumulate(round(cost * scale) for cost in costs)]
+    whole_costs = [round(cost * scale) for cost in costs]
+    cumulative = [0, *accumulate(whole_costs)]
     fastest, slowest = _least_imbalance(cumulative, num_stages)
-    most_alike = _best_split(cumulative, num_stages, fastest, slowest, _sum_of_squares)
+    most_alike = _best_split(cumulative, num_stages, fastest, slowest, objective=_sum_of_squares)
     assert most_alike is not None  # the bounds come from such a split
     return list(most_alike.counts)
 
 
-def _least_imbalance(cumulative: Sequence[int], num_stages: int) -> tuple[int, int]:
+class _StageBounds(NamedTuple):
+    """Costs of the fastest and of the slowest stage of a split."""
+
+    fastest: int
+    slowest: int
+
+    @property
+    def ratio(self) -> Fraction:
+        """How many times slower the slowest stage is."""
+        return Fraction(self.slowest, self.fastest)
+
+
+def _least_imbalance(cumulative: Sequence[int], num_stages: int) -> _StageBounds:
     """Costs of the fastest and the slowest stage where their ratio is least.
 
     For each cost that a fastest stage may have, the largest first, the slowest stage is made as
     fast as possible.
     """
-    mean = Fraction(cumulative[-1], num_stages)  # the slowest stage takes that at least
-    best_fastest = best_slowest = 0
+    total = cumulative[-1]
+    mean = Fraction(total, num_stages)  # the slowest stage takes that at least
+    best: _StageBounds | None = None
     for fastest in _possible_stage_costs(cumulative):
         if fastest > mean:
             continue
-        if best_fastest and mean / fastest >= Fraction(best_slowest, best_fastest):
+        if best is not None and mean / fastest >= best.ratio:
             break
-        split = _best_split(cumulative, num_stages, fastest, cumulative[-1], max)
+        split = _best_split(cumulative, num_stages, fastest, total, objective=max)
         if split is None:
             continue
-        is_better = split.figure * best_fastest < best_slowest * fastest
-        if not best_fastest or is_better:
-            best_fastest, best_slowest = fastest, split.figure
-    return best_fastest, best_slowest
+        bounds = _StageBounds(fastest, slowest=split.objective)
+        if best is None or bounds.ratio < best.ratio:
+            best = bounds
+    assert best is not None  # the fastest stage of any split is tried
+    return best
 
 
 def _possible_stage_costs(cumulative: Sequence[int]) -> list[int]:
@@ -87,8 +108,8 @@ def _possible_stage_costs(cumulative: Sequence[int]) -> list[int]:
     return sorted(costs, reverse=True)
 
 
-def _sum_of_squares(stage_cost: int, later_stages: int) -> int:
-    return stage_cost**2 + later_stages
+def _sum_of_squares(stage_cost: int, objective_after: int) -> int:
+    return stage_cost**2 + objective_after
 
 
 def _best_split(
@@ -96,7 +117,7 @@ def _best_split(
     num_stages: int,
     min_cost: int,
     max_cost: int,
-    combine: Callable[[int, int], int],
+    objective: _Objective,
 ) -> _Split | None:
     """The split into stages that cost `min_cost` to `max_cost` each; None if there is none.
 
@@ -107,11 +128,10 @@ def _best_split(
         num_stages: stages to make.
         min_cost: of a stage.
         max_cost: of a stage.
-        combine: the figure to be small, of a stage's cost and the figure of the stages after it; of
-            equal ones fewer units on earlier stages win.
+        objective: what is to be small.
     """
     num_units = len(cumulative) - 1
-    # The best split of the units from each one to the end.
+    # The best split of the units from each one to the end, into as many stages as rounds are done.
     best_from: list[_Split | None] = [None] * num_units + [_Split(0, ())]
 
     def splits_from(begin: int, best_after: Sequence[_Split | None]) -> Iterator[_Split]:
@@ -120,10 +140,12 @@ def _best_split(
             later = best_after[end]
             cost = cumulative[end] - cumulative[begin]
             if later is not None and min_cost <= cost <= max_cost:
-                yield _Split(combine(cost, later.figure), (end - begin, *later.counts))
+                counts = (end - begin, *later.counts)
+                yield _Split(objective(cost, later.objective), counts)
 
     for _ in range(num_stages):
+        best_after = best_from
         best_from = [
-            min(splits_from(begin, best_from), default=None) for begin in range(num_units + 1)
+            min(splits_from(begin, best_after), default=None) for begin in range(num_units + 1)
         ]
     return best_from[0]

@@ -60,7 +60,7 @@ class Smoothing:
 
 
 class _Operation(NamedTuple):
-    """The key that rows of one operation have in common."""
+    """The values that rows of one operation have in common, in columns of these names."""
 
     stage: int
     instruction: str
@@ -130,8 +130,10 @@ def _with_measured_columns(table: Table[ProfileRow]) -> Cells:
     """The cells of a file; time and energy are the measured ones, and stand once more as such."""
     cells = {name: np.array(texts, dtype=object) for name, texts in table.texts.items()}
     for name, raw_name in zip(("time", "energy"), RAW_COLUMNS, strict=True):
-        raw = cells.pop(raw_name, np.array("", dtype=object))
-        measured = np.where(raw == "", cells[name], raw)
+        measured = cells[name]
+        if raw_name in cells:  # the file is smoothed already, or some rows of it
+            raw = cells.pop(raw_name)
+            measured = np.where(raw == "", measured, raw)
         cells[raw_name] = measured
         cells[name] = measured.copy()
     return cells
@@ -139,10 +141,10 @@ def _with_measured_columns(table: Table[ProfileRow]) -> Cells:
 
 def _rows_by_operation(table: Table[ProfileRow]) -> dict[_Operation, list[int]]:
     """The rows of each operation, at all its clocks."""
-    columns = (table.columns[name] for name in _Operation._fields)
+    key_columns = [table.columns[name] for name in _Operation._fields]
     rows: dict[_Operation, list[int]] = {}
-    for row, values in enumerate(zip(*columns, strict=True)):
-        rows.setdefault(_Operation(*values), []).append(row)
+    for row, key in enumerate(zip(*key_columns, strict=True)):
+        rows.setdefault(_Operation(*key), []).append(row)
     return rows
 
 
@@ -153,21 +155,25 @@ def _smooth_operation(
 
     Rows that measure it again at a clock have one smooth value: that of their median.
     """
-    frequencies, times, energies = (
-        cells[column][rows].astype(float) for column in ("frequency", "time", "energy")
-    )
+    frequencies = cells["frequency"][rows].astype(float)
+    times = cells["time"][rows].astype(float)
+    energies = cells["energy"][rows].astype(float)
     clocks, clock_of_row = np.unique(frequencies, return_inverse=True)
     was_varied = operation.instruction != BLOCKING and len(clocks) >= _MIN_CLOCKS
-    if not (was_varied and (frequencies * energies).all()):
+    has_clocks_and_energies = frequencies.all() and energies.all()
+    if not (was_varied and has_clocks_and_energies):
         return
     median_times = _medians(times, clock_of_row, len(clocks))
     median_energies = _medians(energies, clock_of_row, len(clocks))
     smooth_times, smooth_energies = smooth_curve(clocks, median_times, median_energies)
-    for column, measured, smooth in (
-        ("time", times, smooth_times[clock_of_row]),
-        ("energy", energies, smooth_energies[clock_of_row]),
-    ):
-        yield _Change(column, rows, smooth, np.abs(smooth / measured - 1))
+    yield _change("time", rows, times, smooth_times[clock_of_row])
+    yield _change("energy", rows, energies, smooth_energies[clock_of_row])
+
+
+def _change(
+    column: str, rows: npt.NDArray[np.int_], measured: FloatArray, smooth: FloatArray
+) -> _Change:
+    return _Change(column, rows, smooth, relative=np.abs(smooth / measured - 1))
 
 
 def _medians(values: FloatArray, clock_of_row: npt.NDArray[np.int_], count: int) -> FloatArray:

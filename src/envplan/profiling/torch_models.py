@@ -58,12 +58,13 @@ def model_stages(job: TrainingJob, layers: Sequence[int], device: str) -> list[M
 
 
 def _require_divisible(model: TransformerModel, num_ranks: int) -> None:
-    for count, what in (
-        (model.feed_forward_width, "units of a feed-forward"),
-        (model.vocabulary_size, "words"),
-    ):
+    sizes = {
+        "units of a feed-forward": model.feed_forward_width,
+        "words": model.vocabulary_size,
+    }
+    for noun, count in sizes.items():
         if count % num_ranks:
-            raise InputError(f"--tp {num_ranks} does not divide the {count} {what} of the workload")
+            raise InputError(f"--tp {num_ranks} does not divide the {count} {noun} of the workload")
 
 
 def _make_stage(job: TrainingJob, layers: LayerRange, device: str) -> SampledModule:

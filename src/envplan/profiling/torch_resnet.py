@@ -20,13 +20,14 @@ def resnet_inputs(
     if layers.begin == 0:
         shape = (job.microbatch_size, 3, model.image_size, model.image_size)
         return (torch.randint(256, shape, dtype=torch.uint8),)
-    taken = model.bottlenecks()[layers.begin].narrow
-    maps = torch.randn(job.microbatch_size, taken.channels, taken.size, taken.size, dtype=dtype)
+    convolution = model.bottlenecks()[layers.begin].narrow
+    size = convolution.size
+    maps = torch.randn(job.microbatch_size, convolution.channels, size, size, dtype=dtype)
     return (maps,)
 
 
 def resnet_stage(job: TrainingJob, model: ConvolutionalModel, layers: LayerRange) -> nn.Module:
-    """Blocks over feature maps that shrink and deepen, the stem before and the classifier after."""
+    """A stage's blocks; the stem is before the model's first, the classifier after its last."""
     bottlenecks = model.bottlenecks()
     modules: list[nn.Module] = []
     if layers.begin == 0:
@@ -35,8 +36,8 @@ def resnet_stage(job: TrainingJob, model: ConvolutionalModel, layers: LayerRange
         block = _Bottleneck(bottleneck)
         modules.append(Recomputed(block) if job.recompute else block)
     if layers.is_last:
-        classes = nn.Linear(bottlenecks[-1].widen.out, model.classes)
-        modules += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), classes, Loss()]
+        classifier = nn.Linear(bottlenecks[-1].widen.out, model.classes)
+        modules += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), classifier, Loss()]
     return nn.Sequential(*modules)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Final, TypeGuard
 
 try:
@@ -28,8 +29,8 @@ from envplan.profiling.waiting import Peers
 
 __all__ = ["TorchStages", "torch_stages"]
 
-# By whose times layers are shared out; any GPU with tensor cores splits alike.
-_BALANCE: Final = "a100-sxm4-80gb"
+# The GPU by whose times layers are shared out; all with tensor cores share them out alike.
+_BALANCING_GPU: Final = "a100-sxm4-80gb"
 
 
 class TorchStages:
@@ -175,6 +176,7 @@ class TorchStages:
         self._outputs = _differentiable(self._module(*self._inputs))
 
     def _forget(self) -> None:
+        """Let go of the last forward, and of all that was found out about its graph."""
         self._outputs, self._sources, self._run_weights = [], [], None
 
     def _ones(self) -> list[torch.Tensor]:
@@ -184,8 +186,12 @@ class TorchStages:
         return self._gradients
 
     def _load(self, stage: int) -> None:
+        # The memory of the stage before is free by the time the next one is made.
         self._forget()
-        self._loaded, self._module, self._inputs, self._gradients = None, nn.Module(), (), []
+        self._loaded = None
+        self._module = nn.Module()
+        self._inputs = ()
+        self._gradients = []
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         module, inputs = self._stages[stage]()
@@ -207,7 +213,10 @@ def _weights_part(
     sources: list[torch.Tensor],
     weights: list[nn.Parameter],
 ) -> Callable[[], None]:
-    """Run a backward down to the inputs; what is returned queues the weights' part, time and again.
+    """The function that queues the weights' part of a backward, any number of times.
+
+    The part before it, down to the inputs, is run here once: torch finds out by that which nodes of
+    the graph are left for the weights.
 
     Args:
         outputs: of the stage, with their graph.
@@ -219,10 +228,10 @@ def _weights_part(
 
     for source in sources:
         source.retain_grad()
-    # It cuts off the outputs it is given, so it gets some of its own.
-    cut_off = [output.clone() for output in outputs]
+    # torch detaches the outputs it is given, so it gets copies.
+    copies = [output.clone() for output in outputs]
     source_gradients, groups = _backward.stage_backward_input(
-        cut_off, gradients, sources, iter(weights)
+        copies, gradients, sources, iter(weights)
     )
     groups = [group for group in groups if group.get("grads") is not None]
     # Weights in front of the sources, such as an embedding's, get theirs through the sources.
@@ -234,8 +243,9 @@ def _weights_part(
     front = _weights_outside(groups, weights)
 
     def run_weights() -> None:
-        # It takes the groups apart.
-        _backward.stage_backward_weight(iter(weights), list(map(dict, groups)), retain_graph=True)
+        # torch takes the groups apart, so it gets copies.
+        copied_groups = [dict(group) for group in groups]
+        _backward.stage_backward_weight(iter(weights), copied_groups, retain_graph=True)
         if starts and front:
             torch.autograd.backward(starts, start_gradients, retain_graph=True, inputs=front)
 
@@ -246,9 +256,9 @@ def _weights_outside(
     groups: Sequence[dict[str, Any]], weights: Sequence[nn.Parameter]
 ) -> list[nn.Parameter]:
     """The weights that are in none of torch's groups."""
-    grouped = {node for group in groups for node in group["params"]}
+    grouped_nodes = set(chain.from_iterable(group["params"] for group in groups))
     edge_of = torch.autograd.graph.get_gradient_edge
-    return [weight for weight in weights if edge_of(weight).node not in grouped]
+    return [weight for weight in weights if edge_of(weight).node not in grouped_nodes]
 
 
 def _wants_gradient(value: object) -> TypeGuard[torch.Tensor]:
@@ -273,7 +283,7 @@ def torch_stages(job: TrainingJob, device: str) -> TorchStages:
     Raises:
         InputError: the model cannot be split so.
     """
-    modelled = gpu(_BALANCE)
+    modelled = gpu(_BALANCING_GPU)
     clock_mhz = modelled.clocks_mhz[0]
     works = job.stages(lambda work: modelled.time_s(work.flops, work.traffic, clock_mhz))
     layers = [work.num_layers for work in works]

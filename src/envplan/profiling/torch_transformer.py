@@ -18,6 +18,14 @@ __all__ = ["TransformerStage", "transformer_inputs"]
 _MAX_DISTANCE: Final = 128
 
 
+def _is_t5(model: TransformerModel) -> bool:
+    """Whether a model has an encoder before its decoder; only T5 has, among the known ones.
+
+    T5 has no biases in norms and products, and knows positions by distances alone.
+    """
+    return model.encoder_layers > 0
+
+
 def transformer_inputs(
     job: TrainingJob, model: TransformerModel, layers: LayerRange, dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
@@ -45,9 +53,17 @@ def transformer_inputs(
 class TransformerStage(nn.Module):
     """Encoder layers, decoder layers, or the end of the one and the beginning of the other.
 
-    GPT and BERT have what is called a decoder here, and no encoder. Inputs and outputs between
-    stages: hidden states of the encoder up to where the decoder begins, from there on those of the
-    decoder and, for all its layers to attend to, the encoder's result.
+    GPT and BERT have what is called a decoder here, and no encoder. What a stage takes:
+
+    - in front of the decoder, and always without an encoder: (tokens or hidden states,)
+    - where T5's decoder begins: (the encoder's tokens or hidden states, the decoder's tokens)
+    - behind that: (the decoder's hidden states, the encoder's result, called memory here)
+
+    Attributes:
+        encoder: its encoder layers; None if it has none.
+        norm: of the encoder's result, in the stage where T5's decoder begins; else None.
+        decoder: its decoder layers; None if it has none.
+        head: final norm, vocabulary head and loss of the last stage; else None.
     """
 
     def __init__(self, job: TrainingJob, model: TransformerModel, layers: LayerRange) -> None:
@@ -61,7 +77,7 @@ class TransformerStage(nn.Module):
             self.encoder = _Layers(
                 job, model, count, has_embedding=layers.begin == 0, is_decoder=False
             )
-        if decoder_begins_here and decoder_begin:
+        if decoder_begins_here and _is_t5(model):
             self.norm = nn.LayerNorm(width, bias=False)
         if layers.end > decoder_begin:
             count = layers.end - max(layers.begin, decoder_begin)
@@ -70,7 +86,7 @@ class TransformerStage(nn.Module):
             )
         if layers.is_last and num_words:
             product = nn.Linear(width, num_words, bias=False)
-            norm = nn.LayerNorm(width, bias=not decoder_begin)
+            norm = nn.LayerNorm(width, bias=not _is_t5(model))
             self.head = nn.Sequential(norm, product, nn.Flatten(0, 1), Loss())
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -80,8 +96,9 @@ class TransformerStage(nn.Module):
             hidden = self.encoder(hidden)
         if self.decoder is None:
             return hidden
-        if self.norm is not None:  # here the decoder begins
-            hidden, memory = inputs[-1], self.norm(hidden)
+        if self.norm is not None:  # T5's decoder begins, with tokens of its own
+            memory = self.norm(hidden)
+            hidden = inputs[-1]
         hidden = self.decoder(hidden, memory)
         if self.head is not None:
             return self.head(hidden)
@@ -106,7 +123,7 @@ class _Layers(nn.Module):
     ) -> None:
         super().__init__()
         num_words, width = model.vocabulary_size // job.tensor_parallel, model.hidden_size
-        is_t5 = model.encoder_layers > 0
+        is_t5 = _is_t5(model)
         self.words = nn.Embedding(num_words, width) if has_embedding and num_words else None
         self.positions = None
         if self.words is not None and not is_t5:
@@ -164,17 +181,18 @@ class _Layer(nn.Module):
         self, job: TrainingJob, model: TransformerModel, *, has_cross_attention: bool
     ) -> None:
         super().__init__()
-        width, inner = model.hidden_size, model.feed_forward_width // job.tensor_parallel
-        has_bias = not model.encoder_layers
+        width = model.hidden_size
+        inner_width = model.feed_forward_width // job.tensor_parallel
+        has_bias = not _is_t5(model)
         self.attention = _Attention(job, model, to_encoder=False)
         self.cross_attention = None
         if has_cross_attention:
             self.cross_attention = _Attention(job, model, to_encoder=True)
         self.feed_forward = nn.Sequential(
             nn.LayerNorm(width, bias=has_bias),
-            nn.Linear(width, inner, has_bias),
+            nn.Linear(width, inner_width, has_bias),
             nn.GELU(),
-            nn.Linear(inner, width, has_bias),
+            nn.Linear(inner_width, width, has_bias),
         )
 
     def forward(
@@ -193,18 +211,20 @@ class _Attention(nn.Module):
 
     def __init__(self, job: TrainingJob, model: TransformerModel, *, to_encoder: bool) -> None:
         super().__init__()
-        width, has_bias = model.hidden_size, not model.encoder_layers
-        self.causal = model.causal and has_bias  # T5 has it in what distances add
+        width = model.hidden_size
+        has_bias = not _is_t5(model)
+        self.causal = model.causal and not _is_t5(model)  # T5's distances hide later tokens
         self.num_heads = model.num_heads // job.tensor_parallel
-        inner = self.num_heads * model.head_width
+        heads_width = self.num_heads * model.head_width
         self.norm = nn.LayerNorm(width, bias=has_bias)
-        # Queries, keys and values come from one product; to the encoder, keys and values come from
-        # another one than queries.
+        # Queries, keys and values come from one product of its own tokens. In attention to the
+        # encoder, queries do alone, and keys and values come from a product of the encoder's.
         results_of_products = (1, 2) if to_encoder else (3,)
         self.into_heads = nn.ModuleList(
-            nn.Linear(width, count * inner, has_bias) for count in results_of_products
+            nn.Linear(width, num_results * heads_width, has_bias)
+            for num_results in results_of_products
         )
-        self.out_of_heads = nn.Linear(inner, width, has_bias)
+        self.out_of_heads = nn.Linear(heads_width, width, has_bias)
 
     def forward(
         self,
@@ -212,10 +232,16 @@ class _Attention(nn.Module):
         bias: torch.Tensor | None = None,
         memory: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The addition to hidden states."""
-        sources = (self.norm(hidden), memory)
+        """What attention adds to hidden states.
+
+        Args:
+            hidden: its own tokens' hidden states.
+            bias: what is added to the scores, if anything.
+            memory: the encoder's result; only attention to the encoder looks at it.
+        """
+        product_inputs = (self.norm(hidden), memory)
         heads: list[torch.Tensor] = []
-        for product, tokens in zip(self.into_heads, sources, strict=False):
+        for product, tokens in zip(self.into_heads, product_inputs, strict=False):
             heads += self._split_heads(product(tokens))
         query, key, value = heads
         mixed = functional.scaled_dot_product_attention(

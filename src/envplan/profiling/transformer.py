@@ -18,6 +18,16 @@ _NORM_BYTES: Final = 8.0
 _LOGIT_BYTES: Final = 8.0
 _HEAD_PASSES: Final = MemoryPasses(forward=1.0, backward=1.0)
 
+# Bytes of saved activations per token and hidden unit that GPUs of a stage do not share, 10 in a
+# layer with one attention (Korthikanti et al., MLSys 2023, section 4.1): inputs of an attention's
+# norm and products; the same of a feed-forward part, with the dropout mask behind it; the dropout
+# mask behind an attention.
+_ATTENTION_INPUT_BYTES: Final = 4
+_FEED_FORWARD_INPUT_BYTES: Final = 5
+_ATTENTION_MASK_BYTES: Final = 1
+# Bytes per head and pair of tokens: softmax, dropout mask, and what dropout leaves.
+_SCORE_BYTES: Final = 5
+
 #: Three of an attention's four projections come before its core, which reads what they make.
 _BEFORE_CORE: Final = 0.75
 _AFTER_CORE: Final = 0.25
@@ -64,7 +74,15 @@ class LatentAttention:
 
 
 class _AttentionWidths(NamedTuple):
-    """Widths of what an attention's products make, all heads together, and all their weights."""
+    """Widths of what an attention's products make, all heads together, and all their weights.
+
+    Attributes:
+        query: of queries.
+        key: of keys.
+        value: of values.
+        out: of what the core makes, which the last product takes.
+        num_weights: of all products, on all GPUs that share the attention.
+    """
 
     query: int
     key: int
@@ -86,7 +104,14 @@ class _FeedForward(NamedTuple):
 
 
 class _LayerKind(NamedTuple):
-    """The features in which layers of a model differ."""
+    """The features in which layers of a model differ.
+
+    Attributes:
+        has_experts: whether it has experts instead of one feed-forward part.
+        num_attentions: 2 in a decoder behind an encoder, to its own tokens and to the encoder's;
+            else 1.
+        has_window: whether the model's window holds in it, if the model has one.
+    """
 
     has_experts: bool
     num_attentions: int
@@ -157,14 +182,16 @@ class TransformerModel:
         if microbatch_tokens % context_parallel:
             raise InputError(f"--cp {context_parallel} does not divide {microbatch_tokens} tokens")
         num_tokens = microbatch_tokens // context_parallel
-        kinds = self._layer_kinds
-        work_of_kind = {
-            kind: self._layer_work(num_tokens, tensor_parallel, kind) for kind in set(kinds)
-        }
-        units = [work_of_kind[kind] for kind in kinds]
+        units: list[Unit] = []
+        work_of_kind: dict[_LayerKind, Unit] = {}
+        for kind in self._layer_kinds:
+            if kind not in work_of_kind:
+                work_of_kind[kind] = self._layer_work(num_tokens, tensor_parallel, kind)
+            units.append(work_of_kind[kind])
         if self.vocabulary_size:
-            for first_layer in {0, self.encoder_layers}:
-                units[first_layer] = (self._embedding_work(num_tokens), *units[first_layer])
+            first_layers = {0, self.encoder_layers}  # of the encoder, if any, and of the decoder
+            for layer in first_layers:
+                units[layer] = (self._embedding_work(num_tokens), *units[layer])
             units[-1] = (*units[-1], self._head_work(num_tokens, tensor_parallel))
         return units
 
@@ -279,22 +306,36 @@ class TransformerModel:
 
     def _attention_widths(self, num_gpus: int = 1) -> _AttentionWidths:
         """Widths of an attention on so many GPUs: each has a head of keys and values at least."""
-        h, heads = self.hidden_size, self.num_heads
         if self.latent is not None:
             return self._latent_widths(self.latent, num_gpus)
-        query = heads * self.head_width
-        key = max(self.key_value_heads or heads, num_gpus) * self.head_width
-        return _AttentionWidths(query, key, key, query, num_weights=2 * h * (query + key))
+        query_width = self.num_heads * self.head_width
+        key_value_heads = max(self.key_value_heads or self.num_heads, num_gpus)
+        key_width = key_value_heads * self.head_width
+        return _AttentionWidths(
+            query=query_width,
+            key=key_width,
+            value=key_width,
+            out=query_width,
+            num_weights=2 * self.hidden_size * (query_width + key_width),
+        )
 
     def _latent_widths(self, latent: LatentAttention, num_gpus: int) -> _AttentionWidths:
-        h, heads = self.hidden_size, self.num_heads
-        key = heads * (latent.key_size + latent.rotary_size)
-        value = heads * latent.value_size
-        # What makes the narrow vectors is on every GPU.
-        narrow = h * (latent.query_rank + latent.rank + latent.rotary_size)
-        wide = (latent.query_rank or h) * key + value * h
-        wide += heads * latent.rank * (latent.key_size + latent.value_size)
-        return _AttentionWidths(key, key, value, value, num_weights=num_gpus * narrow + wide)
+        """Widths of a latent attention; every GPU has the weights that make narrow vectors."""
+        hidden, heads = self.hidden_size, self.num_heads
+        key_width = heads * (latent.key_size + latent.rotary_size)
+        value_width = heads * latent.value_size
+        narrow_weights = hidden * (latent.query_rank + latent.rank + latent.rotary_size)
+        query_weights = (latent.query_rank or hidden) * key_width
+        key_value_weights = heads * latent.rank * (latent.key_size + latent.value_size)
+        out_weights = value_width * hidden
+        shared_weights = query_weights + key_value_weights + out_weights
+        return _AttentionWidths(
+            query=key_width,
+            key=key_width,
+            value=value_width,
+            out=value_width,
+            num_weights=num_gpus * narrow_weights + shared_weights,
+        )
 
     def _feed_forward(self, has_experts: bool) -> _FeedForward:
         weights_per_unit = (3 if self.gated else 2) * self.hidden_size
@@ -335,14 +376,16 @@ class TransformerModel:
         core = num_attentions * 2 * token_pairs * (widths.query + widths.out) / num_gpus
         score_bytes = 0.0
         if not self.fused_attention:
-            score_bytes = num_attentions * 5 * self.num_heads * token_pairs / num_gpus
-        num_products, kept_bytes = (3, 6) if self.gated else (2, 4)
+            score_bytes = num_attentions * _SCORE_BYTES * self.num_heads * token_pairs / num_gpus
+        num_products = 3 if self.gated else 2
+        kept_bytes = 2 * num_products  # per unit: inputs of the last product, and what makes them
+        unshared_bytes = _FEED_FORWARD_INPUT_BYTES + num_attentions * _ATTENTION_MASK_BYTES
         feed_forward_flops = 2 * num_products * inputs * feed_forward.width / num_gpus
         return (
             products_work(
                 "linear_qkv",
                 flops=_BEFORE_CORE * projections,
-                activation_bytes=num_attentions * 4 * inputs,
+                activation_bytes=num_attentions * _ATTENTION_INPUT_BYTES * inputs,
                 num_weights=_BEFORE_CORE * attention_weights,
             ),
             products_work(
@@ -354,7 +397,7 @@ class TransformerModel:
             products_work(
                 "mlp",
                 flops=feed_forward_flops + _AFTER_CORE * projections,
-                activation_bytes=(5 + num_attentions) * inputs
+                activation_bytes=unshared_bytes * inputs
                 + kept_bytes * num_tokens * feed_forward.width / num_gpus
                 + _AFTER_CORE * projected_bytes,
                 num_weights=feed_forward.num_weights / num_gpus + _AFTER_CORE * attention_weights,

@@ -26,7 +26,8 @@ _START_LIMIT: Final = 120.0  # loading CUDA and NCCL takes a while
 _GRACE: Final = 30.0  # on top of the seconds asked for
 _END_LIMIT: Final = 5.0
 
-_WAITER, _SENDER = 0, 1
+_WAITER, _SENDER = 0, 1  # ranks
+_ALL_WELL: Final = ""  # the message of a process that has failed at nothing
 
 
 class Peers(ExitStack):
@@ -59,13 +60,16 @@ class Peers(ExitStack):
         try:
             for rank, environment in enumerate(environments):
                 ours, theirs = spawning.Pipe()
-                how = (backend, device, rank, f"{folder}/store", dict(environment), theirs)
-                process = spawning.Process(target=_run, args=how, daemon=True)
+                process = spawning.Process(
+                    target=_run,
+                    args=(backend, device, rank, f"{folder}/store", dict(environment), theirs),
+                    daemon=True,
+                )
                 self._pipes.append(ours)
                 process.start()
                 theirs.close()
                 self._processes.append(process)
-            self._expect(_START_LIMIT)
+            self._expect_all_well(_START_LIMIT)
         except BaseException:
             self.close()
             raise
@@ -77,33 +81,43 @@ class Peers(ExitStack):
             DeviceError: one of them has failed.
         """
         for pipe in self._pipes:
-            with suppress(OSError):  # what it said before it ended is read below
+            with suppress(OSError):  # one has ended; its last message is read below
                 pipe.send(seconds)
-        self._expect(seconds + _GRACE)
+        self._expect_all_well(seconds + _GRACE)
 
     def _end(self) -> None:
-        for pipe in self._pipes:  # both learn of it before either is waited for
+        for pipe in self._pipes:  # both learn of the end before either is waited for
             pipe.close()
         for process in self._processes:
             process.join(_END_LIMIT)
             process.kill()
             process.join()
 
-    def _expect(self, limit: float) -> None:
-        """Read until both have said that all is well.
+    def _expect_all_well(self, limit_s: float) -> None:
+        """Read a message of each process, which must be that all is well.
 
         Raises:
-            DeviceError: one ends, or says nothing for too long.
+            DeviceError: one ends or fails, or says nothing for so many seconds.
         """
-        deadline = time.monotonic() + limit
+        deadline_s = time.monotonic() + limit_s
         for pipe in self._pipes:
-            reason = "they did not answer in time"
-            with suppress(EOFError, OSError):
-                if pipe.poll(max(0.0, deadline - time.monotonic())):
-                    reason = "one of them ended"
-                    reason = pipe.recv()
-            if reason:
-                raise DeviceError(f"two processes cannot wait for each other: {reason}")
+            message = _message(pipe, deadline_s)
+            if message != _ALL_WELL:
+                raise DeviceError(f"two processes cannot wait for each other: {message}")
+
+
+def _message(pipe: Connection, deadline_s: float) -> str:
+    """The next message of a process, or why there is none by a time of the monotonic clock."""
+    try:
+        if not pipe.poll(max(0.0, deadline_s - time.monotonic())):
+            return "they did not answer in time"
+    except OSError:
+        return "they did not answer in time"
+    try:
+        message: str = pipe.recv()
+    except (EOFError, OSError):
+        return "one of them ended"
+    return message
 
 
 def _run(
@@ -116,7 +130,7 @@ def _run(
 ) -> None:
     """Be one of the two: wait, or keep the other waiting, for each number of seconds asked for.
 
-    After each wait, and once both have met, "" is said; the reason, when something fails.
+    Once both have met, and after each wait, it sends _ALL_WELL; when something fails, the reason.
     """
     os.setsid()  # Ctrl-C is for the sweep, which ends them
     os.environ.update(environment)
@@ -126,10 +140,19 @@ def _run(
         _meet(backend, device, rank, store, pipe)
     except Exception as error:
         with suppress(OSError):
-            pipe.send(str(error).strip().splitlines()[-1] if str(error) else type(error).__name__)
+            pipe.send(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    """The last line of an error's words, or its name if it has none."""
+    return str(error).strip().splitlines()[-1] if str(error) else type(error).__name__
 
 
 def _meet(backend: str, device: str, rank: int, store: str, pipe: Connection) -> None:
+    """Connect the two processes, then transfer after each number of seconds, until the pipe ends.
+
+    The sender sleeps for so long, while the other waits to receive.
+    """
     import torch
     from torch import distributed
 
@@ -153,7 +176,7 @@ def _meet(backend: str, device: str, rank: int, store: str, pipe: Connection) ->
     transfer()  # the first one connects them
     with suppress(EOFError):
         while True:
-            pipe.send("")
+            pipe.send(_ALL_WELL)
             seconds = pipe.recv()
             if rank == _SENDER:
                 time.sleep(seconds)

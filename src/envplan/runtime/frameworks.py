@@ -29,7 +29,7 @@ from envplan.profile import ProfileMetadata
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.parts import hook_parts
 from envplan.runtime.profiler import Profiler
-from envplan.runtime.shim import IterationTime, Shim
+from envplan.runtime.shim import Shim
 from envplan.runtime.stragglers import StragglerDetector
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Hooks(ExitStack):
         entry: what runs an iteration, by the name that users know.
 
     Attributes:
-        training: whether a training iteration runs.
+        training: whether a training iteration runs, and no evaluation.
         after_step: called after each training step.
     """
 
@@ -59,8 +59,8 @@ class Hooks(ExitStack):
         super().__init__()
         self.training = False
         self.after_step: Callable[[], None] | None = None
-        self._is_iterating = False
-        self._listener = observer
+        self._is_iterating = False  # of either kind
+        self._observer = observer
         self._entry = entry
 
     def replace(self, owner: Any, name: str, function: Any) -> None:
@@ -74,14 +74,14 @@ class Hooks(ExitStack):
     def iteration(self, run: Callable[[], Any], *, training: bool) -> Any:
         """Run an iteration and tell of its end; an evaluation runs at full speed."""
         if not training:
-            self._listener.full_speed()
+            self._observer.full_speed()
         self._is_iterating, self.training = True, training
         try:
             result = run()
         finally:
             self._is_iterating = self.training = False
         if training:
-            self._listener.step()
+            self._observer.step()
             if self.after_step is not None:
                 self.after_step()
         return result
@@ -91,14 +91,14 @@ class Hooks(ExitStack):
     ) -> Any:
         """Run an operation and tell of its begin and end."""
         if not self._is_iterating:
-            self._listener.missed(
+            self._observer.missed(
                 f"{self._entry} was taken before this was entered; enter it before"
             )
         if not self.training:
             return run()
-        self._listener.begin(instruction, microbatch, chunk)
+        self._observer.begin(instruction, microbatch, chunk)
         result = run()
-        self._listener.end(instruction, microbatch, chunk)
+        self._observer.end(instruction, microbatch, chunk)
         return result
 
 
@@ -340,34 +340,45 @@ class StragglerWatch:
         """Send this rank's latest time, and use those of _EXCHANGE_STEPS before."""
         if self._has_failed:
             return
-        time_s = torch.tensor([self._time_at_full_speed_s()], dtype=torch.float64)
-        times_s = [torch.empty_like(time_s) for _ in self._pipelines]
-        work = dist.all_gather(times_s, time_s, group=self._group, async_op=True)
-        self._exchanges.append(_Exchange(work, times_s))
-        if len(self._exchanges) > _EXCHANGE_STEPS:
-            exchange = self._exchanges.popleft()
-            try:
-                exchange.work.wait()
-            except RuntimeError as error:  # a rank is gone, which training itself will notice
-                _logger.warning("stragglers are not looked for any more: %s", error)
-                self._has_failed = True
-                return
-            self._use([float(time) for time in exchange.times_s])
+        self._exchanges.append(self._send_own_time())
+        if len(self._exchanges) <= _EXCHANGE_STEPS:
+            return
+        exchange = self._exchanges.popleft()
+        try:
+            exchange.work.wait()
+        except RuntimeError as error:  # a rank is gone, which training itself will notice
+            _logger.warning("stragglers are not looked for any more: %s", error)
+            self._has_failed = True
+            return
+        self._follow_plan_for([float(time_s) for time_s in exchange.times_s])
+
+    def _send_own_time(self) -> _Exchange:
+        """Send this rank's time to all ranks and begin to receive theirs."""
+        own_time_s = torch.tensor([self._time_at_full_speed_s()], dtype=torch.float64)
+        times_s = [torch.empty_like(own_time_s) for _ in self._pipelines]
+        work = dist.all_gather(times_s, own_time_s, group=self._group, async_op=True)
+        return _Exchange(work, times_s)
 
     def _time_at_full_speed_s(self) -> float:
         """Our last measured step as it would have been under the fastest plan; NaN before one."""
-        last_iteration = self._shim.last_iteration or IterationTime(1.0, math.nan)
-        measured_s, planned_s = last_iteration.measured_s, last_iteration.planned_s
-        return measured_s * self._shim.planned_time / planned_s
+        iteration = self._shim.last_iteration
+        if iteration is None:
+            return math.nan
+        return iteration.measured_s * self._shim.planned_time / iteration.planned_s
 
-    def _use(self, times_s: Sequence[float]) -> None:
-        """Decide, by the times of all ranks in one step, which plan to follow."""
+    def _follow_plan_for(self, times_s: Sequence[float]) -> None:
+        """Decide, by the times of all ranks in one step, which plan to follow from the next on.
+
+        Args:
+            times_s: by rank; NaN of one that has not measured a step yet.
+        """
         pipeline_times_s: dict[int, float] = {}
         for pipeline, time_s in zip(self._pipelines, times_s, strict=True):
             # A pipeline takes as long as the longest of its ranks sees it take.
             pipeline_times_s[pipeline] = max(pipeline_times_s.get(pipeline, 0.0), time_s)
         own_time_s = pipeline_times_s.pop(self._pipelines[self._shim.rank])
-        if math.isnan(sum(times_s)) or own_time_s <= 0:
+        all_measured = not any(map(math.isnan, times_s))
+        if not all_measured or own_time_s <= 0:
             return
         slowdown = self._detector.observe(own_time_s, max(pipeline_times_s.values()))
         straggler_time_s = slowdown * self._shim.planned_time

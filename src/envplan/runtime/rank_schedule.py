@@ -56,6 +56,14 @@ class RankSchedule:
     iteration_time_s: float
     operations: tuple[ScheduledOperation, ...]
 
+    @property
+    def part_names(self) -> frozenset[str]:
+        """The parts of operations at whose begin it has requests."""
+        names: set[str] = set()
+        for operation in self.operations:
+            names.update(operation.part_requests)
+        return frozenset(names)
+
 
 def rank_schedules(plan: FrequencyPlan, rank: RankPlan) -> list[RankSchedule]:
     """The schedules of a rank, by ascending iteration time: the plan, then its ladder.
@@ -86,10 +94,8 @@ def _schedule(
 
 def _scheduled_operation(key: OperationKey, mhz: int, config: str) -> ScheduledOperation:
     part_requests = _part_requests(config)
-    first_config = config
-    for requests in part_requests.values():
-        first_config = requests[0].config
-        break
+    first_part = next(iter(part_requests.values()), None)
+    first_config = config if first_part is None else first_part[0].config
     return ScheduledOperation(
         key=key,
         is_backward=key.instruction.startswith("backward"),

@@ -33,7 +33,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
-from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError
+from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError, DeviceInfo
 from envplan.devices.guard import Guard
 from envplan.enforce.freqplan import FrequencyPlan, OperationKey
 from envplan.runtime.clock_requester import ClockRequester
@@ -80,9 +80,11 @@ BESIDE_PLAN: Final = LogPlace.BESIDE_PLAN
 
 
 class IterationTime(NamedTuple):
-    """An iteration until other pipelines can hold it up, as planned and as measured, s.
+    """The times of an iteration, s.
 
-    The planned time is that of the whole iteration.
+    Attributes:
+        planned_s: of the whole iteration, by the plan that it followed.
+        measured_s: until other pipelines could hold it up; see num_before_reduction.
     """
 
     planned_s: float
@@ -161,12 +163,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._schedules = rank_schedules(self.plan, rank_plan)
         self._follower = PlanFollower(self._schedules[0])
         self.operations = tuple(operation.key for operation in self._schedules[0].operations)
-        self.part_names = frozenset(
-            part
-            for schedule in self._schedules
-            for operation in schedule.operations
-            for part in operation.part_requests
-        )
+        self.part_names = frozenset().union(*(schedule.part_names for schedule in self._schedules))
         self.planned_time = self._schedules[0].iteration_time_s
         self.has_ladder = len(self._schedules) > 1
         self._num_before_reduction = num_before_reduction(self.operations)
@@ -184,7 +181,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._max_clock_mhz = rank_plan.clocks_mhz[-1] if rank_plan.clocks_mhz else 0
         if device is None:
             device, counted = rank_plan.device, Counted.BY_PLAN
-        guard, refusal = self._start_guard(
+        guard, refusal = self._guard_or_refusal(
             backend, device, counted=counted, every_request=every_request, **options
         )
         self._requester = ClockRequester(guard, marker)
@@ -205,22 +202,20 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             _logger.warning("rank %d: clocks are left alone: %s", self.rank, refusal)
             self._log.write(ClockError(rank=self.rank, step=0, message=refusal))
 
-    def _start_guard(
+    def _guard_or_refusal(
         self, backend: str, device: int, **arguments: Any
-    ) -> tuple[Guard | None, str | None]:
-        """The guard of this rank's GPU; or None, and why there is none.
+    ) -> tuple[Guard, None] | tuple[None, str]:
+        """The guard of this rank's GPU, started; or else why there is none.
 
         Raises:
             InputError: the GPU is not one that the plan is for.
         """
+
+        def check_gpu(gpu: DeviceInfo) -> None:
+            self.plan.check_gpu(gpu.name, gpu.supported_clocks, self.stage)
+
         try:
-            guard = Guard.start(
-                backend,
-                device,
-                meter=True,
-                check=lambda gpu: self.plan.check_gpu(gpu.name, gpu.supported_clocks, self.stage),
-                **arguments,
-            )
+            guard = Guard.start(backend, device, meter=True, check=check_gpu, **arguments)
         except DeviceError as error:
             return None, str(error)
         self._max_clock_mhz = guard.info.max_clock
@@ -393,9 +388,10 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
     def _was_never_used(self) -> bool:
         """Whether no operation was seen, at all or in the last steps."""
         follower = self._follower
-        all_empty = follower.num_empty == self.steps
-        is_on_plan = follower.state is FollowState.ON_PLAN
-        nothing_at_all = all_empty and is_on_plan and not self._spans
+        all_steps_empty = follower.num_empty == self.steps
+        # An operation outside of the plan's order would have left the plan.
+        nothing_since = not self._spans and follower.state is FollowState.ON_PLAN
+        nothing_at_all = all_steps_empty and nothing_since
         return nothing_at_all or follower.num_empty >= _MAX_EMPTY_STEPS
 
     def _why_not_followed(self) -> str:

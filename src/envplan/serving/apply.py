@@ -72,10 +72,11 @@ class ServingApplied(Document):
         used = set[tuple[int, int]]()
         for instance in self.instances:
             gpus = {(instance.node, device) for device in instance.devices}
-            on_a_node = instance.node < self.nodes
-            on_its_gpus = max(instance.devices, default=0) < self.gpus_per_node
-            as_many_as_tp = len(gpus) == len(instance.devices) == instance.tp
-            if not (on_a_node and on_its_gpus and as_many_as_tp) or gpus & used:
+            node_exists = instance.node < self.nodes
+            devices_exist = max(instance.devices, default=0) < self.gpus_per_node
+            are_as_many_as_tp = len(gpus) == len(instance.devices) == instance.tp
+            are_free = not gpus & used
+            if not (node_exists and devices_exist and are_as_many_as_tp and are_free):
                 raise ValueError(
                     f"instance {instance.instance} is to have {instance.tp} different GPUs, which "
                     f"no other has, of one of {self.nodes} nodes with {self.gpus_per_node} each, "
@@ -143,7 +144,7 @@ def apply_serving_plan(
     nodes = _Nodes(gpus_per_node)
     instances: list[Instance] = []
     for pool, group in _largest_first(plan):
-        place = nodes.place(group.tp)
+        allocation = nodes.allocate(group.tp)
         clock_mhz = _supported_clock(group.frequency_mhz, clocks)
         instances.append(
             Instance(
@@ -151,8 +152,8 @@ def apply_serving_plan(
                 pool=pool.request_class,
                 serves=pool.classes,
                 tp=group.tp,
-                node=place.node,
-                devices=place.devices,
+                node=allocation.node,
+                devices=allocation.devices,
                 planned_mhz=group.frequency_mhz,
                 clock_mhz=clock_mhz,
                 load_tokens_s=group.load_tokens_s,
@@ -179,8 +180,8 @@ def _largest_first(plan: ServingPlan) -> list[_PlannedInstance]:
     return sorted(instances, key=lambda instance: -instance.group.tp)
 
 
-class _Place(NamedTuple):
-    """A node, and devices on it."""
+class _Allocation(NamedTuple):
+    """Devices for an instance, all on one node."""
 
     node: int
     devices: list[int]
@@ -201,7 +202,7 @@ class _Nodes:
         """How many nodes have an instance."""
         return len(self._num_used)
 
-    def place(self, tp: int) -> _Place:
+    def allocate(self, tp: int) -> _Allocation:
         """Devices for an instance on so many GPUs, on the first node that has them free.
 
         Raises:
@@ -214,7 +215,7 @@ class _Nodes:
         node = self._first_node_with(tp)
         first_device = self._num_used[node]
         self._num_used[node] += tp
-        return _Place(node, list(range(first_device, first_device + tp)))
+        return _Allocation(node, list(range(first_device, first_device + tp)))
 
     def _first_node_with(self, num_free: int) -> int:
         for node, num_used in enumerate(self._num_used):
@@ -250,9 +251,12 @@ def _slo_is_proven(profile: ServingProfile, pool: Pool, group: Group, clock_mhz:
     """
     if clock_mhz >= group.frequency_mhz:
         return True
-    slower = [
+    slower_curves = [
         curve
         for curve in profile.curves_of(pool.request_class, group.tp)
         if curve.frequency_mhz <= clock_mhz
     ]
-    return bool(slower) and slower[-1].meets(pool.slo, group.load_tokens_s)
+    if not slower_curves:
+        return False
+    next_below = slower_curves[-1]  # curves come by clock
+    return next_below.meets(pool.slo, group.load_tokens_s)

@@ -138,7 +138,7 @@ def _baseline(profile: ServingProfile, loads_tokens_s: Mapping[str, float]) -> B
         capacity = largest.capacity(profile.classes[name].slo)
         if capacity == 0:
             return None
-        num_instances = -int(-load // capacity)
+        num_instances = -int(-load // capacity)  # rounded up
         gpus += num_instances * largest.tp
         power_w += num_instances * largest.power_at(load / num_instances)
     return Baseline(gpus=gpus, power_w=power_w)

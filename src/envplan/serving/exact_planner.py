@@ -22,8 +22,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 from envplan.errors import NoAnswerError
@@ -91,9 +92,14 @@ def _power_w(pools: Iterable[Pool]) -> float:
 
 
 def _proved_bound_w(solution: MilpSolution, power_w: float) -> float | None:
-    """A lower bound on the power of all plans, W; None if nothing was proved."""
-    if solution.bound is not None:
-        return min(solution.bound * _KILO, power_w)
+    """A lower bound on the power of all plans, W; None if nothing was proved.
+
+    Args:
+        solution: of the program that minimizes power.
+        power_w: of the best plan, which the solver's tolerance must not put below the bound.
+    """
+    if solution.lower_bound is not None:
+        return min(solution.lower_bound, power_w)
     return 0.0 if power_w == 0 else None
 
 
@@ -106,7 +112,7 @@ def _smallest_fleet(
         NoAnswerError: the loads need more GPUs, or no plan was found in time.
     """
     solution = program.minimize_gpus(counting_s)
-    fewest_gpus = math.ceil((solution.bound or 0.0) - _GPU_ROUNDING)
+    fewest_gpus = math.ceil((solution.lower_bound or 0.0) - _GPU_ROUNDING)
     if fewest_gpus > gpus:
         gpus_by_class = Counter[str]()
         for pool in solution.pools:
@@ -142,12 +148,9 @@ class PoolSite(NamedTuple):
 
 def pool_sites(profile: ServingProfile, request: PlanRequest) -> Iterator[PoolSite]:
     """The pools that a fleet might have: for each class and each SLO that makes a difference."""
-    for pool_class in CLASSES if request.merge else request.slos:
-        slos = {
-            name: slo
-            for name, slo in request.slos.items()
-            if pool_class in host_classes(name, merge=request.merge)
-        }
+    pool_classes = CLASSES if request.merge else tuple(request.slos)
+    for pool_class in pool_classes:
+        slos = _slos_of_guests(pool_class, request)
         earlier_segments: list[list[CurveSegment]] = []
         for promised in _possible_promises(slos.values()):
             served = [name for name, slo in slos.items() if promised.covers(slo)]
@@ -158,11 +161,21 @@ def pool_sites(profile: ServingProfile, request: PlanRequest) -> Iterator[PoolSi
                 yield PoolSite(pool_class, served, segments)
 
 
+def _slos_of_guests(pool_class: str, request: PlanRequest) -> dict[str, Slo]:
+    """The SLOs of the requested classes that may be sent to a class's pool, by class."""
+    return {
+        name: slo
+        for name, slo in request.slos.items()
+        if pool_class in host_classes(name, merge=request.merge)
+    }
+
+
 def _possible_promises(slos: Iterable[Slo]) -> list[Slo]:
     """Every SLO that is the strictest of some of these, the strictest of all first."""
     objectives = list(slos)
-    promises = {Slo(one.ttft_s, other.tbt_s) for one in objectives for other in objectives}
-    return sorted(promises, key=lambda slo: (slo.ttft_s, slo.tbt_s))
+    ttfts_s = {slo.ttft_s for slo in objectives}
+    tbts_s = {slo.tbt_s for slo in objectives}
+    return [Slo(ttft_s, tbt_s) for ttft_s, tbt_s in product(sorted(ttfts_s), sorted(tbts_s))]
 
 
 def _segments_within(profile: ServingProfile, pool_class: str, slo: Slo) -> list[CurveSegment]:
@@ -175,25 +188,26 @@ def _segments_within(profile: ServingProfile, pool_class: str, slo: Slo) -> list
 
 def _is_dominated(candidate: CurveSegment, segments: Iterable[CurveSegment]) -> bool:
     """Whether one segment of another clock, same TP, covers this one and never draws more."""
+    return any(_dominates(rival, candidate) for rival in segments)
+
+
+def _dominates(rival: CurveSegment, candidate: CurveSegment) -> bool:
+    """Whether a segment makes another one needless; of two that draw the same, the slower does."""
     curve, segment = candidate
-    power_w = segment.power_low_w, segment.power_high_w
-    for other_curve, other_segment in segments:
-        covers = (
-            other_curve.tp == curve.tp
-            and other_segment.low_tokens_s <= segment.low_tokens_s
-            and segment.high_tokens_s <= other_segment.high_tokens_s
-        )
-        if not covers:
-            continue
-        other_power_w = (
-            other_curve.power_at(segment.low_tokens_s),
-            other_curve.power_at(segment.high_tokens_s),
-        )
-        draws_no_more = other_power_w[0] <= power_w[0] and other_power_w[1] <= power_w[1]
-        is_slower = other_curve.frequency_mhz < curve.frequency_mhz
-        if draws_no_more and (other_power_w != power_w or is_slower):
-            return True
-    return False
+    covers = (
+        rival.curve.tp == curve.tp
+        and rival.segment.low_tokens_s <= segment.low_tokens_s
+        and segment.high_tokens_s <= rival.segment.high_tokens_s
+    )
+    if not covers:
+        return False
+    # Both powers are straight lines over the candidate's loads, so their ends decide.
+    rival_low_w = rival.curve.power_at(segment.low_tokens_s)
+    rival_high_w = rival.curve.power_at(segment.high_tokens_s)
+    if rival_low_w > segment.power_low_w or rival_high_w > segment.power_high_w:
+        return False
+    draws_the_same = rival_low_w == segment.power_low_w and rival_high_w == segment.power_high_w
+    return not draws_the_same or rival.curve.frequency_mhz < curve.frequency_mhz
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,8 +223,24 @@ class _SegmentVariables:
 
     curve: LoadCurve
     segment: Segment
-    count: Any
+    count: Any  # untyped, like all of the solver
     load: Any
+
+
+class _SolvedSegment(NamedTuple):
+    """Instances on a segment as the solver has them, within its tolerance.
+
+    Attributes:
+        curve: their configuration.
+        segment: its loads.
+        num_instances: at least one.
+        load_tokens_s: of each.
+    """
+
+    curve: LoadCurve
+    segment: Segment
+    num_instances: int
+    load_tokens_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,11 +264,12 @@ class MilpSolution:
 
     Attributes:
         pools: the best fleet; empty if none was found.
-        bound: no fleet has less power (kW) or fewer GPUs, by what was minimized; None: not proved.
+        lower_bound: no fleet has less power, W, or fewer GPUs, whichever was minimized; None if
+            nothing was proved.
     """
 
     pools: list[Pool]
-    bound: float | None
+    lower_bound: float | None
 
 
 class _FleetProgram:
@@ -321,13 +352,17 @@ class _FleetProgram:
 
     def minimize_power(self, max_gpus: int, time_limit_s: float) -> MilpSolution:
         """The fleet of least power within so many GPUs."""
-        return self._solve(self._power_kw, max_gpus, time_limit_s)
+        solution = self._solve(self._power_kw, max_gpus, time_limit_s)
+        if solution.lower_bound is None:
+            return solution
+        return replace(solution, lower_bound=solution.lower_bound * _KILO)
 
     def minimize_gpus(self, time_limit_s: float) -> MilpSolution:
         """The fleet of the fewest GPUs."""
         return self._solve(self._gpus, math.inf, time_limit_s)
 
     def _solve(self, objective: Any, max_gpus: float, time_limit_s: float) -> MilpSolution:
+        """The fleet that minimizes an objective; the bound is in the objective's unit."""
         mathopt = self._mathopt
         parameters = mathopt.SolveParameters(
             time_limit=timedelta(seconds=time_limit_s),
@@ -341,8 +376,9 @@ class _FleetProgram:
         pools: list[Pool] = []
         if result.has_primal_feasible_solution():
             pools = self._extract_pools(result.variable_values())
-        bound = result.termination.objective_bounds.dual_bound
-        return MilpSolution(pools, bound if 0 < bound < math.inf else None)
+        dual_bound = result.termination.objective_bounds.dual_bound
+        is_proved = 0 < dual_bound < math.inf
+        return MilpSolution(pools, dual_bound if is_proved else None)
 
     def _extract_pools(self, values: Mapping[Any, float]) -> list[Pool]:
         """The fleet of a solution; pools with the same class and SLO are one."""
@@ -351,7 +387,8 @@ class _FleetProgram:
         for pool, routed in zip(self._pools, self._routed_loads(values), strict=True):
             if not routed:
                 continue
-            # What it must promise may be less than what it could: then it is one with its like.
+            # A pool promises what it does serve, which may be less than what it might serve. So two
+            # pools of the program can come to the same promise.
             slo = Slo.strictest(self._request.slos[name] for name in routed)
             key = (pool.request_class, slo)
             served = served_by_pool.setdefault(key, {})
@@ -366,18 +403,23 @@ class _FleetProgram:
         ]
 
     def _routed_loads(self, values: Mapping[Any, float]) -> list[dict[str, float]]:
-        """Load of each class that is sent to each pool, tokens/s; sums are the loads asked for."""
+        """Load of each class that is sent to each pool, tokens/s.
+
+        The loads of a class add up to its requested load.
+        """
         routed: list[dict[str, float]] = [{} for _ in self._pools]
         for name, load_tokens_s in self._request.loads_tokens_s.items():
             negligible = _NEGLIGIBLE_SHARE * load_tokens_s / self._unit_tokens_s
-            shares = {
-                number: values[pool.routed[name]]
-                for number, pool in enumerate(self._pools)
-                if name in pool.routed and values[pool.routed[name]] > negligible
-            }
-            total = sum(shares.values())
+            shares: dict[int, float] = {}  # by the pool's number
+            for number, pool in enumerate(self._pools):
+                if name not in pool.routed:
+                    continue
+                share = values[pool.routed[name]]
+                if share > negligible:
+                    shares[number] = share
+            total_share = sum(shares.values())
             for number, share in shares.items():
-                routed[number][name] = share * (load_tokens_s / total)
+                routed[number][name] = share * (load_tokens_s / total_share)
         return routed
 
     def _extract_groups(
@@ -385,22 +427,26 @@ class _FleetProgram:
     ) -> list[InstanceGroup]:
         """A pool's instances, the largest first.
 
-        The solver keeps segments and sums to within a tolerance. Here loads lie within their
-        segments, and add up to the pool's load but for rounding.
+        The solver keeps segments and sums to within a tolerance. So groups in turn take over as
+        much as their segments allow of the load that is not carried yet. After that loads lie
+        within their segments, and add up to the pool's load but for rounding.
         """
-        solved: list[tuple[_SegmentVariables, int, float]] = []
+        solved: list[_SolvedSegment] = []
         for variables in pool.segments:
             count = round(values[variables.count])
             if count:
                 instance_load = values[variables.load] * self._unit_tokens_s / count
-                solved.append((variables, count, instance_load))
-        missing = load_tokens_s - sum(count * load for _, count, load in solved)
+                solved.append(
+                    _SolvedSegment(variables.curve, variables.segment, count, instance_load)
+                )
+        carried_tokens_s = sum(group.num_instances * group.load_tokens_s for group in solved)
+        missing_tokens_s = load_tokens_s - carried_tokens_s
         groups = []
-        for variables, count, load in solved:
-            segment = variables.segment
-            adjusted = min(max(load + missing / count, segment.low_tokens_s), segment.high_tokens_s)
-            missing -= count * (adjusted - load)
-            groups.append(InstanceGroup(variables.curve, count, adjusted))
+        for curve, segment, count, load in solved:
+            wanted = load + missing_tokens_s / count
+            adjusted = min(max(wanted, segment.low_tokens_s), segment.high_tokens_s)
+            missing_tokens_s -= count * (adjusted - load)
+            groups.append(InstanceGroup(curve, count, adjusted))
         return sorted(groups, key=_largest_first)
 
 

@@ -47,14 +47,29 @@ class RunningInstance(NamedTuple):
     num_requests: int
 
 
+class RequestCounts(NamedTuple):
+    """Numbers of requests, in the engine's order (csrc/_serving.pyx).
+
+    Attributes:
+        requests: that came.
+        first_in_time: those whose first token was in time.
+        further_in_time: those whose further tokens were.
+        attained: those that met both.
+    """
+
+    requests: int
+    first_in_time: int
+    further_in_time: int
+    attained: int
+
+
 class EngineResults(NamedTuple):
     """Results of a replay, in the engine's order (csrc/_serving.pyx).
 
     Attributes:
         slot_energy_j: energy of all instances, by slot.
         slot_attained: requests that met their SLOs, by the slot of their arrival.
-        counts: requests, those whose first token was in time, those whose further tokens were, and
-            those that met both, (classes, 4).
+        counts: the figures of RequestCounts of each class, (classes, 4).
         clock_changes: of instances.
         helped: requests that another pool took because they would have been late in their own.
         squashed: requests given up because they waited too long.
@@ -66,6 +81,15 @@ class EngineResults(NamedTuple):
     clock_changes: int
     helped: int
     squashed: int
+
+    def counts_of_class(self, class_index: int) -> RequestCounts:
+        """Numbers of the requests of a class."""
+        return RequestCounts(*self.counts[class_index].tolist())
+
+    @property
+    def total_counts(self) -> RequestCounts:
+        """Numbers of all requests."""
+        return RequestCounts(*self.counts.sum(axis=0).tolist())
 
 
 class FleetController:
@@ -107,10 +131,10 @@ class FleetController:
             now_s: when.
             prewarmed: all of it is there at once, as before the first request.
         """
-        missing = self._instances_of(fleet)
+        self._number_pools(fleet)
         self._route(fleet)
-        # What was still to come of the last change is in `missing` again.
-        self._pending_steps.clear()
+        missing = self._instances_of(fleet)
+        self._pending_steps.clear()  # what they were to start is in `missing` again
         surplus = self._keep_or_reassign(missing)
         if prewarmed:
             for start in missing:
@@ -155,14 +179,18 @@ class FleetController:
     def _start(self, start: InstanceStart, ready_s: float) -> None:
         self._engine.start(start.pool, start.size, start.clock, start.dynamic_clock, ready_s)
 
-    def _instances_of(self, fleet: Fleet) -> list[InstanceStart]:
-        """The instances that a fleet has, pool by pool; tells the engine how pools are filled."""
-        instances: list[InstanceStart] = []
+    def _number_pools(self, fleet: Fleet) -> None:
+        """Give new pools a number, and tell the engine how each pool is filled."""
         for name, pool in fleet.pools.items():
             pool_number = self._pool_numbers.setdefault(name, len(self._pool_numbers))
             self._engine.set_pack(pool_number, pool.consolidates)
+
+    def _instances_of(self, fleet: Fleet) -> list[InstanceStart]:
+        """The instances that a fleet has, pool by pool, all as if they were to be started."""
+        instances: list[InstanceStart] = []
+        for name, pool in fleet.pools.items():
             start = InstanceStart(
-                pool=pool_number,
+                pool=self._pool_numbers[name],
                 size=self._tps.index(pool.tp),
                 clock=self.observed.clocks_mhz[pool.tp].index(pool.frequency_mhz),
                 dynamic_clock=pool.dynamic_clock,
@@ -174,11 +202,14 @@ class FleetController:
     def _keep_or_reassign(self, missing: list[InstanceStart]) -> list[SurplusInstance]:
         """Let running instances be what is missing, if they have the size for it.
 
+        Instances that find a match within their own pool stay there; only then are others moved
+        from pool to pool.
+
         Args:
-            missing: instances that a fleet has; those that run are removed.
+            missing: instances that a fleet has; those that run are removed from the list.
 
         Returns:
-            Running instances that are left over, by size.
+            Running instances that no pool wants; those of one size follow each other.
         """
         running = [RunningInstance(*fields) for fields in self._engine.instances()]
         running.sort(key=_serving_and_fullest_first)
@@ -186,7 +217,9 @@ class FleetController:
         sizes = list(dict.fromkeys(instance.size for instance in unmatched))
         unmatched = self._match(unmatched, missing, within_pools=False)
         unmatched.sort(key=lambda instance: sizes.index(instance.size))
-        return [SurplusInstance(each.number, self._tps[each.size]) for each in unmatched]
+        return [
+            SurplusInstance(instance.number, self._tps[instance.size]) for instance in unmatched
+        ]
 
     def _match(
         self,
@@ -195,7 +228,16 @@ class FleetController:
         *,
         within_pools: bool,
     ) -> list[RunningInstance]:
-        """Move each running instance to a missing one of its size; returns those that fit none."""
+        """Let each running instance be the first missing one that fits, which is then removed.
+
+        Args:
+            running: instances, in the order in which they may choose.
+            missing: instances that are wanted; matched ones are removed.
+            within_pools: whether an instance must stay in its pool.
+
+        Returns:
+            Running instances that fit none.
+        """
         unmatched = []
         for instance in running:
             start = _first_fitting(instance, missing, within_pools)

@@ -75,14 +75,14 @@ class DemandForecast:
         classes and the TP are, so that the powers of different pools can be compared.
         """
         names = frozenset(classes)
-        work = self._demand_of(self.busiest_window, names, tp)
+        busiest = self._demand_of(self.busiest_window, names, tp)
         demands = [self._demand_of(window, names, tp) for window in self.windows]
         peak = max(demands, key=lambda demand: demand.instances)
         headroom = 1 + self.settings.headroom_percent / 100
         return Demand(
             instances=peak.instances * headroom,
-            busy_instances=work.busy_instances,
-            decoding_requests=work.decoding_requests,
+            busy_instances=busiest.busy_instances,
+            decoding_requests=busiest.decoding_requests,
             hopeless_share=peak.hopeless_share,
         )
 
@@ -102,13 +102,13 @@ class DemandForecast:
         return max(1, math.ceil(self.demand(classes, tp).instances))
 
     def feasible_tps(self, classes: Iterable[str]) -> list[int]:
-        """TPs on which the SLOs of these classes can be met at all, ascending.
+        """TPs on which the SLOs of these classes can be met at all, ascending; at least one.
 
-        Where none is, the largest one, which comes nearest.
+        Where there is none, the largest TP, which comes nearest.
         """
         names = list(classes)
         tps = [tp for tp in self.observed.tps if self._can_meet_all(names, tp)]
-        return tps or [max(self.observed.tps)]
+        return tps if tps else [max(self.observed.tps)]
 
     def _can_meet_all(self, names: Sequence[str], tp: int) -> bool:
         """Whether instances on so many GPUs meet the SLOs of these classes at some load."""
@@ -121,9 +121,9 @@ class DemandForecast:
 
     def responsive_tps(self, classes: Sequence[str], tps: Iterable[int]) -> list[int]:
         """The TPs among these on which hardly more requests are hopeless than on the best one."""
-        hopeless = {tp: self.demand(classes, tp).hopeless_share for tp in tps}
-        max_share = min(hopeless.values()) + self.settings.max_late_share
-        return [tp for tp, share in hopeless.items() if share <= max_share]
+        hopeless_share = {tp: self.demand(classes, tp).hopeless_share for tp in tps}
+        max_share = min(hopeless_share.values()) + self.settings.max_late_share
+        return [tp for tp, share in hopeless_share.items() if share <= max_share]
 
 
 def expected_rate(observed: ObservedTrace, window: ScaledWindow) -> float:
@@ -147,8 +147,9 @@ def first_windows(observed: ObservedTrace, past_s: float) -> list[ScaledWindow]:
     tokens_by_minute = observed.trace.counts @ class_tokens
     windows = []
     for minutes in _PEAK_MINUTES:
-        sums = np.convolve(tokens_by_minute, np.ones(minutes), mode="valid")
-        middle_s = (int(sums.argmax()) + minutes / 2) * SLOT_S
+        moving_sums = np.convolve(tokens_by_minute, np.ones(minutes), mode="valid")
+        busiest_minute = int(moving_sums.argmax())  # the first of so many
+        middle_s = (busiest_minute + minutes / 2) * SLOT_S
         begin_s = min(max(0.0, middle_s - HOUR_S / 2), duration_s - HOUR_S)
         windows.append(ScaledWindow(begin_s, begin_s + HOUR_S))
     return windows
@@ -159,12 +160,13 @@ def expected_windows(observed: ObservedTrace, now_s: float, horizon_s: float) ->
     windows = [ScaledWindow(max(0.0, now_s - HOUR_S), now_s, _LAST_HOUR_FACTOR)]
     for season_s in _SEASONS_S:
         then_s = now_s - season_s
-        if then_s - HOUR_S >= 0:
-            requests_now = observed.num_requests(now_s - HOUR_S, now_s)
-            requests_then = observed.num_requests(then_s - HOUR_S, then_s)
-            growth = requests_now / requests_then if requests_then else 1.0
-            end_s = min(now_s, then_s + horizon_s)
-            windows.append(ScaledWindow(then_s, end_s, min(_MAX_SEASONAL_GROWTH, growth)))
+        if then_s - HOUR_S < 0:
+            continue
+        requests_now = observed.num_requests(now_s - HOUR_S, now_s)
+        requests_then = observed.num_requests(then_s - HOUR_S, then_s)
+        growth = requests_now / requests_then if requests_then else 1.0
+        end_s = min(now_s, then_s + horizon_s)
+        windows.append(ScaledWindow(then_s, end_s, min(_MAX_SEASONAL_GROWTH, growth)))
     return windows
 
 

@@ -79,7 +79,8 @@ class SizedPool:
         return self.tp * self.num_instances
 
 
-#: The ways to make each class's pool: least power first, each with fewer GPUs than the one before.
+#: The ways to make each class's pool, at least one: least power first, each with fewer GPUs than
+#: the one before. The first one is chosen; where GPUs run short, it is removed.
 PoolCandidates = dict[str, list[SizedPool]]
 
 
@@ -111,7 +112,9 @@ def hierarchical_pools(profile: ServingProfile, request: PlanRequest) -> list[Po
     pools = []
     for sized in size_pools(profile, request):
         counts = choose_instances(sized.rated_curves, sized.gpus, sized.load_tokens_s)
-        groups = choose_clocks(sized, counts or {sized.tp: sized.num_instances})
+        if counts is None:  # but for rounding, the instances of its own size carry the load
+            counts = {sized.tp: sized.num_instances}
+        groups = choose_clocks(sized, counts)
         pools.append(build_pool(sized.request_class, sized.slo, sized.served_tokens_s, groups))
     return pools
 
@@ -150,7 +153,10 @@ def _own_pools(profile: ServingProfile, request: PlanRequest) -> PoolCandidates:
 def _pool_candidates(
     profile: ServingProfile, request_class: str, served_tokens_s: Mapping[str, float]
 ) -> list[SizedPool]:
-    """The ways to make a pool, one for each TP, without those that are worse in all respects."""
+    """The ways to make a pool, one for each TP, without those that are worse in all respects.
+
+    They are in the order of PoolCandidates; there is none if no configuration keeps the SLO.
+    """
     slo = Slo.strictest(profile.classes[name].slo for name in served_tokens_s)
     load_tokens_s = 0.0
     for name, load in served_tokens_s.items():
@@ -192,24 +198,48 @@ def rated_curves(profile: ServingProfile, request_class: str, slo: Slo) -> Rated
 
 
 def _merge_where_it_saves(profile: ServingProfile, candidates: PoolCandidates) -> None:
-    """Put each class's pool into the higher one where that saves most power, if any does."""
-    for name in [name for name in CLASSES if name in candidates]:
-        pool = candidates[name][0]
-        most_saved_w, best_host, best_merged = 0.0, "", list[SizedPool]()
-        for host in host_classes(name)[1:]:
-            if host not in candidates:
-                continue
-            host_pool = candidates[host][0]
-            served = {**host_pool.served_tokens_s, **pool.served_tokens_s}
-            merged = _pool_candidates(profile, host, served)
-            if not merged:
-                continue
-            saved_w = pool.power_w + host_pool.power_w - merged[0].power_w
-            if saved_w > most_saved_w:
-                most_saved_w, best_host, best_merged = saved_w, host, merged
-        if best_merged:
-            candidates[best_host] = best_merged
+    """Put each class's pool into the higher one where that saves most power, if any does.
+
+    Shorter classes go first; a class that took others in may still go into a higher one.
+    """
+    for name in CLASSES:
+        if name not in candidates:
+            continue
+        mergers = []
+        for host in host_classes(name):
+            if host != name and host in candidates:
+                mergers += _mergers(profile, candidates, name, host)
+        best = max(mergers, key=lambda merger: merger.saved_w, default=None)
+        if best is not None and best.saved_w > 0:
+            candidates[best.host] = best.candidates
             del candidates[name]
+
+
+class _Merger(NamedTuple):
+    """A pool of two that are merged.
+
+    Attributes:
+        host: the class whose pool takes the other one in.
+        candidates: the ways to make it.
+        saved_w: power that it saves against the two.
+    """
+
+    host: str
+    candidates: list[SizedPool]
+    saved_w: float
+
+
+def _mergers(
+    profile: ServingProfile, candidates: PoolCandidates, name: str, host: str
+) -> list[_Merger]:
+    """A class's pool merged into that of another one; none if no pool keeps both SLOs."""
+    pool, host_pool = candidates[name][0], candidates[host][0]
+    served = {**host_pool.served_tokens_s, **pool.served_tokens_s}
+    merged = _pool_candidates(profile, host, served)
+    if not merged:
+        return []
+    saved_w = pool.power_w + host_pool.power_w - merged[0].power_w
+    return [_Merger(host, merged, saved_w)]
 
 
 def _shrink_until_it_fits(candidates: PoolCandidates, num_gpus: int) -> None:
@@ -218,17 +248,18 @@ def _shrink_until_it_fits(candidates: PoolCandidates, num_gpus: int) -> None:
     Raises:
         NoAnswerError: the densest pools do not fit.
     """
-    while (needed := sum(pools[0].gpus for pools in candidates.values())) > num_gpus:
-        watts_per_gpu = {
-            name: (pools[1].power_w - pools[0].power_w) / (pools[0].gpus - pools[1].gpus)
-            for name, pools in candidates.items()
-            if len(pools) > 1
-        }
+    gpus_by_class = {name: pools[0].gpus for name, pools in candidates.items()}
+    while (needed := sum(gpus_by_class.values())) > num_gpus:
+        watts_per_gpu: dict[str, float] = {}  # power that each GPU less costs
+        for name, (pool, *denser) in candidates.items():
+            if denser:
+                saved_gpus = pool.gpus - denser[0].gpus
+                watts_per_gpu[name] = (denser[0].power_w - pool.power_w) / saved_gpus
         if not watts_per_gpu:
-            gpus_by_class = {name: pools[0].gpus for name, pools in candidates.items()}
             raise too_few_gpus("the hierarchical planner needs", needed, num_gpus, gpus_by_class)
         cheapest = min(watts_per_gpu, key=watts_per_gpu.__getitem__)
         candidates[cheapest].pop(0)
+        gpus_by_class[cheapest] = candidates[cheapest][0].gpus
 
 
 # --- the instance manager ------------------------------------------------------------------------
@@ -257,10 +288,16 @@ def choose_instances(
         counts = _feasible_counts(tps, capacities, num_gpus, load_tokens_s)
         power_w = _power_of_counts(curves, capacities, counts, load_tokens_s)
         if len(power_w) and power_w.min() < least_power_w:
-            best = power_w.argmin()
+            best = int(power_w.argmin())
             least_power_w = power_w[best]
-            best_counts = {tp: int(count[best]) for tp, count in counts.items() if count[best]}
+            best_counts = _combination(counts, best)
     return best_counts
+
+
+def _combination(counts: _Counts, index: int) -> InstanceCounts:
+    """One of some combinations, without TPs that it has no instance of."""
+    numbers = {tp: int(numbers_of_tp[index]) for tp, numbers_of_tp in counts.items()}
+    return {tp: number for tp, number in numbers.items() if number}
 
 
 def _capacity_by_tp(curves: RatedCurves) -> dict[int, float]:
@@ -308,7 +345,7 @@ def _power_of_counts(
     power_w = np.zeros(len(utilization))
     for tp, count in counts.items():
         instance_w = power_by_clock(curves[tp], utilization * capacities[tp]).min(axis=0)
-        power_w += np.where(count > 0, count * instance_w, 0.0)
+        power_w += np.where(count > 0, count * instance_w, 0.0)  # none of inf W draw nothing
     return power_w
 
 
@@ -333,9 +370,9 @@ def choose_clocks(pool: SizedPool, counts: InstanceCounts) -> Iterator[InstanceG
     """The pool's instances at the clock that draws least; the largest TP first."""
     capacities = _capacity_by_tp(pool.rated_curves)
     total_capacity = sum(count * capacities[tp] for tp, count in counts.items())
+    utilization = pool.load_tokens_s / total_capacity
     for tp, count in sorted(counts.items(), reverse=True):
-        share = pool.load_tokens_s / total_capacity
-        load_tokens_s = min(capacities[tp], share * capacities[tp])
+        load_tokens_s = min(capacities[tp], utilization * capacities[tp])
         curves = pool.rated_curves[tp]
         best = int(power_by_clock(curves, load_tokens_s).argmin())
         yield InstanceGroup(curves[best].curve, count, load_tokens_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any, Final
 
 from envplan.devices import DeviceError
@@ -44,16 +45,22 @@ def hold_clocks(
     """
     clocks = applied.clocks_of(node)
     options: dict[str, Any] = dict(backend_options or {})
+    guards: list[Guard] = []
     with ExitStack() as stack:
-        guards = []
-        for device, mhz in sorted(clocks.items()):
-            guards.append(stack.enter_context(Guard.start(backend, device, **options)))
-            guards[-1].request(mhz)
+        for device, clock_mhz in sorted(clocks.items()):
+            guard = stack.enter_context(Guard.start(backend, device, **options))
+            guard.request(clock_mhz)
+            guards.append(guard)
         yield guards
-        problems = [problem for guard in guards for problem in guard.problems()]
-    problems += [problem for guard in guards for problem in guard.problems()]
+        problems = _problems_of(guards)
+    problems += _problems_of(guards)  # of giving the clocks back
     if problems:
         raise DeviceError(problems[0])
+
+
+def _problems_of(guards: Sequence[Guard]) -> list[str]:
+    """The problems that guards have had since they were last asked."""
+    return list(chain.from_iterable(guard.problems() for guard in guards))
 
 
 def watch_guards(guards: Sequence[Guard], end_s: float, warn: Callable[[str], None]) -> None:
@@ -71,8 +78,9 @@ def watch_guards(guards: Sequence[Guard], end_s: float, warn: Callable[[str], No
     while (remaining_s := end_s - time.monotonic()) > 0:
         time.sleep(min(_POLL_S, remaining_s))
         for guard in guards:
-            for last_problem in guard.problems():
-                warn(last_problem)
+            for problem in guard.problems():
+                warn(problem)
+                last_problem = problem
             if not guard.alive:
                 raise DeviceError("a clock guard has ended; start holding again")
     if any(guard.failing for guard in guards):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -17,10 +18,13 @@ from envplan.serving.transfers import (
     transfer_plan,
 )
 
+#: A part of the weights that no GPU of the node has costs as much as so many that one has.
+_COST_FROM_ELSEWHERE: Final = 2
+
 
 @dataclass(frozen=True)
 class NodeChange:
-    """The change of a node: its instances before and after, and what GPUs send each other.
+    """The change of a node: its old and its new instances, and what its GPUs send each other.
 
     Attributes:
         node: its number.
@@ -77,14 +81,16 @@ def move_fleet(old: ServingApplied, new: ServingApplied) -> MovedFleet:
         raise InputError(
             f"the fleets' nodes have {old.gpus_per_node} and {num_gpus} GPUs; they must be the same"
         )
+    # Both fleets get as many nodes, so that each node of one can become one of the other.
     nodes = range(max(old.nodes, new.nodes))
     old_nodes = [old.instances_on(node) for node in nodes]
     new_nodes = [new.instances_on(node) for node in nodes]
+    assigned_nodes = _assign_nodes(old_nodes, new_nodes, num_gpus)
     instances: list[Instance] = []
     changes: list[NodeChange] = []
-    for new_node, node in enumerate(_assign_nodes(old_nodes, new_nodes, num_gpus)):
-        change = _change_node(node, old_nodes[node], new_nodes[new_node], num_gpus)
-        instances += _move_instances(new_nodes[new_node], change)
+    for node, new_instances in zip(assigned_nodes, new_nodes, strict=True):
+        change = _change_node(node, old_nodes[node], new_instances, num_gpus)
+        instances += _move_instances(new_instances, change)
         changes.append(change)
     instances.sort(key=lambda instance: instance.instance)
     changes.sort(key=lambda change: change.node)
@@ -100,26 +106,26 @@ def _tps(instances: Sequence[Instance]) -> tuple[int, ...]:
 def _assign_nodes(
     old_nodes: Sequence[Sequence[Instance]], new_nodes: Sequence[Sequence[Instance]], num_gpus: int
 ) -> list[int]:
-    """For each node of the new fleet the node of the old one that it becomes."""
+    """For each node of the new fleet the node of the old one on whose GPUs it is put."""
     costs = np.zeros((len(new_nodes), len(old_nodes)), dtype=np.int64)
-    for row, new in enumerate(new_nodes):
-        for column, old in enumerate(old_nodes):
-            costs[row, column] = _parts_moved(_tps(old), _tps(new), num_gpus)
+    for new_node, new in enumerate(new_nodes):
+        for old_node, old in enumerate(old_nodes):
+            costs[new_node, old_node] = _cost_of_move(_tps(old), _tps(new), num_gpus)
     return cheapest_assignment(costs)
 
 
-def _parts_moved(old_tps: tuple[int, ...], new_tps: tuple[int, ...], num_gpus: int) -> int:
-    """Parts of the weights that a node's GPUs send each other.
-
-    Without an old instance all weights come from elsewhere, which counts as twice as much.
-    """
+def _cost_of_move(old_tps: tuple[int, ...], new_tps: tuple[int, ...], num_gpus: int) -> int:
+    """Parts of the weights that a node is sent, those from elsewhere counted several times."""
     plan = _transfers_on_node(old_tps, new_tps, num_gpus)
-    return 2 * PARTS * len(new_tps) if plan is None else len(plan.transfers)
+    if plan is not None:
+        return len(plan.transfers)
+    return _COST_FROM_ELSEWHERE * PARTS * len(new_tps)
 
 
 def _transfers_on_node(
     old_tps: tuple[int, ...], new_tps: tuple[int, ...], num_gpus: int
 ) -> TransferPlan | None:
+    """What a node's GPUs send each other; None if it has no old instance, or no new one."""
     if not (old_tps and new_tps):
         return None
     return transfer_plan(old_tps, new_tps, num_gpus - sum(old_tps))
@@ -129,20 +135,25 @@ def _change_node(
     node: int, old: Sequence[Instance], new: Sequence[Instance], num_gpus: int
 ) -> NodeChange:
     """The change of a node, with GPUs by their device numbers."""
-    plan = _transfers_on_node(_tps(old), _tps(new), num_gpus)
+    old_tps, new_tps = _tps(old), _tps(new)
+    plan = _transfers_on_node(old_tps, new_tps, num_gpus)
     if plan is not None:
-        # A transfer plan counts GPUs through the old instances, then those that hold nothing.
-        devices: list[int] = []
-        for instance in old:
-            devices += instance.devices
-        devices += sorted(set(range(num_gpus)) - set(devices))
-        plan = _by_device(plan, devices)
-    return NodeChange(node, _tps(old), _tps(new), plan)
+        plan = _by_device(plan, _devices_in_order_of_plan(old, num_gpus))
+    return NodeChange(node, old_tps, new_tps, plan)
+
+
+def _devices_in_order_of_plan(old: Sequence[Instance], num_gpus: int) -> list[int]:
+    """Devices as a transfer plan counts GPUs: those of the old instances, then the idle ones."""
+    devices: list[int] = []
+    for instance in old:
+        devices += instance.devices
+    idle_devices = set(range(num_gpus)) - set(devices)
+    return devices + sorted(idle_devices)
 
 
 def _by_device(plan: TransferPlan, devices: Sequence[int]) -> TransferPlan:
-    """The same transfer plan with its GPUs renumbered."""
-    gpus = [tuple(devices[gpu] for gpu in ranks) for ranks in plan.gpus]
+    """The same transfer plan, with GPU k numbered as devices[k]."""
+    gpus = [tuple(devices[gpu] for gpu in instance_gpus) for instance_gpus in plan.gpus]
     transfers = []
     for transfer in plan.transfers:
         source, target = devices[transfer.source], devices[transfer.target]

@@ -84,11 +84,11 @@ class ObservedTrace:
         for tp, clock_mhz in sorted(profile.performance):
             self.clocks_mhz.setdefault(tp, []).append(clock_mhz)
         self.service = self._build_service()
-        self._demand = cache(self.service.need)
+        self._count_demand = cache(self.service.need)  # policies ask for the same again and again
 
     def _build_service(self) -> Service:
-        input_tokens, output_tokens = self.trace.lengths(self.profile)
-        configurations = sorted(self.profile.performance)
+        performance = self.profile.performance
+        configurations = sorted(performance)
         tables_of_tp: dict[int, list[int]] = {tp: [] for tp in self.clocks_mhz}
         for number, configuration in enumerate(configurations):
             tables_of_tp[configuration.tp].append(number)
@@ -96,16 +96,20 @@ class ObservedTrace:
         for tp, tables in tables_of_tp.items():
             fastest = self.fastest(tp)
             sizes.append(_EngineSize(fastest.kv_tokens, fastest.chunk_tokens, tables))
-        slos = [self.profile.classes[name].slo for name in CLASSES]
+        slos = []
+        for name in CLASSES:
+            slo = self.profile.classes[name].slo
+            slos.append((slo.ttft_s, slo.tbt_s))
+        lengths = self.trace.lengths(self.profile)
         return Service(
             self.trace.arrival_s,
-            input_tokens,
-            output_tokens,
+            lengths.input_tokens,
+            lengths.output_tokens,
             self.trace.class_index,
             self.predicted_class,
-            tables=[self.profile.performance[key].engine_tables() for key in configurations],
+            tables=[performance[configuration].engine_tables() for configuration in configurations],
             sizes=sizes,
-            slos=[(slo.ttft_s, slo.tbt_s) for slo in slos],
+            slos=slos,
         )
 
     @property
@@ -123,26 +127,29 @@ class ObservedTrace:
 
     def from_time(self, begin_s: float) -> ObservedTrace:
         """The same without the requests that come before a time."""
-        later = slice(int(np.searchsorted(self.trace.arrival_s, begin_s)), None)
+        first_request = int(np.searchsorted(self.trace.arrival_s, begin_s))
+        later = slice(first_request, None)
         return ObservedTrace(self.trace.part(later), self.profile, self.predicted_class[later])
 
     @cached_property
     def hopeless_requests(self) -> int:
         """Requests whose prompts alone take longer than their SLOs, on any size at any clock."""
-        input_tokens, _ = self.trace.lengths(self.profile)
-        sizes = [self.fastest(tp) for tp in self.clocks_mhz]
-        hopeless = 0
-        for index, name in enumerate(CLASSES):
-            inputs = input_tokens[self.trace.class_index == index]
-            tokens, counts = np.unique(inputs, return_counts=True)
-            least_s = np.min([size.chunked_prompt_s_at(tokens) for size in sizes], axis=0)
-            hopeless += int(counts[least_s > self.profile.classes[name].slo.ttft_s].sum())
-        return hopeless
+        input_tokens = self.trace.lengths(self.profile).input_tokens
+        fastest_sizes = [self.fastest(tp) for tp in self.tps]
+        num_hopeless = 0
+        for class_number, name in enumerate(CLASSES):
+            inputs = input_tokens[self.trace.class_index == class_number]
+            lengths, num_requests = np.unique(inputs, return_counts=True)
+            prompts_s = [size.chunked_prompt_s_at(lengths) for size in fastest_sizes]
+            shortest_s = np.min(prompts_s, axis=0)
+            is_hopeless = shortest_s > self.profile.classes[name].slo.ttft_s
+            num_hopeless += int(num_requests[is_hopeless].sum())
+        return num_hopeless
 
     def request_counts(self, begin_s: float, end_s: float) -> dict[str, int]:
         """Requests that arrive in a window, by predicted class; only classes that have any."""
-        counts = zip(CLASSES, self.service.counts(begin_s, end_s), strict=True)
-        return {name: count for name, count in counts if count}
+        counts = self.service.counts(begin_s, end_s)
+        return {name: count for name, count in zip(CLASSES, counts, strict=True) if count}
 
     def num_requests(self, begin_s: float, end_s: float) -> int:
         """Requests that arrive in a window."""
@@ -151,7 +158,7 @@ class ObservedTrace:
     def demand(
         self, begin_s: float, end_s: float, classes: Iterable[str], tp: int, max_late_share: float
     ) -> Demand:
-        """The demand of the requests of some classes in a window; counted once.
+        """The demand of the requests of some classes in a window.
 
         Args:
             begin_s: of the window.
@@ -160,9 +167,12 @@ class ObservedTrace:
             tp: GPUs of an instance; at its highest clock.
             max_late_share: share of requests that may be late.
         """
-        class_bits = sum(1 << CLASSES.index(name) for name in set(classes))
+        class_bits = 0  # the engine's set of classes: bit k is for the class of index k
+        for name in classes:
+            class_bits |= 1 << CLASSES.index(name)
         size = self.tps.index(tp)
-        return Demand(*self._demand(begin_s, end_s, class_bits, size, max_late_share))
+        counted = self._count_demand(begin_s, end_s, class_bits, size, max_late_share)
+        return Demand(*counted)
 
 
 def past_end_s(settings: Settings) -> float:
@@ -179,20 +189,22 @@ def observe_trace(profile: ServingProfile, trace: Trace, settings: Settings) -> 
         NoAnswerError: a class cannot be served at all.
     """
     past = trace.before(past_end_s(settings))
-    fitted = profile.with_lengths((past if len(past) else trace).mean_lengths())
+    typical = past if len(past) else trace
+    fitted = profile.with_lengths(typical.mean_lengths())
     observed = ObservedTrace(trace, fitted, predict_classes(trace, settings))
-    require_reachable(fitted, [CLASSES[k] for k in np.unique(trace.class_index)])
+    require_reachable(fitted, [CLASSES[index] for index in np.unique(trace.class_index)])
     return observed
 
 
 def predict_classes(trace: Trace, settings: Settings) -> ClassIndices:
     """The class index that each request is taken for: some outputs are predicted one length off."""
     random = np.random.default_rng(settings.seed)
-    # One draw says whether a prediction is wrong, and which way.
+    # One number a request, even in [0, 1), says whether its prediction is wrong, and which way.
     draw = random.random(len(trace), dtype=np.float32)
     wrong_share = settings.mispredicted_percent / 100
     too_short_share = settings.underestimated_percent / 100 * wrong_share
-    is_wrong, is_too_short = draw < wrong_share, draw < too_short_share
+    is_wrong = draw < wrong_share
+    is_too_short = draw < too_short_share
     input_lengths, output_lengths = split_class_indices(trace.class_index)
     predicted_lengths = output_lengths.astype(np.int8)
     predicted_lengths[is_wrong] += np.where(is_too_short[is_wrong], -1, 1).astype(np.int8)

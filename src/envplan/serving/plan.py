@@ -201,7 +201,8 @@ class ServingPlan(Document):
                 f"the plan was made from another profile than {profile.name} is now; plan again, "
                 "or go on with --force"
             )
-        for problem in _problems(self, profile):
+        problem = next(_problems(self, profile), None)
+        if problem is not None:
             raise InputError(problem)
         loads = self.request.loads_tokens_s
         return [

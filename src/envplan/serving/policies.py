@@ -74,12 +74,10 @@ class Policy:
         if self.assign is None:
             return self._plan_least_power(situation)
         forecast = situation.forecast
-        return Fleet(
-            {
-                name: self._pool(situation, name, classes, forecast.feasible_tps(classes))
-                for name, classes in self.assign(forecast).items()
-            }
-        )
+        pools = {}
+        for name, classes in self.assign(forecast).items():
+            pools[name] = self._pool(situation, name, classes, forecast.feasible_tps(classes))
+        return Fleet(pools)
 
     def _plan_least_power(self, situation: Situation) -> Fleet:
         """A pool for each TP that the assignment of least power has."""
@@ -101,11 +99,13 @@ class Policy:
         """A pool with the TP among these, which ascend, that draws the least."""
         forecast = situation.forecast
         counts = self._instance_counts(forecast, classes, tps)
-        present_tps = [
-            pool.tp for pool in situation.present.pools.values() if pool.home_class == home
-        ]
+        present_tps = set[int]()
+        for pool in situation.present.pools.values():
+            if pool.home_class == home:
+                present_tps.add(pool.tp)
 
         def comparable_power_w(tp: int) -> float:
+            """The power of the pool on a TP; a TP that is there may draw more than others."""
             power_w = pool_power_w(
                 forecast, classes, tp, counts[tp], consolidates=self.consolidates
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from envplan.serving.classes import CLASSES, host_classes, serves
@@ -45,8 +46,9 @@ def by_class(forecast: DemandForecast) -> PoolAssignment:
 def merged(forecast: DemandForecast) -> PoolAssignment:
     """One pool for each class, but small ones in higher ones, and no more than there may be."""
     pools: dict[str, Sequence[str]] = {name: [name] for name in forecast.classes}
-    while _merge_smallest(pools, forecast):
-        pass
+    was_merged = True
+    while was_merged:
+        was_merged = _merge_smallest(pools, forecast)
     return pools
 
 
@@ -65,14 +67,16 @@ def _merge_smallest(pools: dict[str, Sequence[str]], forecast: DemandForecast) -
     for name in sorted(pools, key=instances_needed):
         if not too_many and instances_needed(name) >= _MIN_POOL_INSTANCES:
             continue
-        others = [other for other in pools if other != name]
-        higher = [host for host in host_classes(name) if host in others]
-        if higher:
-            pools[higher[0]] = [*pools.pop(name), *pools[higher[0]]]
+        companions = [companion for companion in pools if companion != name]
+        hosts = [host for host in host_classes(name) if host in companions]
+        if hosts:
+            lowest_host = hosts[0]
+            pools[lowest_host] = [*pools.pop(name), *pools[lowest_host]]
             return True
         if too_many:
-            classes = [*pools.pop(name), *pools.pop(others[0])]
-            pools[home_class([name, others[0]])] = classes
+            companion = companions[0]
+            classes = [*pools.pop(name), *pools.pop(companion)]
+            pools[home_class([name, companion])] = classes
             return True
     return False
 
@@ -89,14 +93,14 @@ def least_power_unless_close(
     """
     best = least_power(forecast)
     present_classes: dict[int, Sequence[str]] = {}
-    served = set[str]()
     for pool in present.pools.values():
         classes = [name for name in forecast.classes if name in pool.serves]
         if classes:
             present_classes[pool.tp] = classes
-            served.update(classes)
-    serves_all = len(served) == len(forecast.classes)
-    if serves_all and power_ratio * _power_w(forecast, present_classes) <= best.power_w:
+    served = set(chain.from_iterable(present_classes.values()))
+    if served != set(forecast.classes):
+        return best.classes_by_tp
+    if power_ratio * _power_w(forecast, present_classes) <= best.power_w:
         return present_classes
     return best.classes_by_tp
 
@@ -109,7 +113,10 @@ class RatedAssignment(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """A node of the search: the first `num_assigned` classes are assigned."""
+    """A node of the search: the first `num_assigned` of the classes, largest first, are assigned.
+
+    `power_w` bounds the power of all assignments that go on from here.
+    """
 
     power_w: float
     classes_by_tp: ClassesByTp
@@ -123,13 +130,15 @@ def least_power(forecast: DemandForecast) -> RatedAssignment:
     two pools of one TP are never better than one: a class chooses a TP. A pool that serves more
     classes draws no less, so a part of an assignment bounds the whole from below.
     """
-    tps = {
-        name: forecast.responsive_tps([name], forecast.feasible_tps([name]))
-        for name in forecast.classes
-    }
-    largest_first = sorted(tps, key=lambda name: -_power_w(forecast, {tps[name][0]: [name]}))
+    tps: dict[str, list[int]] = {}
+    power_alone_w: dict[str, float] = {}
+    for name in forecast.classes:
+        tps[name] = forecast.responsive_tps([name], forecast.feasible_tps([name]))
+        smallest_tp = tps[name][0]
+        power_alone_w[name] = _power_w(forecast, {smallest_tp: [name]})
+    largest_first = sorted(tps, key=lambda name: -power_alone_w[name])
     best = RatedAssignment(math.inf, {})
-    open_nodes = [_Node(0.0, {}, 0)]
+    open_nodes = [_Node(0.0, {}, num_assigned=0)]
     while open_nodes:
         node = open_nodes.pop()
         if node.power_w >= best.power_w:

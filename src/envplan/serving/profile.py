@@ -92,15 +92,18 @@ class ServingProfile:
     modelled: str | None = None
 
     def curves_of(self, request_class: str, tp: int | None = None) -> list[LoadCurve]:
-        """The curves of a class, or those on so many GPUs, by TP and clock.
+        """The curves of a class, by TP and clock; the last one is the largest TP at its highest.
 
-        So the last one is the largest TP at its highest clock.
+        Args:
+            request_class: the class.
+            tp: only those of instances on so many GPUs; None: all.
         """
-        return [
-            self.curves[key]
-            for key in sorted(self.curves)
-            if key.request_class == request_class and tp in (None, key.tp)
-        ]
+        curves = []
+        for key in sorted(self.curves):
+            is_of_tp = tp is None or key.tp == tp
+            if key.request_class == request_class and is_of_tp:
+                curves.append(self.curves[key])
+        return curves
 
     def load_conversion_factor(self, request_class: str, pool_class: str) -> float:
         """Tokens of load that a token of a class becomes in another's pool.

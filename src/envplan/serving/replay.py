@@ -103,10 +103,11 @@ def replay_policy(policy_name: str, observed: ObservedTrace, settings: Settings)
     fleet = _plan_fleet(policy_name, Situation(forecast))
     controller.reconcile(fleet, 0.0, prewarmed=True)
     scaler = _Autoscaler(policy_name, observed, settings)
+    scaling_begin_s = past_s if past_s else YOUNG_S
     slot_gpus: list[int] = []
     for slot in range(observed.trace.num_slots):
         now_s = slot * SLOT_S
-        if POLICIES[policy_name].autoscales and now_s >= (past_s or YOUNG_S):
+        if POLICIES[policy_name].autoscales and now_s >= scaling_begin_s:
             wanted = scaler.scale(fleet, slot)
             if wanted != fleet:
                 fleet = wanted
@@ -163,9 +164,10 @@ class _Autoscaler:
         windows = expected_windows(self.observed, now_s, horizon_s)
         recent = recent_window(now_s)
         is_unusual = self._is_unusual(recent, windows)
-        must_grow = not is_epoch and is_unusual and self._falls_short(present, recent)
-        if not (is_epoch or must_grow):
-            return present
+        if not is_epoch:
+            must_grow = is_unusual and self._falls_short(present, recent)
+            if not must_grow:
+                return present
         if is_unusual:
             windows.append(recent)
         forecast = self._forecast(windows)
@@ -174,7 +176,7 @@ class _Autoscaler:
         reshard_ratio = RESHARD_POWER_RATIO if is_epoch else NEVER_RESHARD
         try:
             wanted = _plan_fleet(self.policy_name, Situation(forecast, present, reshard_ratio))
-        except NoAnswerError:  # more than the GPUs can carry is expected: what runs stays
+        except NoAnswerError:  # more is expected than the GPUs can carry: the fleet stays as it is
             return present
         return wanted if is_epoch else _without_shrinking(wanted, present)
 
@@ -193,14 +195,17 @@ class _Autoscaler:
     def _falls_short(self, present: Fleet, recent: ScaledWindow) -> bool:
         """Whether some pool has fewer instances than what it serves needed of late."""
         forecast = self._forecast([recent])
-        if not present.routes.keys() >= set(forecast.classes):
+        unserved = set(forecast.classes) - present.routes.keys()
+        if unserved:
             return True
         return any(_is_too_small(pool, forecast) for pool in present.pools.values())
 
 
 def _is_too_small(pool: PoolSpec, forecast: DemandForecast) -> bool:
     served = pool.serves.intersection(forecast.classes)
-    return bool(served) and forecast.demand(served, pool.tp).instances > pool.num_instances
+    if not served:
+        return False
+    return forecast.demand(served, pool.tp).instances > pool.num_instances
 
 
 def _without_shrinking(wanted: Fleet, present: Fleet) -> Fleet:
@@ -219,19 +224,26 @@ def _without_shrinking(wanted: Fleet, present: Fleet) -> Fleet:
 def _result(
     policy_name: str, controller: FleetController, slot_gpus: Sequence[int], *, first_slot: int
 ) -> Simulation:
-    """Results once the trace is over; before the first slot, no request came."""
+    """Results once the trace is over.
+
+    Args:
+        policy_name: for people.
+        controller: which has replayed the trace up to its end.
+        slot_gpus: GPUs in use at the end of each slot.
+        first_slot: where the series begins; the replay has no request before.
+    """
     results = controller.finish()
     observed = controller.observed
     series = _time_series(observed, results, slot_gpus, first_slot)
-    requests, first_in_time, further_in_time, attained = results.counts.sum(axis=0).tolist()
+    total = results.total_counts
     return Simulation(
         policy=policy_name,
         energy_j=float(series.power_w.sum()) * SLOT_S,
-        requests=requests,
-        slo_attainment=attained / requests,
-        slo_attainment_by_class=_attainment_by_class(results.counts),
-        first_tokens_in_time=first_in_time / requests,
-        further_tokens_in_time=further_in_time / requests,
+        requests=total.requests,
+        slo_attainment=total.attained / total.requests,
+        slo_attainment_by_class=_attainment_by_class(results),
+        first_tokens_in_time=total.first_in_time / total.requests,
+        further_tokens_in_time=total.further_in_time / total.requests,
         instances_started=controller.started,
         instances_resharded=controller.resharded,
         weights_moved_copies=controller.copies_moved,
@@ -243,12 +255,13 @@ def _result(
     )
 
 
-def _attainment_by_class(counts: npt.NDArray[np.int64]) -> dict[str, float]:
+def _attainment_by_class(results: EngineResults) -> dict[str, float]:
     """Share of the requests of each class that met their SLOs; classes that came only."""
     attainment = {}
-    for name, (requests, _, _, attained) in zip(CLASSES, counts.tolist(), strict=True):
-        if requests:
-            attainment[name] = attained / requests
+    for index, name in enumerate(CLASSES):
+        counts = results.counts_of_class(index)
+        if counts.requests:
+            attainment[name] = counts.attained / counts.requests
     return attainment
 
 

@@ -84,9 +84,10 @@ def steady_state(performance: InstancePerformance, request: RequestClass) -> Ste
 def _decode_batch_fixed_point(
     performance: InstancePerformance, request: RequestClass, rates: FloatArray
 ) -> _DecodeBatch:
+    """Solve the model at each arrival rate, by damped iteration from an empty batch."""
     prompt_s = float(performance.chunked_prompt_s_at(request.input_tokens))
     chunks = max(1.0, request.input_tokens / performance.chunk_tokens)
-    decode_steps = max(0.0, request.output_tokens - 1)
+    decode_steps = max(0.0, request.output_tokens - 1)  # the prompt gives the first token
     batch_size = np.zeros_like(rates)
     for _ in range(_FIXED_POINT_ROUNDS):
         step_s = performance.step_s_at(batch_size)
@@ -105,11 +106,8 @@ def _num_stable_rates(
     """How many rates, from 0 up without a gap, leave room for prompts and memory for the batch."""
     max_batch = min(performance.max_batch, performance.kv_tokens / max(request.tokens, 1.0))
     is_stable = (decode.utilization <= _MAX_UTILIZATION) & (decode.batch_size <= max_batch)
-    first_stable = int(is_stable.argmax())
-    beyond = np.flatnonzero(~is_stable[first_stable:])
-    if not is_stable[first_stable]:
-        return 0
-    return first_stable + (int(beyond[0]) if len(beyond) else len(is_stable) - first_stable)
+    unstable = np.flatnonzero(~is_stable)  # never rate 0: nothing comes then
+    return int(unstable[0]) if len(unstable) else len(is_stable)
 
 
 def _p99_ttft(
@@ -128,7 +126,9 @@ def _p99_ttft(
 def _mean_power(
     performance: InstancePerformance, request: RequestClass, decode: _DecodeBatch
 ) -> FloatArray:
-    utilization, is_decoding = decode.utilization, 1 - np.exp(-decode.batch_size)
+    """Mean power, W, at each arrival rate; an iteration draws what its more thirsty part does."""
+    utilization = decode.utilization
+    is_decoding = 1 - np.exp(-decode.batch_size)  # the probability, for Poisson numbers
     prompt_w = float(performance.prompt_w_at(request.input_tokens))
     decode_w = is_decoding * performance.step_w_at(decode.batch_size)
     without_prompts_w = decode_w + (1 - is_decoding) * performance.idle_w
@@ -235,10 +235,10 @@ class LoadCurve:
     def segments(self, slo: Slo) -> list[Segment]:
         """All loads at which it meets the SLO, as straight segments in ascending order."""
         capacity = self.capacity(slo)
-        loads = [*self.load_tokens_s[self.load_tokens_s < capacity], capacity]
+        bounds = [*self.load_tokens_s[self.load_tokens_s < capacity], capacity]
         return [
             Segment(low, high, self.power_at(low), self.power_at(high))
-            for low, high in pairwise(loads)
+            for low, high in pairwise(bounds)
         ]
 
 
@@ -252,12 +252,15 @@ def load_curves(
     curves: dict[CurveKey, LoadCurve] = {}
     for name, request in classes.items():
         states: dict[Configuration, SteadyState] = {}
-        max_loads: dict[int, float] = {}
+        max_loads: dict[int, float] = {}  # by TP, at any clock
         for configuration, instance in performance.items():
-            if (state := steady_state(instance, request)) is not None:
-                states[configuration] = state
-                tp_max = max_loads.get(configuration.tp, 0.0)
-                max_loads[configuration.tp] = max(tp_max, float(state.load_tokens_s[-1]))
+            state = steady_state(instance, request)
+            if state is None:
+                continue
+            states[configuration] = state
+            max_load_of_tp = max_loads.get(configuration.tp, 0.0)
+            max_load = float(state.load_tokens_s[-1])
+            max_loads[configuration.tp] = max(max_load_of_tp, max_load)
         for configuration, state in states.items():
             curve = _load_curve(name, configuration, state, max_loads[configuration.tp])
             curves[CurveKey(name, *configuration)] = curve
@@ -268,8 +271,8 @@ def _load_curve(
     name: str, configuration: Configuration, state: SteadyState, common_load: float
 ) -> LoadCurve:
     max_load = state.load_tokens_s[-1]
-    loads = common_load * np.array(_LOAD_SHARES)
-    loads = np.append(loads[loads < max_load * _JUST_BELOW], max_load)
+    common_loads = common_load * np.array(_LOAD_SHARES)
+    loads = np.append(common_loads[common_loads < max_load * _JUST_BELOW], max_load)
     ttft_s = np.interp(loads, state.load_tokens_s, state.ttft_s)
     tbt_s = np.interp(loads, state.load_tokens_s, state.tbt_s)
     return LoadCurve(

@@ -1,12 +1,13 @@
-"""Weeks of requests: as many in each minute as a published figure shows, of a recorded hour's."""
+"""Weeks of requests, made of a recorded hour's: as many a minute as a published figure shows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from envplan.serving.classes import FloatArray, IntArray
 
@@ -49,14 +50,27 @@ class DrawnWeek:
 
 
 def read_week_shape(path: Path) -> WeekShape:
-    """The digitized figure of a week."""
-    return WeekShape(*np.loadtxt(path, delimiter=",", skiprows=1).T)
+    """The digitized figure of a week: a CSV file with the columns of WeekShape in its order."""
+    minute, middle, low, high = np.loadtxt(path, delimiter=",", skiprows=1, unpack=True)
+    return WeekShape(minute, middle, low, high)
+
+
+class _DrawnMinute(NamedTuple):
+    """Requests of a minute in order of time, (n,) each.
+
+    Attributes:
+        offset_s: since the begin of the minute, ascending.
+        hour_request: the request of the hour that each one repeats, an index.
+    """
+
+    offset_s: FloatArray
+    hour_request: IntArray
 
 
 def draw_week(
     shape: WeekShape, hour_arrival_s: FloatArray, *, days: float, slot_s: float, seed: int
 ) -> DrawnWeek:
-    """Draw the requests of each minute from minutes of the hour that begin anywhere.
+    """Draw the requests of each minute of a week from minutes of an hour that begin anywhere.
 
     Args:
         shape: requests per minute.
@@ -67,29 +81,45 @@ def draw_week(
     """
     random = np.random.default_rng(seed)
     requests_by_minute = _draw_counts(shape, round(days * _MINUTES_PER_DAY), random)
-    latest_begin_s = hour_arrival_s[-1] - slot_s
-    arrivals_s, requests = [], []
+    arrivals_s: list[FloatArray] = []
+    hour_requests: list[IntArray] = []
     for minute, num_requests in enumerate(requests_by_minute):
-        offsets_s, candidates = [], []
-        num_candidates = 0
-        while num_candidates < num_requests:
-            begin_s = random.uniform(0.0, latest_begin_s)
-            start, stop = np.searchsorted(hour_arrival_s, (begin_s, begin_s + slot_s))
-            candidates.append(np.arange(start, stop))
-            offsets_s.append(hour_arrival_s[start:stop] - begin_s)
-            num_candidates += stop - start
-        chosen = random.permutation(num_candidates)[:num_requests]
-        chosen_offsets_s = np.concatenate(offsets_s)[chosen]
-        order = np.argsort(chosen_offsets_s)
-        arrivals_s.append(minute * slot_s + chosen_offsets_s[order])
-        requests.append(np.concatenate(candidates)[chosen[order]].astype(np.int32))
-    return DrawnWeek(np.concatenate(arrivals_s), np.concatenate(requests), len(requests_by_minute))
+        drawn = _draw_minute(hour_arrival_s, num_requests, slot_s, random)
+        arrivals_s.append(minute * slot_s + drawn.offset_s)
+        hour_requests.append(drawn.hour_request)
+    return DrawnWeek(
+        arrival_s=np.concatenate(arrivals_s),
+        hour_request=np.concatenate(hour_requests),
+        num_minutes=len(requests_by_minute),
+    )
+
+
+def _draw_minute(
+    hour_arrival_s: FloatArray, num_requests: int, slot_s: float, random: np.random.Generator
+) -> _DrawnMinute:
+    """Choose the requests of a minute among those of some minutes of the hour laid over it."""
+    latest_begin_s = hour_arrival_s[-1] - slot_s
+    offsets_s: list[FloatArray] = []
+    candidates: list[npt.NDArray[np.int64]] = []
+    num_candidates = 0
+    while num_candidates < num_requests:
+        begin_s = random.uniform(0.0, latest_begin_s)
+        start, stop = np.searchsorted(hour_arrival_s, (begin_s, begin_s + slot_s))
+        candidates.append(np.arange(start, stop))
+        offsets_s.append(hour_arrival_s[start:stop] - begin_s)
+        num_candidates += stop - start
+    chosen = random.permutation(num_candidates)[:num_requests]
+    offset_s = np.concatenate(offsets_s)[chosen]
+    hour_request = np.concatenate(candidates)[chosen].astype(np.int32)
+    order = np.argsort(offset_s)
+    return _DrawnMinute(offset_s[order], hour_request[order])
 
 
 def _draw_counts(shape: WeekShape, num_minutes: int, random: np.random.Generator) -> IntArray:
     """Requests of each minute, at least one, (num_minutes,)."""
     minutes = np.arange(num_minutes)
-    deviation = np.interp(minutes, shape.minute, (shape.high - shape.low) / _RANGE_OF_SEVEN)
+    range_of_week = shape.high - shape.low
+    deviation = np.interp(minutes, shape.minute, range_of_week / _RANGE_OF_SEVEN)
     middle = np.interp(minutes, shape.minute, shape.middle)
     drawn = middle + deviation * random.standard_normal(num_minutes)
     counts: IntArray = np.maximum(1, np.rint(drawn)).astype(np.int64)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,13 @@ _REQUESTS_PER_PIECE: Final = 500_000  # counted at once, for memory
 _LEAST_DURATION_S: Final = 1e-9  # a request at a slot's begin makes that slot part of the trace
 _MIN_SHIFT_S: Final = 60.0  # of a copy that is laid over a trace
 _MAX_SHIFT_S: Final = 600.0
+
+
+class RequestLengths(NamedTuple):
+    """Tokens of requests, (n,) each."""
+
+    input_tokens: IntArray
+    output_tokens: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +60,9 @@ class Trace:
     @property
     def duration_s(self) -> float:
         """From the beginning to the end of the last slot."""
-        end_s = self.covered_s or float(self.arrival_s[-1]) + _LEAST_DURATION_S
+        end_s = self.covered_s
+        if not end_s:
+            end_s = float(self.arrival_s[-1]) + _LEAST_DURATION_S
         return SLOT_S * max(1, math.ceil(end_s / SLOT_S))
 
     @property
@@ -75,26 +84,31 @@ class Trace:
             counts += np.bincount(cells, minlength=len(counts))
         return counts.reshape(self.num_slots, len(CLASSES))
 
-    def lengths(self, profile: ServingProfile) -> tuple[IntArray, IntArray]:
+    def lengths(self, profile: ServingProfile) -> RequestLengths:
         """Tokens of each request's input and output; the class's means where none are stated."""
         if self.input_tokens is not None and self.output_tokens is not None:
-            return self.input_tokens, self.output_tokens
+            return RequestLengths(self.input_tokens, self.output_tokens)
         classes = [profile.classes[name] for name in CLASSES]
         inputs = _whole_tokens([request_class.input_tokens for request_class in classes])
         outputs = _whole_tokens([request_class.output_tokens for request_class in classes])
-        return inputs[self.class_index], outputs[self.class_index]
+        return RequestLengths(inputs[self.class_index], outputs[self.class_index])
 
     def mean_lengths(self) -> dict[str, MeanLengths]:
-        """Mean lengths of the requests of each class that comes; none if it gives classes."""
+        """Mean lengths of the requests of each class that comes, by class.
+
+        Empty if the trace gives classes instead of lengths.
+        """
         if self.input_tokens is None or self.output_tokens is None:
             return {}
-        requests = np.bincount(self.class_index, minlength=len(CLASSES))
+        num_requests = np.bincount(self.class_index, minlength=len(CLASSES))
         inputs = np.bincount(self.class_index, self.input_tokens, len(CLASSES))
         outputs = np.bincount(self.class_index, self.output_tokens, len(CLASSES))
-        return {
-            CLASSES[k]: MeanLengths(inputs[k] / requests[k], outputs[k] / requests[k])
-            for k in np.flatnonzero(requests)
-        }
+        means = {}
+        for index, name in enumerate(CLASSES):
+            count = num_requests[index]
+            if count:
+                means[name] = MeanLengths(inputs[index] / count, outputs[index] / count)
+        return means
 
     def part(self, selection: npt.NDArray[np.bool_ | np.integer] | slice) -> Trace:
         """The requests that a mask, a slice or an array of indices selects, at the same times."""
@@ -112,7 +126,7 @@ class Trace:
         return self.part(slice(int(np.searchsorted(self.arrival_s, end_s))))
 
     def scaled(self, factor: float, seed: int = 0) -> Trace:
-        """So many times the requests: some are left out, or copies are laid over, shifted in time.
+        """The trace with so many times the requests: some left out, or shifted copies laid over it.
 
         A copy is shifted around the trace's end by a few minutes, so that bursts add up as those of
         independent users do, and the course of the day stays.
@@ -125,9 +139,11 @@ class Trace:
         arrival_s = np.concatenate(copies)
         num_requests = max(1, round(factor * len(self)))
         selection = random.permutation(len(arrival_s))[:num_requests]
-        selection = selection[np.argsort(arrival_s[selection], kind="stable")]
+        by_time = np.argsort(arrival_s[selection], kind="stable")
+        selection = selection[by_time]
+        copied_request = selection % len(self)  # all copies have the requests in the same order
         return replace(
-            self.part(selection % len(self)),
+            self.part(copied_request),
             name=f"{self.name} x{factor:g}",
             arrival_s=arrival_s[selection],
             provenance=f"scaled by {factor:g}",

@@ -83,11 +83,11 @@ def plan_transition(
     now_s: float,
     settings: Settings,
 ) -> Transition:
-    """Fresh starts first, then re-sharding in batches, then what is left over retires.
+    """Plan a change: fresh starts first, then re-sharding in batches, then the surplus retires.
 
     Args:
-        missing: instances that the new fleet has more.
-        surplus: instances that it has less.
+        missing: instances that the new fleet lacks.
+        surplus: running instances that it does not want.
         num_free_gpus: GPUs of the fleet without an instance.
         now_s: when the change begins.
         settings: how long starts and re-sharding take.
@@ -97,18 +97,20 @@ def plan_transition(
     fresh_gpus = min(max(0, lacking_gpus + batch_gpus), num_free_gpus)
     num_fresh = _num_that_fit(missing, fresh_gpus)
     fresh_starts, to_reshard = list(missing[:num_fresh]), list(missing[num_fresh:])
+    # Re-sharding waits until the fresh instances serve in place of the batch.
     step_time_s = now_s + settings.startup_s if fresh_starts else now_s
     remaining = list(surplus)
     steps: list[TransitionStep] = []
     copies_moved = 0.0
     while to_reshard:
-        retiring = _take_gpus(remaining, batch_gpus or to_reshard[0].gpus)
+        retiring = _take_gpus(remaining, batch_gpus)
         num_starting = _num_that_fit(to_reshard, _total_gpus(retiring))
         if num_starting == 0:
             break  # too few GPUs to make an instance of: these serve on until the next change
         starting, to_reshard = to_reshard[:num_starting], to_reshard[num_starting:]
         copies_moved += _copies_moved(retiring, starting)
-        steps.append(TransitionStep(step_time_s, [each.number for each in retiring], starting))
+        numbers = [instance.number for instance in retiring]
+        steps.append(TransitionStep(step_time_s, numbers, starting))
         step_time_s += settings.reshard_s
     steps.append(TransitionStep(step_time_s, [instance.number for instance in remaining]))
     return Transition(fresh_starts, steps, copies_moved)

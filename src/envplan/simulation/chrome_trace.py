@@ -37,7 +37,8 @@ def save_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     if profile.source is not None:
         about["profile_source"] = profile.source
     # An event a line, so that a trace can be read and compared as text.
-    events = ",\n".join(json.dumps(event, allow_nan=False) for event in _events(timeline))
+    lines = [json.dumps(event, allow_nan=False) for event in _events(timeline)]
+    events = ",\n".join(lines)
     head = f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": ['
     atomic_write(path, f"{head}\n{events}\n]}}\n")
 
@@ -45,15 +46,15 @@ def save_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 def _events(timeline: Timeline) -> Iterator[Event]:
     """The events of a trace: names of tracks, operations, clocks, power."""
     yield from _track_names(timeline)
-    for slices in _by_operation(timeline):
-        yield from _operation_events(timeline.operations[slices[0].operation], slices)
+    for operation, slices in _slices_by_operation(timeline):
+        yield from _operation_events(timeline.operations[operation], slices)
     for stage in timeline.stages:
         yield from _clock_events(stage, timeline.sync_time_ns)
     yield from _power_events(timeline)
 
 
 def _track_names(timeline: Timeline) -> Iterator[Event]:
-    """The name of the process, and name and place of each stage's track."""
+    """The name of the process, and name and position of each stage's track."""
     profile = timeline.plan.profile
     modelled = " (modelled)" if profile.source == "modelled" else ""
     title = f"{profile.name}{modelled}, planner {timeline.plan.planner}"
@@ -64,10 +65,10 @@ def _track_names(timeline: Timeline) -> Iterator[Event]:
         yield _event("thread_sort_index", "M", {"sort_index": stage}, tid=thread)
 
 
-def _by_operation(timeline: Timeline) -> Iterator[list[Slice]]:
-    """The slices of each operation."""
-    for _, slices in groupby(timeline.slices, key=lambda piece: piece.operation):
-        yield list(slices)
+def _slices_by_operation(timeline: Timeline) -> Iterator[tuple[int, list[Slice]]]:
+    """The index of each operation with its slices in time order."""
+    for operation, slices in groupby(timeline.slices, key=lambda piece: piece.operation):
+        yield operation, list(slices)
 
 
 def _operation_events(run: OperationRun, slices: Sequence[Slice]) -> Iterator[Event]:
@@ -95,17 +96,22 @@ def _operation_events(run: OperationRun, slices: Sequence[Slice]) -> Iterator[Ev
     for piece in slices:
         if piece.part:
             # Within the operation, so that a viewer shows it below.
-            yield _span(
-                piece.part,
-                category="part",
-                stage=run.stage,
-                start_ns=piece.start_ns,
-                finish_ns=piece.finish_ns,
-                arguments={
-                    "frequency_mhz": piece.frequency_mhz,
-                    "energy_j_per_gpu": j_from_fj(piece.energy_fj),
-                },
-            )
+            yield _part_event(run.stage, piece)
+
+
+def _part_event(stage: int, piece: Slice) -> Event:
+    """A part of an operation at a clock of its own."""
+    return _span(
+        piece.part,
+        category="part",
+        stage=stage,
+        start_ns=piece.start_ns,
+        finish_ns=piece.finish_ns,
+        arguments={
+            "frequency_mhz": piece.frequency_mhz,
+            "energy_j_per_gpu": j_from_fj(piece.energy_fj),
+        },
+    )
 
 
 def _clock_events(stage: StageUse, end_ns: int) -> Iterator[Event]:
@@ -118,8 +124,9 @@ def _clock_events(stage: StageUse, end_ns: int) -> Iterator[Event]:
 
 def _power_events(timeline: Timeline) -> Iterator[Event]:
     """The power of all GPUs, as a counter that ends at 0."""
-    times_ns, power_w = (column.tolist() for column in timeline.power)
-    for time_ns, watts in zip(times_ns, [*power_w, 0.0], strict=True):
+    times_ns = timeline.power.times_ns.tolist()
+    power_w = [*timeline.power.power_w.tolist(), 0.0]
+    for time_ns, watts in zip(times_ns, power_w, strict=True):
         yield _counter("power of all GPUs", time_ns, {"W": round(watts, 6)})
 
 

@@ -85,10 +85,11 @@ class _Cluster(Model):
 
     def straggler_factors(self) -> list[Factors]:
         """The slowdowns of each iteration, ascending, without those that slow nothing down."""
-        return [
-            tuple(sorted(factor for factor in slowdowns.values() if factor > 1))
-            for slowdowns in self.slowdowns
-        ]
+        factors_of_iterations = []
+        for slowdowns in self.slowdowns:
+            factors = [factor for factor in slowdowns.values() if factor > 1]
+            factors_of_iterations.append(tuple(sorted(factors)))
+        return factors_of_iterations
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,40 +267,38 @@ def simulate_cluster(
     cluster.require_replicas()
     machine = conditions.machine(plan.job)
     planned = replay_plan(plan, profile, force=force, machine=machine)
+    highest = planned.problem.replay(planned.problem.max_frequency_rows)
     factors_of_iterations = cluster.straggler_factors()
+    # Iterations with the same factors are alike: each kind is simulated once.
     announced_ns = {
         factors: _announced_end_ns(factors, planned, conditions)
         for factors in dict.fromkeys(factors_of_iterations)
     }
     rungs = plan.ladder
     if rungs is None:
-        rungs = _rungs_for(
-            plan, profile, frontier, {*announced_ns.values()} - {planned.makespan_ns}, progress
-        )
+        straggler_ends_ns = set(announced_ns.values()) - {planned.makespan_ns}
+        rungs = _rungs_for(plan, profile, frontier, straggler_ends_ns, progress)
+    replayed_rungs = _replays_of_rungs(plan, profile, rungs, machine=machine, force=force)
     simulation = _ClusterSimulation(
         cluster=cluster,
         sync_ns=conditions.sync_ns,
         planned=_ReplayedPlan(planned, conditions),
-        rungs=[
-            _ReplayedPlan(replay, conditions)
-            for replay in _replays_of_rungs(plan, profile, rungs, machine=machine, force=force)
-        ],
-        at_max_frequency=_ReplayedPlan(
-            planned.problem.replay(planned.problem.max_frequency_rows), conditions
-        ),
+        rungs=[_ReplayedPlan(replay, conditions) for replay in replayed_rungs],
+        at_max_frequency=_ReplayedPlan(highest, conditions),
     )
     outcomes = {
         factors: list(simulation.iterations(factors, end_ns))
         for factors, end_ns in announced_ns.items()
     }
+    iterations: list[ClusterIteration] = []
+    for factors in factors_of_iterations:
+        iterations += outcomes[factors]
     return ClusterReport(
         replicas=cluster.replicas,
         num_stages=plan.job.stages,
         gpus_per_stage=cluster.gpus_per_stage,
         num_microbatches=plan.job.microbatches,
-        iterations=tuple(
-            chain.from_iterable(outcomes[factors] for factors in factors_of_iterations)
-        ),
+        iterations=tuple(iterations),
     )
 
 
@@ -418,7 +417,7 @@ class _ClusterSimulation:
 
     @cached_property
     def _waiting_uw(self) -> int:
-        """Power of one waiting GPU a stage together."""
+        """Power of one waiting GPU of each stage, together, uW."""
         return int(self.planned.exact.problem.blocking_power_uw.sum())
 
     def _end(self, replay: Replay, *, stragglers: Replay, times_ns: Sequence[int]) -> _ClusterEnd:
@@ -431,13 +430,17 @@ class _ClusterSimulation:
             stragglers: what the stragglers would do without straggling.
             times_ns: how long each straggler takes.
         """
-        replicas, others = self.cluster.replicas, self.cluster.replicas - len(times_ns)
-        end_ns = max(self.sync_ns, replay.makespan_ns if others else 0, *times_ns)
+        num_replicas = self.cluster.replicas
+        num_others = num_replicas - len(times_ns)
+        others_end_ns = replay.makespan_ns if num_others else 0
+        end_ns = max(self.sync_ns, others_end_ns, *times_ns)
         straggling_fj = sum(
             stragglers.energy_fj * time_ns // stragglers.makespan_ns for time_ns in times_ns
         )
-        waited_ns = replicas * end_ns - others * replay.makespan_ns - sum(times_ns)
-        energy_fj = others * replay.energy_fj + straggling_fj + self._waiting_uw * waited_ns
+        running_ns = num_others * replay.makespan_ns + sum(times_ns)
+        waiting_ns = num_replicas * end_ns - running_ns
+        waiting_fj = self._waiting_uw * waiting_ns
+        energy_fj = num_others * replay.energy_fj + straggling_fj + waiting_fj
         return _ClusterEnd(s_from_ns(end_ns), j_from_fj(energy_fj * self.cluster.gpus_per_stage))
 
 
@@ -527,19 +530,20 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
     """
     table = read_table(path, _SlowdownRow, kind="a table of stragglers")
     iterations: dict[int, dict[int, float]] = {}
-    for number, row in enumerate(table.rows()):
+    for row_index, row in enumerate(table.rows()):
         if row.replica >= replicas:
-            unknown = f"{row.replica} is unknown; the cluster has replicas 0 to {replicas - 1}"
-            raise table.error(number, unknown, "replica")
+            words = f"{row.replica} is unknown; the cluster has replicas 0 to {replicas - 1}"
+            raise table.error(row_index, words, "replica")
         stragglers = iterations.setdefault(row.iteration, {})
         if row.replica in stragglers:
-            raise table.error(number, f"repeats replica {row.replica} of iteration {row.iteration}")
+            words = f"repeats replica {row.replica} of iteration {row.iteration}"
+            raise table.error(row_index, words)
         stragglers[row.replica] = row.slowdown
-    missing = next((k for k in range(len(iterations)) if k not in iterations), None)
-    if missing is not None:
-        raise InputError(
-            f"has a gap: no row for iteration {missing}, but one for {max(iterations)}; give "
-            "an iteration without stragglers a row with slowdown 1",
-            path=path,
-        )
-    return [iterations[k] for k in range(len(iterations))]
+    for number in range(len(iterations)):
+        if number not in iterations:
+            raise InputError(
+                f"has a gap: no row for iteration {number}, but one for {max(iterations)}; give "
+                "an iteration without stragglers a row with slowdown 1",
+                path=path,
+            )
+    return [iterations[number] for number in range(len(iterations))]

@@ -144,11 +144,11 @@ class Timeline:
         An operation is one slice, unless a switch came late or its parts have clocks of their own.
         """
         replay = self.replay
-        columns = (column.tolist() for column in replay.parts)
-        segments = map(Slice, *columns)
+        columns = [column.tolist() for column in replay.parts]
         num_segments = np.bincount(replay.parts.operation)
         slices: list[Slice] = []
-        for segment in segments:
+        for segment in map(Slice, *columns):
+            # Segments of a late clock, and of times with noise, are shown as they ran.
             was_split = num_segments[segment.operation] > 1 or replay.factors is not None
             if was_split or not self._changes_clock(segment.operation):
                 slices.append(segment)
@@ -185,20 +185,13 @@ class Timeline:
         """Each operation as it ran, as pipeline.operations lists them, (N,)."""
         replay, problem = self.replay, self.replay.problem
         on_critical_path = set(self.critical_path)
-        columns = zip(
-            problem.table.tolist(),
-            replay.rows.tolist(),
-            replay.starts_ns.tolist(),
-            replay.finishes_ns.tolist(),
-            replay.energies_fj.tolist(),
-            self.stretch_ns.tolist(),
-            strict=True,
-        )
+        table_numbers, options = problem.table.tolist(), replay.rows.tolist()
+        starts_ns, finishes_ns = replay.starts_ns.tolist(), replay.finishes_ns.tolist()
+        energies_fj = replay.energies_fj.tolist()
+        stretch_ns = self.stretch_ns.tolist()
         runs = []
-        for index, (number, option, start_ns, finish_ns, energy_fj, stretch_ns) in enumerate(
-            columns
-        ):
-            operation, table = problem.pipeline.operations[index], problem.tables[number]
+        for index, operation in enumerate(problem.pipeline.operations):
+            table, option = problem.tables[table_numbers[index]], options[index]
             run = OperationRun(
                 stage=operation.stage,
                 instruction=operation.instruction,
@@ -206,10 +199,10 @@ class Timeline:
                 chunk=operation.chunk,
                 frequency_mhz=int(table.frequency_mhz[option]),
                 config=table.config[option],
-                start_s=s_from_ns(start_ns),
-                finish_s=s_from_ns(finish_ns),
-                energy_j=j_from_fj(energy_fj),
-                could_stretch_s=s_from_ns(stretch_ns),
+                start_s=s_from_ns(starts_ns[index]),
+                finish_s=s_from_ns(finishes_ns[index]),
+                energy_j=j_from_fj(energies_fj[index]),
+                could_stretch_s=s_from_ns(stretch_ns[index]),
                 critical_path=index in on_critical_path,
             )
             runs.append(run)
@@ -219,10 +212,10 @@ class Timeline:
     def stages(self) -> tuple[StageUse, ...]:
         """Time and energy of each stage, with its operations, clocks and bubbles."""
         begins: list[int] = self.pipeline.stage_begin.tolist()
-        return tuple(
-            self._stage_use(stage, begin, end)
-            for stage, (begin, end) in enumerate(pairwise(begins))
-        )
+        stages = []
+        for stage, (begin, end) in enumerate(pairwise(begins)):
+            stages.append(self._stage_use(stage, begin, end))
+        return tuple(stages)
 
     def _stage_use(self, stage: int, begin: int, end: int) -> StageUse:
         """A stage, the operations of which are those from begin up to end."""
@@ -245,9 +238,11 @@ class Timeline:
     def _clock_changes(self, stage: int, begin: int, end: int) -> list[ClockChange]:
         """The clocks of a stage in time order, from the one that the last iteration has left."""
         problem = self.replay.problem
-        left_mhz = problem.left_mhz[problem.over_all(self.replay.rows)[begin:end]]
-        controlled = left_mhz[left_mhz > 0].tolist()
-        changes = [ClockChange(0, controlled[-1] if controlled else 0)]
+        options = problem.over_all(self.replay.rows)[begin:end]
+        left_mhz = problem.left_mhz[options]
+        controlled_mhz = left_mhz[left_mhz > 0].tolist()
+        first_mhz = controlled_mhz[-1] if controlled_mhz else 0
+        changes = [ClockChange(0, first_mhz)]
         for at_ns, frequency_mhz in sorted(self._clocks_in_force(stage, begin, end)):
             if at_ns > self.sync_time_ns or frequency_mhz == changes[-1].frequency_mhz:
                 continue
@@ -258,16 +253,14 @@ class Timeline:
         return changes
 
     def _clocks_in_force(self, stage: int, begin: int, end: int) -> set[tuple[int, int]]:
-        """Moments (ns) from which on a stage has some clock (MHz), changes by parts included."""
+        """Times (ns) at which clocks (MHz) of a stage come into force, those of parts included."""
         requested_ns, requested_mhz = self.replay.requests(stage)
         effective_ns = requested_ns + self.replay.machine.latency_ns
-        of_operations = zip(effective_ns.tolist(), requested_mhz.tolist(), strict=True)
-        of_parts = (
-            (part.start_ns, part.frequency_mhz)
-            for part in self._controlled_parts
-            if begin <= part.operation < end
-        )
-        return {*of_operations, *of_parts}
+        clocks = set(zip(effective_ns.tolist(), requested_mhz.tolist(), strict=True))
+        for part in self._controlled_parts:
+            if begin <= part.operation < end:
+                clocks.add((part.start_ns, part.frequency_mhz))
+        return clocks
 
     @cached_property
     def _controlled_parts(self) -> list[Slice]:
@@ -277,19 +270,20 @@ class Timeline:
     def _bubbles(self, begin: int, end: int) -> Iterator[Bubble]:
         """The gaps in a stage's timeline, in time order."""
         problem = self.replay.problem
-        starts_ns, finishes_ns = (
-            self.replay.starts_ns[begin:end],
-            self.replay.finishes_ns[begin:end],
-        )
-        thriftiest = problem.over_all(problem.thriftiest_rows)[begin:end]
+        starts_ns = self.replay.starts_ns[begin:end]
+        finishes_ns = self.replay.finishes_ns[begin:end]
+        least_effective_options = problem.over_all(problem.least_effective_rows)[begin:end]
+        least_effective_times_ns = problem.time_ns[least_effective_options]
         # Gap k follows operation k - 1; nothing is before the first one.
         gap_start_ns = np.append(0, finishes_ns)
         gap_finish_ns = np.append(starts_ns, self.sync_time_ns)
+        gap_ns = gap_finish_ns - gap_start_ns
         stretch_ns = np.append(0, self.stretch_ns[begin:end])
-        useful_ns = np.append(0, problem.time_ns[thriftiest] - (finishes_ns - starts_ns))
-        fill_ns = np.minimum(np.minimum(gap_finish_ns - gap_start_ns, stretch_ns), useful_ns)
-        gaps = np.stack([gap_start_ns, gap_finish_ns, stretch_ns, fill_ns.clip(0)], axis=1)
-        for gap in gaps[gap_finish_ns > gap_start_ns].tolist():
+        useful_ns = np.append(0, least_effective_times_ns - (finishes_ns - starts_ns))
+        fill_ns = np.minimum.reduce([gap_ns, stretch_ns, useful_ns]).clip(0)
+        # Columns in the order of a Bubble's fields.
+        gaps = np.stack([gap_start_ns, gap_finish_ns, stretch_ns, fill_ns], axis=1)
+        for gap in gaps[gap_ns > 0].tolist():
             yield Bubble(*map(s_from_ns, gap))
 
     @property
@@ -307,7 +301,7 @@ class Timeline:
 
     @property
     def energy_fj(self) -> int:
-        """Of all GPUs, until all have finished, fJ."""
+        """Energy of all GPUs until all have finished, fJ."""
         return self.run_energies_fj[0]
 
     @property
@@ -402,7 +396,7 @@ class Timeline:
 
     def to_dict(self) -> dict[str, object]:
         """All of it in JSON types: times in s, energies in J, powers in W."""
-        path = [self.pipeline.operations[index] for index in self.critical_path]
+        critical = [self.pipeline.operations[index] for index in self.critical_path]
         return {
             "planner": self.plan.planner,
             "profile": self.plan.profile.model_dump(exclude_none=True),
@@ -414,5 +408,5 @@ class Timeline:
             "average_power_w": self.average_power,
             "peak_power_w": self.peak_power,
             "stages": [stage.to_dict() for stage in self.stages],
-            "critical_path": [[op.stage, op.instruction, op.microbatch] for op in path],
+            "critical_path": [[op.stage, op.instruction, op.microbatch] for op in critical],
         }

@@ -25,9 +25,8 @@ from envplan.plan import Plan, replay_plan
 from envplan.plan.build import gap_over, percent, predict
 from envplan.planners import Planner
 from envplan.profile import Adjustments, Profile
-from envplan.replay import Replay
 from envplan.request import Deadline, Request
-from envplan.request.limits import WholeJob
+from envplan.request.limits import KindReplay, WholeJob
 from envplan.simulation.conditions import PLANNED, Conditions
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.deadline_solver import DeadlineSolver
@@ -136,8 +135,8 @@ class ReplicaPlans:
         energies_j = []
         for plan in self.plans:
             baseline = plan.predicted.baseline
-            _, energy_j = plan.until(end_s, baseline.iteration_time_s, baseline.energy_j)
-            energies_j.append(energy_j)
+            iteration = plan.until(end_s, baseline.iteration_time_s, baseline.energy_j)
+            energies_j.append(iteration.energy_j)
         return math.fsum(energies_j)
 
     @property
@@ -221,22 +220,26 @@ class _Together(DeadlineSolver[ReplicaPlans]):
     @cached_property
     def min_energy_time_ns(self) -> int:
         """Where all together use least, ns: a sum of convex curves is least at one of its bends."""
-        times: list[int] = self.times_ns.tolist()
+        bends_ns: list[int] = self.times_ns.tolist()
 
-        def rises(k: int) -> bool:
-            return self.bound_fj(times[k + 1]) >= self.bound_fj(times[k])
+        def rises_after(bend: int) -> bool:
+            return self.bound_fj(bends_ns[bend + 1]) >= self.bound_fj(bends_ns[bend])
 
-        return times[bisect_left(range(len(times) - 1), True, key=rises)]
+        # The sum falls up to its least value and rises from there on.
+        lowest_bend = bisect_left(range(len(bends_ns) - 1), True, key=rises_after)
+        return bends_ns[lowest_bend]
 
     def bound_fj(self, time_ns: int) -> int:
         """Least relaxed energy if all wait until a time, all GPUs, fJ."""
-        return sum(f.waiting_bound_fj(time_ns) * f.num_gpus for f in self.frontiers)
+        return sum(
+            frontier.waiting_bound_fj(time_ns) * frontier.num_gpus for frontier in self.frontiers
+        )
 
     def energy_at(self, time: float) -> float:
         """The same in J, at a time in s."""
         return j_from_fj(self.bound_fj(ns_from_s_floor(time)))
 
-    def asked_ns(self) -> int:
+    def requested_ns(self) -> int:
         """The common deadline that the request means, ns.
 
         Raises:
@@ -261,21 +264,21 @@ class _Together(DeadlineSolver[ReplicaPlans]):
     def least_energy(self) -> ReplicaPlans:
         """Plans of least energy by the request's deadline.
 
-        What uses all the time that a straggler leaves may break a limit on the whole that an
-        earlier end keeps.
+        Plans that use all the time that a straggler leaves may break a limit on the whole that
+        plans with an earlier end keep.
         """
-        asked_ns = self.asked_ns()
+        deadline_ns = self.requested_ns()
         try:
-            return self.solve_by(asked_ns)
+            return self.solve_by(deadline_ns)
         except NoAnswerError:
             if self.request.straggler_time_s is None:
                 raise
-            found = self.solve_by_or_none(min(asked_ns, self.min_energy_time_ns))
-            if found is None:
-                found = self.fastest()
-            if ns_from_s(found.sync_time) > asked_ns:
+            earlier_plans = self.solve_by_or_none(min(deadline_ns, self.min_energy_time_ns))
+            if earlier_plans is None:
+                earlier_plans = self.fastest()
+            if ns_from_s(earlier_plans.sync_time) > deadline_ns:
                 raise
-            return found
+            return earlier_plans
 
     def solve_by(self, deadline_ns: int, *, idle_until_deadline: bool = False) -> ReplicaPlans:
         """Plans of least energy that end by a deadline; replicas always wait for each other."""
@@ -288,25 +291,26 @@ class _Together(DeadlineSolver[ReplicaPlans]):
             shared = request.model_copy(update={"limits": limits})
             plans.append(frontier.solve(shared, doubts=False))
         # What all use until the slowest has finished; waiting longer for a straggler costs more.
-        least_fj = self.bound_fj(min(deadline_ns, self.min_energy_time_ns))
-        found = ReplicaPlans(tuple(plans), j_from_fj(least_fj), self.request.run)
-        self._keep_limits(found)
-        return found
+        bound_fj = self.bound_fj(min(deadline_ns, self.min_energy_time_ns))
+        planned = ReplicaPlans(tuple(plans), j_from_fj(bound_fj), self.request.run)
+        self._require_limits(planned)
+        return planned
 
-    def _keep_limits(self, planned: ReplicaPlans) -> None:
+    def _require_limits(self, planned: ReplicaPlans) -> None:
         """Refuse plans that break a limit all together.
 
         Raises:
             NoAnswerError: they break one.
         """
 
-        def replays() -> list[tuple[Replay, int]]:
+        def replays() -> list[KindReplay]:
             kinds = []
             for plan, frontier in zip(planned.plans, self.frontiers, strict=True):
                 # Late or held clocks may leave other options by parts than the frontier has.
                 adjustments = plan.profile.adjustments or Adjustments()
                 profile = frontier.profile.with_adjustments(adjustments)
-                kinds.append((replay_plan(plan, profile), frontier.num_gpus))
+                replay = replay_plan(plan, profile)
+                kinds.append(KindReplay(replay, frontier.num_gpus))
             return kinds
 
         job = WholeJob(planned.energy, ns_from_s(planned.sync_time), replays)
@@ -323,11 +327,12 @@ class _Together(DeadlineSolver[ReplicaPlans]):
         """
         deadline = self.request.deadline
         if deadline.kind in ("time", "slowdown"):
-            deadline = Deadline(kind="time", time_s=s_from_ns(self.asked_ns()))
+            deadline = Deadline(kind="time", time_s=s_from_ns(self.requested_ns()))
         request = self.request.model_copy(update={"deadline": deadline, "run": None})
         plans = tuple(planner.solve(frontier, request) for frontier in self.frontiers)
-        least_fj = self.bound_fj(ns_from_s(max(plan.iteration_time for plan in plans)))
-        return ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
+        sync_time_s = max(plan.iteration_time for plan in plans)
+        bound_fj = self.bound_fj(ns_from_s(sync_time_s))
+        return ReplicaPlans(plans, j_from_fj(bound_fj), self.request.run)
 
     def time_and_energy(self, answer: ReplicaPlans) -> TimeAndEnergy:
         """Time and energy of an iteration, until the slowest has finished."""
@@ -349,13 +354,14 @@ def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:
     blocking_power = None
     if plan.job.blocking_power_source == "argument":
         blocking_power = plan.job.blocking_power_w[0]
+    fitted_profile = profile.fitted(
+        {operation.instruction for operation in pipeline.operations},
+        recompute=adjustments is not None and adjustments.recompute,
+        by_parts=None if adjustments is None else adjustments.by_parts,
+    )
     frontier = trace_frontier(
         pipeline,
-        profile.fitted(
-            {operation.instruction for operation in pipeline.operations},
-            recompute=adjustments is not None and adjustments.recompute,
-            by_parts=None if adjustments is None else adjustments.by_parts,
-        ),
+        fitted_profile,
         blocking_power=blocking_power,
         gpus_per_stage=plan.job.gpus_per_stage,
         replicas=count,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -86,16 +87,20 @@ class JobEntry(Model):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        wrong = ""
-        if (self.frontier is None) == (self.profile is None):
-            wrong = "needs either a frontier or a profile"
-        elif self.weight is not None and self.money is not None:
-            wrong = "has both a weight and money: a job has one value"
-        elif (self.iterations is None) != (self.by is None):
-            wrong = "needs both iterations and by, or neither: they are its deadline"
-        if wrong:
-            raise ValueError(wrong)
+        contradiction = self._contradiction()
+        if contradiction is not None:
+            raise ValueError(contradiction)
         return self
+
+    def _contradiction(self) -> str | None:
+        """Keys that do not go together, for an error; None where all do."""
+        if (self.frontier is None) == (self.profile is None):
+            return "needs either a frontier or a profile"
+        if self.weight is not None and self.money is not None:
+            return "has both a weight and money: a job has one value"
+        if (self.iterations is None) != (self.by is None):
+            return "needs both iterations and by, or neither: they are its deadline"
+        return None
 
 
 class SiteFile(Model):
@@ -260,9 +265,9 @@ def _read_entries(path: AnyPath) -> list[JobEntry]:
             entries = SiteFile.of(**tomllib.loads(text)).jobs
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InputError(f"is not valid TOML: {error}") from None
-        names = [entry.name for entry in entries]
-        for name in names:
-            if names.count(name) > 1:
+        uses_of_names = Counter(entry.name for entry in entries)
+        for name, num_uses in uses_of_names.items():
+            if num_uses > 1:
                 raise InputError(f"two jobs are called {name}")
         valued_in_money = [entry for entry in entries if entry.money is not None]
         if 0 < len(valued_in_money) < len(entries):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import Field
 
-from envplan.costs.model import HOURS_PER_YEAR, Overheads, Positive, Run
+from envplan.costs.model import HOURS_PER_YEAR, NonNegative, Overheads, Run
 from envplan.errors import InputError
 from envplan.plan import Plan
 from envplan.plan.costs import before_and_after
@@ -58,8 +58,8 @@ class Site(Overheads):
         utilization: share of the year that the GPUs train at maximum frequency.
     """
 
-    price: Positive = DEFAULT_PRICE
-    carbon: Positive | None = None
+    price: NonNegative = DEFAULT_PRICE
+    carbon: NonNegative | None = None
     utilization: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     @classmethod
@@ -122,7 +122,9 @@ class Saving:
     @property
     def month(self) -> Amounts:
         """The plan's savings in a month, on average."""
-        return Amounts._make(amount and amount / _MONTHS for amount in self.year)
+        year = self.year
+        carbon_t = None if year.carbon_t is None else year.carbon_t / _MONTHS
+        return Amounts(year.kwh / _MONTHS, year.money / _MONTHS, carbon_t)
 
 
 def savings(
@@ -145,7 +147,8 @@ def savings(
     job_site = Site.of(**site)
 
     def saving(point: Point, plan: Plan) -> Saving:
-        return Saving(point, plan, *job_site.year(plan, gpus))
+        year = job_site.year(plan, gpus)
+        return Saving(point, plan, spent=year.spent, year=year.saved)
 
     no_slowdown = saving("no slowdown", frontier.plan())
     t_star = saving("T_star", frontier.plan(min_energy=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import tomllib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
@@ -27,29 +27,26 @@ MAX_POINTS: Final = 1_000_000
 #: Where a name of a profile has the number of stages.
 _STAGES: Final = "{stages}"
 
-#: Numbers of limits that a point may have, by the field.
+#: Options of limits for which a point has a field, by the field.
 _LIMIT_OPTIONS: Final = {
     option.parameter: option for option in LIMIT_OPTIONS if option.sweep is not None
 }
-#: Those that are targets: the fastest plan that keeps a limit.
+#: Those whose field is a target: the fastest plan that keeps the limit.
 LIMIT_TARGETS: Final = {
     limit.options[0].parameter: limit.options[0]
     for limit in reversed(LIMITS)
     if limit.stated_as is not None
 }
 #: Targets that are times, which other planners can be given, too, with the kind of each.
-_TIMES: Final = {"slowdown": "slowdown", "target_time": "time", "min_energy": "min-energy"}
+_TIME_TARGETS: Final = {"slowdown": "slowdown", "target_time": "time", "min_energy": "min-energy"}
+_LIMIT_KINDS: Final = {name: option.flag for name, option in LIMIT_TARGETS.items()}
 #: The fields of a point that say a target, in the order of a grid, with the kind of each.
-TARGETS: Final[dict[str, str]] = _TIMES | {
-    name: option.flag for name, option in LIMIT_TARGETS.items()
-}
+TARGETS: Final[dict[str, str]] = _TIME_TARGETS | _LIMIT_KINDS
+_LIMITS_BESIDE_TARGETS: Final = [name for name in _LIMIT_OPTIONS if name not in LIMIT_TARGETS]
 #: Conditions on clocks and times that our planner alone can plan for.
-_CONDITIONS: Final = (
-    "switch_latency",
-    *(name for name in _LIMIT_OPTIONS if name not in LIMIT_TARGETS),
-)
+_CONDITIONS: Final = ("switch_latency", *_LIMITS_BESIDE_TARGETS)
 #: Fields in which points with one frontier may differ.
-_ABOVE_A_FRONTIER: Final = {*TARGETS, *_CONDITIONS, "planner", "noise", "seed"}
+_NOT_OF_THE_FRONTIER: Final = {*TARGETS, *_CONDITIONS, "planner", "noise", "seed"}
 
 #: A value of a field of a point, as TOML says it.
 FieldValue = object
@@ -78,7 +75,7 @@ WaitingWatts = Annotated[float, Field(ge=0, le=1e5)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-def _or(name: str, alias: str) -> Any:
+def _field_with_alias(name: str, alias: str) -> Any:
     """A field that a file may call by either name."""
     return Field(None, validation_alias=AliasChoices(name, alias))
 
@@ -104,10 +101,12 @@ def _limit_field(option: LimitOption) -> tuple[Any, Any]:
     """Type and default of a point's field for a number of a limit."""
     assert option.sweep is not None
     scale = option.sweep.divisor / option.divisor
-    least, most = option.quantity.least * scale, option.quantity.most * scale
-    number = Annotated[float, Field(ge=least, le=min(most, sys.float_info.max))]
-    suffix = option.sweep.column_suffix
-    default = _column(option.parameter + suffix) if suffix else None
+    min_number = option.quantity.least * scale
+    max_number = min(option.quantity.most * scale, sys.float_info.max)
+    number = Annotated[float, Field(ge=min_number, le=max_number)]
+    default = None
+    if option.sweep.column_suffix:
+        default = _column(option.parameter + option.sweep.column_suffix)
     return number | None, default
 
 
@@ -117,13 +116,13 @@ class _Job(Model):
     profile: Text
     microbatches: Count | None = None
     schedule: ScheduleName | None = None
-    chunks: Count | None = _or("chunks", "vp")
+    chunks: Count | None = _field_with_alias("chunks", "vp")
     planner: PlannerName = "frontier"
     p2p_latency: Seconds | None = _column("p2p_latency_s")
     blocking_power: WaitingWatts | None = _column("blocking_power_w")
-    gpus_per_stage: GpuCount | None = _or("gpus_per_stage", "tp")
+    gpus_per_stage: GpuCount | None = _field_with_alias("gpus_per_stage", "tp")
     cp: GpuCount | None = None
-    replicas: GpuCount | None = _or("replicas", "dp")
+    replicas: GpuCount | None = _field_with_alias("replicas", "dp")
     recompute: bool = False
     extra: Text | None = None
     one_clock: bool = False
@@ -137,11 +136,8 @@ if TYPE_CHECKING:
         """A job with the numbers of limits."""
 
 else:
-    _LimitedJob = create_model(
-        "_LimitedJob",
-        __base__=_Job,
-        **{name: _limit_field(option) for name, option in _LIMIT_OPTIONS.items()},
-    )
+    _limit_fields = {name: _limit_field(option) for name, option in _LIMIT_OPTIONS.items()}
+    _LimitedJob = create_model("_LimitedJob", __base__=_Job, **_limit_fields)
 
 
 class Point(_LimitedJob):
@@ -192,10 +188,10 @@ class Point(_LimitedJob):
             return f"both {targets[0]} and {targets[1]}: a point has one target"
         if targets and not PLANNERS[self.planner].takes_target:
             return f"{targets[0]}, but planner {self.planner} takes no target"
-        only_ours = [name for name in targets if name not in _TIMES]
-        only_ours += [name for name in _CONDITIONS if getattr(self, name)]
-        if only_ours and self.planner != "frontier":
-            return f"{only_ours[0]}, which goes with planner frontier, not {self.planner}"
+        only_of_frontier = [name for name in targets if name not in _TIME_TARGETS]
+        only_of_frontier += [name for name in _CONDITIONS if getattr(self, name)]
+        if only_of_frontier and self.planner != "frontier":
+            return f"{only_of_frontier[0]}, which goes with planner frontier, not {self.planner}"
         if self.seed and self.noise is None:
             return "a seed, but no noise for it"
         return None
@@ -207,14 +203,13 @@ class Point(_LimitedJob):
         if not fields:
             return Target("slowdown", 0.0) if self.planner == "frontier" else Target("own", None)
         name = fields[0]
-        return Target(TARGETS[name], None if name == "min_energy" else getattr(self, name))
+        value = None if name == "min_energy" else getattr(self, name)
+        return Target(TARGETS[name], value)
 
     def _target_fields(self) -> list[str]:
-        """The fields of the targets that are set."""
-        unset = (None, False)
-        return [
-            name for name in TARGETS if not any(getattr(self, name) is value for value in unset)
-        ]
+        """The fields of the targets that are set; 0 is set, None and False are not."""
+        values = {name: getattr(self, name) for name in TARGETS}
+        return [name for name, value in values.items() if value is not None and value is not False]
 
     def limit_options(self) -> dict[str, float]:
         """The numbers of its limits as keyword arguments of `Request.from_options`."""
@@ -228,15 +223,16 @@ class Point(_LimitedJob):
     @property
     def frontier_key(self) -> tuple[object, ...]:
         """The values that points with one frontier have in common."""
-        return tuple(self.model_dump(exclude=_ABOVE_A_FRONTIER).values())
+        return tuple(self.model_dump(exclude=_NOT_OF_THE_FRONTIER).values())
 
 
+#: Fields whose key in a grid may be their plural.
+_WITH_PLURAL: Final = ("profile", "schedule", "planner", "seed", *TARGETS)
+_FIELD_OF_PLURAL: Final = {f"{name}s": name for name in _WITH_PLURAL}
 #: Keys of a grid that have another name than the field of a point.
-_FIELD_OF_KEY: Final = {"vp": "chunks", "pp": "stages"} | {
-    f"{name}s": name for name in ("profile", "schedule", "planner", "seed", *TARGETS)
-}
+_FIELD_OF_KEY: Final = {"vp": "chunks", "pp": "stages"} | _FIELD_OF_PLURAL
 #: The axes of a grid from the one that varies slowest; then come all others.
-_ORDER: Final = ("profile", "microbatches", "schedule", "chunks", "planner", "target", "seed")
+_AXIS_ORDER: Final = ("profile", "microbatches", "schedule", "chunks", "planner", "target", "seed")
 
 
 def _axes(grid: Mapping[str, FieldValue]) -> list[list[Fields]]:
@@ -246,7 +242,8 @@ def _axes(grid: Mapping[str, FieldValue]) -> list[list[Fields]]:
     """
     values: dict[str, list[FieldValue]] = {}
     for key, value in grid.items():
-        values[_FIELD_OF_KEY.get(key, key)] = value if isinstance(value, list) else [value]
+        field = _FIELD_OF_KEY.get(key, key)
+        values[field] = value if isinstance(value, list) else [value]
     _fill_in_stages(values)
     axes: dict[str, list[Fields]] = {}
     for name, choices in values.items():
@@ -254,21 +251,25 @@ def _axes(grid: Mapping[str, FieldValue]) -> list[list[Fields]]:
             axes[name] = [{name: value} for value in choices]
     # A grid without a target has the one choice of none.
     axes["target"] = _target_axis(values) or [{}]
-    return [axes[name] for name in dict.fromkeys([*_ORDER, *axes]) if name in axes]
+    in_order = dict.fromkeys([*_AXIS_ORDER, *axes])
+    return [axes[name] for name in in_order if name in axes]
 
 
 def _fill_in_stages(values: dict[str, list[FieldValue]]) -> None:
-    """Replace the place for a number of stages in names of profiles by each of the numbers."""
+    """Put each number of stages in the place for it in names of profiles."""
     names = [str(name) for name in values.get("profile", [])]
-    if any(_STAGES in name for name in names):
-        counts = values.pop("stages", [_STAGES])
-        filled = [name.replace(_STAGES, str(count)) for name in names for count in counts]
-        values["profile"] = list(dict.fromkeys(filled))
+    if not any(_STAGES in name for name in names):
+        return
+    counts = values.pop("stages", [_STAGES])
+    filled_names = [name.replace(_STAGES, str(count)) for name, count in product(names, counts)]
+    values["profile"] = list(dict.fromkeys(filled_names))
 
 
 def _target_axis(values: Mapping[str, list[FieldValue]]) -> list[Fields]:
     """The targets of a grid, kind by kind."""
-    targets = [{name: value} for name in TARGETS for value in values.get(name, [])]
+    targets: list[Fields] = []
+    for name in TARGETS:
+        targets += [{name: value} for value in values.get(name, [])]
     return [target for target in targets if target != {"min_energy": False}]
 
 
@@ -282,19 +283,16 @@ def _points(axes: Iterable[Iterable[Fields]]) -> Iterator[Point]:
     """
     for combination in product(*axes):
         fields: dict[str, Any] = {}
-        for chosen in combination:
-            fields.update(chosen)
+        for fields_of_axis in combination:
+            fields.update(fields_of_axis)
         planner = PLANNERS.get(str(fields.get("planner")))
         if planner is not None and not planner.takes_target:
-            fields = _without(fields, TARGETS)
+            for name in TARGETS:
+                fields.pop(name, None)
         try:
             yield Point.of(**fields)
         except InputError as error:
             raise InputError(f"a point of grid: {error}") from None
-
-
-def _without(fields: Fields, names: Container[str]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name not in names}
 
 
 class Sweep(Model):
@@ -341,6 +339,11 @@ def read_config(path: AnyPath) -> SweepConfig:
 
 
 def _parse(text: str) -> Sweep:
+    """The content of a sweep's file.
+
+    Raises:
+        InputError: it is not TOML, or a key is unknown, missing or wrong.
+    """
     try:
         return Sweep.of(**tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:

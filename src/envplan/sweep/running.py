@@ -80,7 +80,10 @@ class SweepResult(NamedTuple):
 class _Entry(Model):
     """A finished point in a journal.
 
-    Where it is final, the same point would end the same way again.
+    Attributes:
+        key: a hash of all that decides the point's outcome.
+        final: whether the same point would end the same way again.
+        row: the outcome.
     """
 
     key: str
@@ -136,8 +139,9 @@ def open_journal(path: AnyPath, *, fresh: bool = False) -> Iterator[Journal]:
         entries = _read_entries(whole_lines, path)
         if fresh:
             whole_lines, entries = [], []
-        file.truncate(sum(len(line) for line in whole_lines))
-        journal = Journal(file, {entry.key: entry.row for entry in entries if entry.final})
+        file.truncate(sum(map(len, whole_lines)))
+        final_rows = {entry.key: entry.row for entry in entries if entry.final}
+        journal = Journal(file, final_rows)
         if not whole_lines:
             journal.append(_HEADER)
         yield journal
@@ -179,7 +183,15 @@ def journal_of(output: AnyPath) -> Path:
 
 @dataclass
 class _Agenda:
-    """The points of a sweep: rows of those that are done, and groups of those to be computed."""
+    """The points of a sweep, done and to be computed; each has a row or is in a group.
+
+    Attributes:
+        num_points: how many there are.
+        rows: by the point's position in the sweep, of those that are done.
+        groups: of those to be computed, by their frontier_key.
+        resumed: how many of the rows an earlier run had made.
+        failed: how many of the rows have no plan.
+    """
 
     num_points: int
     rows: dict[int, SweepRow] = field(default_factory=dict)
@@ -187,9 +199,9 @@ class _Agenda:
     resumed: int = 0
     failed: int = 0
 
-    def finish(self, place: int, row: SweepRow) -> None:
+    def finish(self, position: int, row: SweepRow) -> None:
         """Give a point its row."""
-        self.rows[place] = row
+        self.rows[position] = row
         self.failed += row.error is not None
 
     def add(self, task: Task, profile: Profile) -> None:
@@ -199,7 +211,7 @@ class _Agenda:
 
     def ordered_rows(self) -> tuple[SweepRow, ...]:
         """The rows in the order of the sweep's file, when all points have one."""
-        return tuple(self.rows[place] for place in range(self.num_points))
+        return tuple(self.rows[position] for position in range(self.num_points))
 
 
 def run_sweep(
@@ -236,14 +248,17 @@ def run_sweep(
             for finished in outcomes:
                 entry = _Entry(key=finished.task.key, final=finished.is_final, row=finished.row)
                 book.append(entry.to_line())
-                agenda.finish(finished.task.place, finished.row)
+                agenda.finish(finished.task.position, finished.row)
                 progress(len(agenda.rows), agenda.num_points, agenda.failed)
     wall_s = time.monotonic() - begin_s
     return SweepResult(agenda.ordered_rows(), num_computed, agenda.resumed, wall_s)
 
 
 def _agenda(config: SweepConfig, book: Journal) -> _Agenda:
-    """Points whose profile cannot be opened as failed, those in the journal as done."""
+    """The agenda of a sweep.
+
+    Points whose profile cannot be opened have failed already, and those in the journal are done.
+    """
 
     @cache
     def open_profile(name: str) -> Profile | EnvplanError:
@@ -255,15 +270,15 @@ def _agenda(config: SweepConfig, book: Journal) -> _Agenda:
             return error
 
     agenda = _Agenda(len(config.points))
-    for place, point in enumerate(config.points):
+    for position, point in enumerate(config.points):
         profile = open_profile(point.profile)
         if isinstance(profile, EnvplanError):
-            agenda.finish(place, failed_row(point, None, str(profile)))
+            agenda.finish(position, failed_row(point, None, str(profile)))
             continue
         completed = _completed(point, profile)
-        task = Task(place, _key(completed, profile), completed)
+        task = Task(position, _key(completed, profile), completed)
         if task.key in book.rows:
-            agenda.finish(place, book.rows[task.key])
+            agenda.finish(position, book.rows[task.key])
             agenda.resumed += 1
         else:
             agenda.add(task, profile)

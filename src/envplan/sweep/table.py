@@ -38,7 +38,7 @@ Cell = str | float | bool | None
 
 
 #: Phrases for targets, by their kind.
-_TARGETS: Final = {
+_TARGET_PHRASES: Final = {
     "time": "{:g} s",
     "slowdown": "+{:g}%",
     "min-energy": "T_star",
@@ -46,24 +46,24 @@ _TARGETS: Final = {
     **{option.flag: option.sweep.phrase for option in LIMIT_TARGETS.values() if option.sweep},
 }
 #: Phrases for columns of limits that are not targets.
-_LIMIT_COLUMNS: Final = {
+_LIMIT_PHRASES: Final = {
     option.parameter + option.sweep.column_suffix: option.sweep.phrase
     for option in LIMIT_OPTIONS
     if option.sweep is not None and option.sweep.column_suffix
 }
 #: Phrases for columns that say conditions.
-_CONDITIONS: Final = {
+_CONDITION_PHRASES: Final = {
     "extra": "with {}",
     "one_clock": "one clock an operation",
     "parts_within_percent": "parts within {:g}%",
     "switch_latency_ms": "clocks {:g} ms late",
-    **_LIMIT_COLUMNS,
+    **_LIMIT_PHRASES,
 }
 
 
 def _check_target(kind: str) -> str:
-    if kind not in _TARGETS:
-        raise ValueError(f"should be one of {', '.join(_TARGETS)}")
+    if kind not in _TARGET_PHRASES:
+        raise ValueError(f"should be one of {', '.join(_TARGET_PHRASES)}")
     return kind
 
 
@@ -99,7 +99,7 @@ else:
     _RowOfLimitedJob = create_model(
         "_RowOfLimitedJob",
         __base__=_RowOfJob,
-        **dict.fromkeys(_LIMIT_COLUMNS, (float | None, None)),
+        **dict.fromkeys(_LIMIT_PHRASES, (float | None, None)),
     )
 
 
@@ -139,7 +139,7 @@ class SweepRow(_RowOfLimitedJob):
     def conditions(self) -> list[str]:
         """A phrase for each condition of the plan, and for what it has beside its schedule."""
         phrases = []
-        for name, phrase in _CONDITIONS.items():
+        for name, phrase in _CONDITION_PHRASES.items():
             value = getattr(self, name)
             if value is not None and value is not False:
                 phrases.append(phrase.format(value))
@@ -148,18 +148,19 @@ class SweepRow(_RowOfLimitedJob):
     @property
     def request(self) -> str:
         """The target and the conditions in words, such as "+2%", "14 s" or "T_star"."""
-        target = _TARGETS[self.target].format(self.target_value or 0.0)
+        target = _TARGET_PHRASES[self.target].format(self.target_value or 0.0)
         seed = "" if self.noise_percent is None else f", seed {self.seed}"
         return ", ".join([target, *self.conditions]) + seed
 
 
 COLUMNS: Final = tuple(SweepRow.model_fields)
-#: The columns that a sweep may vary. The target's value is part of the target in words.
-_QUESTIONS: Final = [
-    name
-    for name in COLUMNS[: COLUMNS.index("assumed")]
-    if name not in ("source", "stages", "target_value")
-]
+#: Columns that do not vary by themselves: sources and stages go with profiles, and the target's
+#: value is part of the target in words.
+_DEPENDENT_COLUMNS: Final = ("source", "stages", "target_value")
+#: The columns of what was asked for come first.
+_REQUEST_COLUMNS: Final = COLUMNS[: COLUMNS.index("assumed")]
+#: The columns that a sweep may vary.
+_VARIABLE_COLUMNS: Final = [name for name in _REQUEST_COLUMNS if name not in _DEPENDENT_COLUMNS]
 
 
 def check_table(path: Path) -> None:
@@ -204,8 +205,10 @@ def _as_parquet(rows: Sequence[SweepRow]) -> bytes:
 
     def arrow_type(annotation: Any) -> Any:
         """The type of a column, whose annotation is a type or a union of one and None."""
-        types = [*get_args(annotation), annotation]
-        return next((arrow_types[kind] for kind in types if kind in arrow_types), pa.string())
+        for python_type in [*get_args(annotation), annotation]:
+            if python_type in arrow_types:
+                return arrow_types[python_type]
+        return pa.string()
 
     fields = [(name, arrow_type(field.annotation)) for name, field in SweepRow.model_fields.items()]
     buffer = io.BytesIO()
@@ -244,9 +247,9 @@ def varying(rows: Sequence[SweepRow]) -> dict[str, list[Cell]]:
 
     A target and its conditions are one column, in words.
     """
-    columns: dict[str, list[Cell]] = {
-        name: [getattr(row, name) for row in rows] for name in _QUESTIONS
-    }
+    columns: dict[str, list[Cell]] = {}
+    for name in _VARIABLE_COLUMNS:
+        columns[name] = [getattr(row, name) for row in rows]
     columns["target"] = [row.request for row in rows]
     return {name: cells for name, cells in columns.items() if len(set(cells)) > 1}
 
@@ -291,11 +294,10 @@ class ValueSummary:
 def summarize_values(rows: Sequence[SweepRow]) -> list[ValueSummary]:
     """A summary for each value of each column in which the planned points differ."""
     planned = [row for row in rows if row.savings_percent is not None]
-    return [
-        summary
-        for name, cells in varying(planned).items()
-        for summary in _summaries_of_column(name, cells, planned)
-    ]
+    summaries: list[ValueSummary] = []
+    for name, cells in varying(planned).items():
+        summaries += _summaries_of_column(name, cells, planned)
+    return summaries
 
 
 def _summaries_of_column(

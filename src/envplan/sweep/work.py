@@ -55,12 +55,12 @@ class Task(NamedTuple):
     """A point to be computed.
 
     Attributes:
-        place: its index in the sweep.
+        position: its index among the points of the sweep.
         key: the key that the journal knows it by.
         point: with its microbatches and schedule filled in.
     """
 
-    place: int
+    position: int
     key: str
     point: Point
 
@@ -108,7 +108,7 @@ Outcomes = Generator[FinishedTask, None, None]
 
 def failed_row(point: Point, profile: Profile | None, error: str) -> SweepRow:
     """The row of a point without a plan."""
-    return SweepRow(**_question(point, profile), error=error)
+    return SweepRow(**_request_cells(point, profile), error=error)
 
 
 def compute(group: Group) -> Iterator[PointOutcome]:
@@ -119,10 +119,10 @@ def compute(group: Group) -> Iterator[PointOutcome]:
         traced = _TracedGroup.trace(group.profile, group.tasks[0].point)
     except Exception as error:  # a group must not take the others with it
         for task in group.tasks:
-            yield _failure(_question(task.point, group.profile), error)
+            yield _failure(_request_cells(task.point, group.profile), error)
         return
     for task in group.tasks:
-        cells = _question(task.point, group.profile) | traced.cells()
+        cells = _request_cells(task.point, group.profile) | traced.cells()
         try:
             begin_s = time.perf_counter()
             cells |= traced.answer(task.point)
@@ -139,8 +139,8 @@ def _failure(cells: dict[str, Any], error: Exception) -> PointOutcome:
     return PointOutcome(SweepRow(**cells, error=f"{type(error).__name__}: {error}"), is_final=False)
 
 
-def _question(point: Point, profile: Profile | None) -> dict[str, Any]:
-    """The cells of a row that say what its point asks for.
+def _request_cells(point: Point, profile: Profile | None) -> dict[str, Any]:
+    """The cells of a row that a point has before it is computed.
 
     Columns of a row are fields of a point, or the aliases under which these are written.
     """
@@ -152,9 +152,9 @@ def _question(point: Point, profile: Profile | None) -> dict[str, Any]:
         cells["source"] = profile.metadata.source
         cells["stages"] = profile.num_stages // cells["chunks"]
         latency_s = profile.metadata.job.p2p_latency_s
-        cells.setdefault(
-            "p2p_latency_s", max(latency_s) if isinstance(latency_s, list) else latency_s
-        )
+        # A sidecar may say one latency for each pair of stages.
+        max_latency_s = max(latency_s) if isinstance(latency_s, list) else latency_s
+        cells.setdefault("p2p_latency_s", max_latency_s)
     return cells
 
 
@@ -179,7 +179,7 @@ class _TracedGroup:
         return cls(frontier, time.perf_counter() - begin_s)
 
     def cells(self) -> dict[str, Any]:
-        """The cells of a row that say something of the frontier."""
+        """The cells of a row that follow from the frontier."""
         return {
             "assumed": "; ".join(self.frontier.profile.adjustments.in_words()) or None,
             "t_min_s": self.frontier.min_time,
@@ -188,7 +188,7 @@ class _TracedGroup:
         }
 
     def answer(self, point: Point) -> dict[str, Any]:
-        """The cells of a row that say what came of a point."""
+        """The cells of a row that follow from the plan of a point."""
         plan = self._plan(point)
         cells = {
             "iteration_time_s": plan.iteration_time,
@@ -236,7 +236,7 @@ def _make_plan(frontier: Frontier, point: Point) -> Plan:
     """The plan that a point asks for. A sweep's file has percent and milliseconds."""
     target: dict[str, Any] = {
         "target_time": point.target_time,
-        "slowdown": None if point.slowdown is None else point.slowdown / 100,
+        "slowdown": _fraction(point.slowdown),
         "min_energy": point.min_energy,
     }
     if point.planner != "frontier":
@@ -245,12 +245,17 @@ def _make_plan(frontier: Frontier, point: Point) -> Plan:
         return PLANNERS[point.planner].solve(frontier, Request.from_options(**target))
     limits: dict[str, Any] = point.limit_options()
     if "probability" in limits:
-        limits["noise"] = point.noise and point.noise / 100
+        limits["noise"] = _fraction(point.noise)
     return frontier.plan(
         **target,
         **limits,
         switch_latency=(point.switch_latency or 0.0) / 1000,
     )
+
+
+def _fraction(percent: float | None) -> float | None:
+    """The fraction that a percentage means, if there is one."""
+    return None if percent is None else percent / 100
 
 
 @dataclass
@@ -282,8 +287,8 @@ class _Worker:
         code = self.process.exitcode or 0
         if self.group is None:
             raise EnvplanError(f"a process of the sweep ended as it began, with exit code {code}")
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        yield from self.group.lose(f"its process was ended {how}")
+        cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        yield from self.group.lose(f"its process was ended {cause}")
 
 
 def run_on_processes(groups: Sequence[Group], jobs: int) -> Outcomes:

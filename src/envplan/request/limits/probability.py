@@ -237,7 +237,7 @@ def proved_share(
 ) -> tuple[int, float]:
     """How many replays end in time, and the probability that they prove."""
     run = context.run
-    latest_ns = context.deadline_ns if run is None else run.each_ns
+    latest_ns = context.deadline_ns if run is None else run.iteration_deadline_ns
     held_runs = int((makespans <= latest_ns).sum())
     if run is None:
         return held_runs, clopper_pearson_lower(held_runs, len(makespans), confidence)
