@@ -634,7 +634,7 @@ def _metadata(job: TrainingJob) -> envplan.ProfileMetadata:
     )
     return job.metadata(
         {
-            "sequence_length": job.model and job.model.tokens,
+            "sequence_length": None if job.model is None else job.model.tokens,
             "communication": shared if job.tensor_parallel > 1 else None,
             "layers_per_stage": job.layers,
             INCLUDES_RECOMPUTATION: job.recompute,
@@ -645,7 +645,13 @@ def _metadata(job: TrainingJob) -> envplan.ProfileMetadata:
 def _print(profile: envplan.Profile) -> None:
     from envplan.profiling.remarks import remarks, summarize_profile
 
-    metadata, stages = profile.metadata, summarize_profile(profile)
+    metadata = profile.metadata
+    stages = summarize_profile(profile)
+    slower_percents = []
+    saved_percents = []
+    for stage in stages:
+        slower_percents.append(100 * (stage.time_at_valley / stage.time_at_highest - 1))
+        saved_percents.append(100 * (1 - stage.energy_at_valley / stage.energy_at_highest))
     ui.say(f"{profile.describe()}: {metadata.workload}")
     columns = [
         text_column("stage", [stage.stage for stage in stages]),
@@ -653,14 +659,8 @@ def _print(profile: envplan.Profile) -> None:
         value_column("time (s)", [significant(stage.time_at_highest) for stage in stages]),
         value_column("energy (J)", [significant(stage.energy_at_highest) for stage in stages]),
         value_column("valley (MHz)", map(_valley, stages)),
-        change_column(
-            "slower (%)",
-            [100 * (stage.time_at_valley / stage.time_at_highest - 1) for stage in stages],
-        ),
-        percent_column(
-            "saved (%)",
-            [100 * (1 - stage.energy_at_valley / stage.energy_at_highest) for stage in stages],
-        ),
+        change_column("slower (%)", slower_percents),
+        percent_column("saved (%)", saved_percents),
     ]
     modelled = "" if metadata.source == "measured" else " (modelled)"
     ui.show_table(
@@ -668,11 +668,12 @@ def _print(profile: envplan.Profile) -> None:
         f"of least energy, the valley, does to it{modelled}",
         columns,
     )
-    size = metadata.microbatch_size
-    of = f" of {counted(size, 'sample')}" if size else ""
+    microbatches = f"{metadata.num_microbatches} microbatches"
+    if metadata.microbatch_size:
+        microbatches += f" of {counted(metadata.microbatch_size, 'sample')}"
     ui.say(
-        f"planned for, unless a command says otherwise: {metadata.num_microbatches} "
-        f"microbatches{of}, schedule {metadata.schedule}",
+        f"planned for, unless a command says otherwise: {microbatches}, "
+        f"schedule {metadata.schedule}",
         *remarks(profile),
     )
 

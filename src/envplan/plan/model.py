@@ -344,15 +344,15 @@ class Plan(Document):
         """Its figures beside those of maximum frequency, as a table."""
         import pandas as pd
 
-        before, after = self.predicted.baseline, self.predicted
+        baseline, planned = self.predicted.baseline, self.predicted
         modelled = " (modelled)" if self.profile.source == "modelled" else ""
         rows = {
-            "iteration time (s)": (before.iteration_time_s, after.iteration_time_s),
-            "energy (J)": (before.energy_j, after.energy_j),
-            "average power (W)": (before.average_power_w, after.average_power_w),
-            "saved (%)": ("", f"{after.savings_percent:.2f}"),
-            "slower (%)": ("", f"{after.slowdown_percent:.2f}"),
-            "certified gap (%)": ("", f"{100 * after.gap:.3f}"),
+            "iteration time (s)": (baseline.iteration_time_s, planned.iteration_time_s),
+            "energy (J)": (baseline.energy_j, planned.energy_j),
+            "average power (W)": (baseline.average_power_w, planned.average_power_w),
+            "saved (%)": ("", f"{planned.savings_percent:.2f}"),
+            "slower (%)": ("", f"{planned.slowdown_percent:.2f}"),
+            "certified gap (%)": ("", f"{100 * planned.gap:.3f}"),
         }
         columns = [self.profile.name + modelled, "maximum frequency", f"planner {self.planner}"]
         table = pd.DataFrame([(name, *row) for name, row in rows.items()], columns=columns)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from envplan._io.documents import Model
 from envplan.errors import InputError
@@ -92,6 +92,18 @@ class Penalties:
 NO_PENALTIES: Final = Penalties()
 
 
+class KindReplay(NamedTuple):
+    """The replay of one kind of replicas.
+
+    Attributes:
+        replay: of the kind's plan.
+        num_gpus: GPUs of all these replicas that each operation stands for.
+    """
+
+    replay: Replay
+    num_gpus: int
+
+
 @dataclass(frozen=True)
 class WholeJob:
     """An iteration of all kinds of replicas together.
@@ -99,12 +111,12 @@ class WholeJob:
     Attributes:
         energy_j: of all GPUs, waiting for the slowest kind included.
         sync_ns: when the slowest kind has finished, ns.
-        replays: makes the replay of each kind, and says its GPUs for each operation.
+        replays: makes the replay of each kind.
     """
 
     energy_j: float
     sync_ns: int
-    replays: Callable[[], Sequence[tuple[Replay, int]]]
+    replays: Callable[[], Sequence[KindReplay]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,18 +212,20 @@ class Limit(Model, ABC):
         Raises:
             InputError: a number is out of range, or goes with one that is not given.
         """
-        main, *details = cls.options
-        value = main.value_from(options)
-        values = {option.field: option.value_from(options) for option in details}
-        if value is not None:
-            given = {field: number for field, number in values.items() if number is not None}
-            return cls.of(**{main.field: value, **given})
-        for option in details:
-            if option.flag and values[option.field] is not None:
+        main = cls.options[0]
+        asks = main.value_from(options) is not None
+        fields = {}
+        for option in cls.options:
+            value = option.value_from(options)
+            if value is None:
+                continue
+            if asks:
+                fields[option.field] = value
+            elif option.flag:
                 raise InputError(
                     f"{option.keyword} goes with a {main.keyword} (--{main.flag} {main.metavar})"
                 )
-        return None
+        return cls.of(**fields) if asks else None
 
     def target_fields(self) -> dict[str, float]:
         """Fields of plan.json's target that repeat it."""
@@ -250,8 +264,8 @@ class Limit(Model, ABC):
         """The option indices of a replay, (N,), changed a little where they break the limit.
 
         The search repeats it from several choices, where it finds no plan otherwise and the limit
-        `can_relieve`. It may depend
-        on where the replay comes closest to breaking the limit, but not on how strict the limit is.
+        `can_relieve`. It may depend on where the replay comes closest to breaking the limit, but
+        not on how strict the limit is.
 
         Returns:
             None where nothing can be changed.
