@@ -675,7 +675,7 @@ cdef class Problem:
         Args:
             factors: float64 (runs, operations), what times are multiplied by.
         """
-        cdef int64_t first, some, runs = factors.shape[0]
+        cdef int64_t begin, count, runs = factors.shape[0]
         self._check(rows, None)
         if factors.shape[1] != self.num_operations:
             raise ValueError("factors must have one column an operation")
@@ -683,11 +683,11 @@ cdef class Problem:
         cdef int64_t at_once = 8 * (1 + WORK_BETWEEN_SIGNALS // (8 * self.num_operations))
         out = np.empty(runs, np.int64)
         cdef int64_t[::1] o = out
-        for first in range(0, runs, at_once):
-            some = min(at_once, runs - first)
+        for begin in range(0, runs, at_once):
+            count = min(at_once, runs - begin)
             with nogil:
                 cpp_makespans(
-                    self._problem[0], &rows[0], latency, &factors[first, 0], some, &o[first])
+                    self._problem[0], &rows[0], latency, &factors[begin, 0], count, &o[begin])
             _handle_signals()
         return out
 
@@ -774,7 +774,7 @@ cdef object _array(const vector[int64_t]& values):
 def compose(
     const int32_t[:, ::1] option_end not None, const int64_t[::1] time not None, const int64_t[::1] energy not None,
     const uint8_t[::1] asks not None, int64_t latency, int64_t min_dwell, int64_t waiting, int64_t slack,
-    int64_t most,
+    int64_t max_choices,
 ):
     """All Pareto options of an operation from those of its parts; see parts.hpp.
 
@@ -786,7 +786,7 @@ def compose(
         latency, min_dwell: ns.
         waiting: uW.
         slack: fJ.
-        most: choices that may be kept at a time.
+        max_choices: that may be kept at a time.
 
     Returns:
         The option of each part: int32 (n, parts).
@@ -812,14 +812,14 @@ def compose(
     problem.asks = &asks[0]
     problem.latency, problem.min_dwell = latency, min_dwell
     problem.waiting, problem.slack = waiting, slack
-    cdef vector[Composed] found
+    cdef vector[Composed] composed
     with nogil:
-        found = cpp_compose(problem, most)
-    options = np.empty((found.size(), parts), np.int32)
+        composed = cpp_compose(problem, max_choices)
+    options = np.empty((composed.size(), parts), np.int32)
     cdef int32_t[:, ::1] o = options
-    for k in range(<Py_ssize_t>found.size()):
+    for k in range(<Py_ssize_t>composed.size()):
         for p in range(parts):
-            o[k, p] = found[k].options[p]
+            o[k, p] = composed[k].options[p]
     return options
 
 

@@ -121,15 +121,15 @@ cdef class Service:
 
     def counts(self, double begin_s, double end_s):
         """Requests by the class they are taken for that arrive in a stretch."""
-        cdef array9 found = self.service.counts(begin_s, end_s)
-        return [found[k] for k in range(9)]
+        cdef array9 counts = self.service.counts(begin_s, end_s)
+        return [counts[k] for k in range(9)]
 
     def need(self, double begin_s, double end_s, uint32_t classes, int32_t size, double late):
         """What classes (a bit for each) need of a size: the fields of Need."""
-        cdef Need found
+        cdef Need need
         with nogil:
-            found = self.service.required_instances(begin_s, end_s, classes, size, late)
-        return found.instances, found.busy, found.decoding, found.hopeless
+            need = self.service.required_instances(begin_s, end_s, classes, size, late)
+        return need.instances, need.busy, need.decoding, need.hopeless
 
 
 cdef class Replay:
@@ -190,16 +190,16 @@ cdef class Replay:
     def instances(self):
         """[(number, pool, size, clock, starting, requests inside)], without those that leave."""
         cdef size_t k
-        found = []
+        present = []
         for k in range(self.replay.instances().size()):
             phase = self.replay.instances()[k].phase
             if phase != Phase.kGone and not self.replay.instances()[k].leaving:
-                found.append((
+                present.append((
                     k, self.replay.instances()[k].pool, self.replay.instances()[k].size,
                     self.replay.instances()[k].clock, phase == Phase.kStarting,
                     self.replay.instances()[k].decoding.size(),
                 ))
-        return found
+        return present
 
     def gpus(self):
         """GPUs by instance size that are in use: serving, starting or leaving."""

@@ -114,8 +114,8 @@ void Annealing::step() {
   }
 }
 
-// By how much what is minimized has grown since a score.
-double Annealing::worth(const Score& before) const {
+// Growth of what is minimized since a score.
+double Annealing::growth_since(const Score& before) const {
   return static_cast<double>(score_.energy - before.energy) +
          pricing_ * static_cast<double>(score_.excess - before.excess);
 }
@@ -132,7 +132,7 @@ bool Annealing::attempt(double most) {
   bool good = replay_.change(moves_.changes(), budget);
   if (good) {
     score_ = score(limits_, replay_, before.over);
-    good = worth(before) <= allowed;
+    good = growth_since(before) <= allowed;
   }
   if (good && limits_.peak >= 0) {
     const auto [from, to] = replay_.changed_span();
@@ -141,7 +141,7 @@ bool Annealing::attempt(double most) {
     over -= replay_.energy_above_cap(limits_.peak, from, to);
     replay_.redo();
     score_ = score(limits_, replay_, over);
-    good = worth(before) <= most;
+    good = growth_since(before) <= most;
   }
   if (good) return true;
   replay_.undo();
@@ -153,68 +153,79 @@ ConstantClocks::ConstantClocks(const Problem& problem, const Limits& limits)
     : problem_(problem),
       limits_(checked(limits)),
       replay_(problem, limits.latency, limits.min_dwell) {
-  for (Index t = 0; t < problem.num_tables; ++t) {
-    for (Index k = 0; k < problem.num_clocks; ++k) {
-      Index best = problem.table_begin[t];
-      // Of several the first, which is the fastest.
-      for (Index row = best; row < problem.table_begin[t + 1]; ++row) {
-        const auto distance = [&](Index r) { return std::abs(problem.rows[r].clock - k); };
-        if (!problem.steady(best) || (problem.steady(row) && distance(row) < distance(best))) {
-          best = row;
-        }
-      }
-      row_at_.push_back(best);
-    }
-  }
+  fill_row_at();
   best_ = replay_.rows();
   best_score_.excess = Energy{1} << 126;  // more than any: no choice has been tried
+  start_in_step();
+}
 
-  std::vector<std::vector<Time>> work(problem.num_stages);
-  std::vector<Time> paces;
-  for (Index s = 0; s < problem.num_stages; ++s) {
-    for (Index k = 0; k < problem.num_clocks; ++k) {
-      Time sum = 0;
-      for (Index m = problem.stage_begin[s]; m < problem.stage_begin[s + 1]; ++m) {
-        const Index table = problem.operations[problem.number_of[m]].table;
-        sum += problem.rows[row_at_[static_cast<int64_t>(table) * problem.num_clocks + k]].time;
+// Of the rows of each table that keep their clock all along, the one nearest to each clock.
+void ConstantClocks::fill_row_at() {
+  for (Index t = 0; t < problem_.num_tables; ++t) {
+    for (Index clock = 0; clock < problem_.num_clocks; ++clock) {
+      const auto distance = [&](Index row) { return std::abs(problem_.rows[row].clock - clock); };
+      Index nearest = problem_.table_begin[t];
+      // Of several the first, which is the fastest.
+      for (Index row = nearest; row < problem_.table_begin[t + 1]; ++row) {
+        const bool is_nearer = problem_.steady(row) && distance(row) < distance(nearest);
+        if (!problem_.steady(nearest) || is_nearer) nearest = row;
       }
-      work[s].push_back(sum);
-      paces.push_back(sum);
+      row_at_.push_back(nearest);
     }
+  }
+}
+
+// Tries paces: every stage at the lowest clock at which its operations take no longer in all.
+void ConstantClocks::start_in_step() {
+  std::vector<std::vector<Time>> work;  // (stages, clocks)
+  std::vector<Time> paces;
+  for (Index s = 0; s < problem_.num_stages; ++s) {
+    work.push_back(work_by_clock(s));
+    paces.insert(paces.end(), work.back().begin(), work.back().end());
   }
   std::sort(paces.begin(), paces.end());
   paces.erase(std::unique(paces.begin(), paces.end()), paces.end());
   const std::size_t stride = std::max<std::size_t>(1, paces.size() / kPaces);
   for (std::size_t q = 0; q < paces.size(); q += stride) {
-    for (Index s = 0; s < problem.num_stages; ++s) {
-      // The lowest clock that keeps up, or else the one of least work.
-      const auto& stage = work[s];
-      auto pick =
-          std::find_if(stage.begin(), stage.end(), [&](Time sum) { return sum <= paces[q]; });
-      if (pick == stage.end()) pick = std::min_element(stage.begin(), stage.end());
-      set_clock(s, static_cast<Index>(pick - stage.begin()));
+    const auto keeps_up = [&](Time stage_work) { return stage_work <= paces[q]; };
+    for (Index s = 0; s < problem_.num_stages; ++s) {
+      auto clock = std::find_if(work[s].begin(), work[s].end(), keeps_up);
+      if (clock == work[s].end()) clock = std::min_element(work[s].begin(), work[s].end());
+      set_clock(s, static_cast<Index>(clock - work[s].begin()));
     }
     keep_if_better();
   }
   back_to_best();
 }
 
+// How long all operations of a stage take together at each clock, (clocks).
+std::vector<Time> ConstantClocks::work_by_clock(Index stage) const {
+  std::vector<Time> work(problem_.num_clocks, 0);
+  for (Index m = problem_.stage_begin[stage]; m < problem_.stage_begin[stage + 1]; ++m) {
+    const Index table = problem_.operations[problem_.number_of[m]].table;
+    for (Index clock = 0; clock < problem_.num_clocks; ++clock) {
+      work[clock] += problem_.rows[row_at(table, clock)].time;
+    }
+  }
+  return work;
+}
+
 void ConstantClocks::best(Index* rows) const { replay_.chosen(rows); }
 
 bool ConstantClocks::improve(Index stage) {
-  bool any = false;
-  for (Index k = 0; k < problem_.num_clocks; ++k) {
-    set_clock(stage, k);
-    any |= keep_if_better();
+  bool is_better = false;
+  for (Index clock = 0; clock < problem_.num_clocks; ++clock) {
+    set_clock(stage, clock);
+    is_better |= keep_if_better();
   }
   back_to_best();
-  return any;
+  return is_better;
 }
 
 void ConstantClocks::set_clock(Index stage, Index clock) {
   for (Index m = problem_.stage_begin[stage]; m < problem_.stage_begin[stage + 1]; ++m) {
-    const Index i = problem_.number_of[m], table = problem_.operations[i].table;
-    replay_.set_row(i, row_at_[static_cast<int64_t>(table) * problem_.num_clocks + clock]);
+    const Index i = problem_.number_of[m];
+    replay_.set_row(i, row_at(problem_.operations[i].table, clock));
   }
 }
 

@@ -71,7 +71,7 @@ class Annealing {
   double mean_step() const;
   void step();
   bool attempt(double most);
-  double worth(const Score& before) const;
+  double growth_since(const Score& before) const;
 
   const Problem& problem_;
   const Limits limits_;
@@ -99,6 +99,12 @@ class ConstantClocks {
   void best(Index* rows) const;
 
  private:
+  void fill_row_at();
+  void start_in_step();
+  std::vector<Time> work_by_clock(Index stage) const;
+  Index row_at(Index table, Index clock) const {
+    return row_at_[static_cast<std::int64_t>(table) * problem_.num_clocks + clock];
+  }
   void set_clock(Index stage, Index clock);
   bool keep_if_better();
   void back_to_best();

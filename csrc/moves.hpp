@@ -19,9 +19,10 @@ namespace envplan {
 
 class Moves {
  public:
-  explicit Moves(const Problem& problem) : p_(problem) {
-    for (Index i = 0; i < p_.num_operations; ++i) {
-      if (p_.operations[i].end_row - p_.operations[i].first_row > 1) movable_.push_back(i);
+  explicit Moves(const Problem& problem) : problem_(problem) {
+    for (Index i = 0; i < problem_.num_operations; ++i) {
+      if (problem_.operations[i].end_row - problem_.operations[i].first_row > 1)
+        movable_.push_back(i);
     }
   }
 
@@ -64,8 +65,8 @@ class Moves {
   static constexpr Index kNeighbours = 48;   // how far apart, in number, a move trades time
   static constexpr Index kLongestRun = 512;  // operations of one clock that a move shifts together
 
-  const Problem::Operation& op(Index i) const { return p_.operations[i]; }
-  Index clock(Index i) const { return p_.rows[rows_[i]].clock; }
+  const Problem::Operation& op(Index i) const { return problem_.operations[i]; }
+  Index clock(Index i) const { return problem_.rows[rows_[i]].clock; }
   bool coin() { return random_->below(2) == 1; }
 
   void change(Index i, Index row) {
@@ -74,7 +75,7 @@ class Moves {
 
   // Takes i to the row of its own config that stands for a clock.
   void change_clock(Index i, Index to) {
-    if (clock(i) >= 0) change(i, p_.row_at(rows_[i], to));
+    if (clock(i) != kNone) change(i, problem_.row_at(rows_[i], to));
   }
 
   // By how many rows a move shifts i at most: more where its table is long.
@@ -87,21 +88,23 @@ class Moves {
   }
 
   void take_neighbours_clock(Index i) {
-    const Index other = coin() ? op(i).before : op(i).after;
-    if (other >= 0 && clock(other) >= 0) change_clock(i, clock(other));
+    const Index neighbour = coin() ? op(i).before : op(i).after;
+    if (neighbour != kNone && clock(neighbour) != kNone) change_clock(i, clock(neighbour));
   }
 
   void change_run(Index i) {
     const Index run_clock = clock(i);
-    if (run_clock < 0) return;
+    if (run_clock == kNone) return;
     Index first = i, end = i;
-    const auto alike = [&](Index j) { return j >= 0 && clock(j) == run_clock; };
+    const auto alike = [&](Index j) { return j != kNone && clock(j) == run_clock; };
     for (Index k = 0; k < kLongestRun && alike(op(first).before); ++k) first = op(first).before;
     for (Index k = 0; k < kLongestRun && alike(op(end).after); ++k) end = op(end).after;
-    Index to = p_.rows[shifted(i)].clock;
-    const Index way = random_->below(3), edge = way == 1 ? op(first).before : op(end).after;
-    if (way > 0 && edge >= 0) to = clock(edge);
-    if (to < 0) return;
+    Index to = problem_.rows[shifted(i)].clock;
+    enum Source { kShiftedRow, kRunBefore, kRunAfter };
+    const Index source = random_->below(3);
+    const Index neighbour = source == kRunBefore ? op(first).before : op(end).after;
+    if (source != kShiftedRow && neighbour != kNone) to = clock(neighbour);
+    if (to == kNone) return;
     for (Index j = first;; j = op(j).after) {
       change_clock(j, to);
       if (j == end) return;
@@ -111,7 +114,7 @@ class Moves {
   void change_stretch(Index i) {
     const Index to = coin() ? shifted(i) : rows_[i];
     Index count = 1 + random_->below(kStretch);
-    for (Index j = i; j >= 0 && count > 0; j = op(j).after) {
+    for (Index j = i; j != kNone && count > 0; j = op(j).after) {
       if (op(j).table != op(i).table) continue;
       change(j, to);
       --count;
@@ -120,19 +123,19 @@ class Moves {
 
   void trade(Index i) {
     const Index j = i + 1 + random_->below(kNeighbours);
-    if (j >= p_.num_operations) return;
+    if (j >= problem_.num_operations) return;
     const Index sign = coin() ? 1 : -1;
-    const Index one = rows_[i] + sign * (1 + random_->below(reach(i) / 2));
-    const Index other = rows_[j] - sign * (1 + random_->below(reach(j) / 2));
+    const Index row_of_i = rows_[i] + sign * (1 + random_->below(reach(i) / 2));
+    const Index row_of_j = rows_[j] - sign * (1 + random_->below(reach(j) / 2));
     const auto has = [&](Index k, Index row) {
       return row >= op(k).first_row && row < op(k).end_row;
     };
-    if (!has(i, one) || !has(j, other)) return;
-    change(i, one);
-    change(j, other);
+    if (!has(i, row_of_i) || !has(j, row_of_j)) return;
+    change(i, row_of_i);
+    change(j, row_of_j);
   }
 
-  const Problem& p_;
+  const Problem& problem_;
   std::vector<Index> movable_;
   std::vector<Change> changes_;
   const Index* rows_ = nullptr;

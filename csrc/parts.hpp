@@ -11,20 +11,21 @@
 // So an option takes the same whatever the latency, and with a smaller latency or min_dwell no
 // option is lost.
 //
-// Graph. A way from the first node to the last one is a choice. Where parts are independent, a node
-// is the start of a part and an edge an option of it. Else a node is either the start of a part,
-// where the clock changes, or that and a clock which has been kept long enough. From the former
-// edges lead through as many parts as keep each clock so long, to the latter; from there through
-// one part, or back to the former.
+// Graph. A path from the first node to the last one is a choice. Where parts are independent, a
+// node is the start of a part and an edge an option of it. Else a node is either the start of a
+// part, where the clock changes, or that and a clock which has been kept long enough. From the
+// former edges lead through as many parts as keep each clock so long, to the latter; from there
+// through one part, or back to the former.
 //
-// Idea. The lower convex hull is found first, from its ends (Aneja and Nair 1979): the cheapest way
-// by the weights of time and cost that the line between two vertices has is another vertex, or
-// there is none between them. An edge is left out between two vertices where the cheapest ways
-// through it by the weights of both prove that no way through it comes below the line between them.
+// Idea. The lower convex hull is found first, from its ends (Aneja and Nair 1979): the lightest
+// path by the weights of time and cost that the line between two vertices has is another vertex, or
+// there is none between them. An edge is left out between two vertices where the lightest paths
+// through it by the weights of both prove that no path through it comes below the line between
+// them.
 // So few edges soon remain, and a dynamic program over those finds all vertices that are left.
 //
 // Between two vertices other options lie in the triangle that ends at the time of the one and the
-// cost of the other. The same program finds all of these that nothing beats, over edges and ways
+// cost of the other. The same program finds all of these that nothing beats, over edges and paths
 // that can end in the triangle. With a slack it only looks at triangles higher than that, and
 // leaves out what saves less on a choice that is no slower: half of the slack at the end, the other
 // half over all parts. The hull is exact whatever the slack.
@@ -59,9 +60,10 @@ struct Composed {
   std::vector<Index> options;
 };
 
-// Options by ascending time and falling cost. Throws std::overflow_error where more than `most`
-// choices, at most 2^31 - 1, have to be kept at a time, and std::invalid_argument where the arrays
-// contradict the above. Recursion is as deep as there are parts. Safe to call from several threads.
-std::vector<Composed> compose(const PartsProblem& problem, std::int64_t most);
+// Options by ascending time and falling cost. Throws std::overflow_error where more than
+// `max_choices`, at most 2^31 - 1, have to be kept at a time, and std::invalid_argument where the
+// arrays contradict the above. Recursion is as deep as there are parts. Safe to call from several
+// threads.
+std::vector<Composed> compose(const PartsProblem& problem, std::int64_t max_choices);
 
 }  // namespace envplan

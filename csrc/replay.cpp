@@ -16,7 +16,6 @@ using Wide = unsigned __int128;
 constexpr Time kNever = std::numeric_limits<Time>::max();
 constexpr int kBlock = 8;       // noisy runs replayed side by side
 constexpr Index kSettling = 4;  // operations a stage until a change shows whether clocks last
-constexpr char kTouched = 1, kChanged = 2;
 
 [[noreturn]] void too_long() {
   throw std::overflow_error("operation times and latencies add up to more than 146 years");
@@ -144,8 +143,8 @@ void Problem::copy_stages(const ProblemArrays& a) {
     for (Index k = stage_begin[s]; k < stage_begin[s + 1]; ++k) {
       const Index table = a.table[k];
       require(table >= 0 && table < num_tables, "an operation's table is out of range");
-      const Index before = k > stage_begin[s] ? number_of[k - 1] : -1;
-      const Index after = k + 1 < stage_begin[s + 1] ? number_of[k + 1] : -1;
+      const Index before = k > stage_begin[s] ? number_of[k - 1] : kNone;
+      const Index after = k + 1 < stage_begin[s + 1] ? number_of[k + 1] : kNone;
       operations[number_of[k]] = {s,      table, table_begin[table], table_begin[table + 1],
                                   before, after};
     }
@@ -185,8 +184,8 @@ Replay::Replay(const Problem& problem, Time latency, Time min_dwell)
       min_dwell_(min_dwell),
       row_(problem.num_operations),
       runs_(problem.num_operations),
-      initial_clock_(problem.num_stages, -1),
-      dirty_(problem.num_operations, 0) {
+      initial_clock_(problem.num_stages, kNone),
+      reached_(problem.num_operations, Reached::kNo) {
   require(latency >= 0 && latency < kMostTime, "latency is out of range");
   // What all operations lack to it is added up.
   const Time operations = problem.num_operations + problem.num_stages;
@@ -247,9 +246,9 @@ Replay::WholeOperation Replay::whole_operation(Index i, Index row) const {
 Index Replay::clock_left(Index stage) const {
   for (Index k = problem_.stage_begin[stage + 1]; k-- > problem_.stage_begin[stage];) {
     const Index left = problem_.rows[row_[problem_.number_of[k]]].leaves;
-    if (left >= 0) return left;
+    if (left != kNone) return left;
   }
-  return -1;
+  return kNone;
 }
 
 // The operation that makes the next request after `effective_request`, of those up to
@@ -258,7 +257,7 @@ Index Replay::next_request(Index effective_request, Index last_request) const {
   Index request = last_request;
   for (;;) {
     const Index before = problem_.operations[request].before;
-    const Index earlier = before < 0 ? -1 : runs_[before].last_request;
+    const Index earlier = before == kNone ? kNone : runs_[before].last_request;
     if (earlier == effective_request) return request;
     request = earlier;
   }
@@ -266,39 +265,54 @@ Index Replay::next_request(Index effective_request, Index last_request) const {
 
 // Operation i as it starts, its own request made. Sets all but its finish and cost.
 void Replay::begin_operation(Index i, OperationRun* run) const {
-  OperationRun& now = *run;
+  run->start = earliest_start(i);
+  if (latency_ == 0 && min_dwell_ == 0) return;
+  take_over_clocks(i, run);
+  request_clock(i, run);
+}
+
+// When the predecessors of operation i let it start.
+Time Replay::earliest_start(Index i) const {
   Time start = 0;
   for (Index e = problem_.preds.begin[i]; e < problem_.preds.begin[i + 1]; ++e) {
     start = std::max(start, runs_[problem_.preds.other[e]].finish + problem_.preds.lag[e]);
   }
   if (start > kMostTime) too_long();
-  now.start = start;
-  if (latency_ == 0 && min_dwell_ == 0) return;
+  return start;
+}
+
+// Clocks and requests as the operation before i on its stage leaves them.
+void Replay::take_over_clocks(Index i, OperationRun* run) const {
   const Problem::Operation& op = problem_.operations[i];
-  if (op.before >= 0) {
-    const OperationRun& left = runs_[op.before];
-    now.effective_request = left.effective_request;
-    now.last_request = left.last_request;
-    now.clock_in_force = left.clock_in_force;
-    now.requested_clock = left.requested_clock;
-    now.requested_at = left.requested_at;
+  if (op.before != kNone) {
+    const OperationRun& before = runs_[op.before];
+    run->effective_request = before.effective_request;
+    run->last_request = before.last_request;
+    run->clock_in_force = before.clock_in_force;
+    run->requested_clock = before.requested_clock;
+    run->requested_at = before.requested_at;
   } else {
-    now.effective_request = now.last_request = -1;
-    now.clock_in_force = now.requested_clock = initial_clock_[op.stage];
+    run->effective_request = run->last_request = kNone;
+    run->clock_in_force = run->requested_clock = initial_clock_[op.stage];
   }
-  now.shortage = 0;
+}
+
+// The request of operation i as it starts, if its row asks for another clock than the last request.
+void Replay::request_clock(Index i, OperationRun* run) const {
+  run->shortage = 0;
   const Index wanted = clock(i);
-  if (wanted < 0 || wanted == now.requested_clock) return;
+  if (wanted == kNone || wanted == run->requested_clock) return;
   if (min_dwell_ > 0) {
-    if (now.last_request >= 0)
-      now.shortage = std::max<Time>(0, min_dwell_ - (now.start - now.requested_at));
-    now.requested_at = now.start;
+    if (run->last_request != kNone) {
+      run->shortage = std::max<Time>(0, min_dwell_ - (run->start - run->requested_at));
+    }
+    run->requested_at = run->start;
   }
-  now.last_request = i;
-  now.requested_clock = wanted;
+  run->last_request = i;
+  run->requested_clock = wanted;
   if (latency_ == 0) {
-    now.effective_request = i;
-    now.clock_in_force = wanted;
+    run->effective_request = i;
+    run->clock_in_force = wanted;
   }
 }
 
@@ -320,7 +334,7 @@ template <class EachPart>
 void Replay::execute(Index i, OperationRun* run, EachPart each) const {
   const Index planned_row = row_[i], planned_clock = problem_.rows[planned_row].clock;
   const auto waiting = static_cast<Energy>(problem_.waiting[problem_.operations[i].stage]);
-  if (latency_ == 0 || planned_clock < 0) {
+  if (latency_ == 0 || planned_clock == kNone) {
     const WholeOperation all = whole_operation(i, planned_row);
     run->finish = ended(run->start, all.time);
     run->cost = all.energy - waiting * all.time;
@@ -328,9 +342,10 @@ void Replay::execute(Index i, OperationRun* run, EachPart each) const {
     finish_clocks(i, run);
     return;
   }
+  constexpr Index kNoRow = -1;
   Time at = run->start, left = 0;  // left: of the whole operation by the current row
   Energy energy = 0;
-  Index row = -1;
+  Index row = kNoRow;
   WholeOperation all{};
   do {
     const Time until = apply_due_requests(at, run);
@@ -340,7 +355,7 @@ void Replay::execute(Index i, OperationRun* run, EachPart each) const {
     if (current_row != row) {
       const WholeOperation before = all;
       all = whole_operation(i, current_row);
-      left = row < 0 ? all.time : carried(left, all.time, before.time);
+      left = row == kNoRow ? all.time : carried(left, all.time, before.time);
       row = current_row;
     }
     const Time spent = std::min(left, until - at), end = ended(at, spent);
@@ -370,9 +385,9 @@ void Replay::replay(Index i) {
 }
 
 void Replay::parts(Index i, std::vector<Part>* out) const {
-  OperationRun now;
-  begin_operation(i, &now);
-  execute(i, &now, [out](Index row, Index clock, Time begin, Time end, int64_t energy) {
+  OperationRun run;
+  begin_operation(i, &run);
+  execute(i, &run, [out](Index row, Index clock, Time begin, Time end, int64_t energy) {
     out->push_back({row, clock, begin, end, energy});
   });
 }
@@ -391,7 +406,7 @@ Time Replay::shortage_around() const {
   for (Index s = 0; s < problem_.num_stages; ++s) {
     if (problem_.stage_begin[s] == problem_.stage_begin[s + 1]) continue;
     const OperationRun& end = runs_[problem_.number_of[problem_.stage_begin[s + 1] - 1]];
-    if (end.last_request < 0) continue;
+    if (end.last_request == kNone) continue;
     Index first = problem_.number_of[problem_.stage_begin[s]];
     while (!makes_request(first)) first = problem_.operations[first].after;
     sum +=
@@ -400,16 +415,16 @@ Time Replay::shortage_around() const {
   return sum;
 }
 
-void Replay::touch(Index i) {
-  if (dirty_[i]) return;
-  dirty_[i] = kTouched;
-  ++num_dirty_;
+void Replay::reach(Index i) {
+  if (reached_[i] != Reached::kNo) return;
+  reached_[i] = Reached::kByOthers;
+  ++num_reached_;
 }
 
-void Replay::forget_touched(Index from) {
-  for (Index i = from; num_dirty_ > 0; ++i) {
-    num_dirty_ -= dirty_[i] != 0;
-    dirty_[i] = 0;
+void Replay::forget_reached(Index from) {
+  for (Index i = from; num_reached_ > 0; ++i) {
+    num_reached_ -= reached_[i] != Reached::kNo;
+    reached_[i] = Reached::kNo;
   }
 }
 
@@ -420,67 +435,86 @@ bool Replay::change(const std::vector<Change>& changes, const Budget& budget) {
   replaced_totals_ = totals_;
   changed_from_ = kNever;
   changed_to_ = 0;
-  Index from = problem_.num_operations, settled = 0;
-  for (const auto& [i, row] : changes) {
-    replaced_rows_.push_back({i, row_[i]});
-    row_[i] = row;
-    touch(i);
-    dirty_[i] = kChanged;
-    from = std::min(from, i);
-    settled = std::max(settled, i + kSettling * problem_.num_stages);
-  }
-  const bool clocks_matter = latency_ > 0 || min_dwell_ > 0;
-  for (const Change& change : changes) {
-    const Index s = problem_.operations[change.operation].stage;
-    const Index left = clocks_matter ? clock_left(s) : initial_clock_[s];
-    if (left == initial_clock_[s]) continue;
-    replaced_initial_clocks_.emplace_back(s, initial_clock_[s]);
-    initial_clock_[s] = left;
-    const Index first = problem_.number_of[problem_.stage_begin[s]];
-    touch(first);
-    from = std::min(from, first);
-  }
-  for (Index i = from; num_dirty_ > 0; ++i) {
-    if (!dirty_[i]) continue;
-    const bool named = dirty_[i] == kChanged;
-    dirty_[i] = 0;
-    --num_dirty_;
-    const OperationRun old = runs_[i];
+  const ChangedRange range = set_rows(changes);
+  const Index first_at_new_clock = update_initial_clocks(changes);
+  for (Index i = std::min(range.first, first_at_new_clock); num_reached_ > 0; ++i) {
+    if (reached_[i] == Reached::kNo) continue;
+    const bool is_named = reached_[i] == Reached::kByName;
+    reached_[i] = Reached::kNo;
+    --num_reached_;
+    const OperationRun old_run = runs_[i];
     replay(i);
-    const OperationRun& now = runs_[i];
-    const bool same_clocks = now.same_clocks(old);
-    const bool awaits = now.awaits_clock() || old.awaits_clock();
+    const OperationRun& run = runs_[i];
+    const bool same_clocks = run.same_clocks(old_run);
+    const bool awaits_clock = run.awaits_clock() || old_run.awaits_clock();
     const Index after = problem_.operations[i].after;
     // A request that is still to come reaches later operations of the stage.
-    if (after >= 0 && (awaits || !same_clocks)) touch(after);
-    const bool same = same_clocks && now.start == old.start && now.finish == old.finish &&
-                      now.cost == old.cost && now.shortage == old.shortage;
-    if (same && !named && !awaits) continue;
+    if (after != kNone && (awaits_clock || !same_clocks)) reach(after);
+    const bool same = same_clocks && run.same_times_and_cost(old_run);
+    if (same && !is_named && !awaits_clock) continue;
     // What runs may differ though it takes as long and as much: the clock changes at another time.
-    changed_from_ = std::min({changed_from_, now.start, old.start});
-    changed_to_ = std::max({changed_to_, now.finish, old.finish});
+    changed_from_ = std::min({changed_from_, run.start, old_run.start});
+    changed_to_ = std::max({changed_to_, run.finish, old_run.finish});
     if (same) continue;
-    replaced_runs_.emplace_back(i, old);
-    totals_.cost += now.cost - old.cost;
-    totals_.shortage_within += now.shortage - old.shortage;
-    if (now.finish != old.finish) {
+    replaced_runs_.emplace_back(i, old_run);
+    totals_.cost += run.cost - old_run.cost;
+    totals_.shortage_within += run.shortage - old_run.shortage;
+    if (run.finish != old_run.finish) {
       for (Index e = problem_.succs.begin[i]; e < problem_.succs.begin[i + 1]; ++e) {
-        touch(problem_.succs.other[e]);
+        reach(problem_.succs.other[e]);
       }
     }
-    const Time late = std::max<Time>(0, now.finish + budget.tail[i] - budget.free);
-    const Time missing =
-        i > settled ? totals_.shortage_within - replaced_totals_.shortage_within : 0;
-    if ((late > 0 || missing > 0) && static_cast<double>(totals_.cost - replaced_totals_.cost) +
-                                             budget.late_price * static_cast<double>(late) +
-                                             budget.short_price * static_cast<double>(missing) >
-                                         budget.most) {
-      forget_touched(i + 1);
+    if (exceeds(budget, i, i > range.settled)) {
+      forget_reached(i + 1);
       return false;
     }
   }
   measure();
   return true;
+}
+
+// Takes the rows that a change names.
+Replay::ChangedRange Replay::set_rows(const std::vector<Change>& changes) {
+  ChangedRange range{problem_.num_operations, 0};
+  for (const auto& [i, row] : changes) {
+    replaced_rows_.push_back({i, row_[i]});
+    row_[i] = row;
+    reach(i);
+    reached_[i] = Reached::kByName;
+    range.first = std::min(range.first, i);
+    range.settled = std::max(range.settled, i + kSettling * problem_.num_stages);
+  }
+  return range;
+}
+
+// Begins stages with the clocks that their new last requests leave. Returns the first operation
+// that this reaches, or num_operations.
+Index Replay::update_initial_clocks(const std::vector<Change>& changes) {
+  Index first_reached = problem_.num_operations;
+  if (latency_ == 0 && min_dwell_ == 0) return first_reached;
+  for (const Change& change : changes) {
+    const Index stage = problem_.operations[change.operation].stage;
+    const Index left = clock_left(stage);
+    if (left == initial_clock_[stage]) continue;
+    replaced_initial_clocks_.emplace_back(stage, initial_clock_[stage]);
+    initial_clock_[stage] = left;
+    const Index first_of_stage = problem_.number_of[problem_.stage_begin[stage]];
+    reach(first_of_stage);
+    first_reached = std::min(first_reached, first_of_stage);
+  }
+  return first_reached;
+}
+
+// Whether a change cannot be worth its budget any more, operation i being replayed last. What
+// shortage there is counts only once a change has settled.
+bool Replay::exceeds(const Budget& budget, Index i, bool has_settled) const {
+  const Time late = std::max<Time>(0, runs_[i].finish + budget.tail[i] - budget.free);
+  const Time missing = has_settled ? totals_.shortage_within - replaced_totals_.shortage_within : 0;
+  if (late <= 0 && missing <= 0) return false;
+  return static_cast<double>(totals_.cost - replaced_totals_.cost) +
+             budget.late_price * static_cast<double>(late) +
+             budget.short_price * static_cast<double>(missing) >
+         budget.most;
 }
 
 void Replay::exchange_with_replaced() {
@@ -490,40 +524,48 @@ void Replay::exchange_with_replaced() {
   std::swap(totals_, replaced_totals_);
 }
 
-// Rises of power within a span of time, above that of waiting, unsorted, into rises_.
+// Rises of power within a span of time, above that of waiting, by time, into rises_.
 void Replay::collect_rises(Time from, Time to) const {
   rises_.clear();
   for (Index s = 0; s < problem_.num_stages; ++s) {
+    const auto begin = problem_.number_of.begin() + problem_.stage_begin[s];
     const auto end = problem_.number_of.begin() + problem_.stage_begin[s + 1];
-    auto at = std::partition_point(problem_.number_of.begin() + problem_.stage_begin[s], end,
-                                   [&](Index i) { return runs_[i].finish <= from; });
-    for (; at != end && runs_[*at].start < to; ++at) {
-      parts_.clear();
-      parts(*at, &parts_);
-      const auto draw = [&](Time begin, Time end, Power power) {
-        if (end <= from || begin >= to || begin == end) return;
-        const Power rise = power - problem_.waiting[s];
-        rises_.emplace_back(std::max(begin, from), rise);
-        rises_.emplace_back(std::min(end, to), -rise);
-      };
-      for (const Part& part : parts_) {
-        const Problem::Row& row = problem_.rows[part.row];
-        if (part.end - part.begin != row.time) {
-          draw(part.begin, part.end, row.power);
-          continue;
-        }
-        Time begin = part.begin;
-        for (Index k = row.first_slice; k < row.end_slice; ++k) {
-          const Time ends = std::min(part.end, begin + problem_.slices[k].time);
-          const Time end = k + 1 < row.end_slice ? ends : part.end;
-          draw(begin, end, problem_.slices[k].power);
-          begin = end;
-        }
-      }
+    auto operation =
+        std::partition_point(begin, end, [&](Index i) { return runs_[i].finish <= from; });
+    for (; operation != end && runs_[*operation].start < to; ++operation) {
+      collect_rises_of_operation(*operation, from, to);
     }
   }
   std::sort(rises_.begin(), rises_.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
+}
+
+void Replay::collect_rises_of_operation(Index i, Time from, Time to) const {
+  const Power waiting = problem_.waiting[problem_.operations[i].stage];
+  const auto draw = [&](Time begin, Time end, Power power) {
+    if (end <= from || begin >= to || begin == end) return;
+    const Power rise = power - waiting;
+    rises_.emplace_back(std::max(begin, from), rise);
+    rises_.emplace_back(std::min(end, to), -rise);
+  };
+  parts_.clear();
+  parts(i, &parts_);
+  for (const Part& part : parts_) {
+    const Problem::Row& row = problem_.rows[part.row];
+    const bool is_whole_row = part.end - part.begin == row.time;
+    if (!is_whole_row) {
+      draw(part.begin, part.end, row.power);
+      continue;
+    }
+    Time begin = part.begin;
+    for (Index k = row.first_slice; k < row.end_slice; ++k) {
+      const bool is_last = k + 1 == row.end_slice;
+      const Time slice_end = std::min(part.end, begin + problem_.slices[k].time);
+      const Time end = is_last ? part.end : slice_end;
+      draw(begin, end, problem_.slices[k].power);
+      begin = end;
+    }
+  }
 }
 
 void Replay::power_steps(std::vector<Time>* times, std::vector<Power>* power) const {

@@ -48,6 +48,7 @@
 
 namespace envplan {
 
+constexpr Index kNone = -1;                // no operation, no clock
 constexpr Time kMostTime = Time{1} << 62;  // no sum of two overflows an unsigned 64-bit integer
 
 // Borrowed arrays that describe a problem; sizes are given in parentheses. Operations are numbered
@@ -64,8 +65,8 @@ struct ProblemArrays {
   const Index* table_begin;    // (num_tables + 1) first row of each table
   const Time* time;            // (rows) ns, at least 1, ascending within a table
   const std::int64_t* energy;  // (rows) fJ
-  const Index* clock;          // (rows) which clock, ascending in MHz; -1: none
-  const Index* leaves;         // (rows) the clock in force as it ends; -1 where it has none
+  const Index* clock;          // (rows) which clock, ascending in MHz; kNone where it has none
+  const Index* leaves;         // (rows) the clock in force as it ends; kNone where it has none
   const Index* nearest;        // (rows * num_clocks) the row that stands for this one at a clock;
                                // anything where the row has no clock
   const Power* waiting;        // (num_stages) blocking power, uW
@@ -84,7 +85,7 @@ struct Problem {
   struct Operation {
     Index stage, table;
     Index first_row, end_row;
-    Index before, after;  // neighbours on the stage, -1 where none
+    Index before, after;  // neighbours on the stage; kNone at its ends
   };
   struct Row {
     Time time;
@@ -137,7 +138,7 @@ struct Change {
 
 // A part of an operation at one clock.
 struct Part {
-  Index row, clock;  // clock -1: none
+  Index row, clock;  // clock: kNone where the row has none
   Time begin, end;
   std::int64_t energy;
 };
@@ -205,20 +206,30 @@ class Replay {
   // How an operation runs, and what it leaves to the next of its stage.
   struct OperationRun {
     Time start = 0, finish = 0;
-    Energy cost = 0;               // energy less waiting as long
-    Time requested_at = 0;         // when the last request was made; kept where min_dwell > 0
-    Time shortage = 0;             // of this operation's own request
-    Index effective_request = -1;  // operation whose request was the last to come; -1: none yet
-    Index last_request = -1;       // operation that made the last request; -1: none yet
-    Index clock_in_force = -1;     // clock
-    Index requested_clock = -1;    // clock last asked for
+    Energy cost = 0;                  // energy less waiting as long
+    Time requested_at = 0;            // when the last request was made; kept where min_dwell > 0
+    Time shortage = 0;                // of this operation's own request
+    Index effective_request = kNone;  // operation whose request was the last to come
+    Index last_request = kNone;       // operation that made the last request
+    Index clock_in_force = kNone;     // clock
+    Index requested_clock = kNone;    // clock last asked for
 
     bool same_clocks(const OperationRun& other) const {
       return effective_request == other.effective_request && last_request == other.last_request &&
              clock_in_force == other.clock_in_force && requested_clock == other.requested_clock &&
              requested_at == other.requested_at;
     }
+    bool same_times_and_cost(const OperationRun& other) const {
+      return start == other.start && finish == other.finish && cost == other.cost &&
+             shortage == other.shortage;
+    }
     bool awaits_clock() const { return effective_request != last_request; }
+  };
+  // Whether a change reaches an operation that has not been replayed since.
+  enum class Reached : unsigned char { kNo, kByOthers, kByName };
+  // The operations that a change names: the first, and one after which its effects show.
+  struct ChangedRange {
+    Index first, settled;
   };
   struct Totals {
     Time makespan = 0;
@@ -238,6 +249,9 @@ class Replay {
   void finish_clocks(Index i, OperationRun* run) const;
   Index next_request(Index effective_request, Index last_request) const;
   void begin_operation(Index i, OperationRun* run) const;
+  Time earliest_start(Index i) const;
+  void take_over_clocks(Index i, OperationRun* run) const;
+  void request_clock(Index i, OperationRun* run) const;
   Time apply_due_requests(Time at, OperationRun* run) const;
   template <class EachPart>
   void execute(Index i, OperationRun* run, EachPart each) const;
@@ -245,9 +259,13 @@ class Replay {
   void measure();
   Time shortage_around() const;
   void exchange_with_replaced();
-  void touch(Index i);
-  void forget_touched(Index from);
+  ChangedRange set_rows(const std::vector<Change>& changes);
+  Index update_initial_clocks(const std::vector<Change>& changes);
+  bool exceeds(const Budget& budget, Index i, bool has_settled) const;
+  void reach(Index i);
+  void forget_reached(Index from);
   void collect_rises(Time from, Time to) const;
+  void collect_rises_of_operation(Index i, Time from, Time to) const;
 
   const Problem& problem_;
   const Time latency_, min_dwell_;
@@ -257,8 +275,8 @@ class Replay {
   std::vector<Index> initial_clock_;  // clock that each stage begins with
   Totals totals_;
 
-  std::vector<unsigned char> dirty_;
-  Index num_dirty_ = 0;
+  std::vector<Reached> reached_;
+  Index num_reached_ = 0;
   std::uint64_t touched_ = 0;
   // What the last change replaced, and where swapped back what it brought.
   std::vector<Change> replaced_rows_;

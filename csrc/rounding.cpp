@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "arcs.hpp"
@@ -21,52 +22,58 @@ constexpr Index kReach = 8;  // options by which an annealing move shifts an ope
 constexpr int64_t kMovesPerTemperature = 256;
 constexpr double kCooling = 0.05;  // last temperature over first
 
-class Rounding {
-  struct Was {
-    Index operation, choice;
-    int64_t start, end_by;
-  };
+// Operations begin..end - 1, fewer than 65; a set of them is a word with a bit for each.
+struct Window {
+  Index begin, end;
 
+  uint64_t bit(Index i) const { return uint64_t{1} << (i - begin); }
+  uint64_t all() const { return ~uint64_t{0} >> (kWindow - (end - begin)); }
+  Index lowest(uint64_t bits) const { return begin + __builtin_ctzll(bits); }
+  Index highest(uint64_t bits) const { return begin + kWindow - 1 - __builtin_clzll(bits); }
+};
+
+class Rounding {
  public:
-  Rounding(const RoundingProblem& p, Index* choice)
-      : p_(p),
+  Rounding(const RoundingProblem& problem, Index* choice)
+      : problem_(problem),
         choice_(choice),
-        n_(p.num_operations),
-        start_(n_),
-        end_by_(n_),
-        succs_(reversed(n_, p.pred_begin, p.pred, p.pred_lag)) {
-    for (Index i = 0; i < n_; ++i) {
-      most_preds_ = std::max(most_preds_, p.pred_begin[i + 1] - p.pred_begin[i]);
+        num_operations_(problem.num_operations),
+        start_(num_operations_),
+        latest_finish_(num_operations_),
+        succs_(reversed(num_operations_, problem.pred_begin, problem.pred, problem.pred_lag)) {
+    for (Index i = 0; i < num_operations_; ++i) {
+      max_preds_ = std::max(max_preds_, problem.pred_begin[i + 1] - problem.pred_begin[i]);
     }
   }
 
   void diffuse() {
-    for (Index i = 0; i < n_; ++i) {
+    for (Index i = 0; i < num_operations_; ++i) {
       start_[i] = earliest_start(i);
       choice_[i] = 0;
-      choice_[i] = cheapest_within(i, p_.finish[i] - start_[i]);
+      choice_[i] = cheapest_within(i, problem_.finish[i] - start_[i]);
     }
   }
 
   void exchange() {
-    fill_all();
+    slow_down_everywhere();
     for (int pass = 0; pass < kExchangePasses && exchange_pass(); ++pass) {
     }
   }
 
   // `heat` is the first temperature in units of the mean cost between neighbouring options.
   void anneal(int64_t moves, double heat, Random random) {
-    update_starts(0, n_);
-    double step = 0;
-    for (Index i = 0; i < n_; ++i) {
-      choice_[i] = cheapest_within(i, window_end(i, -1, 0) - start_[i]);
-      step += static_cast<double>(cost(i, std::max(choice_[i] - 1, 0)) - cost(i, choice_[i]));
+    update_starts(0, num_operations_);
+    double sum_of_steps = 0;
+    for (Index i = 0; i < num_operations_; ++i) {
+      choice_[i] = cheapest_within(i, window_end(i) - start_[i]);
+      const Index faster = std::max(choice_[i] - 1, 0);
+      sum_of_steps += static_cast<double>(cost(i, faster) - cost(i, choice_[i]));
     }
-    std::vector<Index> pred_choice(most_preds_);
+    std::vector<Index> pred_choice(max_preds_);
     const double decay = std::pow(kCooling, static_cast<double>(kMovesPerTemperature) / moves);
-    double temperature = heat * step / n_;
-    for (int64_t m = 1; m <= moves; ++m) {
-      if (m % kMovesPerTemperature == 0) temperature *= decay;
+    double temperature = heat * sum_of_steps / num_operations_;
+    for (int64_t move = 1; move <= moves; ++move) {
+      if (move % kMovesPerTemperature == 0) temperature *= decay;
       move_start(random, temperature, pred_choice.data());
     }
   }
@@ -75,21 +82,30 @@ class Rounding {
   // integer range: it is a sum of differences that shrink the deadline's worth of energy.
   __int128 total() const {
     __int128 sum = 0;
-    for (Index i = 0; i < n_; ++i) sum += cost(i, choice_[i]) - cost(i, 0);
+    for (Index i = 0; i < num_operations_; ++i) sum += cost(i, choice_[i]) - cost(i, 0);
     return sum;
   }
 
  private:
-  Index first_option(Index i) const { return p_.option_begin[p_.table[i]]; }
-  Index num_options(Index i) const { return p_.option_begin[p_.table[i] + 1] - first_option(i); }
-  int64_t time(Index i, Index c) const { return p_.time[first_option(i) + c]; }
-  int64_t cost(Index i, Index c) const { return p_.cost[first_option(i) + c]; }
+  // An operation before an exchange changed it.
+  struct Replaced {
+    Index operation, choice;
+    int64_t start, latest_finish;
+  };
 
+  Index first_option(Index i) const { return problem_.option_begin[problem_.table[i]]; }
+  Index num_options(Index i) const {
+    return problem_.option_begin[problem_.table[i] + 1] - first_option(i);
+  }
+  int64_t time(Index i, Index option) const { return problem_.time[first_option(i) + option]; }
+  int64_t cost(Index i, Index option) const { return problem_.cost[first_option(i) + option]; }
+
+  // When the predecessors of an operation let it start.
   int64_t earliest_start(Index i) const {
     int64_t start = 0;
-    for (Index e = p_.pred_begin[i]; e < p_.pred_begin[i + 1]; ++e) {
-      const Index q = p_.pred[e];
-      start = std::max(start, start_[q] + time(q, choice_[q]) + p_.pred_lag[e]);
+    for (Index e = problem_.pred_begin[i]; e < problem_.pred_begin[i + 1]; ++e) {
+      const Index pred = problem_.pred[e];
+      start = std::max(start, start_[pred] + time(pred, choice_[pred]) + problem_.pred_lag[e]);
     }
     return start;
   }
@@ -98,184 +114,230 @@ class Rounding {
     for (Index i = begin; i < end; ++i) start_[i] = earliest_start(i);
   }
 
-  int64_t latest_end(Index i) const {
-    int64_t by = p_.deadline;
+  // When an operation must end so that its successors end by their latest finishes.
+  int64_t latest_finish(Index i) const {
+    int64_t finish = problem_.deadline;
     for (Index e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
-      const Index j = succs_.other[e];
-      by = std::min(by, end_by_[j] - time(j, choice_[j]) - succs_.lag[e]);
+      const Index succ = succs_.other[e];
+      finish = std::min(finish, latest_finish_[succ] - time(succ, choice_[succ]) - succs_.lag[e]);
     }
-    return by;
+    return finish;
   }
 
-  void update_ends(Index begin, Index end) {
-    for (Index i = end - 1; i >= begin; --i) end_by_[i] = latest_end(i);
+  void update_latest_finishes() {
+    for (Index i = num_operations_ - 1; i >= 0; --i) latest_finish_[i] = latest_finish(i);
   }
 
   // The slowest option, which is the cheapest, that takes at most `room`; the fastest if none does.
   // Looks from the current choice, which is rarely far.
   Index cheapest_within(Index i, int64_t room) const {
-    const int64_t* t = p_.time + first_option(i);
+    const int64_t* times = problem_.time + first_option(i);
     const Index size = num_options(i);
-    Index k = choice_[i];
-    while (k + 1 < size && t[k + 1] <= room) ++k;
-    while (k > 0 && t[k] > room) --k;
-    return k;
+    Index option = choice_[i];
+    while (option + 1 < size && times[option + 1] <= room) ++option;
+    while (option > 0 && times[option] > room) --option;
+    return option;
   }
 
-  // Takes the best single slow-down within slack until none is left. Returns what it saved.
-  // candidates: bits of the window from `begin` on, of all operations that may have slack.
-  int64_t fill(Index begin, Index end, uint64_t candidates) {
-    int64_t saved = 0;
-    for (;;) {
-      int64_t best = 0;
-      Index best_op = -1, best_choice = -1;
-      for (uint64_t left = candidates; left != 0; left &= left - 1) {
-        const Index i = begin + lowest(left);
-        const Index c = cheapest_within(i, end_by_[i] - start_[i]);
-        const int64_t gain = cost(i, choice_[i]) - cost(i, c);
-        if (gain > best) {
-          best = gain;
-          best_op = i;
-          best_choice = c;
-        }
-      }
-      if (best_op < 0) return saved;
-      choose(best_op, best_choice, begin, end);
-      saved += best;
+  void slow_down_everywhere() {
+    update_latest_finishes();
+    for (Index begin = 0;; begin += kWindow / 2) {
+      const Window window{begin, std::min(num_operations_, begin + kWindow)};
+      update_starts(window.begin, window.end);
+      slow_down_within_slack(window, window.all());
+      replaced_.clear();
+      if (window.end == num_operations_) return;
     }
   }
 
-  void fill_all() {
-    update_ends(0, n_);
-    for (Index begin = 0;; begin += kWindow / 2) {
-      const Index end = std::min(n_, begin + kWindow);
-      update_starts(begin, end);
-      fill(begin, end, ~uint64_t{0} >> (kWindow - (end - begin)));
-      undo_.clear();
-      if (end == n_) return;
+  // Takes the best single slow-down within slack until none is left. Returns what it saved.
+  // candidates: all operations of the window that may have slack.
+  int64_t slow_down_within_slack(Window window, uint64_t candidates) {
+    int64_t saved = 0;
+    for (;;) {
+      int64_t best_gain = 0;
+      Index best_operation = 0, best_option = 0;
+      for (uint64_t left = candidates; left != 0; left &= left - 1) {
+        const Index i = window.lowest(left);
+        const Index option = cheapest_within(i, latest_finish_[i] - start_[i]);
+        const int64_t gain = cost(i, choice_[i]) - cost(i, option);
+        if (gain > best_gain) {
+          best_gain = gain;
+          best_operation = i;
+          best_option = option;
+        }
+      }
+      if (best_gain == 0) return saved;
+      change_option(best_operation, best_option, window);
+      saved += best_gain;
     }
   }
 
   bool exchange_pass() {
-    update_starts(0, n_);
-    update_ends(0, n_);
-    bool any = false;
-    for (Index i = 0; i < n_; ++i) {
-      const Index begin = std::max(0, i - kWindow / 2), end = std::min(n_, i + kWindow / 2);
-      start_[end - 1] = earliest_start(end - 1);
-      any |= exchange_around(i, begin, end);
+    update_starts(0, num_operations_);
+    update_latest_finishes();
+    bool has_improved = false;
+    for (Index i = 0; i < num_operations_; ++i) {
+      const Window window{std::max(0, i - kWindow / 2), std::min(num_operations_, i + kWindow / 2)};
+      // The only one of the window that the exchanges before have not brought up to date.
+      start_[window.end - 1] = earliest_start(window.end - 1);
+      has_improved |= exchange_around(i, window);
     }
-    return any;
+    return has_improved;
   }
 
   // Makes operation i faster where what others of its window then save is more.
-  bool exchange_around(Index i, Index begin, Index end) {
-    const Index before = choice_[i];
-    for (Index d = 1; d <= kExchangeDepth && d <= before; ++d) {
-      const uint64_t reached = choose(i, before - d, begin, end);
-      const bool better = fill(begin, end, reached) > cost(i, before - d) - cost(i, before);
-      if (!better) {
-        for (auto was = undo_.rbegin(); was != undo_.rend(); ++was) {
-          choice_[was->operation] = was->choice;
-          start_[was->operation] = was->start;
-          end_by_[was->operation] = was->end_by;
-        }
-      }
-      undo_.clear();
-      if (better) return true;
+  bool exchange_around(Index i, Window window) {
+    const Index slower = choice_[i];
+    for (Index depth = 1; depth <= kExchangeDepth && depth <= slower; ++depth) {
+      const Index faster = slower - depth;
+      const int64_t price = cost(i, faster) - cost(i, slower);
+      const uint64_t reached = change_option(i, faster, window);
+      const bool is_worth_it = slow_down_within_slack(window, reached) > price;
+      if (!is_worth_it) restore_replaced();
+      replaced_.clear();
+      if (is_worth_it) return true;
     }
     return false;
   }
 
   // Gives operation i another option; brings starts and latest finishes of its window up to date.
-  // Returns the bits of all that these have changed for, i among them.
-  uint64_t choose(Index i, Index choice, Index begin, Index end) {
-    undo_.push_back({i, choice_[i], start_[i], end_by_[i]});
-    choice_[i] = choice;
-    const auto bit = [begin](Index j) { return uint64_t{1} << (j - begin); };
-    uint64_t reached = bit(i), later = 0, earlier = 0;
-    const auto reach_later = [&](Index j) {
-      for (Index e = succs_.begin[j]; e < succs_.begin[j + 1]; ++e) {
-        if (succs_.other[e] < end) later |= bit(succs_.other[e]);
-      }
-    };
-    const auto reach_earlier = [&](Index j) {
-      for (Index e = p_.pred_begin[j]; e < p_.pred_begin[j + 1]; ++e) {
-        if (p_.pred[e] >= begin) earlier |= bit(p_.pred[e]);
-      }
-    };
-    for (reach_later(i); later != 0;) {
-      const Index j = begin + lowest(later);
-      later &= later - 1;
-      const int64_t start = earliest_start(j);
-      if (start == start_[j]) continue;
-      undo_.push_back({j, choice_[j], start_[j], end_by_[j]});
-      start_[j] = start;
-      reached |= bit(j);
-      reach_later(j);
-    }
-    for (reach_earlier(i); earlier != 0;) {
-      const Index j = begin + highest(earlier);
-      earlier ^= bit(j);
-      const int64_t end_by = latest_end(j);
-      if (end_by == end_by_[j]) continue;
-      undo_.push_back({j, choice_[j], start_[j], end_by_[j]});
-      end_by_[j] = end_by;
-      reached |= bit(j);
-      reach_earlier(j);
-    }
-    return reached;
+  // Returns all that these have changed for, i among them.
+  uint64_t change_option(Index i, Index option, Window window) {
+    remember(i);
+    choice_[i] = option;
+    const uint64_t started = propagate_starts(i, window);
+    return window.bit(i) | started | propagate_latest_finishes(i, window);
   }
 
-  static Index lowest(uint64_t bits) { return __builtin_ctzll(bits); }
-  static Index highest(uint64_t bits) { return kWindow - 1 - __builtin_clzll(bits); }
+  // Brings the starts after operation i up to date; returns the operations that start anew.
+  uint64_t propagate_starts(Index i, Window window) {
+    uint64_t changed = 0, waiting = succs_within(i, window);
+    while (waiting != 0) {
+      const Index j = window.lowest(waiting);
+      waiting &= waiting - 1;
+      const int64_t start = earliest_start(j);
+      if (start == start_[j]) continue;
+      remember(j);
+      start_[j] = start;
+      changed |= window.bit(j);
+      waiting |= succs_within(j, window);
+    }
+    return changed;
+  }
 
-  // When i's window ends: the first of its successors' starts, with `moved` starting at `at`.
-  int64_t window_end(Index i, Index moved, int64_t at) const {
-    int64_t end = p_.deadline;
+  // The same for the latest finishes before operation i.
+  uint64_t propagate_latest_finishes(Index i, Window window) {
+    uint64_t changed = 0, waiting = preds_within(i, window);
+    while (waiting != 0) {
+      const Index j = window.highest(waiting);
+      waiting ^= window.bit(j);
+      const int64_t finish = latest_finish(j);
+      if (finish == latest_finish_[j]) continue;
+      remember(j);
+      latest_finish_[j] = finish;
+      changed |= window.bit(j);
+      waiting |= preds_within(j, window);
+    }
+    return changed;
+  }
+
+  uint64_t succs_within(Index i, Window window) const {
+    uint64_t succs = 0;
     for (Index e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
-      const Index j = succs_.other[e];
-      end = std::min(end, (j == moved ? at : start_[j]) - succs_.lag[e]);
+      if (succs_.other[e] < window.end) succs |= window.bit(succs_.other[e]);
+    }
+    return succs;
+  }
+
+  uint64_t preds_within(Index i, Window window) const {
+    uint64_t preds = 0;
+    for (Index e = problem_.pred_begin[i]; e < problem_.pred_begin[i + 1]; ++e) {
+      if (problem_.pred[e] >= window.begin) preds |= window.bit(problem_.pred[e]);
+    }
+    return preds;
+  }
+
+  void remember(Index i) { replaced_.push_back({i, choice_[i], start_[i], latest_finish_[i]}); }
+
+  void restore_replaced() {
+    for (auto replaced = replaced_.rbegin(); replaced != replaced_.rend(); ++replaced) {
+      choice_[replaced->operation] = replaced->choice;
+      start_[replaced->operation] = replaced->start;
+      latest_finish_[replaced->operation] = replaced->latest_finish;
+    }
+  }
+
+  // When i's window ends: the first of its successors' starts.
+  int64_t window_end(Index i) const {
+    constexpr Index kNone = -1;
+    return window_end_with(i, kNone, 0);
+  }
+
+  // The same with operation `moved` starting at `moved_start`.
+  int64_t window_end_with(Index i, Index moved, int64_t moved_start) const {
+    int64_t end = problem_.deadline;
+    for (Index e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
+      const Index succ = succs_.other[e];
+      end = std::min(end, (succ == moved ? moved_start : start_[succ]) - succs_.lag[e]);
     }
     return end;
   }
 
   // Tries to move one start to where some option of its operation or of a predecessor fits exactly.
+  // pred_choice: scratch, (max_preds_).
   void move_start(Random& random, double temperature, Index* pred_choice) {
-    const Index j = random.below(n_);
-    const Index first = p_.pred_begin[j], last = p_.pred_begin[j + 1];
-    const int64_t end = window_end(j, -1, 0);
-    const Index edge = first + random.below(2 * (last - first) + 1);
-    const Index shift = random.below(2 * kReach + 1) - kReach;
-    const Index fitted = edge < last ? p_.pred[edge] : j;
-    const Index option = choice_[fitted] + shift;
-    if (option < 0 || option >= num_options(fitted)) return;
-    const int64_t to = edge < last ? start_[fitted] + time(fitted, option) + p_.pred_lag[edge]
-                                   : end - time(j, option);
-    if (to == start_[j] || to < 0 || end - to < time(j, 0)) return;
-    for (Index e = first; e < last; ++e) {
-      if (to - p_.pred_lag[e] - start_[p_.pred[e]] < time(p_.pred[e], 0)) return;
+    const Index i = random.below(num_operations_);
+    const Index pred_begin = problem_.pred_begin[i], pred_end = problem_.pred_begin[i + 1];
+    const int64_t end = window_end(i);
+    const std::optional<int64_t> fitting = fitting_start(random, i, end);
+    if (!fitting) return;
+    const int64_t start = *fitting;
+    if (start == start_[i] || start < 0 || end - start < time(i, 0)) return;
+    for (Index e = pred_begin; e < pred_end; ++e) {
+      const Index pred = problem_.pred[e];
+      if (start - problem_.pred_lag[e] - start_[pred] < time(pred, 0)) return;
     }
-    const Index own = cheapest_within(j, end - to);
-    int64_t change = cost(j, own) - cost(j, choice_[j]);
-    for (Index e = first; e < last; ++e) {
-      const Index i = p_.pred[e];
-      pred_choice[e - first] = cheapest_within(i, window_end(i, j, to) - start_[i]);
-      change += cost(i, pred_choice[e - first]) - cost(i, choice_[i]);
+    const Index option = cheapest_within(i, end - start);
+    int64_t change = cost(i, option) - cost(i, choice_[i]);
+    for (Index e = pred_begin; e < pred_end; ++e) {
+      const Index pred = problem_.pred[e];
+      const int64_t room = window_end_with(pred, i, start) - start_[pred];
+      pred_choice[e - pred_begin] = cheapest_within(pred, room);
+      change += cost(pred, pred_choice[e - pred_begin]) - cost(pred, choice_[pred]);
     }
-    if (change > 0 && static_cast<double>(change) > -temperature * std::log(random.uniform()))
+    // Metropolis et al. 1953.
+    if (change > 0 && static_cast<double>(change) > -temperature * std::log(random.uniform())) {
       return;
-    start_[j] = to;
-    choice_[j] = own;
-    for (Index e = first; e < last; ++e) choice_[p_.pred[e]] = pred_choice[e - first];
+    }
+    start_[i] = start;
+    choice_[i] = option;
+    for (Index e = pred_begin; e < pred_end; ++e) {
+      choice_[problem_.pred[e]] = pred_choice[e - pred_begin];
+    }
   }
 
-  const RoundingProblem& p_;
+  // A start of operation i at which an option near the current one fits exactly: as often one of a
+  // predecessor, which then ends there, as one of i, which then ends with its window. Nothing where
+  // there is no such option.
+  std::optional<int64_t> fitting_start(Random& random, Index i, int64_t end) const {
+    const Index pred_begin = problem_.pred_begin[i], pred_end = problem_.pred_begin[i + 1];
+    const Index e = pred_begin + random.below(2 * (pred_end - pred_begin) + 1);
+    const Index shift = random.below(2 * kReach + 1) - kReach;
+    const bool fits_pred = e < pred_end;
+    const Index fitted = fits_pred ? problem_.pred[e] : i;
+    const Index option = choice_[fitted] + shift;
+    if (option < 0 || option >= num_options(fitted)) return std::nullopt;
+    if (fits_pred) return start_[fitted] + time(fitted, option) + problem_.pred_lag[e];
+    return end - time(i, option);
+  }
+
+  const RoundingProblem& problem_;
   Index* choice_;
-  Index n_;
-  Index most_preds_ = 0;
-  std::vector<int64_t> start_, end_by_;
-  std::vector<Was> undo_;  // what the last exchange has changed, oldest first
+  Index num_operations_;
+  Index max_preds_ = 0;
+  std::vector<int64_t> start_, latest_finish_;
+  std::vector<Replaced> replaced_;  // by the exchange that is tried, oldest first
   Arcs succs_;
 };
 
@@ -322,12 +384,12 @@ bool improve_options(const RoundingProblem& problem, int64_t moves, double heat,
   check(problem);
   check_choice(problem, choice);
   Rounding rounding(problem, choice);
-  const __int128 before = rounding.total();
-  const std::vector<Index> best(choice, choice + problem.num_operations);
+  const __int128 given_total = rounding.total();
+  const std::vector<Index> given_choice(choice, choice + problem.num_operations);
   rounding.anneal(moves, heat, Random(seed));
   rounding.exchange();
-  if (rounding.total() < before) return true;
-  std::copy(best.begin(), best.end(), choice);
+  if (rounding.total() < given_total) return true;
+  std::copy(given_choice.begin(), given_choice.end(), choice);
   return false;
 }
 

@@ -372,7 +372,8 @@ void Replay::start_next(Instance& i) {
   schedule(i, now_ + steps * i.step);
 }
 
-bool Replay::take_prompt(Instance& i, Waiting& prompt) {
+// Moves prompts whose deadlines have passed from those that wait to the late ones.
+void Replay::move_late_prompts(Instance& i) {
   while (!i.waiting.empty() && i.waiting.front().deadline < now_) {
     std::pop_heap(i.waiting.begin(), i.waiting.end(), LaterDeadline());
     // One that has been begun holds memory: it is the next of the late ones.
@@ -380,6 +381,10 @@ bool Replay::take_prompt(Instance& i, Waiting& prompt) {
     i.late.insert(begun ? i.late.begin() + i.late_begin : i.late.end(), i.waiting.back());
     i.waiting.pop_back();
   }
+}
+
+// Gives up late prompts that have not been begun and are too late to be worth it.
+void Replay::squash_late_prompts(Instance& i) {
   while (i.late_begin < i.late.size() && i.late[i.late_begin].done == 0 &&
          i.late[i.late_begin].deadline + options_.squash_s < now_) {
     const int32_t request = i.late[i.late_begin++].request;
@@ -388,6 +393,11 @@ bool Replay::take_prompt(Instance& i, Waiting& prompt) {
     ++squashed_;
     count_finished(request, false, false);
   }
+}
+
+bool Replay::take_prompt(Instance& i, Waiting& prompt) {
+  move_late_prompts(i);
+  squash_late_prompts(i);
   const bool begun = i.late_begin < i.late.size() && i.late[i.late_begin].done > 0;
   bool late = i.waiting.empty();
   if (late && i.late_begin == i.late.size()) return false;
@@ -514,50 +524,15 @@ void Replay::count_finished(int32_t request, bool first_ok, bool tokens_ok) {
   ++slot_attained_[std::min(slot, slot_attained_.size() - 1)];
 }
 
-// A managed clock: the preferred one, or the lowest above it at which every prompt that waits is
-// in time. It goes up at once, but for the delay, and down after a while.
+// Takes over a clock that has come, and asks for another one where it is managed. The clock goes up
+// at once, but for the delay, and down after a while.
 void Replay::choose_clock(Instance& i) {
   if (i.asked_clock != i.clock && now_ >= i.asked_at + options_.clock_delay_s) {
     i.clock = i.asked_clock;
     ++clock_changes_;
   }
   if (!i.managed) return;
-  const Size& size = sizes_[i.size];
-  const auto top = static_cast<int32_t>(size.tables.size()) - 1;
-  int32_t wanted = i.preferred;
-  if (i.waiting.size() > kLooked || i.late_begin < i.late.size()) {
-    wanted = top;
-  } else if (!i.waiting.empty()) {
-    Waiting sorted[kLooked];
-    const std::size_t n = i.waiting.size();
-    std::copy(i.waiting.begin(), i.waiting.end(), sorted);
-    std::sort(sorted, sorted + n,
-              [](const Waiting& a, const Waiting& b) { return a.deadline < b.deadline; });
-    for (; wanted < top; ++wanted) {
-      const Tables& table = tables_[size.tables[wanted]];
-      const int32_t room = service_.max_chunk_tokens(size, table, iteration_limit(i, table));
-      const double token_s = table.prompt_time(room) / room;
-      // The present iteration may run at the old clock; then one after the other.
-      double at = now_ + options_.clock_delay_s;
-      bool in_time = true;
-      for (std::size_t k = 0; k < n && in_time; ++k) {
-        const double tokens = requests_.input[sorted[k].request] - sorted[k].done;
-        at += std::max(table.prompt_time(std::min(tokens, double(room))), tokens * token_s);
-        const double ttft = slos_[requests_.known[sorted[k].request]].ttft_s;
-        in_time = at <= sorted[k].deadline - options_.clock_margin * ttft;
-      }
-      if (in_time) break;
-    }
-  }
-  const std::size_t batch = i.decoding.size();
-  if (batch > 0) {
-    const double tbt = slos_[requests_.known[i.decoding.front().request]].tbt_s;
-    while (wanted < top) {
-      const Tables& table = tables_[size.tables[wanted]];
-      if (table.step_s[std::min(batch, table.step_s.size() - 1)] <= kTbtShare * tbt) break;
-      ++wanted;
-    }
-  }
+  const int32_t wanted = clock_for_steps(i, clock_for_prompts(i));
   if (wanted == i.asked_clock) return;
   if (wanted < i.asked_clock && now_ < i.asked_at + options_.clock_hold_s) return;
   i.asked_clock = wanted;
@@ -566,6 +541,54 @@ void Replay::choose_clock(Instance& i) {
     i.clock = wanted;
     ++clock_changes_;
   }
+}
+
+// The preferred clock, or the lowest above it at which every prompt that waits is in time.
+int32_t Replay::clock_for_prompts(const Instance& i) const {
+  const int32_t top = top_clock(i);
+  if (i.waiting.size() > kLooked || i.late_begin < i.late.size()) return top;
+  if (i.waiting.empty()) return i.preferred;
+  Waiting by_deadline[kLooked];
+  Waiting* const end = std::copy(i.waiting.begin(), i.waiting.end(), by_deadline);
+  std::sort(by_deadline, end,
+            [](const Waiting& a, const Waiting& b) { return a.deadline < b.deadline; });
+  int32_t clock = i.preferred;
+  while (clock < top && !prompts_are_in_time(i, clock, by_deadline, end)) ++clock;
+  return clock;
+}
+
+// Whether prompts, one after the other at a clock, are all in time. The present iteration may run
+// at the old clock until the new one comes.
+bool Replay::prompts_are_in_time(const Instance& i, int32_t clock, const Waiting* begin,
+                                 const Waiting* end) const {
+  const Tables& table = tables_[sizes_[i.size].tables[clock]];
+  const int32_t room = service_.max_chunk_tokens(sizes_[i.size], table, iteration_limit(i, table));
+  const double token_s = table.prompt_time(room) / room;
+  double at = now_ + options_.clock_delay_s;
+  for (const Waiting* prompt = begin; prompt != end; ++prompt) {
+    const double tokens = requests_.input[prompt->request] - prompt->done;
+    at += std::max(table.prompt_time(std::min(tokens, double(room))), tokens * token_s);
+    const double ttft = slos_[requests_.known[prompt->request]].ttft_s;
+    if (!(at <= prompt->deadline - options_.clock_margin * ttft)) return false;
+  }
+  return true;
+}
+
+// The lowest clock, from a least one on, at which the steps of the batch keep tokens together.
+int32_t Replay::clock_for_steps(const Instance& i, int32_t least) const {
+  const std::size_t batch = i.decoding.size();
+  if (batch == 0) return least;
+  const double tbt = slos_[requests_.known[i.decoding.front().request]].tbt_s;
+  int32_t clock = least;
+  for (; clock < top_clock(i); ++clock) {
+    const Tables& table = tables_[sizes_[i.size].tables[clock]];
+    if (table.step_s[std::min(batch, table.step_s.size() - 1)] <= kTbtShare * tbt) break;
+  }
+  return clock;
+}
+
+int32_t Replay::top_clock(const Instance& i) const {
+  return static_cast<int32_t>(sizes_[i.size].tables.size()) - 1;
 }
 
 // What a request means to instances of a size at their highest clock.

@@ -225,7 +225,14 @@ class Replay {
   void handle_event(Instance& i);                  // its event is due
   bool begin_prompts(Instance& i);                 // an iteration with prompts, if one can run
   bool take_prompt(Instance& i, Waiting& prompt);  // the next prompt that fits
+  void move_late_prompts(Instance& i);
+  void squash_late_prompts(Instance& i);
   void choose_clock(Instance& i);
+  int32_t clock_for_prompts(const Instance& i) const;
+  bool prompts_are_in_time(const Instance& i, int32_t clock, const Waiting* begin,
+                           const Waiting* end) const;
+  int32_t clock_for_steps(const Instance& i, int32_t least) const;
+  int32_t top_clock(const Instance& i) const;
   void end_prompts(Instance& i);
   void end_decoding(Instance& i);
   void arrive(int32_t request);

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import done, envplan, refused, says
+from cli_helpers import done, envplan, refused
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.profile import Profile
 from fake_nvml import FakeNvml
@@ -32,7 +32,6 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
 def test_plan_becomes_a_frequency_plan_with_nothing_added(folder: Path) -> None:
     ran = envplan("apply", "plan.json")
     assert (ran.code, ran.err) == (0, "")
-    says(ran.out, "8 ranks", "tp-cp-ep-dp-pp", "wrote run.freqplan.json", "slower plans")
     freqplan = FrequencyPlan.load(folder / "run.freqplan.json")
     assert freqplan.world_size == 8
     assert freqplan.plan_sha256 == hashlib.sha256((folder / "plan.json").read_bytes()).hexdigest()
@@ -57,10 +56,7 @@ def test_topology_and_devices_follow_the_options(folder: Path) -> None:
 
 
 def test_zeus_format_is_a_list_for_every_stage(folder: Path) -> None:
-    says(
-        done("apply --format zeus"),
-        "wrote run.freqplan.py | PointSolution3D | ladder is left out",
-    )
+    done("apply --format zeus")
     plan = json.loads(Path("plan.json").read_text())
     expected = [
         [(op["instruction"], op["frequency_mhz"]) for op in stage] for stage in plan["stages"]
@@ -85,7 +81,8 @@ def test_a_plan_whose_clocks_last_longer_is_applied_as_it_is(folder: Path) -> No
     asked = FrequencyPlan.load("run.freqplan.json")
     assert "each clock of the plan lasts 150 ms already" in done("apply --min-dwell 20")
     assert FrequencyPlan.load("run.freqplan.json") == asked
-    assert "planned again" in done("apply --min-dwell 200")
+    done("apply --min-dwell 200")
+    assert FrequencyPlan.load("run.freqplan.json") != asked
 
 
 def test_min_dwell_keeps_to_the_time_of_clocks_that_somebody_else_chose(folder: Path) -> None:

@@ -22,26 +22,22 @@ def test_rates_of_a_spreadsheet_are_checked_as_rates(folder: Path) -> None:
 
 
 #: A command, a file that it writes or reads, what `check` says of that, and what to do with it.
+#: Plans, frequency plans, DAGs, rates and sweep configurations are in tests/golden/check.txt.
 FILES = """
-solve -o plan.json | plan.json | 16 operations on 2 stages | apply plan.json
 solve -o plan.json | profile.csv | 20 options | frontier profile.csv
 solve -o plan.json | profile.meta.json | it goes with profile.csv |
-apply | run.freqplan.json | 2 ranks | devices
 apply --format csv | run.freqplan.csv | clocks of 2 stages, 16 in all | solve PROFILE --clocks
 apply --format zeus | run.freqplan.py | clocks of 2 stages, 16 in all | solve PROFILE --clocks
 frontier -o frontier.csv | frontier.csv | slower and cheaper | solve PROFILE
 frontier -o frontier.json | frontier.json | traced again | solve profile.csv
-schedule export 1f1b -s 2 -m 2 --format dag | pipeline.dag.json | 8 operations | frontier PROFILE
 schedule export zb-v -s 2 -m 4 | schedule.csv | 48 operations on 2 ranks | schedule import
 simulate --trace trace.json | trace.json | 16 operations of 4 microbatches on 2 stages |
 sweep sweep.toml | sweep.csv | 1 points, 0 of them failed |
-sweep sweep.toml | sweep.toml | 1 points | sweep sweep.toml
 sweep sweep.toml -o sweep.parquet | sweep.parquet | no plan uses less |
 serving simulate --trace rows.csv --policy static -o hour.csv | hour.csv | 2 minutes, every cell |
 serving profile -o serving.csv | serving.csv | no holes | serving solve serving.csv
 serving profile -o serving.csv | serving.meta.json | it goes with serving.csv |
 serving profile | rows.csv | 40 requests over | serving compare --trace rows.csv
-solve --price day.csv --iterations 9 | day.csv | price: 0.1000 a kWh | savings PROFILE --price
 simulate --dp 2 --straggler-trace slow.csv | slow.csv | 2 iterations | simulate plan.json
 """
 
@@ -55,7 +51,6 @@ def test_what_holds_comes_with_what_to_do_with_it(folder: Path, row: str) -> Non
     Path("rows.csv").write_text(
         "timestamp,class\n" + "".join(f"{k},MM\n" for k in range(80, 160, 2))
     )
-    Path("day.csv").write_text("hour,price\n" + "".join(f"{k},0.1\n" for k in range(24)))
     Path("slow.csv").write_text("iteration,replica,slowdown\n0,0,1.2\n1,1,1.3\n")
     done(line, "--quiet")
     out = done("check", file)

@@ -84,8 +84,7 @@ def test_reset_gives_every_clock_back(fake_nvml: FakeNvml, tmp_path: Path) -> No
     source = backend("nvml")
     for device in source.devices():
         device.lock_clock(1005)
-    out = done("reset", cwd=tmp_path)
-    assert out.count("clock given back") == 4
+    done("reset", cwd=tmp_path)
     assert [fake_nvml.locked(k) for k in range(4)] == [None] * 4
     source.close()
 

@@ -122,7 +122,7 @@ LINES = {
         "devices --backend modelled --gpu a41",
     ],
     "guard": ["guard --unit --json"],
-    "reset": [],
+    "reset": ["reset", "reset --json"],
     "refine": [f"-q solve {SMALL}", "refine plan.json missing.jsonl"],
     "profiles": ["profiles", "profiles --json"],
     "smooth": [f"smooth {MEASURED}", f"smooth {MEASURED} --json"],
@@ -182,8 +182,17 @@ LINES = {
         "serving reshard old.json new.json",
         "serving reshard old.json new.json --json",
     ],
-    "serving-hold": [],
+    "serving-hold": [
+        "-q serving solve --load SS=2000,MM=800 --gpus 16 --planner hierarchical",
+        "-q serving apply",
+        "serving hold --backend modelled --seconds 10ms",
+        "serving hold --backend modelled --seconds 10ms --json",
+        "serving hold --backend modelled --node 9",
+    ],
 }
+
+#: Commands that need the GPUs of a machine: these get four that are not there.
+ON_GPUS = {"reset"}
 
 #: What differs from run to run.
 VOLATILE = {
@@ -231,8 +240,13 @@ def prepare(folder: Path) -> None:
 
 @pytest.mark.parametrize("command", LINES)
 def test_a_command_says_what_its_golden_file_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    command: str,
 ) -> None:
+    if command in ON_GPUS:
+        request.getfixturevalue("fake_nvml")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     prepare(tmp_path)

@@ -73,15 +73,11 @@ def test_plot_is_drawn(folder: Path) -> None:
 
 def test_imported_csv_plans_like_the_schedule_it_is(folder: Path) -> None:
     small_profile(4).save_csv("profile.csv")
-    assert done("schedule export zb-v -s 2 -m 4 -o zbv.csv") == (
-        "48 operations on 2 ranks\nwrote zbv.csv\n"
-        "next: envplan frontier PROFILE --schedule zb-v --pp 2 -m 4\n"
+    says(
+        done("schedule export zb-v -s 2 -m 4 -o zbv.csv"),
+        "next: envplan frontier PROFILE --schedule zb-v --pp 2 -m 4\n",
     )
-    assert done("schedule import zbv.csv --format torch-csv") == (
-        "2 ranks x 2 chunks, 4 microbatches, 48 operations; the order is that of schedule zb-v\n"
-        "wrote pipeline.dag.json\n"
-        "next: envplan frontier PROFILE --dag pipeline.dag.json\n"
-    )
+    done("schedule import zbv.csv --format torch-csv")
     plans = []
     for job in ("--dag pipeline.dag.json", "--schedule zb-v -m 4"):
         plans.append(told(f"solve {job} --slowdown 5")["predicted"])

@@ -9,6 +9,7 @@ import pytest
 
 from cli_helpers import Ran, envplan
 from envplan import Plan, Profile, plan_from_clocks
+from envplan.enforce.clock_files import count_clocks
 
 NAME = "sosp24-a100-gpt3-xl-4stage"  # with operations of constant time
 JOB = (NAME, "--microbatches", "8")
@@ -79,3 +80,15 @@ def test_two_clocks_for_one_operation_are_refused(folder: Path) -> None:
 def test_code_is_not_run(folder: Path) -> None:
     assert "not run" in refused(folder, "[[open('ran', 'w')]]\n", "code.py")
     assert not (folder / "ran").exists()
+
+
+def test_clocks_of_a_microbatchs_chunks_are_counted_one_by_one(tmp_path: Path) -> None:
+    table = tmp_path / "clocks.csv"
+    table.write_text(
+        "stage,instruction,microbatch,chunk,frequency\n"
+        "0,forward,0,0,900\n"
+        "0,forward,0,1,900\n"
+        "1,forward,0,,900\n"
+        "1,forward,0,0,900\n"
+    )
+    assert count_clocks(table) == [2, 1]

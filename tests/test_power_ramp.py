@@ -87,7 +87,7 @@ def test_windows_longer_than_an_iteration_differ_as_their_remainder_does() -> No
 
 def test_powers_of_replicas_add_up_moment_by_moment() -> None:
     one, other = power_over_time([(2, 1), (3, 7)]), power_over_time([(4, 2), (1, 0)])
-    total = PowerOverTime.sum([(one, 3), (other, 10)])
+    total = PowerOverTime.sum([one.times(3), other.times(10)])
     assert total.times_ns.tolist() == [0, 2, 4, 5]
     assert total.power_uw.tolist() == [23, 41, 21]
 

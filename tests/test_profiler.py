@@ -438,7 +438,7 @@ def test_counter_that_is_set_back_starts_anew() -> None:
         def energy(self) -> int:
             return int(1e3 * next(joules))
 
-    log = EnergyLog(Counter(gpu("a40"), 0, time.monotonic_ns), poll=0.001)
+    log = EnergyLog(Counter(gpu("a40"), 0, time.monotonic_ns), poll_s=0.001)
     begin = time.perf_counter()
     while not (seen := log.pop_window(begin, math.inf)).energy_j.size or 50.0 in seen.energy_j:
         time.sleep(0.001)

@@ -280,7 +280,7 @@ def test_iteration_of_more_than_146_years_is_refused() -> None:
             problem.makespans(fast, machine, np.full((3, 6), 2.0))
 
 
-def test_thriftiest_rows_are_exact_whatever_the_blocking_power() -> None:
+def test_least_effective_rows_are_exact_whatever_the_blocking_power() -> None:
     rows = [
         (0, name, mhz, 150.0 * 1000 / mhz, 5.0)
         for name in ("forward", "backward")
@@ -293,7 +293,7 @@ def test_thriftiest_rows_are_exact_whatever_the_blocking_power() -> None:
             problem.tables[0].energy_fj.tolist(), problem.tables[0].time_ns.tolist(), strict=True
         )
     ]
-    assert set(problem.thriftiest_rows.tolist()) == {costs.index(min(costs))}
+    assert set(problem.least_effective_rows.tolist()) == {costs.index(min(costs))}
 
 
 def test_search_refuses_a_negative_price() -> None:

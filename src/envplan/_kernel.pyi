@@ -160,5 +160,5 @@ def compose(
     min_dwell: int,
     waiting: int,
     slack: int,
-    most: int,
+    max_choices: int,
 ) -> NDArray[np.int32]: ...

@@ -105,7 +105,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """What follows an unknown name: all that are known, if they are few, and what was meant."""
+    """Words about an unknown name: all known names, if they are few, and the one that was meant."""
     from difflib import get_close_matches
 
     names = {_plain(one): one for one in known}

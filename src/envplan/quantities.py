@@ -23,7 +23,7 @@ _LONGEST: Final = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """What a text must be to give a number.
+    """A kind of number that people write with a unit.
 
     Attributes:
         what: in words, after "must be".

@@ -169,7 +169,7 @@ def _check_objective(request: Request) -> None:
 
 
 def check_repeated(name: str, stated: object, requested: object) -> None:
-    """That a plan repeats its request.
+    """Check that a plan repeats its request.
 
     Raises:
         InputError: it does not; names the field.

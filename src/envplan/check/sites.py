@@ -34,23 +34,22 @@ def verify_site(plan: SitePlan, file: Path) -> list[str]:
         InputError: a frontier is missing or has changed, or a figure is not what comes out.
     """
     jobs = [_job_of_record(record, file.parent) for record in plan.jobs]
-    budget = Budget(
-        tuple(
-            Interval(interval.start_s, interval.end_s, interval.budget_w, interval.reserved_w)
-            for interval in plan.intervals
-        )
-    )
+    intervals = []
+    for stated in plan.intervals:
+        interval = Interval(stated.start_s, stated.end_s, stated.budget_w, stated.reserved_w)
+        intervals.append(interval)
+    budget = Budget(tuple(intervals))
     overheads = SiteOverheads(plan.pue, plan.host_power_w, plan.fixed_power_w)
     again = plan_site(jobs, budget, overheads=overheads, alternates=plan.alternates)
     check_stated("jobs", plan.jobs, again.jobs, _TOLERANCE)
     check_stated("intervals", plan.intervals, again.intervals, _TOLERANCE)
-    worst_gap = max(interval.gap for interval in plan.intervals)
+    largest_gap = max(interval.gap for interval in plan.intervals)
     num_shares = len(plan.jobs) * len(plan.intervals)
     return [
         f"{counted(len(jobs), 'job')}, frontier files unchanged; envplan check proves each of them",
         f"{counted(len(plan.intervals), 'interval')}, within the budget",
         f"{num_shares} shares of power are what their plans' times and energies give",
-        f"no plans of these jobs lose less: the gap is at most {100 * worst_gap:.4f}%",
+        f"no plans of these jobs lose less: the gap is at most {100 * largest_gap:.4f}%",
     ]
 
 

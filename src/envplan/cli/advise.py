@@ -114,14 +114,20 @@ def _print_schedules(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None
     )
     if metadata.energies_are:
         ui.say(f"the profile's energies are {metadata.energies_are}")
-    derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
-    for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
+    adjustments: set[str] = set()
+    for row in rows:
+        adjustments.update(row.frontier.profile.adjustments.in_words())
+    # What the job's own profile is adjusted by, the first line says.
+    for words in sorted(adjustments.difference(frontier.profile.adjustments.in_words())):
         ui.say(f"split backwards: {words}")
 
 
 def _schedule_columns(rows: Sequence[Advice]) -> list[Column]:
     pipelines = [row.frontier.pipeline for row in rows]
-    names = [row.frontier.pipeline.schedule + (" (the job)" if row.is_job else "") for row in rows]
+    names = []
+    for row in rows:
+        job_mark = " (the job)" if row.is_job else ""
+        names.append(f"{row.frontier.pipeline.schedule}{job_mark}")
     shapes = [f"{pipeline.num_stages} x {pipeline.num_chunks}" for pipeline in pipelines]
     return [
         text_column("schedule", names),

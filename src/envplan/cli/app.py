@@ -70,20 +70,13 @@ class Commands(CommandGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        none_yet: Any = dict.fromkeys(chain.from_iterable(PANELS.values()))
-        self.commands = none_yet
+        not_imported: Any = dict.fromkeys(chain.from_iterable(PANELS.values()))  # None for each
+        self.commands = not_imported
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name; None where there is none."""
         if cmd_name in self.commands and self.commands[cmd_name] is None:
-            module = import_module(f"envplan.cli.{MODULES.get(cmd_name, cmd_name)}")
-            command = getattr(module, cmd_name)
-            if not isinstance(command, typer.Typer):
-                function = command
-                command = typer.Typer(add_completion=False, rich_markup_mode=None)
-                add_command(command, function)
-            self.commands[cmd_name] = typer.main.get_command(command)
-            self.commands[cmd_name].name = cmd_name
+            self.commands[cmd_name] = _imported_command(cmd_name)
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -91,6 +84,20 @@ class Commands(CommandGroup):
         for panel, commands in PANELS.items():
             with formatter.section(panel):
                 formatter.write_dl(list(commands.items()))
+
+
+def _imported_command(name: str) -> Any:
+    """The command of a name, from the module that has it: a function, or a command of commands."""
+    module = import_module(f"envplan.cli.{MODULES.get(name, name)}")
+    function_or_app = getattr(module, name)
+    if isinstance(function_or_app, typer.Typer):
+        command_app = function_or_app
+    else:
+        command_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        add_command(command_app, function_or_app)
+    command = typer.main.get_command(command_app)
+    command.name = name
+    return command
 
 
 app = typer.Typer(

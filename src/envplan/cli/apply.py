@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -20,6 +20,7 @@ from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
 from envplan.cli.tables import Column, change_row, table_columns, text_column, value_column
 from envplan.cli.types import Numbers, OutputFile, completing, numbers, one_of, quantity
+from envplan.enforce.formats import ENVPLAN, FORMATS
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
@@ -28,27 +29,8 @@ if TYPE_CHECKING:
     from envplan.enforce.topology import Topology
 
 _MAX_DEVICES: Final = 10**6
+#: Spans of ranks that a row of the table lists.
 _MAX_SPANS: Final = 6
-
-
-class Format(NamedTuple):
-    """A format that frequency plans are written in.
-
-    Attributes:
-        default_output: the file that is written where --output does not say.
-        text: the content of the file.
-    """
-
-    default_output: Path
-    text: Callable[[envplan.FrequencyPlan], str]
-
-
-#: The formats by name; a ladder goes into the first one alone.
-_FORMATS: Final = {
-    "envplan": Format(Path("run.freqplan.json"), lambda applied: applied.to_json()),
-    "zeus": Format(Path("run.freqplan.py"), lambda applied: applied.to_zeus()),
-    "csv": Format(Path("run.freqplan.csv"), lambda applied: applied.to_csv()),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +174,12 @@ def apply(
         str,
         typer.Option(
             metavar="NAME",
-            parser=one_of(*_FORMATS),
-            autocompletion=completing(_FORMATS),
+            parser=one_of(*FORMATS),
+            autocompletion=completing(FORMATS),
             help="envplan, csv, or zeus for the server of Zeus.",
             rich_help_panel=MOST_USED,
         ),
-    ] = "envplan",
+    ] = ENVPLAN.name,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -229,12 +211,13 @@ def apply(
       envplan apply plan.json --tp 4 --dp 2 --min-dwell 20
       envplan apply plan.json --format zeus -o schedule.py
     """
-    if ladder and format != "envplan":
-        raise InputError(f"--format {format} has no place for a ladder; leave out --ladder")
-    file = output or _FORMATS[format].default_output
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
 
+    chosen_format = FORMATS[format]
+    if ladder and not chosen_format.has_ladder:
+        raise InputError(f"--format {format} has no place for a ladder; leave out --ladder")
+    file = output or chosen_format.default_output
     plan, profile = source.load()
     if output is None and not dry_run:
         invocation().will_write(file)
@@ -257,22 +240,22 @@ def apply(
             plan_sha256=_sha256(source.plan),
         )
     if not dry_run:
-        atomic_write(file, _FORMATS[format].text(applied))
+        atomic_write(file, chosen_format.text(applied))
     forced = profile.sha256 != plan.profile.sha256
-    notes = remarks(followed, applied, format, file, forced=forced) + dwell_notes
+    notes = remarks(followed, applied, chosen_format, file, forced=forced) + dwell_notes
     if dry_run:
         next_command = ["envplan", "apply", str(source.plan)]
-    elif format == "envplan":
+    elif chosen_format is ENVPLAN:
         next_command = ["envplan", "check", str(file)]
     else:
         next_command = ["envplan", "simulate", str(source.plan)]
-    lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
+    not_shown = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
     ui.answer(
         lambda: {
             "frequency_plan": None if dry_run else str(file),
             "format": format,
             "notes": notes,
-            **applied.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=lists),
+            **applied.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=not_shown),
             "ladder_rungs": len(applied.ladder or []),
         },
         lambda: _print(plan, applied, notes, dry_run=dry_run),
@@ -357,9 +340,14 @@ def _clocks_in_order(operations: Sequence[ClockedOperation]) -> Iterator[str]:
 
 
 def _spans(ranks: Sequence[int]) -> str:
-    """Ascending numbers, with neighbours as spans: 0-3, 8-11."""
-    begins = [0, *(k + 1 for k, (low, high) in enumerate(pairwise(ranks)) if high > low + 1)]
-    spans = [span(ranks[begin:end]) for begin, end in pairwise([*begins, len(ranks)])]
-    if len(spans) > _MAX_SPANS:
-        return ", ".join([*spans[:_MAX_SPANS], "..."])
+    """Ascending numbers, with neighbours as spans: 0-3, 8-11; the first ones of many."""
+    neighbours: list[list[int]] = []
+    for rank in ranks:
+        if neighbours and rank == neighbours[-1][-1] + 1:
+            neighbours[-1].append(rank)
+        else:
+            neighbours.append([rank])
+    spans = [span(group) for group in neighbours[:_MAX_SPANS]]
+    if len(neighbours) > _MAX_SPANS:
+        spans.append("...")
     return ", ".join(spans)

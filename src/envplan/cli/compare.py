@@ -40,7 +40,10 @@ from envplan.quantities import PERCENT, TIME
 if TYPE_CHECKING:
     from envplan.planners import Advice, Comparison, Entry, PartClockSavings
 
-_ALONG: Final = 17
+#: Plans of the frontier that are drawn, at most.
+_MAX_DRAWN_PLANS: Final = 17
+#: What is less than this is shown as 0.0% faster, and so left out.
+_MIN_FASTER_PERCENT: Final = 0.05
 #: What follows a planner's name, by the point that its plan is for.
 _POINTS: Final = {
     None: "", "T_min": " at T_min", "T_star": " at T_star", "straggler": " for straggler"
@@ -120,11 +123,10 @@ def compare(
     with progress("Comparing clocks by part with one clock"):
         parts = compare_part_clocks(frontier)
     if plot is not None:
-        draw_frontier(plot, frontier, frontier.plans_to_draw(_ALONG), comparison)
-    plans = [
-        entry.plan if run is None else priced(entry.plan, run, comparison.straggler_time)
-        for entry in comparison.entries
-    ]
+        draw_frontier(plot, frontier, frontier.plans_to_draw(_MAX_DRAWN_PLANS), comparison)
+    plans = [entry.plan for entry in comparison.entries]
+    if run is not None:
+        plans = [priced(plan, run, comparison.straggler_time) for plan in plans]
     ui.answer(
         lambda: _document(comparison, plans, parts),
         lambda: _print(comparison, plans, parts),
@@ -135,7 +137,8 @@ def compare(
 def _print(
     comparison: Comparison, plans: Sequence[envplan.Plan], parts: Sequence[PartClockSavings]
 ) -> None:
-    frontier, straggler = comparison.frontier, comparison.straggler_time
+    frontier = comparison.frontier
+    straggler_s = comparison.straggler_time
     source = frontier.profile.metadata.source
     names = _name_columns(comparison)
     ui.say(describe_job(frontier))
@@ -143,11 +146,12 @@ def _print(
         modelled_title(ITERATION_TITLE, source),
         [*names, *_iteration_columns(comparison), *_config_columns(comparison)],
     )
-    if straggler is not None:
-        until = f"Until a straggler is finished at {exact_seconds(straggler)} s"
-        columns = [*names, *_straggler_columns(comparison, straggler)]
+    if straggler_s is not None:
+        until = f"Until a straggler is finished at {exact_seconds(straggler_s)} s"
+        columns = [*names, *_straggler_columns(comparison, straggler_s)]
         ui.show_table(modelled_title(until, source), columns)
-    if costs := [plan.costs for plan in plans if plan.costs is not None]:
+    costs = [plan.costs for plan in plans if plan.costs is not None]
+    if costs:
         from envplan.costs import RunComparison
 
         run = costs[0].of_run()
@@ -157,12 +161,16 @@ def _print(
     if parts:
         title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
         ui.show_table(modelled_title(title, source), _parts_columns(parts))
-    extrinsic = "; extrinsic: that plan's above the best one for the straggler"
+    bloat = (
+        "intrinsic bloat, of the energy beside it: above the frontier planner's at the same time "
+        "and schedule"
+    )
+    if straggler_s is not None:
+        bloat += "; extrinsic: that plan's above the best one for the straggler"
     ui.say(
         f"{describe_ends(frontier)}; slower and saved are against max_frequency on "
         f"{frontier.pipeline.schedule}",
-        "intrinsic bloat, of the energy beside it: above the frontier planner's at the same time "
-        "and schedule" + (extrinsic if straggler is not None else ""),
+        bloat,
         *_notes(comparison),
     )
 
@@ -193,12 +201,13 @@ def _iteration_columns(comparison: Comparison) -> list[Column]:
 
 def _config_columns(comparison: Comparison) -> list[Column]:
     """How often each plan chose which config; none where operations have no configs."""
-    counts = [config_counts(entry.plan) for entry in comparison.entries]
-    configs = sorted({config for count in counts for config in count})
-    return [
-        value_column(f"config {config}", [count.get(config, 0) for count in counts])
-        for config in configs
-    ]
+    counts_by_plan = [config_counts(entry.plan) for entry in comparison.entries]
+    configs = set().union(*counts_by_plan)
+    columns = []
+    for config in sorted(configs):
+        counts = [counts_by_config.get(config, 0) for counts_by_config in counts_by_plan]
+        columns.append(value_column(f"config {config}", counts))
+    return columns
 
 
 def _straggler_columns(comparison: Comparison, straggler_s: float) -> list[Column]:
@@ -238,26 +247,31 @@ def _parts_columns(parts: Sequence[PartClockSavings]) -> list[Column]:
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    ahead = comparison.envpipe_frontier.pipeline.forwards_ahead
-    running = f", {', '.join(map(str, ahead))} forwards ahead of 1f1b by stage" if ahead else ""
-    run, published = comparison.envpipe, comparison.published
-    notes = [
-        f"envpipe stopped after {len(run.choices)} iterations: {_STOPPED[run.stopped]}{running}"
-    ]
-    straggler = comparison.straggler_time
-    if straggler is not None and straggler <= comparison.baseline.iteration_time_s:
+    """How EnvPipe ended, and what else is to be known about the plans, a sentence each."""
+    envpipe = comparison.envpipe
+    stopped = (
+        f"envpipe stopped after {len(envpipe.choices)} iterations: {_STOPPED[envpipe.stopped]}"
+    )
+    forwards_ahead = comparison.envpipe_frontier.pipeline.forwards_ahead
+    if forwards_ahead:
+        stopped += f", {', '.join(map(str, forwards_ahead))} forwards ahead of 1f1b by stage"
+    notes = [stopped]
+    straggler_s = comparison.straggler_time
+    if straggler_s is not None and straggler_s <= comparison.baseline.iteration_time_s:
         notes.append(
-            f"{exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
+            f"{exact_seconds(straggler_s)} s is not slower than maximum frequency, so it is no "
             "straggler: it leaves no time to use"
         )
     if comparison.advice:
         notes.append("; ".join(map(_better_schedule, comparison.advice)))
+    published = comparison.published
     if published is not None:
-        slower = published.slowdown_percent
-        slowly = "" if slower is None else f" at {slower:g}% slowdown"
+        saved = f"{published.savings_percent:g}% saved"
+        if published.slowdown_percent is not None:
+            saved += f" at {published.slowdown_percent:g}% slowdown"
         notes.append(
-            f"published for this workload, measured there and not here: "
-            f"{published.savings_percent:g}% saved{slowly} ({published.source})"
+            f"published for this workload, measured there and not here: {saved} "
+            f"({published.source})"
         )
     return notes
 
@@ -265,7 +279,9 @@ def _notes(comparison: Comparison) -> list[str]:
 def _document(
     comparison: Comparison, plans: Sequence[envplan.Plan], parts: Sequence[PartClockSavings]
 ) -> dict[str, object]:
-    frontier, plan = comparison.frontier, comparison.entries[0].plan
+    frontier = comparison.frontier
+    plan = comparison.entries[0].plan
+    published = comparison.published
     entries = zip(comparison.entries, plans, strict=True)
     return {
         "profile": plan.profile.model_dump(exclude_none=True),
@@ -282,13 +298,14 @@ def _document(
         },
         "by_parts": [savings.to_dict() for savings in parts],
         "advice": [advice.to_dict() for advice in comparison.advice],
-        "published": comparison.published and comparison.published.model_dump(),
+        "published": None if published is None else published.model_dump(),
     }
 
 
 def _entry_document(entry: Entry, priced_plan: envplan.Plan) -> dict[str, object]:
     document: dict[str, object] = dict(entry.to_dict())
-    if configs := config_counts(entry.plan):
+    configs = config_counts(entry.plan)
+    if configs:
         document["configs"] = configs
     if priced_plan.costs is not None:
         document["costs"] = costs_document(priced_plan)
@@ -296,12 +313,16 @@ def _entry_document(entry: Entry, priced_plan: envplan.Plan) -> dict[str, object
 
 
 def _better_schedule(row: Advice) -> str:
-    """How much faster a schedule is, or what it saves, than the job's: at the same of the other."""
-    name = row.frontier.pipeline.schedule
-    parts, assumed = [], row.frontier.profile.adjustments.backward_input_share is not None
-    if row.faster_percent is not None and row.faster_percent >= 0.05:
-        parts.append(f"{row.faster_percent:.1f}% faster at the same savings")
+    """How much faster than the job's a schedule is, and what it saves, as alternatives."""
+    schedule = row.frontier.pipeline.schedule
+    name = schedule
+    if schedule == "envpipe":
+        name += " order"
+    elif row.frontier.profile.adjustments.backward_input_share is not None:
+        name += " (halves of backward assumed)"
+    gains = []
+    if row.faster_percent is not None and row.faster_percent >= _MIN_FASTER_PERCENT:
+        gains.append(f"{row.faster_percent:.1f}% faster at the same savings")
     if row.saved_percent is not None:
-        parts.append(f"{row.saved_percent:.1f}% saved in the same time")
-    what = " order" if name == "envpipe" else " (halves of backward assumed)" if assumed else ""
-    return f"{name}{what}: {', or '.join(parts)}"
+        gains.append(f"{row.saved_percent:.1f}% saved in the same time")
+    return f"{name}: {', or '.join(gains)}"

@@ -34,7 +34,7 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RateOptions:
-    """What a kWh costs, and what is used and paid beside the energy of GPUs."""
+    """Rates of a kWh, and overheads beside the energy of GPUs."""
 
     price: Annotated[
         str | None,
@@ -105,7 +105,7 @@ class RateOptions:
         require_with(self, "embodied", "carbon")
 
     def overheads(self) -> Overheads:
-        """What is counted beside the energy of GPUs."""
+        """The overheads that are counted beside the energy of GPUs."""
         from envplan.costs import Overheads
 
         return Overheads.of(
@@ -138,7 +138,7 @@ class RateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CostOptions(RateOptions):
-    """What a run costs: rates, and how much work it is."""
+    """Costs of a run: rates, and how much work it is."""
 
     iterations: Annotated[
         int | None,
@@ -235,7 +235,7 @@ class CostOptions(RateOptions):
         )
 
     def _num_iterations(self, frontier: envplan.Frontier | None) -> int | None:
-        """As given, or as many as the tokens need."""
+        """Iterations as given, or as many as the tokens need."""
         from envplan.plan.costs import tokens_per_iteration
 
         if self.tokens is None:

@@ -1,4 +1,4 @@
-"""What runs cost and what plans save, as commands show it."""
+"""Costs of runs and savings of plans, as commands show them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.cost_options import CostOptions
 from envplan.cli.describe import modelled_title
-from envplan.cli.tables import (
-    Column,
-    table_columns,
-    value_column,
-)
+from envplan.cli.tables import Column, table_columns, value_column
 from envplan.units import duration_text
 
 if TYPE_CHECKING:
@@ -27,7 +23,7 @@ _GRAMS: Final = {"g": 1.0, "kg": 1000.0}
 
 
 class CostRow(NamedTuple):
-    """What the same work takes at maximum frequency and with a plan, of one kind.
+    """One kind of cost of the same work, at maximum frequency and with a plan.
 
     Attributes:
         kind: energy, cost or carbon.
@@ -51,14 +47,20 @@ def cost_rows(
     comparison: CostComparison, currency: str | None, carbon_unit: Literal["g", "kg"] = "kg"
 ) -> list[CostRow]:
     """Energy, and money and carbon where they are known, in this order."""
-    baseline, planned = comparison.max_frequency, comparison.plan
+    baseline = comparison.max_frequency
+    planned = comparison.plan
     rows = [CostRow("energy", "kWh", baseline.energy_kwh, planned.energy_kwh)]
     if baseline.money is not None and planned.money is not None:
         rows.append(CostRow("cost", currency or CURRENCY, baseline.money, planned.money))
     if baseline.carbon_g is not None and planned.carbon_g is not None:
         unit_g = _GRAMS[carbon_unit]
-        baseline_carbon, planned_carbon = baseline.carbon_g / unit_g, planned.carbon_g / unit_g
-        rows.append(CostRow("carbon", f"{carbon_unit} CO2", baseline_carbon, planned_carbon))
+        carbon = CostRow(
+            kind="carbon",
+            unit=f"{carbon_unit} CO2",
+            max_frequency=baseline.carbon_g / unit_g,
+            plan=planned.carbon_g / unit_g,
+        )
+        rows.append(carbon)
     return rows
 
 
@@ -75,67 +77,85 @@ def print_costs(plan: envplan.Plan) -> None:
     costs = plan.costs
     if costs is None or costs.run is None:
         return
-    rows = [_time_row(costs.run), *map(_amount_row, cost_rows(costs.run, costs.currency))]
+    rows = [_time_cells(costs.run)]
+    rows += map(_amount_cells, cost_rows(costs.run, costs.currency))
     headers = ("", "max frequency", "plan", "saved", "saved (%)")
     ui.show_table(cost_title(costs, plan.profile.source), table_columns(headers, rows))
 
 
-def _time_row(run: CostComparison) -> list[str]:
-    baseline_s, planned_s = run.max_frequency.time_s, run.plan.time_s
+def _time_cells(run: CostComparison) -> list[str]:
+    baseline_s = run.max_frequency.time_s
+    planned_s = run.plan.time_s
     saved = "-"
     if planned_s != baseline_s:
         sign = "-" if planned_s > baseline_s else ""
         saved = sign + duration_text(abs(baseline_s - planned_s))
-    times = [duration_text(baseline_s), duration_text(planned_s), saved]
-    return ["time", *times, _saved_percent(baseline_s, planned_s)]
+    return [
+        "time",
+        duration_text(baseline_s),
+        duration_text(planned_s),
+        saved,
+        _saved_percent(baseline_s, planned_s),
+    ]
 
 
-def _amount_row(row: CostRow) -> list[str]:
-    amounts = (row.max_frequency, row.plan, row.max_frequency - row.plan)
-    return [row.name, *map(significant, amounts), _saved_percent(row.max_frequency, row.plan)]
+def _amount_cells(row: CostRow) -> list[str]:
+    return [
+        row.name,
+        significant(row.max_frequency),
+        significant(row.plan),
+        significant(row.max_frequency - row.plan),
+        _saved_percent(row.max_frequency, row.plan),
+    ]
 
 
 def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
-    """What a year of iterations saves on the job's GPUs, in a sentence."""
+    """The savings of a year of iterations on the job's GPUs, in a sentence."""
     from envplan.costs import Run
     from envplan.solve.savings import Site
 
     run = Run(overheads=costs.overheads()) if plan.costs is None else plan.costs.of_run()
     site = Site.of_run(run)
     saved = site.year(plan).saved
-    amounts = _in_words(
-        {unit: abs(amount) for unit, amount in year_amounts(saved, run.currency).items()}
-    )
+    amounts = {}
+    for unit, amount in year_amounts(saved, run.currency).items():
+        amounts[unit] = abs(amount)
+    verb = "saves" if saved.money >= 0 else "costs"
     rate = f"at {site.price:g} a kWh"
     if run.price is None:
         rate += " (assumed; --price says yours)"
     elif not run.price.is_fixed:
         rate += " on average"
-    modelled = "modelled" if plan.profile.source == "modelled" else ""
-    notes = [note for note in (rate, run.overheads.in_words(), modelled) if note]
-    verb = "saves" if saved.money >= 0 else "costs"
-    return f"a year of it on the job's GPUs {verb} {amounts} {', '.join(notes)}"
+    notes = [rate]
+    overheads = run.overheads.in_words()
+    if overheads:
+        notes.append(overheads)
+    if plan.profile.source == "modelled":
+        notes.append("modelled")
+    return f"a year of it on the job's GPUs {verb} {amounts_text(amounts)} {', '.join(notes)}"
 
 
 def replay_cost_notes(run: Run, costs: RunCosts) -> list[str]:
-    """What an iteration costs and what the run does, in sentences."""
-    iteration = _in_words(_amounts(costs.iteration, run.currency))
+    """The costs of an iteration and of the run, in sentences."""
+    iteration = amounts_text(_amounts(costs.iteration, run.currency))
     notes = [f"an iteration costs {iteration} over all GPUs"]
     if costs.run is not None:
-        whole_run = _in_words(_amounts(costs.run, run.currency))
+        whole_run = amounts_text(_amounts(costs.run, run.currency))
         notes.append(f"{run.iterations:,} iterations cost {whole_run} over all GPUs")
     return notes
 
 
 def _amounts(cost: Cost, currency: str | None) -> dict[str, float]:
     """Energy, money and carbon that are known, by their units."""
-    from envplan.costs import CostComparison
+    amounts = {"kWh": cost.energy_kwh}
+    if cost.money is not None:
+        amounts[currency or CURRENCY] = cost.money
+    if cost.carbon_g is not None:
+        amounts["kg CO2"] = cost.carbon_g / _GRAMS["kg"]
+    return amounts
 
-    rows = cost_rows(CostComparison(max_frequency=cost, plan=cost), currency)
-    return {row.unit: row.plan for row in rows}
 
-
-def _in_words(amounts: Mapping[str, float]) -> str:
+def amounts_text(amounts: Mapping[str, float]) -> str:
     """Amounts by their units, as in `3.2 kWh, 0.4 USD`."""
     return ", ".join(f"{significant(amount)} {unit}" for unit, amount in amounts.items())
 
@@ -155,20 +175,26 @@ def cost_columns(run: Run, comparisons: Sequence[RunComparison]) -> list[Column]
         run: whose costs they are.
         comparisons: of each way with maximum frequency.
     """
-    comparison_of_each = [entry.run or entry.iteration for entry in comparisons]
-    times = [duration_text(comparison.plan.time_s) for comparison in comparison_of_each]
-    rows_of_each = [cost_rows(comparison, run.currency) for comparison in comparison_of_each]
-    energies, *money_and_carbon = zip(*rows_of_each, strict=True)
-    columns = [value_column("time", times), _amount_column(energies)]
-    for rows in money_and_carbon:
-        saved = [_saved_percent(rows[0].max_frequency, row.plan) for row in rows]
-        header = "avoided (%)" if rows[0].kind == "carbon" else "saved (%)"
-        columns += [_amount_column(rows), value_column(header, saved)]
+    times = []
+    rows_by_way = []
+    for entry in comparisons:
+        comparison = entry.run or entry.iteration
+        times.append(duration_text(comparison.plan.time_s))
+        rows_by_way.append(cost_rows(comparison, run.currency))
+    columns = [value_column("time", times)]
+    for rows_of_kind in zip(*rows_by_way, strict=True):
+        columns += _columns_of_kind(rows_of_kind)
     return columns
 
 
-def _amount_column(rows: Sequence[CostRow]) -> Column:
-    return value_column(rows[0].name, [significant(row.plan) for row in rows])
+def _columns_of_kind(rows: Sequence[CostRow]) -> list[Column]:
+    """Amounts of one kind; of money and carbon also what is saved of the first way's baseline."""
+    header, kind, baseline = rows[0].name, rows[0].kind, rows[0].max_frequency
+    columns = [value_column(header, [significant(row.plan) for row in rows])]
+    if kind != "energy":
+        saved = [_saved_percent(baseline, row.plan) for row in rows]
+        columns.append(value_column("avoided (%)" if kind == "carbon" else "saved (%)", saved))
+    return columns
 
 
 def _saved_percent(baseline: float, planned: float) -> str:

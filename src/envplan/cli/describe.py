@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from envplan._io.words import significant
@@ -74,11 +75,14 @@ def config_counts(plan: Plan) -> dict[str, int]:
     """How many operations of a plan have each config; empty where profiles have no configs."""
     from envplan.profile import parse_clock_requests
 
-    configs = [operation.config for stage in plan.stages for operation in stage]
+    configs = [operation.config for operation in chain.from_iterable(plan.stages)]
     if not any(configs):
         return {}
-    names = ["by part" if parse_clock_requests(config) else config or "none" for config in configs]
-    return dict(sorted(Counter(names).items()))
+    counts: Counter[str] = Counter()
+    for config in configs:
+        name = "by part" if parse_clock_requests(config) else config or "none"
+        counts[name] += 1
+    return dict(sorted(counts.items()))
 
 
 def describe_configs(plan: Plan) -> list[str]:
@@ -86,7 +90,8 @@ def describe_configs(plan: Plan) -> list[str]:
     counts = config_counts(plan)
     if not counts:
         return []
-    return [f"operations by config: {', '.join(f'{name} {n}' for name, n in counts.items())}"]
+    parts = [f"{name} {count}" for name, count in counts.items()]
+    return [f"operations by config: {', '.join(parts)}"]
 
 
 def span(ascending: Sequence[object], to: str = "-") -> str:

@@ -64,19 +64,18 @@ def devices(
     models = backend_class(backend).models()
     if gpu is not None and not models:
         raise InputError("--gpu names a modelled GPU; add --backend modelled")
-    if not models:
-        states = describe_gpus(backend)
+    if models:
+        states = []
+        for model in models if gpu is None else [gpu]:
+            states += describe_gpus(backend, gpu=model)
+        profile_options = ["--backend", "modelled", "--gpu", str(states[0].gpu)]
     else:
-        states = [
-            state
-            for model in ([gpu] if gpu is not None else models)
-            for state in describe_gpus(backend, gpu=model)
-        ]
-    modelled = ["--backend", "modelled", "--gpu", str(states[0].gpu)] if models else []
+        states = describe_gpus(backend)
+        profile_options = []
     ui.answer(
         lambda: {"gpus": [state.to_dict() for state in states]},
         lambda: _print_states(states),
-        next_command=["envplan", "profile", *modelled],
+        next_command=["envplan", "profile", *profile_options],
     )
 
 

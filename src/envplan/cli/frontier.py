@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,11 +17,11 @@ from envplan.cli.invocation import invocation
 from envplan.cli.job_options import JobOptions
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, OUTPUT
+from envplan.cli.sketch import Mark, sketch
 from envplan.cli.tables import (
     Column,
     change_column,
     number_column,
-    percent_column,
     text_column,
     value_column,
 )
@@ -32,9 +31,8 @@ from envplan.quantities import COUNT
 if TYPE_CHECKING:
     from envplan.planners import Comparison
 
-_TABLE_PLANS = 9
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Unicode's numbering, by row
-_BLANK = 0x2800
+#: Plans that the table shows, at most.
+_TABLE_PLANS: Final = 9
 
 
 def frontier(
@@ -154,98 +152,71 @@ def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) 
     if not drawn:
         baseline = plans[0].predicted.baseline
         curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
-        marks = [(baseline.iteration_time_s, baseline.energy_j, "x")]
-        ui.say("\n".join(sketch(curve, marks, units=(" s", " J"))))
+        max_frequency = Mark(baseline.iteration_time_s, baseline.energy_j, "x")
+        ui.say(*sketch(curve, [max_frequency], units=(" s", " J")))
         ui.say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
     ui.say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
 
 
 def _columns(traced: envplan.Frontier, plans: Sequence[envplan.Plan]) -> list[Column]:
     """Maximum frequency, then some of the plans from T_min to T_star."""
-    shown = _evenly_chosen(plans, _TABLE_PLANS)
     baseline = plans[0].predicted.baseline
-    names = ["max frequency", "T_min plan", *[""] * (len(shown) - 2), "T_star plan"]
-    times_s = [baseline.iteration_time_s, *(plan.iteration_time for plan in shown)]
-    slowdowns = [0.0, *(plan.predicted.slowdown_percent for plan in shown)]
-    energies_j = [baseline.energy_j, *(plan.energy for plan in shown)]
-    savings = percent_column("saved (%)", [plan.predicted.savings_percent for plan in shown])
-    gaps = percent_column("gap (%)", [100 * plan.gap for plan in shown], decimals=3)
     bound_j = traced.energy_at(baseline.iteration_time_s)
     baseline_gap = baseline.energy_j / bound_j - 1 if bound_j else 0.0
-    powers_w = [baseline.average_power_w, *(plan.average_power for plan in shown)]
+    # A row for maximum frequency is in front of those of plans.
+    times_s = [baseline.iteration_time_s]
+    slowdowns_percent = [0.0]
+    energies_j = [baseline.energy_j]
+    savings = [""]
+    gaps = [f"{100 * baseline_gap:.2f}"]
+    powers_w = [baseline.average_power_w]
+    shown = _evenly_chosen(plans, _TABLE_PLANS)
+    for plan in shown:
+        times_s.append(plan.iteration_time)
+        slowdowns_percent.append(plan.predicted.slowdown_percent)
+        energies_j.append(plan.energy)
+        savings.append(f"{plan.predicted.savings_percent:.2f}")
+        gaps.append(f"{100 * plan.gap:.3f}")
+        powers_w.append(plan.average_power)
     return [
-        text_column("", names[: len(shown) + 1]),
+        text_column("", _row_names(len(shown))),
         number_column("time (s)", times_s),
-        change_column("slower (%)", slowdowns),
+        change_column("slower (%)", slowdowns_percent),
         number_column("energy (J)", energies_j),
-        value_column("saved (%)", ["", *savings.cells]),
-        value_column("gap (%)", [f"{100 * baseline_gap:.2f}", *gaps.cells]),
+        value_column("saved (%)", savings),
+        value_column("gap (%)", gaps),
         number_column("power (W)", powers_w),
     ]
 
 
+def _row_names(num_plans: int) -> list[str]:
+    """Names of the rows for maximum frequency and some plans; those between the ends have none."""
+    if num_plans == 1:
+        return ["max frequency", "T_min plan"]
+    return ["max frequency", "T_min plan", *[""] * (num_plans - 2), "T_star plan"]
+
+
 def _evenly_chosen(plans: Sequence[envplan.Plan], count: int) -> list[envplan.Plan]:
-    """At most so many of the plans, the first and the last among them."""
-    count = min(len(plans), count)
-    steps = max(1, count - 1)
-    return [plans[k * (len(plans) - 1) // steps] for k in range(count)]
+    """At most `count` of the plans, from 2 up, the first and the last among them."""
+    if len(plans) <= count:
+        return list(plans)
+    last_index = len(plans) - 1
+    return [plans[k * last_index // (count - 1)] for k in range(count)]
 
 
 def _verdict(plans: list[envplan.Plan]) -> str:
-    free = [p for p in plans if p.predicted.slowdown_percent <= 0]
-    at_no_slowdown = max((p.predicted.savings_percent for p in free), default=0.0)
-    thriftiest = max(plans, key=lambda p: p.predicted.savings_percent).predicted
-    verdict = f"maximum frequency is wasting up to {at_no_slowdown:.1f}% at no slowdown"
+    """How much maximum frequency wastes, at no slowdown and at all."""
+    wasted_percent = 0.0  # at no slowdown
+    thriftiest = plans[0].predicted
+    for plan in plans:
+        predicted = plan.predicted
+        if predicted.slowdown_percent <= 0:
+            wasted_percent = max(wasted_percent, predicted.savings_percent)
+        if predicted.savings_percent > thriftiest.savings_percent:
+            thriftiest = predicted
+    verdict = f"maximum frequency is wasting up to {wasted_percent:.1f}% at no slowdown"
     if thriftiest.slowdown_percent > 0:
         verdict += (
             f", {thriftiest.savings_percent:.1f}% at {thriftiest.slowdown_percent:.1f}% slowdown"
         )
     return verdict
-
-
-def sketch(
-    curve: Sequence[tuple[float, float]],
-    marks: Sequence[tuple[float, float, str]],
-    *,
-    width: int = 60,
-    height: int = 10,
-    units: tuple[str, str] = ("", ""),
-) -> list[str]:
-    """A curve of braille dots and marks on it between labelled axes, as lines of text.
-
-    Args:
-        curve: points (x, y) to join, at least one.
-        marks: single points (x, y, character).
-        width, height: of the plotting area, in characters.
-        units: what follows the numbers of the axes.
-    """
-    points = [*curve, *((x, y) for x, y, _ in marks)]
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    low_x, low_y = min(xs), min(ys)
-    span_x, span_y = max(xs) - low_x or 1.0, max(ys) - low_y or 1.0
-
-    def place(x: float, y: float) -> tuple[int, int]:
-        """Dot column and dot row, the latter from the top."""
-        across = (x - low_x) / span_x * (2 * width - 1)
-        return round(across), round((1 - (y - low_y) / span_y) * (4 * height - 1))
-
-    cells = [[_BLANK] * width for _ in range(height)]
-    dots = [place(x, y) for x, y in curve]
-    for begin, end in pairwise([dots[0], *dots]):
-        steps = max(abs(end[0] - begin[0]), abs(end[1] - begin[1]), 1)
-        for k in range(steps + 1):
-            column = round(begin[0] + (end[0] - begin[0]) * k / steps)
-            row = round(begin[1] + (end[1] - begin[1]) * k / steps)
-            cells[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
-    rows = [[chr(cell).replace(chr(_BLANK), " ") for cell in row] for row in cells]
-    for x, y, character in marks:
-        column, row = place(x, y)
-        rows[row // 4][column // 2] = character
-    high, low = (f"{y:.5g}{units[1]}" for y in (low_y + span_y, low_y))
-    gutter = max(len(high), len(low))
-    labels = [high, *[""] * (height - 2), low]
-    lines = [f"{label:>{gutter}} │{''.join(row)}" for label, row in zip(labels, rows, strict=True)]
-    left, right = f"{low_x:.5g}{units[0]}", f"{low_x + span_x:.5g}{units[0]}"
-    lines.append(f"{'':>{gutter}} └{'─' * width}")
-    lines.append(f"{'':>{gutter}}  {left}{right:>{width - len(left)}}")
-    return [line.rstrip() for line in lines]

@@ -23,8 +23,8 @@ def options_given(group: Any, *names: str) -> list[str]:
     Args:
         names: of the fields that are meant; default: all.
     """
-    fields = {field.name: field for field in dataclasses.fields(group)}
-    return [flag(name) for name in names or fields if getattr(group, name) != fields[name].default]
+    defaults = {field.name: field.default for field in dataclasses.fields(group)}
+    return [flag(name) for name in names or defaults if getattr(group, name) != defaults[name]]
 
 
 def refuse(options: Iterable[str], why: str) -> None:
@@ -37,7 +37,8 @@ def refuse(options: Iterable[str], why: str) -> None:
     Raises:
         InputError: there is one.
     """
-    for option in options:
+    option = next(iter(options), None)
+    if option is not None:
         raise InputError(f"{option} {why}")
 
 
@@ -50,9 +51,9 @@ def refuse_both(options: Iterable[str]) -> None:
     Raises:
         InputError: there are two.
     """
-    given = list(options)
-    if len(given) > 1:
-        raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
+    excluding = list(options)
+    if len(excluding) > 1:
+        raise InputError(f"{excluding[0]} and {excluding[1]} exclude each other; give one of them")
 
 
 def require_with(group: Any, name: str, *companions: str) -> None:

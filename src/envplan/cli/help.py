@@ -29,14 +29,15 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words after the command; `--plot` before an option stands alone."""
-        may_stand_alone = {
-            name for param in self.params if param.metavar == OPTIONAL_FILE for name in param.opts
-        }
-        complete = [
-            f"{word}=" if word in may_stand_alone and following.startswith("-") else word
-            for word, following in pairwise([*args, "--"])
-        ]
-        return super().parse_args(ctx, complete)
+        may_stand_alone: set[str] = set()
+        for param in self.params:
+            if param.metavar == OPTIONAL_FILE:
+                may_stand_alone.update(param.opts)
+        words = []
+        for word, following in pairwise([*args, "--"]):
+            stands_alone = word in may_stand_alone and following.startswith("-")
+            words.append(f"{word}=" if stands_alone else word)
+        return super().parse_args(ctx, words)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options of `--help`, panel by panel."""
@@ -45,15 +46,17 @@ class Command(TyperCommand):
             record = param.get_help_record(ctx)
             if record is None:
                 continue
-            panel = getattr(param, "rich_help_panel", None) or OUTPUT
+            names, about = record
             if param.param_type_name == "argument":
-                panel, record = ARGUMENTS, (param.metavar or record[0], record[1])
-            panels.setdefault(panel, []).append(record)
+                panel, names = ARGUMENTS, param.metavar or names
+            else:
+                panel = getattr(param, "rich_help_panel", None) or OUTPUT
+            panels.setdefault(panel, []).append((names, about))
         panels[OUTPUT] = panels.pop(OUTPUT, [])  # the last one
-        for panel, records in panels.items():
-            if records:
+        for panel, rows in panels.items():
+            if rows:
                 with formatter.section(panel):
-                    formatter.write_dl(records)
+                    formatter.write_dl(rows)
 
 
 class CommandGroup(TyperGroup):

@@ -30,7 +30,7 @@ _OPTIONS = {option.parameter: option for option in LIMIT_OPTIONS if option.flag}
 if TYPE_CHECKING:
 
     class LimitOptions:
-        """What a plan keeps besides its deadline."""
+        """Limits that a plan keeps besides its deadline."""
 
 else:
     LimitOptions = dataclasses.make_dataclass(

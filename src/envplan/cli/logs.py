@@ -1,4 +1,4 @@
-"""What envplan's packages log, on stderr: `envplan -v`, or the environment variable ENVPLAN_LOG."""
+"""Logs of envplan's packages, on stderr: `envplan -v`, or the environment variable ENVPLAN_LOG."""
 
 from __future__ import annotations
 

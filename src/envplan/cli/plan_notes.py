@@ -1,4 +1,4 @@
-"""What a user should know about a plan, in sentences."""
+"""Notes for a user about a plan, in sentences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan_notes(frontier: envplan.Frontier, plan: envplan.Plan) -> list[str]:
 
 
 def _noisy_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
-    """What the plan's clocks take on the rows as they were measured, with their noise."""
+    """Time and energy of the plan's clocks on the rows as they were measured, with their noise."""
     profile = frontier.profile
     if not profile.noisy:
         return
@@ -52,7 +52,7 @@ def _noisy_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]
 
 
 def _given_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
-    """What our own plan saves, where the clocks come from a file."""
+    """The savings of our own plan, where the clocks come from a file."""
     if plan.planner != "clocks":
         return
     excess_j = plan.energy - frontier.plan(plan.iteration_time).energy
@@ -90,7 +90,7 @@ def _target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
 
 
 def _straggler(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
-    """What waiting for a straggler takes."""
+    """The cost of waiting for a straggler."""
     straggler_s, t_star_s = plan.target.straggler_time_s, frontier.min_energy_time
     if straggler_s is None:
         return
@@ -109,7 +109,7 @@ def _straggler(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
 
 
 def _conditions(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
-    """What late clocks and limits do to the plan."""
+    """The effect of late clocks and limits on the plan."""
     latency_s = plan.job.switch_latency_s
     if latency_s is not None:
         yield (
@@ -125,7 +125,7 @@ def _conditions(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]
 
 
 def _costs(plan: envplan.Plan) -> Iterator[str]:
-    """What the costs are those of, and what the plan was chosen for."""
+    """The work that is priced, and the objective that the plan was chosen for."""
     if plan.costs is None:
         return
     if plan.predicted.until_straggler is not None:
@@ -138,7 +138,7 @@ def _costs(plan: envplan.Plan) -> Iterator[str]:
 
 
 def _limits(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
-    """What the plan's limits say of it."""
+    """Notes of the plan's limits."""
     if not plan.request.limits:
         return
     from envplan.plan import replay_plan

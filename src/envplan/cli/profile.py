@@ -56,7 +56,7 @@ _MICROBATCH_SIZES: Final = {"gpt": 4, "bert": 8, "t5": 4, "wide-resnet": 32}
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """What runs: one of these, a workload where none is given."""
+    """The kind of thing that runs: a workload where none is given."""
 
     workload: Annotated[
         str | None,
@@ -126,7 +126,7 @@ class SizeOptions:
     ] = None
 
     def chosen(self) -> dict[str, int]:
-        """Those that are given, by their names."""
+        """The sizes that are given, by their names."""
         return {name: size for name, size in asdict(self).items() if size is not None}
 
 
@@ -314,7 +314,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOptions:
-    """What is measured or modelled, and at which clocks."""
+    """Measuring or modelling, and at which clocks."""
 
     backend: Annotated[
         str | None,
@@ -390,7 +390,7 @@ class MeasuringOptions:
     ] = False
 
     def settings(self, step: int, *, split_backward: bool) -> Settings:
-        """As the library takes them.
+        """The options as the library takes them.
 
         Args:
             step: MHz between clocks at least.
@@ -482,7 +482,7 @@ def profile(
 def _training_job(
     workload: WorkloadOptions, pipeline: PipelineOptions, sizes: SizeOptions
 ) -> TrainingJob:
-    """What is trained and how.
+    """The model that is trained, and how.
 
     Raises:
         InputError: there is no model of that name or size.
@@ -625,7 +625,7 @@ def _measure(
 
 
 def _metadata(job: TrainingJob) -> envplan.ProfileMetadata:
-    """What the sidecar of measured rows shall say of the job."""
+    """The job as the sidecar of measured rows shall state it."""
     from envplan.profile import INCLUDES_RECOMPUTATION
 
     shared = (
@@ -634,7 +634,7 @@ def _metadata(job: TrainingJob) -> envplan.ProfileMetadata:
     )
     return job.metadata(
         {
-            "sequence_length": job.model and job.model.tokens,
+            "sequence_length": None if job.model is None else job.model.tokens,
             "communication": shared if job.tensor_parallel > 1 else None,
             "layers_per_stage": job.layers,
             INCLUDES_RECOMPUTATION: job.recompute,
@@ -645,7 +645,13 @@ def _metadata(job: TrainingJob) -> envplan.ProfileMetadata:
 def _print(profile: envplan.Profile) -> None:
     from envplan.profiling.remarks import remarks, summarize_profile
 
-    metadata, stages = profile.metadata, summarize_profile(profile)
+    metadata = profile.metadata
+    stages = summarize_profile(profile)
+    slower_percents = []
+    saved_percents = []
+    for stage in stages:
+        slower_percents.append(100 * (stage.time_at_valley / stage.time_at_highest - 1))
+        saved_percents.append(100 * (1 - stage.energy_at_valley / stage.energy_at_highest))
     ui.say(f"{profile.describe()}: {metadata.workload}")
     columns = [
         text_column("stage", [stage.stage for stage in stages]),
@@ -653,14 +659,8 @@ def _print(profile: envplan.Profile) -> None:
         value_column("time (s)", [significant(stage.time_at_highest) for stage in stages]),
         value_column("energy (J)", [significant(stage.energy_at_highest) for stage in stages]),
         value_column("valley (MHz)", map(_valley, stages)),
-        change_column(
-            "slower (%)",
-            [100 * (stage.time_at_valley / stage.time_at_highest - 1) for stage in stages],
-        ),
-        percent_column(
-            "saved (%)",
-            [100 * (1 - stage.energy_at_valley / stage.energy_at_highest) for stage in stages],
-        ),
+        change_column("slower (%)", slower_percents),
+        percent_column("saved (%)", saved_percents),
     ]
     modelled = "" if metadata.source == "measured" else " (modelled)"
     ui.show_table(
@@ -668,17 +668,18 @@ def _print(profile: envplan.Profile) -> None:
         f"of least energy, the valley, does to it{modelled}",
         columns,
     )
-    size = metadata.microbatch_size
-    of = f" of {counted(size, 'sample')}" if size else ""
+    microbatches = f"{metadata.num_microbatches} microbatches"
+    if metadata.microbatch_size:
+        microbatches += f" of {counted(metadata.microbatch_size, 'sample')}"
     ui.say(
-        f"planned for, unless a command says otherwise: {metadata.num_microbatches} "
-        f"microbatches{of}, schedule {metadata.schedule}",
+        f"planned for, unless a command says otherwise: {microbatches}, "
+        f"schedule {metadata.schedule}",
         *remarks(profile),
     )
 
 
 def _clocks(stage: StageSummary) -> str:
-    """As in `1740-210 (18)`."""
+    """Clocks in words, as in `1740-210 (18)`."""
     if stage.clocks == 1:
         return str(stage.highest)
     return f"{stage.highest}-{stage.lowest} ({stage.clocks})"

@@ -30,17 +30,19 @@ class Progress:
     """
 
     def __init__(self, task: str) -> None:
-        self._task = self._now = task
+        self._task = task
+        self._current_step = task
         self._begin_s = time.monotonic()
-        self._first_part = 0.0
-        self._first_ns = 0
+        self._first_part = 0.0  # what an earlier run has done
+        self._first_ns = 0  # where a walk along a frontier began; 0 before it did
         self.part: float | None = None
 
     def reach(self, part: float, task: str) -> None:
         """Note how much is done, from 0 to 1, and what is being done."""
         if self.part is None:
-            self._first_part = part  # an earlier run did it
-        self.part, self._now = part, task
+            self._first_part = part
+        self.part = part
+        self._current_step = task
 
     def frontier_step(self, now_ns: int, min_ns: int) -> None:
         """Note how far a walk along a frontier is: it goes down to `min_ns`."""
@@ -54,11 +56,13 @@ class Progress:
         self.reach(done / max(1, count), f"{done} of {count} {self._task}{failures}")
 
     def describe(self) -> str:
-        """What is done, how much of it, for how long, and how long it will still take."""
-        elapsed_s, part = time.monotonic() - self._begin_s, self.part
+        """The task, how much of it is done, for how long, and how long it will still take."""
+        elapsed_s = time.monotonic() - self._begin_s
+        elapsed = duration_text(round(elapsed_s))
+        part = self.part
         if part is None:
-            return f"{self._task}: {duration_text(round(elapsed_s))} so far"
-        line = f"{self._now}: {part:.1%} done after {duration_text(round(elapsed_s))}"
+            return f"{self._task}: {elapsed} so far"
+        line = f"{self._current_step}: {part:.1%} done after {elapsed}"
         done_here = part - self._first_part
         if done_here > 0:
             left_s = elapsed_s * (1 - part) / done_here

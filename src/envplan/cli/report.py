@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -18,9 +18,10 @@ from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.types import OutputFile
 
-_ALONG = 33
+#: Plans of the frontier that the page shows, at most.
+_MAX_DRAWN_PLANS: Final = 33
 #: Larger jobs are compared only on demand.
-_MAX_COMPARED = 8000
+_MAX_COMPARED: Final = 8000
 
 
 def report(
@@ -70,10 +71,11 @@ def report(
     if run is not None:
         plan = priced(plan, run)
     with progress("Choosing frequencies") as work:
-        along = distinct(frontier.plans_to_draw(_ALONG, progress=work.frontier_step))
+        along = distinct(frontier.plans_to_draw(_MAX_DRAWN_PLANS, progress=work.frontier_step))
     comparison = None
     num_operations = len(frontier.pipeline.operations)
-    if num_operations <= _MAX_COMPARED if compare is None else compare:
+    wants_comparison = num_operations <= _MAX_COMPARED if compare is None else compare
+    if wants_comparison:
         with progress("Comparing planners"):
             comparison = run_planners(frontier)
     content = Report(
@@ -93,7 +95,7 @@ def report(
         f"{plan.predicted.savings_percent:.1f}% of the energy saved at "
         f"{signed_percent(plan.predicted.slowdown_percent)}% iteration time{modelled}"
     )
-    if compare is None and comparison is None:
+    if compare is None and not wants_comparison:
         words += (
             f"\nother planners are left out of {num_operations:,} operations; --compare adds them"
         )

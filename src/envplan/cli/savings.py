@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ import envplan
 from envplan._io.words import exact_seconds, significant
 from envplan.cli import output as ui
 from envplan.cli.cost_options import RateOptions
-from envplan.cli.costs import CURRENCY, year_amounts
+from envplan.cli.costs import CURRENCY, amounts_text, year_amounts
 from envplan.cli.describe import describe_job
 from envplan.cli.given import as_typed
 from envplan.cli.job_options import JobOptions
@@ -55,7 +55,7 @@ class SiteOptions(RateOptions):
     ] = 1.0
 
     def site(self) -> Site:
-        """As the library takes it."""
+        """The site as the library takes it."""
         from envplan.costs import Run
         from envplan.solve.savings import Site
 
@@ -108,7 +108,7 @@ def _print_savings(
     assumed = " (assumed; --price says yours)" if site.price is None else ""
     overheads = where.in_words() or "GPUs alone"
     year = year_amounts(rows[0].spent, currency)
-    spent = ", ".join(f"{significant(amount)} {unit}" for unit, amount in year.items())
+    spent = amounts_text(year)
     used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
     ui.say(
         describe_job(frontier),
@@ -134,19 +134,20 @@ def _saving_columns(rows: Sequence[Saving], currency: str) -> list[Column]:
         text_column("", [row.point for row in rows]),
         change_column("slower (%)", [row.plan.predicted.slowdown_percent for row in rows]),
         percent_column("energy saved (%)", [row.plan.savings.percent for row in rows]),
-        *(
-            Column(
-                header=f"{unit} a month",
-                cells=[significant(month[unit]) for month in months],
-                keep=-1,
-            )
-            for unit in months[0]
-        ),
-        *(
-            Column(header=f"{unit} a year", cells=[significant(year[unit]) for year in years])
-            for unit in years[0]
-        ),
+        *_amount_columns("a month", months, keep=-1),
+        *_amount_columns("a year", years, keep=0),
     ]
+
+
+def _amount_columns(
+    period: str, amounts: Sequence[Mapping[str, float]], *, keep: int
+) -> list[Column]:
+    """A column for each unit of the amounts, which all rows have."""
+    columns = []
+    for unit in amounts[0]:
+        cells = [significant(by_unit[unit]) for by_unit in amounts]
+        columns.append(Column(header=f"{unit} {period}", cells=cells, keep=keep))
+    return columns
 
 
 def _savings_document(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli.given import options_given
+from envplan.cli.given import options_given, refuse
 from envplan.cli.help import command_group
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
@@ -44,7 +44,7 @@ _MOST_NAMED: Final = 6
 
 
 class ExportFormat(StrEnum):
-    """What schedules can be written as."""
+    """Formats that schedules can be written in."""
 
     TORCH_CSV = "torch-csv"
     DAG = "dag"
@@ -121,8 +121,8 @@ class ShapeOptions:
     def _from_file(self) -> Pipeline:
         from envplan.pipeline import Pipeline
 
-        for option in options_given(self, "pp", "microbatches", "vp", "microbatch_group"):
-            raise InputError(f"{option} goes with a schedule; the DAG file {self.name} says it all")
+        shape = options_given(self, "pp", "microbatches", "vp", "microbatch_group")
+        refuse(shape, f"goes with a schedule; the DAG file {self.name} says it all")
         return Pipeline.from_dag_file(self.name)
 
 
@@ -298,15 +298,19 @@ def show(
 def _print_layout(layout: ScheduleLayout) -> None:
     """A line for each rank, cut into panels where the terminal is narrower; and a summary."""
     rows = layout.rows()
-    digits, length = len(str(len(rows) - 1)), len(rows[0])
-    room = length
+    digits = len(str(len(rows) - 1))
+    labels = [f"rank {rank:>{digits}}  " for rank in range(len(rows))]
+    length = len(rows[0])
+    panel_length = length
     if ui.on_terminal():
-        unit = length // layout.makespan
-        room = max(1, (get_terminal_size().columns - digits - 7) // unit) * unit
-    for begin in range(0, length, room):
-        ui.say(*[""] * (begin > 0))
-        for rank, row in enumerate(rows):
-            ui.say(f"rank {rank:>{digits}}  {row[begin : begin + room]}".rstrip())
+        unit_length = length // layout.makespan
+        room = get_terminal_size().columns - len(labels[0])
+        panel_length = max(1, room // unit_length) * unit_length
+    for begin in range(0, length, panel_length):
+        if begin:
+            ui.say("")
+        for label, row in zip(labels, rows, strict=True):
+            ui.say(f"{label}{row[begin : begin + panel_length]}".rstrip())
     held = [layout.activations(rank) for rank in range(layout.pipeline.num_stages)]
     ui.say(
         "",
@@ -401,8 +405,7 @@ def _refuse_other_formats(
     others = [] if import_format is ImportFormat.CHROME_TRACE else options_given(trace)
     if microbatches is not None and import_format is not ImportFormat.MEGATRON:
         others.append("--microbatches")
-    for option in others:
-        raise InputError(f"{option} does not go with --format {import_format}")
+    refuse(others, f"does not go with --format {import_format}")
 
 
 def _read(
@@ -411,7 +414,7 @@ def _read(
     trace: TraceOptions,
     microbatches: int | None,
 ) -> ImportedSchedule:
-    """What the files say."""
+    """The content of the files."""
     from envplan.pipeline.imports import chrome, megatron, torch_csv
 
     if import_format is ImportFormat.CHROME_TRACE:

@@ -312,13 +312,16 @@ def _print_runs(timeline: envplan.Timeline) -> None:
 
 
 def _stage_columns(timeline: envplan.Timeline) -> list[Column]:
-    """What each stage does."""
+    """Print what each stage does."""
     stages = timeline.stages
-    busy_percents = [100 * stage.busy_s / timeline.sync_time for stage in stages]
-    usable = [sum(bubble.usable for bubble in stage.bubbles) for stage in stages]
-    stretches = [
-        max((bubble.could_stretch_s for bubble in stage.bubbles), default=0.0) for stage in stages
-    ]
+    busy_percents = []
+    num_usable = []
+    longest_stretches_s = []
+    for stage in stages:
+        busy_percents.append(100 * stage.busy_s / timeline.sync_time)
+        num_usable.append(sum(bubble.usable for bubble in stage.bubbles))
+        stretches_s = (bubble.could_stretch_s for bubble in stage.bubbles)
+        longest_stretches_s.append(max(stretches_s, default=0.0))
     return [
         text_column("stage", [stage.stage for stage in stages]),
         number_column("busy (s)", [stage.busy_s for stage in stages]),
@@ -327,8 +330,8 @@ def _stage_columns(timeline: envplan.Timeline) -> list[Column]:
         number_column("computation (J)", [stage.computation_energy_j for stage in stages]),
         number_column("blocking (J)", [stage.blocking_energy_j for stage in stages]),
         value_column("bubbles", [len(stage.bubbles) for stage in stages]),
-        value_column("usable", usable),
-        number_column("most stretch (s)", stretches),
+        value_column("usable", num_usable),
+        number_column("most stretch (s)", longest_stretches_s),
         value_column("clock changes", [len(stage.clock_changes) - 1 for stage in stages]),
     ]
 
@@ -390,7 +393,7 @@ def _report_document(report: envplan.ClusterReport, run: Run | None) -> dict[str
 
 
 def _cost_document(costs: RunCosts | RunComparison) -> dict[str, object]:
-    """What an iteration costs, and what the run does where there is one."""
+    """The costs of an iteration, and of the run where there is one."""
     document: dict[str, object] = {"iteration": costs.iteration.model_dump(exclude_none=True)}
     if costs.run is not None:
         document["run"] = costs.run.model_dump(exclude_none=True)

@@ -84,7 +84,7 @@ class BudgetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteOptions:
-    """What the site draws beside the jobs' GPUs, and whether plans alternate."""
+    """Power of the site beside the jobs' GPUs, and whether plans alternate."""
 
     pue: PueOption = 1.0
     host_power: HostPowerOption = 0.0
@@ -108,7 +108,7 @@ class SiteOptions:
 
     @property
     def overheads(self) -> SiteOverheads:
-        """What the site draws beside the jobs' GPUs."""
+        """Power of the site beside the jobs' GPUs."""
         from envplan.site.plan import SiteOverheads
 
         return SiteOverheads(self.pue, self.host_power, self.fixed_power)
@@ -300,7 +300,7 @@ def _print_intervals(plan: SitePlan) -> None:
 
 
 def _print_shedding(curve: Sequence[ShedPoint]) -> None:
-    """What it costs to shed power, in some rows."""
+    """Print the cost of shedding power, in some rows."""
     step = max(1, (len(curve) - 1) // (_SHED_ROWS - 1))
     rows = curve[::step]
     ui.show_table(
@@ -316,7 +316,7 @@ def _print_shedding(curve: Sequence[ShedPoint]) -> None:
 
 
 def _price(interval: SiteInterval) -> str:
-    """What the next kilowatt is worth, in words."""
+    """The worth of the next kilowatt, in words."""
     if interval.price_money_per_kwh is not None:
         return f"{interval.price_money_per_kwh:.4g} for each hour"
     return f"{interval.price_percent_per_kw:.4g}% of throughput"

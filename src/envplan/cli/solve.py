@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import envplan
-from envplan._io.words import significant
+from envplan._io.words import counted, significant
 from envplan.cli import output as ui
 from envplan.cli.cost_options import CostOptions
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
@@ -111,7 +111,7 @@ class EffortOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(CostOptions):
-    """What a run costs, and by when it is to be over as cheaply as possible."""
+    """Costs of a run, and by when it is to be over as cheaply as possible."""
 
     deadline: Annotated[
         float | None,
@@ -226,16 +226,19 @@ class PlannerOptions:
             why = f"goes with --planner envpipe, not {self.planner}"
             refuse(options_given(self, "reconfigure"), why)
         refuse_both(options_given(self, "clocks", "planner"))
-        takes_times = self.clocks is None and planner.takes_target
         name = self.planner if self.clocks is None else "--clocks"
-        takes = "--target-time or --slowdown" if takes_times else "no target"
-        times = [] if takes_times else options_given(request.target, "target_time", "slowdown")
+        excluded = request.beyond_other_planners()
+        if self.clocks is None and planner.takes_target:
+            accepted = "--target-time or --slowdown"
+        else:
+            accepted = "no target"
+            excluded = options_given(request.target, "target_time", "slowdown") + excluded
         refuse(
-            [*times, *request.beyond_other_planners()],
-            f"goes with --planner frontier; {name} takes {takes} and knows no limits, so leave one "
-            "of the two out",
+            excluded,
+            f"goes with --planner frontier; {name} takes {accepted} and knows no limits, so leave "
+            "one of the two out",
         )
-        return EnvPipe(self.reconfigure) if self.reconfigure is not None else planner
+        return planner if self.reconfigure is None else EnvPipe(self.reconfigure)
 
 
 def solve(
@@ -334,13 +337,13 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
     print_costs(plan)
     ui.say(*plan_notes(frontier, plan), describe_ends(frontier))
     if plan.ladder is not None:
-        ui.say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
+        ui.say(f"{counted(len(plan.ladder), 'slower plan')} in the ladder for stragglers")
 
 
 def _iteration_rows(plan: envplan.Plan) -> list[list[str]]:
     """An iteration at maximum frequency and with the plan, a row for each quantity."""
     baseline, predicted = plan.predicted.baseline, plan.predicted
-    until = predicted.until_straggler
+    until = predicted.until_straggler  # None without a straggler
     rows = [
         change_row("iteration time (s)", baseline.iteration_time_s, predicted.iteration_time_s),
         change_row("energy (J)", baseline.energy_j, predicted.energy_j),
@@ -368,8 +371,8 @@ def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> u
         "t_star_s": frontier.min_energy_time,
         "notes": plan_notes(frontier, plan),
     }
-    lists: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
-    document |= plan.model_dump(by_alias=True, exclude_none=True, exclude=lists)
+    not_shown: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
+    document |= plan.model_dump(by_alias=True, exclude_none=True, exclude=not_shown)
     if plan.costs is not None:
         document["costs"] = costs_document(plan)
     return document

@@ -34,8 +34,9 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
         command: a function whose parameters are annotated for Typer, or are groups.
     """
     hints = get_type_hints(command, include_extras=True)
+    command_parameters = inspect.signature(command).parameters
     parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
+    for name, parameter in command_parameters.items():
         parameters += _spread(name, hints[name], parameter.default)
     parameters += _spread("json", JsonOption, False)
     parameters += _spread("quiet", QuietOption, False)
@@ -43,11 +44,15 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         call = invocation()
         _note_files(call, parameters, values)
-        call.json, call.quiet = values.pop("json"), values.pop("quiet")
-        arguments = {name: _gather(name, hints[name], values) for name in hints if name != "return"}
+        call.json = values["json"]
+        call.quiet = values["quiet"]
+        arguments = {}
+        for name in command_parameters:
+            arguments[name] = _gather(name, hints[name], values)
         command(**arguments)
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -60,10 +65,7 @@ def _is_group(annotation: Any) -> bool:
 def _spread(name: str, annotation: Any, default: Any) -> list[inspect.Parameter]:
     """The parameters that a parameter or field stands for: those of a group, else itself."""
     if not _is_group(annotation):
-        if default is dataclasses.MISSING:
-            default = inspect.Parameter.empty
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        return [inspect.Parameter(name, keyword, default=default, annotation=annotation)]
+        return [_keyword_parameter(name, annotation, default)]
     hints = get_type_hints(annotation, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for field in dataclasses.fields(annotation):
@@ -71,13 +73,22 @@ def _spread(name: str, annotation: Any, default: Any) -> list[inspect.Parameter]
     return parameters
 
 
+def _keyword_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    if default is dataclasses.MISSING:  # a field without a default
+        default = inspect.Parameter.empty
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=annotation)
+
+
 def _gather(name: str, annotation: Any, values: dict[str, Any]) -> Any:
     """The value of a parameter or field: a group of its fields' values, else its own."""
     if not _is_group(annotation):
         return values[name]
     hints = get_type_hints(annotation)
-    fields = [field.name for field in dataclasses.fields(annotation)]
-    return annotation(**{field: _gather(field, hints[field], values) for field in fields})
+    fields = {}
+    for field in dataclasses.fields(annotation):
+        fields[field.name] = _gather(field.name, hints[field.name], values)
+    return annotation(**fields)
 
 
 def _note_files(
@@ -92,11 +103,24 @@ def _note_files(
     outputs: list[Path] = []
     for parameter in parameters:
         value = values[parameter.name]
+        if value is None:
+            continue
         files = value if isinstance(value, list) else [value]
-        declaration, *marks = getattr(parameter.annotation, "__metadata__", (None,))
-        if isinstance(getattr(declaration, "parser", None), OutputFile):
-            outputs += [file for file in files if file is not None]
-        elif any(isinstance(mark, InputFile) for mark in marks):
-            inputs += [file for file in files if file is not None]
+        if _names_output(parameter.annotation):
+            outputs += files
+        elif _names_input(parameter.annotation):
+            inputs += files
     call.will_read(*inputs)
     call.will_write(*outputs)
+
+
+def _names_output(annotation: Any) -> bool:
+    """Whether an option names a file to be written."""
+    declaration, *_ = annotation.__metadata__
+    return isinstance(declaration.parser, OutputFile)
+
+
+def _names_input(annotation: Any) -> bool:
+    """Whether an option or argument names a file to be read, which no output may replace."""
+    _, *marks = annotation.__metadata__
+    return any(isinstance(mark, InputFile) for mark in marks)

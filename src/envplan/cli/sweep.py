@@ -192,17 +192,23 @@ def _print_points(planned: Sequence[SweepRow], best: Sequence[SweepRow]) -> None
     """The points that were planned; of many the best ones."""
     from envplan.sweep.table import varying
 
-    title, shown = modelled_title(ITERATION_TITLE, *(row.source for row in planned)), planned
+    title = modelled_title(ITERATION_TITLE, *(row.source for row in planned))
+    shown = planned
     if len(planned) > _TABLE_ROWS:
         shown = best
         title += f": the {len(shown)} of {len(planned)} points that save most"
     varied = varying(planned)
-    names = [name for name in ("profile", "schedule", "planner") if name in varied]
-    counts = [name for name in ("microbatches", "chunks", "replicas") if name in varied]
-    columns = [
-        *(text_column(name, [getattr(row, name) for row in shown]) for name in names),
-        text_column("target", [row.request for row in shown]),
-        *(value_column(name, [getattr(row, name) for row in shown]) for name in counts),
+    columns = []
+    for name in ("profile", "schedule", "planner"):
+        if name in varied:
+            labels = [getattr(row, name) for row in shown]
+            columns.append(text_column(name, labels))
+    columns.append(text_column("target", [row.request for row in shown]))
+    for name in ("microbatches", "chunks", "replicas"):
+        if name in varied:
+            counts = [getattr(row, name) for row in shown]
+            columns.append(value_column(name, counts))
+    columns += [
         number_column("time (s)", [row.iteration_time_s for row in shown]),
         change_column("slower (%)", [row.slowdown_percent for row in shown]),
         number_column("energy (J)", [row.energy_j for row in shown]),
@@ -212,7 +218,7 @@ def _print_points(planned: Sequence[SweepRow], best: Sequence[SweepRow]) -> None
 
 
 def _print_shares(planned: Sequence[SweepRow]) -> None:
-    """What points that share a value save on average; nothing where no value varies."""
+    """Print the mean savings of points that share a value; nothing where no value varies."""
     from envplan.sweep.table import summarize_values
 
     summaries = summarize_values(planned)
@@ -234,4 +240,5 @@ def _failure(row: SweepRow) -> str:
     parts = [row.profile, row.schedule, row.planner, row.request]
     if row.microbatches:
         parts.append(f"{row.microbatches} microbatches")
-    return f"failed: {', '.join(part for part in parts if part)}: {row.error}"
+    point = ", ".join(filter(None, parts))
+    return f"failed: {point}: {row.error}"

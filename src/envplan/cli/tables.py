@@ -85,8 +85,9 @@ def value_column(header: str, values: Iterable[object]) -> Column:
 def number_column(header: str, numbers: Iterable[float | None]) -> Column:
     """Fractions, all with as many decimals as the largest needs; "-" for None."""
     values = list(numbers)
-    texts = iter(with_equal_decimals([value for value in values if value is not None]))
-    return Column(header=header, cells=_cells(values, lambda _: next(texts)))
+    stated = [value for value in values if value is not None]
+    texts = dict(zip(stated, with_equal_decimals(stated), strict=True))
+    return Column(header=header, cells=_cells(values, texts.__getitem__))
 
 
 def percent_column(header: str, percents: Iterable[float | None], *, decimals: int = 2) -> Column:
@@ -144,7 +145,9 @@ def table_lines(
     lines = []
     if title:
         lines += _render(Text(title, style="bold"), width, bold)
-    lines += _render(_rich_table(shown, width), max(width, _min_table_width(shown)), bold)
+    # A single column may need more than the terminal has.
+    table_width = max(width, _min_table_width(shown))
+    lines += _render(_rich_table(shown, width), table_width, bold)
     omitted = [column.header for column in columns if column not in shown]
     if omitted:
         lines.append(
@@ -170,7 +173,8 @@ def _rich_table(columns: Sequence[Column], width: int) -> Table:
     table = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold"
     )
-    for column, column_width in zip(columns, _share_width(columns, width), strict=True):
+    column_widths = _share_width(columns, width)
+    for column, column_width in zip(columns, column_widths, strict=True):
         table.add_column(
             Text(column.header),
             justify="left" if column.is_text else "right",

@@ -1,4 +1,4 @@
-"""What options take: each kind of value has a parser, for `typer.Option(parser=...)`.
+"""Values of options: each kind has a parser, for `typer.Option(parser=...)`.
 
 A parser turns the text of an option into its value. Typer also hands it the default, which goes
 through as it is.
@@ -17,15 +17,14 @@ import typer
 from envplan.errors import InputError, unknown
 from envplan.quantities import WHOLE, Quantity
 
-#: Turns the text of an option into its value.
+#: What `typer.Option(parser=...)` takes: turns the text of an option into its value.
 Parser = Callable[[Any], Any]
+
+#: Turns the text of an option into its value; an error says the option's name, the second argument.
+Parse = Callable[[str, str], Any]
 
 #: The metavar of an option that may stand without its file.
 OPTIONAL_FILE: Final = "[FILE]"
-
-
-#: Turns the text of an option, and the option's name for errors, into its value.
-Parse = Callable[[str, str], Any]
 
 
 class InputFile:
@@ -41,13 +40,14 @@ class OptionError(typer.BadParameter):
 
     def __init__(self, parse: Parse, text: str) -> None:
         super().__init__("")
-        self._parse, self._text = parse, text
+        self._parse = parse
+        self._text = text
 
     def format_message(self) -> str:
         """The error, as in `--error must be a percentage, such as 2 or 2%, not x`."""
-        typed = self.param.opts if self.param else []
-        option = "/".join(name for name in typed if name.startswith("--"))
-        try:
+        names = self.param.opts if self.param else []
+        option = "/".join(name for name in names if name.startswith("--"))
+        try:  # once more, now that the option's name is known
             self._parse(self._text, option)
         except InputError as error:
             return str(error)
@@ -55,7 +55,7 @@ class OptionError(typer.BadParameter):
 
 
 def parser_of(parse: Parse) -> Parser:
-    """What `typer.Option(parser=...)` takes, which knows no names of options."""
+    """A parser for `typer.Option(parser=...)`, which knows no names of options."""
 
     def parser(value: Any) -> Any:
         if not isinstance(value, str):
@@ -111,7 +111,7 @@ def member_of(kind: type[StrEnum]) -> Parser:
 
 
 def completing(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """What `typer.Option(autocompletion=...)` takes: names that begin with what is typed."""
+    """A completion for `typer.Option(autocompletion=...)`: names that begin with what is typed."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]
@@ -141,7 +141,8 @@ class OutputFile:
     __name__ = "FILE"  # Typer asks for the name of a parser
 
     def __init__(self, *suffixes: str, bare: str = "") -> None:
-        self._suffixes, self._bare = suffixes, bare
+        self._suffixes = suffixes
+        self._bare = bare
         self._parser = parser_of(self._parse)
 
     def __call__(self, value: Any) -> Any:
@@ -151,8 +152,11 @@ class OutputFile:
     def _parse(self, text: str, option: str) -> Path:
         path = Path(text or self._bare)
         if self._suffixes and path.suffix.lower() not in self._suffixes:
-            hint = f"; other arguments go before {option}" if self._bare else ""
-            raise InputError(f"{option} {path} must end in {' or '.join(self._suffixes)}{hint}")
+            endings = " or ".join(self._suffixes)
+            message = f"{option} {path} must end in {endings}"
+            if self._bare:
+                message += f"; other arguments go before {option}"
+            raise InputError(message)
         return path
 
 

@@ -24,7 +24,7 @@ HOURS_PER_YEAR: Final = 8760.0
 
 
 class Overheads(Model):
-    """What is used and paid beside the energy of GPUs.
+    """Overheads: energy and money beside the energy of GPUs.
 
     Attributes:
         pue: power usage effectiveness: what the site draws for each W of its computers.

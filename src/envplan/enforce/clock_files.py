@@ -95,7 +95,7 @@ def count_clocks(path: AnyPath) -> list[int]:
         rows = list(_read_table(data, path).rows())
     operations_of_stages: dict[int, set[tuple[object, ...]]] = defaultdict(set)
     for row in rows:
-        operation = (row.position, row.instruction, row.microbatch)
+        operation = (row.position, row.instruction, row.microbatch, row.chunk or 0)
         operations_of_stages[row.stage].add(operation)
     num_stages = max(operations_of_stages) + 1
     return [len(operations_of_stages[stage]) for stage in range(num_stages)]

@@ -48,7 +48,7 @@ class OperationKey(NamedTuple):
     chunk: int
 
     def __str__(self) -> str:
-        """Such as "forward 3 of chunk 1"; chunk 0 is not named."""
+        """Words such as "forward 3 of chunk 1"; chunk 0 is not named."""
         text = f"{self.instruction} {self.microbatch}"
         return f"{text} of chunk {self.chunk}" if self.chunk else text
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from envplan._io.words import exact_seconds
+from envplan._io.words import counted, exact_seconds
+from envplan.enforce.formats import ZEUS, Format
 from envplan.profile import parse_clock_requests
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _MAX_LISTED_CLOCKS: Final = 8
 
 
 def remarks(
-    plan: Plan, applied: FrequencyPlan, format_: str, file: Path, *, forced: bool
+    plan: Plan, applied: FrequencyPlan, format_: Format, file: Path, *, forced: bool
 ) -> list[str]:
     """The remarks about a frequency plan, a sentence each.
 
@@ -43,33 +44,33 @@ def remarks(
     notes += _raised_notes(applied)
     notes += _ladder_notes(applied, format_)
     notes += _config_notes(plan, format_)
-    if format_ == "zeus":
+    if format_ is ZEUS:
         notes.append("a list for every stage: have Zeus's server read it as a PointSolution3D")
         if file.suffix != ".py":
             notes.append("Zeus's server reads only files that end in .py")
     return notes
 
 
-def _ladder_notes(applied: FrequencyPlan, format_: str) -> list[str]:
+def _ladder_notes(applied: FrequencyPlan, format_: Format) -> list[str]:
     if applied.ladder is None:
         return []
-    if format_ == "envplan":
-        return [f"{len(applied.ladder)} slower plans in the ladder for stragglers"]
-    return [f"the plan's ladder is left out: {format_} has no place for it"]
+    if format_.has_ladder:
+        return [f"{counted(len(applied.ladder), 'slower plan')} in the ladder for stragglers"]
+    return [f"the plan's ladder is left out: {format_.name} has no place for it"]
 
 
-def _config_notes(plan: Plan, format_: str) -> list[str]:
+def _config_notes(plan: Plan, format_: Format) -> list[str]:
     notes = []
     configs = {operation.config for stage in plan.stages for operation in stage} - {""}
     configs_by_part = {config for config in configs if parse_clock_requests(config)}
     if configs_by_part:
         notes.append("parts of operations have clocks of their own, which hook_parts asks for")
     if configs - configs_by_part:
-        notes.append(
-            f"the plan's configs are left out: {format_} has no place for them"
-            if format_ == "zeus"
-            else "every operation's config is in the frequency plan, for the training code to set"
-        )
+        if format_.has_configs:
+            note = "every operation's config is in the frequency plan, for the training code to set"
+        else:
+            note = f"the plan's configs are left out: {format_.name} has no place for them"
+        notes.append(note)
     return notes
 
 

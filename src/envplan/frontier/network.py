@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from envplan.profile import CostCurve, Profile, cost_curve
 IntArray = NDArray[np.int32]
 TimeArray = NDArray[np.int64]
 FlowArray = NDArray[np.int64]
+Integer = TypeVar("Integer", bound=np.integer)
 
 
 class LevelledCurve(NamedTuple):
@@ -225,15 +226,15 @@ def build_network(
     without_predecessors = np.setdiff1d(operation, pipeline.succ)
     without_successors = operation[num_successors == 0]
     groups = (
-        _Arcs(_begin(operation), _end(operation), operation_curve),
-        _Arcs(_end(predecessor), _begin(pipeline.succ), precedence_curve),
+        _Arcs(begin_node(operation), end_node(operation), operation_curve),
+        _Arcs(end_node(predecessor), begin_node(pipeline.succ), precedence_curve),
         _Arcs(
             np.full_like(without_predecessors, 2 * num_operations),
-            _begin(without_predecessors),
+            begin_node(without_predecessors),
             np.full_like(without_predecessors, no_lag_curve),
         ),
         _Arcs(
-            _end(without_successors),
+            end_node(without_successors),
             np.full_like(without_successors, 2 * num_operations + 1),
             np.full_like(without_successors, no_lag_curve),
         ),
@@ -259,7 +260,7 @@ def build_network(
 
 
 class _CurveKey(NamedTuple):
-    """What two operations share that have the same cost curve."""
+    """The key that operations with the same cost curve share."""
 
     profile_stage: int
     instruction: str
@@ -291,14 +292,19 @@ def _operation_curves(
     return curves, np.array([number[key] for key in keys], np.int64)
 
 
-def _begin(operation: NDArray[np.integer]) -> NDArray[np.integer]:
+def begin_node(operation: NDArray[Integer]) -> NDArray[Integer]:
     """The nodes where operations begin."""
     return 2 * operation
 
 
-def _end(operation: NDArray[np.integer]) -> NDArray[np.integer]:
+def end_node(operation: NDArray[Integer]) -> NDArray[Integer]:
     """The nodes where operations end."""
     return 2 * operation + 1
+
+
+def operation_of_node(node: NDArray[Integer]) -> NDArray[Integer]:
+    """The operations that begin or end at nodes, none of which is the source or the sink."""
+    return node // 2
 
 
 def network_events(starts_ns: TimeArray, ends_ns: TimeArray) -> TimeArray:

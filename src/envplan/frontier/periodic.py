@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan._kernel import Optimum
-from envplan.frontier.network import Network
+from envplan.frontier.network import Network, begin_node, end_node, operation_of_node
 from envplan.pipeline import Pipeline
 from envplan.pipeline.schedules import traits
 
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 Indices = NDArray[np.int64]
 
+# Columns of arrays (..., 2) that tell the begin of an operation from its end.
+_BEGIN: Final = 0
+_END: Final = 1
 #: An operation, arc or precedence that a pipeline lacks, in arrays of indices.
 MISSING: Final = -1
 #: What the kernel says where the arcs over a split have no common period.
@@ -132,11 +135,16 @@ class _ShiftedArcs:
 
 
 class _SplitInTime(NamedTuple):
-    """A split at a moment. The least of several is the best: of fewest differing arcs."""
+    """A split at a moment.
 
-    num_differing: int
+    Attributes:
+        moment_ns: events before it are in the early part.
+        period_ns, num_differing: as of a PipelineSplit.
+    """
+
     moment_ns: int
     period_ns: int
+    num_differing: int
 
 
 def short_pipeline(pipeline: Pipeline) -> Pipeline | None:
@@ -168,45 +176,42 @@ class PeriodicPipeline:
     def __init__(self, pipeline: Pipeline, network: Network) -> None:
         self._pipeline = pipeline
         self._network = network
-        self._round_length = _microbatches_per_round(pipeline)
         self.in_phases = traits(pipeline.schedule).in_phases
+        # Of each operation, (N,), and of each precedence, (E,).
         self._kind, self._microbatch = pipeline.kinds
-        self._num_kinds = int(self._kind.max()) + 1
         self._predecessor, self._successor = _precedences(network)
+        self._num_kinds = int(self._kind.max()) + 1
+        self._round_length = _microbatches_per_round(pipeline)
         self._operation_one_round_later = self._operation_of(
             self._kind, self._microbatch + self._round_length
         )
         self._arc_one_round_later = self._shifted_arcs()
-        rounds = self._microbatch // self._round_length
         self._middle_round = pipeline.num_microbatches // self._round_length // 2
-        self._middle_operations = np.flatnonzero(
-            (rounds == self._middle_round) & (self._operation_one_round_later != MISSING)
-        )
-        self._operations_near_middle = np.flatnonzero(abs(rounds - self._middle_round) <= 1)
+        distance_from_middle = self._microbatch // self._round_length - self._middle_round
+        has_next_round = self._operation_one_round_later != MISSING
+        self._middle_operations = np.flatnonzero((distance_from_middle == 0) & has_next_round)
+        self._operations_near_middle = np.flatnonzero(abs(distance_from_middle) <= 1)
 
     def best_split(self, optimum: Optimum) -> PipelineSplit:
         """The split in the middle whose arcs differ least from those one round later."""
         if self.in_phases:
             return self._split_by_microbatch(optimum)
-        moments_ns = np.unique(optimum.times_ns[2 * self._operations_near_middle])
-        arcs = self._arcs_between(int(moments_ns[0]), int(moments_ns[-1]), optimum)
-        splits = (self._split_in_time(moment_ns, arcs) for moment_ns in moments_ns.tolist())
-        best = min((split for split in splits if split is not None), default=None)
-        whole_rounds_differ = self._round_length > 1 and best is not None and best.num_differing > 0
-        if best is None or whole_rounds_differ:
+        best = self._best_split_in_time(optimum)
+        if best is None:
             return self._split_by_microbatch(optimum)
-        return PipelineSplit(
-            self._first_microbatch_from(best.moment_ns, optimum), best.period_ns, best.num_differing
-        )
+        if best.num_differing > 0 and self._round_length > 1:
+            return self._split_by_microbatch(optimum)
+        first_microbatch = self._first_microbatch_from(best.moment_ns, optimum)
+        return PipelineSplit(first_microbatch, best.period_ns, best.num_differing)
 
     def watch(self, trace: FrontierTrace, split: PipelineSplit) -> None:
         """Let a trace of this pipeline end where the arcs over a split lose their period."""
-        first_microbatch = split.first_microbatch[self._kind]  # (N, 2): begins and ends
-        operation_events = (self._microbatch[:, None] >= first_microbatch).ravel()
+        first_microbatch = split.first_microbatch[self._kind]
+        is_late_operation_event = self._microbatch[:, None] >= first_microbatch  # (N, 2)
         source_and_sink = [False, True]
-        is_late = np.append(operation_events, source_and_sink)
-        crossing = np.flatnonzero(~is_late[self._network.tail] & is_late[self._network.head])
-        crossing = crossing[crossing < len(self._arc_one_round_later)]
+        is_late = np.append(is_late_operation_event.ravel(), source_and_sink)  # (nodes,)
+        is_crossing = ~is_late[self._network.tail] & is_late[self._network.head]
+        crossing = np.flatnonzero(is_crossing[: len(self._arc_one_round_later)])
         shifted = self._arc_one_round_later[crossing]
         if (shifted == MISSING).any():
             trace.watch_nothing()
@@ -216,24 +221,19 @@ class PeriodicPipeline:
     def periodic_intervals(self, trace: FrontierTrace, until_ns: int) -> Iterator[PeriodicInterval]:
         """Extend a trace of this pipeline to a time; yield its periodic intervals, latest first."""
         step_ns = int((trace.start_time - trace.min_time) * _APERIODIC_STEP) + 1
-        while (time_ns := trace.end_time) > until_ns:
-            split = self.best_split(trace.optimum_at(time_ns))
-            first = len(trace.periods()) - 1
-            if split.num_differing == 0:
-                self.watch(trace, split)
+        while trace.end_time > until_ns:
+            split = self.best_split(trace.optimum_at(trace.end_time))
+            if self._watch_if_periodic(trace, split):
+                first_breakpoint = len(trace.periods()) - 1
+                trace.extend(until_ns)
+                periods_ns = trace.periods()[first_breakpoint:]
+                if periods_ns[-1] == NO_PERIOD:  # there the period is lost
+                    periods_ns = periods_ns[:-1]
+                if len(periods_ns) > 1:
+                    yield PeriodicInterval(split, first_breakpoint, periods_ns)
             else:
-                trace.watch_nothing()
-            if trace.periods()[-1] == NO_PERIOD:
-                trace.watch_nothing()
-                trace.extend(max(time_ns - step_ns, until_ns))
+                trace.extend(max(trace.end_time - step_ns, until_ns))
                 step_ns *= 2
-                continue
-            trace.extend(until_ns)
-            periods_ns = trace.periods()[first:]
-            if periods_ns[-1] == NO_PERIOD:
-                periods_ns = periods_ns[:-1]
-            if len(periods_ns) > 1:
-                yield PeriodicInterval(split, first, periods_ns)
 
     def num_inserted_rounds(self, num_microbatches: int) -> int:
         """Rounds that a pipeline of so many microbatches has more than this one."""
@@ -244,14 +244,17 @@ class PeriodicPipeline:
         if len(self._middle_operations) == 0:  # too short for two
             return int(optimum.times_ns[-1])
         later = self._operation_one_round_later[self._middle_operations]
-        shift_ns = optimum.times_ns[2 * later] - optimum.times_ns[2 * self._middle_operations]
-        return int(np.median(shift_ns))
+        begin_ns = optimum.times_ns[begin_node(self._middle_operations)]
+        later_begin_ns = optimum.times_ns[begin_node(later)]
+        return int(np.median(later_begin_ns - begin_ns))
 
     def extended_time_ns(self, optimum: Optimum, num_microbatches: int) -> int:
         """Iteration time that an optimum means for a pipeline of so many microbatches, ns."""
-        inserted = self.num_inserted_rounds(num_microbatches)
-        time_ns = int(optimum.times_ns[-1])
-        return time_ns + self.period_ns(optimum) * inserted if inserted else time_ns
+        num_inserted = self.num_inserted_rounds(num_microbatches)
+        end_ns = int(optimum.times_ns[-1])
+        if num_inserted == 0:
+            return end_ns
+        return end_ns + num_inserted * self.period_ns(optimum)
 
     def extended_optimum(
         self,
@@ -267,23 +270,39 @@ class PeriodicPipeline:
         """
         split = split or self.best_split(optimum)
         origin = self._map_from(long, long_network, split)
-        operation_flow, precedence_flow, boundary_flow = np.split(
-            optimum.flow_uw, [len(self._kind), len(self._kind) + len(self._predecessor)]
+        return Optimum(
+            times_ns=self._extended_times_ns(optimum, origin, split, long.num_microbatches),
+            flow_uw=self._extended_flow_uw(optimum, origin),
         )
-        flow_uw = np.concatenate(
+
+    def _extended_times_ns(
+        self, optimum: Optimum, origin: LongToShort, split: PipelineSplit, num_microbatches: int
+    ) -> NDArray[np.int64]:
+        """Event times of the long pipeline, int64 (nodes,)."""
+        begins = begin_node(origin.operation[:, _BEGIN])
+        ends = end_node(origin.operation[:, _END])
+        events = np.stack([begins, ends], axis=1)
+        event_times_ns = optimum.times_ns[events] + split.period_ns * origin.rounds_later
+        num_inserted = self.num_inserted_rounds(num_microbatches)
+        end_ns = int(optimum.times_ns[-1]) + split.period_ns * num_inserted
+        source_and_sink = [0, end_ns]
+        return np.append(event_times_ns.ravel(), source_and_sink)
+
+    def _extended_flow_uw(self, optimum: Optimum, origin: LongToShort) -> NDArray[np.int64]:
+        """Flows on the arcs of the long pipeline, int64 (arcs,); 0 where none stands for one."""
+        operations_end = len(self._kind)
+        precedences_end = operations_end + len(self._predecessor)
+        operation_flow, precedence_flow, boundary_flow = np.split(
+            optimum.flow_uw, [operations_end, precedences_end]
+        )
+        # The last entry is that of MISSING.
+        return np.concatenate(
             [
-                # The last entry is that of MISSING.
-                np.append(operation_flow, 0)[origin.operation[:, 1]],
+                np.append(operation_flow, 0)[origin.operation[:, _END]],
                 np.append(precedence_flow, 0)[origin.precedence],
                 boundary_flow,
             ]
         )
-        events = 2 * origin.operation + [0, 1]
-        event_times_ns = optimum.times_ns[events] + split.period_ns * origin.rounds_later
-        inserted = self.num_inserted_rounds(long.num_microbatches)
-        end_ns = int(optimum.times_ns[-1]) + split.period_ns * inserted
-        source_and_sink = [0, end_ns]
-        return Optimum(np.append(event_times_ns.ravel(), source_and_sink), flow_uw)
 
     def extends_to(self, long: Pipeline, long_network: Network, split: PipelineSplit) -> bool:
         """Whether a longer pipeline consists of this one's arcs, as premise 1 wants it."""
@@ -291,19 +310,43 @@ class PeriodicPipeline:
         if (origin.operation == MISSING).any() or (origin.precedence == MISSING).any():
             return False
         predecessor, successor = _precedences(long_network)
-        begin_later, end_later = origin.rounds_later[:, 0], origin.rounds_later[:, 1]
-        rounds_within_arc = np.append(
-            end_later - begin_later, begin_later[successor] - end_later[predecessor]
-        )
+        begin_later, end_later = origin.rounds_later[:, _BEGIN], origin.rounds_later[:, _END]
+        rounds_within_operation = end_later - begin_later
+        rounds_within_precedence = begin_later[successor] - end_later[predecessor]
+        rounds_within_arc = np.append(rounds_within_operation, rounds_within_precedence)
+        spans_one_round_at_most = (rounds_within_arc == 0) | (rounds_within_arc == 1)
         return (
-            bool(((rounds_within_arc == 0) | (rounds_within_arc == 1)).all())
+            bool(spans_one_round_at_most.all())
             and np.array_equal(self._predecessor[origin.precedence], origin.precedence_tail)
             and np.array_equal(self._pipeline.succ_lag_ns[origin.precedence], long.succ_lag_ns)
             and long_network.num_boundary_arcs == self._network.num_boundary_arcs
         )
 
+    def _watch_if_periodic(self, trace: FrontierTrace, split: PipelineSplit) -> bool:
+        """Watch a split if the optimum where the trace ends repeats at it; whether it does."""
+        if split.num_differing == 0:
+            self.watch(trace, split)
+            if trace.periods()[-1] != NO_PERIOD:
+                return True
+        trace.watch_nothing()
+        return False
+
+    def _best_split_in_time(self, optimum: Optimum) -> _SplitInTime | None:
+        """The earliest of the splits of fewest differing arcs; None where no arc has a period."""
+        begins = begin_node(self._operations_near_middle)
+        moments_ns = np.unique(optimum.times_ns[begins])
+        arcs = self._arcs_between(int(moments_ns[0]), int(moments_ns[-1]), optimum)
+        best: _SplitInTime | None = None
+        for moment_ns in moments_ns.tolist():
+            split = self._split_in_time(moment_ns, arcs)
+            if split is None:
+                continue
+            if best is None or split.num_differing < best.num_differing:
+                best = split
+        return best
+
     def _shifted_arcs(self) -> Indices:
-        """Of each operation and precedence the arc that it is one round later, or MISSING."""
+        """The arc that each operation and precedence is one round later, or MISSING."""
         operation = self._operation_one_round_later
         precedence = self._precedence_of(operation[self._successor], self._kind[self._predecessor])
         precedence_arc = np.where(precedence == MISSING, MISSING, precedence + len(operation))
@@ -342,69 +385,75 @@ class PeriodicPipeline:
         excess_ns = shift_ns - period_ns
         within_slack = ~has_flow & (excess_ns <= arcs.slack_ns[crossing])
         repeats = same_flow & ((excess_ns == 0) | within_slack)
-        return _SplitInTime(len(crossing) - int(repeats.sum()), moment_ns, period_ns)
+        num_differing = len(crossing) - int(repeats.sum())
+        return _SplitInTime(moment_ns, period_ns, num_differing)
 
     def _first_microbatch_from(self, moment_ns: int, optimum: Optimum) -> Indices:
-        """Of each kind the first microbatch that begins, and ends, from a moment on, (kinds, 2)."""
-        first_microbatch = np.zeros((self._num_kinds, 2), np.int64)
-        operation_events = optimum.times_ns[: 2 * len(self._kind)]
-        operation, end = np.divmod(np.flatnonzero(operation_events < moment_ns), 2)
+        """The first microbatch of each kind that begins, and ends, from a moment on, (kinds, 2)."""
+        source_and_sink = 2
+        early = np.flatnonzero(optimum.times_ns[:-source_and_sink] < moment_ns)
+        operation = operation_of_node(early)
+        begin_or_end = early - begin_node(operation)  # _BEGIN or _END
         next_microbatch = self._microbatch[operation] + 1
-        np.maximum.at(first_microbatch, (self._kind[operation], end), next_microbatch)
+        first_microbatch = np.zeros((self._num_kinds, 2), np.int64)
+        np.maximum.at(first_microbatch, (self._kind[operation], begin_or_end), next_microbatch)
         return first_microbatch
 
     def _split_by_microbatch(self, optimum: Optimum) -> PipelineSplit:
         """The split between two microbatches, at no one moment."""
-        first_microbatch = np.full((self._num_kinds, 2), self._middle_round * self._round_length)
+        middle_microbatch = self._middle_round * self._round_length
+        first_microbatch = np.full((self._num_kinds, 2), middle_microbatch)
         # As many as there are operations: nothing is proved of such a split.
         num_differing = len(self._kind)
         return PipelineSplit(first_microbatch, self.period_ns(optimum), num_differing)
 
     def _map_from(self, long: Pipeline, long_network: Network, split: PipelineSplit) -> LongToShort:
         """Which of this pipeline stands for what of a longer one that is split here."""
-        inserted = self.num_inserted_rounds(long.num_microbatches)
+        num_inserted = self.num_inserted_rounds(long.num_microbatches)
         kind, microbatch = long.kinds
-        rounds_after_split = (
-            microbatch[:, None] - split.first_microbatch[kind]
-        ) // self._round_length
-        rounds_later = np.clip(rounds_after_split, 0, inserted)
-        operation = self._operation_of(
-            kind[:, None], microbatch[:, None] - rounds_later * self._round_length
-        )
+        microbatches_after_split = microbatch[:, None] - split.first_microbatch[kind]  # (N, 2)
+        rounds_after_split = microbatches_after_split // self._round_length
+        rounds_later = np.clip(rounds_after_split, 0, num_inserted)
+        short_microbatch = microbatch[:, None] - rounds_later * self._round_length
+        operation = self._operation_of(kind[:, None], short_microbatch)
         predecessor, successor = _precedences(long_network)
         # A precedence is as many rounds later as its head.
-        head_rounds_later = rounds_later[successor, 0]
+        head, head_rounds_later = operation[successor, _BEGIN], rounds_later[successor, _BEGIN]
         tail_microbatch = microbatch[predecessor] - head_rounds_later * self._round_length
         return LongToShort(
             rounds_later=rounds_later,
             operation=operation,
-            precedence=self._precedence_of(operation[successor, 0], kind[predecessor]),
+            precedence=self._precedence_of(head, kind[predecessor]),
             precedence_tail=self._operation_of(kind[predecessor], tail_microbatch),
         )
 
     def _operation_of(self, kind: Indices, microbatch: Indices) -> Indices:
         """The operation of a kind and a microbatch, or MISSING."""
-        return _index_in(self._kind * _KEY_BASE + self._microbatch, kind * _KEY_BASE + microbatch)
+        keys_of_operations = self._kind * _KEY_BASE + self._microbatch
+        return _index_in(keys_of_operations, kind * _KEY_BASE + microbatch)
 
     def _precedence_of(self, successor: Indices, predecessor_kind: Indices) -> Indices:
         """The precedence to an operation from one of a kind, or MISSING."""
         keys = np.where(successor == MISSING, MISSING, successor * _KEY_BASE + predecessor_kind)
-        return _index_in(self._successor * _KEY_BASE + self._kind[self._predecessor], keys)
+        keys_of_precedences = self._successor * _KEY_BASE + self._kind[self._predecessor]
+        return _index_in(keys_of_precedences, keys)
 
 
 def _index_in(values: Indices, keys: Indices) -> Indices:
     """The index of each key in values, which are all different and not negative, or MISSING."""
     order = np.argsort(values)
+    position = np.searchsorted(values, keys, sorter=order)
     # A key beyond all values finds MISSING, which is the last entry of both arrays.
-    index = np.append(order, MISSING)[np.searchsorted(values, keys, sorter=order)]
-    return np.where(np.append(values, MISSING)[index] == keys, index, MISSING)
+    index = np.append(order, MISSING)[position]
+    value = np.append(values, MISSING)[index]
+    return np.where(value == keys, index, MISSING)
 
 
 def _precedences(network: Network) -> tuple[Indices, Indices]:
     """The operations before and after each precedence, (E,)."""
     arcs = network.precedence_arcs
-    predecessor = network.tail[arcs].astype(np.int64) // 2
-    successor = network.head[arcs].astype(np.int64) // 2
+    predecessor = operation_of_node(network.tail[arcs].astype(np.int64))
+    successor = operation_of_node(network.head[arcs].astype(np.int64))
     return predecessor, successor
 
 

@@ -134,7 +134,7 @@ class Relaxation:
         progress: Progress | None = None,
         cache: TraceCache[Any] = RECENT_TRACES,
     ) -> Self:
-        """As `envplan.trace_frontier`, but what is in the cache is not traced again."""
+        """Trace as `envplan.trace_frontier` does, or take what is in the cache."""
         # Whether it is traced whole makes no difference: the rest is traced when it is asked for.
         key = (
             cls,
@@ -316,7 +316,7 @@ class Relaxation:
         return max(self.network.base_cost_fj, effective_fj)  # what they are at T_max
 
     def slope_uw(self, time_ns: int) -> int:
-        """What a ns more saves around a time, uW; the power of all waiting GPUs from T_star on."""
+        """The power that a ns more saves around a time, uW; all waiting GPUs' from T_star on."""
         if self.min_time_ns == self.max_time_ns:
             return self.total_power_uw
         time_ns = min(max(self.min_time_ns + 1, time_ns), self.max_time_ns)

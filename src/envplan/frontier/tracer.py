@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -96,7 +96,7 @@ class TracedInterval:
 
     @property
     def curve(self) -> FrontierCurve:
-        """What has been traced so far."""
+        """The part of the curve traced so far."""
         if self._curve is None:
             self._curve = self._joined_curve()
         return self._curve
@@ -138,40 +138,61 @@ class TracedInterval:
     def energy_fj(self, time_ns: int) -> int:
         """Least relaxed energy at a time within, one GPU a stage, fJ."""
         times_ns, slopes_uw, energies_fj = self.curve
-        k = int(np.searchsorted(times_ns, time_ns))  # first breakpoint not before time_ns
+        k = self._first_breakpoint_from(time_ns)
         before_ns = int(times_ns[k]) - time_ns
+        # The slope is that of effective costs, without the power of waiting GPUs.
         return energies_fj[k] + (slopes_uw[k] - self._starts.waiting_uw) * before_ns
 
     def segment_below(self, time_ns: int) -> Segment:
         """The straight piece that ends at a time within, after the earliest."""
-        times_ns, slopes_uw, _ = self.curve
-        k = int(np.searchsorted(times_ns, time_ns))
-        return Segment(int(times_ns[k - 1]), time_ns, slopes_uw[k])
+        k = self._first_breakpoint_from(time_ns)
+        earlier_ns = int(self.curve.times_ns[k - 1])
+        return Segment(earlier_ns, time_ns, self.curve.slopes_uw[k])
 
     def optimum_at(self, time_ns: int) -> Optimum:
         """The optimum at a time within."""
-        trace = next(trace for trace in reversed(self.traces) if trace.start_time >= time_ns)
-        return trace.optimum_at(time_ns)
+        for trace in reversed(self.traces):
+            if trace.start_time >= time_ns:
+                return trace.optimum_at(time_ns)
+        raise ValueError("the interval ends before this time")
+
+    def _first_breakpoint_from(self, time_ns: int) -> int:
+        """Index of the earliest breakpoint that is not before a time within."""
+        return int(np.searchsorted(self.curve.times_ns, time_ns))
 
     def _joined_curve(self) -> FrontierCurve:
         """The breakpoints of all traces, in ascending order."""
-        records = [trace.breakpoints() for trace in self.traces]
-        for k, (record, earlier_record) in enumerate(pairwise(records)):
-            # Where two traces overlap, the earlier one counts.
-            is_above = record.times_ns > earlier_record.times_ns[0]
-            num_above = int(is_above.sum())
-            records[k] = Breakpoints(
-                record.times_ns[is_above], record.slopes_uw[is_above], record.costs_fj[:num_above]
-            )
-        times_ns = np.concatenate([record.times_ns for record in records])
-        slopes_uw = np.concatenate([record.slopes_uw for record in records])
-        costs_fj = [cost_fj for record in records for cost_fj in record.costs_fj]
-        ascending = _corners(slopes_uw)[::-1]
+        breakpoints = self._joined_breakpoints()
+        ascending = _corners(breakpoints.slopes_uw)[::-1]
+        times_ns = breakpoints.times_ns[ascending]
         base_fj, waiting_uw = self._starts.network.base_cost_fj, self._starts.waiting_uw
         energies_fj = [
-            base_fj + costs_fj[k] + waiting_uw * int(times_ns[k]) for k in ascending.tolist()
+            base_fj + breakpoints.costs_fj[k] + waiting_uw * time_ns
+            for k, time_ns in zip(ascending.tolist(), times_ns.tolist(), strict=True)
         ]
-        return FrontierCurve(times_ns[ascending], slopes_uw[ascending].tolist(), energies_fj)
+        return FrontierCurve(times_ns, breakpoints.slopes_uw[ascending].tolist(), energies_fj)
+
+    def _joined_breakpoints(self) -> Breakpoints:
+        """The breakpoints of all traces, the latest first."""
+        records = [trace.breakpoints() for trace in self.traces]
+        # Where two traces overlap, the earlier one counts.
+        records[:-1] = [
+            _breakpoints_after(record, int(earlier_record.times_ns[0]))
+            for record, earlier_record in pairwise(records)
+        ]
+        return Breakpoints(
+            np.concatenate([record.times_ns for record in records]),
+            np.concatenate([record.slopes_uw for record in records]),
+            list(chain.from_iterable(record.costs_fj for record in records)),
+        )
+
+
+def _breakpoints_after(record: Breakpoints, time_ns: int) -> Breakpoints:
+    """Those of some breakpoints, the latest first, that are after a time."""
+    num_after = int((record.times_ns > time_ns).sum())
+    return Breakpoints(
+        record.times_ns[:num_after], record.slopes_uw[:num_after], record.costs_fj[:num_after]
+    )
 
 
 def _corners(slopes_uw: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -188,7 +209,12 @@ def _corners(slopes_uw: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class _Piece(NamedTuple):
-    """An interval to trace, ns; latest None: what has been traced so far is extended."""
+    """An interval to trace.
+
+    Attributes:
+        latest_ns: where it begins; None: where the main interval ends, which is extended.
+        earliest_ns: where it ends.
+    """
 
     latest_ns: int | None
     earliest_ns: int
@@ -273,21 +299,29 @@ class FrontierTracer:
     ) -> TracedInterval:
         """An interval with two times; where it is traced for them, it is traced to the goal."""
         with naming_units(self._path):
-            for interval in (self.main, *self._partial):
-                is_near = interval.earliest_ns - self._step_ns <= earlier_ns
-                if is_near and later_ns <= interval.latest_ns:
-                    if interval.earliest_ns > earlier_ns:
-                        interval.extend_to(goal_ns, progress)
-                    return interval
+            interval = self._nearby_interval(earlier_ns, later_ns)
+            if interval is not None:
+                if interval.earliest_ns > earlier_ns:
+                    interval.extend_to(goal_ns, progress)
+                return interval
             if len(self._partial) < _MAX_PARTIAL_INTERVALS:
-                started = self._started_at(later_ns)
-                if started is not None:
-                    self._partial.append(started)
-                interval = started or self.main
+                interval = self._started_at(later_ns)
+                if interval is None:
+                    interval = self.main
+                else:
+                    self._partial.append(interval)
                 interval.extend_to(goal_ns, progress)
                 return interval
         self.trace_fully(progress)
         return self.main
+
+    def _nearby_interval(self, earlier_ns: int, later_ns: int) -> TracedInterval | None:
+        """An interval that contains the later time, and the earlier one or nearly so."""
+        for interval in (self.main, *self._partial):
+            is_near = interval.earliest_ns - self._step_ns <= earlier_ns
+            if is_near and later_ns <= interval.latest_ns:
+                return interval
+        return None
 
     def _trace_rest(self, progress: Progress | None) -> None:
         """Complete the main interval."""
@@ -314,27 +348,28 @@ class FrontierTracer:
     def _extended_half(
         self, half: FrontierHalf, progress: Progress | None
     ) -> TracedInterval | None:
-        """What a much shorter pipeline proves of a half, and what lies between."""
-        intervals = [
-            TracedInterval(trace, self._starts) for trace in self._starts.extended_traces(half)
-        ]
-        if half is FrontierHalf.LATER:
-            intervals.insert(0, self.main)
-        if not intervals:
-            return None
-        joined, *earlier_intervals = intervals
-        for earlier in earlier_intervals:
-            joined.attach(earlier)
-        if half is FrontierHalf.EARLIER:
+        """A half of the frontier, proved by a much shorter pipeline, and what lies between."""
+        joined = self.main if half is FrontierHalf.LATER else None
+        for trace in self._starts.extended_traces(half):
+            interval = TracedInterval(trace, self._starts)
+            if joined is None:
+                joined = interval
+            else:
+                joined.attach(interval)
+        if half is FrontierHalf.EARLIER and joined is not None:
             joined.extend_to(self.min_time_ns, progress)
         return joined
 
     def _missing_pieces(self) -> list[_Piece]:
-        """What is left to trace, in pieces of about the same work, the latest first."""
-        boundaries_ns = [t for t in self._piece_boundaries_ns() if t < self.main.earliest_ns]
-        latest_ns: list[int | None] = [None, *boundaries_ns]
-        earliest_ns = [*boundaries_ns, self.min_time_ns]
-        return [_Piece(*bounds) for bounds in zip(latest_ns, earliest_ns, strict=True)]
+        """The rest to trace, in pieces of about the same work, the latest first."""
+        pieces: list[_Piece] = []
+        latest_ns: int | None = None
+        for boundary_ns in self._piece_boundaries_ns():
+            if boundary_ns < self.main.earliest_ns:
+                pieces.append(_Piece(latest_ns, boundary_ns))
+                latest_ns = boundary_ns
+        pieces.append(_Piece(latest_ns, self.min_time_ns))
+        return pieces
 
     def _piece_boundaries_ns(self) -> list[int]:
         """Times, descending, that part the whole frontier into pieces of about the same work."""
@@ -343,10 +378,14 @@ class FrontierTracer:
         num_operations = len(self._starts.pipeline.operations)
         num_pieces = min(_MAX_PIECES, num_operations // OPERATIONS_PER_PIECE)
         span_ns = self.max_time_ns - self.min_time_ns
-        fractions = ((k / num_pieces) ** _WORK_DENSITY for k in range(num_pieces - 1, 0, -1))
-        return [self.min_time_ns + int(fraction * span_ns) for fraction in fractions]
+        boundaries_ns = []
+        for k in range(num_pieces - 1, 0, -1):
+            way_up = (k / num_pieces) ** _WORK_DENSITY
+            boundaries_ns.append(self.min_time_ns + int(way_up * span_ns))
+        return boundaries_ns
 
     def _traced_piece(self, piece: _Piece, progress: Progress | None) -> TracedInterval | None:
+        """The interval of a piece, traced to its end; None where none begins there quickly."""
         interval = self.main if piece.latest_ns is None else self._started_at(piece.latest_ns)
         if interval is not None:
             interval.extend_to(piece.earliest_ns, progress)

@@ -23,7 +23,13 @@ import numpy as np
 
 from envplan._kernel import Optimum
 from envplan.frontier.extended_trace import ExtendedTrace
-from envplan.frontier.network import FlowArray, Network, TimeArray, build_network
+from envplan.frontier.network import (
+    FlowArray,
+    Network,
+    TimeArray,
+    build_network,
+    operation_of_node,
+)
 from envplan.frontier.periodic import PeriodicPipeline, PipelineSplit, short_pipeline
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
@@ -58,6 +64,13 @@ class FrontierHalf(Enum):
 
     LATER = "later"
     EARLIER = "earlier"
+
+
+class _TraceOfHalf(NamedTuple):
+    """A trace that begins where a half of the frontier does, with where that half ends, ns."""
+
+    trace: FrontierTrace
+    end_ns: int
 
 
 class _Guess(NamedTuple):
@@ -185,40 +198,41 @@ class WarmStarts:
         if not isinstance(coarsening, FewerMicrobatches) or not coarsening.guesses_times:
             return []
         coarse = coarsening.coarse
+        periodic = coarse.periodic
         if len(self.pipeline.operations) < MUCH_LONGER * len(coarse.pipeline.operations):
             return []
-        trace_and_end = coarse._traced_half(half)
-        if trace_and_end is None:
+        trace_of_half = coarse._trace_of_half(half)
+        if trace_of_half is None:
             return []
-        trace, until_ns = trace_and_end
-        intervals = list(coarse.periodic.periodic_intervals(trace, until_ns))
+        trace, end_ns = trace_of_half
+        intervals = list(periodic.periodic_intervals(trace, end_ns))
         min_breakpoints = MIN_INTERVAL_FRACTION * len(trace.periods())
-        inserted = coarse.periodic.num_inserted_rounds(self.pipeline.num_microbatches)
-        return [
-            ExtendedTrace(trace, interval, inserted, self._solver_from)
-            for interval in intervals
-            if len(interval.periods_ns) > min_breakpoints
-            and coarse.periodic.extends_to(self.pipeline, self.network, interval.split)
-        ]
+        num_inserted = periodic.num_inserted_rounds(self.pipeline.num_microbatches)
+        extended_traces = []
+        for interval in intervals:
+            is_long = len(interval.periods_ns) > min_breakpoints
+            if is_long and periodic.extends_to(self.pipeline, self.network, interval.split):
+                extended_traces.append(
+                    ExtendedTrace(trace, interval, num_inserted, self._solver_from)
+                )
+        return extended_traces
 
     @cached_property
     def periodic(self) -> PeriodicPipeline:
         """This pipeline as one that stands for longer ones."""
         return PeriodicPipeline(self.pipeline, self.network)
 
-    def _traced_half(self, half: FrontierHalf) -> tuple[FrontierTrace, int] | None:
-        """A trace that begins where a half does, and where that half ends, ns.
-
-        None where no start is found quickly.
-        """
-        solver = self.solver_at_flow(self.waiting_uw)
-        trace = solver.trace(self.waiting_uw)
+    def _trace_of_half(self, half: FrontierHalf) -> _TraceOfHalf | None:
+        """The trace of a half; None where no start is found quickly."""
+        trace = self.solver_at_flow(self.waiting_uw).trace(self.waiting_uw)
         t_min_ns, t_star_ns = trace.min_time, trace.end_time
         middle_ns = t_min_ns + int((t_star_ns - t_min_ns) * _HALF_WORK_FRACTION)
         if half is FrontierHalf.LATER:
-            return trace, middle_ns
-        started = self.solver_at_time(middle_ns)
-        return None if started is None else (started.trace(), t_min_ns)
+            return _TraceOfHalf(trace, middle_ns)
+        solver = self.solver_at_time(middle_ns)
+        if solver is None:
+            return None
+        return _TraceOfHalf(solver.trace(), t_min_ns)
 
     def _solver_from(
         self,
@@ -297,10 +311,11 @@ class WarmStarts:
     def _chain_flow(self) -> FlowArray:
         """The flow if no stage ever waited for another: its power along its own chain, (arcs,)."""
         operations_of_stage = np.diff(self.pipeline.stage_begin)
-        stage = np.repeat(np.arange(self.pipeline.num_stages), operations_of_stage)
-        power_uw = np.array(self._blocking_power_uw, np.int64)[stage]
+        stage = np.repeat(np.arange(self.pipeline.num_stages), operations_of_stage)  # (N,)
+        power_uw = np.array(self._blocking_power_uw, np.int64)[stage]  # (N,)
         arcs = self.network.precedence_arcs
-        predecessor, successor = self.network.tail[arcs] // 2, self.network.head[arcs] // 2
+        predecessor = operation_of_node(self.network.tail[arcs])
+        successor = operation_of_node(self.network.head[arcs])
         is_next_of_stage = (stage[predecessor] == stage[successor]) & (successor == predecessor + 1)
         flow_uw = np.zeros(len(self.network.tail), np.int64)
         flow_uw[: len(stage)] = power_uw

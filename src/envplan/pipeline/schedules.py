@@ -372,7 +372,7 @@ def _at_the_end(order: Sequence[Operation], extras: Mapping[str, Sequence[int]])
 
 
 def fitting_ahead(wanted: Sequence[int], num_microbatches: int) -> list[int]:
-    """As many forwards more than in 1F1B as wanted of each stage, or as many as it may run.
+    """Forwards ahead of 1F1B for each stage: as many as wanted, or as it may run.
 
     At most M - (S - s), and none on the last stage, whose first backward follows its first forward.
     Never more than the stage before, unless that one is held back by this first limit: else the two

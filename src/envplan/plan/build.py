@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -280,17 +280,24 @@ def replay_plan(
     return retimed.replay(rung_rows("stages", rung, retimed), machine)
 
 
-def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
-    """What a plan takes more on a profile's rows as measured, noise and all, than it says.
+class Excess(NamedTuple):
+    """Time and energy of a replay above those that a plan states, as fractions of these."""
 
-    Returns:
-        Time and energy, as fractions of what the plan says.
-    """
-    planned, stated = replay_plan(plan, profile), plan.profile.adjustments or Adjustments()
-    measured = profile.with_adjustments(stated.model_copy(update={"smoothed": False}))
-    problem = plan.job.problem(measured)
+    time: float
+    energy: float
+
+
+def beyond_raw_rows(plan: Plan, profile: Profile) -> Excess:
+    """The excess of a plan on a profile's rows as measured, noise and all, over what it says."""
+    planned = replay_plan(plan, profile)
+    adjustments = plan.profile.adjustments or Adjustments()
+    unsmoothed = adjustments.model_copy(update={"smoothed": False})
+    problem = plan.job.problem(profile.with_adjustments(unsmoothed))
     raw = problem.replay(rung_rows("stages", plan.as_rung(), problem), plan.job.machine)
-    return raw.makespan_ns / planned.makespan_ns - 1, raw.energy_fj / planned.energy_fj - 1
+    return Excess(
+        time=raw.makespan_ns / planned.makespan_ns - 1,
+        energy=raw.energy_fj / planned.energy_fj - 1,
+    )
 
 
 def find_profile(
@@ -355,7 +362,7 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
 
 
 def check_reference(reference: ProfileReference, profile: Profile, force: bool) -> str:
-    """That a profile is the one referred to; with `force`, only whether it is.
+    """Check that a profile is the one referred to; with `force`, only say whether it is.
 
     Raises:
         InputError: it has changed.
@@ -372,7 +379,7 @@ def check_reference(reference: ProfileReference, profile: Profile, force: bool) 
 
 
 def check_operations(plan: Plan, pipeline: Pipeline) -> None:
-    """That a plan has the operations of its pipeline, in the same order.
+    """Check that a plan has the operations of its pipeline, in the same order.
 
     Raises:
         InputError: the first that differs.
@@ -391,7 +398,7 @@ def _operation_words(operation: Operation | PlannedOperation) -> str:
 
 
 def check_cost(name: str, stated: Any, replay: Replay, gpus: int) -> None:
-    """That a plan takes and uses what it states, to the last ns and fJ.
+    """Check that a plan takes and uses what it states, to the last ns and fJ.
 
     Args:
         name: what stands before its fields' names in an error.

@@ -1,4 +1,4 @@
-"""What a plan costs, in money and carbon, and the proof of it."""
+"""The costs of a plan, in money and carbon, and their proof."""
 
 from __future__ import annotations
 

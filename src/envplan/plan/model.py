@@ -38,7 +38,7 @@ BlockingWatts = Annotated[float, Field(ge=0, le=1e5)]
 
 
 class Job(PipelineSpec):
-    """What runs: a pipeline, on how many GPUs, and what one of them draws while it waits."""
+    """The job: a pipeline, its GPUs, and the power of one that waits."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -120,7 +120,7 @@ class Baseline(Model):
 
 
 class UntilStraggler(Model):
-    """What is used until a straggler has finished, all other GPUs' waiting for it included."""
+    """Energy until a straggler has finished, all other GPUs' waiting for it included."""
 
     energy_j: Joules
     energy_lower_bound_j: Joules = Field(description="no plan in time for the straggler uses less")
@@ -129,7 +129,7 @@ class UntilStraggler(Model):
 
 
 class Predicted(Model):
-    """What one iteration will take, over all GPUs."""
+    """Predicted time and energy of one iteration, over all GPUs."""
 
     iteration_time_s: Seconds
     energy_j: Joules
@@ -147,7 +147,7 @@ class Predicted(Model):
 
 
 class Savings(NamedTuple):
-    """What one iteration saves, over all GPUs, against maximum frequency.
+    """Savings of one iteration, over all GPUs, against maximum frequency.
 
     Attributes:
         percent: of the energy at maximum frequency.
@@ -344,15 +344,15 @@ class Plan(Document):
         """Its figures beside those of maximum frequency, as a table."""
         import pandas as pd
 
-        before, after = self.predicted.baseline, self.predicted
+        baseline, planned = self.predicted.baseline, self.predicted
         modelled = " (modelled)" if self.profile.source == "modelled" else ""
         rows = {
-            "iteration time (s)": (before.iteration_time_s, after.iteration_time_s),
-            "energy (J)": (before.energy_j, after.energy_j),
-            "average power (W)": (before.average_power_w, after.average_power_w),
-            "saved (%)": ("", f"{after.savings_percent:.2f}"),
-            "slower (%)": ("", f"{after.slowdown_percent:.2f}"),
-            "certified gap (%)": ("", f"{100 * after.gap:.3f}"),
+            "iteration time (s)": (baseline.iteration_time_s, planned.iteration_time_s),
+            "energy (J)": (baseline.energy_j, planned.energy_j),
+            "average power (W)": (baseline.average_power_w, planned.average_power_w),
+            "saved (%)": ("", f"{planned.savings_percent:.2f}"),
+            "slower (%)": ("", f"{planned.slowdown_percent:.2f}"),
+            "certified gap (%)": ("", f"{100 * planned.gap:.3f}"),
         }
         columns = [self.profile.name + modelled, "maximum frequency", f"planner {self.planner}"]
         table = pd.DataFrame([(name, *row) for name, row in rows.items()], columns=columns)

@@ -1,4 +1,4 @@
-"""What plan.json repeats of its request: the target, and how clocks come and last.
+"""The parts of a request that plan.json repeats: the target, and how clocks come and last.
 
 The request is the truth. What is here is derived from it when a plan is made, and `envplan check`
 derives it again.
@@ -32,7 +32,7 @@ TargetKind = Literal[
 
 
 class Target(Model):
-    """What was asked for, and the deadline that planning came to meet for it."""
+    """The target that was asked for, and the deadline that planning came to meet for it."""
 
     kind: TargetKind
     time_s: Seconds | None = None
@@ -53,7 +53,7 @@ class Target(Model):
 
 @dataclass(frozen=True)
 class ClockTiming:
-    """What a plan's job says of its clocks.
+    """How late the clocks of a job come, and how long they last.
 
     Attributes:
         switch_latency_s: from a clock request until the clock changes, s; None: at once.
@@ -65,7 +65,7 @@ class ClockTiming:
 
 
 def clock_timing_of(request: Request) -> ClockTiming:
-    """What a request asks of clocks."""
+    """The timing of clocks that a request asks for."""
     dwell = request.limit(MinDwell)
     return ClockTiming(
         switch_latency_s=s_from_ns(request.latency_ns) if request.latency_ns else None,
@@ -104,6 +104,6 @@ def target_of(request: Request, deadline_ns: int, *, least_ns: int = 0) -> Targe
 
 
 def fastest_kind(request: Request) -> TargetKind:
-    """What a target is called that asks for the fastest plan under limits: by the last of them."""
+    """The kind of a target that asks for the fastest plan under limits: that of the last limit."""
     kinds = [limit.stated_as for limit in request.limits if limit.stated_as is not None]
     return kinds[-1] if kinds else "fastest"

@@ -169,17 +169,15 @@ def _promising(
 
     promising: list[Frontier] = []
     for num_chunks in sorted({alternative.pipeline.num_chunks for alternative in alternatives}):
-        alike = [
-            alternative
-            for alternative in alternatives
-            if alternative.pipeline.num_chunks == num_chunks
-        ]
-        as_fast = [
-            alternative for alternative in alike if alternative.min_time_ns <= job.min_time_ns
-        ]
-        as_thrifty = [
-            alternative for alternative in alike if alternative.energies.min() <= energy_j
-        ]
+        as_fast: list[Frontier] = []
+        as_thrifty: list[Frontier] = []
+        for alternative in alternatives:
+            if alternative.pipeline.num_chunks != num_chunks:
+                continue
+            if alternative.min_time_ns <= job.min_time_ns:
+                as_fast.append(alternative)
+            if alternative.energies.min() <= energy_j:
+                as_thrifty.append(alternative)
         promising += sorted(as_fast, key=energy_at_equal_time)[:count]
         promising += sorted(as_thrifty, key=time_at_equal_energy)[:count]
     return list(dict.fromkeys(promising))

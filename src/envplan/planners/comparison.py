@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from envplan._io.documents import Model
 from envplan.errors import InputError, naming
@@ -193,8 +193,18 @@ class _PlannedEntry:
     planning_time_s: float
 
 
-#: Our plan on a frontier that ends by a time, s; one that "waits" uses least until that time.
-_OurPlan = Callable[[Frontier, float, bool], Plan]
+class _OurPlan(Protocol):
+    """Makes our plan on a frontier that ends by a time; one that waits uses least until then."""
+
+    def __call__(self, frontier: Frontier, time_s: float, *, waits: bool) -> Plan:
+        """The plan."""
+
+
+class _Target(NamedTuple):
+    """By when one of our plans is to end, ns, and what it is called."""
+
+    time_ns: int
+    point: Point
 
 
 def compare(
@@ -291,7 +301,7 @@ def _rescheduled_for_envpipe(
     return frontier.retraced(order, frontier.profile)
 
 
-def _our_plan(frontier: Frontier, time_s: float, waits: bool) -> Plan:
+def _our_plan(frontier: Frontier, time_s: float, *, waits: bool) -> Plan:
     return frontier.plan(sync_time=time_s) if waits else frontier.plan(time_s)
 
 
@@ -317,23 +327,21 @@ def _planned_by_us(
 
     A straggler that is no slower than T_min has no plan of its own.
     """
-    t_min_ns = frontier.min_time_ns
-    later: list[tuple[int, Point]] = [
-        (frontier.min_energy_time_ns, "T_star"),
-        (ns_from_s_floor(straggler_s or 0.0), "straggler"),
-    ]
-    points = [(t_min_ns, "T_min"), *sorted(point for point in later if point[0] > t_min_ns)]
-    targets: list[tuple[Frontier, int, Point]] = [
-        (frontier, time_ns, point) for time_ns, point in points
-    ]
-    if envpipe_frontier is not frontier:
-        targets.append((envpipe_frontier, envpipe_frontier.min_time_ns, "T_min"))
-    entries = []
-    for traced, time_ns, point in targets:
+
+    def entry(traced: Frontier, target: _Target) -> _PlannedEntry:
         begin_s = perf_counter()
-        plan = our_plan(traced, s_from_ns(time_ns), point == "straggler")
+        waits = target.point == "straggler"
+        plan = our_plan(traced, s_from_ns(target.time_ns), waits=waits)
         planning_time_s = perf_counter() - begin_s + traced.trace_seconds
-        entries.append(_PlannedEntry(traced, point, plan, planning_time_s))
+        return _PlannedEntry(traced, target.point, plan, planning_time_s)
+
+    t_min = _Target(frontier.min_time_ns, "T_min")
+    t_star = _Target(frontier.min_energy_time_ns, "T_star")
+    straggler = _Target(ns_from_s_floor(straggler_s or 0.0), "straggler")
+    later = sorted(target for target in (t_star, straggler) if target.time_ns > t_min.time_ns)
+    entries = [entry(frontier, target) for target in (t_min, *later)]
+    if envpipe_frontier is not frontier:
+        entries.append(entry(envpipe_frontier, _Target(envpipe_frontier.min_time_ns, "T_min")))
     return entries
 
 
@@ -354,7 +362,7 @@ def _entries(
         if straggler_s is not None:
             # A plan that is slower than the straggler is one itself.
             end_s = max(straggler_s, time_s)
-            rivals = [our_plan(entry.frontier, end_s, True)]
+            rivals = [our_plan(entry.frontier, end_s, waits=True)]
             for rival, rival_plan in zip(planned, our_plans, strict=True):
                 if rival.frontier is entry.frontier:
                     rivals.append(rival_plan)
@@ -380,7 +388,7 @@ def _ours_in_same_time(entry: _PlannedEntry, our_plan: _OurPlan) -> Plan:
     """Our plan for the time of an entry's, which is the entry's own where that is ours."""
     if entry.point is not None:
         return entry.plan
-    return our_plan(entry.frontier, entry.plan.iteration_time, False)
+    return our_plan(entry.frontier, entry.plan.iteration_time, waits=False)
 
 
 def _straggler_outcome(

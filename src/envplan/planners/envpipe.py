@@ -129,19 +129,19 @@ class OperationClocks:
 
     def choice_at(self, levels: Sequence[int]) -> Rows:
         """The options of all operations at their levels, int32 (N,)."""
-        options = [
-            clocks.option[level] for clocks, level in zip(self.of_operation, levels, strict=True)
-        ]
-        return np.array(options, np.int32)
+        choice = np.empty(len(levels), np.int32)
+        for i, level in enumerate(levels):
+            choice[i] = self.of_operation[i].option[level]
+        return choice
 
 
 def _on_outer_envelope(pipeline: Pipeline) -> list[bool]:
     """Whether each operation is on the last stage or is the first or last of its stage, (N,)."""
-    first_of_stages = pipeline.stage_begin[:-1].tolist()
-    last_of_stages = (pipeline.stage_begin[1:] - 1).tolist()
-    ends = {*first_of_stages, *last_of_stages}
-    last_stage = pipeline.num_stages - 1
-    return [op.stage == last_stage or i in ends for i, op in enumerate(pipeline.operations)]
+    on_envelope = [op.stage == pipeline.num_stages - 1 for op in pipeline.operations]
+    for begin, end in pairwise(pipeline.stage_begin.tolist()):
+        on_envelope[begin] = True
+        on_envelope[end - 1] = True
+    return on_envelope
 
 
 def _first_levels(
@@ -150,13 +150,16 @@ def _first_levels(
     """The outer envelope at the highest clocks, everything else at its stage's valley, (N,)."""
     valleys_mhz = []
     for begin, end in pairwise(problem.pipeline.stage_begin.tolist()):
+        # Operations that share a table share its clocks, one object.
         operations_by_clocks = Counter(clocks.of_operation[begin:end])
         valleys_mhz.append(_valley_mhz(list(operations_by_clocks.items())))
     levels = []
     for i, stage in enumerate(problem.stage.tolist()):
-        clock_rows = clocks.of_operation[i]
-        valley = clock_rows.at_least(valleys_mhz[stage])
-        levels.append(clock_rows.top if on_envelope[i] else valley)
+        operation_clocks = clocks.of_operation[i]
+        if on_envelope[i]:
+            levels.append(operation_clocks.top)
+        else:
+            levels.append(operation_clocks.at_least(valleys_mhz[stage]))
     return levels
 
 

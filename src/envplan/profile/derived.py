@@ -31,7 +31,7 @@ _MAX_NS: Final = 10**18
 
 
 class Adjustments(Model):
-    """What was derived from a profile; nothing by default."""
+    """Adjustments that were made to a profile; none by default."""
 
     recompute: bool = Field(
         False,

@@ -30,7 +30,7 @@ class DescribedProfile(Protocol):
 
     @property
     def metadata(self) -> ProfileMetadata:
-        """What the sidecar says."""
+        """The sidecar."""
 
     @property
     def num_stages(self) -> int:

@@ -99,13 +99,15 @@ class PartCosts:
         settings = sorted({setting for name in swept for setting in rows[name]}) or [UNCONTROLLED]
         for setting in settings:
             _check_all_have(setting, swept, rows, where)
-        costs = np.array([_costs_at(settings, rows[name], name in swept) for name in rows])
+        costs = [_costs_at(settings, part_rows, name in swept) for name, part_rows in rows.items()]
+        times_ns = [[cost.time_ns for cost in part] for part in costs]
+        energies_fj = [[cost.energy_fj for cost in part] for part in costs]
         part_costs = cls(
             names=tuple(rows),
             follows_clock=np.array([_has_clock(part_rows) for part_rows in rows.values()]),
             settings=tuple(settings),
-            time_ns=np.ascontiguousarray(costs[:, :, 0].T),
-            energy_fj=np.ascontiguousarray(costs[:, :, 1].T),
+            time_ns=np.ascontiguousarray(np.array(times_ns, np.int64).T),
+            energy_fj=np.ascontiguousarray(np.array(energies_fj, np.int64).T),
         )
         if len(rows) > 1 and part_costs.energy_fj.sum(axis=1, dtype=float).max() > MAX_INTEGER:
             raise InputError(f"{where}: its parts use more than 4600 J together")
@@ -185,7 +187,7 @@ def scale_to_operation(
 
 
 class _Measured(NamedTuple):
-    """What was measured of an operation at each setting, in ns or fJ.
+    """Measured times or energies of an operation at each setting, in ns or fJ.
 
     Attributes:
         verb: how its parts do so, "take" or "use".

@@ -56,7 +56,7 @@ class OptionKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileContents:
-    """What the CSV of a profile says.
+    """The content of a profile's CSV.
 
     Attributes:
         num_stages: S; the profile's stages are 0 .. S - 1.
@@ -87,7 +87,7 @@ def parse_profile(content: bytes, path: Path | None) -> ProfileContents:
     table = parse_table(content, ProfileRow, path=path, kind="a profile")
     _join_kareus_configs(table)
     num_stages = _count_stages(table)
-    samples = _merge_repeats(table, _rows_by_part(table))
+    samples = _merge_repeats(table, _samples_of_rows(table))
     measured_costs = _part_costs(samples)
     _check_every_stage(measured_costs, num_stages, path)
     return ProfileContents(
@@ -100,16 +100,6 @@ def parse_profile(content: bytes, path: Path | None) -> ProfileContents:
     )
 
 
-class _PartKey(NamedTuple):
-    """A part of an operation at one setting; the part "" is the whole operation."""
-
-    stage: int
-    instruction: str
-    frequency_mhz: int
-    config: str
-    part: str
-
-
 # Large files have many rows of few operations and settings.
 _operation = lru_cache(maxsize=4096)(OperationKey)
 _setting = lru_cache(maxsize=4096)(ClockSetting)
@@ -119,10 +109,12 @@ class _Sample(NamedTuple):
     """One rank's measurement of a part at one setting; None where a deviation is not known.
 
     Attributes:
+        row: its row of the table; of several, the first.
         rank: global rank; None where its rows do not say.
         num_rows: rows that it is the median of.
     """
 
+    row: int
     time_s: float
     energy_j: float
     time_std_s: float | None
@@ -131,10 +123,31 @@ class _Sample(NamedTuple):
     num_rows: int = 1
 
 
-#: Rows of the table, in order, by what they measure.
-_Rows = Mapping[_PartKey, Sequence[int]]
-#: The samples of all ranks, in order, by what they measure.
-_Samples = Mapping[_PartKey, Sequence[_Sample]]
+# A large profile holds its samples in nested dictionaries with shared keys, not in one with a key
+# for each row: objects that live on cost the garbage collector a third of the time of reading.
+#: The samples of a part at each setting: of all rows, or of all ranks, in order.
+_SamplesBySetting = Mapping[ClockSetting, Sequence[_Sample]]
+#: The samples of each part of an operation; the part "" is the whole operation.
+_SamplesByPart = Mapping[str, _SamplesBySetting]
+#: The samples of every operation, and of `blocking`.
+_Samples = Mapping[OperationKey, _SamplesByPart]
+
+
+class _Measurement(NamedTuple):
+    """All samples of a part of an operation at one setting, at least one."""
+
+    operation: OperationKey
+    part: str
+    setting: ClockSetting
+    samples: Sequence[_Sample]
+
+
+def _measurements(samples: _Samples) -> Iterator[_Measurement]:
+    """The samples of all operations, part by part and setting by setting."""
+    for operation, by_part in samples.items():
+        for part, by_setting in by_part.items():
+            for setting, of_ranks in by_setting.items():
+                yield _Measurement(operation, part, setting, of_ranks)
 
 
 def _join_kareus_configs(table: Table[ProfileRow]) -> None:
@@ -162,22 +175,35 @@ def _count_stages(table: Table[ProfileRow]) -> int:
     return num_stages
 
 
-def _rows_by_part(table: Table[ProfileRow]) -> _Rows:
-    """Rows of the table by what they measure.
+def _samples_of_rows(table: Table[ProfileRow]) -> _Samples:
+    """A sample for each row of the table, by what it measures.
 
     Raises:
         InputError: a part has several rows, which are not of different ranks, or parts come in
             another order at some clock; names the line.
     """
+    columns = table.columns
+    of_rows = map(
+        _Sample,
+        range(len(table)),
+        columns["time"],
+        columns["energy"],
+        columns["time_std"],
+        columns["energy_std"],
+        columns["rank"],
+    )
     names = ("stage", "instruction", "frequency", "config", "part")
-    fields = zip(*(table.columns[name] for name in names), strict=True)
-    rows: dict[_PartKey, list[int]] = {}
+    keys = zip(*(columns[name] for name in names), strict=True)
+    samples: defaultdict[OperationKey, dict[str, dict[ClockSetting, list[_Sample]]]]
+    samples = defaultdict(dict)
     check = _PartCheck(table)
-    for row, key in enumerate(map(_PartKey._make, fields)):
-        rows.setdefault(key, []).append(row)
-        if key.part:
-            check.see(row, key)
-    return rows
+    for sample, (stage, instruction, mhz, config, part) in zip(of_rows, keys, strict=True):
+        operation, setting = _operation(stage, instruction), _setting(mhz, config)
+        of_part = samples[operation].setdefault(part, {})
+        of_part.setdefault(setting, []).append(sample)
+        if part:
+            check.see(sample, operation, setting, part)
+    return samples
 
 
 class _PartCheck:
@@ -185,34 +211,36 @@ class _PartCheck:
 
     def __init__(self, table: Table[ProfileRow]) -> None:
         self._table = table
-        self._ranks = table.columns["rank"]
-        self._first_row: dict[tuple[_PartKey, int | None], int] = {}
-        self._positions: defaultdict[tuple[int, str], dict[str, int]] = defaultdict(dict)
-        self._previous: dict[tuple[int, str, int, str, int | None], str] = {}
+        #: Of each operation, the position of each part in the order of first appearance.
+        self._positions: defaultdict[OperationKey, dict[str, int]] = defaultdict(dict)
+        #: Of each operation, setting and rank, the row of each part, in order.
+        self._rows: defaultdict[_RankSetting, dict[str, int]] = defaultdict(dict)
 
-    def see(self, row: int, key: _PartKey) -> None:
+    def see(
+        self, sample: _Sample, operation: OperationKey, setting: ClockSetting, part: str
+    ) -> None:
         """Check the next row of a part.
 
         Raises:
             InputError: the part has such a row already, is one of `blocking`, or comes after a part
                 that it came before at another clock.
         """
-        rank = self._ranks[row]
-        stage, instruction, mhz, config, part = key
-        first_row = self._first_row.setdefault((key, rank), row)
-        if first_row != row:
+        row = sample.row
+        stage, instruction = operation
+        mhz = setting.frequency_mhz
+        rows = self._rows[operation, setting, sample.rank]
+        if part in rows:
             raise self._table.error(
                 row,
-                f"repeats line {self._table.lines[first_row]}: part {part} of stage {stage} "
+                f"repeats line {self._table.lines[rows[part]]}: part {part} of stage {stage} "
                 f"{instruction} at {mhz} MHz; keep one of the two, or tell them apart in a config "
                 "column",
             )
         if instruction == BLOCKING:
             raise self._table.error(row, "blocking is no operation and has no parts", "part")
-        positions = self._positions[stage, instruction]
+        positions = self._positions[operation]
         position = positions.setdefault(part, len(positions))
-        option = (stage, instruction, mhz, config, rank)
-        previous = self._previous.get(option, part)
+        previous = next(reversed(rows), part)
         if positions[previous] > position:
             raise self._table.error(
                 row,
@@ -220,52 +248,72 @@ class _PartCheck:
                 "but before it at another clock; parts must come in one order, that of execution",
                 "part",
             )
-        self._previous[option] = part
+        rows[part] = row
 
 
-def _merge_repeats(table: Table[ProfileRow], rows: _Rows) -> _Samples:
+#: An operation, a setting and a rank, if rows say one.
+_RankSetting = tuple[OperationKey, ClockSetting, int | None]
+
+
+def _merge_repeats(table: Table[ProfileRow], samples: _Samples) -> _Samples:
     """The sample of each rank: medians of rows that measure one thing again, and their spread.
 
     Raises:
         InputError: they cannot be measurements of one thing; names the line.
     """
-    by_rank = {key: _by_rank(table, same) for key, same in rows.items() if len(same) > 1}
-    repeated = [again for groups in by_rank.values() for again in groups if len(again) > 1]
-    for again in sorted(repeated, key=lambda again: again[1]):
-        _check_alike(table, "time", table.columns["time"], again)
-        _check_alike(table, "energy", table.columns["energy"], again)
-    names = ("time", "energy", "time_std", "energy_std", "rank")
-    of_rows = list(map(_Sample, *(table.columns[name] for name in names)))
-    samples = {}
-    for key, same in rows.items():
-        if len(same) == 1:
-            samples[key] = [of_rows[same[0]]]
-        else:
-            samples[key] = [_median([of_rows[row] for row in again]) for again in by_rank[key]]
-    return samples
+    repeated: list[Sequence[_Sample]] = []
+    for measurement in _measurements(samples):
+        # Rows of a part are of different ranks, as was checked.
+        if len(measurement.samples) > 1 and not measurement.part:
+            repeated += [same for same in _by_rank(measurement.samples) if len(same) > 1]
+    for same in sorted(repeated, key=lambda same: same[1].row):
+        _check_alike(table, "time", same)
+        _check_alike(table, "energy", same)
+    if not repeated:
+        return samples
+    return {
+        operation: {part: _medians(by_setting) for part, by_setting in by_part.items()}
+        for operation, by_part in samples.items()
+    }
 
 
-def _by_rank(table: Table[ProfileRow], rows: Sequence[int]) -> list[list[int]]:
-    """Rows in groups of one rank each."""
-    ranks = table.columns["rank"]
-    groups: defaultdict[int | None, list[int]] = defaultdict(list)
-    for row in rows:
-        groups[ranks[row]].append(row)
+def _medians(samples: _SamplesBySetting) -> _SamplesBySetting:
+    """The sample of each rank at each setting."""
+    medians = {}
+    for setting, of_rows in samples.items():
+        medians[setting] = [_median(of_rank) for of_rank in _by_rank(of_rows)]
+    return medians
+
+
+def _by_rank(samples: Sequence[_Sample]) -> list[list[_Sample]]:
+    """Samples in groups of one rank each."""
+    groups: defaultdict[int | None, list[_Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.rank].append(sample)
     return list(groups.values())
 
 
-def _check_alike(
-    table: Table[ProfileRow], name: str, values: Sequence[float], rows: Sequence[int]
-) -> None:
-    first = rows[0]
-    for row in rows[1:]:
-        smaller, larger = sorted((values[first], values[row]))
+def _check_alike(table: Table[ProfileRow], name: str, repeats: Sequence[_Sample]) -> None:
+    """Refuse rows that repeat the first of them with quite another time or energy.
+
+    Args:
+        table: of the rows.
+        name: of the column, "time" or "energy".
+        repeats: samples of the rows.
+
+    Raises:
+        InputError: names the line.
+    """
+    values: Sequence[float] = table.columns[name]
+    first_row = repeats[0].row
+    for sample in repeats[1:]:
+        smaller, larger = sorted((values[first_row], values[sample.row]))
         if larger > _APART * smaller:
             raise table.error(
-                row,
-                f"repeats line {table.lines[first]} with quite another {name}, "
-                f"{values[row]:g} instead of {values[first]:g}; keep one of the two, or tell "
-                "them apart in a config column",
+                sample.row,
+                f"repeats line {table.lines[first_row]} with quite another {name}, "
+                f"{values[sample.row]:g} instead of {values[first_row]:g}; keep one of the two, or "
+                "tell them apart in a config column",
                 name,
             )
 
@@ -277,6 +325,7 @@ def _median(repeats: Sequence[_Sample]) -> _Sample:
     times_s = [sample.time_s for sample in repeats]
     energies_j = [sample.energy_j for sample in repeats]
     return _Sample(
+        row=repeats[0].row,
         time_s=statistics.median(times_s),
         energy_j=statistics.median(energies_j),
         time_std_s=statistics.stdev(times_s),
@@ -292,12 +341,13 @@ def _part_costs(samples: _Samples) -> dict[OperationKey, PartCosts]:
     Raises:
         InputError: parts lack rows, or do not add up to their operation.
     """
-    rows: defaultdict[OperationKey, dict[str, dict[ClockSetting, ExactCost]]] = defaultdict(dict)
-    for (stage, instruction, mhz, config, part), of_ranks in samples.items():
-        if instruction != BLOCKING:
-            part_rows = rows[_operation(stage, instruction)].setdefault(part, {})
-            part_rows[_setting(mhz, config)] = _cost_over_ranks(of_ranks)
-    return {operation: _assemble(operation, rows[operation], samples) for operation in sorted(rows)}
+    operations = sorted(operation for operation in samples if operation.instruction != BLOCKING)
+    return {operation: _assemble(operation, samples[operation]) for operation in operations}
+
+
+def _costs_over_ranks(samples: _SamplesBySetting) -> dict[ClockSetting, ExactCost]:
+    """The cost of a part at each setting."""
+    return {setting: _cost_over_ranks(of_ranks) for setting, of_ranks in samples.items()}
 
 
 def _cost_over_ranks(samples: Sequence[_Sample]) -> ExactCost:
@@ -309,34 +359,31 @@ def _cost_over_ranks(samples: Sequence[_Sample]) -> ExactCost:
     return ExactCost(ns_from_s(time_s), fj_from_j(energy_j))
 
 
-def _assemble(
-    operation: OperationKey,
-    rows: Mapping[str, Mapping[ClockSetting, ExactCost]],
-    samples: _Samples,
-) -> PartCosts:
+def _assemble(operation: OperationKey, samples: _SamplesByPart) -> PartCosts:
     """The parts of an operation; where it has rows of its own, parts add up to these.
 
     Args:
-        operation: whose rows they are.
-        rows: by part and setting; the part "" is the whole operation.
-        samples: of all operations; their deviations tell how far sums may lie from the whole.
+        operation: whose samples they are.
+        samples: their costs, and their deviations, which tell how far the sum of parts may lie
+            from the whole.
     """
     where = f"stage {operation.stage} {operation.instruction}"
-    if len(rows) == 1 or "" not in rows:
-        return PartCosts.from_rows(where, rows)
-    whole = rows[""]
-    parts = PartCosts.from_rows(where, {name: rows[name] for name in rows if name})
-    noise = {setting: _noise_of_sum(operation, setting, parts.names, samples) for setting in whole}
+    costs = {part: _costs_over_ranks(by_setting) for part, by_setting in samples.items()}
+    if len(costs) == 1 or "" not in costs:
+        return PartCosts.from_rows(where, costs)
+    whole = costs.pop("")
+    parts = PartCosts.from_rows(where, costs)
+    noise = {setting: _noise_of_sum(setting, parts.names, samples) for setting in whole}
     return scale_to_operation(parts, whole, noise, where)
 
 
 def _noise_of_sum(
-    operation: OperationKey, setting: ClockSetting, parts: Sequence[str], samples: _Samples
+    setting: ClockSetting, parts: Sequence[str], samples: _SamplesByPart
 ) -> tuple[float, float]:
     """How far the sum of parts may lie from the operation in time and in energy, fractions."""
-    keys = [_PartKey(*operation, *setting, part) for part in ("", *parts)]
+    by_setting = [samples[part] for part in ("", *parts)]
     # Of ranks the first stands for all; parts without a clock have no row at this setting.
-    present = [samples[key][0] for key in keys if key in samples]
+    present = [of_part[setting][0] for of_part in by_setting if setting in of_part]
     times = [(sample.time_s, sample.time_std_s) for sample in present]
     energies = [(sample.energy_j, sample.energy_std_j) for sample in present]
     return _tolerance(times), _tolerance(energies)
@@ -358,23 +405,24 @@ def _tolerance(measured: Sequence[tuple[float, float | None]]) -> float:
 def _time_spreads(samples: _Samples) -> dict[OptionKey, float]:
     """Relative standard deviation of times over runs and over ranks, where either is known."""
     spreads = {}
-    for key, of_ranks in samples.items():
+    for operation, part, setting, of_ranks in _measurements(samples):
         stds = [sample.time_std_s for sample in of_ranks if sample.time_std_s is not None]
-        if key.part or (not stds and len(of_ranks) == 1):
+        if part or (not stds and len(of_ranks) == 1):
             continue
         times = [sample.time_s for sample in of_ranks]
         over_runs = statistics.fmean(std**2 for std in stds) if stds else 0.0
         over_ranks = statistics.variance(times) if len(times) > 1 else 0.0
-        spreads[OptionKey(*key[:4])] = math.sqrt(over_runs + over_ranks) / max(times)
+        spread_s = math.sqrt(over_runs + over_ranks)
+        spreads[OptionKey(*operation, *setting)] = spread_s / max(times)
     return spreads
 
 
 def _blocking_power_w(samples: _Samples, num_stages: int) -> tuple[float, ...] | None:
     """The mean power of each stage's blocking rows; see ProfileContents."""
     powers: defaultdict[int, list[float]] = defaultdict(list)
-    for key, of_ranks in samples.items():
-        if key.instruction == BLOCKING:
-            powers[key.stage] += [sample.energy_j / sample.time_s for sample in of_ranks]
+    for operation, _, _, of_ranks in _measurements(samples):
+        if operation.instruction == BLOCKING:
+            powers[operation.stage] += [sample.energy_j / sample.time_s for sample in of_ranks]
     if not powers:
         return None
     means = {stage: math.fsum(watts) / len(watts) for stage, watts in powers.items()}
@@ -400,11 +448,15 @@ def _check_every_stage(costs: CostsByOperation, num_stages: int, path: Path | No
 
 def _merge_notes(samples: _Samples) -> Iterator[str]:
     """Phrases that say which rows were put together."""
-    listed = [sample for of_ranks in samples.values() for sample in of_ranks]
-    repeats = max(sample.num_rows for sample in listed)
+    repeats = 1
+    ranks: set[int | None] = set()
+    for measurement in _measurements(samples):
+        for sample in measurement.samples:
+            repeats = max(repeats, sample.num_rows)
+            ranks.add(sample.rank)
+    ranks.discard(None)
     if repeats > 1:
         yield f"medians of up to {repeats} rows of the same"
-    ranks = {sample.rank for sample in listed} - {None}
     if ranks:
         yield (
             f"largest times and mean energies per GPU of {len(ranks)} ranks, whose times' spread "
@@ -418,13 +470,13 @@ def _straggler_notes(samples: _Samples) -> Iterator[str]:
     The lower median of the stage's ranks stands for the others.
     """
     slowdowns: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-    for key, of_ranks in samples.items():
-        if key.instruction == BLOCKING or len(of_ranks) == 1:
+    for operation, _, _, of_ranks in _measurements(samples):
+        if operation.instruction == BLOCKING or len(of_ranks) == 1:
             continue
         usual_s = statistics.median_low(sample.time_s for sample in of_ranks)
         for sample in of_ranks:
             if sample.rank is not None:
-                slowdowns[key.stage, sample.rank].append(sample.time_s / usual_s)
+                slowdowns[operation.stage, sample.rank].append(sample.time_s / usual_s)
     for (stage, rank), ratios in sorted(slowdowns.items()):
         slowdown = statistics.median(ratios)
         if slowdown > _STRAGGLES:

@@ -90,8 +90,9 @@ def wrong_steps(
         energies: J, shape (n,).
         waiting_w: power of the waiting GPU, W.
     """
-    rising = np.argsort(clocks)
-    time, energy = times[rising], energies[rising]
+    by_clock = np.argsort(clocks)
+    time = times[by_clock]
+    energy = energies[by_clock]
     is_slower = np.diff(time) / time[1:] > _WRONG
     cost = energy - waiting_w * time
     valley = int(cost.argmin())
@@ -109,11 +110,14 @@ def noise_is_clear(measured_costs: CostsByOperation, waiting_w: Sequence[float])
         measured_costs: of all operations.
         waiting_w: power of the waiting GPU on each stage, W.
     """
-    is_noisy = [
-        wrong_steps(*sweep, waiting_w[operation.stage]) >= _FEWEST_WRONG
-        for operation, sweep in _sweeps(measured_costs, _FALLING)
-    ]
-    return bool(is_noisy) and 2 * sum(is_noisy) >= len(is_noisy)
+    num_sweeps = 0
+    num_noisy = 0
+    for operation, sweep in _sweeps(measured_costs, _FALLING):
+        num_sweeps += 1
+        num_wrong = wrong_steps(*sweep, waiting_w[operation.stage])
+        if num_wrong >= _FEWEST_WRONG:
+            num_noisy += 1
+    return num_sweeps > 0 and 2 * num_noisy >= num_sweeps
 
 
 def jump_clocks(measured_costs: CostsByOperation) -> dict[str, int]:
@@ -134,19 +138,27 @@ def without_noise(measured_costs: CostsByOperation) -> dict[OperationKey, PartCo
     for operation, sweep in _sweeps(measured_costs, _ANY_CORRELATION):
         if costs[operation].is_split:
             continue
-        times_s, energies_j = _smooth_sweep(*(tuple(column.tolist()) for column in sweep))
+        times_s, energies_j = _smooth_sweep(
+            tuple(sweep.clocks_mhz.tolist()),
+            tuple(sweep.times_s.tolist()),
+            tuple(sweep.energies_j.tolist()),
+        )
+        times_ns = [ns_from_s(time_s) for time_s in times_s.tolist()]
+        energies_fj = [fj_from_j(energy_j) for energy_j in energies_j.tolist()]
         costs[operation] = replace(
             costs[operation],
-            time_ns=np.array([[ns_from_s(time_s)] for time_s in times_s.tolist()]),
-            energy_fj=np.array([[fj_from_j(energy_j)] for energy_j in energies_j.tolist()]),
+            time_ns=np.array(times_ns)[:, np.newaxis],
+            energy_fj=np.array(energies_fj)[:, np.newaxis],
         )
     return costs
 
 
 @lru_cache(maxsize=256)  # stages of one model are often measured once
-def _smooth_sweep(*columns: tuple[float, ...]) -> tuple[FloatArray, FloatArray]:
-    """Times and energies of smooth_curve, kept for equal sweeps."""
-    return smooth_curve(*map(np.array, columns))
+def _smooth_sweep(
+    clocks_mhz: tuple[float, ...], times_s: tuple[float, ...], energies_j: tuple[float, ...]
+) -> tuple[FloatArray, FloatArray]:
+    """Times (s) and energies (J) of smooth_curve, kept for equal sweeps."""
+    return smooth_curve(np.array(clocks_mhz), np.array(times_s), np.array(energies_j))
 
 
 def _sweeps(
@@ -159,18 +171,22 @@ def _sweeps(
         highest_correlation: that log time and log clock may have.
     """
     for operation, parts in measured_costs.items():
-        mhz, whole = parts.frequency_mhz, parts.whole
-        if len(mhz) < _FEWEST_CLOCKS or not mhz[0] or not np.diff(mhz).all():
+        mhz = parts.frequency_mhz
+        whole = parts.whole
+        is_controlled = mhz[0] > 0
+        has_configs = not np.diff(mhz).all()
+        if len(mhz) < _FEWEST_CLOCKS or not is_controlled or has_configs:
             continue
         sweep = ClockSweep(
             clocks_mhz=mhz.astype(np.float64),
             times_s=whole.time_ns[:, 0].astype(np.float64) * 1e-9,
             energies_j=whole.energy_fj[:, 0].astype(np.float64) * 1e-15,
         )
-        if not sweep.energies_j.all() or not np.ptp(sweep.times_s):
+        is_constant_time = np.ptp(sweep.times_s) == 0
+        if is_constant_time or not sweep.energies_j.all():
             continue
-        logs = np.log(sweep.clocks_mhz), np.log(sweep.times_s)
-        if np.corrcoef(*logs)[0, 1] <= highest_correlation:
+        correlations = np.corrcoef(np.log(sweep.clocks_mhz), np.log(sweep.times_s))
+        if correlations[0, 1] <= highest_correlation:
             yield operation, sweep
 
 
@@ -189,16 +205,21 @@ def jumps(times: FloatArray) -> list[int]:
     log = np.log(times)
     steps = np.diff(log)
     smallest_jump = max(_JUMP_NOISE * _row_noise(steps), _JUMP)
-    candidates = []
+    candidates: list[tuple[float, int]] = []
     for row in range(_BELOW - 1, len(steps) - _ABOVE + 1):
-        fastest_above = log[row + 1 : row + 1 + _ABOVE].min()
-        usual_below = np.median(log[row + 1 - _BELOW : row + 1])
+        first_above = row + 1
+        rows_below = log[first_above - _BELOW : first_above]
+        rows_above = log[first_above : first_above + _ABOVE]
+        usual_below = np.median(rows_below)
+        fastest_above = rows_above.min()
         if fastest_above - usual_below > smallest_jump:
             candidates.append((float(steps[row]), row))
     # Candidates that are near to each other are one jump, at the highest step.
+    candidates.sort(reverse=True)
     chosen: list[int] = []
-    for _, row in sorted(candidates, reverse=True):
-        if all(abs(row - other) >= _ABOVE for other in chosen):
+    for _, row in candidates:
+        is_near_chosen = any(abs(row - chosen_row) < _ABOVE for chosen_row in chosen)
+        if not is_near_chosen:
             chosen.append(row)
     return sorted(chosen)
 
@@ -206,7 +227,8 @@ def jumps(times: FloatArray) -> list[int]:
 def _row_noise(steps: FloatArray) -> float:
     """Standard deviation of a row, from the bends between steps, robust against outliers."""
     bends = np.diff(steps)
-    deviation = float(np.median(np.abs(bends - np.median(bends))))
+    usual_bend = np.median(bends)
+    deviation = float(np.median(np.abs(bends - usual_bend)))
     # A bend is made of three rows, with weights 1, -2 and 1.
     return _STD_PER_MAD * deviation / 6**0.5
 
@@ -227,16 +249,21 @@ def smooth_curve(
     falling = np.argsort(-clocks)
     # From the highest clock down, so that minus the clock's logarithm ascends.
     slowness = -np.log(clocks[falling])
-    log_time, log_energy = np.log(times[falling]), np.log(energies[falling])
+    log_time = np.log(times[falling])
+    log_energy = np.log(energies[falling])
     if len(slowness) >= _FEWEST_CLOCKS:
+        # At its own power, so that energy grows as time does.
         scale = _joining_scale(slowness, log_time)
-        log_time, log_energy = log_time + scale, log_energy + scale
+        log_time = log_time + scale
+        log_energy = log_energy + scale
     smooth_time = _convex(slowness, log_time, rising=True)
     exact_time = _with_exact_shape(slowness, smooth_time, rising=True)
     smooth_energy = _convex(exact_time, log_energy, rising=False)
-    smooth = np.empty((2, len(slowness)))
-    smooth[:, falling] = np.exp([smooth_time, smooth_energy])
-    return smooth[0], smooth[1]
+    times_s = np.empty(len(slowness))
+    energies_j = np.empty(len(slowness))
+    times_s[falling] = np.exp(smooth_time)
+    energies_j[falling] = np.exp(smooth_energy)
+    return times_s, energies_j
 
 
 def _joining_scale(x: FloatArray, y: FloatArray) -> FloatArray:
@@ -249,13 +276,15 @@ def _joining_scale(x: FloatArray, y: FloatArray) -> FloatArray:
     scale = np.zeros(len(x))
     for last_below in reversed(jumps(np.exp(y[::-1]))):
         first_beyond = len(x) - 1 - last_below
-        before = slice(max(first_beyond - _WITHIN - _LEVEL, 0), max(first_beyond - _WITHIN, 2))
-        beyond = slice(first_beyond, first_beyond + _LEVEL)
+        end_before = first_beyond - _WITHIN
+        rows_before = slice(max(end_before - _LEVEL, 0), max(end_before, 2))
+        rows_beyond = slice(first_beyond, first_beyond + _LEVEL)
         joined = y + scale
-        line_before = np.polyfit(x[before], joined[before], 1)
-        line_beyond = np.polyfit(x[beyond], joined[beyond], 1)
-        at_jump = x[first_beyond]
-        scale[first_beyond:] += np.polyval(line_before, at_jump) - np.polyval(line_beyond, at_jump)
+        line_before = np.polyfit(x[rows_before], joined[rows_before], deg=1)
+        line_beyond = np.polyfit(x[rows_beyond], joined[rows_beyond], deg=1)
+        jump_x = x[first_beyond]
+        drop = np.polyval(line_before, jump_x) - np.polyval(line_beyond, jump_x)
+        scale[first_beyond:] += drop
     return scale
 
 
@@ -272,20 +301,28 @@ def _convex(x: FloatArray, y: FloatArray, *, rising: bool) -> FloatArray:
     if _has_shape(x, y, rising):
         return y
     fit = _LeastAbsoluteFit(y)
-    steps = np.diff(x)
-    is_step = steps > 0
-    unit = float(np.mean(steps[is_step])) if np.any(is_step) else 1.0
-    slope = None
-    for row, step in enumerate((steps / unit).tolist()):
-        value, next_value = fit.values[row], fit.values[row + 1]
+    lowest_slope = 0.0 if rising else -fit.infinity
+    previous_slope = None
+    for row, step in enumerate(_steps_of_mean_one(x).tolist()):
+        value = fit.values[row]
+        next_value = fit.values[row + 1]
         if step == 0.0:
             fit.require(-fit.infinity, 0.0, (next_value, 1.0), (value, -1.0))
             continue
-        previous, slope = slope, fit.variable(0.0 if rising else -fit.infinity)
+        slope = fit.variable(lowest_slope)
+        # next_value = value + slope * step, and slopes ascend.
         fit.require(0.0, 0.0, (next_value, 1.0), (value, -1.0), (slope, -step))
-        if previous is not None:
-            fit.require(0.0, fit.infinity, (slope, 1.0), (previous, -1.0))
+        if previous_slope is not None:
+            fit.require(0.0, fit.infinity, (slope, 1.0), (previous_slope, -1.0))
+        previous_slope = slope
     return _with_exact_shape(x, fit.solve(), rising)
+
+
+def _steps_of_mean_one(x: FloatArray) -> FloatArray:
+    """Steps from each x to the next, in units of the mean of those that are above 0, (n - 1,)."""
+    steps = np.diff(x)
+    forward = steps[steps > 0]
+    return steps / np.mean(forward) if len(forward) else steps
 
 
 class _LeastAbsoluteFit:
@@ -305,9 +342,8 @@ class _LeastAbsoluteFit:
         self.infinity: float = self._solver.infinity()
         self.values = [self.variable(-self.infinity) for _ in targets]
         self._distances = [self.variable(0.0) for _ in targets]
-        for value, distance, target in zip(
-            self.values, self._distances, targets.tolist(), strict=True
-        ):
+        rows = zip(self.values, self._distances, targets.tolist(), strict=True)
+        for value, distance, target in rows:
             self.require(-target, self.infinity, (distance, 1.0), (value, -1.0))
             self.require(target, self.infinity, (distance, 1.0), (value, 1.0))
 
@@ -338,26 +374,30 @@ def _with_exact_shape(x: FloatArray, y: FloatArray, rising: bool) -> FloatArray:
     level = np.minimum.accumulate(y[:num_level])
     if num_level == len(x):
         return level
-    steps = np.diff(x[num_level - 1 :])
-    slopes = np.maximum.accumulate(np.diff(y[num_level - 1 :]) / steps)
+    last_level = num_level - 1
+    steps = np.diff(x[last_level:])
+    rises = np.diff(y[last_level:])
+    slopes = np.maximum.accumulate(rises / steps)
     if rising:
         slopes[slopes < _ROUNDING] = 0.0
-    return np.concatenate([level, level[-1] + np.cumsum(slopes * steps)])
+    ascending = level[-1] + np.cumsum(slopes * steps)
+    return np.concatenate([level, ascending])
 
 
 def _has_shape(x: FloatArray, y: FloatArray, rising: bool) -> bool:
     """Whether y is convex over x already, up to the rounding of files."""
     num_level = _count_level(x)
-    if np.any(np.diff(y[:num_level]) > _ROUNDING):
+    changes = np.diff(y)
+    if np.any(changes[: num_level - 1] > _ROUNDING):
         return False
-    if rising and np.any(np.diff(y) < -_ROUNDING):
+    if rising and np.any(changes < -_ROUNDING):
         return False
-    left, middle, right = x[num_level - 1 : -2], x[num_level:-1], x[num_level + 1 :]
-    if not len(middle):
-        return True
-    low, high = y[num_level - 1 : -2], y[num_level + 1 :]
-    chord = low + (high - low) * (middle - left) / (right - left)
-    return not np.any(y[num_level:-1] - chord > _ROUNDING)
+    # Each point between two others lies on or below their chord.
+    inner = np.arange(num_level, len(x) - 1)
+    left_x, right_x = x[inner - 1], x[inner + 1]
+    left_y, right_y = y[inner - 1], y[inner + 1]
+    chord = left_y + (right_y - left_y) * (x[inner] - left_x) / (right_x - left_x)
+    return not np.any(y[inner] - chord > _ROUNDING)
 
 
 def _count_level(x: FloatArray) -> int:

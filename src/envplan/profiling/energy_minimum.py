@@ -35,7 +35,9 @@ class EnergyMinimum:
     error_j: float = 0.0
 
     def is_passed_at(self, energy_j: float, error_j: float) -> bool:
-        """Note the energy at the next lower clock; whether that was one rise too many.
+        """Take in the energy at the next lower clock; whether that was one rise too many.
+
+        Call it once for each clock, from the highest down.
 
         Args:
             energy_j: of all operations of a stage.

@@ -10,7 +10,7 @@ from envplan.errors import EnvplanError, InputError
 
 @contextmanager
 def explained(failed: str, too_large: str = "") -> Iterator[None]:
-    """Whatever a user's code raises, SystemExit too, becomes an InputError.
+    """Turn whatever a user's code raises, SystemExit too, into an InputError.
 
     Args:
         failed: what to say, before the exception's own words.
@@ -21,9 +21,11 @@ def explained(failed: str, too_large: str = "") -> Iterator[None]:
     except EnvplanError:
         raise
     except (Exception, SystemExit) as error:
-        # As torch says it, without importing torch.
-        memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-        if memory and too_large:
+        # torch's error is known by its name, because torch may not be there to import.
+        ran_out_of_memory = (
+            isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        )
+        if ran_out_of_memory and too_large:
             raise InputError(too_large) from None
-        said = f": {error}" if str(error) else ""
-        raise InputError(f"{failed}: {type(error).__name__}{said}") from error
+        words = f": {error}" if str(error) else ""
+        raise InputError(f"{failed}: {type(error).__name__}{words}") from error

@@ -108,13 +108,13 @@ class _Experts(_Fields):
 
     def _is_dense(self, layer: int) -> bool:
         """Whether a layer has one feed-forward part, by any of the ways to say so."""
-        is_said_dense = layer < len(self.layer_kinds) and self.layer_kinds[layer] == "dense"
+        is_dense_by_kind = layer < len(self.layer_kinds) and self.layer_kinds[layer] == "dense"
         is_between_sparse = (layer + 1) % self.sparse_layer_step != 0
         return (
             layer < self.first_sparse_layer
             or layer in self.dense_layers
             or is_between_sparse
-            or is_said_dense
+            or is_dense_by_kind
         )
 
 
@@ -184,7 +184,7 @@ class _Config(_Fields):
 
     @field_validator("model_type")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _is_known(cls, name: str) -> str:
         if name not in MODEL_TYPES:
             suggestion = meant(name, MODEL_TYPES).removeprefix("; ")
             raise ValueError(
@@ -194,13 +194,13 @@ class _Config(_Fields):
         return name
 
     @model_validator(mode="after")
-    def _modelled(self) -> _Config:
+    def _can_be_modelled(self) -> _Config:
         for kind in self.layer_types:
             if kind not in _MODELLED_LAYERS:
                 raise ValueError(f"layer_types: layers of {kind} are not modelled")
         if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
-            number = len(self.layer_types)
-            raise ValueError(f"layer_types are {number}, but layers {self.num_hidden_layers}")
+            num_types = len(self.layer_types)
+            raise ValueError(f"layer_types are {num_types}, but layers {self.num_hidden_layers}")
         if self.word_embed_proj_dim not in (0, self.hidden_size):
             raise ValueError("word_embed_proj_dim is not hidden_size, which is not modelled")
         if not self.head_size:
@@ -261,6 +261,7 @@ def read_model(path: Path) -> TransformerModel:
     """
     file = path / "config.json" if path.is_dir() else path
     document = read_json(file)
+    # What is no object is left for parse_document to refuse.
     fields = _language_fields(document) if isinstance(document, dict) else document
     read = partial(parse_document, fields, kind="model's config.json", path=file)
     config = read(_Config)

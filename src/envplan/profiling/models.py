@@ -213,14 +213,14 @@ class _Size:
 
     Attributes:
         field: the model's.
-        least: the smallest value.
-        most: the largest value.
+        min_value: the smallest value.
+        max_value: the largest value.
         of_presets: whether it may be given for a model by name, too.
     """
 
     field: str
-    least: int
-    most: int
+    min_value: int
+    max_value: int
     of_presets: bool = False
 
 
@@ -281,9 +281,9 @@ def _checked_changes(workload: str, model: Model, sizes: Mapping[str, int]) -> d
         size = _SIZES[name]
         if size.field not in model_fields:
             raise InputError(f"{_option(name)} does not go with workload {workload}")
-        if not size.least <= value <= size.most:
+        if not size.min_value <= value <= size.max_value:
             raise InputError(
-                f"{_option(name)} must be {size.least} to {size.most}, not {shown(value)}"
+                f"{_option(name)} must be {size.min_value} to {size.max_value}, not {shown(value)}"
             )
         changes[size.field] = value
     return changes

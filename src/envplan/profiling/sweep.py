@@ -34,6 +34,7 @@ _SPINNING: Final = "of a GPU that spins idly, not of one that waits in a transfe
 _MIN_BLOCKS: Final = 3
 _MAX_SPOILED_BLOCKS: Final = 10
 _MIN_REPETITION_S: Final = 1e-9
+_WARM_UP_ROUNDS: Final = 8  # a warm-up has about so many rounds of repetitions
 
 # A driver that fails is asked again: so many times, with so many seconds between.
 _TRIES: Final = 5
@@ -441,7 +442,8 @@ class _Sweep:
             end_s = self.now()
             if end_s - begin_s >= seconds:
                 return max((end_s - start_s) / repetitions, _MIN_REPETITION_S)
-            if end_s - start_s < seconds / 8:
+            is_short = end_s - start_s < seconds / _WARM_UP_ROUNDS
+            if is_short:
                 repetitions *= 2
 
     def _run_block(

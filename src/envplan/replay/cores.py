@@ -22,7 +22,7 @@ _used: int | None = None
 
 
 def cores() -> int:
-    """Those that this process may use, where the system tells (macOS does not)."""
+    """The cores that this process may use, where the system tells (macOS does not)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,9 +1,9 @@
 """The exact replay of a pipeline, and the search for the rows of least energy that keeps to limits.
 
-One engine, csrc/replay.hpp, says what a choice of rows comes to: integers throughout, clocks that
-come late, factors for noise, power over time, and how far apart a stage's clock requests are. The
-search, csrc/annealing.hpp, replays every move by the same code, so what it finds is what a replay
-says of it, to the ns and fJ.
+A choice has one row of its option table for each operation. One engine, csrc/replay.hpp, replays
+it: integers throughout, clocks that come late, factors for noise, power over time, and how far
+apart a stage's clock requests are. The search, csrc/annealing.hpp, replays every move by the same
+code, so its times and energies are those of a replay, to the ns and fJ.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ Answer = TypeVar("Answer")
 
 #: The index of the clock of a row that controls none.
 NO_CLOCK: Final = -1
+# The row that stands for a row at another clock, where the row controls none.
+_NO_ROW: Final = -1
+# How the kernel is told that there is no cap on power.
+_NO_CAP: Final = -1
 
 _CONSTANT_PASSES: Final = 6  # of the descent to one clock a stage
 
@@ -54,10 +58,40 @@ class Machine:
     latency_ns: int = 0
 
 
+class _RowClocks(NamedTuple):
+    """Clocks of rows over all tables, as indices into Problem.clocks_mhz.
+
+    Attributes:
+        requested: int32 (rows,), the clock that each asks for; NO_CLOCK where it controls none.
+        left: int32 (rows,), the clock in force as an operation ends by it; NO_CLOCK likewise.
+        standing_in: int32 (rows, clocks), the row that stands for each at each clock; _NO_ROW where
+            it controls none.
+    """
+
+    requested: Rows
+    left: Rows
+    standing_in: Rows
+
+
+class _RowSlices(NamedTuple):
+    """The power that rows over all tables draw, in slices one after the other.
+
+    Attributes:
+        begin: int32 (rows + 1,), the first slice of each row.
+        time_ns: int64 (slices,).
+        power_uw: int64 (slices,).
+    """
+
+    begin: Rows
+    time_ns: Times
+    power_uw: Times
+
+
 class Problem:
     """A pipeline with an option table for each operation, as arrays.
 
-    Rows of one table are what a choice consists of; "over all tables" they are numbered through.
+    A choice has one row of its table for each operation, by its index in that table. "Over all
+    tables" rows are numbered through, table after table.
 
     Args:
         blocking_power_uw: what a waiting GPU draws on each stage, (num_stages,), uW.
@@ -73,7 +107,8 @@ class Problem:
         blocking_power_uw: int64 (num_stages,).
         time_ns, energy_fj, power_uw, frequency_mhz: int64 (rows over all tables,); power is the
             most that a row draws; 0 MHz where a row controls no clock.
-        left_mhz: likewise, the clock in force as an operation ends by each row.
+        left_mhz: int64 (rows over all tables,), the clock in force as an operation ends by each
+            row; 0 MHz where it controls none.
         clocks_mhz: int64, every clock in the tables, ascending.
     """
 
@@ -99,13 +134,13 @@ class Problem:
         self.left_mhz: Times = np.concatenate([table.end_mhz for table in self.tables])
         clocks = np.concatenate([self.frequency_mhz, self.left_mhz])
         self.clocks_mhz: Times = np.unique(clocks[clocks > 0])
-        self._kernel = self._ordered(pipeline.order)
+        self._kernel = self._kernel_problem(pipeline.order)
 
     @cached_property
     def max_frequency_rows(self) -> Rows:
         """The row of each operation's highest frequency, int32 (N,)."""
-        best = np.array([table.max_frequency_option for table in self.tables], np.int32)
-        return best[self.table]
+        row_of_table = np.array([table.max_frequency_option for table in self.tables], np.int32)
+        return row_of_table[self.table]
 
     def cheapest_rows(self, power_uw: Sequence[float]) -> Rows:
         """The row in which each operation uses least where a ns is worth so much, int32 (N,).
@@ -121,8 +156,8 @@ class Problem:
         return np.array(cheapest_of_pair, np.int32)[pair_of_operation.ravel()]
 
     @cached_property
-    def thriftiest_rows(self) -> Rows:
-        """The row in which each operation uses least above waiting for as long, int32 (N,)."""
+    def least_effective_rows(self) -> Rows:
+        """The row of each operation's least effective cost, int32 (N,)."""
         return self.cheapest_rows(self.blocking_power_uw.tolist())
 
     def rows_at(self, settings: Sequence[tuple[int, str]]) -> Rows:
@@ -131,11 +166,13 @@ class Problem:
         Raises:
             InputError: an operation's table has no such row.
         """
-        rows = np.empty(len(self.table), np.int32)
-        for i, (table, setting) in enumerate(zip(self.table.tolist(), settings, strict=True)):
+        rows = []
+        operations = self.pipeline.operations
+        for operation, table, setting in zip(
+            operations, self.table.tolist(), settings, strict=True
+        ):
             row = self.rows_by_setting[table].get(setting)
             if row is None:
-                operation = self.pipeline.operations[i]
                 mhz, config = setting
                 with_config = f" with config {config}" if config else ""
                 raise InputError(
@@ -143,8 +180,8 @@ class Problem:
                     f"{operation.profile_stage} at {mhz} MHz{with_config}, asked for by microbatch "
                     f"{operation.microbatch}"
                 )
-            rows[i] = row
-        return rows
+            rows.append(row)
+        return np.array(rows, np.int32)
 
     def over_all(self, rows: Rows) -> Rows:
         """Rows, (N,), as they are numbered over all tables, int32 (N,)."""
@@ -156,7 +193,7 @@ class Problem:
         machine: Machine = Machine(),
         factors: NDArray[np.float64] | None = None,
     ) -> Replay:
-        """What a choice of rows comes to.
+        """Replay a choice of rows exactly.
 
         Args:
             rows: int32 (N,), a row of each operation's table.
@@ -170,15 +207,15 @@ class Problem:
             self._kernel.replay, rows, machine.latency_ns, factors
         )
         return Replay(
-            self,
-            rows,
-            machine,
-            factors,
-            starts_ns,
-            finishes_ns,
-            energies_fj,
-            makespan_ns,
-            energy_fj,
+            problem=self,
+            rows=rows,
+            machine=machine,
+            factors=factors,
+            starts_ns=starts_ns,
+            finishes_ns=finishes_ns,
+            energies_fj=energies_fj,
+            makespan_ns=makespan_ns,
+            energy_fj=energy_fj,
         )
 
     def makespans(
@@ -195,56 +232,57 @@ class Problem:
         """
         return _exactly(self._kernel.makespans, rows, machine.latency_ns, factors)
 
-    def _ordered(self, order: Rows) -> _kernel.Problem:
-        """For the kernel, with operations numbered in a topological order."""
+    def _kernel_problem(self, order: Rows) -> _kernel.Problem:
+        """This problem for the kernel, with operations numbered in a topological order."""
         pipeline = self.pipeline
+        clocks, slices = self._row_clocks, self._row_slices
         return _kernel.Problem(
-            order,
-            pipeline.stage_begin,
-            pipeline.succ_begin,
-            pipeline.succ,
-            pipeline.succ_lag_ns,
-            self.table,
-            self._table_begin,
-            self.time_ns,
-            self.energy_fj,
-            *self._clocks_of_rows,
-            self.blocking_power_uw,
-            *self._slices,
+            order=order,
+            stage_begin=pipeline.stage_begin,
+            succ_begin=pipeline.succ_begin,
+            succ=pipeline.succ,
+            succ_lag=pipeline.succ_lag_ns,
+            table=self.table,
+            table_begin=self._table_begin,
+            time=self.time_ns,
+            energy=self.energy_fj,
+            clock=clocks.requested,
+            leaves=clocks.left,
+            nearest=clocks.standing_in,
+            waiting=self.blocking_power_uw,
+            slice_begin=slices.begin,
+            slice_time=slices.time_ns,
+            slice_power=slices.power_uw,
         )
 
     @cached_property
-    def _slices(self) -> tuple[Rows, Times, Times]:
-        """The power that rows over all tables draw: first slices, (rows + 1,), ns and uW."""
+    def _row_slices(self) -> _RowSlices:
         segments = [table.segments for table in self.tables]
         counts = np.concatenate([np.diff(of_table.begin) for of_table in segments])
-        begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        times_ns = np.concatenate([of_table.time_ns for of_table in segments])
-        powers_uw = np.concatenate([of_table.power_uw for of_table in segments])
-        return begin, times_ns, powers_uw
+        return _RowSlices(
+            begin=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            time_ns=np.concatenate([of_table.time_ns for of_table in segments]),
+            power_uw=np.concatenate([of_table.power_uw for of_table in segments]),
+        )
 
     @cached_property
-    def _clocks_of_rows(self) -> tuple[Rows, Rows, NDArray[np.int32]]:
-        """The clocks of rows over all tables, by index, and the rows that stand for them.
-
-        Returns:
-            The clock that each row asks for, (rows,); the clock that it leaves, (rows,), both
-            NO_CLOCK where it controls none; and the row that stands for it at each clock, (rows,
-            clocks), -1 where it controls none.
-        """
-        requested = self._clock_index(self.frequency_mhz)
-        left = self._clock_index(self.left_mhz)
-        standing_in = np.full((len(self.time_ns), len(self.clocks_mhz)), -1, np.int32)
+    def _row_clocks(self) -> _RowClocks:
+        num_rows, num_clocks = len(self.time_ns), len(self.clocks_mhz)
+        standing_in = np.full((num_rows, num_clocks), _NO_ROW, np.int32)
         for table, first_row in zip(self.tables, self._table_begin.tolist(), strict=False):
-            self._stand_in(table, first_row, standing_in)
-        return requested, left, standing_in
+            self._fill_standing_in(table, first_row, standing_in)
+        return _RowClocks(
+            requested=self._clock_index(self.frequency_mhz),
+            left=self._clock_index(self.left_mhz),
+            standing_in=standing_in,
+        )
 
     def _clock_index(self, mhz: Times) -> Rows:
         """Indices into clocks_mhz; NO_CLOCK for 0 MHz."""
         index = np.searchsorted(self.clocks_mhz, mhz)
         return np.where(mhz > 0, index, NO_CLOCK).astype(np.int32)
 
-    def _stand_in(self, table: OptionTable, first_row: int, standing_in: NDArray[np.int32]) -> None:
+    def _fill_standing_in(self, table: OptionTable, first_row: int, standing_in: Rows) -> None:
         """Write the rows of a table that stand for its rows at each clock, (rows, clocks).
 
         It is the row of the nearest clock that the table lists for all of the operation with the
@@ -266,15 +304,12 @@ class Problem:
     @cached_property
     def rows_by_setting(self) -> list[dict[tuple[int, str], int]]:
         """For each table its rows by (MHz, config)."""
-        return [
-            {
-                setting: row
-                for row, setting in enumerate(
-                    zip(table.frequency_mhz.tolist(), table.config, strict=True)
-                )
-            }
-            for table in self.tables
-        ]
+        return [_rows_of_table_by_setting(table) for table in self.tables]
+
+
+def _rows_of_table_by_setting(table: OptionTable) -> dict[tuple[int, str], int]:
+    settings = zip(table.frequency_mhz.tolist(), table.config, strict=True)
+    return {setting: row for row, setting in enumerate(settings)}
 
 
 def _cheapest_row(table: OptionTable, power_uw: float) -> int:
@@ -286,7 +321,7 @@ def _cheapest_row(table: OptionTable, power_uw: float) -> int:
 
 
 def _exactly(replayed: Callable[..., Answer], *arguments: Any) -> Answer:
-    """The kernel's result.
+    """The result of a function of the kernel.
 
     Raises:
         InputError: numbers outgrow 64 bits.
@@ -374,12 +409,18 @@ class Replay:
 
         Python's integers: a stage may use more than the 9.2 kJ that 64 bits hold.
         """
-        waiting = zip(self.problem.blocking_power_uw.tolist(), self.busy_ns.tolist(), strict=True)
-        bounds = pairwise(self.problem.pipeline.stage_begin.tolist())
-        return [
-            power_uw * (self.makespan_ns - busy_ns) + sum(self.energies_fj[first:last].tolist())
-            for (power_uw, busy_ns), (first, last) in zip(waiting, bounds, strict=True)
-        ]
+        operations_of_stage = pairwise(self.problem.pipeline.stage_begin.tolist())
+        waiting_ns = self.makespan_ns - self.busy_ns
+        energies_fj = []
+        for power_uw, stage_waiting_ns, (begin, end) in zip(
+            self.problem.blocking_power_uw.tolist(),
+            waiting_ns.tolist(),
+            operations_of_stage,
+            strict=True,
+        ):
+            operations_fj = sum(self.energies_fj[begin:end].tolist())
+            energies_fj.append(operations_fj + power_uw * stage_waiting_ns)
+        return energies_fj
 
     @cached_property
     def frequency_mhz(self) -> NDArray[np.int64]:
@@ -396,16 +437,23 @@ class Replay:
         starts, finishes = self.starts_ns.tolist(), self.finishes_ns.tolist()
         stage = self.problem.stage.tolist()
         predecessors = self.problem.pipeline.predecessors
-        operation = finishes.index(self.makespan_ns)
-        path = [operation]
-        while starts[operation] > 0:
+
+        def awaited_by(operation: int) -> int:
+            """The predecessor whose end lets an operation start."""
             binding = [
                 predecessor
                 for predecessor, lag_ns in predecessors[operation]
                 if finishes[predecessor] + lag_ns == starts[operation]
             ]
-            same_stage = [i for i in binding if stage[i] == stage[operation]]
-            operation = (same_stage or binding)[0]
+            for predecessor in binding:
+                if stage[predecessor] == stage[operation]:
+                    return predecessor
+            return binding[0]
+
+        operation = finishes.index(self.makespan_ns)
+        path = [operation]
+        while starts[operation] > 0:
+            operation = awaited_by(operation)
             path.append(operation)
         return tuple(reversed(path))
 
@@ -447,12 +495,13 @@ class Replay:
             When an operation makes each as it starts, ns, and for what, MHz, both int64 (k,).
         """
         begin, end = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
-        requesting = begin + np.flatnonzero(self.frequency_mhz[begin:end])
-        mhz = self.frequency_mhz[requesting]
-        left_mhz = self.problem.left_mhz[self.problem.over_all(self.rows)[requesting]]
+        controlling = begin + np.flatnonzero(self.frequency_mhz[begin:end])
+        mhz = self.frequency_mhz[controlling]
+        left_mhz = self.problem.left_mhz[self.problem.over_all(self.rows)[controlling]]
         # An iteration begins with the clock that the one before it has left.
-        is_change = mhz != np.roll(left_mhz, 1)
-        return self.starts_ns[requesting[is_change]], mhz[is_change]
+        found_mhz = np.roll(left_mhz, 1)
+        is_request = mhz != found_mhz
+        return self.starts_ns[controlling[is_request]], mhz[is_request]
 
     def short_dwells(self, min_dwell_ns: int) -> Iterator[ShortDwell]:
         """Requests that the next one follows sooner than allowed, by stage and time.
@@ -468,7 +517,7 @@ class Replay:
 
 
 class Score(NamedTuple):
-    """How good a choice is: the less the better, first by penalty, then by energy.
+    """A choice's rank: the less the better, first by penalty, then by energy.
 
     Attributes:
         excess_fj: penalty for everything by which limits are broken.
@@ -520,21 +569,22 @@ class Search:
         peak_uw: int | None = None,
         waits: bool = False,
     ) -> None:
+        # By start time; operations that start together stay in topological order.
         position = np.empty(len(starts_ns), np.int32)
         position[problem.pipeline.order] = np.arange(len(starts_ns), dtype=np.int32)
         order = np.lexsort((position, starts_ns)).astype(np.int32)
         self._kernel = _kernel.Search(
-            problem._ordered(order),
+            problem._kernel_problem(order),
             machine.latency_ns,
             deadline_ns,
             min_dwell_ns,
-            -1 if peak_uw is None else peak_uw,
+            _NO_CAP if peak_uw is None else peak_uw,
             waits,
             price_uw,
         )
 
     def score(self, rows: Rows) -> Score:
-        """How good rows, int32 (N,), are."""
+        """The score of rows, int32 (N,)."""
         return Score(*self._kernel.score(rows))
 
     def improve(self, rows: Rows, moves: int, heat: float, seed: int) -> Rows:

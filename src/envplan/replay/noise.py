@@ -79,22 +79,22 @@ def time_factors(
     Args:
         spreads: standard deviations as fractions, (N,).
     """
-    log_variance, num_operations = np.log1p(spreads**2), len(spreads)
+    num_operations = len(spreads)
+    log_variance = np.log1p(spreads**2)
     runs_per_chunk = max(1, _CHUNK // num_operations)
     for begin in range(0, runs, runs_per_chunk):
-        normal = _standard_normal(num_operations, seed, begin, min(runs, begin + runs_per_chunk))
+        end = min(runs, begin + runs_per_chunk)
+        normal = _standard_normal(num_operations, seed, begin, end)
         yield np.exp(np.sqrt(log_variance) * normal - log_variance / 2)
 
 
 @lru_cache(maxsize=8)
 def _standard_normal(num_operations: int, seed: int, begin: int, end: int) -> NDArray[np.float64]:
     """Standard normal numbers of runs from begin to end, (runs, N)."""
-    return np.array(
-        [
-            np.random.default_rng([seed, run]).standard_normal(num_operations)
-            for run in range(begin, end)
-        ]
-    )
+    normal = np.empty((end - begin, num_operations))
+    for k, run in enumerate(range(begin, end)):
+        normal[k] = np.random.default_rng([seed, run]).standard_normal(num_operations)
+    return normal
 
 
 def clopper_pearson_lower(successes: int, runs: int, confidence: float) -> float:
@@ -125,11 +125,11 @@ def clopper_pearson_lower(successes: int, runs: int, confidence: float) -> float
 
 def fewest_successes(probability: float, runs: int, confidence: float) -> int:
     """The fewest successes in `runs` trials that prove a probability; runs + 1 where none do."""
-    return bisect_left(
-        range(runs + 1),
-        probability,
-        key=lambda successes: clopper_pearson_lower(successes, runs, confidence),
-    )
+
+    def proved_probability(successes: int) -> float:
+        return clopper_pearson_lower(successes, runs, confidence)
+
+    return bisect_left(range(runs + 1), probability, key=proved_probability)
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ class NoisyRun:
     deadline_ns: int
 
     @property
-    def each_ns(self) -> int:
-        """What the deadline leaves for an iteration, ns."""
+    def iteration_deadline_ns(self) -> int:
+        """The deadline's equal share for each iteration, ns."""
         return self.deadline_ns // self.iterations
 
     def cantelli_lower(self, makespans: NDArray[np.int64], confidence: float) -> float:
@@ -163,9 +163,8 @@ class NoisyRun:
         margin_ns = self.deadline_ns / self.iterations - bounds.mean_ns
         if margin_ns <= 0:
             return 0.0
-        return (
-            self.iterations * margin_ns**2 / (bounds.variance_ns2 + self.iterations * margin_ns**2)
-        )
+        n_times_d2 = self.iterations * margin_ns**2
+        return n_times_d2 / (bounds.variance_ns2 + n_times_d2)
 
     def provable_deadline_ns(
         self, makespans: NDArray[np.int64], probability: float, confidence: float
@@ -205,7 +204,9 @@ def _upper_bounds(makespans: NDArray[np.int64], confidence: float) -> _Moments:
     mean, variance = float(times_ns.mean()), float(times_ns.var(ddof=1))
     fourth_moment = float(((times_ns - mean) ** 4).mean())
     variance_of_variance = max(0.0, fourth_moment - variance**2)
+    error_of_mean = math.sqrt(variance / len(times_ns))
+    error_of_variance = math.sqrt(variance_of_variance / len(times_ns))
     return _Moments(
-        mean + quantile * math.sqrt(variance / len(times_ns)),
-        variance + quantile * math.sqrt(variance_of_variance / len(times_ns)),
+        mean_ns=mean + quantile * error_of_mean,
+        variance_ns2=variance + quantile * error_of_variance,
     )

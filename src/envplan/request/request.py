@@ -1,4 +1,4 @@
-"""What is wanted of a plan: one frozen value that every way of asking carries.
+"""The request for a plan: one frozen value that every way of asking carries.
 
 The command line, a sweep, `refine`, the Python API and plan.json all hold a Request, so a plan can
 be made again from its own file.
@@ -88,7 +88,7 @@ class Effort(Model):
 
 
 class Request(Model):
-    """What is wanted.
+    """The request for a plan.
 
     Attributes:
         objective: what is least: `energy`; `time`, for the fastest that keeps all limits; `cost`,

@@ -132,15 +132,15 @@ class EnergyLog:
 
     Args:
         device: the GPU.
-        poll: time between readings, s.
+        poll_s: time between readings.
 
     Attributes:
         problem: why the counter could not be read, the last time that it could not; or None.
     """
 
-    def __init__(self, device: Device, poll: float = POLL_S) -> None:
+    def __init__(self, device: Device, poll_s: float = POLL_S) -> None:
         self._device = device
-        self._poll = poll
+        self._poll_s = poll_s
         self._lock = threading.Lock()
         self._readings: list[_Reading] = []
         self._states: list[_State] = []
@@ -178,7 +178,7 @@ class EnergyLog:
         last_energy_mj: int | None = None
         num_polls = 0
         last_poll_s = time.perf_counter()
-        while not self._stopped.wait(self._poll):
+        while not self._stopped.wait(self._poll_s):
             poll_s = time.perf_counter()
             try:
                 energy_mj = self._device.energy()

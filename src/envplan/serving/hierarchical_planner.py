@@ -112,7 +112,9 @@ def hierarchical_pools(profile: ServingProfile, request: PlanRequest) -> list[Po
     pools = []
     for sized in size_pools(profile, request):
         counts = choose_instances(sized.rated_curves, sized.gpus, sized.load_tokens_s)
-        groups = choose_clocks(sized, counts or {sized.tp: sized.num_instances})
+        if counts is None:  # but for rounding, the instances of its own size carry the load
+            counts = {sized.tp: sized.num_instances}
+        groups = choose_clocks(sized, counts)
         pools.append(build_pool(sized.request_class, sized.slo, sized.served_tokens_s, groups))
     return pools
 
@@ -368,9 +370,9 @@ def choose_clocks(pool: SizedPool, counts: InstanceCounts) -> Iterator[InstanceG
     """The pool's instances at the clock that draws least; the largest TP first."""
     capacities = _capacity_by_tp(pool.rated_curves)
     total_capacity = sum(count * capacities[tp] for tp, count in counts.items())
+    utilization = pool.load_tokens_s / total_capacity
     for tp, count in sorted(counts.items(), reverse=True):
-        share = pool.load_tokens_s / total_capacity
-        load_tokens_s = min(capacities[tp], share * capacities[tp])
+        load_tokens_s = min(capacities[tp], utilization * capacities[tp])
         curves = pool.rated_curves[tp]
         best = int(power_by_clock(curves, load_tokens_s).argmin())
         yield InstanceGroup(curves[best].curve, count, load_tokens_s)

@@ -36,15 +36,15 @@ def pool_power_w(
     """
     demand = forecast.demand(classes, tp)
     performance = forecast.observed.fastest(tp)
-    decoding = _decoding_instances(demand.decoding_requests, num_instances, consolidates)
+    num_decoding = _decoding_instances(demand.decoding_requests, num_instances, consolidates)
     median_prompt_w = float(performance.prompt_w[len(performance.prompt_w) // 2])
     prompt_extra_w = median_prompt_w - performance.idle_w
     step_extra_w = float(performance.step_w[0]) - performance.idle_w
-    only_decoding = max(0.0, decoding - demand.busy_instances)
+    num_only_decoding = max(0.0, num_decoding - demand.busy_instances)
     return float(
         num_instances * performance.idle_w
         + demand.busy_instances * prompt_extra_w
-        + only_decoding * step_extra_w
+        + num_only_decoding * step_extra_w
     )
 
 

@@ -25,7 +25,7 @@ class Settings:
             fleet still suffices.
         slo_quantile_percent: share of requests whose SLOs a fleet is sized for.
         headroom_percent: how much a fleet exceeds what is needed.
-        squash_s: a request whose first token is so much too late is given up.
+        squash_s: a request whose first token is so much too late is given up (squashed).
         past_s: so much of the trace, rounded up to minutes, is a past: the first fleet is sized by
             it, and it is not replayed. 0: that fleet is sized by the trace's peak, with hindsight.
         mispredicted_percent: share of requests whose output is predicted one length too short or

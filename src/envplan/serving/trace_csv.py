@@ -380,13 +380,14 @@ def _expand(table: RequestTable, request_counts: FloatArray, path: Path) -> Requ
     Raises:
         InputError: rows are not equally far apart, or there are no or too many requests.
     """
-    step_s, row_times_s = _row_step(table.arrival_s, path)
+    row_times_s = np.unique(table.arrival_s)
+    step_s = _row_step_s(table.arrival_s, row_times_s, path)
     counts = np.rint(request_counts).astype(np.int64)
     if not 0 < counts.sum() <= _MAX_REQUESTS:
         raise InputError(f"must have 1 to {_MAX_REQUESTS} requests, not {counts.sum()}", path=path)
     row_of_request = np.repeat(np.arange(len(counts)), counts)
-    first_of_row = np.repeat(np.cumsum(counts) - counts, counts)
-    number_in_row = np.arange(len(row_of_request)) - first_of_row
+    first_request_of_row = np.cumsum(counts) - counts
+    number_in_row = np.arange(len(row_of_request)) - first_request_of_row[row_of_request]
     offset_s = (number_in_row + 0.5) / counts[row_of_request] * step_s
     arrival_s = table.arrival_s[row_of_request] + offset_s
     order = np.argsort(arrival_s, kind="stable")
@@ -400,13 +401,17 @@ def _expand(table: RequestTable, request_counts: FloatArray, path: Path) -> Requ
     )
 
 
-def _row_step(time_s: FloatArray, path: Path) -> tuple[float, FloatArray]:
-    """Seconds from each timestamp to the next, and all different timestamps.
+def _row_step_s(time_s: FloatArray, different_s: FloatArray, path: Path) -> float:
+    """Seconds from each timestamp to the next.
+
+    Args:
+        time_s: of each row, ascending.
+        different_s: the same without repetitions: rows of one time may be of different classes.
+        path: of the file, for errors.
 
     Raises:
         InputError: there is one timestamp only, or they are not equally far apart.
     """
-    different_s = np.unique(time_s)
     if len(different_s) < 2:
         raise InputError("needs at least two different timestamps", path=path)
     steps_s = np.diff(different_s)
@@ -421,4 +426,4 @@ def _row_step(time_s: FloatArray, path: Path) -> tuple[float, FloatArray]:
             line=int(np.searchsorted(time_s, gap_end_s)) + 2,
             column=_TIMESTAMP,
         )
-    return step_s, different_s
+    return step_s

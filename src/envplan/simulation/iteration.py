@@ -272,14 +272,14 @@ class Timeline:
         problem = self.replay.problem
         starts_ns = self.replay.starts_ns[begin:end]
         finishes_ns = self.replay.finishes_ns[begin:end]
-        thriftiest_options = problem.over_all(problem.thriftiest_rows)[begin:end]
-        thriftiest_times_ns = problem.time_ns[thriftiest_options]
+        least_effective_options = problem.over_all(problem.least_effective_rows)[begin:end]
+        least_effective_times_ns = problem.time_ns[least_effective_options]
         # Gap k follows operation k - 1; nothing is before the first one.
         gap_start_ns = np.append(0, finishes_ns)
         gap_finish_ns = np.append(starts_ns, self.sync_time_ns)
         gap_ns = gap_finish_ns - gap_start_ns
         stretch_ns = np.append(0, self.stretch_ns[begin:end])
-        useful_ns = np.append(0, thriftiest_times_ns - (finishes_ns - starts_ns))
+        useful_ns = np.append(0, least_effective_times_ns - (finishes_ns - starts_ns))
         fill_ns = np.minimum.reduce([gap_ns, stretch_ns, useful_ns]).clip(0)
         # Columns in the order of a Bubble's fields.
         gaps = np.stack([gap_start_ns, gap_finish_ns, stretch_ns, fill_ns], axis=1)

@@ -25,9 +25,8 @@ from envplan.plan import Plan, replay_plan
 from envplan.plan.build import gap_over, percent, predict
 from envplan.planners import Planner
 from envplan.profile import Adjustments, Profile
-from envplan.replay import Replay
 from envplan.request import Deadline, Request
-from envplan.request.limits import WholeJob
+from envplan.request.limits import KindReplay, WholeJob
 from envplan.simulation.conditions import PLANNED, Conditions
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.deadline_solver import DeadlineSolver
@@ -227,8 +226,8 @@ class _Together(DeadlineSolver[ReplicaPlans]):
             return self.bound_fj(bends_ns[bend + 1]) >= self.bound_fj(bends_ns[bend])
 
         # The sum falls up to its least value and rises from there on.
-        least = bisect_left(range(len(bends_ns) - 1), True, key=rises_after)
-        return bends_ns[least]
+        lowest_bend = bisect_left(range(len(bends_ns) - 1), True, key=rises_after)
+        return bends_ns[lowest_bend]
 
     def bound_fj(self, time_ns: int) -> int:
         """Least relaxed energy if all wait until a time, all GPUs, fJ."""
@@ -304,13 +303,14 @@ class _Together(DeadlineSolver[ReplicaPlans]):
             NoAnswerError: they break one.
         """
 
-        def replays() -> list[tuple[Replay, int]]:
+        def replays() -> list[KindReplay]:
             kinds = []
             for plan, frontier in zip(planned.plans, self.frontiers, strict=True):
                 # Late or held clocks may leave other options by parts than the frontier has.
                 adjustments = plan.profile.adjustments or Adjustments()
                 profile = frontier.profile.with_adjustments(adjustments)
-                kinds.append((replay_plan(plan, profile), frontier.num_gpus))
+                replay = replay_plan(plan, profile)
+                kinds.append(KindReplay(replay, frontier.num_gpus))
             return kinds
 
         job = WholeJob(planned.energy, ns_from_s(planned.sync_time), replays)

@@ -63,7 +63,7 @@ class SiteInterval(Model):
 
 
 class SiteJobRecord(Model):
-    """What a job is, so that the plan can be proved."""
+    """A job of the plan, described so that the plan can be proved."""
 
     name: str
     frontier: str | None = Field(None, description="path of its frontier file")

@@ -26,7 +26,7 @@ _SAME_COUNT = 1e-9
 
 @dataclass(frozen=True)
 class SiteOverheads:
-    """What a site draws beside the GPUs of its jobs.
+    """Power of a site beside that of the GPUs of its jobs.
 
     Attributes:
         pue: power usage effectiveness, from 1 up.

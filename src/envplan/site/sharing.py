@@ -105,7 +105,7 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What each job gets of a budget in one interval.
+    """The throughput of each job in one interval, within a budget.
 
     Attributes:
         throughput: of each job, iterations a second, (J).

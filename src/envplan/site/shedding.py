@@ -172,9 +172,9 @@ def _value_cut_alike(modes: Sequence[JobModes], power_w: float) -> float:
 
 def _cut_powers_w(modes: Sequence[JobModes], share: float) -> FloatArray:
     """The power of each job at a share of its full power, within what it may lose, W."""
-    least = np.array([mode.curve.slowest.power_w for mode in modes])
-    full = np.array([mode.curve.fastest.power_w for mode in modes])
-    powers_w: FloatArray = np.maximum(least, share * full)
+    least_w = np.array([mode.curve.slowest.power_w for mode in modes])
+    full_w = np.array([mode.curve.fastest.power_w for mode in modes])
+    powers_w: FloatArray = np.maximum(least_w, share * full_w)
     return powers_w
 
 

@@ -45,32 +45,37 @@ class OptionModel:
     def __init__(self, curves: Sequence[CostCurve]) -> None:
         self.model = cp_model.CpModel()
         self._curves = curves
+        # The cost of all operations is _base_fj and the sum of _extra_units, rounded down.
         self._base_fj = 0
-        self._costs: list[cp_model.LinearExprT] = []
+        self._extra_units: list[cp_model.LinearExprT] = []
+        #: For each operation, whether each of its options is chosen, by Pareto index.
         self._is_chosen: list[dict[int, cp_model.IntVar]] = []
 
-    def add_operation(self, i: int, allowed: Iterable[int], present: int) -> cp_model.LinearExprT:
-        """Add the operation of a curve.
+    def add_operation(
+        self, curve_index: int, allowed: Iterable[int], present: int
+    ) -> cp_model.LinearExprT:
+        """Add an operation.
 
         Args:
-            i: of the curve.
+            curve_index: of its cost curve, among those that the model was made with.
             allowed: Pareto indices of its options.
             present: the option to try first, which is always allowed.
 
         Returns:
             How long the operation takes, ns.
         """
-        durations_ns = self._curves[i].time_ns.tolist()
-        costs_fj = self._curves[i].cost_fj.tolist()
+        curve = self._curves[curve_index]
+        durations_ns, costs_fj = curve.time_ns.tolist(), curve.cost_fj.tolist()
         options = sorted({*allowed, present})
         is_chosen = {option: self.model.new_bool_var("") for option in options}
         self.model.add_exactly_one(is_chosen.values())
         self._is_chosen.append(is_chosen)
-        least_fj = min(costs_fj[option] for option in options)
-        self._base_fj += least_fj
+        cheapest_fj = min(costs_fj[option] for option in options)
+        self._base_fj += cheapest_fj
         for option, variable in is_chosen.items():
             # Rounded down, so that the sum is never more than what the operations cost.
-            self._costs.append((costs_fj[option] - least_fj) // _FJ_PER_UNIT * variable)
+            extra_units = (costs_fj[option] - cheapest_fj) // _FJ_PER_UNIT
+            self._extra_units.append(extra_units * variable)
             self.model.add_hint(variable, option == present)
         return sum(durations_ns[option] * variable for option, variable in is_chosen.items())
 
@@ -84,21 +89,27 @@ class OptionModel:
             saved_uw: power that is saved while the iteration is over early.
             early_ns: how long that is.
         """
-        # Savings are rounded up: the objective never says more than the energy.
+        # Rounded up, so that the objective is never more than the energy.
         saved_units = -(-saved_uw // _FJ_PER_UNIT)
-        self.model.minimize(sum(self._costs) - saved_units * early_ns)
+        self.model.minimize(sum(self._extra_units) - saved_units * early_ns)
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.01, end_s - time.monotonic())
         solver.parameters.num_workers = _WORKERS
-        has_choice = solver.solve(self.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-        bound_fj = self._base_fj + math.floor(solver.best_objective_bound) * _FJ_PER_UNIT
-        if not has_choice:
+        status = solver.solve(self.model)
+        bound_units = math.floor(solver.best_objective_bound)
+        bound_fj = self._base_fj + bound_units * _FJ_PER_UNIT
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return CpSatResult(None, bound_fj)
+        return CpSatResult(self._chosen_options(solver), bound_fj)
+
+    def _chosen_options(self, solver: cp_model.CpSolver) -> Choice:
+        """The Pareto index of each operation's option in a solver's solution."""
         pareto_choice = []
         for is_chosen in self._is_chosen:
-            chosen = [k for k, variable in is_chosen.items() if solver.boolean_value(variable)]
-            pareto_choice.append(chosen[0])
-        return CpSatResult(np.array(pareto_choice, np.int32), bound_fj)
+            for option, variable in is_chosen.items():
+                if solver.boolean_value(variable):
+                    pareto_choice.append(option)
+        return np.array(pareto_choice, np.int32)
 
 
 def solve_whole_pipeline(
@@ -130,11 +141,12 @@ def solve_whole_pipeline(
     early_ns = model.new_int_var(0, deadline_ns, "")
     finish = []
     for i, present in enumerate(rounding.pareto_choice.tolist()):
-        finish.append(start[i] + option_model.add_operation(i, allowed[i], present))
+        duration_ns = option_model.add_operation(i, allowed[i], present)
+        finish.append(start[i] + duration_ns)
         model.add_hint(start[i], starts_ns[i])
         model.add(finish[i] + early_ns <= deadline_ns)
-    columns = (column.tolist() for column in rounding.precedences)
-    for predecessor, successor, lag_ns in zip(*columns, strict=True):
-        model.add(finish[predecessor] + lag_ns <= start[successor])
-    pareto_choice, bound_fj = option_model.solve_until(end_s, saved_uw, early_ns)
-    return CpSatResult(pareto_choice, bound_fj + saved_uw * deadline_ns)
+    for precedence in rounding.precedences.as_list():
+        earliest_start = finish[precedence.predecessor] + precedence.lag_ns
+        model.add(earliest_start <= start[precedence.successor])
+    result = option_model.solve_until(end_s, saved_uw, early_ns)
+    return CpSatResult(result.pareto_choice, result.bound_fj + saved_uw * deadline_ns)

@@ -77,31 +77,21 @@ class CyclicSchedule:
 
     @classmethod
     def detect(cls, pipeline: Pipeline, rounding: Rounding) -> Self | None:
-        """The repeating rounds of a deadline's relaxed optimum; None if there are too few."""
+        """The repeating rounds of a deadline's relaxed optimum; None if there are too few.
+
+        There are enough for the shortest pattern.
+        """
         ranks_by_kind = _ranks_by_kind(pipeline, rounding)
         if not ranks_by_kind:
             return None
-        finishes_ns = [rounding.relaxed_finish_ns[ranks] for ranks in ranks_by_kind]
-        between_rounds_ns = np.concatenate([np.diff(finish_ns) for finish_ns in finishes_ns])
-        median_round_ns = int(np.median(between_rounds_ns))
-        if median_round_ns <= 0:
+        rank = _ranks_of_alike_rounds(ranks_by_kind, rounding)
+        if rank is None:
             return None
-        middle_ns = rounding.deadline_ns // 2
-        windows = [_alike_window(finish, median_round_ns, middle_ns) for finish in finishes_ns]
-        rounds_before = min(window.rounds_before for window in windows)
-        rounds_after = min(window.rounds_after for window in windows)
-        if rounds_before + rounds_after < _MIN_REPETITIONS * _PATTERN_LENGTHS[-1]:
-            return None
-        rank = np.array(
-            [
-                ranks[window.middle - rounds_before : window.middle + rounds_after]
-                for ranks, window in zip(ranks_by_kind, windows, strict=True)
-            ]
-        )
         finish_ns = rounding.relaxed_finish_ns[rank]
         start_ns = finish_ns[:, 0] - rounding.relaxed_duration_ns[rank[:, 0]]
+        num_rounds = rank.shape[1]
         # Rounded down, so that what fits the rounds fits the pipeline.
-        mean_round_ns = (finish_ns[:, -1] - finish_ns[:, 0]) // (rank.shape[1] - 1)
+        mean_round_ns = (finish_ns[:, -1] - finish_ns[:, 0]) // (num_rounds - 1)
         return cls(
             rank,
             int(mean_round_ns.min()),
@@ -132,30 +122,40 @@ class CyclicSchedule:
         Returns:
             Pareto indices, (K, length of the pattern); None where none was found in time.
         """
-        fitting = (n for n in _PATTERN_LENGTHS if _MIN_REPETITIONS * n <= self.num_rounds)
-        length = next(fitting)
+        length = self._pattern_length
         option_model = OptionModel(curves)
         model = option_model.model
         # A kind may shift against the others, but not by more than all of them take in turn.
         reach_ns = len(self.rank) * self.round_ns
-        start: dict[tuple[int, int], cp_model.IntVar] = {}
-        finish: dict[tuple[int, int], cp_model.LinearExprT] = {}
+        interval: dict[tuple[int, int], _Interval] = {}  # by kind and round of the pattern
         for kind, ranks in enumerate(self.rank.tolist()):
             middle = len(ranks) // 2
             for round_, i in enumerate(ranks[middle : middle + length]):
                 about_ns = int(self.start_ns[kind]) + round_ * self.round_ns
-                begin = model.new_int_var(about_ns - reach_ns, about_ns + reach_ns, "")
-                duration = option_model.add_operation(i, likely[i], int(pareto_choice[i]))
-                start[kind, round_] = begin
-                finish[kind, round_] = begin + duration
+                start = model.new_int_var(about_ns - reach_ns, about_ns + reach_ns, "")
+                duration_ns = option_model.add_operation(i, likely[i], int(pareto_choice[i]))
+                interval[kind, round_] = _Interval(start, start + duration_ns)
         pattern_ns = length * self.round_ns
-        for predecessor, successor, rounds_later, lag_ns in self.precedences:
+        for precedence in self.precedences:
             for round_ in range(length):
-                repetitions, successor_round = divmod(round_ + rounds_later, length)
-                successor_start = start[successor, successor_round] + repetitions * pattern_ns
-                model.add(successor_start >= finish[predecessor, round_] + lag_ns)
-        solution, _ = option_model.solve_until(end_s)
-        return None if solution is None else solution.reshape(-1, length)
+                # The successor may be in a later repetition of the pattern.
+                repetitions, later_round = divmod(round_ + precedence.rounds_later, length)
+                successor = interval[precedence.successor, later_round]
+                predecessor = interval[precedence.predecessor, round_]
+                successor_start = successor.start + repetitions * pattern_ns
+                model.add(successor_start >= predecessor.finish + precedence.lag_ns)
+        result = option_model.solve_until(end_s)
+        if result.pareto_choice is None:
+            return None
+        return result.pareto_choice.reshape(-1, length)
+
+    @property
+    def _pattern_length(self) -> int:
+        """The longest pattern that can be repeated often enough, in rounds."""
+        for length in _PATTERN_LENGTHS:
+            if self.num_rounds >= _MIN_REPETITIONS * length:
+                return length
+        raise AssertionError("fewer rounds than detect accepts")
 
     def insertions(self, pareto_choice: Choice, pattern: Choice) -> Iterator[Choice]:
         """Put a pattern into the rounds that repeat, from each of its rounds on, with each joint.
@@ -179,6 +179,20 @@ class CyclicSchedule:
                 yield repeated
 
 
+class _KindAndRound(NamedTuple):
+    """Where an operation is among the rounds that repeat."""
+
+    kind: int
+    round: int
+
+
+class _Interval(NamedTuple):
+    """When an operation of a pattern starts and finishes, ns, as variables of CP-SAT."""
+
+    start: cp_model.IntVar
+    finish: cp_model.LinearExprT
+
+
 class _Window(NamedTuple):
     """Rounds of one kind that take equally long, around the middle of the iteration.
 
@@ -192,19 +206,51 @@ class _Window(NamedTuple):
     rounds_after: int
 
 
+def _ranks_of_alike_rounds(
+    ranks_by_kind: Sequence[NDArray[np.int64]], rounding: Rounding
+) -> NDArray[np.int64] | None:
+    """Ranks of the operations of rounds that take equally long, (K, rounds).
+
+    Args:
+        ranks_by_kind: of each kind's operations, round by round.
+        rounding: of the relaxed optimum.
+
+    Returns:
+        None where they are too few for the shortest pattern.
+    """
+    finishes_ns = [rounding.relaxed_finish_ns[ranks] for ranks in ranks_by_kind]
+    between_rounds_ns = np.concatenate([np.diff(finish_ns) for finish_ns in finishes_ns])
+    round_ns = int(np.median(between_rounds_ns))
+    if round_ns <= 0:
+        return None
+    middle_ns = rounding.deadline_ns // 2
+    windows = [_alike_window(finish_ns, round_ns, middle_ns) for finish_ns in finishes_ns]
+    rounds_before = min(window.rounds_before for window in windows)
+    rounds_after = min(window.rounds_after for window in windows)
+    if rounds_before + rounds_after < _MIN_REPETITIONS * min(_PATTERN_LENGTHS):
+        return None
+    ranks_of_rounds = []
+    for ranks, window in zip(ranks_by_kind, windows, strict=True):
+        begin, end = window.middle - rounds_before, window.middle + rounds_after
+        ranks_of_rounds.append(ranks[begin:end])
+    return np.array(ranks_of_rounds)
+
+
 def _alike_window(finish_ns: NDArray[np.int64], round_ns: int, middle_ns: int) -> _Window:
     """The rounds around the middle whose ends lie one round apart.
 
     Args:
         finish_ns: of one kind's operations, round by round.
+        round_ns: how long a round is.
+        middle_ns: of the iteration.
     """
     middle = int(np.searchsorted(finish_ns, middle_ns))
     deviation_ns = np.abs(np.diff(finish_ns) - round_ns)
     unlike = np.flatnonzero(deviation_ns > _TOLERANCE * round_ns)
-    earlier, later = unlike[unlike < middle], unlike[unlike >= middle]
-    begin = int(earlier[-1]) + 1 if len(earlier) else 0
-    end = int(later[0]) if len(later) else len(finish_ns) - 1
-    return _Window(middle, middle - begin, end - middle)
+    unlike_before, unlike_after = unlike[unlike < middle], unlike[unlike >= middle]
+    begin = int(unlike_before[-1]) + 1 if len(unlike_before) else 0
+    end = int(unlike_after[0]) if len(unlike_after) else len(finish_ns) - 1
+    return _Window(middle, rounds_before=middle - begin, rounds_after=end - middle)
 
 
 def _ranks_by_kind(pipeline: Pipeline, rounding: Rounding) -> list[NDArray[np.int64]]:
@@ -218,28 +264,34 @@ def _ranks_by_kind(pipeline: Pipeline, rounding: Rounding) -> list[NDArray[np.in
     for i, op in zip(rank.tolist(), pipeline.operations, strict=True):
         by_microbatch = by_kind.setdefault((op.stage, op.instruction, op.chunk), {})
         by_microbatch[op.microbatch] = i
-    return [
-        np.array([by_microbatch[microbatch] for microbatch in sorted(by_microbatch)], np.int64)
-        for by_microbatch in by_kind.values()
-        if len(by_microbatch) > pipeline.num_stages
-    ]
+    ranks_by_kind = []
+    for by_microbatch in by_kind.values():
+        if len(by_microbatch) > pipeline.num_stages:
+            ranks = [by_microbatch[microbatch] for microbatch in sorted(by_microbatch)]
+            ranks_by_kind.append(np.array(ranks, np.int64))
+    return ranks_by_kind
 
 
 def _cyclic_precedences(
     rank: NDArray[np.int64], precedences: Precedences
 ) -> tuple[CyclicPrecedence, ...]:
-    """Precedences between operations of the rounds, as those between their kinds."""
-    kind_and_round = {
-        i: (kind, round_)
-        for kind, ranks in enumerate(rank.tolist())
-        for round_, i in enumerate(ranks)
-    }
+    """Precedences between operations of the rounds, as those between their kinds.
+
+    Args:
+        rank: of the operation of each kind and round, (K, rounds).
+        precedences: of all operations.
+    """
+    position: dict[int, _KindAndRound] = {}  # by rank
+    for kind, ranks in enumerate(rank.tolist()):
+        for round_, i in enumerate(ranks):
+            position[i] = _KindAndRound(kind, round_)
     cyclic = set()
-    columns = (column.tolist() for column in precedences)
-    for predecessor, successor, lag_ns in zip(*columns, strict=True):
-        if predecessor in kind_and_round and successor in kind_and_round:
-            kind, round_ = kind_and_round[predecessor]
-            successor_kind, successor_round = kind_and_round[successor]
-            rounds_later = successor_round - round_
-            cyclic.add(CyclicPrecedence(kind, successor_kind, rounds_later, lag_ns))
+    for precedence in precedences.as_list():
+        predecessor = position.get(precedence.predecessor)
+        successor = position.get(precedence.successor)
+        if predecessor is not None and successor is not None:
+            rounds_later = successor.round - predecessor.round
+            cyclic.add(
+                CyclicPrecedence(predecessor.kind, successor.kind, rounds_later, precedence.lag_ns)
+            )
     return tuple(sorted(cyclic))

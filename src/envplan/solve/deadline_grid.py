@@ -62,13 +62,13 @@ class RoundingGrid:
         frontier's slope just below them demands.
         """
         frontier = self._frontier
-        ends_ns = {frontier.min_energy_time_ns, frontier.slowest_time_ns}
+        always_on_grid_ns = {frontier.min_energy_time_ns, frontier.slowest_time_ns}
         latest_ns = min(latest_ns, frontier.slowest_time_ns)
         for begin_ns, end_ns, slope_uw in frontier.intervals_below(latest_ns):
             highest_ns = end_ns
-            if end_ns in ends_ns:
+            if end_ns in always_on_grid_ns:
                 yield end_ns
-                highest_ns -= 1
+                highest_ns -= 1  # not twice
             spacing_ns = self.spacing_ns(slope_uw)
             lowest_ns = max(begin_ns, frontier.min_time_ns)
             yield from range(highest_ns - highest_ns % spacing_ns, lowest_ns, -spacing_ns)
@@ -79,10 +79,15 @@ class RoundingGrid:
         return deadline_ns // self.spacing_ns(self._frontier.slope_uw(deadline_ns))
 
     def spacing_ns(self, slope_uw: int) -> int:
-        """How far deadlines lie apart where the frontier has a slope, ns."""
+        """How far deadlines lie apart where the frontier has a slope, ns.
+
+        The slope is what a ns more saves: up to T_star more than all GPUs draw while they wait, and
+        beyond T_star no more than that.
+        """
         frontier, waiting_uw = self._frontier, self._frontier.total_power_uw
         t_star_ns = frontier.min_energy_time_ns
-        if slope_uw <= waiting_uw:  # beyond T_star
+        is_beyond_t_star = slope_uw <= waiting_uw
+        if is_beyond_t_star:
             span_ns = frontier.slowest_time_ns - t_star_ns
             return self._even_spacing_ns(span_ns, slope_uw, _MAX_DEADLINES_BEYOND)
         if self._has_few_times:

@@ -136,7 +136,7 @@ class DeadlineSearch:
         if isinstance(refusal, NoPlanInTimeError) or self.keeper.relieving is None:
             raise refusal
         if not self._knows_relief:
-            self._known_choices += self._relief.kept()
+            self._known_choices += self._relief.choices_that_keep_all()
             self._knows_relief = True
         solution = self._best_known(None, context, idle_until_deadline=idle_until_deadline)
         if solution is not None:

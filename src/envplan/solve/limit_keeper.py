@@ -14,7 +14,7 @@ from envplan.request.limits import HoldsWithProbability, Limit, LimitContext, Ro
 from envplan.solve.conditions import SearchConditions
 from envplan.units import ns_from_s_floor
 
-#: At a proof that a probability holds.
+#: Attempts to prove that a choice holds a probability.
 MAX_PROOFS: Final = 4
 
 
@@ -85,6 +85,7 @@ class LimitKeeper:
 
 
 def _first_violated(replay: Replay, context: LimitContext, limits: Iterable[Limit]) -> Limit | None:
+    """The first of some limits that a replay breaks; None: it keeps them."""
     for limit in limits:
         if limit.violation(replay, context):
             return limit

@@ -54,11 +54,27 @@ class _Slowdown(NamedTuple):
 
     Attributes:
         cost_per_uw: effective cost for each uW saved, fJ / uW.
+        operation, option: which operation gets which option index.
+        power_uw: the most that the option draws.
+        saved_uw: how much less that is than now, positive.
     """
 
     cost_per_uw: float
     operation: int
     option: int
+    power_uw: int
+    saved_uw: int
+
+
+class _Moment(NamedTuple):
+    """A moment of a replay from which on power is constant for a while.
+
+    Attributes:
+        power_uw: of one GPU a stage together.
+    """
+
+    time_ns: int
+    power_uw: int
 
 
 class PeakPowerHeuristic:
@@ -78,11 +94,11 @@ class PeakPowerHeuristic:
         self._machine = machine
         self._cap_uw = cap_uw
         problem = frontier.problem
-        #: The most that each option of each table draws, uW.
-        self._option_powers_uw = [table.peak_uw for table in problem.tables]
-        least_uw = np.array([powers.min() for powers in self._option_powers_uw], np.int64)
-        most_uw = np.array([powers.max() for powers in self._option_powers_uw], np.int64)
-        least_options = np.array([powers.argmin() for powers in self._option_powers_uw], np.int32)
+        # By table, then by operation: (N,).
+        powers_uw = [table.peak_uw for table in problem.tables]
+        least_uw = np.array([table_uw.min() for table_uw in powers_uw], np.int64)
+        most_uw = np.array([table_uw.max() for table_uw in powers_uw], np.int64)
+        least_options = np.array([table_uw.argmin() for table_uw in powers_uw], np.int32)
         self._least_uw = least_uw[problem.table]
         self._most_uw = most_uw[problem.table]
         self.least_power_choice: Rows = least_options[problem.table]
@@ -117,11 +133,13 @@ class PeakPowerHeuristic:
         """
         num_gpus = self._frontier.num_gpus
         least_power = self._frontier.problem.replay(self.least_power_choice, self._machine)
-        least_w = w_from_uw(min(replay.peak_uw, least_power.peak_uw) * num_gpus)
+        least_found_uw = min(replay.peak_uw, least_power.peak_uw)
+        cap_w = w_from_uw(self._cap_uw * num_gpus)
+        least_found_w = w_from_uw(least_found_uw * num_gpus)
+        least_possible_w = w_from_uw(self.least_peak_uw * num_gpus)
         return (
-            f"no plan was found that stays under {float(w_from_uw(self._cap_uw * num_gpus)):.6g} "
-            f"W; the least peak found is {least_w:.10g} W, and none can be below "
-            f"{w_from_uw(self.least_peak_uw * num_gpus):.10g} W"
+            f"no plan was found that stays under {cap_w:.6g} W; the least peak found is "
+            f"{least_found_w:.10g} W, and none can be below {least_possible_w:.10g} W"
         )
 
     @property
@@ -133,9 +151,8 @@ class PeakPowerHeuristic:
         its options.
         """
         problem = self._frontier.problem
-        table_floor_uw = np.array(
-            [table.segments.power_uw.min() for table in problem.tables], np.int64
-        )
+        table_floors_uw = [table.segments.power_uw.min() for table in problem.tables]
+        table_floor_uw = np.array(table_floors_uw, np.int64)
         stage_floor_uw = problem.blocking_power_uw.copy()
         np.minimum.at(stage_floor_uw, problem.stage, table_floor_uw[problem.table])
         stage_peak_uw = np.zeros_like(problem.blocking_power_uw)
@@ -144,19 +161,27 @@ class PeakPowerHeuristic:
         return int((other_stages_uw + stage_peak_uw).max())
 
     def _replays_under_cap(self, deadline_ns: int | None) -> list[Replay]:
-        """One replay for each level whose limits could be repaired; None: as fast as can be."""
+        """One replay for each level whose limits could be repaired.
+
+        Args:
+            deadline_ns: None: as fast as the limits allow.
+        """
         replays = []
         for level in self._levels:
-            choice = self._repaired(level, deadline_ns)
+            choice = self._choice_under_cap(level, deadline_ns)
             if choice is not None:
                 replays.append(self._frontier.problem.replay(choice, self._machine))
         return replays
 
-    def _repaired(self, level: float, deadline_ns: int | None) -> Rows | None:
+    def _choice_under_cap(self, level: float, deadline_ns: int | None) -> Rows | None:
         """Plan, replay, and tighten the limits of a level until nothing is over the cap.
 
+        Args:
+            level: part of the span between least and most power that operations may use at first.
+            deadline_ns: None: as fast as the limits allow.
+
         Returns:
-            The choice; None where there is none in time, or after too many repairs.
+            None where there is no choice in time, or after too many repairs.
         """
         span_uw = self._most_uw - self._least_uw
         limits_uw = self._least_uw + (level * span_uw).astype(np.int64)
@@ -174,86 +199,136 @@ class PeakPowerHeuristic:
         return None
 
     def _plan_within(self, limits_uw: IntArray, deadline_ns: int | None) -> _RelaxedChoice | None:
-        """Plan with the options that power limits leave, (N,); None if even those are too slow."""
+        """Plan with the options that power limits leave.
+
+        Args:
+            limits_uw: the most that each operation may draw, (N,).
+            deadline_ns: None: as fast as the limits allow.
+
+        Returns:
+            None where even the fastest of these options are too slow.
+        """
         frontier = self._frontier
         pipeline, profile = frontier.pipeline, frontier.profile
         waiting_uw = frontier.blocking_power_uw
         network = build_network(pipeline, profile, waiting_uw, limits_uw.tolist())
         t_min_ns = network.solver().min_time
-        time_ns = t_min_ns if deadline_ns is None else deadline_ns
-        if time_ns < t_min_ns:
+        if deadline_ns is None:
+            deadline_ns = t_min_ns
+        if deadline_ns < t_min_ns:
             return None
-        solver = WarmStarts(pipeline, profile, waiting_uw, network).solver_at_flow(sum(waiting_uw))
-        trace = solver.trace(sum(waiting_uw))
+        # The walk begins at T_star, where a ns is worth what all GPUs draw while they wait.
+        t_star_flow_uw = sum(waiting_uw)
+        warm_starts = WarmStarts(pipeline, profile, waiting_uw, network)
+        trace = warm_starts.solver_at_flow(t_star_flow_uw).trace(t_star_flow_uw)
         t_star_ns = trace.end_time
-        time_ns = min(time_ns, t_star_ns)
+        time_ns = min(deadline_ns, t_star_ns)
         trace.extend(time_ns)
-        event_times, flows = trace.optimum_at(time_ns)
-        rounding = Rounding(pipeline, network, event_times, time_ns)
+        event_times_ns, flows_uw = trace.optimum_at(time_ns)
+        rounding = Rounding(pipeline, network, event_times_ns, time_ns)
         rounding.anneal(_TEMPERATURES)
-        return _RelaxedChoice(rounding.choice, flows[: len(limits_uw)])
+        # The network's first arcs are the operations.
+        return _RelaxedChoice(rounding.choice, price_uw=flows_uw[: network.num_operations])
 
     def _tightened(
         self, limits_uw: IntArray, replay: Replay, price_uw: IntArray
     ) -> IntArray | None:
-        """Limits with the cheapest slow-downs at each moment over the cap; None if there is none.
+        """Limits with the cheapest slow-downs at each moment over the cap.
 
         The worst moments come first; what is slowed down for them counts at the others.
+
+        Args:
+            limits_uw: of each operation, (N,).
+            replay: over the cap.
+            price_uw: of time, (N,).
+
+        Returns:
+            None where nothing that runs at those moments has an option of less power.
         """
-        problem = self._frontier.problem
         tightened_uw, choice = limits_uw.copy(), replay.rows.copy()
-        is_tighter = False
-        times_ns, drawn_uw = replay.power_steps
-        over_cap = np.flatnonzero(drawn_uw > self._cap_uw)
-        worst_first = over_cap[np.argsort(-drawn_uw[over_cap], kind="stable")]
-        for step in worst_first.tolist():
-            running = _running_at(replay, times_ns[step])
-            options = problem.first_row[running]
-            replayed_uw = problem.power_uw[options + replay.rows[running]]
-            slowed_uw = problem.power_uw[options + choice[running]]
-            saved_uw = int((replayed_uw - slowed_uw).sum())
-            excess_uw = int(drawn_uw[step]) - self._cap_uw - saved_uw
+        for moment in self._moments_over_cap(replay):
+            running = _running_at(replay, moment.time_ns)
+            replayed_uw = self._power_uw(running, replay.rows)
+            saved_uw = replayed_uw - self._power_uw(running, choice)
+            excess_uw = moment.power_uw - saved_uw - self._cap_uw
             while excess_uw > 0:
                 slowdown = self._cheapest_slowdown(running, choice, price_uw, excess_uw)
                 if slowdown is None:
                     break
-                i, option = slowdown.operation, slowdown.option
-                powers_uw = self._option_powers_uw[problem.table[i]]
-                excess_uw -= int(powers_uw[choice[i]] - powers_uw[option])
-                choice[i] = option
-                tightened_uw[i] = int(powers_uw[option])
-                is_tighter = True
-        return tightened_uw if is_tighter else None
+                choice[slowdown.operation] = slowdown.option
+                tightened_uw[slowdown.operation] = slowdown.power_uw
+                excess_uw -= slowdown.saved_uw
+        return None if np.array_equal(choice, replay.rows) else tightened_uw
+
+    def _moments_over_cap(self, replay: Replay) -> list[_Moment]:
+        """The moments at which a replay draws more than the cap, those of most power first."""
+        times_ns, powers_uw = replay.power_steps
+        over_cap = np.flatnonzero(powers_uw > self._cap_uw)
+        most_first = over_cap[np.argsort(-powers_uw[over_cap], kind="stable")]
+        return [_Moment(int(times_ns[step]), int(powers_uw[step])) for step in most_first]
+
+    def _power_uw(self, operations: IntArray, choice: Rows) -> int:
+        """The most that some operations, (n,), draw together with the options of a choice, (N,)."""
+        problem = self._frontier.problem
+        options = problem.first_row[operations] + choice[operations]
+        return int(problem.power_uw[options].sum())
 
     def _cheapest_slowdown(
         self, running: IntArray, choice: Rows, price_uw: IntArray, excess_uw: int
     ) -> _Slowdown | None:
-        """The option of less power that costs least for each uW saved, among some operations.
+        """The slow-down that costs least for each uW saved, among some operations.
 
         Args:
             running: the operations, (n,).
             choice: the options of all, (N,).
             price_uw: of time, (N,).
             excess_uw: saving more than this is worth nothing.
+
+        Returns:
+            None where all of them have their options of least power already.
+        """
+        cheapest: _Slowdown | None = None
+        for operation in running.tolist():
+            slowdown = self._slowdown_of(
+                operation, int(choice[operation]), int(price_uw[operation]), excess_uw
+            )
+            if slowdown is None:
+                continue
+            if cheapest is None or slowdown.cost_per_uw < cheapest.cost_per_uw:
+                cheapest = slowdown
+        return cheapest
+
+    def _slowdown_of(
+        self, operation: int, option: int, price_uw: int, excess_uw: int
+    ) -> _Slowdown | None:
+        """The option of less power that costs least for each uW saved; None where there is none.
+
+        Args:
+            operation: which gets it.
+            option: that it has now.
+            price_uw: of a ns more for it.
+            excess_uw: saving more than this is worth nothing.
         """
         problem = self._frontier.problem
-        cheapest: _Slowdown | None = None
-        for i in running.tolist():
-            table, option = problem.tables[problem.table[i]], int(choice[i])
-            powers_uw = self._option_powers_uw[problem.table[i]]
-            saved_uw = (powers_uw[option] - powers_uw).astype(np.float64)
-            if saved_uw.max() <= 0:
-                continue
-            longer_ns = (table.time_ns - table.time_ns[option]).astype(np.float64)
-            dearer_fj = (table.energy_fj - table.energy_fj[option]).astype(np.float64)
-            price = float(price_uw[i] - self._waiting_uw[i])
-            cost_fj = np.maximum(dearer_fj + price * longer_ns, 0.0) + 1.0
-            worth_uw = np.clip(saved_uw, 1.0, excess_uw)
-            cost_per_uw = np.where(saved_uw > 0, cost_fj / worth_uw, np.inf)
-            best = int(np.argmin(cost_per_uw))
-            if cheapest is None or cost_per_uw[best] < cheapest.cost_per_uw:
-                cheapest = _Slowdown(float(cost_per_uw[best]), i, best)
-        return cheapest
+        table = problem.tables[problem.table[operation]]
+        saved_uw = table.peak_uw[option] - table.peak_uw
+        if saved_uw.max() <= 0:
+            return None
+        longer_ns = (table.time_ns - table.time_ns[option]).astype(np.float64)
+        dearer_fj = (table.energy_fj - table.energy_fj[option]).astype(np.float64)
+        # While the operation runs longer, its GPU does not wait.
+        net_price_uw = float(price_uw - self._waiting_uw[operation])
+        cost_fj = np.maximum(dearer_fj + net_price_uw * longer_ns, 0.0) + 1.0
+        worth_uw = np.clip(saved_uw.astype(np.float64), 1.0, excess_uw)
+        cost_per_uw = np.where(saved_uw > 0, cost_fj / worth_uw, np.inf)
+        cheapest = int(np.argmin(cost_per_uw))
+        return _Slowdown(
+            cost_per_uw=float(cost_per_uw[cheapest]),
+            operation=operation,
+            option=cheapest,
+            power_uw=int(table.peak_uw[cheapest]),
+            saved_uw=int(saved_uw[cheapest]),
+        )
 
 
 def _running_at(replay: Replay, time_ns: int) -> IntArray:

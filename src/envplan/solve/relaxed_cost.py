@@ -156,10 +156,13 @@ class _RelaxedCost:
         (a + b T)(c + d T) / T + k T is least at sqrt(a c / (b d + k)), where that lies inside.
         """
         begin_s, end_s = s_from_ns(begin_ns), s_from_ns(end_ns)
-        b = (self._energy_j(end_ns) - self._energy_j(begin_ns)) / (end_s - begin_s)
-        d = (self._rate_integral(end_ns) - self._rate_integral(begin_ns)) / (end_s - begin_s)
-        a = self._energy_j(begin_ns) - b * begin_s
-        c = self._rate_integral(begin_ns) - d * begin_s
+        span_s = end_s - begin_s
+        energy_j, integral = self._energy_j(begin_ns), self._rate_integral(begin_ns)
+        b = (self._energy_j(end_ns) - energy_j) / span_s
+        d = (self._rate_integral(end_ns) - integral) / span_s
+        a = energy_j - b * begin_s
+        c = integral - d * begin_s
+        # All costs times J / kWh: energies are in J, and rates per kWh.
         curvature = b * d + self._overhead_per_s * J_PER_KWH
         if a * c <= 0 or curvature <= 0:
             return None

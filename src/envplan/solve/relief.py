@@ -25,9 +25,14 @@ _MAX_STEPS: Final = 150
 
 
 class ReliefStep(NamedTuple):
-    """A changed choice, and by how much it breaks the first limit that it breaks."""
+    """A choice that changes have led to.
 
-    known: KnownChoice
+    Attributes:
+        known_choice: the choice, and what its replay takes.
+        violation: of the first limit that it breaks; 0: it keeps all.
+    """
+
+    known_choice: KnownChoice
     violation: int
 
 
@@ -48,29 +53,33 @@ class Relief:
     @cached_property
     def steps(self) -> list[ReliefStep]:
         """All that the changes came to on the way, from each start."""
-        return [step for start in self._starts() for step in self._relieved(start)]
+        steps: list[ReliefStep] = []
+        for start in self._starts():
+            steps += self._relieved(start)
+        return steps
 
-    def kept(self) -> list[KnownChoice]:
+    def choices_that_keep_all(self) -> list[KnownChoice]:
         """The choices that keep all limits, those of least energy first."""
-        kept = [step.known for step in self.steps if step.violation == 0]
-        return sorted(kept, key=lambda known: known.energy_fj)
+        choices = [step.known_choice for step in self.steps if step.violation == 0]
+        return sorted(choices, key=lambda choice: choice.energy_fj)
 
     def closest_by(self, deadline_ns: int) -> Replay | None:
         """The replay in time that breaks limits least; None where none is in time."""
-        in_time = [step for step in self.steps if step.known.makespan_ns <= deadline_ns]
+        in_time = [step for step in self.steps if step.known_choice.makespan_ns <= deadline_ns]
         if not in_time:
             return None
         closest = min(in_time, key=lambda step: step.violation)
-        return self._candidates.replay(closest.known.choice)
+        return self._candidates.replay(closest.known_choice.choice)
 
     def _starts(self) -> list[Replay]:
         """The candidates of some deadlines from T_min to T_star, and that of T_max."""
-        frontier, starts = self._frontier, []
-        t_min_ns, t_star_ns = frontier.min_time_ns, frontier.min_energy_time_ns
-        deadlines_ns = [
-            t_min_ns + (t_star_ns - t_min_ns) * step // (_STARTS - 1) for step in range(_STARTS)
-        ]
-        for deadline_ns in dict.fromkeys([*deadlines_ns, frontier.slowest_time_ns]):
+        frontier = self._frontier
+        t_min_ns = frontier.min_time_ns
+        span_ns = frontier.min_energy_time_ns - t_min_ns
+        deadlines_ns = [t_min_ns + span_ns * step // (_STARTS - 1) for step in range(_STARTS)]
+        deadlines_ns.append(frontier.slowest_time_ns)
+        starts = []
+        for deadline_ns in dict.fromkeys(deadlines_ns):  # of a short span, several are the same
             try:
                 starts.append(self._candidates.near(deadline_ns))
             except NoAnswerError:

@@ -22,6 +22,14 @@ IndexArray = NDArray[np.int32]
 Choice = IndexArray
 
 
+class Precedence(NamedTuple):
+    """An operation that waits for another, both by rank; the lag is that of Precedences."""
+
+    predecessor: int
+    successor: int
+    lag_ns: int
+
+
 class Precedences(NamedTuple):
     """Which operations wait for which; all int64 (E,), operations by rank.
 
@@ -33,6 +41,11 @@ class Precedences(NamedTuple):
     predecessor: IntArray
     successor: IntArray
     lag_ns: IntArray
+
+    def as_list(self) -> list[Precedence]:
+        """The precedences one by one, in Python's numbers."""
+        columns = (column.tolist() for column in self)
+        return [Precedence(*row) for row in zip(*columns, strict=True)]
 
 
 class Rounding:
@@ -61,7 +74,7 @@ class Rounding:
     def __init__(
         self, pipeline: Pipeline, network: Network, event_times: IntArray, deadline_ns: int
     ) -> None:
-        num_operations = len(pipeline.operations)
+        num_operations = network.num_operations
         # Events of operations come first: the start and the end of each in turn.
         start_ns = event_times[0 : 2 * num_operations : 2]
         finish_ns = event_times[1 : 2 * num_operations : 2]
@@ -74,18 +87,21 @@ class Rounding:
         self.relaxed_finish_ns: IntArray = finish_ns[self.order]
         self.relaxed_duration_ns: IntArray = self.relaxed_finish_ns - start_ns[self.order]
 
+        # The options of all curves, one curve after the other.
         curves = network.cost_curves
-        curve_begin = np.cumsum([0] + [len(curve.option) for curve in curves], dtype=np.int32)
+        num_options = [len(curve.option) for curve in curves]
+        curve_begin = np.cumsum([0, *num_options], dtype=np.int32)
         self._option_begin = curve_begin[self.curve]
         self._options = np.concatenate([curve.option for curve in curves]).astype(np.int32)
+
         # The kernel wants the predecessors of each operation side by side.
-        predecessor, successor, lag_ns = self.precedences
-        by_successor = np.argsort(successor, kind="stable")
-        num_predecessors = np.bincount(successor, minlength=num_operations)
+        precedences = self.precedences
+        by_successor = np.argsort(precedences.successor, kind="stable")
+        num_predecessors = np.bincount(precedences.successor, minlength=num_operations)
         self._kernel = _kernel.Rounding(
             np.concatenate([[0], np.cumsum(num_predecessors)]).astype(np.int32),
-            predecessor[by_successor].astype(np.int32),
-            lag_ns[by_successor],
+            precedences.predecessor[by_successor].astype(np.int32),
+            precedences.lag_ns[by_successor],
             self.curve,
             curve_begin,
             np.concatenate([curve.time_ns for curve in curves]),
@@ -130,6 +146,7 @@ def relaxed_rounding(frontier: Relaxation, deadline_ns: int) -> Rounding:
 
 
 def _inverse(permutation: IndexArray) -> IndexArray:
+    """The position at which a permutation has each number, int32."""
     inverse = np.empty(len(permutation), np.int32)
     inverse[permutation] = np.arange(len(permutation), dtype=np.int32)
     return inverse
@@ -141,11 +158,12 @@ def _precedences(pipeline: Pipeline, network: Network, *, rank: IndexArray) -> P
     Args:
         rank: int32 (N,), of each operation.
     """
-    # The network's first N arcs are operations, the next E are precedences, from event to event.
-    num_operations, num_precedences = len(pipeline.operations), len(pipeline.succ)
-    arcs = slice(num_operations, num_operations + num_precedences)
+    # Their arcs go from the end of one operation to the start of another: nodes 2 i + 1 and 2 i.
+    arcs = network.precedence_arcs
+    predecessor = network.tail[arcs] // 2
+    successor = network.head[arcs] // 2
     return Precedences(
-        predecessor=rank[network.tail[arcs] // 2].astype(np.int64),
-        successor=rank[network.head[arcs] // 2].astype(np.int64),
+        predecessor=rank[predecessor].astype(np.int64),
+        successor=rank[successor].astype(np.int64),
         lag_ns=pipeline.succ_lag_ns.astype(np.int64),
     )

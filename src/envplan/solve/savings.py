@@ -122,7 +122,9 @@ class Saving:
     @property
     def month(self) -> Amounts:
         """The plan's savings in a month, on average."""
-        return Amounts._make(amount and amount / _MONTHS for amount in self.year)
+        year = self.year
+        carbon_t = None if year.carbon_t is None else year.carbon_t / _MONTHS
+        return Amounts(year.kwh / _MONTHS, year.money / _MONTHS, carbon_t)
 
 
 def savings(
@@ -145,7 +147,8 @@ def savings(
     job_site = Site.of(**site)
 
     def saving(point: Point, plan: Plan) -> Saving:
-        return Saving(point, plan, *job_site.year(plan, gpus))
+        year = job_site.year(plan, gpus)
+        return Saving(point, plan, spent=year.spent, year=year.saved)
 
     no_slowdown = saving("no slowdown", frontier.plan())
     t_star = saving("T_star", frontier.plan(min_energy=True))

@@ -38,15 +38,15 @@ class ClockOptions:
     @classmethod
     def of(cls, table: OptionTable) -> ClockOptions:
         """The clocks of a table."""
+        one_clock_options = np.flatnonzero(~table.changes_clock)
         # Options are sorted by time, then energy, and unique() reports the first of equals.
-        keeps_clock = np.flatnonzero(~table.changes_clock)
-        mhz, first = np.unique(table.frequency_mhz[keeps_clock], return_index=True)
-        option = keeps_clock[first]
+        mhz, fastest = np.unique(table.frequency_mhz[one_clock_options], return_index=True)
+        option = one_clock_options[fastest]
         return cls(
-            tuple(mhz.tolist()),
-            tuple(option.tolist()),
-            tuple(table.time_ns[option].tolist()),
-            tuple(table.energy_fj[option].tolist()),
+            mhz=tuple(mhz.tolist()),
+            option=tuple(option.tolist()),
+            time_ns=tuple(table.time_ns[option].tolist()),
+            energy_fj=tuple(table.energy_fj[option].tolist()),
         )
 
     @property
@@ -83,14 +83,15 @@ class UniformClocks:
     def __init__(self, problem: Problem) -> None:
         clocks = [ClockOptions.of(table) for table in problem.tables]
         stage_and_table = np.stack([problem.stage, problem.table])
-        distinct, examples, kind_of_operation = np.unique(
+        _, examples, kind_of_operation = np.unique(
             stage_and_table, axis=1, return_index=True, return_inverse=True
         )
         operations = problem.pipeline.operations
         self._kinds: list[_Kind] = []
-        for (stage, table), example in zip(distinct.T.tolist(), examples.tolist(), strict=True):
-            is_forward = operations[example].instruction == "forward"
-            self._kinds.append(_Kind(stage, clocks[table], is_forward))
+        for example in examples.tolist():  # an operation of each kind
+            operation, table = operations[example], problem.table[example]
+            is_forward = operation.instruction == "forward"
+            self._kinds.append(_Kind(operation.stage, clocks[table], is_forward))
         self._kind_of_operation = kind_of_operation.ravel()
         self._num_stages = problem.pipeline.num_stages
 
@@ -121,8 +122,10 @@ class UniformClocks:
         paces_of_stages = [self._paces(stage) for stage in range(self._num_stages)]
         fastest_ns = [min(pace.time_ns for pace in paces) for paces in paces_of_stages]
         slowest_stage = fastest_ns.index(max(fastest_ns))
-        for limit_ns in sorted({pace.time_ns for pace in paces_of_stages[slowest_stage]}):
-            yield self.choice_at([_lowest_mhz(paces, limit_ns) for paces in paces_of_stages])
+        limits_ns = {pace.time_ns for pace in paces_of_stages[slowest_stage]}
+        for limit_ns in sorted(limits_ns):
+            stage_mhz = [_lowest_mhz(paces, limit_ns) for paces in paces_of_stages]
+            yield self.choice_at(stage_mhz)
 
     def _paces(self, stage: int) -> list[_Pace]:
         """The pace of a stage at each of its clocks, ascending in MHz."""

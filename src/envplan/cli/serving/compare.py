@@ -63,15 +63,16 @@ def compare(
 
 def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[str, object]:
     baseline = replays.simulations[0]
+    policies = []
+    for result, cost in zip(replays.simulations, costs, strict=True):
+        saved_percent = result.saved_percent(baseline)
+        policies.append({**result.to_dict(), **cost, "savings_percent": saved_percent})
     return {
         "trace": replays.trace.name,
         "made": replays.trace.provenance,
         "profile": replays.profile.name,
         "source": replays.profile.source,
-        "policies": [
-            {**result.to_dict(), **cost, "savings_percent": result.saved_percent(baseline)}
-            for result, cost in zip(replays.simulations, costs, strict=True)
-        ],
+        "policies": policies,
     }
 
 
@@ -87,10 +88,11 @@ def _print(replays: Replays, costs: Sequence[Mapping[str, float]]) -> None:
         cells = [metric.text(result) for result in results]
         columns.append(Column(header=metric.name, cells=cells))
     ui.show_table(replays.title, columns)
-    if costs[0]:
-        cost_columns = [
-            Column(header=name, cells=[f"{cost[name]:.6g}" for cost in costs]) for name in costs[0]
-        ]
+    cost_columns = []
+    for name in costs[0]:
+        cells = [f"{cost[name]:.6g}" for cost in costs]
+        cost_columns.append(Column(header=name, cells=cells))
+    if cost_columns:
         ui.show_table("", [policies, *cost_columns])
     for result in results:
         ui.say(f"{result.policy}: {POLICIES[result.policy].about}")

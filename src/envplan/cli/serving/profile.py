@@ -90,7 +90,7 @@ def _document(
         "modelled": profile.modelled,
         "sha256": profile.sha256,
         "load_tokens_s": load,
-        "classes": {name: each.model_dump() for name, each in profile.classes.items()},
+        "classes": {name: class_.model_dump() for name, class_ in profile.classes.items()},
         "configurations": [efficiency.to_dict() for efficiency in efficiencies],
     }
 
@@ -108,12 +108,13 @@ def _print(profile: ServingProfile, load: float, efficiencies: Sequence[Efficien
         Column(header="TTFT (s)", cells=[f"{slo.ttft_s:g}" for slo in slos]),
         Column(header="TBT (s)", cells=[f"{slo.tbt_s:g}" for slo in slos]),
     ]
-    energies_j = {
-        (each.tp, each.frequency_mhz, each.request_class): each.energy_per_request_j
-        for each in efficiencies
-    }
-    for tp, mhz in sorted({(tp, mhz) for tp, mhz, _ in energies_j}):
-        cells = [_wh(energies_j.get((tp, mhz, name))) for name in names]
+    # By TP and clock, the energy of a request of each class.
+    energies_j: dict[tuple[int, int], dict[str, float | None]] = {}
+    for efficiency in efficiencies:
+        by_class = energies_j.setdefault((efficiency.tp, efficiency.frequency_mhz), {})
+        by_class[efficiency.request_class] = efficiency.energy_per_request_j
+    for (tp, mhz), by_class in sorted(energies_j.items()):
+        cells = [_wh(by_class.get(name)) for name in names]
         columns.append(Column(header=f"TP{tp} {mhz}", cells=cells))
     title = f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz"
     ui.show_table(title, columns)

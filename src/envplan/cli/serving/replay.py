@@ -1,4 +1,4 @@
-"""What `simulate` and `compare` share: a trace, how it is replayed, and what energy costs."""
+"""Options that `simulate` and `compare` share: a trace, its replay, and the costs of energy."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRateOptions(RateOptions):
-    """What a kWh costs over a trace."""
+    """The rates of a kWh over a trace."""
 
     start: Annotated[
         str | None,

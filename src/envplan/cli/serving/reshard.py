@@ -59,11 +59,9 @@ def reshard(
         invocation().will_write(target)
     fleet = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
     fleet.applied.save(target)
-    transfers = [
-        {"node": change.node, **transfer._asdict()}
-        for change in fleet.changes
-        for transfer in change.transfers
-    ]
+    transfers = []
+    for change in fleet.changes:
+        transfers += [{"node": change.node, **sent._asdict()} for sent in change.transfers]
     ui.answer(
         lambda: {
             "clocks": str(target),
@@ -79,11 +77,12 @@ def _print(fleet: MovedFleet) -> None:
     """A row for each node, then a line for each part that is sent."""
     rows = []
     for change in fleet.changes:
-        sent, in_turn = "-", "-"
+        num_sent = in_turn = "-"
         if change.plan is not None:
-            sent, in_turn = str(len(change.plan.transfers)), str(change.plan.max_parts_of_gpu)
-        old_sizes, new_sizes = _sizes(change.old_tps), _sizes(change.new_tps)
-        rows.append((str(change.node), old_sizes, new_sizes, sent, in_turn))
+            num_sent = str(len(change.plan.transfers))
+            in_turn = str(change.plan.max_parts_of_gpu)
+        sizes = [_sizes(change.old_tps), _sizes(change.new_tps)]
+        rows.append([str(change.node), *sizes, num_sent, in_turn])
     headers = ("node", "before", "after", "sent", "one after another")
     title = "Eighths of the weights that GPUs send each other"
     ui.show_table(title, table_columns(headers, rows, num_texts=3))

@@ -1,4 +1,4 @@
-"""What commands about a service share: its profile and its SLOs, and values for each class."""
+"""Options of commands about a service: its profile, its SLOs, and values for each class."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECONDS: Final = NUMBER.within(1e-9, 1e9)
 
 
 class ClassSlo(NamedTuple):
-    """What the requests of a class are promised."""
+    """The SLOs of a request class."""
 
     request_class: str
     slo: Slo

@@ -21,7 +21,7 @@ from envplan.quantities import NUMBER, TIME
 from envplan.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from envplan.serving.plan import ServingPlan
+    from envplan.serving.plan import Group, Pool, ServingPlan
 
 _LOAD_FORM: Final = "CLASS=TOKENS/S, as in SS=2000,LL=500"
 _PLANNERS: Final = ("exact", "hierarchical")
@@ -37,7 +37,7 @@ class ClassLoad(NamedTuple):
 
 
 class Loads(tuple[ClassLoad, ...]):
-    """What one --load lists."""
+    """The loads that one --load lists."""
 
 
 def _parse_loads(text: str, option: str) -> Loads:
@@ -165,21 +165,9 @@ def _loads_by_class(loads: Sequence[Loads]) -> dict[str, float]:
 def _print(plan: ServingPlan) -> None:
     """A row for each group of instances; then what the fleet draws and saves."""
     headers = ("classes", "pool", "instances", "on", "MHz", "tokens/s", "W", "TTFT (s)", "TBT (s)")
-    rows = [
-        (
-            " + ".join(pool.classes),
-            pool.request_class,
-            str(group.instances),
-            f"TP{group.tp}",
-            str(group.frequency_mhz),
-            f"{group.load_tokens_s:.0f}",
-            f"{group.power_w:.0f}",
-            f"{group.ttft_s:.3f}",
-            f"{group.tbt_s:.3f}",
-        )
-        for pool in plan.pools
-        for group in pool.groups
-    ]
+    rows = []
+    for pool in plan.pools:
+        rows += [_group_cells(pool, group) for group in pool.groups]
     title = modelled_title(f"{plan.planner} plan, figures per instance", plan.profile.source)
     ui.show_table(title, table_columns(headers, rows, num_texts=2))
     predicted = plan.predicted
@@ -196,3 +184,18 @@ def _print(plan: ServingPlan) -> None:
             f"at maximum frequency on the highest TP: {baseline.gpus} GPUs, "
             f"{baseline.power_w:.6g} W; saved {predicted.savings_percent:.1f}%"
         )
+
+
+def _group_cells(pool: Pool, group: Group) -> list[str]:
+    """The row of a group of instances."""
+    return [
+        " + ".join(pool.classes),
+        pool.request_class,
+        str(group.instances),
+        f"TP{group.tp}",
+        str(group.frequency_mhz),
+        f"{group.load_tokens_s:.0f}",
+        f"{group.power_w:.0f}",
+        f"{group.ttft_s:.3f}",
+        f"{group.tbt_s:.3f}",
+    ]

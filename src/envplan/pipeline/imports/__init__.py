@@ -18,7 +18,7 @@ from envplan.pipeline.operations import Operation
 
 
 class ImportFormat(StrEnum):
-    """What schedules can be imported from: a reader each."""
+    """Sources that schedules can be imported from: a reader each."""
 
     TORCH_CSV = "torch-csv"
     MEGATRON = "megatron"

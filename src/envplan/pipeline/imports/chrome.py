@@ -130,13 +130,15 @@ def _find_operations(
     operations: list[TraceEvent] = []
     frames: defaultdict[str, list[TraceEvent]] = defaultdict(list)
     for event in events:
-        counts = category is None or category.search(event.fields["cat"])
         if within and within.search(event.name):
             frames[str(event.fields["pid"])].append(event)
-        elif counts and (named := _operations_of(event, mapping.instructions)):
-            operations += named
-        else:
+            continue
+        named_operations: list[TraceEvent] = []
+        if category is None or category.search(event.fields["cat"]):
+            named_operations = _operations_of(event, mapping.instructions)
+        if not named_operations:
             skipped[event.name] += 1
+        operations += named_operations
     if within is None:
         return operations
     inside = [op for op in operations if _is_inside(op, frames[str(op.fields["pid"])])]
@@ -168,18 +170,22 @@ def _operations_of(
         names = " and ".join(sorted(instruction for _, instruction in matches))
         raise InputError(f"{event} matches the expressions of {names}")
     # The time of the event is shared out evenly.
-    count, length_ns = max(1, len(matches)), event.end_ns - event.begin_ns
-    bounds_ns = [event.begin_ns + length_ns * k // count for k in range(count + 1)]
-    return [
-        TraceEvent(
-            name=event.name,
-            begin_ns=bounds_ns[k],
-            end_ns=bounds_ns[k + 1],
-            fields={**event.fields, **_named_groups(match)},
-            instruction=instruction,
+    length_ns = event.end_ns - event.begin_ns
+    operations = []
+    end_ns = event.begin_ns
+    for number, (match, instruction) in enumerate(matches, start=1):
+        begin_ns = end_ns
+        end_ns = event.begin_ns + length_ns * number // len(matches)
+        operations.append(
+            TraceEvent(
+                name=event.name,
+                begin_ns=begin_ns,
+                end_ns=end_ns,
+                fields={**event.fields, **_named_groups(match)},
+                instruction=instruction,
+            )
         )
-        for k, (match, instruction) in enumerate(matches)
-    ]
+    return operations
 
 
 def _named_groups(match: re.Match[str]) -> dict[str, str]:
@@ -189,10 +195,11 @@ def _named_groups(match: re.Match[str]) -> dict[str, str]:
 def _check_backwards(operations: Sequence[TraceEvent], skipped: Counter[str]) -> None:
     if any(op.instruction.startswith(BACKWARD) for op in operations):
         return
-    most = ", ".join(f"{shown(name)} ({count})" for name, count in skipped.most_common(5))
+    most_common = [f"{shown(name)} ({count})" for name, count in skipped.most_common(5)]
     raise InputError(
         "no event is a backward: say which are backward, or backward_input and "
-        f"backward_weight; {sum(skipped.values())} events match nothing, most often: {most}"
+        f"backward_weight; {sum(skipped.values())} events match nothing, most often: "
+        f"{', '.join(most_common)}"
     )
 
 
@@ -299,13 +306,17 @@ def _read_field(
             raise InputError(f"{operation}: {name} must be a whole number, not {shown(value)}")
     labels = sorted({value for value in values if value is not None}, key=_in_natural_order)
     number_of = {label: number for number, label in enumerate(labels)}
-    return _FieldValues(labels, [None if v is None else number_of[v] for v in values])
+    numbers = [None if value is None else number_of[value] for value in values]
+    return _FieldValues(labels, numbers)
 
 
 def _in_natural_order(label: int | str) -> tuple[bool, list[int | str]]:
     """A key that sorts digits in texts by their value, and numbers before texts."""
-    parts = re.split(r"([0-9]+)", str(label))  # every second one is of digits
-    return isinstance(label, str), [int(p) if k % 2 else p for k, p in enumerate(parts)]
+    parts: list[int | str] = []
+    for index, text in enumerate(re.split(r"([0-9]+)", str(label))):
+        is_digits = index % 2 == 1
+        parts.append(int(text) if is_digits else text)
+    return isinstance(label, str), parts
 
 
 def _steps(
@@ -339,14 +350,19 @@ def _model_stages(
             _stage_of_chunk(chunk or 0, rank, num_ranks, mapping.placement)
             for (rank, _), chunk in zip(placed, chunks, strict=True)
         ]
-    said = [None if number is None else int(stages.labels[number]) for number in stages.numbers]
+    stated_stages: list[int | None] = []
     first_of_rank: dict[int, int] = {}
-    for (rank, _), stage in zip(placed, said, strict=True):
-        if stage is not None:
-            first_of_rank[rank] = min(stage, first_of_rank.get(rank, stage))
+    for (rank, _), number in zip(placed, stages.numbers, strict=True):
+        if number is None:
+            stated_stages.append(None)
+            continue
+        stage = int(stages.labels[number])
+        stated_stages.append(stage)
+        first_of_rank[rank] = min(stage, first_of_rank.get(rank, stage))
+    # Where neither a name nor its rank says a stage, there is one stage a rank.
     return [
         first_of_rank.get(rank, rank) if stage is None else stage
-        for (rank, _), stage in zip(placed, said, strict=True)
+        for (rank, _), stage in zip(placed, stated_stages, strict=True)
     ]
 
 
@@ -354,5 +370,6 @@ def _stage_of_chunk(
     chunk: int, rank: int, num_ranks: int, placement: Literal["interleaved", "v"]
 ) -> int:
     """The model stage of a chunk of a rank."""
-    comes_back = placement == "v" and chunk % 2
-    return chunk * num_ranks + (num_ranks - 1 - rank if comes_back else rank)
+    comes_back = placement == "v" and chunk % 2 == 1
+    position = num_ranks - 1 - rank if comes_back else rank
+    return chunk * num_ranks + position

@@ -12,6 +12,7 @@ from pydantic import Field
 from envplan.request.limits.average_power import AveragePower
 from envplan.request.limits.base import (
     NO_PENALTIES,
+    KindReplay,
     Limit,
     LimitContext,
     LimitOption,
@@ -47,6 +48,7 @@ __all__ = [
     "AveragePower",
     "EnergyBudget",
     "HoldsWithProbability",
+    "KindReplay",
     "Limit",
     "LimitContext",
     "LimitOption",

@@ -1,4 +1,4 @@
-"""What a limit is: a condition that a plan keeps besides its deadline.
+"""The base of all limits: conditions that a plan keeps besides its deadline.
 
 Each limit is one file of this folder and answers everything about itself: the search, the command
 line, sweeps, plan.json, `envplan check` and the other readers ask it, and know none by name. The
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from envplan._io.documents import Model
 from envplan.errors import InputError
@@ -30,7 +30,7 @@ FastestKind = Literal["energy-budget", "power-cap", "peak-power-cap", "fastest"]
 
 @dataclass(frozen=True)
 class LimitContext:
-    """What a limit must know besides a replay.
+    """The facts that a limit must know besides a replay.
 
     Attributes:
         num_gpus: GPUs that each operation of the replay stands for.
@@ -50,7 +50,7 @@ class LimitContext:
 
 @dataclass(frozen=True)
 class StatedResults:
-    """What a plan's file states of its own results, for limits to prove.
+    """Results that a plan's file states, for limits to prove.
 
     Attributes:
         energy_j: of an iteration over all GPUs.
@@ -67,7 +67,7 @@ class StatedResults:
 
 @dataclass(frozen=True)
 class Penalties:
-    """What moves of the search pay for: violations that a single move can mend.
+    """Penalties of the search's moves, for violations that a single move can mend.
 
     Attributes:
         min_dwell_ns: least time between two clock requests of a stage; 0: any.
@@ -92,6 +92,18 @@ class Penalties:
 NO_PENALTIES: Final = Penalties()
 
 
+class KindReplay(NamedTuple):
+    """The replay of one kind of replicas.
+
+    Attributes:
+        replay: of the kind's plan.
+        num_gpus: GPUs of all these replicas that each operation stands for.
+    """
+
+    replay: Replay
+    num_gpus: int
+
+
 @dataclass(frozen=True)
 class WholeJob:
     """An iteration of all kinds of replicas together.
@@ -99,12 +111,12 @@ class WholeJob:
     Attributes:
         energy_j: of all GPUs, waiting for the slowest kind included.
         sync_ns: when the slowest kind has finished, ns.
-        replays: makes the replay of each kind, and says its GPUs for each operation.
+        replays: makes the replay of each kind.
     """
 
     energy_j: float
     sync_ns: int
-    replays: Callable[[], Sequence[tuple[Replay, int]]]
+    replays: Callable[[], Sequence[KindReplay]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,18 +212,20 @@ class Limit(Model, ABC):
         Raises:
             InputError: a number is out of range, or goes with one that is not given.
         """
-        main, *details = cls.options
-        value = main.value_from(options)
-        values = {option.field: option.value_from(options) for option in details}
-        if value is not None:
-            given = {field: number for field, number in values.items() if number is not None}
-            return cls.of(**{main.field: value, **given})
-        for option in details:
-            if option.flag and values[option.field] is not None:
+        main = cls.options[0]
+        asks = main.value_from(options) is not None
+        fields = {}
+        for option in cls.options:
+            value = option.value_from(options)
+            if value is None:
+                continue
+            if asks:
+                fields[option.field] = value
+            elif option.flag:
                 raise InputError(
                     f"{option.keyword} goes with a {main.keyword} (--{main.flag} {main.metavar})"
                 )
-        return None
+        return cls.of(**fields) if asks else None
 
     def target_fields(self) -> dict[str, float]:
         """Fields of plan.json's target that repeat it."""
@@ -221,10 +235,10 @@ class Limit(Model, ABC):
 
     @abstractmethod
     def violation(self, replay: Replay, context: LimitContext) -> int:
-        """What a replay lacks to keep it, in whole units of its own; 0 where it keeps it."""
+        """By how much a replay breaks it, in whole units of its own; 0 where it keeps it."""
 
     def penalties(self, num_gpus: int) -> Penalties:
-        """What moves of the search pay for it: none, if it is a condition on the whole plan.
+        """The penalties of moves that break it: none, if it is a condition on the whole plan.
 
         Args:
             num_gpus: GPUs that each operation stands for.
@@ -259,8 +273,8 @@ class Limit(Model, ABC):
         """The option indices of a replay, (N,), changed a little where they break the limit.
 
         The search repeats it from several choices, where it finds no plan otherwise and the limit
-        `can_relieve`. It may depend
-        on where the replay comes closest to breaking the limit, but not on how strict the limit is.
+        `can_relieve`. It may depend on where the replay comes closest to breaking the limit, but
+        not on how strict the limit is.
 
         Returns:
             None where nothing can be changed.
@@ -307,7 +321,7 @@ class Limit(Model, ABC):
         return None
 
     def notes(self, replay: Replay, context: LimitContext) -> Iterator[str]:
-        """What people should know of a plan that keeps it."""
+        """Notes for people about a plan that keeps it."""
         del replay, context
         return iter(())
 

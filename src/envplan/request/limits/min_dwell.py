@@ -60,18 +60,19 @@ class MinDwell(Limit):
         return Penalties(min_dwell_ns=self.dwell_ns)
 
     def violation(self, replay: Replay, context: LimitContext) -> int:
-        return sum(
-            self.dwell_ns - dwelled_ns for *_, dwelled_ns in replay.short_dwells(self.dwell_ns)
-        )
+        short_dwells = replay.short_dwells(self.dwell_ns)
+        return sum(self.dwell_ns - short_dwell.dwell_ns for short_dwell in short_dwells)
 
     def share(self, kind: Relaxation, kinds: Sequence[Relaxation]) -> Self:
         return self
 
     def explain_violation(self, replay: Replay, context: LimitContext) -> str:
-        stage, request_ns, dwelled_ns = next(replay.short_dwells(self.dwell_ns))
+        short_dwell = next(replay.short_dwells(self.dwell_ns))
+        request_s = s_from_ns(short_dwell.request_ns)
+        dwell_s = s_from_ns(short_dwell.dwell_ns)
         return (
-            f"stage {stage} asks for a clock at {s_from_ns(request_ns)!r} s and for another one "
-            f"{s_from_ns(dwelled_ns)!r} s later, within the least time of {self.time_s!r} s"
+            f"stage {short_dwell.stage} asks for a clock at {request_s!r} s and for another one "
+            f"{dwell_s!r} s later, within the least time of {self.time_s!r} s"
         )
 
     def explain_kept(self, stated: StatedResults, replay: Replay, context: LimitContext) -> str:

@@ -99,14 +99,18 @@ class PowerOverTime:
             power_uw = np.append(power_uw, waiting_uw)
         return cls(times_ns, power_uw)
 
+    def times(self, num_gpus: int) -> PowerOverTime:
+        """The same of so many GPUs together."""
+        return PowerOverTime(self.times_ns, self.power_uw * num_gpus)
+
     @classmethod
-    def sum(cls, powers: Sequence[tuple[PowerOverTime, int]]) -> Self:
-        """The sum of several powers, each times a number of GPUs, over one period."""
-        times_ns = np.unique(np.concatenate([power.times_ns for power, _ in powers]))
+    def sum(cls, powers: Sequence[PowerOverTime]) -> Self:
+        """The sum of several powers over one period."""
+        times_ns = np.unique(np.concatenate([power.times_ns for power in powers]))
         total_uw = np.zeros(len(times_ns) - 1, np.int64)
-        for power, num_gpus in powers:
+        for power in powers:
             step = np.searchsorted(power.times_ns, times_ns[:-1], "right") - 1
-            total_uw += power.power_uw[step] * num_gpus
+            total_uw += power.power_uw[step]
         return cls(times_ns, total_uw)
 
     def steepest_change(self, window_ns: int) -> SteepestChange:
@@ -116,38 +120,59 @@ class PowerOverTime:
             window_ns: length of a window, ns, positive.
         """
         # Over whole iterations, and the other way around, windows differ alike.
-        apart_ns = min(window_ns % self.period_ns, -window_ns % self.period_ns)
-        # A constant power changes no difference; without it numbers are small.
-        above_uw: NDArray[Any] = self.power_uw - self.power_uw.min()
-        if int(above_uw.max()) * apart_ns >= 2**63:
-            above_uw = above_uw.astype(object)
-        # Sums may wrap around 64 bits: the differences, which fit, are right all the same.
-        step_energies_fj = above_uw * np.diff(self.times_ns)
-        used_fj = np.concatenate([[0 * above_uw[0]], np.cumsum(step_energies_fj)])
-        total_fj = used_fj[-1]
-
-        def used_until_fj(time_ns: NDArray[np.int64]) -> NDArray[Any]:
-            step = np.searchsorted(self.times_ns, time_ns, "right") - 1
-            since_ns = time_ns - self.times_ns[step]
-            until_fj: NDArray[Any] = used_fj[step] + above_uw[step] * since_ns
-            return until_fj
-
-        def window_fj(begin_ns: NDArray[np.int64]) -> NDArray[Any]:
-            end_ns = begin_ns + apart_ns
-            wraps = end_ns >= self.period_ns
-            end_fj = used_until_fj(end_ns % self.period_ns) + wraps.astype(used_fj.dtype) * total_fj
-            energy_fj: NDArray[Any] = end_fj - used_until_fj(begin_ns)
-            return energy_fj
-
+        length_ns = min(window_ns % self.period_ns, -window_ns % self.period_ns)
+        energy = _EnergyOverTime(self, length_ns)
+        # The ramp bends where one of the windows begins or ends at an event.
         events_ns = self.times_ns[:-1]
-        shifted_ns = np.concatenate([events_ns, events_ns + apart_ns, events_ns - apart_ns])
+        shifted_ns = np.concatenate([events_ns, events_ns + length_ns, events_ns - length_ns])
         bends_ns = np.unique(shifted_ns % self.period_ns)
-        before_ns = (bends_ns - apart_ns) % self.period_ns
-        changes_fj = window_fj(bends_ns) - window_fj(before_ns)
+        earlier_ns = (bends_ns - length_ns) % self.period_ns
+        changes_fj = energy.of_windows_fj(bends_ns) - energy.of_windows_fj(earlier_ns)
         steepest = int(np.argmax(np.abs(changes_fj)))
         change_fj = int(changes_fj[steepest])
-        begins_ns = bends_ns if change_fj > 0 else before_ns
-        return SteepestChange(abs(change_fj), int(begins_ns[steepest]), apart_ns)
+        hungrier_ns = bends_ns if change_fj > 0 else earlier_ns
+        return SteepestChange(abs(change_fj), int(hungrier_ns[steepest]), length_ns)
+
+
+class _EnergyOverTime:
+    """Energy of windows of one length, above what the least power uses in that time.
+
+    The least power adds the same to every window, so it changes no difference; without it numbers
+    are small. They are 64-bit where the energy of a window fits, and Python's else. Sums from the
+    beginning on may wrap around 64 bits: energies of windows are differences of them, and right.
+
+    Args:
+        power: of an iteration.
+        length_ns: of a window, ns: less than an iteration.
+    """
+
+    def __init__(self, power: PowerOverTime, length_ns: int) -> None:
+        self._times_ns = power.times_ns
+        self._period_ns = power.period_ns
+        self._length_ns = length_ns
+        power_uw: NDArray[Any] = power.power_uw - power.power_uw.min()
+        if int(power_uw.max()) * length_ns >= 2**63:
+            power_uw = power_uw.astype(object)
+        self._power_uw = power_uw
+        # Until each event, (k + 1,).
+        step_energies_fj = power_uw * np.diff(power.times_ns)
+        self._used_fj = np.concatenate([[0 * power_uw[0]], np.cumsum(step_energies_fj)])
+
+    def of_windows_fj(self, begin_ns: NDArray[np.int64]) -> NDArray[Any]:
+        """Energy of the windows that begin at some times within an iteration, (n,), fJ."""
+        end_ns = begin_ns + self._length_ns
+        ends_in_next = (end_ns >= self._period_ns).astype(self._used_fj.dtype)
+        iteration_fj = self._used_fj[-1]
+        end_fj = self._used_until_fj(end_ns % self._period_ns) + ends_in_next * iteration_fj
+        windows_fj: NDArray[Any] = end_fj - self._used_until_fj(begin_ns)
+        return windows_fj
+
+    def _used_until_fj(self, time_ns: NDArray[np.int64]) -> NDArray[Any]:
+        """Energy from the beginning of the iteration until some times in it, (n,), fJ."""
+        step = np.searchsorted(self._times_ns, time_ns, "right") - 1
+        since_event_ns = time_ns - self._times_ns[step]
+        used_fj: NDArray[Any] = self._used_fj[step] + self._power_uw[step] * since_event_ns
+        return used_fj
 
 
 class PowerRamp(Limit):
@@ -209,12 +234,13 @@ class PowerRamp(Limit):
         period_ns = max(replay.makespan_ns, context.sync_ns)
         begin_ns, length_ns = steepest.begin_ns, steepest.length_ns
         hungry = _running(replay, begin_ns, length_ns, period_ns)
-        choice = _with_power_changed(replay, hungry, more=False)
+        choice = _with_less_power(replay, hungry)
         if choice is not None:
             return choice
+        # The hungrier window may be the earlier or the later one: its neighbours on both sides.
         thrifty = _running(replay, begin_ns - length_ns, length_ns, period_ns)
         thrifty |= _running(replay, begin_ns + length_ns, length_ns, period_ns)
-        return _with_power_changed(replay, thrifty & ~hungry, more=True)
+        return _with_more_power(replay, thrifty & ~hungry)
 
     def share(self, kind: Relaxation, kinds: Sequence[Relaxation]) -> Self:
         # The ramp of a sum is no steeper than the sum of the ramps.
@@ -236,10 +262,10 @@ class PowerRamp(Limit):
         )
 
     def explain_whole_violation(self, job: WholeJob) -> str | None:
-        powers = [
-            (PowerOverTime.of_replay(replay, job.sync_ns), num_gpus)
-            for replay, num_gpus in job.replays()
-        ]
+        powers = []
+        for kind in job.replays():
+            power = PowerOverTime.of_replay(kind.replay, job.sync_ns)
+            powers.append(power.times(kind.num_gpus))
         change_fj = PowerOverTime.sum(powers).steepest_change(self.window_ns).change_fj
         if change_fj <= self.allowed_fj:
             return None
@@ -279,29 +305,48 @@ class PowerRamp(Limit):
 
 
 def _running(replay: Replay, begin_ns: int, length_ns: int, period_ns: int) -> NDArray[np.bool_]:
-    """Which operations run in a window that begins in one iteration, (N,)."""
+    """Which operations run in a window, (N,); it may begin or end in a neighbouring iteration."""
     begin_ns %= period_ns
     end_ns = begin_ns + length_ns
     runs = (replay.starts_ns < end_ns) & (replay.finishes_ns > begin_ns)
-    return runs | (replay.starts_ns < end_ns - period_ns)
+    runs_in_next = replay.starts_ns < end_ns - period_ns
+    return runs | runs_in_next
 
 
-def _with_power_changed(
-    replay: Replay, operations: NDArray[np.bool_], *, more: bool
-) -> Rows | None:
-    """The choice with the next option of less power, or more, for some operations; None: none has.
+def _with_less_power(replay: Replay, operations: NDArray[np.bool_]) -> Rows | None:
+    """The choice with the next slower option of less power for some operations, (N,).
 
-    Options are sorted by time: those of less power are slower as a rule, and only slower ones are
-    taken for less.
+    Options of a table are sorted by time, and those of less power are slower as a rule.
+
+    Returns:
+        None where none of them has such an option.
     """
-    problem, choice = replay.problem, replay.rows.copy()
+    choice = replay.rows.copy()
     for operation in np.flatnonzero(operations).tolist():
-        powers_uw = problem.tables[problem.table[operation]].peak_uw
-        option = choice[operation]
-        if more:
-            hungrier = np.flatnonzero(powers_uw[:option] > powers_uw[option])
-            choice[operation] = hungrier[-1] if len(hungrier) else option
-        else:
-            thriftier = np.flatnonzero(powers_uw[option:] < powers_uw[option])
-            choice[operation] = option + thriftier[0] if len(thriftier) else option
+        powers_uw, option = _option_powers_uw(replay, operation), choice[operation]
+        thriftier = np.flatnonzero(powers_uw[option:] < powers_uw[option])
+        if len(thriftier):
+            choice[operation] = option + thriftier[0]
     return None if np.array_equal(choice, replay.rows) else choice
+
+
+def _with_more_power(replay: Replay, operations: NDArray[np.bool_]) -> Rows | None:
+    """The choice with the next faster option of more power for some operations, (N,).
+
+    Returns:
+        None where none of them has such an option.
+    """
+    choice = replay.rows.copy()
+    for operation in np.flatnonzero(operations).tolist():
+        powers_uw, option = _option_powers_uw(replay, operation), choice[operation]
+        hungrier = np.flatnonzero(powers_uw[:option] > powers_uw[option])
+        if len(hungrier):
+            choice[operation] = hungrier[-1]
+    return None if np.array_equal(choice, replay.rows) else choice
+
+
+def _option_powers_uw(replay: Replay, operation: int) -> NDArray[np.int64]:
+    """The most that each option of an operation draws, uW, (n,)."""
+    problem = replay.problem
+    powers_uw: NDArray[np.int64] = problem.tables[problem.table[operation]].peak_uw
+    return powers_uw

@@ -126,7 +126,7 @@ class HoldsWithProbability(Limit):
     def certify(
         self, replay: Replay, context: LimitContext, *, attempt: int = 0
     ) -> Robustness | None:
-        """What fresh replays prove; None where it is not enough.
+        """The proof by fresh replays; None where it is not enough.
 
         Each attempt draws anew and takes half of the risk of error that is left, so that all of
         them together keep to the confidence stated.
@@ -138,7 +138,7 @@ class HoldsWithProbability(Limit):
     def measure(
         self, replay: Replay, context: LimitContext, seed: int, runs: int, *, confidence: float
     ) -> Robustness:
-        """What so many replays with noise drawn from a seed show."""
+        """The result of so many replays with noise drawn from a seed."""
         makespans = self.makespans(replay, context, seed, runs)
         held_runs, share = proved_share(makespans, context, confidence)
         return Robustness(
@@ -237,7 +237,7 @@ def proved_share(
 ) -> tuple[int, float]:
     """How many replays end in time, and the probability that they prove."""
     run = context.run
-    latest_ns = context.deadline_ns if run is None else run.each_ns
+    latest_ns = context.deadline_ns if run is None else run.iteration_deadline_ns
     held_runs = int((makespans <= latest_ns).sum())
     if run is None:
         return held_runs, clopper_pearson_lower(held_runs, len(makespans), confidence)
