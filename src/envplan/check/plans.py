@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from envplan._io.documents import check_stated
+from envplan._io.words import counted
 from envplan.costs.model import Run
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import Progress
@@ -243,8 +244,8 @@ def prove_ladder(context: ProofContext) -> Iterator[str]:
     for number, rung in enumerate(plan.ladder):
         previous = _prove_rung(context, f"ladder[{number}]", rung, previous)
     yield (
-        f"the ladder's {len(plan.ladder)} slower plans take and use what they state, and each "
-        "saves on those before it where there is time"
+        f"{counted(len(plan.ladder), 'slower plan')} in the ladder: time and energy as stated, and "
+        "each saves on those before it where there is time"
     )
     for limit in context.request.limits:
         complaint = limit.explain_waiting(plan.job.waiting_uw)

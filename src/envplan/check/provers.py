@@ -139,7 +139,7 @@ def prove_torch_csv(file: OpenedFile) -> list[str]:
 
 def prove_sweep_config(file: OpenedFile) -> list[str]:
     """The file of a sweep has points."""
-    return [f"{len(read_config(file.path).points)} points"]
+    return [counted(len(read_config(file.path).points), "point")]
 
 
 def prove_run_log(file: OpenedFile) -> list[str]:
@@ -158,7 +158,7 @@ def prove_sweep(file: OpenedFile) -> list[str]:
         if (row.energy_j or 0.0) < (row.energy_lower_bound_j or 0.0):
             raise InputError(f"point {number}: energy_lower_bound_j lies above energy_j")
     return [
-        f"{len(rows)} points, {failed} of them failed; every cell is what its column says",
+        f"{counted(len(rows), 'point')}, {failed} of them failed; every cell is as its column says",
         "no plan uses less than its lower bound",
     ]
 
