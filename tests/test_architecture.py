@@ -118,6 +118,17 @@ def test_planning_loads_no_framework_driver_or_picture() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_help_loads_no_numpy() -> None:
+    code = (
+        "import sys\n"
+        "from envplan.cli.app import run\n"
+        "assert run(['--help']) == 0\n"
+        "print('loaded:', [name for name in ('numpy', 'pydantic') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
 #: `folder/file.py: name` or `Name` of code, as the page of the architecture writes them.
 _CODE = re.compile(r"`(?:([\w/]+\.py): )?([A-Za-z_][\w.]*)`")
 

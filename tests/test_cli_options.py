@@ -14,10 +14,12 @@ import typer
 from typer.testing import CliRunner
 
 from cli_helpers import assert_refused, done, envplan, says, small_profile
+from envplan._io.words import enumerated
 from envplan.cli.app import app as every_command
 from envplan.cli.help import add_command
 from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, one_of, quantity
 from envplan.errors import InputError
+from envplan.pipeline.schedules import schedules_of_any_chunks
 from envplan.plan import Plan
 from envplan.quantities import COUNT, TIME
 
@@ -213,3 +215,8 @@ def test_what_the_sidecar_says_counts_and_a_contradiction_is_told(folder: Path) 
     ran = envplan("solve", "--pp", 4)
     assert ran.code == 0, ran.err
     assert "was made with --pp 2, not 4: its 4 model stages are shared out anew" in ran.err
+
+
+def test_help_of_chunks_names_the_schedules_that_run_any_number_of_them() -> None:
+    help_text = " ".join(done("solve --help").split())
+    assert f"for {enumerated(schedules_of_any_chunks())};" in help_text

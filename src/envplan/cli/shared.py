@@ -6,10 +6,8 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from envplan._io.words import enumerated
 from envplan.cli.types import InputFile, quantity
 from envplan.errors import InputError
-from envplan.pipeline.schedules import schedules_of_any_chunks
 from envplan.quantities import COUNT, NUMBER, PERCENT, POWER, TIME
 
 #: Panels of `--help`.
@@ -91,7 +89,7 @@ Chunks = Annotated[
         "--vp",
         "--chunks",
         metavar="N",
-        help=f"Model chunks per pipeline stage, for {enumerated(schedules_of_any_chunks())}; the "
+        help="Model chunks per pipeline stage, for interleaved, looped-bfs and interleaved-zb; the "
         "profile has a stage for each. Default: 1; zb-v and dualpipe-v always have 2.",
         show_default=False,
         rich_help_panel=JOB,
