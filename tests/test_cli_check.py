@@ -32,7 +32,7 @@ frontier -o frontier.csv | frontier.csv | slower and cheaper | solve PROFILE
 frontier -o frontier.json | frontier.json | traced again | solve profile.csv
 schedule export zb-v -s 2 -m 4 | schedule.csv | 48 operations on 2 ranks | schedule import
 simulate --trace trace.json | trace.json | 16 operations of 4 microbatches on 2 stages |
-sweep sweep.toml | sweep.csv | 1 points, 0 of them failed |
+sweep sweep.toml | sweep.csv | 1 point, 0 of them failed |
 sweep sweep.toml -o sweep.parquet | sweep.parquet | no plan uses less |
 serving simulate --trace rows.csv --policy static -o hour.csv | hour.csv | 2 minutes, every cell |
 serving profile -o serving.csv | serving.csv | no holes | serving solve serving.csv

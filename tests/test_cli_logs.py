@@ -70,5 +70,5 @@ def test_a_search_logs_its_deadlines_and_in_detail_its_candidates(
     assert "candidate for" not in logged
     monkeypatch.setenv("ENVPLAN_LOG", "debug")
     # Candidates are made once in a process, so this is another pipeline.
-    logged = envplan("solve", "a40-gpt3-1.3b-4stage", "-m", "5", "-q").err
+    logged = envplan("solve", "a40-gpt3-1.3b-4stage", "-m", "37", "-q").err
     assert "envplan.solve.candidates: candidate for" in logged

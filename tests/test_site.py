@@ -449,3 +449,12 @@ EDITS = {
     "full power": _set("jobs", 0, "full_power_w", factor=0.9),
     "GPUs": _set("jobs", 0, "gpus", factor=2),
 }
+
+
+def test_a_bound_of_nearly_parallel_pieces_is_a_curve() -> None:
+    throughput = np.array([0.0, 0.75009282, 1.75009282, 2.50018565, 3.31972764, 3.81972764])
+    curve = PowerCurve(throughput, 1.0 + throughput)
+    for most in (2, 3, 4):
+        bound = curve.bounded_below(most)
+        for x in np.linspace(0.0, throughput[-1], 50).tolist():
+            assert bound.power_at(x) == pytest.approx(curve.power_at(x), rel=1e-12)

@@ -153,7 +153,7 @@ def test_limits_go_from_solve_to_the_frequency_plan(
     assert plan.ladder
     checked = done("check plan.json")
     says(checked, proved)
-    says(checked, f"the ladder's {len(plan.ladder)} slower plans")
+    says(checked, f"{len(plan.ladder)} slower plans in the ladder")
     says(done("simulate"), "time and energy are exactly what the plan states")
     assert told("simulate")["peak_power_w"] <= (plan.target.peak_power_w or 1e9)
     done("simulate -q --replicas 4 --straggler 1.2")

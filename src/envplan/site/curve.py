@@ -168,19 +168,19 @@ class PowerCurve:
         """
         if self.num_pieces <= max_pieces:
             return self
-        evenly_spread = np.linspace(0, self.num_pieces - 1, max_pieces).round().astype(int)
-        # Pieces of one slope lie on one line; a line needs only one of them.
-        slopes, indices = np.unique(self.slopes[evenly_spread], return_index=True)
-        pieces = evenly_spread[indices]
+        pieces = np.linspace(0, self.num_pieces - 1, max_pieces).round().astype(int)
+        # Lines that are parallel, up to rounding, do not cross: the first of them is enough.
+        slopes = self.slopes[pieces]
+        is_steeper = np.concatenate([[True], np.diff(slopes) > _ROUNDING * slopes[1:]])
+        pieces, slopes = pieces[is_steeper], slopes[is_steeper]
         # The line of a piece: power = offset + slope x throughput.
         offsets_w = self.power_w[pieces] - slopes * self.throughput[pieces]
         # The new corners are where each line crosses the next one.
         crossings = -np.diff(offsets_w) / np.diff(slopes)
-        crossings_w = offsets_w[:-1] + slopes[:-1] * crossings
-        return type(self)(
-            np.concatenate([self.throughput[:1], crossings, self.throughput[-1:]]),
-            np.concatenate([self.power_w[:1], crossings_w, self.power_w[-1:]]),
-        )
+        corners = np.concatenate([self.throughput[:1], crossings, self.throughput[-1:]])
+        # The last corner is on the last line, which may end below the curve.
+        lines = np.append(np.arange(len(slopes)), len(slopes) - 1)
+        return type(self)(corners, offsets_w[lines] + slopes[lines] * corners)
 
 
 def _is_above(left: OperatingPoint, middle: OperatingPoint, right: OperatingPoint) -> bool:
