@@ -113,7 +113,7 @@ def pipeline_of_job(
             cannot be shared out, or as for Pipeline.
     """
     metadata, job = profile.metadata, profile.metadata.job
-    shape = _choose_shape(profile, schedule, num_stages, chunks)
+    shape = _fitting_shape(profile, schedule, num_stages, chunks)
     microbatches = num_microbatches or metadata.num_microbatches
     if microbatches is None:
         raise InputError(
@@ -142,40 +142,24 @@ def pipeline_of_job(
     )
 
 
-class _Shape(NamedTuple):
-    """A schedule and how the stages of a profile lie on pipeline stages."""
-
-    schedule: str
-    num_stages: int
-    num_chunks: int
-
-
-def _choose_shape(
+def _fitting_shape(
     profile: DescribedProfile, schedule: str | None, num_stages: int | None, chunks: int | None
-) -> _Shape:
-    """The shape that is asked for; what is not asked for, as the sidecar says or as it follows.
+) -> JobShape:
+    """The shape of a profile's job, for which the profile has stages.
 
     Raises:
         InputError: the stages of the profile cannot be shared out so.
     """
-    metadata, count = profile.metadata, profile.num_stages
-    name = schedule or metadata.schedule or "1f1b"
-    if num_stages is None and chunks is None:
-        num_stages, chunks = metadata.job.stages, metadata.job.chunks
-    if chunks is None:
-        is_divisible = num_stages is not None and count % num_stages == 0
-        chunks = count // (num_stages or 1) if is_divisible else traits(name).chunks
-    if schedule is None and name == "1f1b" and chunks > 1:
-        name = "interleaved"
-    stages = num_stages or max(1, count // chunks)
-    if stages * chunks != count:
+    shape = shape_of_job(profile, schedule=schedule, num_stages=num_stages, chunks=chunks)
+    model_stages = shape.num_stages * shape.num_chunks
+    if model_stages != profile.num_stages:
         raise InputError(
-            f"schedule {name} with {counted(chunks, 'chunk')} (--vp) on "
-            f"{counted(stages, 'pipeline stage')} (--pp) has "
-            f"{counted(stages * chunks, 'model stage')}, but profile {profile.name} has "
-            f"{counted(count, 'stage')}"
+            f"schedule {shape.schedule} with {counted(shape.num_chunks, 'chunk')} (--vp) on "
+            f"{counted(shape.num_stages, 'pipeline stage')} (--pp) has "
+            f"{counted(model_stages, 'model stage')}, but profile {profile.name} has "
+            f"{counted(profile.num_stages, 'stage')}"
         )
-    return _Shape(name, stages, chunks)
+    return shape
 
 
 def _latency_of_job(job: Workload, num_stages: int) -> float | list[float]:
