@@ -458,3 +458,13 @@ def test_a_bound_of_nearly_parallel_pieces_is_a_curve() -> None:
         bound = curve.bounded_below(most)
         for x in np.linspace(0.0, throughput[-1], 50).tolist():
             assert bound.power_at(x) == pytest.approx(curve.power_at(x), rel=1e-12)
+
+
+def test_without_an_answer_nothing_is_written(folder: Path) -> None:
+    (folder / "site.toml").write_text(
+        '[[jobs]]\nname = "b"\nprofile = "a40-gpt3-1.3b-4stage"\nmicrobatches = 4\n'
+    )
+    ran = envplan("site", "site.toml", "--power", "1W")
+    assert ran.code == 1
+    assert not list(folder.glob("site*.json"))
+    assert not (folder / "site.frontiers").exists()

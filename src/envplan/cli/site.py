@@ -170,8 +170,8 @@ def site(
 
     site_budget, overheads = budget.read(), options.overheads
     with progress("Reading the jobs") as work:
-        site_jobs = read_jobs(jobs, work.items)
-    site_jobs = _with_frontier_files(site_jobs, output)
+        jobs_as_read = read_jobs(jobs, work.items)
+    site_jobs = _with_frontier_files(jobs_as_read, output)
     with progress("Sharing the power") as work:
         plan = plan_site(
             site_jobs,
@@ -183,6 +183,7 @@ def site(
     curve = []
     if shed or plot is not None:
         curve = shed_curve(site_jobs, overheads, alternates=options.alternate)
+    _write_frontiers(jobs_as_read, site_jobs)
     plan.save(output)
     if plot is not None:
         from envplan.plotting.figures import save_figure
@@ -200,24 +201,30 @@ def site(
 
 
 def _with_frontier_files(jobs: Sequence[SiteJob], output: Path) -> list[SiteJob]:
-    """The jobs, the frontiers of those that were traced now written beside the plan.
+    """The jobs, those that were traced now with the place where their frontiers will be written.
 
     A plan refers to the frontier file of each job, by which it is proved.
     """
     from envplan.site.jobs import frontier_sha256
 
     folder = output.with_suffix(".frontiers")
-    written = []
+    placed = []
     for number, job in enumerate(jobs):
-        if job.source is not None:
-            written.append(job)
-            continue
-        path = folder / f"{number}.json"
-        folder.mkdir(exist_ok=True)
-        invocation().will_write(path)
-        job.frontier.save(path)
-        written.append(replace(job, source=path, sha256=frontier_sha256(job.frontier)))
-    return written
+        if job.source is None:
+            path, sha256 = folder / f"{number}.json", frontier_sha256(job.frontier)
+            placed.append(replace(job, source=path, sha256=sha256))
+        else:
+            placed.append(job)
+    return placed
+
+
+def _write_frontiers(jobs: Sequence[SiteJob], placed: Sequence[SiteJob]) -> None:
+    """Write the frontiers of the jobs that were traced now beside the plan."""
+    for job, placed_job in zip(jobs, placed, strict=True):
+        if job.source is None and placed_job.source is not None:
+            placed_job.source.parent.mkdir(exist_ok=True)
+            invocation().will_write(placed_job.source)
+            job.frontier.save(placed_job.source)
 
 
 def _print_site(plan: SitePlan, curve: Sequence[ShedPoint]) -> None:
