@@ -41,7 +41,7 @@ Score score(const Limits& limits, const Replay& replay, Energy over) {
 
 Score score(const Problem& problem, const Limits& limits, const Index* rows) {
   checked(limits);
-  Replay replay(problem, limits.latency, limits.min_dwell);
+  Replay replay(problem, limits.machine, limits.min_dwell);
   replay.choose(rows);
   replay.run();
   return score(limits, replay, energy_over(limits, replay));
@@ -51,7 +51,7 @@ Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* 
                      double heat, uint64_t seed)
     : problem_(problem),
       limits_(checked(limits)),
-      replay_(problem, limits.latency, limits.min_dwell),
+      replay_(problem, limits.machine, limits.min_dwell),
       moves_(problem),
       random_(seed),
       num_moves_(moves_.movable().empty() ? 0 : moves),
@@ -152,7 +152,7 @@ bool Annealing::attempt(double most) {
 ConstantClocks::ConstantClocks(const Problem& problem, const Limits& limits)
     : problem_(problem),
       limits_(checked(limits)),
-      replay_(problem, limits.latency, limits.min_dwell) {
+      replay_(problem, limits.machine, limits.min_dwell) {
   fill_row_at();
   best_ = replay_.rows();
   best_score_.excess = Energy{1} << 126;  // more than any: no choice has been tried

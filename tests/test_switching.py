@@ -166,7 +166,9 @@ def test_limits_go_from_solve_to_the_frequency_plan(
         assert (plan.job.switch_latency_s, plan.job.min_dwell_s) == (0.02, 0.15)
         assert "the plan states" not in done("simulate --switch-latency 0")
         # Replayed at once, a rung is faster or slower than it states.
-        hasty = plan.job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None})
+        hasty = plan.job.model_copy(
+            update={"switch_latency_s": None, "ask": None, "min_dwell_s": None}
+        )
         with pytest.raises(InputError, match="recomputed it is"):
             verify_plan(plan.model_copy(update={"job": hasty}), Profile.read_csv("profile.csv"))
 

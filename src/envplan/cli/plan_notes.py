@@ -112,8 +112,11 @@ def _conditions(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]
     """The effect of late clocks and limits on the plan."""
     latency_s = plan.job.switch_latency_s
     if latency_s is not None:
+        asked = (
+            "and is asked for ahead" if plan.job.machine.asks_ahead else "as its operation starts"
+        )
         yield (
-            f"every clock comes {latency_s * 1000:g} ms after it is asked for; time and "
+            f"every clock comes {latency_s * 1000:g} ms after it is asked for, {asked}; time and "
             "energy are those of the replay with that"
         )
     yield from _limits(frontier, plan)

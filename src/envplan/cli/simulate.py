@@ -24,6 +24,7 @@ from envplan.cli.shared import (
     JOB,
     MOST_USED,
     NOISE,
+    AskOption,
     NoiseOption,
     ReplicaGroup,
     SwitchLatency,
@@ -80,6 +81,7 @@ def simulate(
         ),
     ] = 1,
     switch_latency: SwitchLatency = None,
+    ask: AskOption = None,
     sync_time: Annotated[
         float | None,
         typer.Option(
@@ -152,6 +154,7 @@ def simulate(
         noise=(noise or 0.0) / 100,
         seed=seed,
         switch_latency=switch_latency,
+        ask=ask,
         runs=runs,
         sync_time=sync_time,
     )
@@ -242,8 +245,7 @@ class Simulation:
             if timeline.sync_time_ns > timeline.iteration_time_ns:
                 return []
             return ["the plan takes longer than --sync-time, so nobody waits"]
-        latency = self.conditions.switch_latency
-        other_clocks = latency not in (None, plan.job.switch_latency_s or 0.0)
+        other_clocks = self.conditions.machine(plan.job) != plan.job.machine
         if self.conditions.noise or other_clocks:
             return []
         if (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy):

@@ -26,6 +26,7 @@ from envplan.cli.shared import (
     MONEY,
     MOST_USED,
     TARGET,
+    AskOption,
     Reconfigure,
     ReplicaGroup,
     SwitchLatency,
@@ -146,12 +147,14 @@ class RequestOptions:
 
     target: TargetOptions
     switch_latency: SwitchLatency = None
+    ask: AskOption = None
     limits: LimitOptions
     effort: EffortOptions
     run: RunOptions
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says by when an iteration is to be over."""
+        require_with(self, "ask", "switch_latency")
         times = options_given(self.target, "target_time", "slowdown", "min_energy")
         refuse_both([*times, *options_given(self.run, "deadline")])
 
@@ -169,6 +172,7 @@ class RequestOptions:
             min_energy=target.min_energy,
             straggler_time=target.straggler_time,
             switch_latency=self.switch_latency or 0.0,
+            ask=self.ask or "ahead",
             run=run,
             polish=self.effort.polish,
             ladder=self.effort.ladder,

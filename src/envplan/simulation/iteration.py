@@ -362,7 +362,7 @@ class Timeline:
         highest = problem.replay(problem.max_frequency_rows)
         plan = plan_of(
             highest,
-            job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None}),
+            job.model_copy(update={"switch_latency_s": None, "ask": None, "min_dwell_s": None}),
             0,
             profile=self.plan.profile,
             target=Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns)),

@@ -29,7 +29,7 @@ class SearchConditions:
     @classmethod
     def of(cls, request: Request) -> Self:
         """The conditions that a request sets."""
-        return cls(Machine(request.latency_ns), tuple(request.limits), request.effort.moves)
+        return cls(request.machine, tuple(request.limits), request.effort.moves)
 
     @property
     def local_limits(self) -> tuple[Limit, ...]:
@@ -52,4 +52,4 @@ class SearchConditions:
 
     def with_latency(self, latency_ns: int) -> Self:
         """The same with clocks that follow later or sooner."""
-        return replace(self, machine=Machine(latency_ns))
+        return replace(self, machine=replace(self.machine, latency_ns=latency_ns))
