@@ -142,16 +142,16 @@ void test_random_problems_meet_the_deadline_and_only_get_cheaper() {
 
 void test_long_problem_is_annealed_all_along() {
   std::mt19937 random(5);
-  constexpr std::int32_t kSize = 20000;
+  constexpr std::int32_t kSize = 21000;
   const Problem p = random_problem(random, kSize);
   const Packed packed(p);
   const std::vector<std::int32_t> before = rounded(p);
   std::vector<std::int32_t> after = before;
   CHECK(envplan::improve_options(packed.problem, 100 * kSize, 0.3, 0, after.data()));
   CHECK(makespan(p, after) <= p.deadline);
-  constexpr std::int32_t kTenth = kSize / 10;
-  for (std::int32_t begin = 0; begin < kSize; begin += kTenth) {
-    CHECK(!std::equal(&before[begin], &before[begin] + kTenth, &after[begin]));
+  constexpr std::int32_t kThird = kSize / 3;
+  for (std::int32_t begin = 0; begin < kSize; begin += kThird) {
+    CHECK(!std::equal(&before[begin], &before[begin] + kThird, &after[begin]));
   }
 }
 
