@@ -21,6 +21,14 @@ constexpr int kExchangePasses = 4;
 constexpr Index kReach = 8;  // options by which an annealing move shifts an operation
 constexpr int64_t kMovesPerTemperature = 256;
 constexpr double kCooling = 0.05;  // last temperature over first
+// Operations annealed together. What a move reads of so many fits a processor's second cache; moves
+// all over a long pipeline would wait for memory.
+constexpr Index kSegment = 8192;
+
+// Where share k of so many shares of a whole begins; the last one ends with it.
+Index share_begin(Index whole, Index k, Index shares) {
+  return static_cast<Index>(static_cast<int64_t>(whole) * k / shares);
+}
 
 // Operations begin..end - 1, fewer than 65; a set of them is a word with a bit for each.
 struct Window {
@@ -69,12 +77,14 @@ class Rounding {
       const Index faster = std::max(choice_[i] - 1, 0);
       sum_of_steps += static_cast<double>(cost(i, faster) - cost(i, choice_[i]));
     }
-    std::vector<Index> pred_choice(max_preds_);
-    const double decay = std::pow(kCooling, static_cast<double>(kMovesPerTemperature) / moves);
-    double temperature = heat * sum_of_steps / num_operations_;
-    for (int64_t move = 1; move <= moves; ++move) {
-      if (move % kMovesPerTemperature == 0) temperature *= decay;
-      move_start(random, temperature, pred_choice.data());
+    const double first_temperature = heat * sum_of_steps / num_operations_;
+    // Neighbours in number are neighbours in time, so a segment has nearly all that its moves
+    // reach.
+    const Index num_segments = (num_operations_ + kSegment - 1) / kSegment;
+    for (Index k = 0; k < num_segments; ++k) {
+      anneal_segment(share_begin(num_operations_, k, num_segments),
+                     share_begin(num_operations_, k + 1, num_segments), moves / num_segments,
+                     first_temperature, random);
     }
   }
 
@@ -284,10 +294,20 @@ class Rounding {
     return end;
   }
 
-  // Tries to move one start to where some option of its operation or of a predecessor fits exactly.
-  // pred_choice: scratch, (max_preds_).
-  void move_start(Random& random, double temperature, Index* pred_choice) {
-    const Index i = random.below(num_operations_);
+  // Moves starts of the operations begin..end - 1 only.
+  void anneal_segment(Index begin, Index end, int64_t moves, double temperature, Random& random) {
+    const double decay = std::pow(kCooling, static_cast<double>(kMovesPerTemperature) / moves);
+    std::vector<Index> pred_choice(max_preds_);
+    for (int64_t move = 1; move <= moves; ++move) {
+      if (move % kMovesPerTemperature == 0) temperature *= decay;
+      const Index i = begin + random.below(end - begin);
+      move_start(i, random, temperature, pred_choice.data());
+    }
+  }
+
+  // Tries to move the start of operation i to where some option of it or of a predecessor fits
+  // exactly. pred_choice: scratch, (max_preds_).
+  void move_start(Index i, Random& random, double temperature, Index* pred_choice) {
     const Index pred_begin = problem_.pred_begin[i], pred_end = problem_.pred_begin[i + 1];
     const int64_t end = window_end(i);
     const std::optional<int64_t> fitting = fitting_start(random, i, end);

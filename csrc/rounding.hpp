@@ -13,7 +13,8 @@
 // 3. Annealing (Kirkpatrick et al. 1983) on start times: the window of an operation is what lies
 //    between its own start and its successors', and it always takes the cheapest option that fits.
 //    Moving one start changes its own window and its predecessors' and nothing else, so a move
-//    costs a few table look-ups. Then exchange once more.
+//    costs a few table look-ups. A long problem is annealed segment by segment. Then exchange once
+//    more.
 //
 // Deterministic: the result depends on the arguments only.
 #pragma once

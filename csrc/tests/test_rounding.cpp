@@ -90,7 +90,7 @@ void test_nothing_to_choose() {
   CHECK((rounded(p) == std::vector<std::int32_t>{0, 0}));
 }
 
-Problem random_problem(std::mt19937& random) {
+Problem random_problem(std::mt19937& random, std::int32_t num_operations = 60) {
   Problem p;
   for (int t = 0; t < 3; ++t) {
     std::vector<std::int64_t> times{10 + static_cast<int>(random() % 20)}, costs{1000};
@@ -101,7 +101,7 @@ Problem random_problem(std::mt19937& random) {
     p.times.push_back(times);
     p.costs.push_back(costs);
   }
-  for (std::int32_t i = 0; i < 60; ++i) {
+  for (std::int32_t i = 0; i < num_operations; ++i) {
     std::vector<std::int32_t> preds;
     for (std::int32_t q = std::max(0, i - 4); q < i; ++q) {
       if (random() % 2) preds.push_back(q);
@@ -137,6 +137,21 @@ void test_random_problems_meet_the_deadline_and_only_get_cheaper() {
       CHECK(makespan(p, choice) > p.deadline);
       --choice[i];
     }
+  }
+}
+
+void test_long_problem_is_annealed_all_along() {
+  std::mt19937 random(5);
+  constexpr std::int32_t kSize = 21000;
+  const Problem p = random_problem(random, kSize);
+  const Packed packed(p);
+  const std::vector<std::int32_t> before = rounded(p);
+  std::vector<std::int32_t> after = before;
+  CHECK(envplan::improve_options(packed.problem, 100 * kSize, 0.3, 0, after.data()));
+  CHECK(makespan(p, after) <= p.deadline);
+  constexpr std::int32_t kThird = kSize / 3;
+  for (std::int32_t begin = 0; begin < kSize; begin += kThird) {
+    CHECK(!std::equal(&before[begin], &before[begin] + kThird, &after[begin]));
   }
 }
 
@@ -183,6 +198,7 @@ int main() {
   test_what_one_leaves_over_the_next_uses();
   test_nothing_to_choose();
   test_random_problems_meet_the_deadline_and_only_get_cheaper();
+  test_long_problem_is_annealed_all_along();
   test_same_seed_same_result();
   test_what_is_no_problem_is_refused();
   return envplan::test::summary("rounding");
