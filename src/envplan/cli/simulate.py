@@ -16,7 +16,7 @@ from envplan.cli import output as ui
 from envplan.cli.cluster import ClusterOptions, print_clusters
 from envplan.cli.cost_options import CostOptions
 from envplan.cli.costs import cost_rows, replay_cost_notes
-from envplan.cli.describe import ITERATION_TITLE, describe_configs, modelled_title
+from envplan.cli.describe import ITERATION_TITLE, describe_configs, describe_machine, modelled_title
 from envplan.cli.job_options import PlanOptions
 from envplan.cli.report import draw_timeline
 from envplan.cli.shared import (
@@ -237,7 +237,11 @@ class Simulation:
     @property
     def notes(self) -> list[str]:
         """Whether the plan states what came of the replay, and what it costs."""
-        return self._comparison_notes() + self._cost_notes()
+        return self._clock_notes() + self._comparison_notes() + self._cost_notes()
+
+    def _clock_notes(self) -> list[str]:
+        machine = self.timeline.replay.machine
+        return [describe_machine(machine)] if machine.latency_ns else []
 
     def _comparison_notes(self) -> list[str]:
         timeline, plan = self.timeline, self.timeline.plan
