@@ -300,13 +300,9 @@ def test_the_clock_after_an_operation_by_parts_is_asked_for_once_its_last_part_r
     last_part_ns = {part.operation: part.start_ns for part in timeline.slices if part.part}
     after_parts = 0
     for operation, at_ns in enumerate(replay.requests_ns.tolist()):
-        before = operation - 1
-        if (
-            at_ns < 0
-            or before < 0
-            or replay.problem.stage[before] != replay.problem.stage[operation]
-        ):
+        if at_ns < 0 or operation in first_operations:
             continue
+        before = operation - 1
         earliest_ns = last_part_ns.get(before, int(replay.starts_ns[before]))
         assert at_ns == max(earliest_ns, int(replay.starts_ns[operation]) - latency_ns)
         after_parts += before in last_part_ns
