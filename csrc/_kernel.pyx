@@ -105,7 +105,7 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
         int64_t begin, end, energy
     cdef cppclass CppProblem "envplan::Problem":
         CppProblem(const ProblemArrays&) except +
-        vector[int32_t] order, number_of
+        vector[int32_t] order, number_of, stage_begin
     cdef cppclass CppReplay "envplan::Replay":
         CppReplay(const CppProblem&, CppMachine, int64_t) except +
         void choose(const int32_t*) except +
@@ -121,6 +121,19 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
         void power_steps(vector[int64_t]*, vector[int64_t]*) except +
     void cpp_makespans "envplan::makespans"(
         const CppProblem&, const int32_t*, CppMachine, const double*, int64_t, int64_t*) except +
+
+cdef extern from "stage_paths.hpp" namespace "envplan" nogil:
+    cdef struct StagePrices:
+        int64_t latency, min_dwell
+        cbool asks_ahead
+        double change
+        const double* time_price
+        const double* wait_price
+    cdef struct StagePath:
+        double bound
+        vector[int32_t] rows
+    StagePath cpp_cheapest_stage_path "envplan::cheapest_stage_path"(
+        const CppProblem&, int32_t, const StagePrices&) except +
 
 cdef extern from "parts.hpp" namespace "envplan" nogil:
     cdef struct PartsProblem:
@@ -698,6 +711,41 @@ cdef class Problem:
             i = self._problem.number_of[k]
             o[k] = replay.get().request_time(i) if replay.get().makes_request(i) else -1
         return out
+
+    def cheapest_stage_path(
+        self, int stage, int64_t latency, bint asks_ahead, int64_t min_dwell, double change,
+        const double[::1] time_price not None, const double[::1] wait_price not None,
+    ):
+        """The cheapest way of a stage through its operations; see stage_paths.hpp.
+
+        Args:
+            change: fJ a request for another clock.
+            time_price, wait_price: float64 (operations of the stage,), fJ a ns.
+
+        Returns:
+            (bound, rows): fJ, and int32 (operations of the stage,) over all tables.
+
+        Raises:
+            ValueError: there is no such stage, or a row changes clocks within itself.
+        """
+        cdef StagePrices prices
+        cdef StagePath path
+        if not 0 <= stage < self.num_stages:
+            raise ValueError("there is no such stage")
+        cdef int32_t size = self._problem.stage_begin[stage + 1] - self._problem.stage_begin[stage]
+        if time_price.shape[0] != size or wait_price.shape[0] != size:
+            raise ValueError("prices must have one entry an operation of the stage")
+        if size == 0:
+            return 0.0, np.empty(0, np.int32)
+        prices.latency = latency
+        prices.min_dwell = min_dwell
+        prices.asks_ahead = asks_ahead
+        prices.change = change
+        prices.time_price = &time_price[0]
+        prices.wait_price = &wait_price[0]
+        with nogil:
+            path = cpp_cheapest_stage_path(self._problem[0], stage, prices)
+        return path.bound, np.array(path.rows, np.int32)
 
     def makespans(
         self, const int32_t[::1] rows not None, int64_t latency, cbool asks_ahead,

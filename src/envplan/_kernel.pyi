@@ -149,6 +149,16 @@ class Problem:
         asks_ahead: bool,
         factors: NDArray[np.float64] | None = None,
     ) -> NDArray[np.int64]: ...
+    def cheapest_stage_path(
+        self,
+        stage: int,
+        latency: int,
+        asks_ahead: bool,
+        min_dwell: int,
+        change: float,
+        time_price: NDArray[np.float64],
+        wait_price: NDArray[np.float64],
+    ) -> tuple[float, NDArray[np.int32]]: ...
     def makespans(
         self,
         rows: NDArray[np.int32],
