@@ -38,7 +38,7 @@ class Moves {
     random_ = random;
     changes_.clear();
     const Index i = movable_[random->below(static_cast<Index>(movable_.size()))];
-    switch (random->below(8)) {
+    switch (random->below(10)) {
       case 0:
       case 1:
         change(i, shifted(i));
@@ -53,6 +53,10 @@ class Moves {
       case 5:
         change_stretch(i);
         break;
+      case 6:
+      case 7:
+        merge(i);
+        break;
       default:
         trade(i);
     }
@@ -60,9 +64,10 @@ class Moves {
   }
 
  private:
-  static constexpr Index kReach = 8;         // rows by which a move shifts an operation at least
-  static constexpr Index kStretch = 16;      // alike operations that one move shifts together
-  static constexpr Index kNeighbours = 48;   // how far apart, in number, a move trades time
+  static constexpr Index kReach = 8;        // rows by which a move shifts an operation at least
+  static constexpr Index kStretch = 16;     // alike operations that one move shifts together
+  static constexpr Index kNeighbours = 48;  // how far apart, in number, a move trades time
+  static constexpr Index kMergeBits = 6;
   static constexpr Index kLongestRun = 512;  // operations of one clock that a move shifts together
 
   const Problem::Operation& op(Index i) const { return problem_.operations[i]; }
@@ -111,6 +116,30 @@ class Moves {
     }
   }
 
+  // One clock for some operations from i on, at which they take about as long together.
+  void merge(Index i) {
+    if (clock(i) == kNone) return;
+    span_.clear();
+    const Index length = 2 + random_->below(1 << random_->below(kMergeBits));
+    Time now = 0;
+    for (Index j = i; j != kNone && static_cast<Index>(span_.size()) < length; j = op(j).after) {
+      if (clock(j) == kNone) continue;
+      span_.push_back(j);
+      now += problem_.rows[rows_[j]].time;
+    }
+    Index to = clock(i);
+    while (to + 1 < problem_.num_clocks && time_of_span(to) > now) ++to;
+    while (to > 0 && time_of_span(to - 1) <= now) --to;
+    if (to > 0 && coin()) --to;
+    for (const Index j : span_) change_clock(j, to);
+  }
+
+  Time time_of_span(Index at) const {
+    Time time = 0;
+    for (const Index j : span_) time += problem_.rows[problem_.row_at(rows_[j], at)].time;
+    return time;
+  }
+
   void change_stretch(Index i) {
     const Index to = coin() ? shifted(i) : rows_[i];
     Index count = 1 + random_->below(kStretch);
@@ -138,6 +167,7 @@ class Moves {
   const Problem& problem_;
   std::vector<Index> movable_;
   std::vector<Change> changes_;
+  std::vector<Index> span_;
   const Index* rows_ = nullptr;
   Random* random_ = nullptr;
 };
