@@ -11,7 +11,7 @@ Clocks follow at once here: what runs outside does not depend on clocks within.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,12 @@ class GivenTimes(NamedTuple):
         finishes_ns: of all operations, int64 (N,); right of those before the window.
         tails_ns: int64 (N,), from an operation's start to the end of the iteration; right of those
             after the window.
+        rank: int64 (N,), of operations in a topological order.
     """
 
     finishes_ns: Times
     tails_ns: Times
+    rank: Times
 
 
 class Window:
@@ -91,7 +93,7 @@ class Window:
 
     def _make_arrays(
         self, rows: Rows, is_kept: NDArray[np.bool_], times: GivenTimes
-    ) -> dict[str, NDArray[np.generic]]:
+    ) -> dict[str, Any]:
         problem, operations = self._problem, self.operations
         pipeline = problem.pipeline
         num = len(operations)
@@ -148,13 +150,13 @@ class Window:
         by_tail = np.argsort(tails, kind="stable")
         counts = np.bincount(tails, minlength=num + 2)
 
-        starts = np.concatenate([times.finishes_ns[operations], [-1, np.iinfo(np.int64).max]])
-        order = np.lexsort((self._topological(num), starts)).astype(np.int32)
+        rank = np.concatenate([times.rank[operations], [-1, len(rows)]])
+        order = np.argsort(rank).astype(np.int32)
         stages = problem.stage[operations]
         per_stage = np.bincount(stages, minlength=pipeline.num_stages)
         stage_begin = np.concatenate([[0], np.cumsum(per_stage), [num + 2]]).astype(np.int32)
 
-        def with_kept(values: NDArray[np.int64], none: int) -> NDArray[np.int64]:
+        def with_kept(values: NDArray[Any], none: int) -> NDArray[Any]:
             return np.concatenate([values, values[kept_rows], [none]])
 
         return {
@@ -172,11 +174,6 @@ class Window:
             "nearest": standing_in,
             "waiting": np.concatenate([problem.blocking_power_uw, [0]]),
         }
-
-    def _topological(self, num: int) -> NDArray[np.int64]:
-        position = np.empty(len(self._problem.table), np.int64)
-        position[self._problem.pipeline.order] = np.arange(len(position))
-        return np.concatenate([position[self.operations], [-1, len(position)]])
 
 
 def tails_ns(replay: Replay) -> Times:

@@ -26,7 +26,7 @@ from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_grid import RoundingGrid
-from envplan.solve.fewer_changes import FEWEST_CHANGES_STEP, FewerChanges
+from envplan.solve.fewer_changes import FewerChanges, step_share
 from envplan.solve.rounding import TEMPERATURES, Rounding, relaxed_rounding
 from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Polished
 from envplan.solve.uniform_clocks import UniformClocks
@@ -306,7 +306,7 @@ class RarelyChangingCandidates(RoundedCandidates):
         self, frontier: Relaxation, conditions: SearchConditions, rounded: RoundedCandidates
     ) -> None:
         super().__init__(frontier, conditions)
-        self._grid = RoundingGrid(frontier, FEWEST_CHANGES_STEP)
+        self._grid = RoundingGrid(frontier, step_share(len(frontier.pipeline.operations)))
         self._rounded_candidates = rounded
 
     def polished(

@@ -24,8 +24,11 @@ ChangePolicy = Literal["fewest", "free"]
 
 #: Energy that fewer changes may cost, as a part of it: one in so many.
 _ENERGY_PER_TOLERANCE: Final = 1000
-#: Energy between the deadlines that such plans are made for, as a part of it.
-FEWEST_CHANGES_STEP: Final = 5e-4
+#: Energy between the deadlines that such plans are made for, as a part of it; and where there are
+#: more operations than so many.
+_STEP_SHARE: Final = 5e-4
+_STEP_SHARE_IF_LONG: Final = 1e-3
+_LONG: Final = 8192
 #: First temperatures of annealings, each from the result of the one before, and their moves.
 _TEMPERATURES: Final = (1.0, 0.5, 0.5)
 _MOVES_PER_OPERATION: Final = 200
@@ -70,6 +73,11 @@ class ChangeWeight:
     def is_fewest(self) -> bool:
         """Whether there are to be as few as can be for next to no energy."""
         return self.policy == "fewest" and not self.is_priced
+
+
+def step_share(num_operations: int) -> float:
+    """Energy from one deadline to the next that plans are made for, as a part of it."""
+    return _STEP_SHARE if num_operations <= _LONG else _STEP_SHARE_IF_LONG
 
 
 #: Changes that count for nothing.
@@ -177,12 +185,13 @@ class FewerChanges:
         finishes_ns, tails = self._replay.finishes_ns.copy(), tails_ns(self._replay)
         position = np.argsort(self._problem.pipeline.order)
         by_start = np.lexsort((position, self._replay.starts_ns))
+        rank = np.argsort(by_start)
         num_windows = -(-len(rows) // _WINDOW)
         left_fj = 0
         for members in np.array_split(by_start, num_windows):
             inside = np.zeros(len(rows), bool)
             inside[members] = True
-            window = Window(self._problem, rows, inside, GivenTimes(finishes_ns, tails))
+            window = Window(self._problem, rows, inside, GivenTimes(finishes_ns, tails, rank))
 
             def search(price_fj: int, allowance_fj: int, window: Window = window) -> Search:
                 return window.search(
