@@ -97,6 +97,9 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
         const int32_t* slice_begin
         const int64_t* slice_time
         const int64_t* slice_power
+    cdef struct CppMachine "envplan::Machine":
+        int64_t latency
+        cbool asks_ahead
     cdef struct Part:
         int32_t row, clock
         int64_t begin, end, energy
@@ -104,9 +107,11 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
         CppProblem(const ProblemArrays&) except +
         vector[int32_t] order, number_of
     cdef cppclass CppReplay "envplan::Replay":
-        CppReplay(const CppProblem&, int64_t, int64_t) except +
+        CppReplay(const CppProblem&, CppMachine, int64_t) except +
         void choose(const int32_t*) except +
         void run(const double*) except +
+        cbool makes_request(int32_t)
+        int64_t request_time(int32_t)
         int64_t makespan()
         wide energy_until(int64_t)
         int64_t start(int32_t)
@@ -115,7 +120,7 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
         void parts(int32_t, vector[Part]*) except +
         void power_steps(vector[int64_t]*, vector[int64_t]*) except +
     void cpp_makespans "envplan::makespans"(
-        const CppProblem&, const int32_t*, int64_t, const double*, int64_t, int64_t*) except +
+        const CppProblem&, const int32_t*, CppMachine, const double*, int64_t, int64_t*) except +
 
 cdef extern from "parts.hpp" namespace "envplan" nogil:
     cdef struct PartsProblem:
@@ -131,7 +136,8 @@ cdef extern from "parts.hpp" namespace "envplan" nogil:
 
 cdef extern from "annealing.hpp" namespace "envplan" nogil:
     cdef struct Limits:
-        int64_t latency, deadline, min_dwell, peak
+        CppMachine machine
+        int64_t deadline, min_dwell, peak
         cbool waits
         int64_t price, change_price
         wide allowance
@@ -587,23 +593,27 @@ cdef class Problem:
         return 0
 
     cdef int _run(
-        self, unique_ptr[CppReplay]* replay, const int32_t[::1] rows, int64_t latency,
+        self, unique_ptr[CppReplay]* replay, const int32_t[::1] rows, CppMachine machine,
         const double[::1] factors,
     ) except -1:
         cdef const double* f = NULL
         self._check(rows, factors)
         if factors is not None:
             f = &factors[0]
-        replay.reset(new CppReplay(self._problem[0], latency, 0))
+        replay.reset(new CppReplay(self._problem[0], machine, 0))
         with nogil:
             replay.get().choose(&rows[0])
             replay.get().run(f)
         return 0
 
-    def replay(self, const int32_t[::1] rows not None, int64_t latency, const double[::1] factors=None):
+    def replay(
+        self, const int32_t[::1] rows not None, int64_t latency, cbool asks_ahead,
+        const double[::1] factors=None,
+    ):
         """Replays rows of the operations' tables, int32 (operations,), with a latency in ns.
 
         Args:
+            asks_ahead: whether clocks are asked for ahead, or as operations start.
             factors: float64 (operations,), what each operation's time is multiplied by.
 
         Returns:
@@ -622,7 +632,7 @@ cdef class Problem:
         cdef int64_t[::1] e = energies
         cdef int32_t k, i
         cdef unique_ptr[CppReplay] replay
-        self._run(&replay, rows, latency, factors)
+        self._run(&replay, rows, CppMachine(latency, asks_ahead), factors)
         for k in range(self.num_operations):
             i = self._problem.number_of[k]
             s[k] = replay.get().start(i)
@@ -632,7 +642,10 @@ cdef class Problem:
         energy = _int_from_wide(replay.get().energy_until(makespan))
         return starts, finishes, energies, makespan, energy
 
-    def parts(self, const int32_t[::1] rows not None, int64_t latency, const double[::1] factors=None):
+    def parts(
+        self, const int32_t[::1] rows not None, int64_t latency, cbool asks_ahead,
+        const double[::1] factors=None,
+    ):
         """The parts of a replay, by operation and in time order.
 
         Returns:
@@ -644,7 +657,7 @@ cdef class Problem:
         cdef int32_t k
         cdef size_t p
         cdef unique_ptr[CppReplay] replay
-        self._run(&replay, rows, latency, factors)
+        self._run(&replay, rows, CppMachine(latency, asks_ahead), factors)
         for k in range(self.num_operations):
             replay.get().parts(self._problem.number_of[k], &parts)
             owner.resize(parts.size(), k)
@@ -666,17 +679,37 @@ cdef class Problem:
         return tuple(columns)
 
     def power_steps(
-        self, const int32_t[::1] rows not None, int64_t latency, const double[::1] factors=None
+        self, const int32_t[::1] rows not None, int64_t latency, cbool asks_ahead,
+        const double[::1] factors=None,
     ):
         """(times, power) of a replay: int64 (steps + 1,) ns from 0 to the makespan, and int64
         (steps,) uW of one GPU a stage between them."""
         cdef vector[int64_t] times, power
         cdef unique_ptr[CppReplay] replay
-        self._run(&replay, rows, latency, factors)
+        self._run(&replay, rows, CppMachine(latency, asks_ahead), factors)
         replay.get().power_steps(&times, &power)
         return _array(times), _array(power)
 
-    def makespans(self, const int32_t[::1] rows not None, int64_t latency, const double[:, ::1] factors not None):
+    def requests(
+        self, const int32_t[::1] rows not None, int64_t latency, cbool asks_ahead,
+        const double[::1] factors=None,
+    ):
+        """When the clock of each operation is asked for, int64 (operations,), ns; -1: it is not,
+        for its stage has asked for it already, or it has none."""
+        cdef int32_t k, i
+        cdef unique_ptr[CppReplay] replay
+        out = np.empty(self.num_operations, np.int64)
+        cdef int64_t[::1] o = out
+        self._run(&replay, rows, CppMachine(latency, asks_ahead), factors)
+        for k in range(self.num_operations):
+            i = self._problem.number_of[k]
+            o[k] = replay.get().request_time(i) if replay.get().makes_request(i) else -1
+        return out
+
+    def makespans(
+        self, const int32_t[::1] rows not None, int64_t latency, cbool asks_ahead,
+        const double[:, ::1] factors not None,
+    ):
         """Makespans of noisy runs, int64 (runs,), ns.
 
         Args:
@@ -694,7 +727,8 @@ cdef class Problem:
             count = min(at_once, runs - begin)
             with nogil:
                 cpp_makespans(
-                    self._problem[0], &rows[0], latency, &factors[begin, 0], count, &o[begin])
+                    self._problem[0], &rows[0], CppMachine(latency, asks_ahead),
+                    &factors[begin, 0], count, &o[begin])
             _handle_signals()
         return out
 
@@ -706,6 +740,7 @@ cdef class Search:
         problem: numbered by when operations start, about: moves that trade time look at
             neighbours in its order.
         latency, deadline, min_dwell: ns.
+        asks_ahead: whether clocks are asked for ahead, or as operations start.
         peak: cap on the power of one GPU a stage together, uW; negative where there is none.
         waits: energy is that until the deadline, not until the makespan.
         price: of a ns late or of shortage, uW.
@@ -717,12 +752,14 @@ cdef class Search:
     cdef Limits _limits
 
     def __cinit__(
-        self, Problem problem not None, int64_t latency, int64_t deadline, int64_t min_dwell,
-        int64_t peak, cbool waits, int64_t price, int64_t change_price=0, allowance=-1,
+        self, Problem problem not None, int64_t latency, cbool asks_ahead, int64_t deadline,
+        int64_t min_dwell, int64_t peak, cbool waits, int64_t price, int64_t change_price=0,
+        allowance=-1,
     ):
         self._problem = problem
         self._limits = Limits(
-            latency, deadline, min_dwell, peak, waits, price, change_price, _wide_from_int(allowance))
+            CppMachine(latency, asks_ahead), deadline, min_dwell, peak, waits, price, change_price,
+            _wide_from_int(allowance))
 
     def score(self, const int32_t[::1] rows not None):
         """(excess fJ, cost fJ, energy fJ, late ns, shortage ns, energy above the cap fJ, changes) of

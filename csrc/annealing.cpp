@@ -27,7 +27,7 @@ const Limits& checked(const Limits& limits) {
 }
 
 std::vector<Index> chosen(const Problem& problem, const Index* rows) {
-  Replay replay(problem, 0, 0);
+  Replay replay(problem, Machine{}, 0);
   replay.choose(rows);
   return replay.rows();
 }
@@ -54,7 +54,7 @@ Score score(const Limits& limits, const Replay& replay, Energy over, Index chang
 
 Score score(const Problem& problem, const Limits& limits, const Index* rows) {
   checked(limits);
-  Replay replay(problem, limits.latency, limits.min_dwell);
+  Replay replay(problem, limits.machine, limits.min_dwell);
   replay.choose(rows);
   replay.run();
   const ClockChanges changes(problem, replay.rows());
@@ -65,7 +65,7 @@ Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* 
                      double heat, uint64_t seed)
     : problem_(problem),
       limits_(checked(limits)),
-      replay_(problem, limits.latency, limits.min_dwell),
+      replay_(problem, limits.machine, limits.min_dwell),
       changes_(problem, chosen(problem, rows)),
       moves_(problem),
       random_(seed),
@@ -183,7 +183,7 @@ bool Annealing::attempt(double most) {
 ConstantClocks::ConstantClocks(const Problem& problem, const Limits& limits)
     : problem_(problem),
       limits_(checked(limits)),
-      replay_(problem, limits.latency, limits.min_dwell) {
+      replay_(problem, limits.machine, limits.min_dwell) {
   fill_row_at();
   best_ = replay_.rows();
   best_score_.excess = Energy{1} << 126;  // more than any: no choice has been tried

@@ -29,10 +29,10 @@
 
 namespace envplan {
 
-// Ranges: latency, deadline and min_dwell as for Replay; price in [0, kMostTime], so that an excess
-// stays below 2^126.
+// Ranges: the machine's latency, deadline and min_dwell as for Replay; price in [0, kMostTime], so
+// that an excess stays below 2^126.
 struct Limits {
-  Time latency;  // from a request until the clock comes, ns
+  Machine machine;
   Time deadline;
   Time min_dwell;  // least time between two requests of a stage, ns; 0: none
   Power peak;      // cap on the power of one GPU a stage together, uW; negative: none

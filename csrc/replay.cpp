@@ -178,15 +178,16 @@ void Problem::copy_precedences(const ProblemArrays& a) {
   }
 }
 
-Replay::Replay(const Problem& problem, Time latency, Time min_dwell)
+Replay::Replay(const Problem& problem, Machine machine, Time min_dwell)
     : problem_(problem),
-      latency_(latency),
+      latency_(machine.latency),
+      asks_ahead_(machine.asks_ahead),
       min_dwell_(min_dwell),
       row_(problem.num_operations),
       runs_(problem.num_operations),
       initial_clock_(problem.num_stages, kNone),
       reached_(problem.num_operations, Reached::kNo) {
-  require(latency >= 0 && latency < kMostTime, "latency is out of range");
+  require(latency_ >= 0 && latency_ < kMostTime, "latency is out of range");
   // What all operations lack to it is added up.
   const Time operations = problem.num_operations + problem.num_stages;
   require(min_dwell >= 0 && min_dwell < kMostTime / operations, "min_dwell is out of range");
@@ -209,7 +210,20 @@ void Replay::chosen(Index* rows) const {
 }
 
 void Replay::run(const double* factors) {
+  timers_.clear();
+  const bool needs_timers = factors != nullptr && asks_ahead_ && latency_ > 0;
+  if (needs_timers) {
+    factors_ = nullptr;
+    replay_all();
+    std::vector<Timer> timers;
+    for (Index i = 0; i < problem_.num_operations; ++i) timers.push_back(timer(i));
+    timers_ = std::move(timers);
+  }
   factors_ = factors;
+  replay_all();
+}
+
+void Replay::replay_all() {
   totals_ = {};
   for (Index s = 0; s < problem_.num_stages; ++s) initial_clock_[s] = clock_left(s);
   for (Index i = 0; i < problem_.num_operations; ++i) {
@@ -281,6 +295,51 @@ Time Replay::earliest_start(Index i) const {
   return start;
 }
 
+// The earliest time at which the clock of operation i may be asked for ahead. The operation before
+// it on the stage must have been replayed.
+Time Replay::earliest_request(Index i) const {
+  const Index before = problem_.operations[i].before;
+  if (before == kNone) return 0;
+  const OperationRun& run = runs_[before];
+  if (problem_.steady(row_[before])) return run.start;
+  // Its last request within itself was made by the time its last slice began.
+  const Problem::Row& row = problem_.rows[row_[before]];
+  const double factor = factors_ == nullptr ? 1 : factors_[problem_.order[before]];
+  const Time last_slice = noisy(problem_.slices[row.end_slice - 1].time, factor);
+  return std::max(run.start, run.finish - std::min(last_slice, run.finish));
+}
+
+// When the clock of operation i is asked for, which starts at a time.
+Time Replay::time_to_request(Index i, Time start) const {
+  if (!asks_ahead_) return start;
+  if (timers_.empty()) return std::max(earliest_request(i), start - latency_);
+  const Timer& timer = timers_[i];
+  const Time begins =
+      timer.from_end ? runs_[problem_.operations[i].before].finish : earliest_request(i);
+  return std::min(start, ended(begins, timer.time));
+}
+
+// The timer of operation i in noisy runs, from a replay without noise.
+Replay::Timer Replay::timer(Index i) const {
+  const Time request = std::max<Time>(0, runs_[i].start - latency_);
+  const Index before = problem_.operations[i].before;
+  if (before != kNone && request >= runs_[before].finish) {
+    return {request - runs_[before].finish, true};
+  }
+  return {std::max<Time>(0, request - earliest_request(i)), false};
+}
+
+// When the clock of the operation after i comes, if that may be while i still runs; kNever where it
+// is not. Only noise makes it come so early: its timer runs from the start of i.
+Time Replay::early_landing(Index i, const OperationRun& run) const {
+  const Index after = problem_.operations[i].after;
+  if (timers_.empty() || after == kNone || timers_[after].from_end) return kNever;
+  const Index wanted = clock(after);
+  const bool asks = wanted != kNone && wanted != run.requested_clock;
+  if (!asks || !problem_.steady(row_[i])) return kNever;
+  return ended(ended(run.start, timers_[after].time), latency_);
+}
+
 // Clocks and requests as the operation before i on its stage leaves them.
 void Replay::take_over_clocks(Index i, OperationRun* run) const {
   const Problem::Operation& op = problem_.operations[i];
@@ -297,16 +356,19 @@ void Replay::take_over_clocks(Index i, OperationRun* run) const {
   }
 }
 
-// The request of operation i as it starts, if its row asks for another clock than the last request.
+// The request of operation i, which starts, if its row asks for another clock than the last one.
 void Replay::request_clock(Index i, OperationRun* run) const {
   run->shortage = 0;
+  run->own_request_at = 0;
   const Index wanted = clock(i);
   if (wanted == kNone || wanted == run->requested_clock) return;
+  run->own_request_at = time_to_request(i, run->start);
   if (min_dwell_ > 0) {
     if (run->last_request != kNone) {
-      run->shortage = std::max<Time>(0, min_dwell_ - (run->start - run->requested_at));
+      const Time dwell = run->own_request_at - run->requested_at;
+      run->shortage = std::max<Time>(0, min_dwell_ - dwell);
     }
-    run->requested_at = run->start;
+    run->requested_at = run->own_request_at;
   }
   run->last_request = i;
   run->requested_clock = wanted;
@@ -320,7 +382,7 @@ void Replay::request_clock(Index i, OperationRun* run) const {
 Time Replay::apply_due_requests(Time at, OperationRun* run) const {
   while (run->awaits_clock()) {
     const Index next = next_request(run->effective_request, run->last_request);
-    const Time comes = runs_[next].start + latency_;
+    const Time comes = runs_[next].own_request_at + latency_;
     if (comes > at) return comes;
     run->effective_request = next;
     run->clock_in_force = clock(next);
@@ -343,12 +405,19 @@ void Replay::execute(Index i, OperationRun* run, EachPart each) const {
     return;
   }
   constexpr Index kNoRow = -1;
+  const Time next_lands = early_landing(i, *run);
   Time at = run->start, left = 0;  // left: of the whole operation by the current row
   Energy energy = 0;
   Index row = kNoRow;
   WholeOperation all{};
   do {
-    const Time until = apply_due_requests(at, run);
+    Time until = apply_due_requests(at, run);
+    // Requests come in order, so none of others is still to come when that of the next has.
+    if (next_lands <= at) {
+      run->clock_in_force = clock(problem_.operations[i].after);
+    } else {
+      until = std::min(until, next_lands);
+    }
     const Index current_row = run->clock_in_force == planned_clock
                                   ? planned_row
                                   : problem_.row_at(planned_row, run->clock_in_force);
@@ -409,8 +478,8 @@ Time Replay::shortage_around() const {
     if (end.last_request == kNone) continue;
     Index first = problem_.number_of[problem_.stage_begin[s]];
     while (!makes_request(first)) first = problem_.operations[first].after;
-    sum +=
-        std::max<Time>(0, min_dwell_ - (totals_.makespan + runs_[first].start - end.requested_at));
+    const Time dwell = totals_.makespan + request_time(first) - end.requested_at;
+    sum += std::max<Time>(0, min_dwell_ - dwell);
   }
   return sum;
 }
@@ -450,6 +519,9 @@ bool Replay::change(const std::vector<Change>& changes, const Budget& budget) {
     const Index after = problem_.operations[i].after;
     // A request that is still to come reaches later operations of the stage.
     if (after != kNone && (awaits_clock || !same_clocks)) reach(after);
+    // Where the clock of the next is asked for ahead depends on how this one runs.
+    const bool moves_request = asks_ahead_ && (is_named || run.start != old_run.start);
+    if (after != kNone && moves_request) reach(after);
     const bool same = same_clocks && run.same_times_and_cost(old_run);
     if (same && !is_named && !awaits_clock) continue;
     // What runs may differ though it takes as long and as much: the clock changes at another time.
@@ -651,11 +723,11 @@ void makespans_on_time(const Problem& p, const Replay& chosen, const double* fac
 
 }  // namespace
 
-void makespans(const Problem& problem, const Index* rows, Time latency, const double* factors,
+void makespans(const Problem& problem, const Index* rows, Machine machine, const double* factors,
                int64_t runs, Time* out) {
-  Replay replay(problem, latency, 0);
+  Replay replay(problem, machine, 0);
   replay.choose(rows);
-  if (latency == 0) return makespans_on_time(problem, replay, factors, runs, out);
+  if (machine.latency == 0) return makespans_on_time(problem, replay, factors, runs, out);
   for (int64_t r = 0; r < runs; ++r) {
     replay.run(factors + r * problem.num_operations);
     out[r] = replay.makespan();

@@ -4,13 +4,18 @@
 // starts as soon as those before it let it. Every operation has an option table: its rows say how
 // long it takes, and what energy, at which clock. A choice is one row for each operation.
 //
-// Clocks. An operation asks for the clock of its row as it starts, unless its stage has asked for
-// that clock last. The clock comes `latency` later, perhaps during a later operation; until then
-// the stage runs at the clock of the last request that has come. A stage begins an iteration with
-// the clock that its last request leaves, since iterations follow each other. A row of no clock
-// asks for none and runs as it is at any clock. Without latency every operation runs at its row.
-// A row may change clocks within itself, which its time and energy include: when it ends, the clock
-// that it leaves is in force.
+// Clocks. The clock of an operation's row is asked for, unless its stage has asked for that clock
+// last. The clock comes `latency` later, perhaps during a later operation; until then the stage
+// runs at the clock of the last request that has come. A stage begins an iteration with the clock
+// that its last request leaves, since iterations follow each other. A row of no clock asks for none
+// and runs as it is at any clock. Without latency every operation runs at its row. A row may change
+// clocks within itself, which its time and energy include: when it ends, the clock that it leaves
+// is in force.
+//
+// Requests. A machine that asks at the start asks for an operation's clock as it starts. One that
+// asks ahead does so `latency` before, but not before the operation before it on the stage starts,
+// nor, where that changes clocks within itself, before its last slice; for a stage's first
+// operation not before the iteration begins. So requests are in order, and no clock comes early.
 //
 // Another clock. At a clock that is not its row's, an operation runs by the row of its table that
 // stands for that clock (`nearest`). Where the clock changes during an operation, what is left of
@@ -20,7 +25,13 @@
 //
 // Noise. A factor f for each operation multiplies the time of whatever row it runs by: the time is
 // min(max(1, rint(time * f)), kMostTime), and the energy grows in proportion, rounded half up.
-// Power stays that of the row.
+// Power stays that of the row. A machine that asks ahead knows only when operations start and end
+// without noise. Its timer for an operation begins where its request may be made at the earliest,
+// and takes what lies between that and the request without noise. Where the operation without noise
+// begins at least `latency` after the one before has ended, the timer begins as that ends. If the
+// operation starts sooner, its clock is asked for as it starts. So with noise a clock may come
+// early: what is left of the operation before then runs at it, unless that changes clocks within
+// itself.
 //
 // Spacing. Between two requests of a stage there should be at least `min_dwell`, and so from its
 // last of an iteration to its first of the next, which begins when this one ends. The shortage is
@@ -131,6 +142,12 @@ struct Problem {
   void copy_precedences(const ProblemArrays& arrays);
 };
 
+// How clocks follow requests.
+struct Machine {
+  Time latency;     // from a request until the clock comes, ns
+  bool asks_ahead;  // or as operations start
+};
+
 struct Change {
   Index operation;  // number
   Index row;        // over all tables
@@ -157,7 +174,7 @@ struct Budget {
 class Replay {
  public:
   // Shortages are counted where min_dwell > 0. The problem must outlive this.
-  Replay(const Problem& problem, Time latency, Time min_dwell);
+  Replay(const Problem& problem, Machine machine, Time min_dwell);
 
   // Takes rows, one an operation in the caller's numbering, each an index into its table. Throws
   // std::invalid_argument where there is no such row. Replays nothing.
@@ -168,12 +185,13 @@ class Replay {
   const std::vector<Index>& rows() const { return row_; }  // by number, over all tables
 
   // Replays everything. factors: (num_operations) in the caller's numbering, or null; borrowed
-  // until the next run.
+  // until the next run. Noise takes two replays where clocks are asked for ahead.
   void run(const double* factors = nullptr);
 
-  // A trial: replays what changes reach, no operation being named twice. Returns whether it did not
-  // give up; where it did, undo() must follow. Where it did not, the changes stay unless undo()
-  // follows. Takes time by what the changes reach, not by the number of operations.
+  // A trial, without noise: replays what changes reach, no operation being named twice. Returns
+  // whether it did not give up; where it did, undo() must follow. Where it did not, the changes
+  // stay unless undo() follows. Takes time by what the changes reach, not by the number of
+  // operations.
   bool change(const std::vector<Change>& changes, const Budget& budget);
   // Goes back to before the last change. Nothing may have been changed or undone since.
   void undo() { exchange_with_replaced(); }
@@ -189,6 +207,10 @@ class Replay {
   Time shortage() const { return totals_.shortage; }
   Time start(Index i) const { return runs_[i].start; }
   Time finish(Index i) const { return runs_[i].finish; }
+  bool makes_request(Index i) const { return runs_[i].last_request == i; }
+  // When the clock of operation i is asked for, where it makes a request and clocks count: with a
+  // latency or a min_dwell.
+  Time request_time(Index i) const { return runs_[i].own_request_at; }
   std::int64_t energy(Index i) const;
   std::uint64_t touched() const { return touched_; }  // operations replayed so far
 
@@ -207,6 +229,7 @@ class Replay {
   struct OperationRun {
     Time start = 0, finish = 0;
     Energy cost = 0;                  // energy less waiting as long
+    Time own_request_at = 0;          // when this operation's own request was made
     Time requested_at = 0;            // when the last request was made; kept where min_dwell > 0
     Time shortage = 0;                // of this operation's own request
     Index effective_request = kNone;  // operation whose request was the last to come
@@ -221,7 +244,7 @@ class Replay {
     }
     bool same_times_and_cost(const OperationRun& other) const {
       return start == other.start && finish == other.finish && cost == other.cost &&
-             shortage == other.shortage;
+             shortage == other.shortage && own_request_at == other.own_request_at;
     }
     bool awaits_clock() const { return effective_request != last_request; }
   };
@@ -241,21 +264,30 @@ class Replay {
     Time time;
     std::int64_t energy;
   };
+  // When an operation's clock is asked for in noisy runs.
+  struct Timer {
+    Time time;
+    bool from_end;  // of the operation before
+  };
 
   Index clock(Index i) const { return problem_.rows[row_[i]].clock; }
-  bool makes_request(Index i) const { return runs_[i].last_request == i; }
   WholeOperation whole_operation(Index i, Index row) const;
   Index clock_left(Index stage) const;
   void finish_clocks(Index i, OperationRun* run) const;
   Index next_request(Index effective_request, Index last_request) const;
   void begin_operation(Index i, OperationRun* run) const;
   Time earliest_start(Index i) const;
+  Time earliest_request(Index i) const;
+  Time time_to_request(Index i, Time start) const;
+  Timer timer(Index i) const;
+  Time early_landing(Index i, const OperationRun& run) const;
   void take_over_clocks(Index i, OperationRun* run) const;
   void request_clock(Index i, OperationRun* run) const;
   Time apply_due_requests(Time at, OperationRun* run) const;
   template <class EachPart>
   void execute(Index i, OperationRun* run, EachPart each) const;
   void replay(Index i);
+  void replay_all();
   void measure();
   Time shortage_around() const;
   void exchange_with_replaced();
@@ -268,10 +300,13 @@ class Replay {
   void collect_rises_of_operation(Index i, Time from, Time to) const;
 
   const Problem& problem_;
-  const Time latency_, min_dwell_;
+  const Time latency_;
+  const bool asks_ahead_;
+  const Time min_dwell_;
   const double* factors_ = nullptr;
   std::vector<Index> row_;
   std::vector<OperationRun> runs_;
+  std::vector<Timer> timers_;  // one an operation, where noise is replayed that they count for
   std::vector<Index> initial_clock_;  // clock that each stage begins with
   Totals totals_;
 
@@ -292,7 +327,7 @@ class Replay {
 
 // Makespans of a choice in noisy runs, ns. factors: (runs * num_operations), in the caller's
 // numbering; out: (runs).
-void makespans(const Problem& problem, const Index* rows, Time latency, const double* factors,
+void makespans(const Problem& problem, const Index* rows, Machine machine, const double* factors,
                std::int64_t runs, Time* out);
 
 }  // namespace envplan

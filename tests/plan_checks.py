@@ -10,7 +10,6 @@ import numpy as np
 
 import replay_oracle as oracle
 from envplan import Plan, simulate, verify_plan
-from envplan.replay import Machine
 from envplan.request import Request
 from envplan.request.limits import (
     AveragePower,
@@ -63,7 +62,14 @@ class _Replayed:
     """What rows come to, by plain integers; energy of all GPUs."""
 
     def __init__(self, frontier: Frontier, request: Request, rows: list[int]) -> None:
-        self.parts = oracle.replayed(frontier.pipeline, frontier.profile, rows, request.latency_ns)
+        machine = request.machine
+        self.parts, self.requests = oracle.replayed_with_requests(
+            frontier.pipeline,
+            frontier.profile,
+            rows,
+            machine.latency_ns,
+            ask=machine.ask,
+        )
         self.stage = [op.stage for op in frontier.pipeline.operations]
         self.powers = [uw_from_w(power) for power in frontier.blocking_power_w]
         self.makespan = max(part.end_ns for part in self.parts)
@@ -132,12 +138,7 @@ def _broken(
     for limit in request.limits:
         match limit:
             case MinDwell():
-                asked = [
-                    int(frontier.profile.table(op.profile_stage, op.instruction).frequency_mhz[row])
-                    for op, row in zip(frontier.pipeline.operations, rows, strict=True)
-                ]
-                hold = ns_from_s_ceil(limit.time_s)
-                times = (asked, found.starts, makespan, hold)
+                times = (found.requests, makespan, ns_from_s_ceil(limit.time_s))
                 kept = not any(oracle.hold_shortages(frontier.pipeline, *times))
             case PeakPower():
                 moments = {at for part in found.parts for at in (part.begin_ns, part.end_ns)}
@@ -196,7 +197,7 @@ def _holds_often_enough(
     normal = np.random.default_rng(12345).standard_normal((_RUNS, len(rows)))
     makespans = frontier.problem.makespans(
         np.array(rows, np.int32),
-        Machine(request.latency_ns),
+        request.machine,
         np.exp(spread * normal - spread**2 / 2),
     )
     run = request.run

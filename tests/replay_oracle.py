@@ -40,34 +40,97 @@ def half_up(value: Fraction) -> int:
     return math.floor(value + Fraction(1, 2))
 
 
+class Replayed(NamedTuple):
+    """Parts by operation and in time order; and when each operation's clock is asked for."""
+
+    parts: list[Part]
+    requests: list[int | None]
+
+
 def replayed(
     pipeline: Pipeline,
     profile: Profile,
     rows: Sequence[int],
     latency_ns: int = 0,
     factors: Sequence[float] | None = None,
+    ask: str = "ahead",
 ) -> list[Part]:
     """Everything that runs, by operation and in time order."""
+    return replayed_with_requests(pipeline, profile, rows, latency_ns, factors, ask).parts
+
+
+def replayed_with_requests(
+    pipeline: Pipeline,
+    profile: Profile,
+    rows: Sequence[int],
+    latency_ns: int = 0,
+    factors: Sequence[float] | None = None,
+    ask: str = "ahead",
+) -> Replayed:
+    """Everything that runs, and every request."""
     tables = [profile.table(op.profile_stage, op.instruction) for op in pipeline.operations]
     asked = [int(table.frequency_mhz[row]) for table, row in zip(tables, rows, strict=True)]
     left = [0] * pipeline.num_stages
-    for op, mhz in zip(pipeline.operations, asked, strict=True):
+    before: list[int | None] = [None] * len(rows)
+    after: list[int | None] = [None] * len(rows)
+    for i, (op, mhz) in enumerate(zip(pipeline.operations, asked, strict=True)):
         left[op.stage] = mhz or left[op.stage]
+        if i > 0 and pipeline.operations[i - 1].stage == op.stage:
+            before[i], after[i - 1] = i - 1, i
+    timers: list[tuple[str, int]] | None = None
+    if ask == "ahead" and factors is not None and latency_ns > 0:
+        planned = replayed(pipeline, profile, rows, latency_ns, None, ask)
+        timers = [_timer(i, before[i], planned, latency_ns) for i in range(len(rows))]
     stages = [Stage(mhz) for mhz in left]
     starts = [0] * len(rows)
+    requests: list[int | None] = [None] * len(rows)
     ran: list[list[Part]] = [[] for _ in rows]
     for i in pipeline.order.tolist():
         stage = stages[pipeline.operations[i].stage]
+        previous = before[i]
         if asked[i] not in (0, stage.asked):
-            stage.coming.append((starts[i] + latency_ns, asked[i]))
+            begun = 0 if previous is None else starts[previous]
+            if ask == "start":
+                at = starts[i]
+            elif timers is None:
+                at = max(begun, starts[i] - latency_ns)
+            else:
+                event, after_ns = timers[i]
+                if event == "end" and previous is not None:
+                    begun = ran[previous][-1].end_ns
+                at = min(starts[i], begun + after_ns)
+            requests[i] = at
+            stage.coming.append((at + latency_ns, asked[i]))
             stage.asked = asked[i]
         factor = 1.0 if factors is None else factors[i]
+        following = after[i]
+        expected = list(stage.coming)
+        if timers is not None and following is not None:
+            # The timer of the next may fire while this runs.
+            event, after_ns = timers[following]
+            if event == "start" and asked[following] not in (0, stage.asked):
+                stage.coming.append((starts[i] + after_ns + latency_ns, asked[following]))
         ran[i] = _run(i, tables[i], rows[i], starts[i], stage, factor)
+        stage.coming = expected
         for k in range(pipeline.succ_begin[i], pipeline.succ_begin[i + 1]):
             lag = int(pipeline.succ_lag_ns[k])
             j = int(pipeline.succ[k])
             starts[j] = max(starts[j], ran[i][-1].end_ns + lag)
-    return [part for parts in ran for part in parts]
+    return Replayed([part for parts in ran for part in parts], requests)
+
+
+def _timer(
+    i: int, previous: int | None, planned: Sequence[Part], latency_ns: int
+) -> tuple[str, int]:
+    """When an operation's timer begins, at the start or end of the one before, and its ns."""
+    start = min(part.begin_ns for part in planned if part.operation == i)
+    if previous is None:
+        return "start", max(0, start - latency_ns)
+    parts = [part for part in planned if part.operation == previous]
+    begun, ended = parts[0].begin_ns, parts[-1].end_ns
+    if start - ended >= latency_ns:
+        return "end", start - ended - latency_ns
+    return "start", max(0, start - begun - latency_ns)
 
 
 def _run(i: int, table: OptionTable, row: int, now: int, stage: Stage, factor: float) -> list[Part]:
@@ -128,19 +191,16 @@ def over_fj(parts: Sequence[Part], stage: Sequence[int], powers: Sequence[int], 
 
 
 def hold_shortages(
-    pipeline: Pipeline, asked: Sequence[int], starts: Sequence[int], makespan: int, hold: int
+    pipeline: Pipeline, requests: Sequence[int | None], makespan: int, hold: int
 ) -> list[int]:
     """For every request of an iteration, what is missing until the next one."""
     missing = []
     for stage in range(pipeline.num_stages):
-        ops = [i for i, op in enumerate(pipeline.operations) if op.stage == stage and asked[i]]
-        clock, last = (asked[ops[-1]] if ops else 0), None
-        for iteration in range(2):
-            for i in ops:
-                if asked[i] == clock:
-                    continue
-                clock, at = asked[i], starts[i] + iteration * makespan
-                if last is not None and last < makespan:
-                    missing.append(max(0, hold - (at - last)))
-                last = at
+        made = [
+            at
+            for op, at in zip(pipeline.operations, requests, strict=True)
+            if op.stage == stage and at is not None
+        ]
+        for at, following in pairwise([*made, *(at + makespan for at in made[:1])]):
+            missing.append(max(0, hold - (following - at)))
     return missing

@@ -17,7 +17,7 @@ from envplan import _kernel
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
-from envplan.replay import Machine, Problem, Search
+from envplan.replay import Ask, Machine, Problem, Search
 from envplan.replay.cores import parallel_map
 from strategies import dags, falling_profiles, pipelines, profiles, profiles_with_configs
 
@@ -39,12 +39,16 @@ class Case(NamedTuple):
         return self.problem.blocking_power_uw.tolist()
 
     def parts(self, factors: list[float] | None = None) -> list[oracle.Part]:
-        return oracle.replayed(
+        return self.replayed(factors).parts
+
+    def replayed(self, factors: list[float] | None = None) -> oracle.Replayed:
+        return oracle.replayed_with_requests(
             self.problem.pipeline,
             self.profile,
             self.rows.tolist(),
             self.machine.latency_ns,
             factors,
+            self.machine.ask,
         )
 
 
@@ -57,7 +61,9 @@ def cases(draw: Any) -> Case:
     power = st.sampled_from([0, 1, 75_000_000, 10**9])
     powers = [draw(power) for _ in range(pipeline.num_stages)]
     problem = Problem(pipeline, profile, powers)
-    return Case(problem, profile, draw(rows_of(problem)), Machine(draw(st.sampled_from(LATENCIES))))
+    asks: list[Ask] = ["ahead", "start"]
+    machine = Machine(draw(st.sampled_from(LATENCIES)), draw(st.sampled_from(asks)))
+    return Case(problem, profile, draw(rows_of(problem)), machine)
 
 
 @st.composite
@@ -85,7 +91,7 @@ def test_replay_is_that_of_the_oracle(case: Case, data: st.DataObject) -> None:
     factor = st.one_of(st.just(1.0), st.floats(0.2, 4.0))
     drawn = data.draw(st.none() | st.lists(factor, min_size=count, max_size=count))
     factors = None if drawn is None else np.array(drawn)
-    parts = case.parts(drawn)
+    parts, requests = case.replayed(drawn)
     replay = case.problem.replay(case.rows, case.machine, factors)
     makespan = max(part.end_ns for part in parts)
     assert replay.makespan_ns == makespan
@@ -99,6 +105,7 @@ def test_replay_is_that_of_the_oracle(case: Case, data: st.DataObject) -> None:
     assert replay.energies_fj.tolist() == [
         sum(p.energy_fj for p in parts if p.operation == i) for i in range(count)
     ]
+    assert replay.requests_ns.tolist() == [-1 if at is None else at for at in requests]
     assert replay.energy_fj == oracle.energy_fj(parts, case.stage, case.powers, makespan)
     later = makespan + 12345
     assert replay.energy_until(later) == oracle.energy_fj(parts, case.stage, case.powers, later)
@@ -108,7 +115,7 @@ def test_replay_is_that_of_the_oracle(case: Case, data: st.DataObject) -> None:
 @settings(max_examples=80, deadline=None)
 @given(cases(), st.sampled_from([1, 20, 40_000_000, 10**9, 10**11]))
 def test_power_over_time_and_spacing_are_those_of_the_oracle(case: Case, hold_ns: int) -> None:
-    parts, replay = case.parts(), case.problem.replay(case.rows, case.machine)
+    (parts, requests), replay = case.replayed(), case.problem.replay(case.rows, case.machine)
     times, power = replay.power_steps
     assert (times[0], times[-1]) == (0, replay.makespan_ns)
     assert np.all(np.diff(times) > 0)
@@ -119,9 +126,8 @@ def test_power_over_time_and_spacing_are_those_of_the_oracle(case: Case, hold_ns
     for at, uw in drawn.items():
         assert power[int(np.searchsorted(times, at, side="right")) - 1] == uw
     assert replay.peak_uw == max(drawn.values())
-    pipeline, asked = case.problem.pipeline, replay.frequency_mhz.tolist()
-    starts = replay.starts_ns.tolist()
-    shortages = oracle.hold_shortages(pipeline, asked, starts, replay.makespan_ns, hold_ns)
+    pipeline = case.problem.pipeline
+    shortages = oracle.hold_shortages(pipeline, requests, replay.makespan_ns, hold_ns)
     short = [hold_ns - held for *_, held in replay.short_dwells(hold_ns)]
     assert sorted(short) == sorted(shortage for shortage in shortages if shortage)
 
@@ -247,7 +253,7 @@ def test_what_is_left_is_carried_over_in_whole_ns() -> None:
         ]
     )
     problem = Problem(Pipeline("1f1b", 1, 1), profile, [2])
-    replay = problem.replay(problem.rows_at([(2, ""), (1, "")]), Machine(3))
+    replay = problem.replay(problem.rows_at([(2, ""), (1, "")]), Machine(3, "start"))
     assert replay.parts.end_ns.tolist()[:2] == [3, 8]
     assert replay.parts.energy_fj.tolist()[:2] == [15, 50]
     assert replay.parts.frequency_mhz.tolist()[:2] == [1, 2]
@@ -372,7 +378,7 @@ def test_kernel_refuses_none_for_an_array(name: str) -> None:
     with pytest.raises(TypeError, match="None"):
         _kernel.Problem(**{**kernel_arrays(), name: None})
     with pytest.raises(TypeError, match="None"):
-        _kernel.Problem(**kernel_arrays()).replay(None, 0)
+        _kernel.Problem(**kernel_arrays()).replay(None, 0, True)
 
 
 def test_kernel_refuses_arrays_of_another_type_or_size() -> None:
@@ -386,8 +392,8 @@ def test_kernel_refuses_arrays_of_another_type_or_size() -> None:
         (np.array([0, 2], np.int32), "no such row"),
     ):
         with pytest.raises(ValueError, match=complaint):
-            problem.replay(given_rows, 0)
+            problem.replay(given_rows, 0, True)
     with pytest.raises(ValueError, match="factors must have"):
-        problem.replay(rows, 0, np.ones(1))
+        problem.replay(rows, 0, True, np.ones(1))
     with pytest.raises(ValueError, match="one column an operation"):
-        problem.makespans(rows, 0, np.ones((4, 1)))
+        problem.makespans(rows, 0, True, np.ones((4, 1)))

@@ -120,7 +120,7 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
     frontier: Frontier, data: st.DataObject
 ) -> None:
     asked = drawn_limits(frontier, data)
-    machine = Machine(Request.from_options(**asked).latency_ns)
+    machine = Request.from_options(**asked).machine
     choices: list[Replay] = data.draw(
         st.sampled_from([ZeusGlobal(), ZeusPerStage()]).map(
             lambda planner: planner.undominated_replays(frontier)

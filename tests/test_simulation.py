@@ -246,7 +246,7 @@ def test_noise_has_the_mean_and_spread_it_says_and_leaves_power_as_it_is() -> No
 
 def test_an_operation_is_split_where_its_clock_changes() -> None:
     # forward at 2000 MHz, backward at 1000: the iteration before has left 1000 MHz.
-    timeline = simulate(*one_stage(HALVING, [0, 1]), switch_latency=0.25)
+    timeline = simulate(*one_stage(HALVING, [0, 1]), switch_latency=0.25, ask="start")
     # 0.25 s at 1000 MHz are a quarter of the forward; three quarters at 2000 MHz take 0.375 s.
     assert clocks(timeline, 0) == [(1000, 0.25, 25.0), (2000, 0.375, 112.5)]
     # 0.25 s at 2000 MHz are a quarter of the backward; three quarters at 1000 MHz take 1.5 s.

@@ -149,10 +149,11 @@ void replay(Bytes* in) {
     if (__builtin_mul_overflow(shape.power[k], shape.time[k], &product)) return;
   }
   const Problem problem = shape.problem();
-  const Time latency = in->any(200), min_dwell = in->any(200);
+  const Machine machine{in->any(200), in->raw<std::uint8_t>() < 128};
+  const Time min_dwell = in->any(200);
   test::Rows rows(40);
   for (Index& row : rows) row = static_cast<Index>(in->any(5));
-  Replay kept = test::replayed(problem, rows, latency, min_dwell);
+  Replay kept = test::replayed(problem, rows, machine, min_dwell);
   std::vector<Time> tail;
   kept.tails(&tail);
   for (std::int64_t left = in->between(0, 8); left > 0; --left) {
@@ -162,7 +163,7 @@ void replay(Bytes* in) {
     if (!done || in->raw<std::uint8_t>() < 64) kept.undo();
     test::Rows now(40);
     kept.chosen(now.data());
-    const Replay anew = test::replayed(problem, now, latency, min_dwell);
+    const Replay anew = test::replayed(problem, now, machine, min_dwell);
     PROMISE(kept.makespan() == anew.makespan() && kept.cost() == anew.cost());
     PROMISE(kept.shortage() == anew.shortage());
   }
@@ -174,7 +175,7 @@ void anneal(Bytes* in) {
   test::Rows rows(40);
   for (Index& row : rows) row = static_cast<Index>(in->any(5));
   Limits limits{};
-  limits.latency = in->any(200);
+  limits.machine = {in->any(200), in->raw<std::uint8_t>() < 128};
   limits.deadline = in->any(5000);
   limits.min_dwell = in->any(200);
   limits.peak = in->raw<std::uint8_t>() < 128 ? -1 : in->any(10000);

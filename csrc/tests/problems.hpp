@@ -92,8 +92,9 @@ inline Shape random_shape(std::mt19937& random) {
   return shape;
 }
 
-inline Replay replayed(const Problem& problem, const Rows& rows, Time latency, Time min_dwell = 0) {
-  Replay replay(problem, latency, min_dwell);
+inline Replay replayed(const Problem& problem, const Rows& rows, Machine machine,
+                       Time min_dwell = 0) {
+  Replay replay(problem, machine, min_dwell);
   replay.choose(rows.data());
   replay.run();
   return replay;

@@ -13,7 +13,7 @@ using namespace envplan;
 using test::chain;
 using test::Rows;
 
-constexpr Limits kNone{0, 0, 0, -1, false, 1000};
+constexpr Limits kNone{{0, false}, 0, 0, -1, false, 1000};
 
 Rows annealed(const Problem& problem, const Limits& limits, const Rows& rows, double heat,
               std::uint64_t work = 1000) {
@@ -32,7 +32,7 @@ void test_one_clock_for_a_stage_is_the_slowest_in_time() {
   const Problem problem = chain(3).problem();
   for (const auto& [deadline, row] : {std::pair{600, 1}, std::pair{599, 0}}) {
     Limits limits = kNone;
-    limits.latency = 30;
+    limits.machine.latency = 30;
     limits.deadline = deadline;
     ConstantClocks clocks(problem, limits);
     clocks.improve(0);
@@ -45,7 +45,7 @@ void test_one_clock_for_a_stage_is_the_slowest_in_time() {
 void test_a_late_start_is_brought_into_time() {
   const Problem problem = chain(10).problem();
   Limits limits = kNone;
-  limits.latency = 20;
+  limits.machine.latency = 20;
   limits.deadline = 1500;
   const Rows best = annealed(problem, limits, Rows(10, 1), 1);
   CHECK(score(problem, limits, best.data()).excess == 0);
@@ -77,11 +77,11 @@ void test_random_problems_only_get_better_however_they_are_cut() {
   for (int round = 0; round < 30; ++round) {
     const Problem problem = test::random_shape(random).problem();
     Limits limits = kNone;
-    limits.latency = random() % 120;
+    limits.machine = {static_cast<Time>(random() % 120), random() % 2 == 0};
     limits.min_dwell = random() % 2 ? random() % 300 : 0;
     limits.peak = random() % 2 ? 7000 : -1;
     Rows rows(40, 0);
-    limits.deadline = test::replayed(problem, rows, limits.latency).makespan() + random() % 200;
+    limits.deadline = test::replayed(problem, rows, limits.machine).makespan() + random() % 200;
     for (const double heat : {1.0, 0.0}) {
       const Rows best = annealed(problem, limits, rows, heat);
       CHECK(best == annealed(problem, limits, rows, heat, 1 << 30));

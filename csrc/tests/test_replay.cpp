@@ -14,9 +14,12 @@ using test::chain;
 using test::replayed;
 using test::Rows;
 
+Machine asking_at_start(Time latency) { return {latency, false}; }
+Machine asking_ahead(Time latency) { return {latency, true}; }
+
 void test_without_latency_every_operation_has_its_own_clock() {
   const Problem problem = chain(2).problem();
-  const Replay replay = replayed(problem, {0, 1}, 0);
+  const Replay replay = replayed(problem, {0, 1}, asking_at_start(0));
   CHECK(replay.makespan() == 300);
   CHECK(replay.energy_until(300) == 300 * 100 + 100 * 200);
   CHECK(replay.energy_until(400) == 300 * 100 + 100 * 200 + 10 * 100);
@@ -25,7 +28,7 @@ void test_without_latency_every_operation_has_its_own_clock() {
 void test_an_operation_is_split_where_its_clock_changes() {
   const Problem problem = chain(2).problem();
   // The first begins at the slow clock that the second has left: a quarter done in 50 ns.
-  const Replay replay = replayed(problem, {0, 1}, 50);
+  const Replay replay = replayed(problem, {0, 1}, asking_at_start(50));
   CHECK(replay.start(1) == 50 + 75);
   CHECK(replay.makespan() == 125 + 50 + 100);
   CHECK(replay.energy_until(275) == 50 * 100 + 75 * 300 + 50 * 300 + 100 * 100);
@@ -40,14 +43,58 @@ void test_a_late_clock_lands_in_a_later_operation() {
   const Problem problem = chain(3).problem();
   // Slow at first. The fast clock asked for at 0 comes at 250, a quarter into the second; the slow
   // one asked for at 200 would come at 450, when all is done but a part of the third.
-  CHECK(replayed(problem, {0, 1, 1}, 250).makespan() == 200 + 50 + 75 + 100);
+  CHECK(replayed(problem, {0, 1, 1}, asking_at_start(250)).makespan() == 200 + 50 + 75 + 100);
+}
+
+void test_a_clock_asked_for_ahead_is_there_as_its_operation_starts() {
+  const Problem problem = chain(2).problem();
+  const Replay replay = replayed(problem, {0, 1}, asking_ahead(50));
+  // Nothing comes before the iteration begins, so the first is late: a quarter done in 50 ns.
+  CHECK(replay.request_time(0) == 0);
+  CHECK(replay.start(1) == 50 + 75);
+  CHECK(replay.request_time(1) == 125 - 50);
+  CHECK(replay.makespan() == 125 + 200);
+}
+
+void test_no_clock_is_asked_for_before_the_operation_before_starts() {
+  const Problem problem = chain(3).problem();
+  // Slow at first, for 200 ns; the fast clock would have come then. The slow one comes in the end.
+  const Replay replay = replayed(problem, {0, 1, 1}, asking_ahead(250));
+  CHECK(replay.request_time(0) == 0 && replay.request_time(1) == 0);
+  CHECK(!replay.makes_request(2));
+  // Both have come at 250, so the second and third stay slow.
+  CHECK(replay.makespan() == 600);
+}
+
+void test_noise_makes_clocks_asked_for_ahead_come_early_or_late() {
+  const Problem problem = chain(3).problem();
+  Replay replay = replayed(problem, {0, 0, 1}, asking_ahead(40));
+  const Time planned = replay.start(2);
+  CHECK(replay.request_time(2) == planned - 40);
+  // The second takes twice as long. The slow clock that the third wants comes 100 ns after the
+  // second has begun, so that the other half runs slowly: for 200 ns in place of 100.
+  const double slow[] = {1, 2, 1};
+  replay.run(slow);
+  CHECK(replay.request_time(2) == planned - 40);
+  CHECK(replay.start(2) == planned + 200);
+  CHECK(replay.energy(1) == 100 * 300 + 200 * 100);
+  // The second takes half as long: it has ended before the timer fires.
+  const double fast[] = {1, 0.5, 1};
+  replay.run(fast);
+  CHECK(replay.start(2) == planned - 50 && replay.request_time(2) == planned - 50);
+  CHECK(replay.finish(2) == planned - 50 + 40 + 120);
+  Time out[2];
+  const Rows rows{0, 0, 1};
+  const double runs[] = {1, 2, 1, 1, 0.5, 1};
+  makespans(problem, rows.data(), asking_ahead(40), runs, 2, out);
+  CHECK(out[0] == planned + 400 && out[1] == planned - 50 + 160);
 }
 
 void test_requests_closer_than_the_hold_are_added_up() {
   const Problem problem = chain(3).problem();
   // Requests at 0 (the third has left the slow clock), 100 and, next iteration, at 500.
-  CHECK(replayed(problem, {0, 1, 1}, 0, 250).shortage() == 150);
-  CHECK(replayed(problem, {1, 1, 1}, 0, 250).shortage() == 0);
+  CHECK(replayed(problem, {0, 1, 1}, asking_at_start(0), 250).shortage() == 150);
+  CHECK(replayed(problem, {1, 1, 1}, asking_at_start(0), 250).shortage() == 0);
 }
 
 void test_power_over_time_of_two_stages() {
@@ -55,7 +102,7 @@ void test_power_over_time_of_two_stages() {
   shape.stage_begin = {0, 1, 2};
   shape.waiting = {10, 20};
   const Problem problem = shape.problem();
-  const Replay replay = replayed(problem, {0, 1}, 0);
+  const Replay replay = replayed(problem, {0, 1}, asking_at_start(0));
   std::vector<Time> times;
   std::vector<Power> power;
   replay.power_steps(&times, &power);
@@ -69,14 +116,14 @@ void test_power_over_time_of_two_stages() {
 void test_noise_scales_time_and_energy_and_not_power() {
   const Problem problem = chain(2).problem();
   const double factors[] = {1.5, 0.001};
-  Replay replay = replayed(problem, {0, 0}, 0);
+  Replay replay = replayed(problem, {0, 0}, asking_at_start(0));
   replay.run(factors);
   CHECK(replay.finish(0) == 150 && replay.energy(0) == 150 * 300);
   CHECK(replay.makespan() == 151 && replay.energy(1) == 300);
   Time out[3];
   const Rows rows{0, 0};
   const double runs[] = {1.5, 0.001, 1, 1, 2, 3};
-  makespans(problem, rows.data(), 0, runs, 3, out);
+  makespans(problem, rows.data(), asking_at_start(0), runs, 3, out);
   CHECK(out[0] == 151 && out[1] == 200 && out[2] == 500);
 }
 
@@ -85,8 +132,9 @@ void test_changes_are_replayed_as_from_the_start_and_undone() {
   for (int round = 0; round < 300; ++round) {
     const Problem problem = test::random_shape(random).problem();
     const Time latency = random() % 3 ? random() % 300 : 0, min_dwell = random() % 2 ? 0 : 150;
+    const Machine machine{latency, random() % 2 == 0};
     Rows rows(40, 2);
-    Replay replay = replayed(problem, rows, latency, min_dwell);
+    Replay replay = replayed(problem, rows, machine, min_dwell);
     std::vector<Time> tail;
     replay.tails(&tail);
     for (int step = 0; step < 10; ++step) {
@@ -100,10 +148,14 @@ void test_changes_are_replayed_as_from_the_start_and_undone() {
       if (done) {
         Rows now(40);
         replay.chosen(now.data());
-        const Replay again = replayed(problem, now, latency, min_dwell);
+        const Replay again = replayed(problem, now, machine, min_dwell);
         CHECK(again.makespan() == replay.makespan() && again.cost() == replay.cost());
         CHECK(again.shortage() == replay.shortage());
-        for (Index i = 0; i < 40; ++i) CHECK(again.finish(i) == replay.finish(i));
+        for (Index i = 0; i < 40; ++i) {
+          CHECK(again.finish(i) == replay.finish(i));
+          CHECK(again.makes_request(i) == replay.makes_request(i));
+          CHECK(again.request_time(i) == replay.request_time(i));
+        }
         const auto [from, to] = replay.changed_span();
         const Time end = std::max(before.makespan(), replay.makespan());
         CHECK(replay.energy_above_cap(4000, 0, end) - before.energy_above_cap(4000, 0, end) ==
@@ -113,7 +165,10 @@ void test_changes_are_replayed_as_from_the_start_and_undone() {
         replay.undo();
         CHECK(before.makespan() == replay.makespan() && before.cost() == replay.cost());
         CHECK(before.shortage() == replay.shortage() && before.rows() == replay.rows());
-        for (Index i = 0; i < 40; ++i) CHECK(before.finish(i) == replay.finish(i));
+        for (Index i = 0; i < 40; ++i) {
+          CHECK(before.finish(i) == replay.finish(i));
+          CHECK(before.request_time(i) == replay.request_time(i));
+        }
       }
     }
   }
@@ -125,6 +180,9 @@ int main() {
   test_without_latency_every_operation_has_its_own_clock();
   test_an_operation_is_split_where_its_clock_changes();
   test_a_late_clock_lands_in_a_later_operation();
+  test_a_clock_asked_for_ahead_is_there_as_its_operation_starts();
+  test_no_clock_is_asked_for_before_the_operation_before_starts();
+  test_noise_makes_clocks_asked_for_ahead_come_early_or_late();
   test_requests_closer_than_the_hold_are_added_up();
   test_power_over_time_of_two_stages();
   test_noise_scales_time_and_energy_and_not_power();

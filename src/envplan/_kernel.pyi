@@ -115,10 +115,18 @@ class Problem:
         slice_power: NDArray[np.int64] | None = None,
     ) -> None: ...
     def replay(
-        self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64] | None = None
+        self,
+        rows: NDArray[np.int32],
+        latency: int,
+        asks_ahead: bool,
+        factors: NDArray[np.float64] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int, int]: ...
     def parts(
-        self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64] | None = None
+        self,
+        rows: NDArray[np.int32],
+        latency: int,
+        asks_ahead: bool,
+        factors: NDArray[np.float64] | None = None,
     ) -> tuple[
         NDArray[np.int32],
         NDArray[np.int32],
@@ -128,10 +136,25 @@ class Problem:
         NDArray[np.int64],
     ]: ...
     def power_steps(
-        self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64] | None = None
+        self,
+        rows: NDArray[np.int32],
+        latency: int,
+        asks_ahead: bool,
+        factors: NDArray[np.float64] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+    def requests(
+        self,
+        rows: NDArray[np.int32],
+        latency: int,
+        asks_ahead: bool,
+        factors: NDArray[np.float64] | None = None,
+    ) -> NDArray[np.int64]: ...
     def makespans(
-        self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64]
+        self,
+        rows: NDArray[np.int32],
+        latency: int,
+        asks_ahead: bool,
+        factors: NDArray[np.float64],
     ) -> NDArray[np.int64]: ...
 
 class Search:
@@ -139,6 +162,7 @@ class Search:
         self,
         problem: Problem,
         latency: int,
+        asks_ahead: bool,
         deadline: int,
         min_dwell: int,
         peak: int,

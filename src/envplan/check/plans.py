@@ -129,6 +129,7 @@ def prove_request(context: ProofContext) -> Iterator[str]:
         return
     timing = clock_timing_of(request)
     check_repeated("job.switch_latency_s", plan.job.switch_latency_s, timing.switch_latency_s)
+    check_repeated("job.ask", plan.job.ask, timing.ask)
     check_repeated("job.min_dwell_s", plan.job.min_dwell_s, timing.min_dwell_s)
     if request.limit(HoldsWithProbability) is None:
         check_repeated("predicted.robustness", plan.predicted.robustness, None)
@@ -211,7 +212,11 @@ def prove_prediction(context: ProofContext) -> Iterator[str]:
     yield f"energy recomputed from the profile is {plan.energy!r} J, as stated"
     latency_s = plan.job.switch_latency_s
     if latency_s is not None:
-        yield f"so it is though every clock comes {latency_s!r} s after it is asked for"
+        when = "ahead" if plan.job.machine.asks_ahead else "as its operation starts"
+        yield (
+            f"so it is though every clock comes {latency_s!r} s after it is asked for, which is "
+            f"done {when}"
+        )
     yield f"lower bound {bound_j!r} J <= energy; gap {100 * stated.gap:.4f}%"
     yield (
         f"savings {stated.savings_percent:.4f}%, slowdown {stated.slowdown_percent:.4f}% against "

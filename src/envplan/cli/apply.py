@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,6 +12,7 @@ import typer
 
 import envplan
 from envplan._io.files import atomic_write
+from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.describe import ITERATION_TITLE, modelled_title, span
 from envplan.cli.invocation import invocation
@@ -20,7 +21,7 @@ from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
 from envplan.cli.tables import Column, change_row, table_columns, text_column, value_column
 from envplan.cli.types import Numbers, OutputFile, completing, numbers, one_of, quantity
-from envplan.enforce.formats import ENVPLAN, FORMATS
+from envplan.enforce.formats import ENVPLAN, FORMATS, ZEUS
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 
@@ -241,6 +242,8 @@ def apply(
         )
     if not dry_run:
         atomic_write(file, chosen_format.text(applied))
+    if chosen_format is ZEUS:
+        _warn_of_late_clocks(followed, profile, force=source.force)
     forced = profile.sha256 != plan.profile.sha256
     notes = remarks(followed, applied, chosen_format, file, forced=forced) + dwell_notes
     if dry_run:
@@ -279,6 +282,22 @@ def _with_min_dwell(
     if min_dwell_s:
         return plan, [f"each clock of the plan lasts {1000 * planned_dwell_s:g} ms already"]
     return plan, []
+
+
+def _warn_of_late_clocks(plan: envplan.Plan, profile: envplan.Profile, *, force: bool) -> None:
+    """Warn that Zeus asks as operations start, where the plan was made for asking ahead."""
+    from envplan.plan import replay_plan
+
+    machine = plan.job.machine
+    if not (machine.latency_ns and machine.asks_ahead):
+        return
+    late = replay_plan(plan, profile, force=force, machine=replace(machine, ask="start"))
+    time_s = late.makespan_ns / 1e9
+    percent = 100 * (time_s / plan.iteration_time - 1)
+    ui.warn(
+        "Zeus asks for a clock as its operation starts, and the plan is made for asking ahead: its "
+        f"iteration then takes {significant(time_s)} s, {percent:.2f}% more; plan with --ask start"
+    )
 
 
 def _sha256(plan: Path) -> str | None:

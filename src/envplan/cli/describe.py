@@ -11,6 +11,7 @@ from envplan._io.words import significant
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
+    from envplan.replay import Machine
     from envplan.solve import Frontier
 
 ITERATION_TITLE: Final = "One iteration, all GPUs"
@@ -100,3 +101,10 @@ def span(ascending: Sequence[object], to: str = "-") -> str:
         return ""
     lowest, highest = str(ascending[0]), str(ascending[-1])
     return lowest if lowest == highest else f"{lowest}{to}{highest}"
+
+
+def describe_machine(machine: Machine) -> str:
+    """How late clocks come and when they are asked for, in a phrase."""
+    late_ms = machine.latency_ns / 1e6
+    when = "ahead" if machine.asks_ahead else "as its operation starts"
+    return f"every clock comes {late_ms:g} ms after it is asked for, and is asked for {when}"

@@ -8,7 +8,7 @@ from typing import Final
 
 import envplan
 from envplan._io.words import exact_seconds, significant
-from envplan.cli.describe import describe_configs
+from envplan.cli.describe import describe_configs, describe_machine
 from envplan.errors import NoAnswerError
 from envplan.units import duration_text
 
@@ -110,12 +110,9 @@ def _straggler(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
 
 def _conditions(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     """The effect of late clocks and limits on the plan."""
-    latency_s = plan.job.switch_latency_s
-    if latency_s is not None:
-        yield (
-            f"every clock comes {latency_s * 1000:g} ms after it is asked for; time and "
-            "energy are those of the replay with that"
-        )
+    machine = plan.job.machine
+    if machine.latency_ns:
+        yield f"{describe_machine(machine)}; time and energy are those of the replay with that"
     yield from _limits(frontier, plan)
     if plan.target.kind == "no-slowdown" and plan.target.deadline_s > frontier.min_time:
         yield (

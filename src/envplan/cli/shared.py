@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import typer
 
-from envplan.cli.types import InputFile, quantity
+from envplan.cli.types import InputFile, one_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, POWER, TIME
 
@@ -130,6 +130,19 @@ SwitchLatency = Annotated[
         metavar="TIME",
         parser=quantity(_CLOCK_TIME),
         help="A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds).",
+        rich_help_panel=SLOW_CLOCKS,
+    ),
+]
+
+#: The values are those of envplan.replay.Ask, which help must not load.
+AskOption = Annotated[
+    Literal["ahead", "start"] | None,
+    typer.Option(
+        "--ask",
+        metavar="WHEN",
+        parser=one_of("ahead", "start"),
+        help="With --switch-latency: clocks are asked for ahead, so that they are there in time, "
+        "or as operations start; default: ahead.",
         rich_help_panel=SLOW_CLOCKS,
     ),
 ]

@@ -16,7 +16,7 @@ from envplan.cli import output as ui
 from envplan.cli.cluster import ClusterOptions, print_clusters
 from envplan.cli.cost_options import CostOptions
 from envplan.cli.costs import cost_rows, replay_cost_notes
-from envplan.cli.describe import ITERATION_TITLE, describe_configs, modelled_title
+from envplan.cli.describe import ITERATION_TITLE, describe_configs, describe_machine, modelled_title
 from envplan.cli.job_options import PlanOptions
 from envplan.cli.report import draw_timeline
 from envplan.cli.shared import (
@@ -24,6 +24,7 @@ from envplan.cli.shared import (
     JOB,
     MOST_USED,
     NOISE,
+    AskOption,
     NoiseOption,
     ReplicaGroup,
     SwitchLatency,
@@ -80,6 +81,7 @@ def simulate(
         ),
     ] = 1,
     switch_latency: SwitchLatency = None,
+    ask: AskOption = None,
     sync_time: Annotated[
         float | None,
         typer.Option(
@@ -152,6 +154,7 @@ def simulate(
         noise=(noise or 0.0) / 100,
         seed=seed,
         switch_latency=switch_latency,
+        ask=ask,
         runs=runs,
         sync_time=sync_time,
     )
@@ -234,7 +237,11 @@ class Simulation:
     @property
     def notes(self) -> list[str]:
         """Whether the plan states what came of the replay, and what it costs."""
-        return self._comparison_notes() + self._cost_notes()
+        return self._clock_notes() + self._comparison_notes() + self._cost_notes()
+
+    def _clock_notes(self) -> list[str]:
+        machine = self.timeline.replay.machine
+        return [describe_machine(machine)] if machine.latency_ns else []
 
     def _comparison_notes(self) -> list[str]:
         timeline, plan = self.timeline, self.timeline.plan
@@ -242,8 +249,7 @@ class Simulation:
             if timeline.sync_time_ns > timeline.iteration_time_ns:
                 return []
             return ["the plan takes longer than --sync-time, so nobody waits"]
-        latency = self.conditions.switch_latency
-        other_clocks = latency not in (None, plan.job.switch_latency_s or 0.0)
+        other_clocks = self.conditions.machine(plan.job) != plan.job.machine
         if self.conditions.noise or other_clocks:
             return []
         if (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy):

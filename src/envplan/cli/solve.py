@@ -27,6 +27,7 @@ from envplan.cli.shared import (
     MOST_USED,
     SLOW_CLOCKS,
     TARGET,
+    AskOption,
     Reconfigure,
     ReplicaGroup,
     SwitchLatency,
@@ -143,15 +144,23 @@ class RunOptions(CostOptions):
         require_with(self, "deadline", "iterations", "tokens")
 
 
-def _parse_change_cost(text: str) -> tuple[float, float]:
-    """What a change of clock costs: (J, 0), or (0, s) for which it stops its GPU.
+@dataclass(frozen=True)
+class ChangeCost:
+    """What a change of clock costs: J of one GPU, or the s for which it stops."""
+
+    energy_j: float = 0.0
+    stall_s: float = 0.0
+
+
+def _parse_change_cost(text: str, name: str) -> ChangeCost:
+    """The cost that a text gives.
 
     Raises:
-        InputError: the text is neither an energy with a unit nor a time with one.
+        InputError: it is neither an energy with a unit nor a time with one.
     """
     if text.strip().endswith("J"):
-        return ENERGY.parse(text, "--change-cost"), 0.0
-    return 0.0, _STALL.parse(text, "--change-cost")
+        return ChangeCost(energy_j=ENERGY.parse(text, name))
+    return ChangeCost(stall_s=_STALL.parse(text, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +169,7 @@ class RequestOptions:
 
     target: TargetOptions
     switch_latency: SwitchLatency = None
+    ask: AskOption = None
     changes: Annotated[
         Literal["fewest", "free"] | None,
         typer.Option(
@@ -172,7 +182,7 @@ class RequestOptions:
         ),
     ] = None
     change_cost: Annotated[
-        tuple[float, float] | None,
+        ChangeCost | None,
         typer.Option(
             metavar="J|TIME",
             parser=parser_of(_parse_change_cost),
@@ -187,6 +197,7 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says by when an iteration is to be over."""
+        require_with(self, "ask", "switch_latency")
         times = options_given(self.target, "target_time", "slowdown", "min_energy")
         refuse_both([*times, *options_given(self.run, "deadline")])
         refuse_both(options_given(self, "changes", "change_cost"))
@@ -199,19 +210,20 @@ class RequestOptions:
         """
         target = self.target
         run = self.run.run(frontier, deadline_s=self.run.deadline, minimize=self.run.minimize)
-        change_j, change_stall_s = self.change_cost or (0.0, 0.0)
+        change_cost = self.change_cost or ChangeCost()
         return envplan.Request.from_options(
             target_time=target.target_time,
             slowdown=None if target.slowdown is None else target.slowdown / 100,
             min_energy=target.min_energy,
             straggler_time=target.straggler_time,
             switch_latency=self.switch_latency or 0.0,
+            ask=self.ask or "ahead",
             run=run,
             polish=self.effort.polish,
             ladder=self.effort.ladder,
             changes=self.changes or "fewest",
-            change_cost=change_j,
-            change_stall=change_stall_s,
+            change_cost=change_cost.energy_j,
+            change_stall=change_cost.stall_s,
             **limit_keywords(self.limits),
         )
 

@@ -23,7 +23,7 @@ from envplan.pipeline.spec import PipelineSpec
 from envplan.plan.plan_v1 import request_of_v1
 from envplan.plan.target import Target
 from envplan.profile import Adjustments, Profile
-from envplan.replay import Machine, Problem
+from envplan.replay import Ask, Machine, Problem
 from envplan.request import Request
 from envplan.request.limits import Robustness
 from envplan.units import fj_from_j, j_from_fj, ns_from_s, uw_from_w
@@ -52,6 +52,11 @@ class Job(PipelineSpec):
     blocking_power_source: BlockingPowerSource
     switch_latency_s: Seconds | None = Field(
         None, description="from a clock request until the clock changes; absent: at once"
+    )
+    ask: Ask | None = Field(
+        None,
+        description="where clocks come late, whether each is asked for so much ahead of its "
+        "operation, or as that starts; absent: as it starts",
     )
     min_dwell_s: Seconds | None = Field(
         None, description="least time between two clock changes of a stage; absent: none"
@@ -82,8 +87,8 @@ class Job(PipelineSpec):
 
     @property
     def machine(self) -> Machine:
-        """How late clocks follow."""
-        return Machine(ns_from_s(self.switch_latency_s or 0.0))
+        """How clocks follow requests."""
+        return Machine.of(ns_from_s(self.switch_latency_s or 0.0), self.ask)
 
     def problem(self, profile: Profile) -> Problem:
         """The pipeline with the option tables of a profile.
@@ -227,6 +232,7 @@ class Plan(Document):
         return request_of_v1(
             self.target,
             switch_latency_s=self.job.switch_latency_s or 0.0,
+            ask=self.job.ask,
             min_dwell_s=self.job.min_dwell_s or 0.0,
             robustness=self.predicted.robustness,
             run=None if self.costs is None else self.costs.of_run(),

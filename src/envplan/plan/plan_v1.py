@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from envplan.costs.model import Run
 from envplan.plan.target import Target
+from envplan.replay import Ask
 from envplan.request import Request
 from envplan.request.limits import Robustness
 
@@ -20,6 +21,7 @@ def request_of_v1(
     target: Target,
     *,
     switch_latency_s: float,
+    ask: Ask | None,
     min_dwell_s: float,
     robustness: Robustness | None,
     run: Run | None,
@@ -30,6 +32,7 @@ def request_of_v1(
     Args:
         target: the plan's.
         switch_latency_s: of its job, s.
+        ask: of its job.
         min_dwell_s: of its job, s; 0: none.
         robustness: how sure it holds its target; None where times are exact.
         run: the run whose costs it states.
@@ -47,7 +50,7 @@ def request_of_v1(
         min_dwell=min_dwell_s,
         ladder=0 if num_rungs is None else max(_LADDER, num_rungs),
     )
-    return request.model_copy(update={"run": run})
+    return request.model_copy(update={"run": run, "ask": ask})
 
 
 def _deadline_options(target: Target, run: Run | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from envplan._io.documents import Joules, Model, Seconds, Watts
+from envplan.replay import Ask
 from envplan.request import Request
 from envplan.request.limits import MinDwell
 from envplan.units import ns_from_s_floor, s_from_ns
@@ -57,10 +58,12 @@ class ClockTiming:
 
     Attributes:
         switch_latency_s: from a clock request until the clock changes, s; None: at once.
+        ask: when clocks are asked for; None: as operations start.
         min_dwell_s: least time between two clock changes of a stage, s; None: none.
     """
 
     switch_latency_s: float | None = None
+    ask: Ask | None = None
     min_dwell_s: float | None = None
 
 
@@ -69,6 +72,7 @@ def clock_timing_of(request: Request) -> ClockTiming:
     dwell = request.limit(MinDwell)
     return ClockTiming(
         switch_latency_s=s_from_ns(request.latency_ns) if request.latency_ns else None,
+        ask=request.ask if request.latency_ns else None,
         min_dwell_s=None if dwell is None else dwell.time_s,
     )
 

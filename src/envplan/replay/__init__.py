@@ -4,6 +4,6 @@ Enters: a pipeline, tables of options, a choice for each operation. Leaves: time
 Knows no bound, no request and no plan; everything from frontier/ on may import it.
 """
 
-from envplan.replay.engine import Machine, Parts, Problem, Replay, Rows, Search
+from envplan.replay.engine import Ask, Machine, Parts, Problem, Replay, Rows, Search
 
-__all__ = ["Machine", "Parts", "Problem", "Replay", "Rows", "Search"]
+__all__ = ["Ask", "Machine", "Parts", "Problem", "Replay", "Rows", "Search"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from envplan.profile import OptionTable, Profile
 from envplan.units import MAX_INTEGER
 
 __all__ = [
+    "Ask",
     "Machine",
     "Parts",
     "Problem",
@@ -49,15 +50,41 @@ _NO_ALLOWANCE: Final = -1
 _CONSTANT_PASSES: Final = 6  # of the descent to one clock a stage
 
 
+#: When a clock is asked for: so long before its operation starts that it is there in time, or as
+#: the operation starts.
+Ask = Literal["ahead", "start"]
+
+
 @dataclass(frozen=True)
 class Machine:
     """How GPUs follow requests for a clock.
 
+    Where clocks are asked for ahead, an operation's is asked for `latency_ns` before it starts, but
+    not before the one before it on its stage starts; for a stage's first operation, not before the
+    iteration begins.
+
     Attributes:
         latency_ns: from a request until the clock changes, ns.
+        ask: when clocks are asked for.
     """
 
     latency_ns: int = 0
+    ask: Ask = "ahead"
+
+    @classmethod
+    def of(cls, latency_ns: int, ask: Ask | None) -> Self:
+        """A machine as requests and files describe it; without latency it is always the same.
+
+        Args:
+            latency_ns: from a request until the clock changes, ns.
+            ask: when clocks are asked for; None: as operations start.
+        """
+        return cls(latency_ns, ask or "start") if latency_ns else cls()
+
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether clocks are asked for ahead."""
+        return self.ask == "ahead"
 
 
 class _RowClocks(NamedTuple):
@@ -206,7 +233,7 @@ class Problem:
                 operation take more than 2**63 fJ.
         """
         starts_ns, finishes_ns, energies_fj, makespan_ns, energy_fj = _exactly(
-            self._kernel.replay, rows, machine.latency_ns, factors
+            self._kernel.replay, rows, machine.latency_ns, machine.asks_ahead, factors
         )
         return Replay(
             problem=self,
@@ -232,7 +259,9 @@ class Problem:
         Raises:
             InputError: as for replay.
         """
-        return _exactly(self._kernel.makespans, rows, machine.latency_ns, factors)
+        return _exactly(
+            self._kernel.makespans, rows, machine.latency_ns, machine.asks_ahead, factors
+        )
 
     def _kernel_problem(self, order: Rows) -> _kernel.Problem:
         """This problem for the kernel, with operations numbered in a topological order."""
@@ -463,7 +492,7 @@ class Replay:
     def parts(self) -> Parts:
         """Every operation, split where its clock changes."""
         operation, _, clock, begin_ns, end_ns, energy_fj = self.problem._kernel.parts(
-            self.rows, self.machine.latency_ns, self.factors
+            self.rows, self.machine.latency_ns, self.machine.asks_ahead, self.factors
         )
         mhz = np.append(self.problem.clocks_mhz, 0)[clock]  # the last entry is that of NO_CLOCK
         return Parts(operation, mhz, begin_ns, end_ns, energy_fj)
@@ -483,27 +512,50 @@ class Replay:
             InputError: all stages together draw more than 2**62 uW.
         """
         steps = self.problem._kernel.power_steps
-        return _exactly(steps, self.rows, self.machine.latency_ns, self.factors)
+        machine = self.machine
+        return _exactly(steps, self.rows, machine.latency_ns, machine.asks_ahead, self.factors)
 
     @property
     def peak_uw(self) -> int:
         """The most power at a time, uW."""
         return int(self.power_steps[1].max())
 
+    @cached_property
+    def requests_ns(self) -> Times:
+        """When each operation's clock is asked for, int64 (N,), ns.
+
+        -1 where it is not: its stage has asked for that clock last, or it has none.
+        """
+        machine = self.machine
+        # Without latency clocks are asked for as operations start, and the kernel notes no times.
+        if machine.latency_ns == 0:
+            return np.where(self._is_request, self.starts_ns, -1)
+        return self.problem._kernel.requests(
+            self.rows, machine.latency_ns, machine.asks_ahead, self.factors
+        )
+
+    @cached_property
+    def _is_request(self) -> NDArray[np.bool_]:
+        """Whether each operation asks for another clock than its stage has last, bool (N,)."""
+        is_request = np.zeros(len(self.rows), np.bool_)
+        left_mhz = self.problem.left_mhz[self.problem.over_all(self.rows)]
+        for begin, end in pairwise(self.problem.pipeline.stage_begin.tolist()):
+            controlling = begin + np.flatnonzero(self.frequency_mhz[begin:end])
+            # An iteration begins with the clock that the one before it has left.
+            found_mhz = np.roll(left_mhz[controlling], 1)
+            is_request[controlling] = self.frequency_mhz[controlling] != found_mhz
+        return is_request
+
     def requests(self, stage: int) -> tuple[Times, Times]:
         """Requests of a stage for another clock than it has asked for last.
 
         Returns:
-            When an operation makes each as it starts, ns, and for what, MHz, both int64 (k,).
+            When each is made, ns, and for what, MHz, both int64 (k,).
         """
         begin, end = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
-        controlling = begin + np.flatnonzero(self.frequency_mhz[begin:end])
-        mhz = self.frequency_mhz[controlling]
-        left_mhz = self.problem.left_mhz[self.problem.over_all(self.rows)[controlling]]
-        # An iteration begins with the clock that the one before it has left.
-        found_mhz = np.roll(left_mhz, 1)
-        is_request = mhz != found_mhz
-        return self.starts_ns[controlling[is_request]], mhz[is_request]
+        requests_ns = self.requests_ns[begin:end]
+        is_request = requests_ns >= 0
+        return requests_ns[is_request], self.frequency_mhz[begin:end][is_request]
 
     @cached_property
     def num_changes(self) -> int:
@@ -593,6 +645,7 @@ class Search:
         self._kernel = _kernel.Search(
             problem._kernel_problem(order),
             machine.latency_ns,
+            machine.asks_ahead,
             deadline_ns,
             min_dwell_ns,
             NO_CAP if peak_uw is None else peak_uw,

@@ -82,13 +82,22 @@ class Window:
         """The search for rows of the window; arguments are those of Search."""
         return Search.on_kernel(
             _kernel.Search(
-                self.kernel, 0, deadline_ns, 0, NO_CAP, waits, price_uw, price_fj, allowance_fj
+                self.kernel,
+                0,
+                False,
+                deadline_ns,
+                0,
+                NO_CAP,
+                waits,
+                price_uw,
+                price_fj,
+                allowance_fj,
             )
         )
 
     def finishes_ns(self, rows: Rows) -> Times:
         """When the operations that may be changed end by rows of the window, int64, ns."""
-        finishes_ns = self.kernel.replay(rows, 0)[1]
+        finishes_ns = self.kernel.replay(rows, 0, False)[1]
         return finishes_ns[: len(self.operations)][self._is_inside]
 
     def _make_arrays(

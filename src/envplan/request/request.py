@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from envplan._io.documents import Model
 from envplan.costs.model import Run
 from envplan.errors import InputError
+from envplan.replay import Ask, Machine
 from envplan.request.limits import LIMIT_OPTIONS, LIMITS, AnyLimit, Limit
 from envplan.request.limits.base import as_float
 from envplan.units import ns_from_s, ns_from_s_floor
@@ -99,6 +100,8 @@ class Request(Model):
         deadline: when an iteration must be over.
         straggler_time_s: some replica takes that long anyway, so the time until then may be used.
         switch_latency_s: from a clock request until the clock changes.
+        ask: where clocks come late, whether they are asked for so much `ahead`, or as operations
+            `start`. None: as operations start, as all plans did whose files do not say.
         limits: what the plan keeps besides its deadline.
         run: whose costs are wanted; with a deadline of its own, what is to be cheapest.
         effort: how much is done.
@@ -112,6 +115,7 @@ class Request(Model):
     deadline: Deadline = Deadline(kind="no-slowdown")
     straggler_time_s: Seconds | None = None
     switch_latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = 0.0
+    ask: Ask | None = None
     limits: Annotated[tuple[AnyLimit, ...], Field(strict=False)] = ()
     run: Run | None = None
     effort: Effort = Effort()
@@ -138,6 +142,7 @@ class Request(Model):
         sync_time: float | None = None,
         straggler_time: float | None = None,
         switch_latency: float = 0.0,
+        ask: Ask = "ahead",
         run: Run | None = None,
         polish: float = 0.0,
         moves: float = 1.0,
@@ -158,6 +163,8 @@ class Request(Model):
                 fastest that keeps it; with a run that has a deadline, the cheapest.
             straggler_time: s, as for Request.
             switch_latency: s from a clock request until the clock changes.
+            ask: where clocks come late, whether they are asked for "ahead", or at the "start" of
+                the operations that want them.
             run: as for Request.
             polish: as polish_s of Effort.
             moves: as for Effort.
@@ -189,6 +196,7 @@ class Request(Model):
             ),
             straggler_time_s=as_float(straggler_time),
             switch_latency_s=as_float(switch_latency),
+            ask=ask if switch_latency else None,
             limits=limits,
             run=run,
             effort=Effort.of(polish_s=as_float(polish), moves=as_float(moves), ladder=ladder),
@@ -212,6 +220,11 @@ class Request(Model):
     def latency_ns(self) -> int:
         """From a clock request until the clock changes, ns."""
         return ns_from_s(self.switch_latency_s)
+
+    @property
+    def machine(self) -> Machine:
+        """How clocks follow requests."""
+        return Machine.of(self.latency_ns, self.ask)
 
     @property
     def sync_ns(self) -> int:

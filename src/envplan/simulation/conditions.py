@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from envplan._io.documents import Model
 from envplan.plan import Job
-from envplan.replay import Machine, Replay
+from envplan.replay import Ask, Machine, Replay
 from envplan.replay.noise import time_factors
 from envplan.request.request import MAX_LATENCY_S
 from envplan.units import MAX_INTEGER, ns_from_s, s_from_ns
@@ -27,6 +27,7 @@ class ConditionFields(TypedDict, total=False):
     noise: float
     seed: int
     switch_latency: float | None
+    ask: Ask | None
     runs: int
     sync_time: float | None
 
@@ -39,6 +40,8 @@ class Conditions(Model):
         seed: of the noise, not negative; the same seed gives the same runs.
         switch_latency: s from a clock request until the clock changes, up to 3600; None: that which
             the plan was made for, 0 if it does not say.
+        ask: whether clocks are asked for "ahead", or as operations "start"; None: as the plan was
+            made for; ahead where it was made for clocks that come at once.
         runs: how many times to replay with other noise, 1 to 100000.
         sync_time: s; when the iteration is over for everybody, if that is later than for this
             plan: its GPUs wait until then. In noisy runs, too.
@@ -47,6 +50,7 @@ class Conditions(Model):
     noise: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=0)] = 0
     switch_latency: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] | None = None
+    ask: Ask | None = None
     runs: Annotated[int, Field(ge=1, le=MAX_RUNS)] = 1
     sync_time: Annotated[float, Field(ge=0, le=s_from_ns(MAX_INTEGER))] | None = None
 
@@ -62,10 +66,12 @@ class Conditions(Model):
         return ns_from_s(self.sync_time or 0.0)
 
     def machine(self, job: Job) -> Machine:
-        """How late the clocks of a job follow."""
-        if self.switch_latency is None:
-            return job.machine
-        return Machine(ns_from_s(self.switch_latency))
+        """How the clocks of a job follow requests."""
+        planned = job.machine
+        latency_ns = planned.latency_ns
+        if self.switch_latency is not None:
+            latency_ns = ns_from_s(self.switch_latency)
+        return Machine.of(latency_ns, self.ask or planned.ask)
 
     def replays(self, exact: Replay) -> Iterator[Replay]:
         """An exact replay under noise, run by run; without noise the exact one itself."""

@@ -49,21 +49,25 @@ def simulate(
     of a stage, in all replicas, are drawn alike. Run k draws the same factors in the same order
     whatever the plan and the number of runs, so plans can be compared draw by draw.
 
-    Switch latency: an operation requests its clock at the moment it starts, and the request takes
-    effect `switch_latency` later. So at time t a stage runs at the clock of the last request made
-    by t - switch_latency, even if a further one has been made since. An operation during which the
-    clock changes is split in proportion to the work done: if it has run for a share x of its time
-    at the old clock, the share 1 - x of its time at the new one is left (rounded up to a whole ns),
-    and each part draws the power of its clock. Running at a clock that the profile does not list
-    for an operation, it takes the time and energy of the nearest clock listed (the higher of two)
-    with the same config. Operations at 0 MHz request nothing and take their time at any clock. The
-    iteration begins at the clock that the stage's last request of the iteration before has left.
+    Switch latency: a clock comes `switch_latency` after it is asked for. So at time t a stage runs
+    at the clock of the last request made by t - switch_latency, even if a further one has been made
+    since. Where `ask` is "start", an operation's clock is asked for as it starts; where it is
+    "ahead", `switch_latency` before, but not before the operation before it on the stage starts,
+    nor before the iteration begins. Under noise it is then asked for when a timer says so that
+    knows the plan's times only, so that it may come early or late; csrc/replay.hpp says exactly
+    when. An operation during which the clock changes is split in proportion to the work done: if it
+    has run for a share x of its time at the old clock, the share 1 - x of its time at the new one
+    is left (rounded up to a whole ns), and each part draws the power of its clock. Running at a
+    clock that the profile does not list for an operation, it takes the time and energy of the
+    nearest clock listed (the higher of two) with the same config. Operations at 0 MHz request
+    nothing and take their time at any clock. The iteration begins at the clock that the stage's
+    last request of the iteration before has left.
 
     Args:
         profile: what the plan was made from.
         force: go on though the profile has changed since the plan was made.
         conditions: fields of Conditions: noise=0.02, seed=1, runs=100, switch_latency=s,
-            sync_time=s.
+            ask="ahead", sync_time=s.
 
     Returns:
         The timeline of the first run, with time and energy of all runs.
@@ -362,7 +366,7 @@ class Timeline:
         highest = problem.replay(problem.max_frequency_rows)
         plan = plan_of(
             highest,
-            job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None}),
+            job.model_copy(update={"switch_latency_s": None, "ask": None, "min_dwell_s": None}),
             0,
             profile=self.plan.profile,
             target=Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns)),

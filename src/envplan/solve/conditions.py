@@ -38,7 +38,7 @@ class SearchConditions:
         if changes.is_fewest and not all(limit.is_repairable_by_moves for limit in limits):
             # Many deadlines are tried for limits on the whole plan, which would all take longer.
             changes = FREE_CHANGES
-        return cls(Machine(request.latency_ns), limits, request.effort.moves, changes)
+        return cls(request.machine, limits, request.effort.moves, changes)
 
     @property
     def local_limits(self) -> tuple[Limit, ...]:
@@ -61,4 +61,4 @@ class SearchConditions:
 
     def with_latency(self, latency_ns: int) -> Self:
         """The same with clocks that follow later or sooner."""
-        return replace(self, machine=Machine(latency_ns))
+        return replace(self, machine=replace(self.machine, latency_ns=latency_ns))

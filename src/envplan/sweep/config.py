@@ -17,6 +17,7 @@ from envplan._io.files import AnyPath, decoded, read_bounded
 from envplan.errors import InputError, naming
 from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
+from envplan.replay import Ask
 from envplan.request.limits import LIMIT_OPTIONS, LIMITS, LimitOption
 
 __all__ = ["Point", "SweepConfig", "Target", "read_config"]
@@ -44,7 +45,7 @@ _LIMIT_KINDS: Final = {name: option.flag for name, option in LIMIT_TARGETS.items
 TARGETS: Final[dict[str, str]] = _TIME_TARGETS | _LIMIT_KINDS
 _LIMITS_BESIDE_TARGETS: Final = [name for name in _LIMIT_OPTIONS if name not in LIMIT_TARGETS]
 #: Conditions on clocks and times that our planner alone can plan for.
-_CONDITIONS: Final = ("switch_latency", *_LIMITS_BESIDE_TARGETS)
+_CONDITIONS: Final = ("switch_latency", "ask", *_LIMITS_BESIDE_TARGETS)
 #: Fields in which points with one frontier may differ.
 _NOT_OF_THE_FRONTIER: Final = {*TARGETS, *_CONDITIONS, "planner", "noise", "seed"}
 
@@ -128,6 +129,7 @@ class _Job(Model):
     one_clock: bool = False
     parts_within: Percent | None = _column("parts_within_percent")
     switch_latency: Milliseconds | None = _column("switch_latency_ms")
+    ask: Ask | None = None
 
 
 if TYPE_CHECKING:
@@ -158,6 +160,7 @@ class Point(_LimitedJob):
         one_clock: every operation has one clock, though the profile splits some into parts.
         parts_within: percent, as for `envplan solve --parts-within`.
         switch_latency: ms; the plan keeps its target with such clocks.
+        ask: "ahead" or "start", as for `envplan solve --ask`; None: ahead.
         noise: percent by which times vary when the plan is replayed; None: no such replay.
         slowdown: target, percent above T_min.
         target_time: target, s.

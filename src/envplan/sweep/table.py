@@ -18,6 +18,7 @@ from envplan._io.documents import Model
 from envplan._io.files import atomic_write, read_bounded
 from envplan._io.tables import MAX_TABLE_BYTES, parse_table
 from envplan.errors import InputError
+from envplan.replay import Ask
 from envplan.request.limits import LIMIT_OPTIONS
 from envplan.sweep.config import LIMIT_TARGETS
 
@@ -57,6 +58,7 @@ _CONDITION_PHRASES: Final = {
     "one_clock": "one clock an operation",
     "parts_within_percent": "parts within {:g}%",
     "switch_latency_ms": "clocks {:g} ms late",
+    "ask": "asked for: {}",
     **_LIMIT_PHRASES,
 }
 
@@ -88,6 +90,7 @@ class _RowOfJob(Model):
     one_clock: bool = False
     parts_within_percent: float | None = None
     switch_latency_ms: float | None = None
+    ask: Ask | None = None
 
 
 if TYPE_CHECKING:

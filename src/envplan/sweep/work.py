@@ -250,6 +250,7 @@ def _make_plan(frontier: Frontier, point: Point) -> Plan:
         **target,
         **limits,
         switch_latency=(point.switch_latency or 0.0) / 1000,
+        ask=point.ask or "ahead",
     )
 
 
