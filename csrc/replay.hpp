@@ -187,6 +187,8 @@ class Replay {
   // Replays everything. factors: (num_operations) in the caller's numbering, or null; borrowed
   // until the next run. Noise takes two replays where clocks are asked for ahead.
   void run(const double* factors = nullptr);
+  // Replays the rows of the last run again under other noise. Takes one replay.
+  void run_again(const double* factors);
 
   // A trial, without noise: replays what changes reach, no operation being named twice. Returns
   // whether it did not give up; where it did, undo() must follow. Where it did not, the changes

@@ -290,6 +290,25 @@ def test_plans_by_parts_hold_on_late_and_held_clocks(asked: dict[str, float]) ->
         verify_plan(plan.model_copy(update={"profile": forged}), profile)
 
 
+def test_the_clock_after_an_operation_by_parts_is_asked_for_once_its_last_part_runs() -> None:
+    profile = parts_profile(microbatches=3)
+    frontier = trace_frontier(Pipeline("1f1b", 2, 3), profile.adjusted(by_parts=ByParts()))
+    plan = frontier.plan(slowdown=0.05, switch_latency=0.005)
+    timeline = simulate(plan, profile)
+    replay, latency_ns = timeline.replay, timeline.replay.machine.latency_ns
+    first_operations = set(replay.problem.pipeline.stage_begin.tolist())
+    last_part_ns = {part.operation: part.start_ns for part in timeline.slices if part.part}
+    after_parts = 0
+    for operation, at_ns in enumerate(replay.requests_ns.tolist()):
+        if at_ns < 0 or operation in first_operations:
+            continue
+        before = operation - 1
+        earliest_ns = last_part_ns.get(before, int(replay.starts_ns[before]))
+        assert at_ns == max(earliest_ns, int(replay.starts_ns[operation]) - latency_ns)
+        after_parts += before in last_part_ns
+    assert after_parts
+
+
 @pytest.mark.parametrize("clocks", ["--min-dwell 20", "--switch-latency 5"])
 def test_notes_on_limits_are_of_the_options_that_late_and_held_clocks_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clocks: str

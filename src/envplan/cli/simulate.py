@@ -44,7 +44,7 @@ from envplan.cli.types import (
     parser_of,
     quantity,
 )
-from envplan.errors import naming
+from envplan.errors import InputError, naming
 from envplan.quantities import COUNT, TIME, WHOLE
 
 if TYPE_CHECKING:
@@ -150,6 +150,8 @@ def simulate(
     from envplan.simulation.costs import price_replays
 
     plan, profile = source.load()
+    if ask is not None and switch_latency is None and not plan.job.machine.latency_ns:
+        raise InputError("--ask needs --switch-latency: the plan is made for clocks at once")
     conditions = Conditions.of(
         noise=(noise or 0.0) / 100,
         seed=seed,
