@@ -67,7 +67,7 @@ Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* 
       limits_(checked(limits)),
       replay_(problem, limits.machine, limits.min_dwell),
       changes_(problem, chosen(problem, rows)),
-      moves_(problem),
+      moves_(problem, limits.change_price > 0 || limits.allowance >= 0),
       random_(seed),
       num_moves_(moves_.movable().empty() ? 0 : moves),
       heat_(heat),

@@ -2,7 +2,8 @@
 //
 // A move is one of: another row for one operation; the clock of a neighbour for it; another clock
 // for a whole run of operations at one clock, maybe that of the run before or after; one row for a
-// stretch of operations of one table; one operation slower and one near it faster.
+// stretch of operations of one table; one operation slower and one near it faster; one clock for
+// neighbouring operations that take about as long with it.
 //
 // Contract: the problem must outlive this. propose() names no operation twice and none that stays
 // as it is; it proposes nothing where the move that was drawn is not possible. A new move is a
@@ -19,7 +20,9 @@ namespace envplan {
 
 class Moves {
  public:
-  explicit Moves(const Problem& problem) : problem_(problem) {
+  // merges: whether to propose one clock for several operations, which is for where changes of
+  // clock have a price.
+  Moves(const Problem& problem, bool merges) : problem_(problem), num_kinds_(merges ? 10 : 8) {
     for (Index i = 0; i < problem_.num_operations; ++i) {
       if (problem_.operations[i].end_row - problem_.operations[i].first_row > 1)
         movable_.push_back(i);
@@ -38,7 +41,7 @@ class Moves {
     random_ = random;
     changes_.clear();
     const Index i = movable_[random->below(static_cast<Index>(movable_.size()))];
-    switch (random->below(10)) {
+    switch (random->below(num_kinds_)) {
       case 0:
       case 1:
         change(i, shifted(i));
@@ -55,10 +58,10 @@ class Moves {
         break;
       case 6:
       case 7:
-        merge(i);
+        trade(i);
         break;
       default:
-        trade(i);
+        merge(i);
     }
     return changes_;
   }
@@ -165,6 +168,7 @@ class Moves {
   }
 
   const Problem& problem_;
+  const Index num_kinds_;  // those of propose(), some of them more than once
   std::vector<Index> movable_;
   std::vector<Change> changes_;
   std::vector<Index> span_;

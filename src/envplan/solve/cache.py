@@ -91,6 +91,6 @@ class PlanCache:
                 for latency_ns in START_LATENCIES_NS
                 if 0 < conditions.machine.latency_ns < latency_ns
             ]
-            plain = self._rounded_candidates(frontier, SearchConditions())
+            plain = self._rounded_candidates(frontier, SearchConditions(changes=FREE_CHANGES))
             self._searched[conditions] = SearchedCandidates(frontier, conditions, plain, later)
         return self._searched[conditions]

@@ -23,14 +23,14 @@ from envplan.units import fj_from_j, ns_from_s
 ChangePolicy = Literal["fewest", "free"]
 
 #: Energy that fewer changes may cost, as a part of it: one in so many.
-_ENERGY_PER_TOLERANCE: Final = 1000
+_ENERGY_PER_TOLERANCE: Final = 1100
 #: Energy between the deadlines that such plans are made for, as a part of it; and where there are
 #: more operations than so many.
 _STEP_SHARE: Final = 5e-4
 _STEP_SHARE_IF_LONG: Final = 1e-3
 _LONG: Final = 8192
 #: First temperatures of annealings, each from the result of the one before, and their moves.
-_TEMPERATURES: Final = (1.0, 0.5, 0.5)
+_TEMPERATURES: Final = (1.0, 0.5, 0.5, 0.5)
 _MOVES_PER_OPERATION: Final = 200
 _MAX_MOVES: Final = 150_000  # of a pass
 #: The first price of a change, in what one may cost if all changes together use the allowance.

@@ -193,7 +193,7 @@ class Frontier(Relaxation):
             moves: share of the usual moves of the search.
             progress: called with (plans to go, 0), the former falling to the latter.
         """
-        request = Request.from_options(moves=moves)
+        request = Request.from_options(moves=moves, changes="free")
         t_min_ns, t_star_ns = self.min_time_ns, self.min_energy_time_ns
         if beyond:
             times_ns = times_of_equal_savings(self, t_star_ns, count + 1)[1:]
