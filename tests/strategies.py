@@ -281,7 +281,8 @@ CONDITIONS: dict[str, Callable[[Frontier, Any], dict[str, Any]]] = {
         "ramp_window": draw(st.sampled_from([0.05, 0.3, 1.0])) * f.min_time,
     },
     "latency": lambda _, draw: {
-        "switch_latency": draw(st.sampled_from([1e-9, 0.003, 0.02, 0.3, 5.0]))
+        "switch_latency": draw(st.sampled_from([1e-9, 0.003, 0.02, 0.3, 5.0])),
+        "ask": draw(st.sampled_from(["ahead", "start"])),
     },
     "min hold": lambda _, draw: {"min_dwell": draw(st.sampled_from([1e-9, 0.05, 0.4, 100.0]))},
     "probability": lambda _, draw: {

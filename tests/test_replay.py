@@ -106,6 +106,9 @@ def test_replay_is_that_of_the_oracle(case: Case, data: st.DataObject) -> None:
         sum(p.energy_fj for p in parts if p.operation == i) for i in range(count)
     ]
     assert replay.requests_ns.tolist() == [-1 if at is None else at for at in requests]
+    made = [(at, start) for at, start in zip(requests, replay.starts_ns.tolist(), strict=True)]
+    late = [at for at, start in made if at is not None and at + case.machine.latency_ns > start]
+    assert replay.num_late_requests == len(late)
     assert replay.energy_fj == oracle.energy_fj(parts, case.stage, case.powers, makespan)
     later = makespan + 12345
     assert replay.energy_until(later) == oracle.energy_fj(parts, case.stage, case.powers, later)

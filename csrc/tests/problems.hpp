@@ -1,6 +1,7 @@
 // Small problems for the tests of replay.hpp and annealing.hpp.
 #pragma once
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -11,7 +12,9 @@ namespace envplan::test {
 using Rows = std::vector<Index>;
 
 // One table of rows for all operations: row k has clock rows - 1 - k, the fastest first. Operations
-// are numbered by stage; each waits for the one before on its stage and for `waits_for`.
+// are numbered by stage; each waits for the one before on its stage and for `waits_for`. The first
+// `num_moving` rows change clocks within themselves: they leave the lowest, and other rows stand
+// for them at every clock. Their last slice is a third of their time.
 struct Shape {
   std::vector<Index> stage_begin;
   std::vector<std::pair<Index, Index>> waits_for;  // (earlier, later), on other stages
@@ -19,6 +22,7 @@ struct Shape {
   std::vector<Power> power;
   std::vector<Power> waiting;
   std::vector<Index> order;
+  Index num_moving = 0;
 
   Problem problem() const {
     const Index n = stage_begin.back(), rows = static_cast<Index>(time.size());
@@ -27,7 +31,9 @@ struct Shape {
       for (Index i = stage_begin[s]; i + 1 < stage_begin[s + 1]; ++i) after[i].push_back(i + 1);
     }
     for (const auto& [a, b] : waits_for) after[a].push_back(b);
-    Rows begin{0}, succ, table(n, 0), table_begin{0, rows}, clock, nearest;
+    Rows begin{0}, succ, table(n, 0), table_begin{0, rows}, clock, leaves, nearest, slice_begin{0};
+    std::vector<Time> slice_time;
+    std::vector<Power> slice_power;
     for (const auto& others : after) {
       succ.insert(succ.end(), others.begin(), others.end());
       begin.push_back(static_cast<Index>(succ.size()));
@@ -36,7 +42,16 @@ struct Shape {
     for (Index k = 0; k < rows; ++k) {
       energy.push_back(power[k] * time[k]);
       clock.push_back(rows - 1 - k);
-      for (Index c = 0; c < rows; ++c) nearest.push_back(rows - 1 - c);
+      const bool is_moving = k < num_moving;
+      leaves.push_back(is_moving ? 0 : clock.back());
+      for (Index c = 0; c < rows; ++c) nearest.push_back(std::max(rows - 1 - c, num_moving));
+      if (is_moving) {
+        slice_time.push_back(time[k] - time[k] / 3);
+        slice_power.push_back(power[k]);
+      }
+      slice_time.push_back(is_moving ? time[k] / 3 : time[k]);
+      slice_power.push_back(power[k]);
+      slice_begin.push_back(static_cast<Index>(slice_time.size()));
     }
     return Problem({n,
                     static_cast<Index>(waiting.size()),
@@ -44,7 +59,7 @@ struct Shape {
                     rows,
                     rows,
                     static_cast<Index>(succ.size()),
-                    0,
+                    static_cast<Index>(slice_time.size()),
                     order.data(),
                     stage_begin.data(),
                     begin.data(),
@@ -55,12 +70,12 @@ struct Shape {
                     time.data(),
                     energy.data(),
                     clock.data(),
-                    clock.data(),
+                    leaves.data(),
                     nearest.data(),
                     waiting.data(),
-                    nullptr,
-                    nullptr,
-                    nullptr});
+                    slice_begin.data(),
+                    slice_time.data(),
+                    slice_power.data()});
   }
 };
 

@@ -66,6 +66,18 @@ void test_no_clock_is_asked_for_before_the_operation_before_starts() {
   CHECK(replay.makespan() == 600);
 }
 
+void test_a_clock_is_not_asked_for_before_the_last_slice_of_a_row_that_changes_clocks() {
+  test::Shape shape = chain(3);
+  shape.time.insert(shape.time.begin(), 90);
+  shape.power.insert(shape.power.begin(), 350);
+  shape.num_moving = 1;
+  const Problem problem = shape.problem();
+  // Row 0 runs 90 ns and leaves the lowest clock; row 1 wants the middle one.
+  const Replay replay = replayed(problem, {1, 0, 1}, asking_ahead(50));
+  CHECK(replay.makes_request(2));
+  CHECK(replay.request_time(2) == replay.finish(1) - 30);
+}
+
 void test_noise_makes_clocks_asked_for_ahead_come_early_or_late() {
   const Problem problem = chain(3).problem();
   Replay replay = replayed(problem, {0, 0, 1}, asking_ahead(40));
@@ -130,7 +142,9 @@ void test_noise_scales_time_and_energy_and_not_power() {
 void test_changes_are_replayed_as_from_the_start_and_undone() {
   std::mt19937 random(7);
   for (int round = 0; round < 300; ++round) {
-    const Problem problem = test::random_shape(random).problem();
+    test::Shape shape = test::random_shape(random);
+    shape.num_moving = random() % 3 == 0 ? 2 : 0;
+    const Problem problem = shape.problem();
     const Time latency = random() % 3 ? random() % 300 : 0, min_dwell = random() % 2 ? 0 : 150;
     const Machine machine{latency, random() % 2 == 0};
     Rows rows(40, 2);
@@ -182,6 +196,7 @@ int main() {
   test_a_late_clock_lands_in_a_later_operation();
   test_a_clock_asked_for_ahead_is_there_as_its_operation_starts();
   test_no_clock_is_asked_for_before_the_operation_before_starts();
+  test_a_clock_is_not_asked_for_before_the_last_slice_of_a_row_that_changes_clocks();
   test_noise_makes_clocks_asked_for_ahead_come_early_or_late();
   test_requests_closer_than_the_hold_are_added_up();
   test_power_over_time_of_two_stages();

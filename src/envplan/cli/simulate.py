@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 import envplan
-from envplan._io.words import significant
+from envplan._io.words import counted, significant
 from envplan.cli import output as ui
 from envplan.cli.cluster import ClusterOptions, print_clusters
 from envplan.cli.cost_options import CostOptions
@@ -242,8 +242,14 @@ class Simulation:
         return self._clock_notes() + self._comparison_notes() + self._cost_notes()
 
     def _clock_notes(self) -> list[str]:
-        machine = self.timeline.replay.machine
-        return [describe_machine(machine)] if machine.latency_ns else []
+        replay = self.timeline.replay
+        if not replay.machine.latency_ns:
+            return []
+        num_requests = int((replay.requests_ns >= 0).sum())
+        return [
+            f"{describe_machine(replay.machine)}: {replay.num_late_requests} of "
+            f"{counted(num_requests, 'clock change')} come after their operation has begun"
+        ]
 
     def _comparison_notes(self) -> list[str]:
         timeline, plan = self.timeline, self.timeline.plan

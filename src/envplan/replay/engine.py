@@ -534,6 +534,12 @@ class Replay:
             self.rows, machine.latency_ns, machine.asks_ahead, self.factors
         )
 
+    @property
+    def num_late_requests(self) -> int:
+        """How many requests give an operation its clock only after it has started."""
+        lands_ns = self.requests_ns + self.machine.latency_ns
+        return int(((self.requests_ns >= 0) & (lands_ns > self.starts_ns)).sum())
+
     @cached_property
     def _is_request(self) -> NDArray[np.bool_]:
         """Whether each operation asks for another clock than its stage has last, bool (N,)."""
