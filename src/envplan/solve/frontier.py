@@ -87,8 +87,8 @@ class Frontier(Relaxation):
             progress: called now and then with (steps to go, 0), the former falling.
             options: further keyword arguments of `Request.from_options`, such as slowdown=0.02,
                 min_energy=True, energy_budget=J, power_cap=W, peak_power_cap=W, probability=0.95
-                with noise=0.02, switch_latency=s, min_dwell=s, straggler_time=s, run=Run,
-                polish=s, ladder=N. They combine. Without any: no slowdown.
+                with noise=0.02, switch_latency=s with ask="start", min_dwell=s, straggler_time=s,
+                run=Run, polish=s, ladder=N. They combine. Without any: no slowdown.
 
         Raises:
             NoAnswerError: there is no such plan; says what can be had.
