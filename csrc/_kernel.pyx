@@ -152,11 +152,14 @@ cdef extern from "annealing.hpp" namespace "envplan" nogil:
         CppMachine machine
         int64_t deadline, min_dwell, peak
         cbool waits
-        int64_t price
+        int64_t price, change_price
+        wide allowance
     cdef struct Score:
         wide excess, energy
         int64_t late, shortage
         wide over
+        int32_t changes
+        wide cost
     Score cpp_score "envplan::score"(
         const CppProblem&, const Limits&, const int32_t*) except +
     cdef cppclass Annealing:
@@ -180,6 +183,10 @@ cdef uint64_t REPLAYS_BETWEEN_SIGNALS = 500_000
 
 cdef object _int_from_wide(wide x):
     return (<object>wide_high(x) << 62) + <object>wide_low(x)
+
+
+cdef wide _wide_from_int(object x) except? -1:
+    return (<wide><int64_t>(x >> 62) << 62) + <int64_t>(x & ((1 << 62) - 1))
 
 
 class Optimum(NamedTuple):
@@ -785,6 +792,8 @@ cdef class Search:
         peak: cap on the power of one GPU a stage together, uW; negative where there is none.
         waits: energy is that until the deadline, not until the makespan.
         price: of a ns late or of shortage, uW.
+        change_price: of a request for another clock, fJ; at first, where there is an allowance.
+        allowance: energy, fJ, within which fewer requests are better; negative: there is none.
     """
 
     cdef Problem _problem
@@ -792,21 +801,25 @@ cdef class Search:
 
     def __cinit__(
         self, Problem problem not None, int64_t latency, cbool asks_ahead, int64_t deadline,
-        int64_t min_dwell, int64_t peak, cbool waits, int64_t price,
+        int64_t min_dwell, int64_t peak, cbool waits, int64_t price, int64_t change_price=0,
+        allowance=-1,
     ):
         self._problem = problem
         self._limits = Limits(
-            CppMachine(latency, asks_ahead), deadline, min_dwell, peak, waits, price)
+            CppMachine(latency, asks_ahead), deadline, min_dwell, peak, waits, price, change_price,
+            _wide_from_int(allowance))
 
     def score(self, const int32_t[::1] rows not None):
-        """(excess fJ, energy fJ, late ns, shortage ns, energy above the cap fJ) of rows."""
+        """(excess fJ, cost fJ, energy fJ, late ns, shortage ns, energy above the cap fJ, changes) of
+        rows."""
         cdef Score score
         self._problem._check(rows, None)
         with nogil:
             score = cpp_score(self._problem._problem[0], self._limits, &rows[0])
         return (
-            _int_from_wide(score.excess), _int_from_wide(score.energy), score.late,
-            score.shortage, _int_from_wide(score.over),
+            _int_from_wide(score.excess), _int_from_wide(score.cost),
+            _int_from_wide(score.energy), score.late, score.shortage,
+            _int_from_wide(score.over), score.changes,
         )
 
     def improve(self, const int32_t[::1] rows not None, int64_t moves, double heat, uint64_t seed):

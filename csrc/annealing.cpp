@@ -15,6 +15,9 @@ using std::uint64_t;
 constexpr int64_t kMovesPerTemperature = 256;
 constexpr int64_t kAcceptsPerTail = 8;  // moves accepted between two backward passes
 constexpr double kCooling = 0.02;       // last temperature over first
+constexpr double kPriceStep = 1.1;      // of the price of a change, between two temperatures
+constexpr double kSettled = 0.2;        // of all moves, until that price is adjusted
+constexpr double kHotRoom = 0.001;      // of the energy, by which heat alone may raise it at first
 constexpr double kDearer = 16;          // last price over first
 constexpr std::size_t kPaces = 256;     // at most so many are tried
 
@@ -23,19 +26,29 @@ const Limits& checked(const Limits& limits) {
   return limits;
 }
 
+std::vector<Index> chosen(const Problem& problem, const Index* rows) {
+  Replay replay(problem, Machine{}, 0);
+  replay.choose(rows);
+  return replay.rows();
+}
+
 Energy energy_over(const Limits& limits, const Replay& replay) {
   return limits.peak < 0 ? 0 : replay.energy_above_cap(limits.peak, 0, replay.makespan());
 }
 
 }  // namespace
 
-Score score(const Limits& limits, const Replay& replay, Energy over) {
+Score score(const Limits& limits, const Replay& replay, Energy over, Index changes) {
   Score s;
   s.late = std::max<Time>(0, replay.makespan() - limits.deadline);
   s.shortage = replay.shortage();
   s.over = over;
   s.excess = static_cast<Energy>(limits.price) * (static_cast<Energy>(s.late) + s.shortage) + over;
   s.energy = replay.energy_until(limits.waits ? limits.deadline : replay.makespan());
+  s.changes = changes;
+  s.cost = limits.allowance < 0
+               ? s.energy + static_cast<Energy>(limits.change_price) * changes
+               : std::max(s.energy, limits.allowance) + changes;  // a change counts as 1 fJ
   return s;
 }
 
@@ -44,7 +57,8 @@ Score score(const Problem& problem, const Limits& limits, const Index* rows) {
   Replay replay(problem, limits.machine, limits.min_dwell);
   replay.choose(rows);
   replay.run();
-  return score(limits, replay, energy_over(limits, replay));
+  const ClockChanges changes(problem, replay.rows());
+  return score(limits, replay, energy_over(limits, replay), changes.count());
 }
 
 Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* rows, int64_t moves,
@@ -52,19 +66,21 @@ Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* 
     : problem_(problem),
       limits_(checked(limits)),
       replay_(problem, limits.machine, limits.min_dwell),
-      moves_(problem),
+      changes_(problem, chosen(problem, rows)),
+      moves_(problem, limits.change_price > 0 || limits.allowance >= 0),
       random_(seed),
       num_moves_(moves_.movable().empty() ? 0 : moves),
-      heat_(heat) {
+      heat_(heat),
+      change_price_(static_cast<double>(limits.change_price)) {
   replay_.choose(rows);
   replay_.run();
   replay_.tails(&tail_);
   best_ = replay_.rows();
-  best_score_ = score_ = score(limits_, replay_, energy_over(limits_, replay_));
+  best_score_ = score_ = score(limits_, replay_, energy_over(limits_, replay_), changes_.count());
   const auto blocks = static_cast<double>(std::max<int64_t>(1, moves / kMovesPerTemperature));
   cooling_ = std::pow(kCooling, 1 / blocks);
   dearer_ = std::pow(kDearer, 1 / blocks);
-  temperature_ = heat * mean_step();
+  first_temperature_ = temperature_ = heat * mean_step();
   if (heat == 0) pricing_ = kDearer;
 }
 
@@ -101,6 +117,7 @@ void Annealing::step() {
   if (++move_ % kMovesPerTemperature == 0 && heat_ > 0) {
     temperature_ *= cooling_;
     pricing_ *= dearer_;
+    adjust_change_price();
     replay_.tails(&tail_);
   }
   const Time makespan = replay_.makespan();
@@ -117,21 +134,34 @@ void Annealing::step() {
 // Growth of what is minimized since a score.
 double Annealing::growth_since(const Score& before) const {
   return static_cast<double>(score_.energy - before.energy) +
+         change_price_ * (score_.changes - before.changes) +
          pricing_ * static_cast<double>(score_.excess - before.excess);
+}
+
+// The price of a change rises while energy is within its allowance, and falls while it is not.
+void Annealing::adjust_change_price() {
+  const bool has_settled = static_cast<double>(move_) >= kSettled * static_cast<double>(num_moves_);
+  if (limits_.allowance < 0 || !has_settled) return;
+  const double heat_left = temperature_ / first_temperature_;
+  const double allowed = static_cast<double>(limits_.allowance) * (1 + kHotRoom * heat_left);
+  const bool is_within = static_cast<double>(score_.energy) <= allowed;
+  change_price_ *= is_within ? kPriceStep : 1 / kPriceStep;
 }
 
 // Makes the changes proposed if what is minimized grows by no more than `most`.
 bool Annealing::attempt(double most) {
   const Score before = score_;
+  changes_.apply(moves_.changes());
+  const double saved = change_price_ * (before.changes - changes_.count());
   // What has not been counted yet can at best fall to nothing.
   const double allowed = most + pricing_ * static_cast<double>(before.over);
   const double price = pricing_ * static_cast<double>(limits_.price);
   const double waiting = limits_.waits ? 0 : static_cast<double>(problem_.total_waiting);
-  const Budget budget{allowed, std::max(replay_.makespan(), limits_.deadline), tail_.data(),
+  const Budget budget{allowed + saved, std::max(replay_.makespan(), limits_.deadline), tail_.data(),
                       waiting + price, price};
   bool good = replay_.change(moves_.changes(), budget);
   if (good) {
-    score_ = score(limits_, replay_, before.over);
+    score_ = score(limits_, replay_, before.over, changes_.count());
     good = growth_since(before) <= allowed;
   }
   if (good && limits_.peak >= 0) {
@@ -140,11 +170,12 @@ bool Annealing::attempt(double most) {
     replay_.undo();
     over -= replay_.energy_above_cap(limits_.peak, from, to);
     replay_.redo();
-    score_ = score(limits_, replay_, over);
+    score_ = score(limits_, replay_, over, changes_.count());
     good = growth_since(before) <= most;
   }
   if (good) return true;
   replay_.undo();
+  changes_.revert();
   score_ = before;
   return false;
 }
@@ -231,7 +262,7 @@ void ConstantClocks::set_clock(Index stage, Index clock) {
 
 bool ConstantClocks::keep_if_better() {
   replay_.run();
-  const Score now = score(limits_, replay_, energy_over(limits_, replay_));
+  const Score now = score(limits_, replay_, energy_over(limits_, replay_), 0);
   if (!(now < best_score_)) return false;
   best_score_ = now;
   best_ = replay_.rows();

@@ -8,6 +8,9 @@
 // Annealing (Kirkpatrick et al. 1983) minimizes energy + g * excess, where g grows from 1 to 16,
 // so that by the end no choice with any excess is worth keeping. Every move is replayed exactly.
 // What comes out is the best choice seen: of least excess, and among those of least energy.
+// Requests for another clock may have a price, which then counts as energy. Or there is an
+// allowance of energy, within which fewer requests are better: then their price is adjusted on the
+// way, so that the energy of the choice stays near the allowance.
 //
 // Arithmetic: scores are exact integers, and equal to those of a replay from the start. Only
 // temperatures, and so whether a move is taken, are floating point.
@@ -19,6 +22,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "clock_changes.hpp"
 #include "moves.hpp"
 #include "random.hpp"
 #include "replay.hpp"
@@ -34,21 +38,28 @@ struct Limits {
   Power peak;      // cap on the power of one GPU a stage together, uW; negative: none
   // Energy is that used until the deadline, when everybody has waited, not until the makespan.
   bool waits;
-  Power price;  // what a ns late, or of shortage, costs, uW
+  Power price;                    // what a ns late, or of shortage, costs, uW
+  std::int64_t change_price = 0;  // what a request for another clock costs, fJ
+  // Rows that use no more than this are the better the fewer requests they make; negative: energy
+  // and price of changes count together.
+  Energy allowance = -1;
 };
 
 struct Score {
   Energy excess = 0, energy = 0;  // fJ
   Time late = 0, shortage = 0;    // ns
   Energy over = 0;                // energy above the cap, fJ
+  Index changes = 0;              // requests for another clock
+  Energy cost = 0;                // what is compared where there is no excess, fJ
 
   bool operator<(const Score& other) const {
-    return excess != other.excess ? excess < other.excess : energy < other.energy;
+    if (excess != other.excess) return excess < other.excess;
+    return cost != other.cost ? cost < other.cost : energy < other.energy;
   }
 };
 
-// Of a replay whose energy above the cap is known.
-Score score(const Limits& limits, const Replay& replay, Energy over);
+// Of a replay whose energy above the cap and requests are known.
+Score score(const Limits& limits, const Replay& replay, Energy over, Index changes);
 // Of rows, one an operation, in the caller's numbering. Throws std::invalid_argument where a limit
 // is out of range or there is no such row; so do both searches below.
 Score score(const Problem& problem, const Limits& limits, const Index* rows);
@@ -72,10 +83,12 @@ class Annealing {
   void step();
   bool attempt(double most);
   double growth_since(const Score& before) const;
+  void adjust_change_price();
 
   const Problem& problem_;
   const Limits limits_;
   Replay replay_;
+  ClockChanges changes_;
   Moves moves_;
   Random random_;
   std::vector<Time> tail_;
@@ -83,7 +96,8 @@ class Annealing {
   Score score_, best_score_;
   const std::int64_t num_moves_;
   std::int64_t move_ = 0, accepted_ = 0;
-  double heat_, temperature_, cooling_, pricing_ = 1, dearer_;
+  double heat_, first_temperature_, temperature_, cooling_, pricing_ = 1, dearer_;
+  double change_price_;
 };
 
 // Looks for one clock for each stage by descent. The problem must outlive this.

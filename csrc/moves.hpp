@@ -2,7 +2,8 @@
 //
 // A move is one of: another row for one operation; the clock of a neighbour for it; another clock
 // for a whole run of operations at one clock, maybe that of the run before or after; one row for a
-// stretch of operations of one table; one operation slower and one near it faster.
+// stretch of operations of one table; one operation slower and one near it faster; one clock for
+// neighbouring operations that take about as long with it.
 //
 // Contract: the problem must outlive this. propose() names no operation twice and none that stays
 // as it is; it proposes nothing where the move that was drawn is not possible. A new move is a
@@ -19,7 +20,9 @@ namespace envplan {
 
 class Moves {
  public:
-  explicit Moves(const Problem& problem) : problem_(problem) {
+  // merges: whether to propose one clock for several operations, which is for where changes of
+  // clock have a price.
+  Moves(const Problem& problem, bool merges) : problem_(problem), num_kinds_(merges ? 10 : 8) {
     for (Index i = 0; i < problem_.num_operations; ++i) {
       if (problem_.operations[i].end_row - problem_.operations[i].first_row > 1)
         movable_.push_back(i);
@@ -38,7 +41,7 @@ class Moves {
     random_ = random;
     changes_.clear();
     const Index i = movable_[random->below(static_cast<Index>(movable_.size()))];
-    switch (random->below(8)) {
+    switch (random->below(num_kinds_)) {
       case 0:
       case 1:
         change(i, shifted(i));
@@ -53,16 +56,21 @@ class Moves {
       case 5:
         change_stretch(i);
         break;
-      default:
+      case 6:
+      case 7:
         trade(i);
+        break;
+      default:
+        merge(i);
     }
     return changes_;
   }
 
  private:
-  static constexpr Index kReach = 8;         // rows by which a move shifts an operation at least
-  static constexpr Index kStretch = 16;      // alike operations that one move shifts together
-  static constexpr Index kNeighbours = 48;   // how far apart, in number, a move trades time
+  static constexpr Index kReach = 8;        // rows by which a move shifts an operation at least
+  static constexpr Index kStretch = 16;     // alike operations that one move shifts together
+  static constexpr Index kNeighbours = 48;  // how far apart, in number, a move trades time
+  static constexpr Index kMergeBits = 6;
   static constexpr Index kLongestRun = 512;  // operations of one clock that a move shifts together
 
   const Problem::Operation& op(Index i) const { return problem_.operations[i]; }
@@ -111,6 +119,30 @@ class Moves {
     }
   }
 
+  // One clock for some operations from i on, at which they take about as long together.
+  void merge(Index i) {
+    if (clock(i) == kNone) return;
+    span_.clear();
+    const Index length = 2 + random_->below(1 << random_->below(kMergeBits));
+    Time now = 0;
+    for (Index j = i; j != kNone && static_cast<Index>(span_.size()) < length; j = op(j).after) {
+      if (clock(j) == kNone) continue;
+      span_.push_back(j);
+      now += problem_.rows[rows_[j]].time;
+    }
+    Index to = clock(i);
+    while (to + 1 < problem_.num_clocks && time_of_span(to) > now) ++to;
+    while (to > 0 && time_of_span(to - 1) <= now) --to;
+    if (to > 0 && coin()) --to;
+    for (const Index j : span_) change_clock(j, to);
+  }
+
+  Time time_of_span(Index at) const {
+    Time time = 0;
+    for (const Index j : span_) time += problem_.rows[problem_.row_at(rows_[j], at)].time;
+    return time;
+  }
+
   void change_stretch(Index i) {
     const Index to = coin() ? shifted(i) : rows_[i];
     Index count = 1 + random_->below(kStretch);
@@ -136,8 +168,10 @@ class Moves {
   }
 
   const Problem& problem_;
+  const Index num_kinds_;  // those of propose(), some of them more than once
   std::vector<Index> movable_;
   std::vector<Change> changes_;
+  std::vector<Index> span_;
   const Index* rows_ = nullptr;
   Random* random_ = nullptr;
 };

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +25,7 @@ from envplan.cli.shared import (
     JOB,
     MONEY,
     MOST_USED,
+    SLOW_CLOCKS,
     TARGET,
     AskOption,
     Reconfigure,
@@ -38,7 +39,9 @@ from envplan.cli.types import InputFile, OutputFile, completing, either, one_of,
 from envplan.costs.model import Minimized
 from envplan.errors import naming
 from envplan.planners import PLANNERS
-from envplan.quantities import LONG_TIME, PERCENT, TIME, WHOLE
+from envplan.quantities import ENERGY, LONG_TIME, PERCENT, TIME, WHOLE
+
+_STALL = replace(TIME, what="an energy, such as 0.2J, or a time, such as 2ms", plain=None)
 
 if TYPE_CHECKING:
     from envplan.planners import Planner
@@ -141,6 +144,25 @@ class RunOptions(CostOptions):
         require_with(self, "deadline", "iterations", "tokens")
 
 
+@dataclass(frozen=True)
+class ChangeCost:
+    """What a change of clock costs: J of one GPU, or the s for which it stops."""
+
+    energy_j: float = 0.0
+    stall_s: float = 0.0
+
+
+def _parse_change_cost(text: str, name: str) -> ChangeCost:
+    """The cost that a text gives.
+
+    Raises:
+        InputError: it is neither an energy with a unit nor a time with one.
+    """
+    if text.strip().endswith("J"):
+        return ChangeCost(energy_j=ENERGY.parse(text, name))
+    return ChangeCost(stall_s=_STALL.parse(text, name))
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions:
     """All that is asked of a plan."""
@@ -148,6 +170,27 @@ class RequestOptions:
     target: TargetOptions
     switch_latency: SwitchLatency = None
     ask: AskOption = None
+    changes: Annotated[
+        Literal["fewest", "free"] | None,
+        typer.Option(
+            metavar="HOW",
+            parser=one_of("fewest", "free"),
+            help="Changes of clock: fewest, as few as can be for 0.1% of energy (default); free, "
+            "as many as save anything.",
+            show_default=False,
+            rich_help_panel=SLOW_CLOCKS,
+        ),
+    ] = None
+    change_cost: Annotated[
+        ChangeCost | None,
+        typer.Option(
+            metavar="J|TIME",
+            parser=parser_of(_parse_change_cost),
+            help="Instead, what each change costs, as in 0.2J; or for how long it stops its GPU, "
+            "as in 2ms, which costs blocking power and is not in the plan's times.",
+            rich_help_panel=SLOW_CLOCKS,
+        ),
+    ] = None
     limits: LimitOptions
     effort: EffortOptions
     run: RunOptions
@@ -157,6 +200,7 @@ class RequestOptions:
         require_with(self, "ask", "switch_latency")
         times = options_given(self.target, "target_time", "slowdown", "min_energy")
         refuse_both([*times, *options_given(self.run, "deadline")])
+        refuse_both(options_given(self, "changes", "change_cost"))
 
     def request(self, frontier: envplan.Frontier) -> envplan.Request:
         """The request that the options make.
@@ -166,6 +210,7 @@ class RequestOptions:
         """
         target = self.target
         run = self.run.run(frontier, deadline_s=self.run.deadline, minimize=self.run.minimize)
+        change_cost = self.change_cost or ChangeCost()
         return envplan.Request.from_options(
             target_time=target.target_time,
             slowdown=None if target.slowdown is None else target.slowdown / 100,
@@ -176,6 +221,9 @@ class RequestOptions:
             run=run,
             polish=self.effort.polish,
             ladder=self.effort.ladder,
+            changes=self.changes or "fewest",
+            change_cost=change_cost.energy_j,
+            change_stall=change_cost.stall_s,
             **limit_keywords(self.limits),
         )
 
@@ -184,7 +232,7 @@ class RequestOptions:
         return [
             *options_given(self.target, "min_energy"),
             *options_given(self.limits),
-            *options_given(self, "switch_latency"),
+            *options_given(self, "switch_latency", "changes", "change_cost"),
             *options_given(self.run, "deadline"),
             *options_given(self.effort),
         ]
@@ -340,8 +388,19 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
     ui.show_table(title, table_columns(headers, _iteration_rows(plan)))
     print_costs(plan)
     ui.say(*plan_notes(frontier, plan), describe_ends(frontier))
+    ui.say(_changes_line(plan))
     if plan.ladder is not None:
         ui.say(f"{counted(len(plan.ladder), 'slower plan')} in the ladder for stragglers")
+
+
+def _changes_line(plan: envplan.Plan) -> str:
+    """How often the plan changes clocks, on average over the ranks."""
+    per_rank = plan.clock_changes / plan.job.stages
+    per_second = per_rank / plan.iteration_time
+    return (
+        f"{counted(plan.clock_changes, 'change')} of clock an iteration in all stages: "
+        f"{per_rank:.1f} a rank, {per_second:.2f} a rank and second"
+    )
 
 
 def _iteration_rows(plan: envplan.Plan) -> list[list[str]]:
@@ -374,6 +433,9 @@ def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> u
         "t_min_s": frontier.min_time,
         "t_star_s": frontier.min_energy_time,
         "notes": plan_notes(frontier, plan),
+        "clock_changes": plan.clock_changes,
+        "clock_changes_per_rank": plan.clock_changes / plan.job.stages,
+        "clock_changes_per_rank_and_s": plan.clock_changes / plan.job.stages / plan.iteration_time,
     }
     not_shown: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
     document |= plan.model_dump(by_alias=True, exclude_none=True, exclude=not_shown)

@@ -260,6 +260,20 @@ class Plan(Document):
         return self.predicted.energy_lower_bound_j
 
     @property
+    def clock_changes(self) -> int:
+        """How often operations of an iteration ask for another clock than the one before them.
+
+        On each stage, the first one's is compared with the clock that the last one leaves. Clocks
+        by part that change within an operation are not counted.
+        """
+        changes = 0
+        for stage in self.stages:
+            asked_mhz = [op.frequency_mhz for op in stage if op.frequency_mhz]
+            for before_mhz, mhz in zip(asked_mhz[-1:] + asked_mhz[:-1], asked_mhz, strict=True):
+                changes += mhz != before_mhz
+        return changes
+
+    @property
     def gap(self) -> float:
         """The energy over its lower bound, less 1: at most this fraction of the bound is lost."""
         return self.predicted.gap

@@ -43,7 +43,9 @@ NO_CLOCK: Final = -1
 # The row that stands for a row at another clock, where the row controls none.
 _NO_ROW: Final = -1
 # How the kernel is told that there is no cap on power.
-_NO_CAP: Final = -1
+NO_CAP: Final = -1
+# How it is told that no energy is allowed for fewer changes of clock.
+_NO_ALLOWANCE: Final = -1
 
 _CONSTANT_PASSES: Final = 6  # of the descent to one clock a stage
 
@@ -561,6 +563,12 @@ class Replay:
         is_request = requests_ns >= 0
         return requests_ns[is_request], self.frequency_mhz[begin:end][is_request]
 
+    @cached_property
+    def num_changes(self) -> int:
+        """Requests of all stages for another clock than asked for last, in an iteration."""
+        num_stages = self.problem.pipeline.num_stages
+        return sum(len(self.requests(stage)[0]) for stage in range(num_stages))
+
     def short_dwells(self, min_dwell_ns: int) -> Iterator[ShortDwell]:
         """Requests that the next one follows sooner than allowed, by stage and time.
 
@@ -575,21 +583,25 @@ class Replay:
 
 
 class Score(NamedTuple):
-    """A choice's rank: the less the better, first by penalty, then by energy.
+    """A choice's rank: the less the better, first by penalty, then by cost.
 
     Attributes:
         excess_fj: penalty for everything by which limits are broken.
+        cost_fj: energy, with the price of changes of clock; within an allowance only those count.
         energy_fj: of one GPU a stage, until the makespan or, where all wait, the deadline.
         late_ns: after the deadline.
         shortage_ns: of what is to lie between two requests for a clock.
         over_fj: energy above the cap on power.
+        changes: requests for another clock than the stage has asked for last.
     """
 
     excess_fj: int
+    cost_fj: int
     energy_fj: int
     late_ns: int
     shortage_ns: int
     over_fj: int
+    changes: int
 
     @property
     def holds(self) -> bool:
@@ -610,6 +622,9 @@ class Search:
         min_dwell_ns: least time between two requests of a stage for another clock.
         peak_uw: most power of one GPU a stage together, at any time.
         waits: energy counts until the deadline, for everybody waits until then anyway.
+        change_price_fj: cost of a request for another clock, at first where there is an allowance.
+        allowance_fj: choices of no more energy are the better the fewer such requests they make;
+            None: energy and the price of requests count together.
 
     Raises:
         ValueError: starts_ns contradicts the order of the operations, or the price is negative.
@@ -626,6 +641,8 @@ class Search:
         min_dwell_ns: int = 0,
         peak_uw: int | None = None,
         waits: bool = False,
+        change_price_fj: int = 0,
+        allowance_fj: int | None = None,
     ) -> None:
         # By start time; operations that start together stay in topological order.
         position = np.empty(len(starts_ns), np.int32)
@@ -637,10 +654,19 @@ class Search:
             machine.asks_ahead,
             deadline_ns,
             min_dwell_ns,
-            _NO_CAP if peak_uw is None else peak_uw,
+            NO_CAP if peak_uw is None else peak_uw,
             waits,
             price_uw,
+            change_price_fj,
+            _NO_ALLOWANCE if allowance_fj is None else allowance_fj,
         )
+
+    @classmethod
+    def on_kernel(cls, kernel: _kernel.Search) -> Self:
+        """The same of the kernel's own search."""
+        search = object.__new__(cls)
+        search._kernel = kernel
+        return search
 
     def score(self, rows: Rows) -> Score:
         """The score of rows, int32 (N,)."""

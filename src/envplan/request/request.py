@@ -24,9 +24,12 @@ __all__ = ["MAX_SECONDS", "Deadline", "Effort", "Request"]
 #: Longest time, and longest switch latency, that can be asked for, s.
 MAX_SECONDS: Final = 1e9
 MAX_LATENCY_S: Final = 3600.0
+#: Most that a change of clock may cost, J.
+MAX_CHANGE_J: Final = 1000.0
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Objective = Literal["energy", "time", "cost"]
+ChangePolicy = Literal["fewest", "free"]
 DeadlineKind = Literal["no-slowdown", "time", "slowdown", "min-energy", "sync-time", "any"]
 SomeLimit = TypeVar("SomeLimit", bound=Limit)
 #: The kind of each deadline that `Request.from_options` takes.
@@ -102,6 +105,10 @@ class Request(Model):
         limits: what the plan keeps besides its deadline.
         run: whose costs are wanted; with a deadline of its own, what is to be cheapest.
         effort: how much is done.
+        changes: of clocks: `fewest`, as few as can be for 0.1% of energy; `free`, as many as it
+            takes.
+        change_cost_j: what a change costs, J of one GPU; above 0 it counts in place of `changes`.
+        change_stall_s: for how long a change stops its GPU, s; likewise.
     """
 
     objective: Objective = "energy"
@@ -112,6 +119,9 @@ class Request(Model):
     limits: Annotated[tuple[AnyLimit, ...], Field(strict=False)] = ()
     run: Run | None = None
     effort: Effort = Effort()
+    changes: ChangePolicy = "fewest"
+    change_cost_j: Annotated[float, Field(ge=0, le=MAX_CHANGE_J)] = 0.0
+    change_stall_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = 0.0
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -137,6 +147,9 @@ class Request(Model):
         polish: float = 0.0,
         moves: float = 1.0,
         ladder: int = 0,
+        changes: ChangePolicy = "fewest",
+        change_cost: float = 0.0,
+        change_stall: float = 0.0,
         **limit_options: float | None,
     ) -> Self:
         """A request in the words of the command line and of `Frontier.plan`.
@@ -156,6 +169,9 @@ class Request(Model):
             polish: as polish_s of Effort.
             moves: as for Effort.
             ladder: as for Effort.
+            changes: as for Request.
+            change_cost: J of one GPU, as for Request.
+            change_stall: s, as for Request.
             limit_options: the keywords of all limits (`envplan.request.limits.LIMIT_OPTIONS`), such
                 as energy_budget (J), power_cap, peak_power_cap (W), min_dwell (s), probability.
 
@@ -184,6 +200,9 @@ class Request(Model):
             limits=limits,
             run=run,
             effort=Effort.of(polish_s=as_float(polish), moves=as_float(moves), ladder=ladder),
+            changes=changes,
+            change_cost_j=as_float(change_cost),
+            change_stall_s=as_float(change_stall),
         )
 
     def with_deadline(self, time_s: float, *, waits: bool = False) -> Self:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from envplan.frontier import Relaxation
 from envplan.profile import ByParts
 from envplan.replay import Replay
-from envplan.solve.candidates import Candidates, RoundedCandidates
+from envplan.solve.candidates import (
+    Candidates,
+    RarelyChangingCandidates,
+    RoundedCandidates,
+)
 from envplan.solve.conditions import SearchConditions
+from envplan.solve.fewer_changes import FREE_CHANGES
 from envplan.solve.local_search import START_LATENCIES_NS, SearchedCandidates
 from envplan.solve.solution import KnownChoice
 
@@ -67,7 +73,13 @@ class PlanCache:
         self, frontier: Relaxation, conditions: SearchConditions
     ) -> RoundedCandidates:
         if conditions not in self._rounded:
-            self._rounded[conditions] = RoundedCandidates(frontier, conditions)
+            if conditions.changes == FREE_CHANGES:
+                candidates = RoundedCandidates(frontier, conditions)
+            else:
+                free = replace(conditions, changes=FREE_CHANGES)
+                rounded = self._rounded_candidates(frontier, free)
+                candidates = RarelyChangingCandidates(frontier, conditions, rounded)
+            self._rounded[conditions] = candidates
         return self._rounded[conditions]
 
     def _searched_candidates(
@@ -79,6 +91,6 @@ class PlanCache:
                 for latency_ns in START_LATENCIES_NS
                 if 0 < conditions.machine.latency_ns < latency_ns
             ]
-            plain = self._rounded_candidates(frontier, SearchConditions())
+            plain = self._rounded_candidates(frontier, SearchConditions(changes=FREE_CHANGES))
             self._searched[conditions] = SearchedCandidates(frontier, conditions, plain, later)
         return self._searched[conditions]

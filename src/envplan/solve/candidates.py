@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -25,6 +26,7 @@ from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_grid import RoundingGrid
+from envplan.solve.fewer_changes import FewerChanges, step_share
 from envplan.solve.rounding import TEMPERATURES, Rounding, relaxed_rounding
 from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Polished
 from envplan.solve.uniform_clocks import UniformClocks
@@ -36,6 +38,8 @@ _MAX_FAILURES: Final = 8
 #: Annealing of candidates for the grid: in turn hot, for other arrangements, and cool.
 _GRID_TEMPERATURES: Final[tuple[tuple[float, ...], ...]] = ((0.3,), (1.0, 0.3))
 _GRID_MOVES_SHARE: Final = 0.4
+#: Of what polishing has gained, so much is given back for fewer changes: one in so many.
+_PART_GIVEN_BACK: Final = 4
 
 
 def keeps_everything(replay: Replay) -> bool:
@@ -55,6 +59,8 @@ class Candidates(ABC):
     def __init__(self, frontier: Relaxation, conditions: SearchConditions) -> None:
         self._frontier = frontier
         self._conditions = conditions
+        blocking_uw = frontier.problem.blocking_power_uw.tolist()
+        self._change_price_fj = conditions.changes.price_fj(blocking_uw)
         self._found: dict[int, Replay] = {}
         self._not_found: dict[int, NoPlanInTimeError] = {}
 
@@ -80,7 +86,7 @@ class Candidates(ABC):
         bound_fj = frontier.effective_bound_fj if idle_until_deadline else frontier.lower_bound_fj
 
         def cost_fj(replay: Replay) -> int:
-            return replay.effective_fj if idle_until_deadline else replay.energy_fj
+            return self.cost_fj(replay, idle_until_deadline=idle_until_deadline)
 
         in_time: list[Replay] = []
         preferred: list[Replay] = []
@@ -105,6 +111,17 @@ class Candidates(ABC):
         if not in_time:
             return self._fallback(deadline_ns)
         return min(preferred or in_time, key=cost_fj)
+
+    def cost_fj(self, replay: Replay, *, idle_until_deadline: bool) -> int:
+        """What candidates are compared by: energy, with what changes of clock cost, fJ.
+
+        Args:
+            idle_until_deadline: everybody waits until then, so what is used above waiting counts.
+        """
+        energy_fj = replay.effective_fj if idle_until_deadline else replay.energy_fj
+        if not self._change_price_fj:
+            return energy_fj
+        return energy_fj + self._change_price_fj * replay.num_changes
 
     def near(self, deadline_ns: int) -> Replay:
         """A candidate that ends by a deadline not below T_min, for pictures and tables of many.
@@ -254,12 +271,15 @@ class RoundedCandidates(Candidates):
         return rounding
 
     def _make(self, deadline_ns: int) -> Replay:
+        return self.replay(self._rounding_for_grid(deadline_ns).choice)
+
+    def _rounding_for_grid(self, deadline_ns: int) -> Rounding:
         frontier = self._frontier
         if deadline_ns in (frontier.min_time_ns, frontier.min_energy_time_ns):
-            return self.replay(self._rounded(deadline_ns).choice)
+            return self._rounded(deadline_ns)
         number = self._grid.number_of(deadline_ns)
         temperatures = _GRID_TEMPERATURES[number % len(_GRID_TEMPERATURES)]
-        return self.replay(self._rounded(deadline_ns, temperatures, _GRID_MOVES_SHARE).choice)
+        return self._rounded(deadline_ns, temperatures, _GRID_MOVES_SHARE)
 
     def _deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
         return self.grid_deadlines(min(deadline_ns, self._latest_useful_ns(idle_until_deadline)))
@@ -271,3 +291,52 @@ class RoundedCandidates(Candidates):
 
     def _fallback(self, deadline_ns: int) -> Replay:
         raise NoPlanInTimeError(deadline_ns, self._frontier.min_time_ns, "")
+
+
+class RarelyChangingCandidates(RoundedCandidates):
+    """Rounded relaxed optima with fewer changes of clock, as the conditions want them.
+
+    Args:
+        frontier: of the pipeline and profile.
+        conditions: that every candidate keeps.
+        rounded: candidates of the same frontier whose changes count for nothing.
+    """
+
+    def __init__(
+        self, frontier: Relaxation, conditions: SearchConditions, rounded: RoundedCandidates
+    ) -> None:
+        super().__init__(frontier, conditions)
+        self._grid = RoundingGrid(frontier, step_share(len(frontier.pipeline.operations)))
+        self._rounded_candidates = rounded
+
+    def polished(
+        self, incumbent: Replay, deadline_ns: int, *, idle_until_deadline: bool, seconds: float
+    ) -> Polished:
+        """Improve a candidate by a deadline for about so many seconds.
+
+        Most of what that gains is kept, the rest is spent on fewer changes.
+        """
+        polished = super().polished(
+            incumbent, deadline_ns, idle_until_deadline=idle_until_deadline, seconds=seconds
+        )
+        deadline_ns = min(deadline_ns, self._latest_useful_ns(idle_until_deadline))
+        gained_fj = incumbent.energy_fj - polished.replay.energy_fj
+        rows = self._fewer(polished.replay, deadline_ns).rows(gained_fj // _PART_GIVEN_BACK)
+        return replace(polished, replay=self.replay(rows))
+
+    def _make(self, deadline_ns: int) -> Replay:
+        is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
+        least_energy = self._rounded_candidates.best_by(
+            deadline_ns, idle_until_deadline=is_beyond_t_star
+        )
+        return self.replay(self._fewer(least_energy, deadline_ns).rows())
+
+    def _fewer(self, replay: Replay, deadline_ns: int) -> FewerChanges:
+        return FewerChanges(
+            self._frontier,
+            replay,
+            deadline_ns,
+            self._conditions.changes,
+            others=[known.choice for known in self.uniform_clocks],
+            moves_share=self._conditions.moves_share,
+        )

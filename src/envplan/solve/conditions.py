@@ -8,8 +8,10 @@ from typing import Final, Self
 from envplan.replay import Machine
 from envplan.request import Request
 from envplan.request.limits import Limit
+from envplan.solve.fewer_changes import FREE_CHANGES, ChangeWeight
 
 _CLOCKS_AT_ONCE: Final = Machine()
+_FEWEST_CHANGES: Final = ChangeWeight()
 
 
 @dataclass(frozen=True)
@@ -20,16 +22,23 @@ class SearchConditions:
         machine: how clocks follow requests.
         limits: that plans keep besides their deadlines.
         moves_share: of the usual moves of the searches.
+        changes: how changes of clock weigh against energy.
     """
 
     machine: Machine = _CLOCKS_AT_ONCE
     limits: tuple[Limit, ...] = ()
     moves_share: float = 1.0
+    changes: ChangeWeight = _FEWEST_CHANGES
 
     @classmethod
     def of(cls, request: Request) -> Self:
         """The conditions that a request sets."""
-        return cls(request.machine, tuple(request.limits), request.effort.moves)
+        changes = ChangeWeight(request.changes, request.change_cost_j, request.change_stall_s)
+        limits = tuple(request.limits)
+        if changes.is_fewest and not all(limit.is_repairable_by_moves for limit in limits):
+            # Many deadlines are tried for limits on the whole plan, which would all take longer.
+            changes = FREE_CHANGES
+        return cls(request.machine, limits, request.effort.moves, changes)
 
     @property
     def local_limits(self) -> tuple[Limit, ...]:

@@ -20,7 +20,7 @@ from envplan.solve.rounding import relaxed_rounding
 #: Steps of the rounding grid: this part of what rounding alone loses, and not less than that of the
 #: energy. They are rounded down to powers of two.
 _STEP_SHARE_OF_GAP: Final = 2 / 3
-_MIN_STEP_SHARE_OF_ENERGY: Final = 3e-5
+_MIN_STEP_SHARE: Final = 3e-5
 #: About so many deadlines at most, up to T_star and beyond it.
 _MAX_DEADLINES: Final = 256
 _MAX_DEADLINES_BEYOND: Final = 128
@@ -50,10 +50,15 @@ class RoundingGrid:
     The grid is as fine as rounding is coarse: from one deadline to the next the relaxed energy
     changes by a part of what rounding loses. Whether a time is on the grid depends on the
     frontier's slope there alone, so nothing else of the frontier has to be known.
+
+    Args:
+        frontier: whose deadlines.
+        step_share: of the energy, from one deadline to the next; None: as fine as rounding needs.
     """
 
-    def __init__(self, frontier: Relaxation) -> None:
+    def __init__(self, frontier: Relaxation, step_share: float | None = None) -> None:
         self._frontier = frontier
+        self._given_step_share = step_share
 
     def descending_from(self, latest_ns: int) -> Iterator[int]:
         """The grid's deadlines up to one, ns, the latest first.
@@ -103,12 +108,16 @@ class RoundingGrid:
             price_uw: how fast the energy changes with time.
             max_deadlines: about so many at most.
         """
+        if self._given_step_share is not None:
+            return _power_of_two_up_to(self._step_fj // max(1, price_uw))
         wanted_ns = min(self._step_fj // max(1, price_uw), span_ns // self._min_deadlines)
         least_ns = span_ns // max(max_deadlines, self._min_deadlines)
         return _power_of_two_up_to(max(least_ns, wanted_ns))
 
     @cached_property
     def _min_deadlines(self) -> int:
+        if self._given_step_share is not None:
+            return 1
         quickly_made = _DEADLINES_X_OPERATIONS // len(self._frontier.pipeline.operations)
         return max(_MIN_DEADLINES, min(_MIN_DEADLINES_IF_TINY, quickly_made))
 
@@ -117,8 +126,15 @@ class RoundingGrid:
         """By how much the relaxed energy changes from one deadline to the next, fJ."""
         frontier = self._frontier
         energy_fj = frontier.lower_bound_fj(frontier.min_energy_time_ns)
-        share = max(_MIN_STEP_SHARE_OF_ENERGY, _STEP_SHARE_OF_GAP * self._rounding_gap())
+        share = self._given_step_share
+        if share is None:
+            share = self._wanted_step_share
         return max(1, int(share * energy_fj))
+
+    @cached_property
+    def _wanted_step_share(self) -> float:
+        """From one deadline to the next, as a part of the energy, as fine as rounding is coarse."""
+        return max(_MIN_STEP_SHARE, _STEP_SHARE_OF_GAP * self._rounding_gap())
 
     def _rounding_gap(self) -> float:
         """The mean loss of rounding alone at T_min and T_star, as a part of the energy."""

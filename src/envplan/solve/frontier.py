@@ -87,8 +87,8 @@ class Frontier(Relaxation):
             progress: called now and then with (steps to go, 0), the former falling.
             options: further keyword arguments of `Request.from_options`, such as slowdown=0.02,
                 min_energy=True, energy_budget=J, power_cap=W, peak_power_cap=W, probability=0.95
-                with noise=0.02, switch_latency=s, min_dwell=s, straggler_time=s, run=Run,
-                polish=s, ladder=N. They combine. Without any: no slowdown.
+                with noise=0.02, switch_latency=s with ask="start", min_dwell=s, straggler_time=s,
+                run=Run, polish=s, ladder=N. They combine. Without any: no slowdown.
 
         Raises:
             NoAnswerError: there is no such plan; says what can be had.
@@ -193,7 +193,7 @@ class Frontier(Relaxation):
             moves: share of the usual moves of the search.
             progress: called with (plans to go, 0), the former falling to the latter.
         """
-        request = Request.from_options(moves=moves)
+        request = Request.from_options(moves=moves, changes="free")
         t_min_ns, t_star_ns = self.min_time_ns, self.min_energy_time_ns
         if beyond:
             times_ns = times_of_equal_savings(self, t_star_ns, count + 1)[1:]
