@@ -65,6 +65,21 @@ def test_zeus_format_is_a_list_for_every_stage(folder: Path) -> None:
     assert "only files that end in .py" in done("apply --format zeus -o schedule.txt")
 
 
+@pytest.mark.parametrize(
+    ("file_format", "follower"), [("envplan", "the shim of this version"), ("zeus", "Zeus")]
+)
+def test_plan_for_asking_ahead_is_not_applied_in_silence(
+    folder: Path, file_format: str, follower: str
+) -> None:
+    done("solve -q --slowdown 5 --switch-latency 20")
+    ran = envplan("apply", "plan.json", "--format", file_format)
+    assert ran.code == 0
+    warning = " ".join(ran.err.split())
+    assert f"{follower} asks for a clock as its operation starts" in warning
+    done("solve -q --slowdown 5 --switch-latency 20 --ask start")
+    assert envplan("apply", "plan.json", "--format", file_format).err == ""
+
+
 def test_min_dwell_applies_the_plan_of_solves_own_min_dwell(folder: Path) -> None:
     done("solve -q --slowdown 10 --ladder 3")
     done("apply -q --min-dwell 150 -o again.json")

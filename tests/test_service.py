@@ -312,11 +312,37 @@ def test_root_leaves_nothing_in_a_users_folders(for_all: FakeNvml, tmp_path: Pat
 def test_mark_of_an_older_version_is_understood(fake_nvml: FakeNvml) -> None:
     with LockFile(fake_nvml.gpu().uuid.decode()) as lock:
         lock.path.write_text("123 456\n")
-        assert lock.mark == Mark(123, 456)
+        assert lock.mark == Mark(123, 456, boot="")
         lock.path.write_text("nonsense")
-        assert lock.mark == Mark(0, 0)
+        assert lock.mark == Mark(0, 0, boot="")
         lock.path.write_text("")
         assert lock.mark is None
+
+
+def test_marks_of_a_boot_that_is_over_are_ignored(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml.gpu().locked = 1200  # an administrator's, since the machine was started
+    with LockFile(fake_nvml.gpu().uuid.decode()) as lock:
+        lock.set_mark(Mark(999999, 999998, boot="11111111-2222-3333-4444-555555555555"))
+        assert lock.mark is None
+        assert envplan_guard() == 0
+        assert fake_nvml.clock_changes() == []
+        lock.set_mark(Mark(999999, 999998))
+        assert envplan_guard() == 0
+    assert fake_nvml.locked() is None
+
+
+def test_guard_once_says_that_a_gpu_cannot_be_reached(fake_nvml: FakeNvml) -> None:
+    kill_both(fake_nvml)
+    fake_nvml.fail("handle")
+    ran = subprocess.run([COMMAND, "guard", "--once"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "its clock was left set and cannot be given back: GPU 0: " in ran.stdout
+    assert "Traceback" not in ran.stderr
+    fake_nvml.fail("handle", 0)
+    assert envplan_guard() == 0
+    assert fake_nvml.locked() is None
 
 
 def test_giving_back_that_took_too_long_leaves_the_marks_of_other_gpus_alone(

@@ -2,8 +2,9 @@
 
 Each guard locks a file, one per user and GPU, and keeps a mark in it for as long as it may have set
 the clock: its process and its owner's, the clock that another tool had set before, which is put
-back, and the backend. The kernel unlocks what a dead process had locked, so a file that is unlocked
-and not empty means a clock left behind.
+back, the backend, and the boot that it is of: a driver that starts anew holds no clock, so a mark
+of a boot that is over says nothing. The kernel unlocks what a dead process had locked, so a file
+that is unlocked and not empty means a clock left behind.
 
 All processes of a user find the same files, whatever their environment says: root in /run/envplan,
 where nobody else can put anything, others in /tmp/envplan-UID. Where somebody else has taken that
@@ -21,8 +22,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,15 @@ _LIVING_OWNER_WAIT_S: Final = 1.0
 _SERVICE_LOOK_S: Final = 0.1
 
 
+@cache
+def boot_id() -> str:
+    """The number of this boot of the machine, the same in all containers; "" if it is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
 @dataclass(frozen=True)
 class Mark:
     """A record that a guard may have set a clock.
@@ -54,33 +64,39 @@ class Mark:
         owner_pid: the process that it works for; 0: the file does not say.
         previous_mhz: the clock that somebody else had set before; 0: none.
         backend: through which it sets clocks.
+        boot: the boot that it was written in, as `boot_id` has it; "": the file does not say.
     """
 
     guard_pid: int
     owner_pid: int
     previous_mhz: int = 0
     backend: str = DEFAULT_BACKEND
+    boot: str = field(default_factory=boot_id)
 
     @classmethod
     def parse(cls, text: bytes) -> Mark | None:
-        """The mark in a file's text; None where there is no text.
+        """The mark in a file's text; None where there is no text, or that of a boot that is over.
 
         Files of older versions have fewer words, and what is no number counts as 0.
         """
         words = text.decode("ascii", "replace").split()
         if not words:
             return None
-        guard_pid, owner_pid, previous_mhz, backend, *_ = [*words, "", "", "", ""]
+        guard_pid, owner_pid, previous_mhz, backend, boot, *_ = [*words, "", "", "", "", ""]
+        if boot and boot_id() and boot != boot_id():
+            return None
         return cls(
             _number_or_0(guard_pid),
             _number_or_0(owner_pid),
             _number_or_0(previous_mhz),
             backend or DEFAULT_BACKEND,
+            boot,
         )
 
     def to_text(self) -> str:
         """The line in a file."""
-        return f"{self.guard_pid} {self.owner_pid} {self.previous_mhz} {self.backend}\n"
+        words = (self.guard_pid, self.owner_pid, self.previous_mhz, self.backend, self.boot)
+        return " ".join(map(str, words)) + "\n"
 
     @property
     def parent(self) -> int | None:

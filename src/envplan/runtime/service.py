@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from envplan.devices import BACKENDS, DeviceError, backend_class, call_with_timeout, opened, uuid_of
+from envplan.devices import BACKENDS, DeviceError, backend_class, call_with_timeout, opened
 from envplan.devices.locks import MARK_BYTES, LockFile, Mark, lock_folders
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
@@ -102,15 +102,22 @@ def _restore_if_left_behind(file: Path) -> str | None:
 def _restore(lock: LockFile, mark: Mark) -> str | None:
     if mark.backend not in BACKENDS:
         raise DeviceError(f"there is no backend {mark.backend!r}")
+    unreachable: DeviceError | None = None
     with opened(mark.backend) as source:
         for device in source.devices():
-            if uuid_of(device) == lock.uuid:
-                lock.restore(device)
+            try:
                 info = device.info
+            except DeviceError as error:
+                unreachable = error
+                continue
+            if info.uuid == lock.uuid:
+                lock.restore(device)
                 result = "given back"
                 if mark.previous_mhz:
                     result = f"set to {mark.previous_mhz} MHz as before"
                 return f"GPU {info.index} ({info.name}): {result}; a killed training had left it"
+    if unreachable is not None:  # it may be this one
+        raise unreachable
     return None  # the GPU is not there any more
 
 
