@@ -125,7 +125,7 @@ def late_clock_bound_fj(
 ) -> int:
     """Least energy of an iteration that ends by a deadline with late or held clocks, fJ.
 
-    It is of one GPU a stage, and at least the relaxed bound.
+    It is of one GPU a stage, and at least the relaxed bound; beyond T_star it is that one.
 
     Args:
         deadline_ns: not below T_min, ns.
@@ -134,7 +134,8 @@ def late_clock_bound_fj(
         InputError: a row of the profile changes clocks within itself.
     """
     relaxed_fj = relaxation.lower_bound_fj(deadline_ns)
-    deadline_ns = min(deadline_ns, relaxation.min_energy_time_ns)
+    if deadline_ns > relaxation.min_energy_time_ns:
+        return relaxed_fj  # the prices of T_star say nothing of iterations that end later
     prices = FlowPrices.relaxed(relaxation, deadline_ns)
     # An iteration that ends earlier waits less. Only where that is worth less than ending early
     # costs does the bound of the deadline hold for it, too.
