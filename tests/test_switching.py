@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cli_helpers import done, envplan, refused, says, told
+from cli_helpers import done, refused, says, told
 from envplan.check.plans import verify_plan
 from envplan.enforce.apply import apply_plan
 from envplan.enforce.freqplan import FrequencyPlan
@@ -355,9 +355,3 @@ def test_a_plan_says_when_its_clocks_are_asked_for_and_files_of_old_ask_at_the_s
     assert of_old.request.machine == at_start.job.machine
     assert "as its operation starts" in done("check plan.json")
     refused("solve -m 8 --slowdown 2 --ask start", "--switch-latency")
-
-
-def test_zeus_asks_at_the_start_and_apply_warns_of_it(folder: Path) -> None:
-    solved(folder, "-m", 8, "--slowdown", 2, "--switch-latency", "20ms")
-    assert "plan with --ask start" in envplan("apply", "plan.json", "--format", "zeus").err
-    assert "--ask start" not in envplan("apply", "plan.json").err

@@ -70,7 +70,7 @@ def test_replayed_clocks_cost_what_a_plan_of_them_costs() -> None:
     time, energy = replay_clocks(pipeline, profile, clocks)
     assert time == pytest.approx(plan.iteration_time, abs=2e-9)
     assert energy == pytest.approx(plan.energy)
-    late = envplan.simulate(plan, profile, switch_latency=0.005)
+    late = envplan.simulate(plan, profile, switch_latency=0.005, ask="start")
     assert replay_clocks(pipeline, profile, clocks, 0.005) == pytest.approx(
         (late.iteration_time, late.energy)
     )
