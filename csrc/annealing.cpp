@@ -26,10 +26,10 @@ const Limits& checked(const Limits& limits) {
   return limits;
 }
 
-std::vector<Index> chosen(const Problem& problem, const Index* rows) {
-  Replay replay(problem, Machine{}, 0);
-  replay.choose(rows);
-  return replay.rows();
+// Chooses rows, and returns them by number.
+const std::vector<Index>& choose(const Index* rows, Replay* replay) {
+  replay->choose(rows);
+  return replay->rows();
 }
 
 Energy energy_over(const Limits& limits, const Replay& replay) {
@@ -66,13 +66,12 @@ Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* 
     : problem_(problem),
       limits_(checked(limits)),
       replay_(problem, limits.machine, limits.min_dwell),
-      changes_(problem, chosen(problem, rows)),
+      changes_(problem, choose(rows, &replay_)),
       moves_(problem, limits.change_price > 0 || limits.allowance >= 0),
       random_(seed),
       num_moves_(moves_.movable().empty() ? 0 : moves),
       heat_(heat),
       change_price_(static_cast<double>(limits.change_price)) {
-  replay_.choose(rows);
   replay_.run();
   replay_.tails(&tail_);
   best_ = replay_.rows();

@@ -212,10 +212,9 @@ def prove_prediction(context: ProofContext) -> Iterator[str]:
     yield f"energy recomputed from the profile is {plan.energy!r} J, as stated"
     latency_s = plan.job.switch_latency_s
     if latency_s is not None:
-        when = "ahead" if plan.job.machine.asks_ahead else "as its operation starts"
         yield (
             f"so it is though every clock comes {latency_s!r} s after it is asked for, which is "
-            f"done {when}"
+            f"done {plan.job.machine.ask_in_words}"
         )
     yield f"lower bound {bound_j!r} J <= energy; gap {100 * stated.gap:.4f}%"
     yield (

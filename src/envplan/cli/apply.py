@@ -24,6 +24,7 @@ from envplan.cli.types import Numbers, OutputFile, completing, numbers, one_of, 
 from envplan.enforce.formats import ENVPLAN, FORMATS, ZEUS, Format
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
+from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import ClockedOperation, StageClocks
@@ -294,7 +295,7 @@ def _warn_of_late_clocks(
     if not (machine.latency_ns and machine.asks_ahead):
         return
     late = replay_plan(plan, profile, force=force, machine=replace(machine, ask="start"))
-    time_s = late.makespan_ns / 1e9
+    time_s = s_from_ns(late.makespan_ns)
     percent = 100 * (time_s / plan.iteration_time - 1)
     follower = "Zeus" if chosen_format is ZEUS else "the shim of this version"
     ui.warn(

@@ -106,5 +106,7 @@ def span(ascending: Sequence[object], to: str = "-") -> str:
 def describe_machine(machine: Machine) -> str:
     """How late clocks come and when they are asked for, in a phrase."""
     late_ms = machine.latency_ns / 1e6
-    when = "ahead" if machine.asks_ahead else "as its operation starts"
-    return f"every clock comes {late_ms:g} ms after it is asked for, and is asked for {when}"
+    return (
+        f"every clock comes {late_ms:g} ms after it is asked for, and is asked for "
+        f"{machine.ask_in_words}"
+    )

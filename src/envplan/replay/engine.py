@@ -86,6 +86,11 @@ class Machine:
         """Whether clocks are asked for ahead."""
         return self.ask == "ahead"
 
+    @property
+    def ask_in_words(self) -> str:
+        """When the clock of an operation is asked for, to end a sentence with."""
+        return "ahead" if self.asks_ahead else "as its operation starts"
+
 
 class _RowClocks(NamedTuple):
     """Clocks of rows over all tables, as indices into Problem.clocks_mhz.

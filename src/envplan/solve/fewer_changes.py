@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows, Search
 from envplan.replay.window import GivenTimes, Window, tails_ns
+from envplan.request.request import ChangePolicy
 from envplan.units import fj_from_j, ns_from_s
-
-ChangePolicy = Literal["fewest", "free"]
 
 #: Energy that fewer changes may cost, as a part of it: one in so many.
 _ENERGY_PER_TOLERANCE: Final = 1100

@@ -1,4 +1,4 @@
-"""A lower bound that knows late and held clocks, and the choices that it is found at.
+"""A lower bound that knows late and held clocks.
 
 A flow of prices on the precedences of a pipeline, conserved at every operation, takes the pipeline
 apart: for every choice that ends by T, effective energy + F T is at least the sum over stages of
@@ -10,7 +10,6 @@ clocks tie operations of one stage only, so each stage's least is a shortest pat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -144,14 +143,3 @@ def late_clock_bound_fj(
     paths = cheapest_stage_paths(relaxation.problem, prices, machine, min_dwell_ns=min_dwell_ns)
     time_cost_fj = (relaxation.total_power_uw - prices.total_uw) * deadline_ns
     return max(relaxed_fj, paths.cost_fj + prices.lag_cost_fj + time_cost_fj)
-
-
-def near_feasible_choices(
-    relaxation: Relaxation, deadlines_ns: list[int], machine: Machine, min_dwell_ns: int = 0
-) -> Iterator[Rows]:
-    """Choices at the bound for some deadlines, int32 (N,) each: late by a little as a rule."""
-    for deadline_ns in deadlines_ns:
-        prices = FlowPrices.relaxed(relaxation, deadline_ns)
-        yield cheapest_stage_paths(
-            relaxation.problem, prices, machine, min_dwell_ns=min_dwell_ns
-        ).rows
