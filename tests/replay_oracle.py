@@ -47,18 +47,6 @@ class Replayed(NamedTuple):
     requests: list[int | None]
 
 
-def replayed(
-    pipeline: Pipeline,
-    profile: Profile,
-    rows: Sequence[int],
-    latency_ns: int = 0,
-    factors: Sequence[float] | None = None,
-    ask: str = "ahead",
-) -> list[Part]:
-    """Everything that runs, by operation and in time order."""
-    return replayed_with_requests(pipeline, profile, rows, latency_ns, factors, ask).parts
-
-
 def replayed_with_requests(
     pipeline: Pipeline,
     profile: Profile,
@@ -79,7 +67,7 @@ def replayed_with_requests(
             before[i], after[i - 1] = i - 1, i
     timers: list[tuple[str, int]] | None = None
     if ask == "ahead" and factors is not None and latency_ns > 0:
-        planned = replayed(pipeline, profile, rows, latency_ns, None, ask)
+        planned = replayed_with_requests(pipeline, profile, rows, latency_ns, None, ask).parts
         timers = [_timer(i, before[i], planned, latency_ns) for i in range(len(rows))]
     stages = [Stage(mhz) for mhz in left]
     starts = [0] * len(rows)
