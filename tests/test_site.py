@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from scipy.optimize import linprog
 
 from cli_helpers import done, envplan, says, small_profile, told
 from envplan import FrontierFile, InputError, NoAnswerError, Pipeline, trace_frontier
+from envplan._io.files import unzipped
 from envplan.plan.frontier_file import distinct, less_powerful
 from envplan.plotting.site import site_figure
 from envplan.site import Budget, SiteJob, SitePlan, plan_site, read_budget, read_jobs
@@ -468,3 +471,20 @@ def test_without_an_answer_nothing_is_written(folder: Path) -> None:
     assert ran.code == 1
     assert not list(folder.glob("site*.json"))
     assert not (folder / "site.frontiers").exists()
+
+
+def test_each_file_of_a_folder_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_jobs(folder)
+    (folder / "jobs" / "other.json").write_text("{}")
+    opened: list[str] = []
+
+    def unzipped_and_noted(path: Path) -> IO[bytes]:
+        opened.append(path.name)
+        return unzipped(path)
+
+    monkeypatch.setattr("envplan._io.files.unzipped", unzipped_and_noted)
+    jobs = read_jobs(folder / "jobs")
+    assert [job.name for job in jobs] == ["a", "b"]
+    assert sorted(opened) == ["a.json", "b.json", "other.json"]
+    digest = hashlib.sha256((folder / "jobs" / "a.json").read_bytes()).hexdigest()
+    assert jobs[0].sha256 == digest

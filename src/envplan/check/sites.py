@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from envplan._io.documents import check_stated
 from envplan._io.words import counted
 from envplan.errors import InputError
-from envplan.plan.frontier_file import FrontierFile
 from envplan.site import Budget, SiteJob, SitePlan, plan_site
 from envplan.site.budget import Interval
+from envplan.site.jobs import read_frontier
 from envplan.site.model import SiteJobRecord
 from envplan.site.plan import SiteOverheads
 
@@ -63,8 +62,7 @@ def _job_of_record(record: SiteJobRecord, folder: Path) -> SiteJob:
         raise InputError(f"job {record.name} names no frontier file, so nothing can be proved")
     near = folder / record.frontier
     path = near if near.exists() else Path(record.frontier)
-    frontier = FrontierFile.load(path)
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    frontier, sha256 = read_frontier(path)
     if sha256 != record.sha256:
         raise InputError(
             f"the frontier of job {record.name} has changed since; plan the site again", path=path
