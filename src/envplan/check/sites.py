@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from envplan._io.documents import check_stated
 from envplan._io.words import counted
 from envplan.errors import InputError
-from envplan.plan.frontier_file import FrontierFile
 from envplan.site import Budget, SiteJob, SitePlan, plan_site
 from envplan.site.budget import Interval
+from envplan.site.jobs import read_frontier
 from envplan.site.model import SiteJobRecord
 from envplan.site.plan import SiteOverheads
 
@@ -40,16 +39,25 @@ def verify_site(plan: SitePlan, file: Path) -> list[str]:
         intervals.append(interval)
     budget = Budget(tuple(intervals))
     overheads = SiteOverheads(plan.pue, plan.host_power_w, plan.fixed_power_w)
-    again = plan_site(jobs, budget, overheads=overheads, alternates=plan.alternates)
+    again = plan_site(
+        jobs,
+        budget,
+        overheads=overheads,
+        alternates=plan.alternates,
+        plan_power=plan.plan_power,
+    )
     check_stated("jobs", plan.jobs, again.jobs, _TOLERANCE)
     check_stated("intervals", plan.intervals, again.intervals, _TOLERANCE)
     largest_gap = max(interval.gap for interval in plan.intervals)
+    counts_peaks = plan.plan_power == "peak"
+    of_plans = "peaks, replayed with the profiles," if counts_peaks else "times and energies"
+    bounded = "frontiers" if counts_peaks else "jobs"
     num_shares = len(plan.jobs) * len(plan.intervals)
     return [
         f"{counted(len(jobs), 'job')}, frontier files unchanged; envplan check proves each of them",
         f"{counted(len(plan.intervals), 'interval')}, within the budget",
-        f"{num_shares} shares of power are what their plans' times and energies give",
-        f"no plans of these jobs lose less: the gap is at most {100 * largest_gap:.4f}%",
+        f"{num_shares} shares of power are what their plans' {of_plans} give",
+        f"no plans of these {bounded} lose less: the gap is at most {100 * largest_gap:.4f}%",
     ]
 
 
@@ -63,8 +71,7 @@ def _job_of_record(record: SiteJobRecord, folder: Path) -> SiteJob:
         raise InputError(f"job {record.name} names no frontier file, so nothing can be proved")
     near = folder / record.frontier
     path = near if near.exists() else Path(record.frontier)
-    frontier = FrontierFile.load(path)
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    frontier, sha256 = read_frontier(path)
     if sha256 != record.sha256:
         raise InputError(
             f"the frontier of job {record.name} has changed since; plan the site again", path=path

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from envplan._io.documents import check_stated
 from envplan._io.files import is_file
+from envplan.clocks import Rung
 from envplan.errors import InputError
 from envplan.frontier import Relaxation
 from envplan.pipeline import Operation, Pipeline
@@ -28,7 +29,6 @@ from envplan.plan.model import (
     PlannedOperation,
     Predicted,
     ProfileReference,
-    Rung,
     UntilStraggler,
 )
 from envplan.plan.target import ClockTiming, Target, clock_timing_of

@@ -30,8 +30,8 @@ from typing import Annotated, Final, Self
 import numpy as np
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
-from envplan._io.documents import Count, GpuCount, Model, read_json
-from envplan._io.files import AnyPath, decoded, read_bounded
+from envplan._io.documents import MAX_DOCUMENT_BYTES, Count, GpuCount, Model
+from envplan._io.files import AnyPath, decoded, parse_json, read_bounded
 from envplan.errors import InputError, naming
 from envplan.plan.frontier_file import (
     FRONTIER_SCHEMA,
@@ -45,7 +45,7 @@ from envplan.profile import Profile
 from envplan.quantities import PERCENT, TIME
 from envplan.site.curve import OperatingPoint, PowerCurve
 
-__all__ = ["SiteJob", "frontier_sha256", "read_jobs"]
+__all__ = ["SiteJob", "frontier_sha256", "read_frontier", "read_jobs"]
 
 MAX_SITE_BYTES: Final = 16 * 2**20
 MAX_JOBS: Final = 10_000
@@ -236,21 +236,55 @@ def read_jobs(path: AnyPath, progress: Callable[[int, int], None] | None = None)
 
 def _jobs_of_folder(folder: Path, progress: Callable[[int, int], None] | None) -> list[SiteJob]:
     """A job for every frontier file of a folder, by name; other files are left alone."""
-    files = [file for file in sorted(folder.glob("*.json")) if _is_frontier(file)]
-    if not files:
-        raise InputError("holds no frontier files (envplan frontier -o NAME.json)", path=folder)
+    files = sorted(folder.glob("*.json"))
     jobs = []
-    for number, file in enumerate(files, start=1):
-        jobs.append(_job_of_frontier(file.name.removesuffix(".json"), file, replicas=None))
+    for number, path in enumerate(files, start=1):
+        content = _Content.read(path)
+        if content.is_frontier:
+            jobs.append(_job_of_frontier(path.name.removesuffix(".json"), content, replicas=None))
         if progress is not None:
             progress(number, len(files))
+    if not jobs:
+        raise InputError("holds no frontier files (envplan frontier -o NAME.json)", path=folder)
     return jobs
 
 
-def _is_frontier(file: Path) -> bool:
-    """Whether a JSON file says that it is a frontier."""
-    document = read_json(file)
-    return isinstance(document, dict) and document.get("schema") == FRONTIER_SCHEMA
+@dataclass(frozen=True)
+class _Content:
+    """A JSON file, read once.
+
+    Attributes:
+        path: where it was read.
+        document: its JSON value.
+        sha256: of its content.
+    """
+
+    path: Path
+    document: object
+    sha256: str
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises:
+            InputError: it cannot be read, or is not JSON.
+        """
+        data = read_bounded(path, MAX_DOCUMENT_BYTES)
+        return cls(path, parse_json(data, path), hashlib.sha256(data).hexdigest())
+
+    @property
+    def is_frontier(self) -> bool:
+        """Whether it says that it is a frontier."""
+        return isinstance(self.document, dict) and self.document.get("schema") == FRONTIER_SCHEMA
+
+    def as_frontier(self) -> FrontierFile:
+        """The frontier.
+
+        Raises:
+            InputError: it is none.
+        """
+        return FrontierFile.from_document(self.document, path=self.path)
 
 
 def _read_entries(path: AnyPath) -> list[JobEntry]:
@@ -282,7 +316,7 @@ def _job_of_entry(entry: JobEntry, folder: Path) -> SiteJob:
     """The job of a table; paths start from the file's folder."""
     if entry.frontier is not None:
         path = folder / entry.frontier
-        job = _job_of_frontier(entry.name, path, entry.replicas)
+        job = _job_of_frontier(entry.name, _Content.read(path), entry.replicas)
     else:
         frontier = _trace_profile(entry, folder)
         job = SiteJob(entry.name, frontier, replicas=frontier.job.replicas)
@@ -297,15 +331,14 @@ def _job_of_entry(entry: JobEntry, folder: Path) -> SiteJob:
     )
 
 
-def _job_of_frontier(name: str, path: Path, replicas: int | None) -> SiteJob:
+def _job_of_frontier(name: str, content: _Content, replicas: int | None) -> SiteJob:
     """The job of a frontier file, with as many replicas as it was traced for or as given."""
-    frontier = FrontierFile.load(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    frontier = content.as_frontier()
     return SiteJob(
         name,
         frontier,
-        source=path,
-        sha256=digest,
+        source=content.path,
+        sha256=content.sha256,
         replicas=frontier.job.replicas if replicas is None else replicas,
     )
 
@@ -327,6 +360,16 @@ def _trace_profile(entry: JobEntry, folder: Path) -> FrontierFile:
     plans = distinct(frontier.sample_plans(_NUM_PLANS))
     slower = less_powerful(frontier.sample_plans(_NUM_PLANS, beyond=True), plans[-1])
     return FrontierFile.from_plans(frontier, plans, slower)
+
+
+def read_frontier(path: Path) -> tuple[FrontierFile, str]:
+    """The frontier in a file, and the SHA-256 of that file's content.
+
+    Raises:
+        InputError: it cannot be read, or is none.
+    """
+    content = _Content.read(path)
+    return content.as_frontier(), content.sha256
 
 
 def frontier_sha256(frontier: FrontierFile) -> str:
