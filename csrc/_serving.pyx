@@ -11,9 +11,17 @@ from libcpp.vector cimport vector
 
 import numpy as np
 
+cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
+    cdef cppclass TimeCounts:
+        @staticmethod
+        vector[double] ends()
+        const vector[int64_t]& counts()
+
 cdef extern from "<array>" namespace "std" nogil:
     cdef cppclass array9 "std::array<int64_t, 9>":
         int64_t& operator[](size_t)
+    cdef cppclass times9 "std::array<envplan::serving::TimeCounts, 9>":
+        const TimeCounts& operator[](size_t)
 
 cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
     cdef struct Tables:
@@ -67,9 +75,16 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
         const vector[double]& slot_energy()
         const vector[int64_t]& slot_attained()
         const Counts& counts()
+        const times9& first_token_times()
+        const times9& token_intervals()
         int64_t clock_changes()
         int64_t helped()
         int64_t squashed()
+
+
+def time_bin_ends():
+    """The longest time in each bin of Replay.times, s, float64 (bins,); the last is infinite."""
+    return np.array(TimeCounts.ends(), dtype=np.float64)
 
 
 cdef class Service:
@@ -210,6 +225,17 @@ cdef class Replay:
                 size = self.replay.instances()[k].size
                 counts[size] = counts.get(size, 0) + 1
         return counts
+
+    def times(self):
+        """Counts of times to the first token, and between further ones; see time_bin_ends.
+
+        Returns:
+            Two arrays, int64 (9, bins): by class.
+        """
+        return (
+            np.array([self.replay.first_token_times()[k].counts() for k in range(9)], np.int64),
+            np.array([self.replay.token_intervals()[k].counts() for k in range(9)], np.int64),
+        )
 
     def results(self):
         """Energy (J) and attained requests by slot; counts by class; clock changes; helped; squashed."""

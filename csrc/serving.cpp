@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -29,6 +30,8 @@ constexpr double kLeastSlack = 0.02;  // s
 constexpr double kLeastFree = 0.1;    // of an instance is left by stricter requests
 constexpr double kMemoryBin = 5.0;    // s over which contexts are averaged
 constexpr double kMemoryShare = 0.6;  // of memory that can be filled: contexts come in large pieces
+constexpr double kShortestBin = 1e-4;  // s: the end of the first bin of TimeCounts
+constexpr double kBinGrowth = 1.01;    // from the end of each to that of the next
 constexpr int kLooked = 8;            // prompts whose deadlines a managed clock is held against
 
 struct LaterDeadline {
@@ -319,13 +322,14 @@ void Replay::finish() {
   double until = now_;
   for (int k = 0; k < 10000 && !events_.empty(); ++k) advance(until += options_.slot_s);
   for (const Instance& i : instances_) {
-    for (const Decoding& d : i.decoding) count_finished(d.request, d.first_in_time, false);
-    for (const Piece& piece : i.pieces) count_finished(piece.prompt.request, false, false);
-    for (const Waiting& w : i.waiting) count_finished(w.request, false, false);
+    for (const Decoding& d : i.decoding)
+      count_finished(d.request, d.first_token - requests_.arrival[d.request], kNever);
+    for (const Piece& piece : i.pieces) count_finished(piece.prompt.request, kNever, kNever);
+    for (const Waiting& w : i.waiting) count_finished(w.request, kNever, kNever);
     for (std::size_t k = i.late_begin; k < i.late.size(); ++k)
-      count_finished(i.late[k].request, false, false);
+      count_finished(i.late[k].request, kNever, kNever);
   }
-  for (const int32_t request : stranded_) count_finished(request, false, false);
+  for (const int32_t request : stranded_) count_finished(request, kNever, kNever);
 }
 
 void Replay::handle_event(Instance& i) {
@@ -391,7 +395,7 @@ void Replay::squash_late_prompts(Instance& i) {
     i.queued[level(request)] -= std::max(1, requests_.input[request]);
     i.claimed -= context(request);
     ++squashed_;
-    count_finished(request, false, false);
+    count_finished(request, kNever, kNever);
   }
 }
 
@@ -487,15 +491,13 @@ void Replay::end_prompts(Instance& i) {
 void Replay::first_token(Instance& i, const Piece& piece) {
   const int32_t request = piece.prompt.request;
   const int32_t output = requests_.output[request];
-  const bool in_time =
-      now_ - requests_.arrival[request] <= slos_[requests_.known[request]].ttft_s + kTiny;
   if (output <= 1) {
     i.kv -= context(request);
     i.claimed -= context(request);
-    count_finished(request, in_time, true);
+    count_finished(request, now_ - requests_.arrival[request], 0.0);
     return;
   }
-  i.decoding.push_back({i.progress + output - 1, now_, in_time, request});
+  i.decoding.push_back({i.progress + output - 1, now_, request});
   std::push_heap(i.decoding.begin(), i.decoding.end(), LaterLeave());
 }
 
@@ -507,14 +509,31 @@ void Replay::end_decoding(Instance& i) {
     const int32_t request = gone.request, output = requests_.output[request];
     i.kv -= context(request);
     i.claimed -= context(request);
-    const double apart = (now_ - gone.first_token) / (output - 1);
-    count_finished(request, gone.first_in_time,
-                   apart <= slos_[requests_.known[request]].tbt_s + kTiny);
+    count_finished(request, gone.first_token - requests_.arrival[request],
+                   (now_ - gone.first_token) / (output - 1));
   }
 }
 
-void Replay::count_finished(int32_t request, bool first_ok, bool tokens_ok) {
+std::vector<double> TimeCounts::ends() {
+  std::vector<double> ends(kBins);
+  for (std::size_t k = 0; k < kBins; ++k)
+    ends[k] = kShortestBin * std::pow(kBinGrowth, static_cast<double>(k));
+  ends.back() = std::numeric_limits<double>::infinity();
+  return ends;
+}
+
+void TimeCounts::add(double seconds) {
+  static const double growth = std::log(kBinGrowth);
+  const double bins_up = std::log(std::max(seconds, kShortestBin) / kShortestBin) / growth;
+  ++counts_[static_cast<std::size_t>(std::min(std::ceil(bins_up - kTiny), kBins - 1.0))];
+}
+
+void Replay::count_finished(int32_t request, double first_token_s, double token_interval_s) {
   const uint8_t klass = requests_.known[request];
+  const bool first_ok = first_token_s <= slos_[klass].ttft_s + kTiny;
+  const bool tokens_ok = token_interval_s <= slos_[klass].tbt_s + kTiny;
+  first_token_times_[klass].add(first_token_s);
+  token_intervals_[klass].add(token_interval_s);
   ++counts_.requests[klass];
   counts_.first_in_time[klass] += first_ok;
   counts_.tokens_in_time[klass] += tokens_ok;

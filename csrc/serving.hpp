@@ -132,6 +132,21 @@ struct Counts {  // by class; requests that arrived and are finished or given up
   int64_t attained[kClasses];
 };
 
+// How often a time was how long. The ends of the bins grow by 1%, so a quantile of what was counted
+// is known that well. The last bin is for what took longer than all others, or never came.
+class TimeCounts {
+ public:
+  TimeCounts() : counts_(kBins) {}
+  // The longest time of each bin, s; that of the last one is infinite.
+  static std::vector<double> ends();
+  void add(double seconds);
+  const std::vector<int64_t>& counts() const { return counts_; }
+
+ private:
+  static constexpr std::size_t kBins = 2085;  // up to a day
+  std::vector<int64_t> counts_;
+};
+
 // One instance. Phases: what it does until `next`.
 enum class Phase : uint8_t { kStarting, kIdle, kStepping, kPrompts, kGone };
 
@@ -144,7 +159,6 @@ struct Waiting {  // a prompt, or the rest of one
 struct Decoding {
   double leaves;       // progress of the instance at its last token
   double first_token;  // when that came
-  bool first_in_time;  // whether that met the SLO
   int32_t request;
 };
 
@@ -198,6 +212,9 @@ class Replay {
   const std::vector<double>& slot_energy() const { return slot_energy_; }
   const std::vector<int64_t>& slot_attained() const { return slot_attained_; }
   const Counts& counts() const { return counts_; }
+  // Times to the first token, and mean times between further ones, of requests by class.
+  const std::array<TimeCounts, kClasses>& first_token_times() const { return first_token_times_; }
+  const std::array<TimeCounts, kClasses>& token_intervals() const { return token_intervals_; }
   int64_t clock_changes() const { return clock_changes_; }
   int64_t helped() const { return helped_; }
   int64_t squashed() const { return squashed_; }
@@ -240,7 +257,8 @@ class Replay {
   double wait_at(const Instance& i, int32_t request, Estimate& estimate) const;
   int32_t best_of(int32_t pool, int32_t request, double* wait) const;
   void first_token(Instance& i, const Piece& piece);
-  void count_finished(int32_t request, bool first_ok, bool tokens_ok);
+  // Counts a request that is over; both times are infinite where tokens never came.
+  void count_finished(int32_t request, double first_token_s, double token_interval_s);
 
   const Service& service_;
   const Requests& requests_;
@@ -262,6 +280,7 @@ class Replay {
   std::vector<double> slot_energy_;
   std::vector<int64_t> slot_attained_;
   Counts counts_{};
+  std::array<TimeCounts, kClasses> first_token_times_, token_intervals_;
   int64_t clock_changes_ = 0, helped_ = 0, squashed_ = 0;
 };
 

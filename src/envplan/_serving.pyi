@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+def time_bin_ends() -> npt.NDArray[np.float64]: ...
+
 class Service:
     def __init__(
         self,
@@ -44,6 +46,7 @@ class Replay:
     def finish(self) -> None: ...
     def instances(self) -> list[tuple[int, int, int, int, bool, int]]: ...
     def gpus(self) -> dict[int, int]: ...
+    def times(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     def results(
         self,
     ) -> tuple[

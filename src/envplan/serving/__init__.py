@@ -2,8 +2,7 @@
 
 After DynamoLLM (Stojkovic et al., HPCA 2025): requests fall into nine classes, an instance of a
 model runs on 2, 4 or 8 GPUs at some clock, and the fleet that meets every SLO with the least power
-is looked for, for one load (`exact_plan`, `hierarchical_plan`) or along a trace of requests
-(`simulate`).
+is looked for, for one load (`plan_fleet`) or along a trace of requests (`simulate`).
 
 Enters: a serving profile, loads or traces. Leaves: fleets, replays of fleets, frequency plans.
 Pictures, checks and the command line may import it.
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from envplan.serving.apply import ServingApplied, apply_serving_plan
     from envplan.serving.classes import CLASSES, Slo
     from envplan.serving.exact_planner import exact_plan
+    from envplan.serving.fleet_planning import Planning, plan_fleet
     from envplan.serving.hierarchical_planner import hierarchical_plan
     from envplan.serving.hold import hold_clocks
     from envplan.serving.plan import ServingPlan
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLASSES",
+    "Planning",
     "ServingApplied",
     "ServingPlan",
     "ServingProfile",
@@ -41,12 +42,14 @@ __all__ = [
     "exact_plan",
     "hierarchical_plan",
     "hold_clocks",
+    "plan_fleet",
     "simulate",
 ]
 
 #: The module that defines each name, as in the imports above.
 _HOME: Final = {
     "CLASSES": "classes",
+    "Planning": "fleet_planning",
     "ServingApplied": "apply",
     "ServingPlan": "plan",
     "ServingProfile": "profile",
@@ -59,6 +62,7 @@ _HOME: Final = {
     "exact_plan": "exact_planner",
     "hierarchical_plan": "hierarchical_planner",
     "hold_clocks": "hold",
+    "plan_fleet": "fleet_planning",
     "simulate": "replay",
 }
 

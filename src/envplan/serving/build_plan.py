@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 
 from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.plan import (
     Baseline,
     Group,
+    OneClockFleet,
     Pool,
     Predicted,
     ProfileReference,
     Served,
     ServingPlan,
 )
+from envplan.serving.plan_replay import PlanReplay
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import ServingProfile
 from envplan.serving.steady_state import LoadCurve
@@ -104,14 +107,49 @@ def build_plan(
     return plan
 
 
+def with_replay(
+    plan: ServingPlan,
+    replay: PlanReplay,
+    slo_quantile_percent: float,
+    one_clock: Sequence[OneClockFleet],
+) -> ServingPlan:
+    """The plan with what its replay showed in place of what its load curves say.
+
+    Args:
+        plan: as a planner made it.
+        replay: of its pools.
+        slo_quantile_percent: percent of requests that had to meet their SLOs.
+        one_clock: other fleets for the same loads.
+    """
+    pools = []
+    for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
+        groups = []
+        for group, replayed in zip(pool.groups, replayed_groups, strict=True):
+            groups.append(group.model_copy(update=asdict(replayed)))
+        pools.append(pool.model_copy(update={"groups": groups}))
+    request = plan.request.model_copy(update={"slo_quantile_percent": slo_quantile_percent})
+    stated = plan.predicted
+    predicted = _predicted_of(pools, stated.baseline, stated.power_lower_bound_w)
+    shown = {"attainment_by_class": replay.attainment_by_class, "one_clock": list(one_clock)}
+    predicted = predicted.model_copy(update=shown)
+    return plan.model_copy(update={"request": request, "pools": pools, "predicted": predicted})
+
+
 def _predict(
     profile: ServingProfile,
     request: PlanRequest,
     pools: Sequence[Pool],
     power_lower_bound_w: float | None,
 ) -> Predicted:
-    power_w = sum(pool.power_w for pool in pools)
     baseline = _baseline(profile, request.loads_tokens_s)
+    return _predicted_of(pools, baseline, power_lower_bound_w)
+
+
+def _predicted_of(
+    pools: Sequence[Pool], baseline: Baseline | None, power_lower_bound_w: float | None
+) -> Predicted:
+    """The figures of some pools, beside a baseline and a bound."""
+    power_w = sum(pool.power_w for pool in pools)
     gap = savings_percent = None
     if power_lower_bound_w is not None:
         gap = max(0.0, power_w / power_lower_bound_w - 1) if power_lower_bound_w else 0.0

@@ -34,6 +34,7 @@ from envplan.serving.hierarchical_planner import hierarchical_pools
 from envplan.serving.plan import Pool, ServingPlan
 from envplan.serving.plan_request import PlanRequest, too_few_gpus
 from envplan.serving.profile import ServingProfile
+from envplan.serving.replayed_curves import Promise
 from envplan.serving.steady_state import LoadCurve, Segment
 
 #: Seconds that the solver has.
@@ -148,17 +149,31 @@ class PoolSite(NamedTuple):
 
 def pool_sites(profile: ServingProfile, request: PlanRequest) -> Iterator[PoolSite]:
     """The pools that a fleet might have: for each class and each SLO that makes a difference."""
+    segments_of_class: dict[str, list[list[CurveSegment]]] = {}
+    for promise in possible_promises(request):
+        earlier_segments = segments_of_class.setdefault(promise.request_class, [])
+        segments = _segments_within(profile, promise.request_class, promise.slo)
+        # A looser SLO that leaves no more loads adds nothing.
+        if segments and segments not in earlier_segments:
+            earlier_segments.append(segments)
+            yield PoolSite(promise.request_class, _guests(promise, request), segments)
+
+
+def possible_promises(request: PlanRequest) -> Iterator[Promise]:
+    """The SLOs that pools of a fleet might promise, by class, the strictest first."""
     pool_classes = CLASSES if request.merge else tuple(request.slos)
     for pool_class in pool_classes:
         slos = _slos_of_guests(pool_class, request)
-        earlier_segments: list[list[CurveSegment]] = []
-        for promised in _possible_promises(slos.values()):
-            served = [name for name, slo in slos.items() if promised.covers(slo)]
-            segments = _segments_within(profile, pool_class, promised)
-            # A looser SLO that leaves no more loads adds nothing.
-            if served and segments and segments not in earlier_segments:
-                earlier_segments.append(segments)
-                yield PoolSite(pool_class, served, segments)
+        for slo in _strictest_of_some(slos.values()):
+            promise = Promise(pool_class, slo)
+            if _guests(promise, request):
+                yield promise
+
+
+def _guests(promise: Promise, request: PlanRequest) -> list[str]:
+    """The requested classes that may be sent to a class's pool that promises an SLO."""
+    slos = _slos_of_guests(promise.request_class, request)
+    return [name for name, slo in slos.items() if promise.slo.covers(slo)]
 
 
 def _slos_of_guests(pool_class: str, request: PlanRequest) -> dict[str, Slo]:
@@ -170,7 +185,7 @@ def _slos_of_guests(pool_class: str, request: PlanRequest) -> dict[str, Slo]:
     }
 
 
-def _possible_promises(slos: Iterable[Slo]) -> list[Slo]:
+def _strictest_of_some(slos: Iterable[Slo]) -> list[Slo]:
     """Every SLO that is the strictest of some of these, the strictest of all first."""
     objectives = list(slos)
     ttfts_s = {slo.ttft_s for slo in objectives}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from envplan._serving import Replay
+from envplan._serving import Replay, time_bin_ends
 from envplan.serving.classes import CLASSES, FloatArray, Slo, host_classes, serves
 from envplan.serving.fleet import Fleet
 from envplan.serving.observed_trace import ObservedTrace
@@ -63,8 +64,37 @@ class RequestCounts(NamedTuple):
     attained: int
 
 
-class EngineResults(NamedTuple):
-    """Results of a replay, in the engine's order (csrc/_serving.pyx).
+@dataclass(frozen=True, eq=False)
+class TimeCounts:
+    """How often requests took how long.
+
+    Attributes:
+        counts: requests in each of the engine's bins, whose ends grow by 1%, (bins,). The last bin
+            is for what never came.
+    """
+
+    counts: npt.NDArray[np.int64]
+
+    @classmethod
+    def none(cls) -> Self:
+        """Of no requests."""
+        return cls(np.zeros(len(time_bin_ends()), np.int64))
+
+    def quantile_s(self, share: float) -> float:
+        """The time that so large a share of requests does not exceed, s, rounded up by 1% at most.
+
+        Infinite where too many never got there, and 0 where there are no requests.
+        """
+        total = int(self.counts.sum())
+        if not total:
+            return 0.0
+        ranked = np.cumsum(self.counts)
+        return float(time_bin_ends()[np.searchsorted(ranked, share * total)])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EngineResults:
+    """Results of a replay.
 
     Attributes:
         slot_energy_j: energy of all instances, by slot.
@@ -73,6 +103,8 @@ class EngineResults(NamedTuple):
         clock_changes: of instances.
         helped: requests that another pool took because they would have been late in their own.
         squashed: requests given up because they waited too long.
+        first_token_times: of all requests.
+        token_intervals: mean time between further tokens, of all requests.
     """
 
     slot_energy_j: FloatArray
@@ -81,6 +113,8 @@ class EngineResults(NamedTuple):
     clock_changes: int
     helped: int
     squashed: int
+    first_token_times: TimeCounts
+    token_intervals: TimeCounts
 
     def counts_of_class(self, class_index: int) -> RequestCounts:
         """Numbers of the requests of a class."""
@@ -174,7 +208,18 @@ class FleetController:
     def finish(self) -> EngineResults:
         """Serve what is left after the trace."""
         self._engine.finish()
-        return EngineResults(*self._engine.results())
+        energy_j, attained, counts, clock_changes, helped, squashed = self._engine.results()
+        first_token_counts, interval_counts = self._engine.times()
+        return EngineResults(
+            slot_energy_j=energy_j,
+            slot_attained=attained,
+            counts=counts,
+            clock_changes=clock_changes,
+            helped=helped,
+            squashed=squashed,
+            first_token_times=TimeCounts(first_token_counts.sum(axis=0)),
+            token_intervals=TimeCounts(interval_counts.sum(axis=0)),
+        )
 
     def _start(self, start: InstanceStart, ready_s: float) -> None:
         self._engine.start(start.pool, start.size, start.clock, start.dynamic_clock, ready_s)

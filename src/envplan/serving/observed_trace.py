@@ -107,7 +107,7 @@ class ObservedTrace:
             lengths.output_tokens,
             self.trace.class_index,
             self.predicted_class,
-            tables=[performance[configuration].engine_tables() for configuration in configurations],
+            tables=[performance[configuration].engine_tables for configuration in configurations],
             sizes=sizes,
             slos=slos,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -114,6 +115,7 @@ class InstancePerformance:
         """Power of decode steps with so many requests, at least one, W."""
         return np.asarray(np.interp(np.maximum(batch_size, 1.0), self.batch_sizes, self.step_w))
 
+    @cached_property
     def engine_tables(self) -> EngineTables:
         """The same by whole requests and every few tokens, for the compiled replay."""
         batch_sizes = np.arange(int(self.max_batch) + 1, dtype=np.float64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -18,6 +19,8 @@ from envplan._io.words import counted
 from envplan.errors import InputError
 from envplan.serving.builtin import builtin_profiles
 from envplan.serving.classes import CLASSES, ClassName, Positive, Slo, serves
+from envplan.serving.performance import Configuration
+from envplan.serving.plan_replay import replay_plan
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import ServingProfile
 from envplan.serving.steady_state import CurveKey
@@ -28,6 +31,7 @@ _TOLERANCE: Final = 1e-6
 _NEGLIGIBLE: Final = 2e-3
 
 Amount = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Served(Model):
@@ -53,6 +57,8 @@ class Group(Model):
         power_w: of each.
         ttft_s: time to first token at that load.
         tbt_s: time between tokens at that load.
+        attainment: share of their requests that meet their SLOs at least, when they are replayed;
+            None where they were not.
     """
 
     tp: Count
@@ -61,7 +67,8 @@ class Group(Model):
     load_tokens_s: Amount
     power_w: Amount
     ttft_s: Positive
-    tbt_s: Positive
+    tbt_s: Amount
+    attainment: Share | None = None
 
     @property
     def gpus(self) -> int:
@@ -119,6 +126,20 @@ class Baseline(Model):
     power_w: Amount
 
 
+class OneClockFleet(Model):
+    """The best fleet for the same loads and GPUs whose instances all run at one clock.
+
+    Attributes:
+        frequency_mhz: the clock.
+        gpus: in use.
+        power_w: of all instances, by their load curves.
+    """
+
+    frequency_mhz: Count
+    gpus: Count
+    power_w: Amount
+
+
 class Predicted(Model):
     """Power and GPUs of a plan, by its profile.
 
@@ -129,6 +150,10 @@ class Predicted(Model):
         gap: how far power_w lies above that, as a fraction of it.
         baseline: the same loads on TP8 at maximum frequency; None where that cannot serve them.
         savings_percent: power saved against the baseline.
+        attainment_by_class: share of the requests of each class that meet their SLOs at least, when
+            the plan is replayed; None where it was not.
+        one_clock: the best fleets within the same GPUs at one clock each, clocks ascending; clocks
+            that cannot serve the loads are left out. None where the plan was not replayed.
     """
 
     gpus: Count
@@ -137,6 +162,8 @@ class Predicted(Model):
     gap: Amount | None
     baseline: Baseline | None
     savings_percent: float | None
+    attainment_by_class: dict[ClassName, Share] | None = None
+    one_clock: list[OneClockFleet] | None = None
 
 
 class ServingPlan(Document):
@@ -162,6 +189,11 @@ class ServingPlan(Document):
     def gpus(self) -> int:
         """GPUs in use."""
         return self.predicted.gpus
+
+    @property
+    def was_replayed(self) -> bool:
+        """Whether its figures are those of a replay, rather than of load curves."""
+        return self.request.slo_quantile_percent is not None
 
     def find_profile(self, path_or_name: str | None = None) -> ServingProfile:
         """The profile that the plan was made from, changed since or not.
@@ -205,8 +237,11 @@ class ServingPlan(Document):
         if problem is not None:
             raise InputError(problem)
         loads = self.request.loads_tokens_s
+        how = "by the profile's queueing model, not replayed"
+        if self.was_replayed:
+            how = f"when replayed, at least {self.request.slo_quantile_percent:g}% of requests"
         return [
-            f"served, all within their SLOs by the profile: {counted(len(loads), 'class')} with "
+            f"served within their SLOs, {how}: {counted(len(loads), 'class')} with "
             f"{sum(loads.values()):g} tokens/s",
             f"GPUs: {self.gpus} of {self.request.gpus}, drawing {self.power:.6g} W",
         ]
@@ -216,8 +251,11 @@ def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
     """Everything in a plan that its profile contradicts, pool by pool, then its sums."""
     for pool in plan.pools:
         yield from _problems_of_classes(pool, plan.request)
-        yield from _problems_of_groups(pool, profile)
+        if not plan.was_replayed:
+            yield from _problems_by_curves(pool, profile)
         yield from _problems_of_load(pool, profile)
+    if plan.was_replayed:
+        yield from _problems_of_replay(plan, profile)
     yield from _problems_of_sums(plan)
 
 
@@ -230,8 +268,8 @@ def _problems_of_classes(pool: Pool, request: PlanRequest) -> Iterator[str]:
             yield f"pool {pool.request_class} does not promise what {name} needs"
 
 
-def _problems_of_groups(pool: Pool, profile: ServingProfile) -> Iterator[str]:
-    """Instances that miss the pool's SLO, or draw another power than stated."""
+def _problems_by_curves(pool: Pool, profile: ServingProfile) -> Iterator[str]:
+    """Instances that miss the pool's SLO, or draw another power than stated, by load curves."""
     for group in pool.groups:
         group_name = f"pool {pool.request_class}, {group}"
         key = CurveKey(pool.request_class, group.tp, group.frequency_mhz)
@@ -242,6 +280,33 @@ def _problems_of_groups(pool: Pool, profile: ServingProfile) -> Iterator[str]:
             yield f"{group_name}: {group.load_tokens_s:g} tokens/s violate the SLO"
         elif not _is_close(curve.power_at(group.load_tokens_s), group.power_w):
             yield f"{group_name}: draws another power than the plan states"
+
+
+def _problems_of_replay(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
+    """Figures that a replay does not show again, and requests that meet their SLOs too seldom."""
+    for pool in plan.pools:
+        for group in pool.groups:
+            if Configuration(group.tp, group.frequency_mhz) not in profile.performance:
+                yield f"pool {pool.request_class}, {group}: the profile has no such configuration"
+                return
+    replay = replay_plan(profile.with_slos(plan.request.slos), plan.pools)
+    for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
+        for group, replayed in zip(pool.groups, replayed_groups, strict=True):
+            for name, value in asdict(replayed).items():
+                stated = getattr(group, name)
+                if stated is None or not _is_close(value, stated):
+                    yield (
+                        f"pool {pool.request_class}, {group}: {name} is {value:g} when it is "
+                        f"replayed, not {stated} as stated"
+                    )
+    if replay.attainment_by_class != plan.predicted.attainment_by_class:
+        yield "attainment_by_class is not what a replay shows"
+    quantile = plan.request.slo_quantile_percent or 0.0
+    if replay.attainment < quantile / 100:
+        yield (
+            f"{100 * replay.attainment:.2f}% of requests meet their SLOs when the plan is "
+            f"replayed, less than the {quantile:g}% that it states"
+        )
 
 
 def _problems_of_load(pool: Pool, profile: ServingProfile) -> Iterator[str]:

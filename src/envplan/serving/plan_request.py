@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, Self
+from typing import Annotated, Final, Self
+
+from pydantic import Field
 
 from envplan._io.documents import Count, Model
 from envplan.errors import InputError, NoAnswerError
@@ -14,6 +16,8 @@ from envplan.serving.profile import ServingProfile
 #: apart.
 _MIN_LOAD: Final = 0.01
 _MAX_LOAD: Final = 1e9
+#: Percent of requests whose SLOs a plan must meet, unless it is told otherwise.
+SLO_QUANTILE_PERCENT: Final = 99.0
 
 
 class PlanRequest(Model):
@@ -25,6 +29,8 @@ class PlanRequest(Model):
         slos: by class.
         merge: whether a class may be served by a higher one's pool.
         one_frequency: whether all instances of a pool with the same TP run at one clock.
+        slo_quantile_percent: percent of requests that meet their SLOs when the plan is replayed;
+            None where it was not replayed, as plans of envplan 0.1 were not.
     """
 
     gpus: Count
@@ -32,6 +38,7 @@ class PlanRequest(Model):
     slos: dict[ClassName, Slo]
     merge: bool
     one_frequency: bool
+    slo_quantile_percent: Annotated[float, Field(gt=0, lt=100)] | None = None
 
     @classmethod
     def create(

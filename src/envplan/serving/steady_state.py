@@ -11,7 +11,7 @@ for Poisson numbers of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -181,6 +181,8 @@ class LoadCurve:
         power_w: power of the instance at these loads, (n,).
         ttft_s: time to first token, (n,); never falls.
         tbt_s: time between tokens, (n,); never falls.
+        max_load_by_slo: the highest load at which it meets an SLO, where a replay showed it; for
+            other SLOs it follows from ttft_s and tbt_s.
     """
 
     request_class: str
@@ -190,6 +192,7 @@ class LoadCurve:
     power_w: FloatArray
     ttft_s: FloatArray
     tbt_s: FloatArray
+    max_load_by_slo: Mapping[Slo, float] = field(default_factory=dict)
 
     @property
     def max_load(self) -> float:
@@ -209,6 +212,8 @@ class LoadCurve:
 
     def meets(self, slo: Slo, load_tokens_s: float) -> bool:
         """Whether it carries a load within the SLO."""
+        if slo in self.max_load_by_slo:
+            return load_tokens_s <= self.max_load_by_slo[slo] * _SLO_ROUNDING
         latencies = self.latencies_at(load_tokens_s)
         return (
             load_tokens_s <= self.max_load
@@ -218,6 +223,8 @@ class LoadCurve:
 
     def capacity(self, slo: Slo) -> float:
         """The highest load at which it meets the SLO, tokens/s; 0 if at none."""
+        if slo in self.max_load_by_slo:
+            return self.max_load_by_slo[slo]
         return min(
             self._max_load_within(self.ttft_s, slo.ttft_s),
             self._max_load_within(self.tbt_s, slo.tbt_s),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,15 +19,15 @@ from envplan.cli.tables import table_columns
 from envplan.cli.types import OPTIONAL_FILE, OutputFile, either, one_of, parser_of, quantity
 from envplan.errors import InputError
 from envplan.quantities import NUMBER, TIME
+from envplan.serving.plan_replay import NUM_DRAWS
+from envplan.serving.plan_request import SLO_QUANTILE_PERCENT
 from envplan.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from envplan.serving.plan import Group, Pool, ServingPlan
+    from envplan.serving.plan import Group, Pool, Predicted, ServingPlan
 
 _LOAD_FORM: Final = "CLASS=TOKENS/S, as in SS=2000,LL=500"
 _PLANNERS: Final = ("exact", "hierarchical")
-#: A certified gap up to this is due to rounding.
-_OPTIMAL_GAP: Final = 1e-5
 
 
 class ClassLoad(NamedTuple):
@@ -92,6 +93,15 @@ def solve(
             help="One clock for a pool's instances with the same TP.",
         ),
     ] = False,
+    slo_quantile: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=FLEET,
+            metavar="PERCENT",
+            help="Share of requests that must meet their SLOs when the plan is replayed.",
+            parser=quantity(NUMBER.within(1, 99.99)),
+        ),
+    ] = SLO_QUANTILE_PERCENT,
     time_limit: Annotated[
         float,
         typer.Option(
@@ -114,7 +124,7 @@ def solve(
         ),
     ] = Path("serving-plan.json"),
 ) -> None:
-    """Find the fleet of least power that keeps its SLOs.
+    """Find the fleet of least power that keeps its SLOs when it is replayed.
 
     \b
     Example:
@@ -122,24 +132,20 @@ def solve(
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
     from envplan.plotting.serving import plan_figure
-    from envplan.serving.exact_planner import exact_plan
-    from envplan.serving.hierarchical_planner import hierarchical_plan
+    from envplan.serving.fleet_planning import Planning, plan_fleet
 
     loads = _loads_by_class(load or [])
     if planner == "hierarchical" and one_frequency:
         raise InputError("--one-frequency goes with planner exact, not hierarchical")
-    with progress("looking for the least power"):
-        if planner == "hierarchical":
-            plan = hierarchical_plan(service.serving_profile, loads, gpus, merge=not no_merge)
-        else:
-            plan = exact_plan(
-                service.serving_profile,
-                loads,
-                gpus,
-                merge=not no_merge,
-                one_frequency=one_frequency,
-                time_limit=time_limit,
-            )
+    planning = Planning(
+        planner=planner,
+        merge=not no_merge,
+        one_frequency=one_frequency,
+        time_limit=time_limit,
+        slo_quantile=slo_quantile,
+    )
+    with progress("replaying instances at rising loads") as work:
+        plan = plan_fleet(service.serving_profile, loads, gpus, planning, work.items)
     plan.save(output)
     ui.draw(plot, lambda: plan_figure(plan))
     ui.answer(
@@ -164,7 +170,10 @@ def _loads_by_class(loads: Sequence[Loads]) -> dict[str, float]:
 
 def _print(plan: ServingPlan) -> None:
     """A row for each group of instances; then what the fleet draws and saves."""
-    headers = ("classes", "pool", "instances", "on", "MHz", "tokens/s", "W", "TTFT (s)", "TBT (s)")
+    headers = (
+        *("classes", "pool", "instances", "on", "MHz", "tokens/s", "W"),
+        *("TTFT (s)", "TBT (s)", "in SLO (%)"),
+    )
     rows = []
     for pool in plan.pools:
         rows += [_group_cells(pool, group) for group in pool.groups]
@@ -173,17 +182,61 @@ def _print(plan: ServingPlan) -> None:
     predicted = plan.predicted
     ui.say(f"{predicted.gpus} of {plan.request.gpus} GPUs, {predicted.power_w:.6g} W in all")
     if predicted.gap is not None:
-        optimal = predicted.gap <= _OPTIMAL_GAP
-        proved = "proved optimal" if optimal else "the best found in time"
-        ui.say(f"{proved}, certified gap {100 * predicted.gap:.4f}%")
+        ui.say(
+            f"certified gap {100 * predicted.gap:.4f}%: no fleet draws less than "
+            f"{predicted.power_lower_bound_w:.6g} W by the load curves of single instances"
+        )
     elif plan.planner == "exact":
         ui.say("the best found in time, with no proof of how near to the optimum it is")
+    _print_attainment(plan)
+    _print_one_clock_fleets(predicted, plan.request.gpus)
     baseline = predicted.baseline
     if baseline is not None and predicted.savings_percent is not None:
         ui.say(
-            f"at maximum frequency on the highest TP: {baseline.gpus} GPUs, "
+            f"at maximum frequency on the highest TP: {_of_given(baseline.gpus, plan)}, "
             f"{baseline.power_w:.6g} W; saved {predicted.savings_percent:.1f}%"
         )
+
+
+def _of_given(gpus: int, plan: ServingPlan) -> str:
+    """So many GPUs, and whether there are as many."""
+    more = gpus - plan.request.gpus
+    return f"{gpus} GPUs" + (f" ({more} more than there are)" if more > 0 else "")
+
+
+def _print_attainment(plan: ServingPlan) -> None:
+    """How many requests of each class met their SLOs when the plan was replayed."""
+    by_class = plan.predicted.attainment_by_class
+    if by_class is None:
+        return
+    shares = ", ".join(f"{name} {_percent_down(share)}%" for name, share in by_class.items())
+    ui.say(
+        f"within their SLOs in {NUM_DRAWS} replays, at least: {shares} (Poisson arrivals, requests "
+        "of mean lengths)"
+    )
+
+
+def _print_one_clock_fleets(predicted: Predicted, gpus: int) -> None:
+    """The best fleets at the highest clock and at one lower clock, and what the plan saves."""
+    fleets = predicted.one_clock
+    if not fleets:
+        return
+    *lower, highest = fleets
+    shown = [("the highest clock", highest)]
+    if lower:
+        best = min(lower, key=lambda fleet: fleet.power_w)
+        shown.append(("one lower clock", best))
+    for name, fleet in shown:
+        saved_percent = 100 * (1 - predicted.power_w / fleet.power_w) if fleet.power_w else 0.0
+        ui.say(
+            f"the best fleet on up to {gpus} GPUs at {name}, {fleet.frequency_mhz} MHz: "
+            f"{fleet.gpus} GPUs, {fleet.power_w:.6g} W; saved {saved_percent:.1f}%"
+        )
+
+
+def _percent_down(share: float) -> str:
+    """A share in percent, rounded down: no more is promised than was seen."""
+    return f"{math.floor(1e4 * share) / 100:.2f}"
 
 
 def _group_cells(pool: Pool, group: Group) -> list[str]:
@@ -198,4 +251,5 @@ def _group_cells(pool: Pool, group: Group) -> list[str]:
         f"{group.power_w:.0f}",
         f"{group.ttft_s:.3f}",
         f"{group.tbt_s:.3f}",
+        "-" if group.attainment is None else _percent_down(group.attainment),
     ]

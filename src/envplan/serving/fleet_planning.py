@@ -1,0 +1,136 @@
+"""A fleet for steady loads whose plan was replayed before it is stated.
+
+Plans are made from load curves that replays of single instances show. Then every group of instances
+of the plan is replayed with all that comes to it. Where that meets its SLOs too seldom, such
+instances are given less load, and the fleet is planned again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.serving.build_plan import with_replay
+from envplan.serving.exact_planner import TIME_LIMIT_S, exact_plan, possible_promises
+from envplan.serving.hierarchical_planner import hierarchical_plan
+from envplan.serving.plan import OneClockFleet, ServingPlan
+from envplan.serving.plan_replay import PlanReplay, replay_plan
+from envplan.serving.plan_request import SLO_QUANTILE_PERCENT, PlanRequest
+from envplan.serving.profile import ServingProfile
+from envplan.serving.replayed_curves import replay_curves
+from envplan.serving.steady_state import CurveKey
+
+PLANNERS: Final = ("exact", "hierarchical")
+
+_MAX_ROUNDS: Final = 12
+#: Share of its highest load that an instance keeps, once its group met its SLOs too seldom.
+_KEPT_LOAD: Final = 0.97
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning:
+    """How a fleet is planned.
+
+    Attributes:
+        planner: one of PLANNERS.
+        merge: whether classes may be served by higher ones' pools.
+        one_frequency: all instances of a pool with the same TP run at one clock; only the exact
+            planner knows this.
+        time_limit: s, for the solver of the exact planner.
+        slo_quantile: percent of requests that must meet their SLOs.
+    """
+
+    planner: str = "exact"
+    merge: bool = True
+    one_frequency: bool = False
+    time_limit: float = TIME_LIMIT_S
+    slo_quantile: float = SLO_QUANTILE_PERCENT
+
+    def plan(self, profile: ServingProfile, loads: Mapping[str, float], gpus: int) -> ServingPlan:
+        """The plan that a profile's curves allow; raises as the planners do."""
+        if self.planner == "hierarchical":
+            return hierarchical_plan(profile, loads, gpus, merge=self.merge)
+        return exact_plan(
+            profile,
+            loads,
+            gpus,
+            merge=self.merge,
+            one_frequency=self.one_frequency,
+            time_limit=self.time_limit,
+        )
+
+
+def plan_fleet(
+    profile: ServingProfile,
+    loads: Mapping[str, float],
+    gpus: int,
+    planning: Planning | None = None,
+    progress: Callable[[int, int], None] = lambda done, count: None,
+) -> ServingPlan:
+    """The fleet of least power that keeps its SLOs when it is replayed.
+
+    Args:
+        profile: with the SLOs to be met.
+        loads: tokens/s by class.
+        gpus: at most.
+        planning: default: Planning().
+        progress: told how many load curves were replayed, of how many.
+
+    Raises:
+        InputError: no load, no GPU, or an unknown class or planner.
+        NoAnswerError: the loads cannot be served; says which class and by how much.
+    """
+    planning = planning or Planning()
+    if planning.planner not in PLANNERS:
+        raise InputError(f"there is no planner {planning.planner!r}; take one of {PLANNERS}")
+    request = PlanRequest.create(profile, loads, gpus, merge=planning.merge)
+    max_late_share = 1 - planning.slo_quantile / 100
+    replayed = replay_curves(profile, possible_promises(request), max_late_share, progress)
+    for _ in range(_MAX_ROUNDS):
+        plan = planning.plan(replayed, loads, gpus)
+        replay = replay_plan(profile, plan.pools)
+        if replay.attainment >= 1 - max_late_share:
+            one_clock = list(_fleets_at_one_clock(replayed, loads, gpus, planning))
+            return with_replay(plan, replay, planning.slo_quantile, one_clock)
+        replayed = _relieved(replayed, plan, replay, 1 - max_late_share)
+    raise NoAnswerError(
+        f"no plan met the SLOs of {planning.slo_quantile:g}% of requests when it was replayed; ask "
+        "for less with --slo-quantile, or keep classes apart with --no-merge"
+    )
+
+
+def _fleets_at_one_clock(
+    profile: ServingProfile, loads: Mapping[str, float], gpus: int, planning: Planning
+) -> Iterator[OneClockFleet]:
+    """The best fleet at each clock, clocks ascending, for clocks that can serve the loads."""
+    for clock_mhz in sorted({key.frequency_mhz for key in profile.curves}):
+        curves = {
+            key: curve for key, curve in profile.curves.items() if key.frequency_mhz == clock_mhz
+        }
+        with suppress(NoAnswerError):
+            plan = planning.plan(replace(profile, curves=curves), loads, gpus)
+            yield OneClockFleet(frequency_mhz=clock_mhz, gpus=plan.gpus, power_w=plan.power)
+
+
+def _relieved(
+    profile: ServingProfile, plan: ServingPlan, replay: PlanReplay, attainment: float
+) -> ServingProfile:
+    """The profile with less load for the instances of groups that met their SLOs too seldom."""
+    curves = dict(profile.curves)
+    for key in set(_overloaded(plan, replay, attainment)):
+        curve = curves[key]
+        less = {slo: _KEPT_LOAD * load for slo, load in curve.max_load_by_slo.items()}
+        curves[key] = replace(curve, max_load_by_slo=less)
+    return replace(profile, curves=curves)
+
+
+def _overloaded(plan: ServingPlan, replay: PlanReplay, attainment: float) -> Iterator[CurveKey]:
+    """The curves of groups whose own attainment, or that of a class they serve, is too low."""
+    too_low = {name for name, kept in replay.attainment_by_class.items() if kept < attainment}
+    for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
+        for group, replayed in zip(pool.groups, replayed_groups, strict=True):
+            if replayed.attainment < attainment or too_low.intersection(pool.classes):
+                yield CurveKey(pool.request_class, group.tp, group.frequency_mhz)

@@ -1,0 +1,173 @@
+"""Alike instances replayed under steady loads: what they attain, and what they draw.
+
+Requests of each class come as a Poisson process and have the class's mean lengths. A router spreads
+them over the instances, as in the replay of traces (csrc/serving.hpp), which this is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from envplan.serving.classes import CLASSES, FloatArray, Slo
+from envplan.serving.fleet import Fleet, PoolSpec
+from envplan.serving.fleet_controller import FleetController, TimeCounts
+from envplan.serving.observed_trace import ObservedTrace
+from envplan.serving.performance import Configuration
+from envplan.serving.profile import ServingProfile
+from envplan.serving.settings import Settings
+from envplan.serving.trace import SLOT_S, Trace
+
+
+class Share(NamedTuple):
+    """Some of so many requests.
+
+    Attributes:
+        attained: those that met their SLOs.
+        requests: all.
+    """
+
+    attained: int
+    requests: int
+
+
+@dataclass(frozen=True, eq=False)
+class SteadyReplay:
+    """Results of a replay under a steady load.
+
+    Attributes:
+        shares: requests that met their SLOs, by class; only classes of which any came.
+        power_w: mean power of an instance.
+        first_token_times: of all requests.
+        token_intervals: mean time between further tokens of each request.
+    """
+
+    shares: Mapping[str, Share]
+    power_w: float
+    first_token_times: TimeCounts
+    token_intervals: TimeCounts
+
+    @classmethod
+    def idle(cls, profile: ServingProfile, load: SteadyLoad) -> Self:
+        """The replay of a load of which nothing came."""
+        idle_w = profile.performance[load.configuration].idle_w
+        return cls({}, idle_w, TimeCounts.none(), TimeCounts.none())
+
+    @property
+    def attainment(self) -> float:
+        """Share of all requests that met their SLOs; 1 where none came."""
+        num_requests = sum(share.requests for share in self.shares.values())
+        if not num_requests:
+            return 1.0
+        return sum(share.attained for share in self.shares.values()) / num_requests
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteadyLoad:
+    """Alike instances, and the requests that come to them.
+
+    Attributes:
+        configuration: of each instance.
+        num_instances: that share the requests.
+        requests_s: requests per second by class, above 0.
+        slo: that all of these must meet instead of their classes' own, as in a pool that promises
+            more than some of them need; None: their own.
+    """
+
+    configuration: Configuration
+    num_instances: int
+    requests_s: Mapping[str, float]
+    slo: Slo | None = None
+
+    @property
+    def total_requests_s(self) -> float:
+        """Requests of all classes per second."""
+        return sum(self.requests_s.values())
+
+    def duration_for(self, num_requests: float) -> float:
+        """How long it takes until so many requests have come, s, rounded up to whole minutes."""
+        return SLOT_S * math.ceil(num_requests / self.total_requests_s / SLOT_S)
+
+
+def replay_steadily(
+    profile: ServingProfile, load: SteadyLoad, *, duration_s: float, seed: int
+) -> SteadyReplay:
+    """Replay a load from idle instances on.
+
+    Args:
+        profile: with the performance of the configuration, and the SLOs.
+        load: what comes, and to whom.
+        duration_s: whole minutes.
+        seed: of the arrivals; the same arrivals, closer together, come to a higher load.
+    """
+    trace = _draw_trace(load, duration_s, seed)
+    if not len(trace):
+        return SteadyReplay.idle(profile, load)
+    observed = ObservedTrace(trace, _profile_of_load(profile, load), trace.class_index)
+    controller = FleetController(observed, Settings())
+    pool = PoolSpec(
+        home_class=next(iter(load.requests_s)),
+        serves=frozenset(load.requests_s),
+        tp=load.configuration.tp,
+        frequency_mhz=load.configuration.frequency_mhz,
+        num_instances=load.num_instances,
+    )
+    controller.reconcile(Fleet({"pool": pool}), 0.0, prewarmed=True)
+    controller.advance(duration_s)
+    results = controller.finish()
+    shares = {}
+    for index, name in enumerate(CLASSES):
+        counts = results.counts_of_class(index)
+        if counts.requests:
+            shares[name] = Share(counts.attained, counts.requests)
+    return SteadyReplay(
+        shares=shares,
+        power_w=float(results.slot_energy_j.sum()) / duration_s / load.num_instances,
+        first_token_times=results.first_token_times,
+        token_intervals=results.token_intervals,
+    )
+
+
+def _draw_trace(load: SteadyLoad, duration_s: float, seed: int) -> Trace:
+    """The requests that come."""
+    arrival_s = _draw_arrivals(load.total_requests_s, duration_s, seed)
+    names = list(load.requests_s)
+    shares = np.array([load.requests_s[name] for name in names]) / load.total_requests_s
+    numbers = np.array([CLASSES.index(name) for name in names], dtype=np.uint8)
+    random = np.random.default_rng((seed, 1))
+    drawn = random.choice(len(names), size=len(arrival_s), p=shares)
+    return Trace(
+        name="steady load",
+        arrival_s=arrival_s,
+        input_tokens=None,
+        output_tokens=None,
+        class_index=numbers[drawn],
+        covered_s=duration_s,
+    )
+
+
+def _draw_arrivals(requests_s: float, duration_s: float, seed: int) -> FloatArray:
+    """Times of a Poisson process, s."""
+    random = np.random.default_rng((seed, 0))
+    expected = requests_s * duration_s
+    # More than ever come: eight standard deviations, and some for small numbers.
+    num_gaps = math.ceil(expected + 8 * math.sqrt(expected) + 40)
+    arrival_s: FloatArray = np.cumsum(random.exponential(size=num_gaps)) / requests_s
+    return arrival_s[arrival_s < duration_s]
+
+
+def _profile_of_load(profile: ServingProfile, load: SteadyLoad) -> ServingProfile:
+    """What the replay needs of a profile: instances of one size, and the SLOs of the load."""
+    performance = {
+        configuration: instance
+        for configuration, instance in profile.performance.items()
+        if configuration.tp == load.configuration.tp
+    }
+    of_size = replace(profile, performance=performance)
+    if load.slo is None:
+        return of_size
+    return of_size.with_slos(dict.fromkeys(load.requests_s, load.slo))

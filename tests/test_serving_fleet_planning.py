@@ -1,0 +1,217 @@
+"""Fleets for steady loads: what is stated was replayed, and holds when it is replayed again."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan._serving import time_bin_ends
+from envplan.errors import InputError, NoAnswerError
+from envplan.serving import Planning, ServingPlan, ServingProfile, plan_fleet
+from envplan.serving.classes import Slo
+from envplan.serving.fleet_controller import TimeCounts
+from envplan.serving.performance import Configuration
+from envplan.serving.plan_replay import group_load
+from envplan.serving.profile import MeanLengths
+from envplan.serving.replayed_curves import Promise, highest_load, replay_curves
+from envplan.serving.steady_replay import SteadyLoad, replay_steadily
+from serving_helpers import write_profile
+
+#: Seconds of a prompt's token, and of a decode step, at the highest clock of one GPU.
+PROMPT_TOKEN_S, STEP_S = 1e-4, 0.02
+MEMORY_TOKENS = 30_000.0
+
+
+@cache
+def small_profile() -> ServingProfile:
+    """One or two GPUs at two clocks, with little memory; decoding slows down with the batch."""
+    rows = []
+    for tp in (1, 2):
+        for mhz, slower in ((1000, 1.4), (1500, 1.0)):
+            rows.append(f"{tp},{mhz},idle,0,0,{100 * tp}")
+            for tokens in (100, 1000, 4000):
+                time_s = slower * PROMPT_TOKEN_S * tokens / tp
+                rows.append(f"{tp},{mhz},prefill,{tokens},{time_s},{tp * 600 / slower}")
+            for batch in (1, 16, 64):
+                time_s = slower * STEP_S * (1 + batch / 64) / tp
+                rows.append(f"{tp},{mhz},decode,{batch},{time_s},{tp * (200 + batch) / slower}")
+    memory = {"1": MEMORY_TOKENS, "2": 3 * MEMORY_TOKENS}
+    with TemporaryDirectory() as folder:
+        path = write_profile(Path(folder, "small.csv"), rows, kv_tokens=memory)
+        return ServingProfile.read_csv(path)
+
+
+PLANNING = Planning(merge=False)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={name: st.floats(20, 6000) for name in ("SS", "MM", "LL")},
+    ).filter(bool),
+    st.sampled_from([95.0, 99.0]),
+)
+def test_no_plan_meets_less_than_it_states_in_ten_other_draws(
+    loads: dict[str, float], quantile: float
+) -> None:
+    profile = small_profile()
+    plan = plan_fleet(profile, loads, 1000, Planning(merge=False, slo_quantile=quantile))
+    for pool in plan.pools:
+        for group in pool.groups:
+            assert group.attainment is not None
+            assert group.attainment >= quantile / 100
+            load = group_load(profile, pool, group)
+            duration_s = max(3600.0, load.duration_for(4000))
+            for seed in range(10):
+                replay = replay_steadily(profile, load, duration_s=duration_s, seed=seed)
+                assert replay.attainment >= group.attainment
+
+
+def test_memory_limits_what_an_instance_carries() -> None:
+    """The queueing model fills memory with the mean of the contexts; the replay knows the peaks."""
+    profile = small_profile()
+    long_answers = Promise("LL", profile.classes["LL"].slo)
+    replayed = replay_curves(profile, [long_answers], max_late_share=0.01)
+    for model, curve in zip(profile.curves_of("LL"), replayed.curves_of("LL"), strict=True):
+        carried = curve.capacity(long_answers.slo)
+        assert 0 < carried <= model.max_load
+        assert carried in curve.load_tokens_s
+        assert (np.diff(curve.power_w) > 0).all()
+
+
+@given(
+    limit=st.floats(1.0, 1e4),
+    begin=st.floats(1.0, 1e4),
+    most=st.floats(1e4, 2e4),
+)
+def test_the_highest_load_is_found_within_a_percent(
+    limit: float, begin: float, most: float
+) -> None:
+    least = 0.02 * begin
+    found = highest_load(lambda load: load <= limit, begin=begin, least=least, most=most)
+    if found:
+        assert limit / 1.01 <= found <= limit
+    else:
+        assert limit < begin
+
+
+@given(st.lists(st.floats(2e-4, 1e4), min_size=1, max_size=50), st.floats(0.01, 1.0))
+def test_a_quantile_of_counted_times_is_known_to_a_percent(
+    times_s: list[float], share: float
+) -> None:
+    counts = np.zeros(len(time_bin_ends()), np.int64)
+    np.add.at(counts, np.searchsorted(time_bin_ends(), times_s), 1)
+    exact_s = float(np.quantile(times_s, share, method="inverted_cdf"))
+    assert exact_s <= TimeCounts(counts).quantile_s(share) * (1 + 1e-9) <= exact_s * 1.0101
+
+
+def test_no_times_and_times_that_never_come() -> None:
+    counts = TimeCounts.none()
+    assert counts.quantile_s(0.99) == 0
+    counts.counts[-1] = 1
+    assert counts.quantile_s(0.99) == float("inf")
+
+
+@settings(max_examples=20, deadline=None)
+@given(utilization=st.floats(0.05, 0.8), seed=st.integers(0, 1000))
+def test_prompts_at_one_instance_wait_as_in_a_queue(utilization: float, seed: int) -> None:
+    """Lindley's recursion, 1952: a wait is the last one's wait and service less the gap."""
+    configuration = Configuration(1, 1500)
+    prompt_tokens = float(small_profile().performance[configuration].chunk_tokens)
+    profile = small_profile().with_slos({"LS": Slo(1e6, 1e6)})
+    profile = profile.with_lengths({"LS": MeanLengths(prompt_tokens, 1.0)})
+    service_s = float(profile.performance[configuration].prompt_s_at(prompt_tokens))
+    load = SteadyLoad(
+        configuration=configuration,
+        num_instances=1,
+        requests_s={"LS": utilization / service_s},
+    )
+    duration_s = load.duration_for(2000)
+    replay = replay_steadily(profile, load, duration_s=duration_s, seed=seed)
+    random = np.random.default_rng((seed, 0))
+    expected = load.total_requests_s * duration_s
+    gaps = random.exponential(size=int(np.ceil(expected + 8 * np.sqrt(expected) + 40)))
+    arrivals = np.cumsum(gaps) / load.total_requests_s
+    arrivals = arrivals[arrivals < duration_s]
+    wait_s, answered_s = 0.0, []
+    for gap_s in np.diff(arrivals, prepend=arrivals[0]):
+        wait_s = max(0.0, wait_s - gap_s)
+        answered_s.append(wait_s + service_s)
+        wait_s += service_s
+    for share in (0.5, 0.9, 0.99):
+        exact_s = float(np.quantile(answered_s, share, method="inverted_cdf"))
+        shown_s = replay.first_token_times.quantile_s(share)
+        assert exact_s * (1 - 1e-6) <= shown_s <= exact_s * 1.011
+
+
+@pytest.fixture(scope="module")
+def plan() -> ServingPlan:
+    return plan_fleet(small_profile(), {"SS": 3000.0, "LL": 1500.0}, 100, PLANNING)
+
+
+def test_a_check_repeats_the_replay(plan: ServingPlan) -> None:
+    assert plan.check(small_profile())[0].startswith("served within their SLOs, when replayed")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("attainment", 1.0, "attainment is .* when it is replayed, not 1.0 as stated"),
+        ("power_w", 1.0, "power_w is"),
+        ("ttft_s", 0.001, "ttft_s is"),
+        ("tbt_s", 0.001, "tbt_s is"),
+        ("frequency_mhz", 7, "no such configuration"),
+        ("instances", 1000, "carry"),
+    ],
+)
+def test_a_group_that_states_something_else_is_refused(
+    plan: ServingPlan, tmp_path: Path, field: str, value: float, words: str
+) -> None:
+    document = json.loads(plan.model_dump_json(by_alias=True))
+    document["pools"][0]["groups"][0][field] = value
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=words):
+        ServingPlan.load(path).check(small_profile())
+
+
+def test_attainments_of_classes_and_the_quantile_are_proved(
+    plan: ServingPlan, tmp_path: Path
+) -> None:
+    for where, value, words in [
+        ("predicted", {"attainment_by_class": {"SS": 1.0, "LL": 1.0}}, "attainment_by_class"),
+        ("asked", {"slo_quantile_percent": 99.9999}, "less than"),
+    ]:
+        document = json.loads(plan.model_dump_json(by_alias=True))
+        document[where].update(value)
+        path = tmp_path / "p.json"
+        path.write_text(json.dumps(document))
+        with pytest.raises(InputError, match=words):
+            ServingPlan.load(path).check(small_profile())
+
+
+def test_the_best_fleets_at_one_clock_are_stated_within_the_gpus(plan: ServingPlan) -> None:
+    fleets = plan.predicted.one_clock
+    assert fleets is not None
+    assert [fleet.frequency_mhz for fleet in fleets] == [1000, 1500]
+    for fleet in fleets:
+        assert fleet.gpus <= plan.request.gpus
+        assert plan.power <= fleet.power_w * 1.02  # that is by curves of single instances
+
+
+def test_a_planner_that_is_not_there_is_named() -> None:
+    with pytest.raises(InputError, match="no planner 'best'"):
+        plan_fleet(small_profile(), {"SS": 10.0}, 8, Planning(planner="best"))
+
+
+def test_too_few_gpus_are_said() -> None:
+    with pytest.raises(NoAnswerError, match="GPUs"):
+        plan_fleet(small_profile(), {"LL": 50_000.0}, 2, PLANNING)
