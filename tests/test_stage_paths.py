@@ -11,7 +11,7 @@ import pytest
 
 import envplan
 from envplan.replay import Machine, Problem, Rows, Search
-from envplan.solve.late_bound import late_clock_bound_fj
+from envplan.solve.late_bound import ClockLimits, late_clock_bound_fj
 
 _MS = 10**6
 _CHOICES = 300
@@ -181,7 +181,8 @@ def test_bound_lies_between_the_relaxed_one_and_a_plan(
     frontier = envplan.trace_frontier(pipeline, profile)
     deadline_ns = round(frontier.min_time_ns * 1.01)
     machine = Machine.of(latency_ms * _MS, ask)
-    bound_fj = late_clock_bound_fj(frontier, deadline_ns, machine, min_dwell_ms * _MS)
+    clocks = ClockLimits(machine, min_dwell_ms * _MS)
+    bound_fj = late_clock_bound_fj(frontier, deadline_ns, clocks)
     relaxed_fj = frontier.lower_bound_fj(deadline_ns)
     plan = frontier.plan(
         slowdown=0.01,
@@ -189,9 +190,11 @@ def test_bound_lies_between_the_relaxed_one_and_a_plan(
         min_dwell=min_dwell_ms / 1000,
         ask=ask if latency_ms else None,
     )
-    assert relaxed_fj <= bound_fj <= plan.energy * 1e15
+    assert relaxed_fj * (1 - 1e-7) <= bound_fj <= plan.energy * 1e15
     if min_dwell_ms or ask == "start":
         assert bound_fj > relaxed_fj * 1.001
+        assert plan.predicted.bound == "late-clocks"
+        assert plan.energy_lower_bound == pytest.approx(bound_fj * 1e-15)
 
 
 def test_without_late_clocks_the_bound_is_the_relaxed_one() -> None:
@@ -199,5 +202,5 @@ def test_without_late_clocks_the_bound_is_the_relaxed_one() -> None:
     frontier = envplan.trace_frontier(envplan.Pipeline("1f1b", 4, 8), profile)
     for percent in (0, 1, 5):
         deadline_ns = round(frontier.min_time_ns * (1 + percent / 100))
-        bound_fj = late_clock_bound_fj(frontier, deadline_ns, Machine())
+        bound_fj = late_clock_bound_fj(frontier, deadline_ns, ClockLimits(Machine()))
         assert bound_fj == pytest.approx(frontier.lower_bound_fj(deadline_ns), rel=1e-6)

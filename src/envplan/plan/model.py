@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 PLAN_SCHEMA: Final = "envplan/plan/v1"
 
-Bound = Literal["relaxation", "cp-sat"]
+#: What the lower bound of a plan follows from: the relaxation alone, the relaxation and what late
+#: and held clocks cost at least, or a proof of CP-SAT.
+Bound = Literal["relaxation", "late-clocks", "cp-sat"]
 BlockingWatts = Annotated[float, Field(ge=0, le=1e5)]
 
 
