@@ -95,16 +95,14 @@ def _bounds(
 ) -> list[float]:
     bounds = []
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
-        bound_fj, energy_fj, changes, rows, times_ns, waits_ns = (
-            problem._kernel.cheapest_stage_path(
-                stage,
-                machine.latency_ns,
-                machine.asks_ahead,
-                min_dwell_ns,
-                change_fj,
-                time_prices[first:last],
-                wait_prices[first:last],
-            )
+        path = problem._kernel.cheapest_stage_path(
+            stage,
+            machine.latency_ns,
+            machine.asks_ahead,
+            min_dwell_ns,
+            change_fj,
+            time_prices[first:last],
+            wait_prices[first:last],
         )
         bound_fj, energy_fj, changes, rows, times_ns, waits_ns = path
         assert len(rows) == last - first
