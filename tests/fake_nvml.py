@@ -72,6 +72,8 @@ class _Gpu(ctypes.Structure):
         ("energy_time", ctypes.c_int64),
         ("counter_time", ctypes.c_int64),
         ("faults", _Fault * len(KINDS)),
+        ("num_processes", ctypes.c_int32),
+        ("processes", ctypes.c_int32 * 8),
     )
 
 
@@ -189,6 +191,13 @@ class FakeNvml:
         """Let calls of a kind fail: all of them, the next few, or by chance. Code 0 ends it."""
         fault = self.gpu(index).faults[KINDS.index(kind)]
         fault.code, fault.remaining, fault.probability = code, times, probability
+
+    def compute(self, *pids: int, index: int = 0) -> None:
+        """Let these processes compute on a GPU, as the driver tells it, and no others."""
+        gpu = self.gpu(index)
+        gpu.num_processes = len(pids)
+        for number, pid in enumerate(pids):
+            gpu.processes[number] = pid
 
     def hang(self, *kinds: str, index: int = 0) -> None:
         """Let calls of these kinds not return until this is called again without them."""

@@ -19,6 +19,7 @@ import envplan
 LAYERS = [
     ["errors"],
     ["units", "quantities", "_io"],
+    ["clocks"],
     ["pipeline", "costs", "devices"],
     ["profile"],
     ["replay", "profiling"],

@@ -54,6 +54,13 @@ def test_clock_stays_where_it_is_locked_until_it_is_given_back(
     assert fake_nvml.clock_changes(2) == [1005, 0, 0]
 
 
+def test_processes_that_compute_are_told(fake_nvml: FakeNvml, devices: list[Device]) -> None:
+    assert devices[1].compute_processes() == ()
+    fake_nvml.compute(4711, 4712, index=1)
+    assert devices[1].compute_processes() == (4711, 4712)
+    assert devices[0].compute_processes() == ()
+
+
 def test_energy_is_power_times_time(devices: list[Device]) -> None:
     device = devices[0]
     device.lock_clock(1005)

@@ -18,14 +18,16 @@ from matplotlib.colors import to_rgba
 from scipy.optimize import linprog
 
 from cli_helpers import done, envplan, says, small_profile, told
-from envplan import FrontierFile, InputError, NoAnswerError, Pipeline, trace_frontier
+from envplan import FrontierFile, InputError, NoAnswerError, Pipeline, Profile, trace_frontier
 from envplan._io.files import unzipped
 from envplan.plan.frontier_file import distinct, less_powerful
 from envplan.plotting.site import site_figure
+from envplan.replay import Replay
 from envplan.site import Budget, SiteJob, SitePlan, plan_site, read_budget, read_jobs
 from envplan.site.budget import Interval
 from envplan.site.curve import OperatingPoint, PowerCurve
 from envplan.site.jobs import frontier_sha256
+from envplan.site.peaks import peak_powers_w
 from envplan.site.plan import SiteOverheads
 from envplan.site.sharing import Demand, Market, Slot, share_over_time
 from envplan.site.shedding import shed_curve
@@ -45,6 +47,26 @@ def frontier_file(stages: int, microbatches: int) -> FrontierFile:
 def job(name: str = "a", stages: int = 2, microbatches: int = 4, **more: object) -> SiteJob:
     file = frontier_file(stages, microbatches)
     return replace(SiteJob(name, file, sha256=frontier_sha256(file)), **more)  # type: ignore[arg-type]
+
+
+@cache
+def measured_frontier(name: str, microbatches: int) -> FrontierFile:
+    profile = Profile.builtin(name)
+    pipeline = Pipeline("1f1b", profile.num_stages, microbatches)
+    frontier = trace_frontier(pipeline, profile, full=True)
+    plans = distinct(frontier.sample_plans(7))
+    slower = less_powerful(frontier.sample_plans(4, beyond=True), plans[-1])
+    return FrontierFile.from_plans(frontier, plans, slower)
+
+
+def measured_jobs(**more: object) -> list[SiteJob]:
+    """Jobs of built-in profiles, which are found again where peaks are replayed."""
+    jobs = []
+    for name, stages, replicas in (("a", 4, 1), ("b", 8, 2)):
+        file = measured_frontier(f"a40-gpt3-1.3b-{stages}stage", 6)
+        plain = SiteJob(name, file, sha256=frontier_sha256(file), replicas=replicas)
+        jobs.append(replace(plain, **more))  # type: ignore[arg-type]
+    return jobs
 
 
 def three_jobs(**more: object) -> list[SiteJob]:
@@ -488,3 +510,87 @@ def test_each_file_of_a_folder_is_read_once(folder: Path, monkeypatch: pytest.Mo
     assert sorted(opened) == ["a.json", "b.json", "other.json"]
     digest = hashlib.sha256((folder / "jobs" / "a.json").read_bytes()).hexdigest()
     assert jobs[0].sha256 == digest
+
+
+def test_peaks_of_plans_keep_within_the_budget_where_they_count() -> None:
+    jobs = measured_jobs()
+    peaks_w = peak_powers_w(jobs)
+    highest_w = sum(max(of_job) for of_job in peaks_w)
+    for part in (0.98, 0.9, 0.8):
+        interval = plan_site(jobs, hours(part * highest_w), plan_power="peak").intervals[0]
+        drawn_w = 0.0
+        for of_job, share in zip(peaks_w, interval.jobs, strict=True):
+            assert share.plan is not None
+            assert share.faster_plan is None
+            assert share.paused_share == 0.0
+            assert share.power_w == of_job[share.plan]
+            drawn_w += share.power_w
+        assert interval.power_w == pytest.approx(drawn_w)
+        assert drawn_w <= part * highest_w
+
+
+def test_a_peak_is_the_highest_step_of_the_replay() -> None:
+    jobs = measured_jobs()
+    for job_, peaks_w in zip(jobs, peak_powers_w(jobs), strict=True):
+        file = job_.frontier
+        problem = file.job.problem(Profile.builtin(file.profile.name))
+        for plan, peak_w in zip(job_.plans, peaks_w, strict=True):
+            replay = plan.replayed("plan", problem)
+            at_ns = sorted({*replay.starts_ns.tolist(), *replay.finishes_ns.tolist()})
+            highest = 0.0
+            for begin_ns in at_ns[:-1]:
+                highest = max(highest, power_at(replay, begin_ns, file.job.blocking_power_w))
+            assert peak_w == pytest.approx(highest * job_.replicas, rel=1e-6)
+            assert peak_w >= plan.energy_j / plan.iteration_time_s * job_.scale * (1 - 1e-9)
+
+
+def power_at(replay: Replay, time_ns: int, blocking_w: list[float]) -> float:
+    """The power of one GPU a stage together at a moment, from the operations that run then."""
+    power_w = 0.0
+    for stage, waiting_w in enumerate(blocking_w):
+        running = [
+            number
+            for number, operation in enumerate(replay.problem.pipeline.operations)
+            if operation.stage == stage
+            and replay.starts_ns[number] <= time_ns < replay.finishes_ns[number]
+        ]
+        for k in running:
+            duration_ns = replay.finishes_ns[k] - replay.starts_ns[k]
+            power_w += replay.energies_fj[k] / duration_ns / 1e6
+        power_w += 0.0 if running else waiting_w
+    return power_w
+
+
+@pytest.mark.parametrize("part", [0.95, 0.85, 0.75])
+def test_plans_by_peak_against_all_combinations(part: float) -> None:
+    jobs = measured_jobs()
+    peaks_w = peak_powers_w(jobs)
+    power_w = part * sum(max(of_job) for of_job in peaks_w)
+    throughputs = [[1 / plan.iteration_time_s for plan in job.plans] for job in jobs]
+    best = 0.0
+    for choice in itertools.product(*(range(len(job.plans)) for job in jobs)):
+        if sum(of_job[k] for of_job, k in zip(peaks_w, choice, strict=True)) <= power_w:
+            chosen = zip(jobs, throughputs, choice, strict=True)
+            best = max(best, sum(job.value_per_iteration * xs[k] for job, xs, k in chosen))
+    interval = plan_site(jobs, hours(power_w), plan_power="peak").intervals[0]
+    full = sum(job.value_per_iteration * job.full_throughput for job in jobs)
+    value = full * (1 - interval.throughput_loss_percent / 100)
+    assert 0.9999 * best <= value <= best * (1 + 1e-12)
+    assert best <= value * (1 + interval.gap) * (1 + 1e-12)
+
+
+def test_check_proves_a_plan_by_peaks_from_the_profiles(folder: Path) -> None:
+    (folder / "site.toml").write_text(
+        '[[jobs]]\nname = "a"\nprofile = "a40-gpt3-1.3b-4stage"\nmicrobatches = 4\n'
+    )
+    says(done("site site.toml --power 1200W --plan-power peak"), "all peaks at once")
+    says(
+        done("check site.json"), "peaks, replayed with the profiles", "no plans of these frontiers"
+    )
+    document = json.loads((folder / "site.json").read_text())
+    document["plan_power"] = "average"
+    (folder / "edited.json").write_text(json.dumps(document))
+    assert envplan("check", "edited.json").code == 2
+    ran = envplan("site", "site.toml", "--power", "1200W", "--plan-power", "peak", "--shed")
+    assert ran.code == 2
+    assert "--shed compares mean powers" in ran.err

@@ -11,7 +11,7 @@ import pytest
 
 import envplan
 from envplan.replay import Machine, Problem, Rows, Search
-from envplan.solve.late_bound import late_clock_bound_fj
+from envplan.solve.late_bound import ClockLimits, late_clock_bound_fj
 
 _MS = 10**6
 _CHOICES = 300
@@ -95,7 +95,7 @@ def _bounds(
 ) -> list[float]:
     bounds = []
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
-        bound_fj, rows = problem._kernel.cheapest_stage_path(
+        path = problem._kernel.cheapest_stage_path(
             stage,
             machine.latency_ns,
             machine.asks_ahead,
@@ -104,7 +104,16 @@ def _bounds(
             time_prices[first:last],
             wait_prices[first:last],
         )
+        bound_fj, energy_fj, changes, rows, times_ns, waits_ns = path
         assert len(rows) == last - first
+        priced_fj = (
+            energy_fj
+            + time_prices[first:last] @ times_ns
+            + wait_prices[first:last] @ waits_ns
+            + change_fj * changes
+        )
+        assert bound_fj == pytest.approx(priced_fj, rel=1e-6)
+        assert bound_fj < priced_fj
         bounds.append(bound_fj)
     return bounds
 
@@ -162,7 +171,7 @@ def test_without_latency_the_path_costs_its_bound(change_fj: float, seed: int) -
     problem = _problem(rng, 1, 6, 4)
     size = len(problem.table)
     time_prices, _ = _prices(rng, size)
-    bound_fj, path = problem._kernel.cheapest_stage_path(
+    bound_fj, _, _, path, _, _ = problem._kernel.cheapest_stage_path(
         0, 0, True, 0, change_fj, time_prices, np.zeros(size)
     )
     rows = (path - problem.first_row).astype(np.int32)
@@ -181,7 +190,8 @@ def test_bound_lies_between_the_relaxed_one_and_a_plan(
     frontier = envplan.trace_frontier(pipeline, profile)
     deadline_ns = round(frontier.min_time_ns * 1.01)
     machine = Machine.of(latency_ms * _MS, ask)
-    bound_fj = late_clock_bound_fj(frontier, deadline_ns, machine, min_dwell_ms * _MS)
+    clocks = ClockLimits(machine, min_dwell_ms * _MS)
+    bound_fj = late_clock_bound_fj(frontier, deadline_ns, clocks)
     relaxed_fj = frontier.lower_bound_fj(deadline_ns)
     plan = frontier.plan(
         slowdown=0.01,
@@ -189,9 +199,11 @@ def test_bound_lies_between_the_relaxed_one_and_a_plan(
         min_dwell=min_dwell_ms / 1000,
         ask=ask if latency_ms else None,
     )
-    assert relaxed_fj <= bound_fj <= plan.energy * 1e15
+    assert relaxed_fj * (1 - 1e-7) <= bound_fj <= plan.energy * 1e15
     if min_dwell_ms or ask == "start":
         assert bound_fj > relaxed_fj * 1.001
+        assert plan.predicted.bound == "late-clocks"
+        assert plan.energy_lower_bound == pytest.approx(bound_fj * 1e-15)
 
 
 def test_without_late_clocks_the_bound_is_the_relaxed_one() -> None:
@@ -199,5 +211,5 @@ def test_without_late_clocks_the_bound_is_the_relaxed_one() -> None:
     frontier = envplan.trace_frontier(envplan.Pipeline("1f1b", 4, 8), profile)
     for percent in (0, 1, 5):
         deadline_ns = round(frontier.min_time_ns * (1 + percent / 100))
-        bound_fj = late_clock_bound_fj(frontier, deadline_ns, Machine())
+        bound_fj = late_clock_bound_fj(frontier, deadline_ns, ClockLimits(Machine()))
         assert bound_fj == pytest.approx(frontier.lower_bound_fj(deadline_ns), rel=1e-6)

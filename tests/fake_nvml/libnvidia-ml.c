@@ -29,7 +29,7 @@ enum {
   DRIVER_NOT_LOADED = 9,
 };
 
-enum { MAX_GPUS = 16, MAX_CLOCKS = 256, MAX_LOG = 65536, TEXT = 96 };
+enum { MAX_GPUS = 16, MAX_CLOCKS = 256, MAX_LOG = 65536, TEXT = 96, MAX_PROCESSES = 8 };
 
 /* Kinds of calls: each can be made to fail on its own. */
 enum { INIT, LOCK, RESET, ENERGY, POWER, CLOCK, THROTTLE, LIMIT, HANDLE, KINDS };
@@ -68,6 +68,8 @@ struct gpu {
   double counter;                    /* mJ, what the counter shows */
   int64_t energy_time, counter_time; /* ns, CLOCK_MONOTONIC */
   struct fault faults[KINDS];
+  int32_t num_processes; /* that compute on it */
+  int32_t processes[MAX_PROCESSES];
 };
 
 struct entry {
@@ -345,6 +347,28 @@ int nvmlDeviceGetPciInfo_v3(void* handle, struct pci_info* pci) {
 int nvmlDeviceGetMigMode(void* handle, unsigned* current, unsigned* pending) {
   BEGIN(-1);
   if (result == SUCCESS) *current = *pending = (unsigned)gpu->mig;
+  END;
+}
+
+/* As nvml.h has it since driver 535. */
+struct process_info {
+  unsigned pid;
+  unsigned long long memory;
+  unsigned gpu_instance, compute_instance;
+};
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, unsigned* count,
+                                            struct process_info* infos) {
+  BEGIN(-1);
+  if (result == SUCCESS) {
+    unsigned size = infos == NULL ? 0 : *count;
+    *count = (unsigned)gpu->num_processes;
+    if (size < *count) result = INSUFFICIENT_SIZE;
+    for (unsigned k = 0; result == SUCCESS && k < *count; k++) {
+      struct process_info info = {.pid = (unsigned)gpu->processes[k]};
+      infos[k] = info;
+    }
+  }
   END;
 }
 

@@ -26,6 +26,7 @@ from envplan.replay.noise import NoisyRun
 from envplan.request import Request
 from envplan.request.limits import HoldsWithProbability, LimitContext, StatedResults
 from envplan.solve import Frontier, trace_job
+from envplan.solve.late_bound import ClockLimits, late_clock_bound_fj, late_waiting_bound_fj
 from envplan.units import MAX_INTEGER, fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
 
 __all__ = ["verify_plan"]
@@ -65,6 +66,11 @@ class ProofContext:
     def frontier(self) -> Frontier:
         """The frontier of the plan's job, traced again."""
         return trace_job(self.plan.job, self.profile, self.progress, whole=False)
+
+    @property
+    def clock_limits(self) -> ClockLimits:
+        """How late the clocks of the plan's job come, and how long they are held."""
+        return ClockLimits.of_job(self.plan.job)
 
     @property
     def request(self) -> Request:
@@ -396,8 +402,15 @@ def prove_bound(context: ProofContext) -> Iterator[str]:
         least_j = max(0.0, context.frontier.energy_at(deadline_s))
     except NoAnswerError as error:
         raise InputError(f"target.deadline_s: {error}") from None
+    knows_late_clocks = plan.predicted.bound == "late-clocks"
+    if knows_late_clocks:
+        bound_fj = late_clock_bound_fj(
+            context.frontier, plan.target.deadline_ns, context.clock_limits
+        )
+        least_j = max(least_j, j_from_fj(bound_fj * plan.job.num_gpus))
     _check_provable("predicted", stated_j, least_j)
-    yield f"lower bound proved: no plan by {deadline_s!r} s uses less than {least_j!r} J"
+    plans = "plan with clocks as late and held as stated" if knows_late_clocks else "plan"
+    yield f"lower bound proved: no {plans} by {deadline_s!r} s uses less than {least_j!r} J"
 
 
 def prove_waiting(context: ProofContext) -> Iterator[str]:
@@ -409,7 +422,11 @@ def prove_waiting(context: ProofContext) -> Iterator[str]:
     name, stated_j = "predicted.until_straggler", until.energy_lower_bound_j
     if straggler_s is None or not plan.iteration_time < straggler_s <= MAX_INTEGER:
         raise InputError(f"{name} goes with a target.straggler_time_s to wait for")
-    bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s_floor(straggler_s)))
+    straggler_ns = ns_from_s_floor(straggler_s)
+    bound_fj = max(0, frontier.waiting_bound_fj(straggler_ns))
+    if plan.predicted.bound == "late-clocks":
+        late_fj = late_waiting_bound_fj(frontier, straggler_ns, context.clock_limits)
+        bound_fj = max(bound_fj, late_fj)
     least_j = j_from_fj(bound_fj * plan.job.num_gpus)
     _check_provable(name, stated_j, least_j)
     check_stated(name, until, until_straggler(plan, straggler_s, stated_j), _TOLERANCE)

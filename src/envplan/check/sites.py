@@ -39,16 +39,25 @@ def verify_site(plan: SitePlan, file: Path) -> list[str]:
         intervals.append(interval)
     budget = Budget(tuple(intervals))
     overheads = SiteOverheads(plan.pue, plan.host_power_w, plan.fixed_power_w)
-    again = plan_site(jobs, budget, overheads=overheads, alternates=plan.alternates)
+    again = plan_site(
+        jobs,
+        budget,
+        overheads=overheads,
+        alternates=plan.alternates,
+        plan_power=plan.plan_power,
+    )
     check_stated("jobs", plan.jobs, again.jobs, _TOLERANCE)
     check_stated("intervals", plan.intervals, again.intervals, _TOLERANCE)
     largest_gap = max(interval.gap for interval in plan.intervals)
+    counts_peaks = plan.plan_power == "peak"
+    of_plans = "peaks, replayed with the profiles," if counts_peaks else "times and energies"
+    bounded = "frontiers" if counts_peaks else "jobs"
     num_shares = len(plan.jobs) * len(plan.intervals)
     return [
         f"{counted(len(jobs), 'job')}, frontier files unchanged; envplan check proves each of them",
         f"{counted(len(plan.intervals), 'interval')}, within the budget",
-        f"{num_shares} shares of power are what their plans' times and energies give",
-        f"no plans of these jobs lose less: the gap is at most {100 * largest_gap:.4f}%",
+        f"{num_shares} shares of power are what their plans' {of_plans} give",
+        f"no plans of these {bounded} lose less: the gap is at most {100 * largest_gap:.4f}%",
     ]
 
 

@@ -206,6 +206,10 @@ def _exit_code(words: list[str], call: Invocation) -> int:
         return _fail(str(error), error.exit_code)
     except SystemExit as end:  # a shell's completion ends so
         code = end.code
+    except ModuleNotFoundError as error:  # a node on which plans are only followed
+        if error.name is None or error.name.partition(".")[0] == "envplan":
+            raise
+        return _fail(f"{error.name} is not installed here; it comes with: pip install envplan", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", _INTERRUPTED)
     except BrokenPipeError:

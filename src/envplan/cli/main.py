@@ -8,6 +8,11 @@ import _signal  # type: ignore[import-not-found]
 import os
 
 _INTERRUPTED = 130
+_NOT_INSTALLED = (
+    "envplan: error: {} is not installed here; for guard, preflight and reset: "
+    "pip install --no-deps typer annotated-doc click shellingham rich, "
+    "and for all of envplan: pip install envplan\n"
+)
 
 
 def _leave(*_: object) -> None:
@@ -22,7 +27,13 @@ if _USUAL is _signal.default_int_handler:
 
 def main() -> None:
     """Run the command line and exit; see app.main."""
-    from envplan.cli.app import main as run
+    try:
+        from envplan.cli.app import main as run
+    except ModuleNotFoundError as error:  # a node on which plans are only followed
+        if error.name is None or error.name.partition(".")[0] == "envplan":
+            raise
+        os.write(2, _NOT_INSTALLED.format(error.name).encode())
+        os._exit(2)
 
     _signal.signal(_signal.SIGINT, _USUAL)
     run()

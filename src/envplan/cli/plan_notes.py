@@ -82,10 +82,11 @@ def _target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
         )
     explains_gap = target.peak_power_w is not None or target.kind == "sync-time"
     if plan.gap > _LARGE_GAP and plan.planner == "frontier" and not explains_gap:
+        knows_late_clocks = plan.predicted.bound == "late-clocks"
+        known = "no limits but on clocks" if knows_late_clocks else "clocks that come at once"
         yield (
-            f"the certified gap of {100 * plan.gap:.2f}% is large: the lower bound knows clocks "
-            "that come at once and in any step, and no limits; a later target, or --polish, "
-            "brings a plan closer to it"
+            f"the certified gap of {100 * plan.gap:.2f}% is large: the lower bound knows {known} "
+            "and mixes of steps; a later target, or --polish, brings a plan closer to it"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,7 +22,8 @@ from envplan.cli.tables import (
     text_column,
     value_column,
 )
-from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, quantity
+from envplan.cli.types import OPTIONAL_FILE, InputFile, OutputFile, one_of, quantity
+from envplan.errors import InputError
 from envplan.quantities import POWER
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _W_PER_KW = 1e3
 _S_PER_H = 3600.0
 #: Rows of a table of intervals or jobs, at most; --json and the file have all.
 _MAX_ROWS = 48
+#: The power of a plan that counts against the budget.
+PlanPower = Literal["average", "peak"]
 #: Rows of the table of what shedding costs.
 _SHED_ROWS = 9
 
@@ -106,6 +109,17 @@ class SiteOptions:
         ),
     ] = True
 
+    plan_power: Annotated[
+        PlanPower,
+        typer.Option(
+            "--plan-power",
+            metavar="average|peak",
+            parser=one_of("average", "peak"),
+            help="Power of a plan that counts against --power: its mean or its peak.",
+            rich_help_panel=SITE,
+        ),
+    ] = "average"
+
     @property
     def overheads(self) -> SiteOverheads:
         """Power of the site beside the jobs' GPUs."""
@@ -168,6 +182,9 @@ def site(
     from envplan.site import plan_site, read_jobs
     from envplan.site.shedding import shed_curve
 
+    counts_peaks = options.plan_power == "peak"
+    if shed and counts_peaks:
+        raise InputError("--shed compares mean powers; leave out --plan-power peak")
     site_budget, overheads = budget.read(), options.overheads
     with progress("Reading the jobs") as work:
         jobs_as_read = read_jobs(jobs, work.items)
@@ -178,10 +195,11 @@ def site(
             site_budget,
             overheads=overheads,
             alternates=options.alternate,
+            plan_power=options.plan_power,
             progress=work.items,
         )
     curve = []
-    if shed or plot is not None:
+    if (shed or plot is not None) and not counts_peaks:
         curve = shed_curve(site_jobs, overheads, alternates=options.alternate)
     _write_frontiers(jobs_as_read, site_jobs)
     plan.save(output)
@@ -230,8 +248,10 @@ def _write_frontiers(jobs: Sequence[SiteJob], placed: Sequence[SiteJob]) -> None
 def _print_site(plan: SitePlan, curve: Sequence[ShedPoint]) -> None:
     gpus = sum(job.gpus for job in plan.jobs)
     full_kw = sum(job.full_power_w for job in plan.jobs) / _W_PER_KW
+    counts_peaks = plan.plan_power == "peak"
     ui.say(
-        f"{counted(len(plan.jobs), 'job')} on {gpus:,} GPUs, {full_kw:,.4g} kW of GPUs at T_min; "
+        f"{counted(len(plan.jobs), 'job')} on {gpus:,} GPUs, {full_kw:,.4g} kW of GPUs at T_min"
+        f"{', all peaks at once' if counts_peaks else ''}; "
         f"PUE {plan.pue:g}, hosts {plan.host_power_w:g} W a GPU, {plan.fixed_power_w:g} W fixed"
     )
     if len(plan.intervals) == 1:
@@ -247,9 +267,10 @@ def _print_site(plan: SitePlan, curve: Sequence[ShedPoint]) -> None:
                 f"{job.by_s / _S_PER_H:g} h; {job.iterations:,} are asked for"
             )
     gap = max(interval.gap for interval in plan.intervals)
+    plans = "no plans of these frontiers lose" if counts_peaks else "no plans lose"
     ui.say(
-        f"{plan.throughput_loss_percent:.2f}% of throughput lost; no plans lose less by more than "
-        f"a certified {100 * gap:.4f}% of what is left"
+        f"{plan.throughput_loss_percent:.2f}% of throughput lost; {plans} less by more than a "
+        f"certified {100 * gap:.4f}% of what is left"
     )
 
 

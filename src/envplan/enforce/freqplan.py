@@ -19,10 +19,9 @@ from pydantic_core import CoreSchema, core_schema
 
 from envplan._io.documents import Count, Document, Index, Joules, Model, Seconds
 from envplan._io.files import AnyPath
+from envplan.clocks import Rung, parse_clock_requests
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, naming
-from envplan.plan import Rung
-from envplan.profile import parse_clock_requests
 
 FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
 

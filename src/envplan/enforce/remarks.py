@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from envplan._io.words import counted, exact_seconds
+from envplan.clocks import parse_clock_requests
 from envplan.enforce.formats import ZEUS, Format
-from envplan.profile import parse_clock_requests
 
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan, StageClocks

@@ -4,6 +4,7 @@ Enters: a replayed choice and a bound, or a file. Leaves: plans, frontier files,
 Does not look for plans; solve/ and everything after it import it.
 """
 
+from envplan.clocks import Rung
 from envplan.plan.build import (
     as_referenced,
     build_plan,
@@ -12,7 +13,7 @@ from envplan.plan.build import (
     replay_plan,
     rung_rows,
 )
-from envplan.plan.model import Job, Plan, Rung
+from envplan.plan.model import Job, Plan
 from envplan.plan.target import Target
 
 __all__ = [

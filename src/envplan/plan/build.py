@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from envplan._io.documents import check_stated
 from envplan._io.files import is_file
+from envplan.clocks import Rung
 from envplan.errors import InputError
 from envplan.frontier import Relaxation
 from envplan.pipeline import Operation, Pipeline
@@ -28,7 +29,6 @@ from envplan.plan.model import (
     PlannedOperation,
     Predicted,
     ProfileReference,
-    Rung,
     UntilStraggler,
 )
 from envplan.plan.target import ClockTiming, Target, clock_timing_of
@@ -54,15 +54,15 @@ def build_plan(
         frontier: of what the replay is of.
         target: what was asked, and the deadline that was planned for.
         request: the same as a request, for plans of the planner frontier.
-        bound_fj: least energy possible by the deadline for one GPU a stage, fJ; default: the
-            relaxed.
+        bound_fj: the least that a replay by the deadline can use for one GPU a stage, fJ; default:
+            the relaxed bound, less what the replay's roundings may gain.
         bound: what that follows from.
         planner: what chose the options.
     """
     if bound_fj is None:
         bound_fj = frontier.lower_bound_fj(max(frontier.min_time_ns, target.deadline_ns))
-    gpus = frontier.num_gpus
-    bound_fj = max(0, bound_fj - rounding_allowance_fj(replay)) * gpus
+        bound_fj -= rounding_allowance_fj(replay)
+    bound_fj = max(0, bound_fj) * frontier.num_gpus
     clock_timing = ClockTiming() if request is None else clock_timing_of(request)
     job = Job(
         **frontier.pipeline.to_job(),
@@ -177,18 +177,23 @@ def rounding_allowance_fj(replay: Replay) -> int:
     return int(allowances_fj[num_parts > 1].sum())
 
 
-def note_straggler(plan: Plan, frontier: Relaxation, replay: Replay, time: float) -> Plan:
+def note_straggler(
+    plan: Plan, frontier: Relaxation, replay: Replay, time: float, bound_fj: int = 0
+) -> Plan:
     """The plan, with what it and its waiting for a straggler cost, against the least possible.
 
     Args:
         replay: of the plan.
         time: when the straggler has finished, s.
+        bound_fj: the least that a replay can use until then for one GPU a stage, fJ; the relaxed
+            bound holds as well.
     """
     time_ns = ns_from_s_floor(time)
     target = plan.target.model_copy(update={"straggler_time_s": time})
     until = None
     if time > plan.iteration_time and time_ns >= frontier.min_time_ns:
-        bound_fj = max(0, frontier.waiting_bound_fj(time_ns) - rounding_allowance_fj(replay))
+        relaxed_fj = frontier.waiting_bound_fj(time_ns) - rounding_allowance_fj(replay)
+        bound_fj = max(0, relaxed_fj, bound_fj)
         until = until_straggler(plan, time, j_from_fj(bound_fj * frontier.num_gpus))
     predicted = plan.predicted.model_copy(update={"until_straggler": until})
     return plan.model_copy(update={"target": target, "predicted": predicted})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Name
 from pydantic import ConfigDict, Field
 
 from envplan._io.documents import Count, Document, GpuCount, Index, Joules, Model, Seconds, Watts
+from envplan.clocks import Rung
 from envplan.costs.model import Costs, TimeAndEnergy
 from envplan.errors import InputError
 from envplan.frontier import BlockingPowerSource
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 
 PLAN_SCHEMA: Final = "envplan/plan/v1"
 
-Bound = Literal["relaxation", "cp-sat"]
+#: What the lower bound of a plan follows from: the relaxation alone, the relaxation and what late
+#: and held clocks cost at least, or a proof of CP-SAT.
+Bound = Literal["relaxation", "late-clocks", "cp-sat"]
 BlockingWatts = Annotated[float, Field(ge=0, le=1e5)]
 
 
@@ -178,24 +181,6 @@ class PlannedOperation(Model):
     start_s: Seconds
     time_s: Seconds
     energy_j: Joules
-
-
-class Rung(Model):
-    """A further plan of the same job, for when a straggler makes everyone wait.
-
-    Attributes:
-        frequencies_mhz: MHz of each stage's operations in execution order.
-        configs: likewise; absent where no operation has one.
-    """
-
-    iteration_time_s: Seconds
-    energy_j: Joules
-    frequencies_mhz: list[list[Index]]
-    configs: list[list[str]] | None = None
-
-    def configs_of(self, stage: int) -> list[str] | None:
-        """The configs of one stage's operations; None where no operation has one."""
-        return None if self.configs is None else self.configs[stage]
 
 
 class Plan(Document):

@@ -319,6 +319,12 @@ _BLOCKING_POWER_SOURCES: Final = {
     "argument": "as given",
     "default": "a default, for the profile does not say",
 }
+#: What the lower bound of a plan is, by what it follows from.
+_BOUNDS: Final = {
+    "relaxation": "it",
+    "late-clocks": "it, raised by what late and held clocks cost at least,",
+    "cp-sat": "a bound that CP-SAT proved",
+}
 
 
 def _assumptions(report: Report) -> Iterator[str]:
@@ -337,8 +343,7 @@ def _assumptions(report: Report) -> Iterator[str]:
         "Energy is that of the GPUs in one iteration: of every operation at its clock and of "
         "waiting. Host, network and cooling are not in it."
     )
-    is_relaxation = report.plan.predicted.bound == "relaxation"
-    bound = "it" if is_relaxation else "a bound that CP-SAT proved"
+    bound = _BOUNDS[report.plan.predicted.bound]
     yield (
         "The curve is the exact optimum of the relaxed problem, in which an operation may mix "
         "neighbouring clocks: no plan lies below it. The certified gap is this plan's distance "

@@ -16,7 +16,7 @@ Enters: a profile's files. Leaves: tables of options, their cost curves, the pip
 Imports pipeline/ only; everything from replay/ on may import it.
 """
 
-from envplan.profile.clock_requests import ClockRequest, parse_clock_requests
+from envplan.clocks import ClockRequest, parse_clock_requests
 from envplan.profile.composition import ByParts, PartRun, compose_options, part_runs
 from envplan.profile.curve import CostCurve, cost_curve
 from envplan.profile.derived import Adjustments

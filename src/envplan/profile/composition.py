@@ -2,7 +2,7 @@
 
 Parts only make options. Each part has rows of its own; the options of the operation are those that
 its parts make together, each with a time, an energy and a config that says which part runs at which
-clock (see clock_requests.py). What comes after this module knows no parts. The composition itself
+clock (see clocks/requests.py). What comes after this module knows no parts. The composition itself
 is in csrc/parts.hpp.
 """
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from envplan.profile.clock_requests import ClockRequest
+from envplan.clocks import ClockRequest
 from envplan.profile.part_costs import BoolArray, ClockSetting, ExactCost, IntArray, PartCosts
 
 
@@ -158,7 +158,7 @@ class OptionTable:
     def config(self) -> Sequence[str]:
         """The config of each option, n of them, which tells options of one frequency apart.
 
-        It is the label of a second setting, or stands for clocks by part (see clock_requests.py);
+        It is the label of a second setting, or stands for clocks by part (see clocks/requests.py);
         the latter are made as they are looked up.
         """
         start_config, changes_clock = self.start_config, self.changes_clock

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from envplan.profile.clock_requests import MARK, PART_NAME
+from envplan.clocks import MARK, PART_NAME
 
 #: Columns with what was measured, in a profile whose times and energies were smoothed.
 RAW_COLUMNS: Final = ("raw_time", "raw_energy")

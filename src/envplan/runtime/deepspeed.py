@@ -21,7 +21,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from envplan.profile import ProfileMetadata
 from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points
 from envplan.runtime.observer import OperationObserver
 
@@ -34,16 +33,21 @@ _EVALUATION: Final = "InferenceSchedule"
 
 
 def _job(engine: Any) -> Job:
-    description = JobDescription(
-        stages=[engine.stage_id],
-        num_stages=engine.num_stages,
-        metadata=ProfileMetadata(schedule="1f1b"),
-    )
     return Job(
         attach=partial(attach, engine=engine),
         device=engine.device,
-        describe=lambda: description,
+        describe=partial(_describe, engine),
         model_chunks=[engine.module],
+    )
+
+
+def _describe(engine: Any) -> JobDescription:
+    from envplan.profile import ProfileMetadata
+
+    return JobDescription(
+        stages=[engine.stage_id],
+        num_stages=engine.num_stages,
+        metadata=ProfileMetadata(schedule="1f1b"),
     )
 
 

@@ -11,18 +11,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Final, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan.errors import InputError
-from envplan.plan import Plan, as_referenced
-from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
-from envplan.request import Deadline
-from envplan.request.limits import MinDwell
 from envplan.runtime.runlog import LoggedStep
-from envplan.solve import trace_job
 from envplan.units import j_from_fj, s_from_ns
+
+if TYPE_CHECKING:  # the planner is imported where it is used: nodes that follow need none of it
+    from envplan.plan import Plan
+    from envplan.profile import Profile
 
 __all__ = ["Drift", "measure_drift", "replan", "rescale"]
 
@@ -61,6 +58,8 @@ def measure_drift(plan: Plan, profile: Profile, steps: Iterable[LoggedStep]) -> 
     Raises:
         InputError: the steps do not fit the plan, or hold no times at clocks that were set.
     """
+    from envplan.plan import as_referenced
+
     profile = as_referenced(plan.profile, profile)
     planned_times = _planned_times(plan, profile)
     comparisons: dict[_ProfiledInstruction, _Comparison] = defaultdict(_Comparison)
@@ -148,6 +147,8 @@ def _time_by_setting(profile: Profile, stage: int, instruction: str) -> Callable
 
     A config that the profile does not have, or "" among several, is taken for the fastest one.
     """
+    import numpy as np
+
     times_by_config: dict[str, dict[int, int]] = defaultdict(dict)  # ns by clock
     fastest_times: dict[int, int] = {}  # of any config
     for mhz, config, time_ns, _energy_fj in profile.table(stage, instruction).options():
@@ -180,6 +181,8 @@ def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
     Raises:
         InputError: a time or energy becomes too large for a profile.
     """
+    from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
+
     factors = {(drift.stage, drift.instruction): drift.factor for drift in drifts}
     rows: list[tuple[object, ...]] = []
     for stage in range(profile.num_stages):
@@ -223,6 +226,10 @@ def replan(
         InputError: the plan was not chosen from the frontier, and no dwell is asked for.
         NoAnswerError: the target cannot be met any more; says what can.
     """
+    from envplan.request import Deadline
+    from envplan.request.limits import MinDwell
+    from envplan.solve import trace_job
+
     request = plan.request
     if plan.planner != "frontier":  # its time is all that is known of what was wanted
         if not min_dwell:

@@ -23,17 +23,17 @@ import torch.distributed as dist
 from envplan.devices import Counted
 from envplan.enforce.freqplan import OperationKey
 from envplan.errors import InputError
-from envplan.pipeline import Pipeline
-from envplan.pipeline.imports import Step, scheduled
-from envplan.profile import ProfileMetadata
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.parts import hook_parts
-from envplan.runtime.profiler import Profiler
 from envplan.runtime.shim import Shim
 from envplan.runtime.stragglers import StragglerDetector
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # nodes that only follow a plan load no planning and no profiler
     from envplan.enforce.freqplan import FrequencyPlan
+    from envplan.pipeline import Pipeline
+    from envplan.pipeline.imports import Step
+    from envplan.profile import ProfileMetadata
+    from envplan.runtime.profiler import Profiler
 
 __all__ = ["EntryPoints", "Hooks", "Job", "JobDescription", "entry_points"]
 
@@ -194,6 +194,8 @@ def entry_points(make_job: Callable[[Any], Job]) -> EntryPoints:
             model: as for follow.
             options: for Profiler; raises as that does.
         """
+        from envplan.runtime.profiler import Profiler
+
         job = make_job(engine)
         description = job.describe()
         options = {
@@ -284,6 +286,9 @@ class Recorder(OperationObserver):
         Args:
             steps_of_ranks: (instruction, microbatch, model stage) of each rank, in order.
         """
+        from envplan.pipeline import Pipeline
+        from envplan.pipeline.imports import Step, scheduled
+
         # Ranks that share stages, as tensor- and data-parallel ones do, run the same.
         orders: dict[int, list[Step]] = {}
         for rank_steps in steps_of_ranks:

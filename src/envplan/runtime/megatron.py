@@ -28,7 +28,6 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from envplan.errors import InputError
-from envplan.profile import ProfileMetadata
 from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points
 from envplan.runtime.observer import OperationObserver
 
@@ -49,6 +48,8 @@ def _job(_: None) -> Job:
 
 def _describe() -> JobDescription:
     from megatron.core import parallel_state  # type: ignore[import-not-found, unused-ignore]
+
+    from envplan.profile import ProfileMetadata
 
     ranks = parallel_state.get_pipeline_model_parallel_world_size()
     rank = parallel_state.get_pipeline_model_parallel_rank()

@@ -12,8 +12,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
+from envplan.clocks import ClockRequest, parse_clock_requests
 from envplan.enforce.freqplan import FrequencyPlan, OperationKey, RankPlan
-from envplan.profile import ClockRequest, parse_clock_requests
 
 __all__ = ["RankSchedule", "ScheduledOperation", "rank_schedules"]
 

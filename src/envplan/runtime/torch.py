@@ -27,7 +27,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from envplan.profile import ProfileMetadata
 from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points
 from envplan.runtime.observer import OperationObserver
 
@@ -54,16 +53,22 @@ _OPERATIONS: Final = {
 
 def _job(schedule: Any) -> Job:
     stages = _stages(schedule)
-    description = JobDescription(
-        stages=[stage.stage_index for stage in stages],
-        num_stages=stages[0].num_stages,
-        metadata=ProfileMetadata(schedule=SCHEDULE_NAMES.get(type(schedule).__name__)),
-    )
     return Job(
         attach=partial(attach, schedule=schedule),
         device=stages[0].device,
-        describe=lambda: description,
+        describe=partial(_describe, schedule),
         model_chunks=[stage.submod for stage in stages],
+    )
+
+
+def _describe(schedule: Any) -> JobDescription:
+    from envplan.profile import ProfileMetadata
+
+    stages = _stages(schedule)
+    return JobDescription(
+        stages=[stage.stage_index for stage in stages],
+        num_stages=stages[0].num_stages,
+        metadata=ProfileMetadata(schedule=SCHEDULE_NAMES.get(type(schedule).__name__)),
     )
 
 

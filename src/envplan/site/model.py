@@ -13,6 +13,9 @@ SITE_SCHEMA: Final = "envplan/site/v1"
 Share = Annotated[float, Field(ge=0, le=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 
+#: Which power of a plan counts against the budget: its mean over an iteration, or its highest.
+PlanPower = Literal["average", "peak"]
+
 
 class JobShare(Model):
     """One job in one interval."""
@@ -30,7 +33,9 @@ class JobShare(Model):
         description="mean time of an iteration while it runs; absent where it pauses all the time"
     )
     paused_share: Share = Field(description="of the interval in which it stands still")
-    power_w: Watts = Field(description="mean over the interval, its GPUs alone")
+    power_w: Watts = Field(
+        description="of its GPUs alone: the mean over the interval, or the peak where peaks count"
+    )
 
 
 class SiteInterval(Model):
@@ -52,7 +57,8 @@ class SiteInterval(Model):
         None, description="money that the next kilowatt-hour earns, where jobs have money"
     )
     gap: Annotated[float, Field(ge=0)] = Field(
-        description="best value that any plans could have over this one's, less 1: certified"
+        description="best value that any plans could have over this one's, less 1: certified; "
+        "where peaks count, that any plans of these frontiers could have"
     )
     jobs: list[JobShare]
 
@@ -70,7 +76,10 @@ class SiteJobRecord(Model):
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of its frontier file")
     gpus: GpuCount
     replicas: GpuCount
-    full_power_w: Watts = Field(description="at T_min, its GPUs alone")
+    full_power_w: Watts = Field(
+        description="of its GPUs alone: the least at T_min, or the peak of its fastest plan where "
+        "peaks count"
+    )
     weight: float
     money: float | None = None
     flexible: Share
@@ -93,6 +102,11 @@ class SitePlan(Document):
     host_power_w: Watts = Field(description="of the hosts, for each GPU")
     fixed_power_w: Watts = Field(description="of the site, whatever runs")
     alternates: bool = Field(description="two plans of a job may alternate by iterations")
+    plan_power: PlanPower = Field(
+        "average",
+        description="power of a plan that counts against the budget: its mean over an iteration, "
+        "or its peak at any moment of the replay, all peaks at once",
+    )
     jobs: list[SiteJobRecord]
     intervals: list[SiteInterval] = Field(min_length=1)
 

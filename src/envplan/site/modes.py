@@ -44,27 +44,53 @@ class JobModes:
     Attributes:
         job: the job.
         curve: power over throughput within what the job may lose.
+        bound: a curve that no plans of the job undercut, whatever they are mixed with; where peaks
+            count, no plans of its frontier.
         stops: by ascending throughput: the corners of the hull of all plans and of the pause, those
-            below what it may lose among them. Only the slowest can be a pause.
+            below what it may lose among them. Where peaks count, all plans that it may follow. Only
+            the slowest can be a pause.
     """
 
     job: SiteJob
     curve: PowerCurve
+    bound: PowerCurve
     stops: tuple[Stop, ...]
     #: By throughput: in most intervals of a day a job is at one of a few.
     _share_cache: dict[float, JobShare] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, job: SiteJob, *, alternates: bool) -> JobModes:
-        """The modes of a job, whose plans may alternate or may not."""
-        points = job.plan_points()
-        index_of = {point: index for index, point in enumerate(points)}
-        hull = PowerCurve.hull_of([*points, *job.pause()])
-        stops = tuple(Stop(corner, index_of.get(corner)) for corner in hull.corners())
-        curve = hull.from_throughput(job.least_throughput)
-        if not alternates:
+        """The modes of a job by the mean power of its plans, which may alternate or may not."""
+        stops = _hull_stops(job.plan_points(), job)
+        hull = PowerCurve.through(stop.point for stop in stops)
+        if alternates:
+            curve = hull.from_throughput(job.least_throughput)
+        else:
             curve = _curve_without_mixtures(stops, job.least_throughput)
-        return cls(job, curve, stops)
+        return cls(job, curve, job.relaxed_curve, stops)
+
+    @classmethod
+    def by_peak(cls, job: SiteJob, peak_powers_w: Sequence[float]) -> JobModes:
+        """The modes of a job by the peak power of its plans.
+
+        One plan is followed at a time: two that alternate have the higher peak of both, and pauses
+        in between save nothing of it.
+
+        Args:
+            job: the job.
+            peak_powers_w: of each of its plans.
+        """
+        points = [
+            OperatingPoint(point.throughput, peak_w)
+            for point, peak_w in zip(job.plan_points(), peak_powers_w, strict=True)
+        ]
+        bound = PowerCurve.hull_of([*points, *job.pause()]).from_throughput(job.least_throughput)
+        stops = [Stop(point, plan) for plan, point in enumerate(points)]
+        stops += [Stop(point, None) for point in job.pause()]
+        fast_enough = [stop for stop in stops if stop.throughput >= job.least_throughput]
+        admissible = _undominated(fast_enough or [max(stops, key=lambda stop: stop.throughput)])
+        curve = PowerCurve.hull_of(stop.point for stop in admissible)
+        return cls(job, curve, bound, tuple(admissible))
 
     def needs_two_plans(self, throughput: float) -> bool:
         """Whether a throughput lies between two plans: it is no stop, nor below the first plan."""
@@ -84,9 +110,9 @@ class JobModes:
 
     def _share(self, throughput: float) -> JobShare:
         slower, faster = self._neighbours(throughput)
-        power_w = self.curve.power_at(throughput)
         if slower == faster:
-            return self._share_of_stop(slower, power_w)
+            return self._share_of_stop(slower)
+        power_w = self.curve.power_at(throughput)
         if slower.is_pause:
             return JobShare(
                 name=self.job.name,
@@ -107,14 +133,14 @@ class JobModes:
             power_w=power_w,
         )
 
-    def _share_of_stop(self, stop: Stop, power_w: float) -> JobShare:
+    def _share_of_stop(self, stop: Stop) -> JobShare:
         """The share of a job that is at one stop all the time."""
         return JobShare(
             name=self.job.name,
             plan=stop.plan,
             iteration_time_s=None if stop.is_pause else 1 / stop.throughput,
             paused_share=1.0 if stop.is_pause else 0.0,
-            power_w=power_w,
+            power_w=stop.point.power_w,
         )
 
     def _neighbours(self, throughput: float) -> tuple[Stop, Stop]:
@@ -128,6 +154,18 @@ class JobModes:
         return slower, self.stops[num_below]
 
 
+def _hull_stops(points: Sequence[OperatingPoint], job: SiteJob) -> tuple[Stop, ...]:
+    """The corners of the hull of a job's plans and its pause, by ascending throughput.
+
+    Args:
+        points: of its plans, in their order.
+        job: the job.
+    """
+    index_of = {point: index for index, point in enumerate(points)}
+    hull = PowerCurve.hull_of([*points, *job.pause()])
+    return tuple(Stop(corner, index_of.get(corner)) for corner in hull.corners())
+
+
 def _curve_without_mixtures(stops: Sequence[Stop], least_throughput: float) -> PowerCurve:
     """The curve of a job that follows one plan at a time; it starts at a plan or with pauses."""
     allowed = [stop.point for stop in stops if stop.throughput >= least_throughput]
@@ -139,3 +177,13 @@ def _curve_without_mixtures(stops: Sequence[Stop], least_throughput: float) -> P
         whole = PowerCurve.through(stop.point for stop in stops)
         return whole.from_throughput(least_throughput)
     return PowerCurve.through(allowed)
+
+
+def _undominated(stops: Sequence[Stop]) -> list[Stop]:
+    """The stops that no other one beats in throughput at no more power, by ascending throughput."""
+    kept: list[Stop] = []
+    for stop in sorted(stops, key=lambda stop: (stop.throughput, -stop.point.power_w)):
+        while kept and kept[-1].point.power_w >= stop.point.power_w:
+            kept.pop()
+        kept.append(stop)
+    return kept

@@ -9,10 +9,12 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.site.budget import Budget, Interval
 from envplan.site.curve import PowerCurve
 from envplan.site.jobs import SiteJob
-from envplan.site.model import SITE_SCHEMA, SiteInterval, SiteJobRecord, SitePlan
+from envplan.site.model import SITE_SCHEMA, PlanPower, SiteInterval, SiteJobRecord, SitePlan
 from envplan.site.modes import JobModes
 from envplan.site.one_plan import follow_one_plan_each
+from envplan.site.peaks import peak_powers_w
 from envplan.site.sharing import Demand, Market, Share, Slot, share_over_time
+from envplan.site.whole_plans import choose_whole_plans
 
 __all__ = ["SiteOverheads", "plan_site"]
 
@@ -53,6 +55,7 @@ def plan_site(
     *,
     overheads: SiteOverheads = SiteOverheads(),
     alternates: bool = True,
+    plan_power: PlanPower = "average",
     progress: Callable[[int, int], None] | None = None,
 ) -> SitePlan:
     """Share a site's power among its jobs for the most value, interval by interval.
@@ -62,31 +65,34 @@ def plan_site(
         budget: the power of the whole site over time.
         overheads: what the site draws beside the jobs' GPUs.
         alternates: two plans of a job may alternate by iterations; else each follows one at a time.
+        plan_power: the power of a plan that counts: its mean over an iteration, or its peak. Where
+            peaks count, plans do not alternate.
         progress: called with (jobs whose curves are made, jobs in all).
 
     Raises:
+        InputError: peaks count, and the profile of a frontier is not found or has changed.
         NoAnswerError: the jobs' least power, or that of what must be done by a deadline, is more
             than the budget; says by how much.
     """
-    modes = []
-    for number, job in enumerate(jobs, start=1):
-        modes.append(JobModes.of(job, alternates=alternates))
-        if progress is not None:
-            progress(number, len(jobs))
+    alternates = alternates and plan_power == "average"
+    modes = _job_modes(jobs, alternates, plan_power, progress)
     num_gpus = sum(job.num_gpus for job in jobs)
     slots = [_slot(interval, overheads, num_gpus) for interval in budget.intervals]
     _require_least_power(modes, budget, overheads, num_gpus)
     _require_time(jobs, budget)
 
-    demands = [_demand(mode.job, mode.curve) for mode in modes]
-    shares = share_over_time(demands, slots)
-    if not alternates:
-        shares = [
-            follow_one_plan_each(modes, share, slot.power_w)
-            for share, slot in zip(shares, slots, strict=True)
-        ]
+    if plan_power == "peak":
+        shares = choose_whole_plans(modes, slots)
+    else:
+        demands = [_demand(mode.job, mode.curve) for mode in modes]
+        shares = share_over_time(demands, slots)
+        if not alternates:
+            shares = [
+                follow_one_plan_each(modes, share, slot.power_w)
+                for share, slot in zip(shares, slots, strict=True)
+            ]
     _require_deadlines(jobs, shares, slots)
-    gaps = _gaps(jobs, shares, _best_values(jobs, slots), slots)
+    gaps = _gaps(jobs, shares, _best_values(modes, slots), slots)
     full_value = sum(job.value_per_iteration * job.full_throughput for job in jobs)
     return SitePlan(
         schema=SITE_SCHEMA,
@@ -94,12 +100,30 @@ def plan_site(
         host_power_w=overheads.host_power_w,
         fixed_power_w=overheads.fixed_power_w,
         alternates=alternates,
-        jobs=[_record(job, index, shares, slots) for index, job in enumerate(jobs)],
+        plan_power=plan_power,
+        jobs=[_record(mode, index, shares, slots) for index, mode in enumerate(modes)],
         intervals=[
             _interval(interval, modes, share, gap, overheads, full_value)
             for interval, share, gap in zip(budget.intervals, shares, gaps, strict=True)
         ],
     )
+
+
+def _job_modes(
+    jobs: Sequence[SiteJob],
+    alternates: bool,
+    plan_power: PlanPower,
+    progress: Callable[[int, int], None] | None,
+) -> list[JobModes]:
+    """The modes of all jobs; arguments as for plan_site."""
+    if plan_power == "peak":
+        return list(map(JobModes.by_peak, jobs, peak_powers_w(jobs)))
+    modes = []
+    for number, job in enumerate(jobs, start=1):
+        modes.append(JobModes.of(job, alternates=alternates))
+        if progress is not None:
+            progress(number, len(jobs))
+    return modes
 
 
 def iterations_made(
@@ -189,17 +213,17 @@ def _require_deadlines(
             )
 
 
-def _best_values(jobs: Sequence[SiteJob], slots: Sequence[Slot]) -> list[float]:
+def _best_values(modes: Sequence[JobModes], slots: Sequence[Slot]) -> list[float]:
     """The most value that any plans could have, per second, of each interval."""
-    if all(job.iterations is None for job in jobs):
-        market = Market([_demand(job, job.relaxed_curve) for job in jobs])
+    if all(mode.job.iterations is None for mode in modes):
+        market = Market([_demand(mode.job, mode.bound) for mode in modes])
         return [market.best_value(slot.power_w) for slot in slots]
     demands = []
-    for job in jobs:
+    for mode in modes:
         # A curve of fewer pieces, none of them above it, still gives a bound; and the linear
         # program stays small enough to be solved.
-        lower_curve = job.relaxed_curve.bounded_below(_PIECES_OF_BOUND)
-        demands.append(_demand(job, lower_curve))
+        lower_curve = mode.bound.bounded_below(_PIECES_OF_BOUND)
+        demands.append(_demand(mode.job, lower_curve))
     return [share.value for share in share_over_time(demands, slots)]
 
 
@@ -233,9 +257,10 @@ def _gap(bound: float, value: float) -> float:
 
 
 def _record(
-    job: SiteJob, index: int, shares: Sequence[Share], slots: Sequence[Slot]
+    mode: JobModes, index: int, shares: Sequence[Share], slots: Sequence[Slot]
 ) -> SiteJobRecord:
     """The entry of a job in a site plan, for all intervals together."""
+    job = mode.job
     num_made = None
     if job.by_s is not None:
         num_made = iterations_made(index, shares, slots, job.by_s)
@@ -245,7 +270,7 @@ def _record(
         sha256=job.sha256,
         gpus=job.num_gpus,
         replicas=job.replicas,
-        full_power_w=job.relaxed_curve.fastest.power_w,
+        full_power_w=mode.bound.fastest.power_w,
         weight=job.weight,
         money=job.money,
         flexible=job.flexible,

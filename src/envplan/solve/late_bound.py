@@ -12,16 +12,53 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan._kernel import Optimum
 from envplan.errors import InputError
 from envplan.frontier import Relaxation
-from envplan.replay import Machine, Problem, Rows
+from envplan.pipeline import Pipeline
+from envplan.plan import Job
+from envplan.plan.build import rounding_allowance_fj
+from envplan.plan.model import Bound
+from envplan.replay import Machine, Problem, Replay, Rows
+from envplan.request import Request
+from envplan.request.limits import MinDwell
+from envplan.units import ns_from_s_ceil
 
-Prices = NDArray[np.float64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ClockLimits:
+    """How late clocks come, and how long they must be held.
+
+    Attributes:
+        machine: how clocks follow requests.
+        min_dwell_ns: least time between two requests of a stage for another clock, ns.
+    """
+
+    machine: Machine
+    min_dwell_ns: int = 0
+
+    @classmethod
+    def of_request(cls, request: Request) -> Self:
+        """The limits that a request sets."""
+        dwell = request.limit(MinDwell)
+        return cls(request.machine, 0 if dwell is None else dwell.dwell_ns)
+
+    @classmethod
+    def of_job(cls, job: Job) -> Self:
+        """The limits that a plan's job states."""
+        return cls(job.machine, ns_from_s_ceil(job.min_dwell_s or 0.0))
+
+    @property
+    def are_any(self) -> bool:
+        """Whether there are any limits: else the relaxed bound knows all."""
+        return self.machine.latency_ns > 0 or self.min_dwell_ns > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,56 +66,130 @@ class FlowPrices:
     """Prices of time and of waiting, from a flow on the precedences of a pipeline.
 
     Attributes:
+        arcs_uw: what flows along each precedence, int64, in the order of `pipeline.succ`.
         time_uw: of a ns that each operation takes, (N,): what flows through it.
         wait_uw: of a ns of waiting before each, (N,): what flows to it from the operation before it
             on its stage, and where it is the first of all from the source.
-        total_uw: of a ns of the iteration.
+        total_uw: of a ns of the iteration: what flows into its end.
         lag_cost_fj: what the constant lags of precedences cost.
     """
 
-    time_uw: Prices
-    wait_uw: Prices
+    arcs_uw: NDArray[np.int64]
+    time_uw: Floats
+    wait_uw: Floats
     total_uw: int
     lag_cost_fj: int
 
     @classmethod
-    def relaxed(cls, relaxation: Relaxation, deadline_ns: int) -> FlowPrices:
-        """The flow of the relaxed optimum at a deadline, not below T_min, ns."""
-        relaxation.walk(deadline_ns)
-        traced_ns = min(deadline_ns, relaxation.max_time_ns)
-        optimum = relaxation.tracer.interval_at(traced_ns).optimum_at(traced_ns)
-        network, pipeline = relaxation.network, relaxation.pipeline
-        flow_uw = optimum.flow_uw
-        precedence_uw = flow_uw[network.precedence_arcs]
-        num_operations = network.num_operations
-        before = np.repeat(np.arange(num_operations), np.diff(pipeline.succ_begin))
-        stage = relaxation.problem.stage
-        is_next = (pipeline.succ == before + 1) & (stage[pipeline.succ] == stage[before])
-        wait_uw = np.zeros(num_operations)
-        np.add.at(wait_uw, pipeline.succ[is_next], precedence_uw[is_next])
-        of_source = np.flatnonzero(network.tail == network.source)
-        is_first = np.isin(network.head[of_source] // 2, pipeline.stage_begin[:-1])
-        begins = of_source[is_first]
-        wait_uw[network.head[begins] // 2] += flow_uw[begins]
-        lag_costs = zip(precedence_uw.tolist(), pipeline.succ_lag_ns.tolist(), strict=True)
+    def of_arcs(cls, pipeline: Pipeline, arcs_uw: NDArray[np.int64]) -> FlowPrices:
+        """The prices of any flow along the precedences.
+
+        It need not be conserved. What an operation gets and does not hand on goes straight to the
+        end of the iteration; what it hands on and does not get comes from the beginning. Both are
+        precedences, too: no operation ends after the end or starts before the beginning.
+
+        Args:
+            arcs_uw: not negative, in the order of `pipeline.succ`.
+        """
+        num_operations = len(pipeline.operations)
+        before, after = _precedences(pipeline)
+        into_uw = np.zeros(num_operations, np.int64)
+        out_of_uw = np.zeros(num_operations, np.int64)
+        np.add.at(into_uw, after, arcs_uw)
+        np.add.at(out_of_uw, before, arcs_uw)
+        through_uw = np.maximum(into_uw, out_of_uw)
+        wait_uw = np.zeros(num_operations, np.int64)
+        is_next = _is_next_on_stage(pipeline)
+        np.add.at(wait_uw, after[is_next], arcs_uw[is_next])
+        begin = pipeline.stage_begin
+        firsts = begin[:-1][np.diff(begin) > 0]
+        wait_uw[firsts] = through_uw[firsts] - into_uw[firsts]
+        lag_costs = zip(arcs_uw.tolist(), pipeline.succ_lag_ns.tolist(), strict=True)
         return cls(
-            time_uw=flow_uw[:num_operations].astype(np.float64),
-            wait_uw=wait_uw,
-            total_uw=int(flow_uw[of_source].sum()),
-            lag_cost_fj=sum(price * lag for price, lag in lag_costs),
+            arcs_uw=arcs_uw,
+            time_uw=through_uw.astype(np.float64),
+            wait_uw=wait_uw.astype(np.float64),
+            total_uw=sum((through_uw - out_of_uw).tolist()),
+            lag_cost_fj=sum(price_uw * lag_ns for price_uw, lag_ns in lag_costs),
         )
+
+    @classmethod
+    def relaxed(cls, relaxation: Relaxation, deadline_ns: int) -> FlowPrices:
+        """The flow of the relaxed optimum at a deadline, not below T_min, ns.
+
+        Beyond T_star it is that of T_star.
+        """
+        deadline_ns = min(deadline_ns, relaxation.min_energy_time_ns)
+        relaxation.walk(deadline_ns)
+        return cls._of_optimum(relaxation, relaxation.state_at(deadline_ns))
+
+    @classmethod
+    def relaxed_until(cls, relaxation: Relaxation, time_ns: int) -> FlowPrices:
+        """The flow of the relaxed optimum if everybody waits until a time, not below T_min, ns."""
+        time_ns = min(time_ns, relaxation.slowest_time_ns)
+        return cls._of_optimum(relaxation, relaxation.state_at(time_ns))
+
+    @classmethod
+    def _of_optimum(cls, relaxation: Relaxation, optimum: Optimum) -> FlowPrices:
+        arcs_uw = optimum.flow_uw[relaxation.network.precedence_arcs]
+        return cls.of_arcs(relaxation.pipeline, arcs_uw)
+
+    def scaled_to(self, total_uw: int, pipeline: Pipeline) -> FlowPrices:
+        """About the same flow, of another total."""
+        if total_uw == self.total_uw or not self.total_uw:
+            return self
+        share = total_uw / self.total_uw
+        return self.of_arcs(pipeline, (self.arcs_uw * share).astype(np.int64))
+
+
+def _precedences(pipeline: Pipeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The operations before and after each precedence, in the order of `pipeline.succ`."""
+    numbers = np.arange(len(pipeline.operations))
+    before = np.repeat(numbers, np.diff(pipeline.succ_begin))
+    return before, pipeline.succ.astype(np.int64)
+
+
+def _is_next_on_stage(pipeline: Pipeline) -> NDArray[np.bool_]:
+    """Whether each precedence leads to the next operation of the same stage."""
+    before, after = _precedences(pipeline)
+    stage = np.repeat(np.arange(pipeline.num_stages), np.diff(pipeline.stage_begin))
+    is_next: NDArray[np.bool_] = (after == before + 1) & (stage[after] == stage[before])
+    return is_next
+
+
+class StatedBound(NamedTuple):
+    """The lower bound that a plan states.
+
+    Attributes:
+        kind: what it follows from.
+        energy_fj: of one GPU a stage; None: what the relaxation says.
+    """
+
+    kind: Bound
+    energy_fj: int | None = None
+
+
+RELAXED_BOUND: Final = StatedBound("relaxation")
 
 
 class StagePaths(NamedTuple):
     """The cheapest way of every stage at some prices.
 
+    It need not end in time, nor do stages wait for each other.
+
     Attributes:
-        cost_fj: a lower bound on what all stages cost together.
-        rows: int32 (N,), the choice that it was found at; it need not end in time.
+        costs_fj: a lower bound on what each stage costs.
+        energies_fj: effective energy of each stage.
+        rows: int32 (N,), the clocks asked for.
+        times_ns, waits_ns: float64 (N,), what each operation takes, and what its stage waits
+            before it.
     """
 
-    cost_fj: int
+    costs_fj: list[int]
+    energies_fj: list[float]
     rows: Rows
+    times_ns: Floats
+    waits_ns: Floats
 
 
 def cheapest_stage_paths(
@@ -99,10 +210,11 @@ def cheapest_stage_paths(
     Raises:
         InputError: a row of the profile changes clocks within itself.
     """
-    costs_fj, rows = list[int](), list[Rows]()
+    costs_fj, energies_fj = list[int](), list[float]()
+    rows, times_ns, waits_ns = list[Rows](), list[Floats](), list[Floats]()
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
         try:
-            cost_fj, of_stage = problem._kernel.cheapest_stage_path(
+            path = problem._kernel.cheapest_stage_path(
                 stage,
                 machine.latency_ns,
                 machine.asks_ahead,
@@ -113,33 +225,83 @@ def cheapest_stage_paths(
             )
         except ValueError as error:
             raise InputError(f"{error}, which the bound of late clocks does not know") from error
+        cost_fj, energy_fj, _, stage_rows, stage_times_ns, stage_waits_ns = path
         costs_fj.append(math.floor(cost_fj))
-        rows.append(of_stage)
-    chosen = np.concatenate(rows) - problem.first_row
-    return StagePaths(sum(costs_fj), chosen.astype(np.int32))
+        energies_fj.append(energy_fj)
+        rows.append(stage_rows)
+        times_ns.append(stage_times_ns)
+        waits_ns.append(stage_waits_ns)
+    chosen = (np.concatenate(rows) - problem.first_row).astype(np.int32)
+    return StagePaths(
+        costs_fj, energies_fj, chosen, np.concatenate(times_ns), np.concatenate(waits_ns)
+    )
+
+
+def bound_on(
+    relaxation: Relaxation, replay: Replay, deadline_ns: int, clocks: ClockLimits
+) -> StatedBound:
+    """The higher one of the relaxed bound and that of late and held clocks.
+
+    Clocks that change within an operation are known to the relaxed bound alone.
+
+    Args:
+        replay: of the plan that states it.
+        deadline_ns: that the plan is for.
+    """
+    if not clocks.are_any or relaxation.profile.adjustments.by_parts is not None:
+        return RELAXED_BOUND
+    deadline_ns = max(relaxation.min_time_ns, deadline_ns)
+    relaxed_fj = relaxation.lower_bound_fj(deadline_ns) - rounding_allowance_fj(replay)
+    late_fj = late_clock_bound_fj(relaxation, deadline_ns, clocks)
+    return StatedBound("late-clocks", late_fj) if late_fj > relaxed_fj else RELAXED_BOUND
 
 
 def late_clock_bound_fj(
-    relaxation: Relaxation, deadline_ns: int, machine: Machine, min_dwell_ns: int = 0
+    relaxation: Relaxation, deadline_ns: int, clocks: ClockLimits, prices: FlowPrices | None = None
 ) -> int:
     """Least energy of an iteration that ends by a deadline with late or held clocks, fJ.
 
-    It is of one GPU a stage, and at least the relaxed bound; beyond T_star it is that one.
+    It is of one GPU a stage, and may be lower than the relaxed bound, which holds as well.
 
     Args:
         deadline_ns: not below T_min, ns.
+        prices: any; default: the relaxed ones.
 
     Raises:
         InputError: a row of the profile changes clocks within itself.
     """
-    relaxed_fj = relaxation.lower_bound_fj(deadline_ns)
-    if deadline_ns > relaxation.min_energy_time_ns:
-        return relaxed_fj  # the prices of T_star say nothing of iterations that end later
-    prices = FlowPrices.relaxed(relaxation, deadline_ns)
-    # An iteration that ends earlier waits less. Only where that is worth less than ending early
-    # costs does the bound of the deadline hold for it, too.
-    if prices.total_uw < relaxation.total_power_uw:
-        return relaxed_fj
-    paths = cheapest_stage_paths(relaxation.problem, prices, machine, min_dwell_ns=min_dwell_ns)
-    time_cost_fj = (relaxation.total_power_uw - prices.total_uw) * deadline_ns
-    return max(relaxed_fj, paths.cost_fj + prices.lag_cost_fj + time_cost_fj)
+    if prices is None:
+        prices = FlowPrices.relaxed(relaxation, deadline_ns)
+        if deadline_ns >= relaxation.min_energy_time_ns:
+            # Time that nobody needs is worth nothing: only waiting is saved by ending earlier.
+            prices = prices.scaled_to(relaxation.total_power_uw, relaxation.pipeline)
+    priced_fj = _priced_cost_fj(relaxation, prices, clocks)
+    # By this much energy falls with the end of the iteration, which lies between T_min and the
+    # deadline.
+    slope_uw = prices.total_uw - relaxation.total_power_uw
+    end_ns = deadline_ns if slope_uw >= 0 else relaxation.min_time_ns
+    return priced_fj - slope_uw * end_ns
+
+
+def late_waiting_bound_fj(relaxation: Relaxation, time_ns: int, clocks: ClockLimits) -> int:
+    """Least energy with late or held clocks if everybody waits until a time, fJ.
+
+    It is of one GPU a stage, and may be lower than the relaxed bound, which holds as well.
+
+    Args:
+        time_ns: not below T_min, ns.
+
+    Raises:
+        InputError: a row of the profile changes clocks within itself.
+    """
+    prices = FlowPrices.relaxed_until(relaxation, time_ns)
+    priced_fj = _priced_cost_fj(relaxation, prices, clocks)
+    return priced_fj + (relaxation.total_power_uw - prices.total_uw) * time_ns
+
+
+def _priced_cost_fj(relaxation: Relaxation, prices: FlowPrices, clocks: ClockLimits) -> int:
+    """Least effective energy, time and waits at some prices, fJ; the end is paid for with them."""
+    paths = cheapest_stage_paths(
+        relaxation.problem, prices, clocks.machine, min_dwell_ns=clocks.min_dwell_ns
+    )
+    return sum(paths.costs_fj) + prices.lag_cost_fj

@@ -22,6 +22,13 @@ from envplan.solve.deadline_solver import (
     DeadlineSolver,
     bisect_first_feasible,
 )
+from envplan.solve.late_bound import (
+    RELAXED_BOUND,
+    ClockLimits,
+    StatedBound,
+    bound_on,
+    late_waiting_bound_fj,
+)
 from envplan.solve.limit_keeper import run_of
 from envplan.solve.solution import NoPlanInTimeError, Solution
 from envplan.units import duration_text, j_from_fj, ns_from_s_floor, s_from_ns
@@ -48,6 +55,7 @@ class RequestSolver(DeadlineSolver[Solution]):
         super().__init__(frontier, request, num_gpus, progress)
         self.frontier = frontier
         self._conditions = SearchConditions.of(request)
+        self._clock_limits = ClockLimits.of_request(request)
         self._search = DeadlineSearch(frontier, request, cache, progress)
         self._keeper = self._search.keeper
         self._candidates = self._search.candidates
@@ -314,12 +322,28 @@ class RequestSolver(DeadlineSolver[Solution]):
 
     def plan(self, solution: Solution) -> Plan:
         """A solution as a plan for the request, with its straggler noted."""
-        plan = self._built(solution, self.request)
-        if self.request.straggler_time_s is None:
+        bound = self._bound_on(solution)
+        plan = self._built(solution, self.request, bound)
+        straggler_s = self.request.straggler_time_s
+        if straggler_s is None:
             return plan
-        return note_straggler(plan, self.frontier, solution.replay, self.request.straggler_time_s)
+        waiting_fj = 0
+        straggler_ns = ns_from_s_floor(straggler_s)
+        if bound.kind == "late-clocks" and straggler_ns >= self.frontier.min_time_ns:
+            waiting_fj = late_waiting_bound_fj(self.frontier, straggler_ns, self._clock_limits)
+        return note_straggler(plan, self.frontier, solution.replay, straggler_s, waiting_fj)
 
-    def _built(self, solution: Solution, request: Request) -> Plan:
+    def _bound_on(self, solution: Solution) -> StatedBound:
+        """The highest lower bound that is known of the plans by a solution's deadline."""
+        if solution.bound_fj is not None:
+            return StatedBound("cp-sat", solution.bound_fj)
+        return bound_on(
+            self.frontier, solution.replay, solution.deadline_ns, clocks=self._clock_limits
+        )
+
+    def _built(
+        self, solution: Solution, request: Request, bound: StatedBound = RELAXED_BOUND
+    ) -> Plan:
         answered = solution.answered_request or request
         t_min_ns = self.frontier.min_time_ns
         plan = build_plan(
@@ -327,8 +351,8 @@ class RequestSolver(DeadlineSolver[Solution]):
             solution.replay,
             target=target_of(answered, solution.deadline_ns, least_ns=t_min_ns),
             request=request,
-            bound_fj=solution.bound_fj,
-            bound="relaxation" if solution.bound_fj is None else "cp-sat",
+            bound_fj=bound.energy_fj,
+            bound=bound.kind,
         )
         if solution.robustness is None:
             return plan

@@ -1,0 +1,57 @@
+"""Starts for a search under late and held clocks: every stage's cheapest way at some prices."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envplan.errors import InputError
+from envplan.frontier import Relaxation
+from envplan.replay import Rows
+from envplan.solve.late_bound import ClockLimits, FlowPrices, cheapest_stage_paths
+
+#: Stages keep to their prices, not to each other's times, so together they are late: by 0.6 to 1.8%
+#: of a typical deadline. Prices of deadlines that are earlier by so much make up for that.
+_EARLIER_SHARES: Final = (0.0, 0.005, 0.01, 0.02)
+
+
+def stage_path_starts(
+    relaxation: Relaxation, deadline_ns: int, clocks: ClockLimits, *, change_fj: float = 0.0
+) -> list[Rows]:
+    """Choices of rows to start a search from: each stage's cheapest one, at prices of a deadline.
+
+    A stage holds its clocks as `clocks` says and knows what late ones cost. It does not know when
+    the others are done, so a choice may end somewhat late or early: it is to be repaired by a
+    search on the exact replay.
+
+    Args:
+        relaxation: of the pipeline.
+        deadline_ns: that plans are searched for, ns.
+        clocks: how late they come and how long they are held.
+        change_fj: what each request for another clock costs, fJ: with more, there are fewer.
+
+    Returns:
+        The rows of each operation's table, int32 (N,), all different, those of the deadline itself
+        first and then for earlier ones. None where clocks change within operations, or the deadline
+        is before T_min.
+    """
+    starts: list[Rows] = []
+    known: set[bytes] = set()
+    for share in _EARLIER_SHARES:
+        earlier_ns = round(deadline_ns * (1 - share))
+        if earlier_ns < relaxation.min_time_ns:
+            break
+        prices = FlowPrices.relaxed(relaxation, earlier_ns)
+        try:
+            rows = cheapest_stage_paths(
+                relaxation.problem,
+                prices,
+                clocks.machine,
+                min_dwell_ns=clocks.min_dwell_ns,
+                change_fj=change_fj,
+            ).rows
+        except InputError:
+            return []
+        if rows.tobytes() not in known:
+            known.add(rows.tobytes())
+            starts.append(rows)
+    return starts
