@@ -118,6 +118,8 @@ class Call:
         kind: "lock", "reset" or "limit".
         mhz: what was asked for (W for a limit); 0 for a reset.
         result: nvmlReturn_t, 0 for success.
+        due: when the clock is there, s; 0 for a limit.
+        before: the clock until then, MHz; 0 for a limit.
     """
 
     time: float
@@ -126,6 +128,8 @@ class Call:
     kind: str
     mhz: int
     result: int
+    due: float = 0.0
+    before: int = 0
 
 
 class FakeNvml:
@@ -171,7 +175,12 @@ class FakeNvml:
         """The logged calls, oldest first; of one GPU or one kind if asked for."""
         size = self.state.log_size
         entries = [self.state.log[k % MAX_LOG] for k in range(max(0, size - MAX_LOG), size)]
-        calls = [Call(e.time * 1e-9, e.pid, e.gpu, KINDS[e.kind], e.mhz, e.result) for e in entries]
+        calls = [
+            Call(
+                e.time * 1e-9, e.pid, e.gpu, KINDS[e.kind], e.mhz, e.result, e.due * 1e-9, e.before
+            )
+            for e in entries
+        ]
         return [c for c in calls if index in (None, c.gpu) and kind in (None, c.kind)]
 
     def clock_changes(self, index: int = 0) -> list[int]:

@@ -244,20 +244,23 @@ def test_unknown_backends_and_modelled_gpus_are_refused() -> None:
         backend("modelled").devices()[0].lock_clock(0)
 
 
-def test_a_late_clock_keeps_the_earlier_one_until_it_comes(fake_nvml: FakeNvml) -> None:
-    slot = fake_nvml.gpu()
-    slot.clock_delay_ns, slot.clock_jitter_ns = 50_000_000, 5_000_000
-    source = backend("nvml")
-    device = source.devices()[0]
-    device.lock_clock(1005)
+def test_a_late_clock_keeps_the_earlier_one_until_it_comes(
+    fake_nvml: FakeNvml, devices: list[Device]
+) -> None:
+    fake_nvml.gpu().clock_delay_ns = 50_000_000
+    fake_nvml.gpu().clock_jitter_ns = 5_000_000
+    devices[0].lock_clock(1005)
     assert fake_nvml.locked() == 1005
-    seen = []
-    while not seen or seen[-1][1] != 1005:
-        seen.append((time.monotonic_ns(), device.clock()))
-    assert {mhz for _, mhz in seen} == {1740, 1005}
-    (entry,) = (fake_nvml.state.log[k] for k in range(fake_nvml.state.log_size))
-    assert 45_000_000 <= entry.due - entry.time <= 55_000_000
-    assert seen[-1][0] >= entry.due
-    slot.stuck = 600
-    assert device.clock() == 600
-    source.close()
+    (call,) = fake_nvml.calls(kind="lock")
+    assert 0.045 <= call.due - call.time <= 0.055
+    assert call.before == 1740
+    while (clock_mhz := devices[0].clock()) == 1740:
+        pass
+    assert clock_mhz == 1005
+    assert time.monotonic() >= call.due - 1e-6
+
+
+def test_a_stuck_clock_stays_where_it_is(fake_nvml: FakeNvml, devices: list[Device]) -> None:
+    fake_nvml.gpu().stuck = 600
+    devices[0].lock_clock(1005)
+    assert devices[0].clock() == 600
