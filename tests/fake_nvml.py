@@ -52,7 +52,12 @@ class _Gpu(ctypes.Structure):
         ("mig", ctypes.c_int32),
         ("locked", ctypes.c_int32),
         ("boost", ctypes.c_int32),
+        ("earlier", ctypes.c_int32),
+        ("stuck", ctypes.c_int32),
         ("hang", ctypes.c_uint32),
+        ("due_time", ctypes.c_int64),
+        ("clock_delay_ns", ctypes.c_int64),
+        ("clock_jitter_ns", ctypes.c_int64),
         ("throttle", ctypes.c_uint64),
         ("lock_delay_ns", ctypes.c_uint64),
         ("energy_step_ns", ctypes.c_uint64),
@@ -75,12 +80,13 @@ class _Gpu(ctypes.Structure):
 class _Entry(ctypes.Structure):
     _fields_ = (
         ("time", ctypes.c_int64),
+        ("due", ctypes.c_int64),
         ("pid", ctypes.c_int32),
         ("gpu", ctypes.c_int32),
         ("kind", ctypes.c_int32),
         ("mhz", ctypes.c_int32),
         ("result", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("before", ctypes.c_int32),
     )
 
 

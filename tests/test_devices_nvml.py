@@ -242,3 +242,22 @@ def test_unknown_backends_and_modelled_gpus_are_refused() -> None:
         backend("modelled", count=0)
     with pytest.raises(DeviceError, match="0 MHz"):
         backend("modelled").devices()[0].lock_clock(0)
+
+
+def test_a_late_clock_keeps_the_earlier_one_until_it_comes(fake_nvml: FakeNvml) -> None:
+    slot = fake_nvml.gpu()
+    slot.clock_delay_ns, slot.clock_jitter_ns = 50_000_000, 5_000_000
+    source = backend("nvml")
+    device = source.devices()[0]
+    device.lock_clock(1005)
+    assert fake_nvml.locked() == 1005
+    seen = []
+    while not seen or seen[-1][1] != 1005:
+        seen.append((time.monotonic_ns(), device.clock()))
+    assert {mhz for _, mhz in seen} == {1740, 1005}
+    (entry,) = (fake_nvml.state.log[k] for k in range(fake_nvml.state.log_size))
+    assert 45_000_000 <= entry.due - entry.time <= 55_000_000
+    assert seen[-1][0] >= entry.due
+    slot.stuck = 600
+    assert device.clock() == 600
+    source.close()
