@@ -130,8 +130,10 @@ cdef extern from "stage_paths.hpp" namespace "envplan" nogil:
         const double* time_price
         const double* wait_price
     cdef struct StagePath:
-        double bound
+        double bound, energy
+        int32_t changes
         vector[int32_t] rows
+        vector[double] times, waits
     StagePath cpp_cheapest_stage_path "envplan::cheapest_stage_path"(
         const CppProblem&, int32_t, const StagePrices&) except +
 
@@ -730,7 +732,8 @@ cdef class Problem:
             time_price, wait_price: float64 (operations of the stage,), fJ a ns.
 
         Returns:
-            (bound, rows): fJ, and int32 (operations of the stage,) over all tables.
+            (bound, energy, changes, rows, times, waits): fJ, fJ, a count, int32 (operations of the
+            stage,) over all tables, and float64 (operations of the stage,) twice, ns.
 
         Raises:
             ValueError: there is no such stage, or a row changes clocks within itself.
@@ -743,7 +746,7 @@ cdef class Problem:
         if time_price.shape[0] != size or wait_price.shape[0] != size:
             raise ValueError("prices must have one entry an operation of the stage")
         if size == 0:
-            return 0.0, np.empty(0, np.int32)
+            return 0.0, 0.0, 0, np.empty(0, np.int32), np.empty(0), np.empty(0)
         prices.latency = latency
         prices.min_dwell = min_dwell
         prices.asks_ahead = asks_ahead
@@ -752,7 +755,9 @@ cdef class Problem:
         prices.wait_price = &wait_price[0]
         with nogil:
             path = cpp_cheapest_stage_path(self._problem[0], stage, prices)
-        return path.bound, np.array(path.rows, np.int32)
+        rows = np.array(path.rows, np.int32)
+        times, waits = np.array(path.times), np.array(path.waits)
+        return path.bound, path.energy, path.changes, rows, times, waits
 
     def makespans(
         self, const int32_t[::1] rows not None, int64_t latency, cbool asks_ahead,

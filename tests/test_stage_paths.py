@@ -95,7 +95,7 @@ def _bounds(
 ) -> list[float]:
     bounds = []
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
-        bound_fj, rows = problem._kernel.cheapest_stage_path(
+        path = problem._kernel.cheapest_stage_path(
             stage,
             machine.latency_ns,
             machine.asks_ahead,
@@ -104,7 +104,16 @@ def _bounds(
             time_prices[first:last],
             wait_prices[first:last],
         )
+        bound_fj, energy_fj, changes, rows, times_ns, waits_ns = path
         assert len(rows) == last - first
+        priced_fj = (
+            energy_fj
+            + time_prices[first:last] @ times_ns
+            + wait_prices[first:last] @ waits_ns
+            + change_fj * changes
+        )
+        assert bound_fj == pytest.approx(priced_fj, rel=1e-6)
+        assert bound_fj < priced_fj
         bounds.append(bound_fj)
     return bounds
 
@@ -162,7 +171,7 @@ def test_without_latency_the_path_costs_its_bound(change_fj: float, seed: int) -
     problem = _problem(rng, 1, 6, 4)
     size = len(problem.table)
     time_prices, _ = _prices(rng, size)
-    bound_fj, path = problem._kernel.cheapest_stage_path(
+    bound_fj, _, _, path, _, _ = problem._kernel.cheapest_stage_path(
         0, 0, True, 0, change_fj, time_prices, np.zeros(size)
     )
     rows = (path - problem.first_row).astype(np.int32)

@@ -29,7 +29,7 @@ from envplan.request import Request
 from envplan.request.limits import MinDwell
 from envplan.units import ns_from_s_ceil
 
-Prices = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class FlowPrices:
     """
 
     arcs_uw: NDArray[np.int64]
-    time_uw: Prices
-    wait_uw: Prices
+    time_uw: Floats
+    wait_uw: Floats
     total_uw: int
     lag_cost_fj: int
 
@@ -175,13 +175,21 @@ RELAXED_BOUND: Final = StatedBound("relaxation")
 class StagePaths(NamedTuple):
     """The cheapest way of every stage at some prices.
 
+    It need not end in time, nor do stages wait for each other.
+
     Attributes:
-        cost_fj: a lower bound on what all stages cost together.
-        rows: int32 (N,), the choice that it was found at; it need not end in time.
+        costs_fj: a lower bound on what each stage costs.
+        energies_fj: effective energy of each stage.
+        rows: int32 (N,), the clocks asked for.
+        times_ns, waits_ns: float64 (N,), what each operation takes, and what its stage waits
+            before it.
     """
 
-    cost_fj: int
+    costs_fj: list[int]
+    energies_fj: list[float]
     rows: Rows
+    times_ns: Floats
+    waits_ns: Floats
 
 
 def cheapest_stage_paths(
@@ -202,10 +210,11 @@ def cheapest_stage_paths(
     Raises:
         InputError: a row of the profile changes clocks within itself.
     """
-    costs_fj, rows = list[int](), list[Rows]()
+    costs_fj, energies_fj = list[int](), list[float]()
+    rows, times_ns, waits_ns = list[Rows](), list[Floats](), list[Floats]()
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
         try:
-            cost_fj, of_stage = problem._kernel.cheapest_stage_path(
+            path = problem._kernel.cheapest_stage_path(
                 stage,
                 machine.latency_ns,
                 machine.asks_ahead,
@@ -216,10 +225,16 @@ def cheapest_stage_paths(
             )
         except ValueError as error:
             raise InputError(f"{error}, which the bound of late clocks does not know") from error
+        cost_fj, energy_fj, _, stage_rows, stage_times_ns, stage_waits_ns = path
         costs_fj.append(math.floor(cost_fj))
-        rows.append(of_stage)
-    chosen = np.concatenate(rows) - problem.first_row
-    return StagePaths(sum(costs_fj), chosen.astype(np.int32))
+        energies_fj.append(energy_fj)
+        rows.append(stage_rows)
+        times_ns.append(stage_times_ns)
+        waits_ns.append(stage_waits_ns)
+    chosen = (np.concatenate(rows) - problem.first_row).astype(np.int32)
+    return StagePaths(
+        costs_fj, energies_fj, chosen, np.concatenate(times_ns), np.concatenate(waits_ns)
+    )
 
 
 def bound_on(
@@ -289,4 +304,4 @@ def _priced_cost_fj(relaxation: Relaxation, prices: FlowPrices, clocks: ClockLim
     paths = cheapest_stage_paths(
         relaxation.problem, prices, clocks.machine, min_dwell_ns=clocks.min_dwell_ns
     )
-    return paths.cost_fj + prices.lag_cost_fj
+    return sum(paths.costs_fj) + prices.lag_cost_fj
