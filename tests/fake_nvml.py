@@ -52,7 +52,12 @@ class _Gpu(ctypes.Structure):
         ("mig", ctypes.c_int32),
         ("locked", ctypes.c_int32),
         ("boost", ctypes.c_int32),
+        ("earlier", ctypes.c_int32),
+        ("stuck", ctypes.c_int32),
         ("hang", ctypes.c_uint32),
+        ("due_time", ctypes.c_int64),
+        ("clock_delay_ns", ctypes.c_int64),
+        ("clock_jitter_ns", ctypes.c_int64),
         ("throttle", ctypes.c_uint64),
         ("lock_delay_ns", ctypes.c_uint64),
         ("energy_step_ns", ctypes.c_uint64),
@@ -67,18 +72,21 @@ class _Gpu(ctypes.Structure):
         ("energy_time", ctypes.c_int64),
         ("counter_time", ctypes.c_int64),
         ("faults", _Fault * len(KINDS)),
+        ("num_processes", ctypes.c_int32),
+        ("processes", ctypes.c_int32 * 8),
     )
 
 
 class _Entry(ctypes.Structure):
     _fields_ = (
         ("time", ctypes.c_int64),
+        ("due", ctypes.c_int64),
         ("pid", ctypes.c_int32),
         ("gpu", ctypes.c_int32),
         ("kind", ctypes.c_int32),
         ("mhz", ctypes.c_int32),
         ("result", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("before", ctypes.c_int32),
     )
 
 
@@ -110,6 +118,8 @@ class Call:
         kind: "lock", "reset" or "limit".
         mhz: what was asked for (W for a limit); 0 for a reset.
         result: nvmlReturn_t, 0 for success.
+        due: when the clock is there, s; 0 for a limit.
+        before: the clock until then, MHz; 0 for a limit.
     """
 
     time: float
@@ -118,6 +128,8 @@ class Call:
     kind: str
     mhz: int
     result: int
+    due: float = 0.0
+    before: int = 0
 
 
 class FakeNvml:
@@ -163,7 +175,12 @@ class FakeNvml:
         """The logged calls, oldest first; of one GPU or one kind if asked for."""
         size = self.state.log_size
         entries = [self.state.log[k % MAX_LOG] for k in range(max(0, size - MAX_LOG), size)]
-        calls = [Call(e.time * 1e-9, e.pid, e.gpu, KINDS[e.kind], e.mhz, e.result) for e in entries]
+        calls = [
+            Call(
+                e.time * 1e-9, e.pid, e.gpu, KINDS[e.kind], e.mhz, e.result, e.due * 1e-9, e.before
+            )
+            for e in entries
+        ]
         return [c for c in calls if index in (None, c.gpu) and kind in (None, c.kind)]
 
     def clock_changes(self, index: int = 0) -> list[int]:
@@ -183,6 +200,13 @@ class FakeNvml:
         """Let calls of a kind fail: all of them, the next few, or by chance. Code 0 ends it."""
         fault = self.gpu(index).faults[KINDS.index(kind)]
         fault.code, fault.remaining, fault.probability = code, times, probability
+
+    def compute(self, *pids: int, index: int = 0) -> None:
+        """Let these processes compute on a GPU, as the driver tells it, and no others."""
+        gpu = self.gpu(index)
+        gpu.num_processes = len(pids)
+        for number, pid in enumerate(pids):
+            gpu.processes[number] = pid
 
     def hang(self, *kinds: str, index: int = 0) -> None:
         """Let calls of these kinds not return until this is called again without them."""

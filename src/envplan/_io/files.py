@@ -197,8 +197,6 @@ class _Source(NamedTuple):
 def _opened(path: AnyPath) -> Iterator[_Source]:
     """Open a regular file or, where the path is "-", standard input.
 
-    A pipe or a device is refused before anything is read: it may never end, or never begin.
-
     Raises:
         OSError: it cannot be opened.
         InputError: it is no regular file.
@@ -208,17 +206,29 @@ def _opened(path: AnyPath) -> Iterator[_Source]:
         with _unpacked(io.BufferedReader(io.BytesIO(content)), len(content)) as source:
             yield source
         return
-    # Nobody may write to a pipe; opened so it does not wait for one.
+    with open_regular(path) as file, _unpacked(file, os.fstat(file.fileno()).st_size) as source:
+        yield source
+
+
+def open_regular(path: AnyPath) -> io.BufferedReader:
+    """Open a regular file to read it, as it is.
+
+    A pipe or a device is refused before anything is read: it may never end, or never begin.
+
+    Raises:
+        OSError: it cannot be opened.
+        InputError: it is no regular file.
+    """
+    # Opened in this way, a pipe to which nobody writes holds nobody up.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(status.st_mode):
-            reason = "is a pipe or a device; only regular files are read, and - is standard input"
-            raise InputError(reason, path=path)
-        with _unpacked(file, status.st_size) as source:
-            yield source
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    reason = "is a pipe or a device; only regular files are read, and - is standard input"
+    raise InputError(reason, path=path)
 
 
 @contextmanager

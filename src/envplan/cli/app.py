@@ -44,6 +44,7 @@ PANELS: Final = {
         "site": "Share a site's power budget among many jobs.",
     },
     "Run": {
+        "preflight": "Say whether a plan would be followed on this node.",
         "devices": "List the GPUs, and whether you may set their clocks.",
         "guard": "Give back the clocks that killed trainings left set.",
         "refine": "Fit a plan to the times that a run measured.",

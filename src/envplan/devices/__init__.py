@@ -122,6 +122,13 @@ class Device(Protocol):
     def throttle_reasons(self) -> Sequence[str]:
         """Why the clock is lower than asked for, now; empty if it is not."""
 
+    def compute_processes(self) -> Sequence[int]:
+        """The processes that compute on it now, as the host numbers them.
+
+        Empty where there are none, or the driver does not tell.
+        """
+        return ()
+
 
 def call_with_timeout(timeout_s: float, call: Callable[[], T], who: str) -> T:
     """Call a driver that may hang, in a thread, which is then left behind.

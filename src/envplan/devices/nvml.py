@@ -182,6 +182,11 @@ class NvmlDevice(Device):
         bits = self._event_reasons()
         return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
 
+    def compute_processes(self) -> Sequence[int]:
+        """The processes that compute on it now, as Device has it."""
+        running: Sequence[Any] = self._ask_or((), pynvml.nvmlDeviceGetComputeRunningProcesses)
+        return tuple(int(process.pid) for process in running)
+
     def close(self) -> None:
         """Stop sampling power, where that was needed."""
         if self._integral is not None:

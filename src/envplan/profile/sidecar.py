@@ -20,6 +20,10 @@ from envplan.profile.instructions import INCLUDES_RECOMPUTATION
 
 _KIND: Final = "profile's sidecar"
 
+#: The sidecar's field for the GPU's power limit, W.
+POWER_LIMIT: Final = "power_limit_w"
+MAX_POWER_W: Final = 1e5
+
 Count = Annotated[int, Strict(), Field(gt=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
@@ -108,6 +112,14 @@ class ProfileMetadata:
         return "identified" if identified else self.source
 
     @property
+    def power_limit_w(self) -> float | None:
+        """The GPU's power limit as the profile was measured, W; None: nothing says."""
+        limit_w = self.extra.get(POWER_LIMIT)
+        if not isinstance(limit_w, int | float) or not 0 < limit_w < MAX_POWER_W:
+            return None
+        return float(limit_w)
+
+    @property
     def gpus_per_stage(self) -> int:
         """GPUs that share a stage, as far as the sidecar says."""
         return self.job.gpus_per_stage or self.tensor_parallel or 1
@@ -122,6 +134,12 @@ class ProfileMetadata:
         """The same with today's date and this version of envplan."""
         today = date.today().isoformat()
         return replace(self, date=today, envplan_version=version("envplan"))
+
+    def with_power_limit(self, limit_w: float) -> ProfileMetadata:
+        """The same with the GPU's power limit, W; 0, which stands for unknown, says nothing."""
+        if not limit_w:
+            return self
+        return replace(self, extra={**self.extra, POWER_LIMIT: limit_w})
 
     @classmethod
     def read_json(cls, path: str | os.PathLike[str]) -> ProfileMetadata:
