@@ -347,6 +347,12 @@ class RunLog:
         append_line(self._file, self._start_line)
 
 
+def log_beside(freqplan: Path) -> Path:
+    """Where the run log of a frequency plan's file is, if nobody says it."""
+    stem = freqplan.name.removesuffix(".json").removesuffix(".freqplan")
+    return freqplan.with_name(f"{stem}.jsonl")
+
+
 def _open_or_warn(path: Path) -> int | None:
     try:
         return os.open(path, _OPEN_FLAGS, 0o666)
