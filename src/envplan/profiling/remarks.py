@@ -30,6 +30,7 @@ _NOTES: Final = {
     "rows_throttled": "the clock was held back during {} rows; see the column throttle",
     "rows_over_target_error": "{} rows did not reach the standard error asked for within "
     "--time-limit; see the columns time_std and energy_std",
+    "switch_latency_unknown": "how late clocks come was not measured: {}",
     "communication": "{}",
 }
 
