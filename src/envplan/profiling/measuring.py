@@ -119,7 +119,10 @@ def measure_latency(
         chosen, _ = _choose_for_cuda(stack.enter_context(opened(source)), device)
         info = chosen.info
         if metadata is not None and metadata.gpu not in (None, info.name):
-            raise InputError(f"is of the {metadata.gpu}, and GPU {info.index} is a {info.name}")
+            raise InputError(
+                f"the profile is of the {metadata.gpu}, but GPU {info.index} is the {info.name}; "
+                "choose the GPU with --device"
+            )
         if refusal := chosen.lock_refusal(probe=True):
             raise DeviceError(refusal)
         slices = make_slices(_CUDA_DEVICE)

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, TypeVar
 from envplan.devices import Device, DeviceError, PermissionDeniedError, spaced_clocks
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
+from envplan.profile.sidecar import LATENCY_UNKNOWN
 from envplan.profiling.block_statistics import Block, summarize
 from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.profiling.explaining import explained
@@ -272,7 +273,7 @@ class _Findings:
         if self.throttle_unknown:
             fields["throttle_untold"] = self.throttle_unknown
         if self.latency_unknown:
-            fields["switch_latency_unknown"] = self.latency_unknown
+            fields[LATENCY_UNKNOWN] = self.latency_unknown
         if self.counter_resets:
             fields["counter_resets"] = self.counter_resets
         return fields
