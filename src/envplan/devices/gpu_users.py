@@ -16,20 +16,19 @@ A clock that a GPU is held at is an administrator's only where no guard of envpl
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from envplan.devices import Device, DeviceError
-from envplan.devices.locks import RETRY_S, find_marks, hidden_lock_folders
+from envplan.devices.locks import RETRY_S
+from envplan.devices.marks import find_marks, hidden_lock_folders, user_name
 
 __all__ = [
     "may_be_set_by_a_guard",
     "others_computing",
     "process_in_words",
-    "user_name",
     "wait_until_alone",
 ]
 
@@ -76,7 +75,7 @@ def may_be_set_by_a_guard(device: Device) -> bool:
         return True
     if not _sees_whole_machine() or hidden_lock_folders():
         return True
-    return any(user != os.geteuid() for user, _, _ in find_marks(device.info.uuid))
+    return any(found.user != os.geteuid() for found in find_marks(device.info.uuid))
 
 
 def process_in_words(pid: int) -> str:
@@ -84,14 +83,6 @@ def process_in_words(pid: int) -> str:
     with suppress(OSError):
         return f"process {pid} of {user_name(Path(f'/proc/{pid}').stat().st_uid)}"
     return f"process {pid}"
-
-
-def user_name(user: int) -> str:
-    """The name of a user, or his number in words."""
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"
 
 
 def _sees_whole_machine() -> bool:

@@ -20,12 +20,12 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from envplan.devices import (
     DEFAULT_BACKEND,
@@ -318,68 +318,6 @@ def lock_folders(user: int) -> list[Path]:
                 if is_safe and stat.S_ISDIR(status.st_mode):
                     safe_folders.append(folder)
     return safe_folders
-
-
-class FoundMark(NamedTuple):
-    """A mark that a guard has, or had, on a GPU.
-
-    Attributes:
-        user: of the guard.
-        mark: the mark.
-        is_held: whether its guard still has the file locked.
-    """
-
-    user: int
-    mark: Mark
-    is_held: bool
-
-
-def find_marks(uuid: str) -> Iterator[FoundMark]:
-    """The marks on a GPU of this user's guards, and of others' whose files he may read.
-
-    Changes nothing.
-    """
-    for user in users_with_locks() | {os.geteuid(), 0}:
-        for folder in lock_folders(user):
-            with suppress(OSError):
-                found = _read_mark(folder / f"{uuid}.lock", user)
-                if found is not None:
-                    yield found
-
-
-def users_with_locks() -> set[int]:
-    """The users that may have a folder for lock files in /tmp."""
-    users = set()
-    for folder in Path("/tmp").glob("envplan-*"):
-        with suppress(OSError):
-            users.add(folder.lstat().st_uid)
-    return users
-
-
-def hidden_lock_folders() -> list[Path]:
-    """The folders with lock files of other users that this user may not read."""
-    folders = [folder for user in users_with_locks() | {0} for folder in lock_folders(user)]
-    return [folder for folder in folders if not os.access(folder, os.R_OK | os.X_OK)]
-
-
-def _read_mark(path: Path, user: int) -> FoundMark | None:
-    """The mark in a lock file; None: there is none.
-
-    Raises:
-        OSError: there is no such file, or this user may not read it.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mark = Mark.parse(os.read(descriptor, MARK_BYTES))
-        if mark is None:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return FoundMark(user, mark, is_held=True)
-        return FoundMark(user, mark, is_held=False)
-    finally:
-        os.close(descriptor)
 
 
 def _make_lock_folder() -> Path:

@@ -19,6 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from envplan._io.documents import MAX_DOCUMENT_BYTES
+from envplan._io.files import read_bounded
 from envplan.devices import (
     DEFAULT_BACKEND,
     GPU_TIMEOUT_S,
@@ -30,8 +32,8 @@ from envplan.devices import (
     choose,
     opened,
 )
-from envplan.devices.gpu_users import process_in_words, user_name
-from envplan.devices.locks import find_marks
+from envplan.devices.gpu_users import process_in_words
+from envplan.devices.marks import find_marks, user_name
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError
 
@@ -131,7 +133,7 @@ def preflight(
     Raises:
         InputError: the file is no frequency plan, or has no such node.
     """
-    content = path.read_bytes()
+    content = read_bounded(path, MAX_DOCUMENT_BYTES)
     plan = FrequencyPlan.load(path)
     found = Preflight(
         node=socket.gethostname(),

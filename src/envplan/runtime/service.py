@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from envplan.devices import BACKENDS, DeviceError, backend_class, call_with_timeout, opened
-from envplan.devices.locks import MARK_BYTES, LockFile, Mark, lock_folders, users_with_locks
+from envplan.devices.locks import MARK_BYTES, LockFile, Mark, lock_folders
+from envplan.devices.marks import users_with_folders
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
 
@@ -165,7 +166,7 @@ class Service:
     def _users() -> set[int]:
         """This user, and for root all others that may have a folder for locks."""
         user = os.geteuid()
-        return {user} if user else {user} | users_with_locks()
+        return {user} if user else users_with_folders()
 
     def finish(self, seconds: float) -> bool:
         """Wait until all has been given back; whether it has."""

@@ -22,7 +22,6 @@ then a job's frontier, and NAME.freqplan.json, where there is one, its frequency
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,8 @@ import numpy as np
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from envplan._io.documents import MAX_DOCUMENT_BYTES, Count, GpuCount, Model
-from envplan._io.files import AnyPath, decoded, parse_json, read_bounded
+from envplan._io.files import AnyPath, parse_json, read_bounded
+from envplan._io.markup import read_toml
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError, naming
 from envplan.plan import Rung
@@ -54,7 +54,6 @@ from envplan.site.ladder import JobLadder
 
 __all__ = ["SiteJob", "frontier_sha256", "read_frontier", "read_jobs", "read_ladder"]
 
-MAX_SITE_BYTES: Final = 16 * 2**20
 MAX_JOBS: Final = 10_000
 #: Plans along the frontier of a job that is given by its profile.
 _NUM_PLANS: Final = 33
@@ -328,12 +327,9 @@ def _read_entries(path: AnyPath) -> list[JobEntry]:
     Raises:
         InputError: it cannot be read, is no TOML, or its tables do not go together.
     """
-    text = decoded(read_bounded(path, MAX_SITE_BYTES), path)
+    tables = read_toml(path)
     with naming(path):
-        try:
-            entries = SiteFile.of(**tomllib.loads(text)).jobs
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise InputError(f"is not valid TOML: {error}") from None
+        entries = SiteFile.of(**tables).jobs
         uses_of_names = Counter(entry.name for entry in entries)
         for name, num_uses in uses_of_names.items():
             if num_uses > 1:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from envplan._io.files import open_regular
+from envplan.errors import InputError
 from envplan.runtime.orders import OrderFollowed
 from envplan.runtime.runlog import RunStarted
 
@@ -93,14 +95,14 @@ class RunProgress:
     def _new_lines(self, path: Path) -> Iterator[dict[str, Any]]:
         """The whole lines of a file that are new and JSON objects; none if it cannot be read."""
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 size = file.seek(0, 2)
                 begin = self._read_to.get(path, max(0, size - _TAIL_BYTES))
                 if begin > size:
                     begin = 0  # it was begun anew
                 file.seek(begin)
                 data = file.read(_MOST_BYTES)
-        except OSError:
+        except (OSError, InputError):
             return
         whole_lines, end, _cut_line = data.rpartition(b"\n")
         self._read_to[path] = begin + len(whole_lines) + len(end)
