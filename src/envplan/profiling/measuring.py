@@ -48,6 +48,7 @@ def measure(
     *,
     source: str,
     device: int | None = None,
+    share: bool = False,
     metadata: ProfileMetadata,
     progress: Callable[[float, str], None],
 ) -> Profile:
@@ -59,6 +60,7 @@ def measure(
         settings: of the sweep.
         source: the backend whose GPUs are measured.
         device: which GPU, as nvidia-smi counts; None: CUDA's first.
+        share: see Guard.start.
         metadata: of the job, for the sidecar.
         progress: see sweep.
 
@@ -75,7 +77,8 @@ def measure(
             with ExitStack() as held:
                 wait_with(stages, chosen, others, held)
                 if settings.lock:
-                    held.enter_context(Guard.start(source, chosen.info.index))
+                    guard = Guard.start(source, chosen.info.index, share=share)
+                    held.enter_context(guard)
                 yield
 
         stack.enter_context(_stoppable())
