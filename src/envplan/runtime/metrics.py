@@ -44,8 +44,8 @@ from envplan.devices import (
     opened,
 )
 from envplan.devices import backend as open_backend
+from envplan.devices.marks import find_marks, user_name, users_with_folders
 from envplan.errors import EnvplanError, InputError
-from envplan.runtime.marks import find_marks, user_name, users_with_folders
 from envplan.runtime.status import RunStatus, read_statuses
 
 if TYPE_CHECKING:

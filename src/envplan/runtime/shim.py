@@ -121,7 +121,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             `lambda: torch.cuda.Event(enable_timing=True, blocking=True)`. Clocks are then asked for
             when the GPU gets there, by a thread that waits for it (and would spin without
             blocking=True). Default: begin and end are called when the work begins and ends.
-        options: for the backend.
+        options: for the guard, such as `share` (see Guard.start), and for the backend.
 
     Attributes:
         plan: the frequency plan.
