@@ -52,7 +52,12 @@ class _Gpu(ctypes.Structure):
         ("mig", ctypes.c_int32),
         ("locked", ctypes.c_int32),
         ("boost", ctypes.c_int32),
+        ("earlier", ctypes.c_int32),
+        ("stuck", ctypes.c_int32),
         ("hang", ctypes.c_uint32),
+        ("due_time", ctypes.c_int64),
+        ("clock_delay_ns", ctypes.c_int64),
+        ("clock_jitter_ns", ctypes.c_int64),
         ("throttle", ctypes.c_uint64),
         ("lock_delay_ns", ctypes.c_uint64),
         ("energy_step_ns", ctypes.c_uint64),
@@ -75,12 +80,13 @@ class _Gpu(ctypes.Structure):
 class _Entry(ctypes.Structure):
     _fields_ = (
         ("time", ctypes.c_int64),
+        ("due", ctypes.c_int64),
         ("pid", ctypes.c_int32),
         ("gpu", ctypes.c_int32),
         ("kind", ctypes.c_int32),
         ("mhz", ctypes.c_int32),
         ("result", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("before", ctypes.c_int32),
     )
 
 
@@ -112,6 +118,8 @@ class Call:
         kind: "lock", "reset" or "limit".
         mhz: what was asked for (W for a limit); 0 for a reset.
         result: nvmlReturn_t, 0 for success.
+        due: when the clock is there, s; 0 for a limit.
+        before: the clock until then, MHz; 0 for a limit.
     """
 
     time: float
@@ -120,24 +128,36 @@ class Call:
     kind: str
     mhz: int
     result: int
+    due: float = 0.0
+    before: int = 0
 
 
 class FakeNvml:
     """The GPUs of a state file, for reading and for changing from a test."""
 
     def __init__(self, path: Path, model: ModelledGpu, count: int) -> None:
-        self.path = path
-        self.model = model
         with path.open("wb") as file:
             file.truncate(ctypes.sizeof(_State))
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self.state = _State.from_buffer(self._map)
+        self._attach(path)
+        self.model = model
         self.state.driver = b"550.54.14"
         self.state.num_gpus = count
         self.state.random = 0x9E3779B97F4A7C15
         for index in range(count):
             _fill(self.gpu(index), model, index)
+
+    @classmethod
+    def attached(cls, path: Path) -> FakeNvml:
+        """The GPUs of a state file that there is already."""
+        fake = cls.__new__(cls)
+        fake._attach(path)
+        return fake
+
+    def _attach(self, path: Path) -> None:
+        self.path = path
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self.state = _State.from_buffer(self._map)
 
     def gpu(self, index: int = 0) -> _Gpu:
         """The raw state of a GPU: every field may be read and set."""
@@ -165,13 +185,39 @@ class FakeNvml:
         """The logged calls, oldest first; of one GPU or one kind if asked for."""
         size = self.state.log_size
         entries = [self.state.log[k % MAX_LOG] for k in range(max(0, size - MAX_LOG), size)]
-        calls = [Call(e.time * 1e-9, e.pid, e.gpu, KINDS[e.kind], e.mhz, e.result) for e in entries]
+        calls = [
+            Call(
+                e.time * 1e-9, e.pid, e.gpu, KINDS[e.kind], e.mhz, e.result, e.due * 1e-9, e.before
+            )
+            for e in entries
+        ]
         return [c for c in calls if index in (None, c.gpu) and kind in (None, c.kind)]
 
     def clock_changes(self, index: int = 0) -> list[int]:
         """What a GPU's clock was set to, in order, MHz; 0 is a reset. Failed calls left out."""
         done = [c for c in self.calls(index) if c.result == 0 and c.kind != "limit"]
         return [c.mhz for c in done]
+
+    def clock_at(self, time_s: float, index: int = 0) -> int:
+        """The clock that a GPU ran at, MHz, by the log."""
+        slot = self.gpu(index)
+        if slot.stuck:
+            return int(slot.stuck)
+        highest = int(slot.boost or slot.clocks[0])
+        calls = [call for call in self._clock_calls(index) if call.time <= time_s]
+        if not calls:
+            return highest
+        last = calls[-1]
+        return last.before if time_s < last.due else last.mhz or highest
+
+    def change_times(self, index: int = 0) -> list[float]:
+        """When a GPU's clock may have changed, s, ascending, by the log."""
+        calls = self._clock_calls(index)
+        return sorted({time_s for call in calls for time_s in (call.time, call.due)})
+
+    def _clock_calls(self, index: int) -> list[Call]:
+        calls = self.calls(index)
+        return [call for call in calls if call.result == 0 and call.kind != "limit"]
 
     def fail(
         self,

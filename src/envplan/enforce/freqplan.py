@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
 from pydantic import Field, GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, core_schema
 
-from envplan._io.documents import Count, Document, Index, Joules, Model, Seconds
+from envplan._io.documents import Count, Document, Index, Joules, Model, Seconds, Watts
 from envplan._io.files import AnyPath
 from envplan.clocks import Rung, parse_clock_requests
 from envplan.enforce.topology import Topology
@@ -104,6 +104,19 @@ class StageEnergy(Model):
     baseline_j: Joules = Field(description="with every operation at its highest frequency")
 
 
+class StagePower(Model):
+    """W of one GPU of a stage by the profile, for checks of power limits.
+
+    Attributes:
+        highest_w: the largest average power of an operation at the clock written here.
+        profile_limit_w: the power limit that the profile was measured or modelled with; absent
+            where its sidecar does not say.
+    """
+
+    highest_w: Watts
+    profile_limit_w: Watts | None = None
+
+
 class RaisedClock(Model):
     """Operations whose planned clock the GPU does not have, and the clock they got instead."""
 
@@ -164,6 +177,7 @@ class FrequencyPlan(Document):
         iteration_time_s: replayed with the clocks written here; no later than the plan's.
         energy_j: per iteration over all GPUs, waiting included.
         stage_energies: of one GPU of each stage; absent in files of older versions.
+        stage_power: of one GPU of each stage; absent in files of older versions.
         raised: planned clocks that the GPU does not have.
         dwell: in files of older versions, what it took to make clocks last.
         ranks: every global rank, in order; those of one stage have the same operations.
@@ -186,6 +200,7 @@ class FrequencyPlan(Document):
     iteration_time_s: Seconds
     energy_j: Joules
     stage_energies: list[StageEnergy] | None = None
+    stage_power: list[StagePower] | None = None
     raised: list[RaisedClock]
     dwell: dict[str, float] | None = None
     ranks: list[RankPlan]

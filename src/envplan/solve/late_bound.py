@@ -22,14 +22,14 @@ from envplan.errors import InputError
 from envplan.frontier import Relaxation
 from envplan.pipeline import Pipeline
 from envplan.plan import Job
-from envplan.plan.build import rounding_allowance_fj
+from envplan.plan.late_clock_prices import LateClockPrices, is_next_on_stage, precedences
 from envplan.plan.model import Bound
-from envplan.replay import Machine, Problem, Replay, Rows
+from envplan.replay import Machine, Problem, Rows
 from envplan.request import Request
 from envplan.request.limits import MinDwell
 from envplan.units import ns_from_s_ceil
 
-Prices = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,16 @@ class FlowPrices:
         time_uw: of a ns that each operation takes, (N,): what flows through it.
         wait_uw: of a ns of waiting before each, (N,): what flows to it from the operation before it
             on its stage, and where it is the first of all from the source.
+        end_wait_uw: of a ns from the end of each stage's last operation to that of the iteration,
+            (S,): what flows from that operation straight to the end.
         total_uw: of a ns of the iteration: what flows into its end.
         lag_cost_fj: what the constant lags of precedences cost.
     """
 
     arcs_uw: NDArray[np.int64]
-    time_uw: Prices
-    wait_uw: Prices
+    time_uw: Floats
+    wait_uw: Floats
+    end_wait_uw: Floats
     total_uw: int
     lag_cost_fj: int
 
@@ -92,23 +95,27 @@ class FlowPrices:
             arcs_uw: not negative, in the order of `pipeline.succ`.
         """
         num_operations = len(pipeline.operations)
-        before, after = _precedences(pipeline)
+        before, after = precedences(pipeline)
         into_uw = np.zeros(num_operations, np.int64)
         out_of_uw = np.zeros(num_operations, np.int64)
         np.add.at(into_uw, after, arcs_uw)
         np.add.at(out_of_uw, before, arcs_uw)
         through_uw = np.maximum(into_uw, out_of_uw)
         wait_uw = np.zeros(num_operations, np.int64)
-        is_next = _is_next_on_stage(pipeline)
+        is_next = is_next_on_stage(pipeline)
         np.add.at(wait_uw, after[is_next], arcs_uw[is_next])
         begin = pipeline.stage_begin
-        firsts = begin[:-1][np.diff(begin) > 0]
+        has_any = np.diff(begin) > 0
+        firsts, lasts = begin[:-1][has_any], begin[1:][has_any] - 1
         wait_uw[firsts] = through_uw[firsts] - into_uw[firsts]
+        end_wait_uw = np.zeros(pipeline.num_stages)
+        end_wait_uw[has_any] = through_uw[lasts] - out_of_uw[lasts]
         lag_costs = zip(arcs_uw.tolist(), pipeline.succ_lag_ns.tolist(), strict=True)
         return cls(
             arcs_uw=arcs_uw,
             time_uw=through_uw.astype(np.float64),
             wait_uw=wait_uw.astype(np.float64),
+            end_wait_uw=end_wait_uw,
             total_uw=sum((through_uw - out_of_uw).tolist()),
             lag_cost_fj=sum(price_uw * lag_ns for price_uw, lag_ns in lag_costs),
         )
@@ -142,31 +149,18 @@ class FlowPrices:
         return self.of_arcs(pipeline, (self.arcs_uw * share).astype(np.int64))
 
 
-def _precedences(pipeline: Pipeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The operations before and after each precedence, in the order of `pipeline.succ`."""
-    numbers = np.arange(len(pipeline.operations))
-    before = np.repeat(numbers, np.diff(pipeline.succ_begin))
-    return before, pipeline.succ.astype(np.int64)
-
-
-def _is_next_on_stage(pipeline: Pipeline) -> NDArray[np.bool_]:
-    """Whether each precedence leads to the next operation of the same stage."""
-    before, after = _precedences(pipeline)
-    stage = np.repeat(np.arange(pipeline.num_stages), np.diff(pipeline.stage_begin))
-    is_next: NDArray[np.bool_] = (after == before + 1) & (stage[after] == stage[before])
-    return is_next
-
-
 class StatedBound(NamedTuple):
     """The lower bound that a plan states.
 
     Attributes:
         kind: what it follows from.
         energy_fj: of one GPU a stage; None: what the relaxation says.
+        prices: of the bound of late clocks, where they are not the relaxed ones.
     """
 
     kind: Bound
     energy_fj: int | None = None
+    prices: LateClockPrices | None = None
 
 
 RELAXED_BOUND: Final = StatedBound("relaxation")
@@ -175,13 +169,23 @@ RELAXED_BOUND: Final = StatedBound("relaxation")
 class StagePaths(NamedTuple):
     """The cheapest way of every stage at some prices.
 
+    It need not end in time, nor do stages wait for each other.
+
     Attributes:
-        cost_fj: a lower bound on what all stages cost together.
-        rows: int32 (N,), the choice that it was found at; it need not end in time.
+        costs_fj: a lower bound on what each stage costs.
+        energies_fj: effective energy of each stage.
+        rows: int32 (N,), the clocks asked for.
+        times_ns, waits_ns: float64 (N,), what each operation takes, and what its stage waits
+            before it.
+        end_waits_ns: float64 (S,), what each stage waits after its last operation.
     """
 
-    cost_fj: int
+    costs_fj: list[int]
+    energies_fj: list[float]
     rows: Rows
+    times_ns: Floats
+    waits_ns: Floats
+    end_waits_ns: Floats
 
 
 def cheapest_stage_paths(
@@ -202,43 +206,38 @@ def cheapest_stage_paths(
     Raises:
         InputError: a row of the profile changes clocks within itself.
     """
-    costs_fj, rows = list[int](), list[Rows]()
+    costs_fj, energies_fj = list[int](), list[float]()
+    rows, times_ns, waits_ns = list[Rows](), list[Floats](), list[Floats]()
+    end_waits_ns = list[float]()
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
         try:
-            cost_fj, of_stage = problem._kernel.cheapest_stage_path(
+            path = problem._kernel.cheapest_stage_path(
                 stage,
                 machine.latency_ns,
                 machine.asks_ahead,
                 min_dwell_ns,
                 change_fj,
                 prices.time_uw[first:last],
-                prices.wait_uw[first:last],
+                np.append(prices.wait_uw[first:last], prices.end_wait_uw[stage]),
             )
         except ValueError as error:
             raise InputError(f"{error}, which the bound of late clocks does not know") from error
+        cost_fj, energy_fj, _, stage_rows, stage_times_ns, stage_waits_ns = path
         costs_fj.append(math.floor(cost_fj))
-        rows.append(of_stage)
-    chosen = np.concatenate(rows) - problem.first_row
-    return StagePaths(sum(costs_fj), chosen.astype(np.int32))
-
-
-def bound_on(
-    relaxation: Relaxation, replay: Replay, deadline_ns: int, clocks: ClockLimits
-) -> StatedBound:
-    """The higher one of the relaxed bound and that of late and held clocks.
-
-    Clocks that change within an operation are known to the relaxed bound alone.
-
-    Args:
-        replay: of the plan that states it.
-        deadline_ns: that the plan is for.
-    """
-    if not clocks.are_any or relaxation.profile.adjustments.by_parts is not None:
-        return RELAXED_BOUND
-    deadline_ns = max(relaxation.min_time_ns, deadline_ns)
-    relaxed_fj = relaxation.lower_bound_fj(deadline_ns) - rounding_allowance_fj(replay)
-    late_fj = late_clock_bound_fj(relaxation, deadline_ns, clocks)
-    return StatedBound("late-clocks", late_fj) if late_fj > relaxed_fj else RELAXED_BOUND
+        energies_fj.append(energy_fj)
+        rows.append(stage_rows)
+        times_ns.append(stage_times_ns)
+        waits_ns.append(stage_waits_ns[:-1])
+        end_waits_ns.append(float(stage_waits_ns[-1]))
+    chosen = (np.concatenate(rows) - problem.first_row).astype(np.int32)
+    return StagePaths(
+        costs_fj,
+        energies_fj,
+        chosen,
+        np.concatenate(times_ns),
+        np.concatenate(waits_ns),
+        np.array(end_waits_ns),
+    )
 
 
 def late_clock_bound_fj(
@@ -250,7 +249,7 @@ def late_clock_bound_fj(
 
     Args:
         deadline_ns: not below T_min, ns.
-        prices: any; default: the relaxed ones.
+        prices: any will do; default: the relaxed ones.
 
     Raises:
         InputError: a row of the profile changes clocks within itself.
@@ -260,12 +259,21 @@ def late_clock_bound_fj(
         if deadline_ns >= relaxation.min_energy_time_ns:
             # Time that nobody needs is worth nothing: only waiting is saved by ending earlier.
             prices = prices.scaled_to(relaxation.total_power_uw, relaxation.pipeline)
-    priced_fj = _priced_cost_fj(relaxation, prices, clocks)
+    paths = cheapest_stage_paths(
+        relaxation.problem, prices, clocks.machine, min_dwell_ns=clocks.min_dwell_ns
+    )
+    return priced_bound_fj(relaxation, prices, paths, deadline_ns)
+
+
+def priced_bound_fj(
+    relaxation: Relaxation, prices: FlowPrices, paths: StagePaths, deadline_ns: int
+) -> int:
+    """Least energy of an iteration that ends by a deadline, by the paths at some prices, fJ."""
     # By this much energy falls with the end of the iteration, which lies between T_min and the
     # deadline.
     slope_uw = prices.total_uw - relaxation.total_power_uw
     end_ns = deadline_ns if slope_uw >= 0 else relaxation.min_time_ns
-    return priced_fj - slope_uw * end_ns
+    return sum(paths.costs_fj) + prices.lag_cost_fj - slope_uw * end_ns
 
 
 def late_waiting_bound_fj(relaxation: Relaxation, time_ns: int, clocks: ClockLimits) -> int:
@@ -280,13 +288,8 @@ def late_waiting_bound_fj(relaxation: Relaxation, time_ns: int, clocks: ClockLim
         InputError: a row of the profile changes clocks within itself.
     """
     prices = FlowPrices.relaxed_until(relaxation, time_ns)
-    priced_fj = _priced_cost_fj(relaxation, prices, clocks)
-    return priced_fj + (relaxation.total_power_uw - prices.total_uw) * time_ns
-
-
-def _priced_cost_fj(relaxation: Relaxation, prices: FlowPrices, clocks: ClockLimits) -> int:
-    """Least effective energy, time and waits at some prices, fJ; the end is paid for with them."""
     paths = cheapest_stage_paths(
         relaxation.problem, prices, clocks.machine, min_dwell_ns=clocks.min_dwell_ns
     )
-    return paths.cost_fj + prices.lag_cost_fj
+    slope_uw = prices.total_uw - relaxation.total_power_uw
+    return sum(paths.costs_fj) + prices.lag_cost_fj - slope_uw * time_ns
