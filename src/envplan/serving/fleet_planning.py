@@ -89,47 +89,111 @@ def plan_fleet(
     request = PlanRequest.create(profile, loads, gpus, merge=planning.merge)
     max_late_share = 1 - planning.slo_quantile / 100
     replayed = replay_curves(profile, possible_promises(request), max_late_share, progress)
-    for _ in range(_MAX_ROUNDS):
-        plan = planning.plan(replayed, loads, gpus)
-        replay = replay_plan(profile, plan.pools)
-        if replay.attainment >= 1 - max_late_share:
-            one_clock = list(_fleets_at_one_clock(replayed, loads, gpus, planning))
-            return with_replay(plan, replay, planning.slo_quantile, one_clock)
-        replayed = _relieved(replayed, plan, replay, 1 - max_late_share)
-    raise NoAnswerError(
-        f"no plan met the SLOs of {planning.slo_quantile:g}% of requests when it was replayed; ask "
-        "for less with --slo-quantile, or keep classes apart with --no-merge"
-    )
+    search = _FleetSearch(profile, loads, gpus, planning)
+    rivals = list(search.plans_at_one_clock(replayed))
+    # Load curves are of single instances: what was planned to draw least may not draw least.
+    best = min([search.plan_that_holds(replayed), *rivals], key=lambda found: found.power_w)
+    one_clock = [rival.at_one_clock() for rival in rivals]
+    return with_replay(best.plan, best.replay, planning.slo_quantile, one_clock)
 
 
-def _fleets_at_one_clock(
-    profile: ServingProfile, loads: Mapping[str, float], gpus: int, planning: Planning
-) -> Iterator[OneClockFleet]:
-    """The best fleet at each clock, clocks ascending, for clocks that can serve the loads."""
-    for clock_mhz in sorted({key.frequency_mhz for key in profile.curves}):
-        curves = {
-            key: curve for key, curve in profile.curves.items() if key.frequency_mhz == clock_mhz
-        }
-        with suppress(NoAnswerError):
-            plan = planning.plan(replace(profile, curves=curves), loads, gpus)
-            yield OneClockFleet(frequency_mhz=clock_mhz, gpus=plan.gpus, power_w=plan.power)
+@dataclass(frozen=True)
+class _ReplayedPlan:
+    """A plan by load curves, and its replay."""
+
+    plan: ServingPlan
+    replay: PlanReplay
+
+    @property
+    def power_w(self) -> float:
+        """Power of all instances in the replay."""
+        power_w = 0.0
+        for pool, replayed_groups in zip(self.plan.pools, self.replay.groups, strict=True):
+            for group, replayed in zip(pool.groups, replayed_groups, strict=True):
+                power_w += group.instances * replayed.power_w
+        return power_w
+
+    def at_one_clock(self) -> OneClockFleet:
+        """What the plan states of it, if all its instances run at one clock."""
+        clocks_mhz = {group.frequency_mhz for pool in self.plan.pools for group in pool.groups}
+        return OneClockFleet(
+            frequency_mhz=max(clocks_mhz),
+            gpus=self.plan.gpus,
+            power_w=self.power_w,
+        )
 
 
-def _relieved(
-    profile: ServingProfile, plan: ServingPlan, replay: PlanReplay, attainment: float
-) -> ServingProfile:
+@dataclass(frozen=True)
+class _FleetSearch:
+    """Plans for some loads, made from load curves and replayed.
+
+    Attributes:
+        profile: with the SLOs.
+        loads: tokens/s by class.
+        gpus: at most.
+        planning: how plans are made.
+    """
+
+    profile: ServingProfile
+    loads: Mapping[str, float]
+    gpus: int
+    planning: Planning
+
+    def plan_that_holds(self, curves: ServingProfile) -> _ReplayedPlan:
+        """The plan by some curves, relieved until enough requests meet their SLOs in its replay.
+
+        Raises:
+            NoAnswerError: there is no plan, or none that holds.
+        """
+        target = self.planning.slo_quantile / 100
+        for _ in range(_MAX_ROUNDS):
+            plan = self.planning.plan(curves, self.loads, self.gpus)
+            replay = replay_plan(self.profile, plan.group_loads(self.profile))
+            found = _ReplayedPlan(plan, replay)
+            if replay.attainment >= target:
+                return found
+            curves = _relieved(curves, found, target)
+        raise NoAnswerError(
+            f"no plan met the SLOs of {self.planning.slo_quantile:g}% of requests when it was "
+            "replayed; ask for less with --slo-quantile, or keep classes apart with --no-merge"
+        )
+
+    def plans_at_one_clock(self, curves: ServingProfile) -> Iterator[_ReplayedPlan]:
+        """The best plan at one lower clock and that at the highest, where these hold."""
+        clocks_mhz = sorted({key.frequency_mhz for key in curves.curves})
+        for candidates_mhz in (clocks_mhz[:-1], clocks_mhz[-1:]):
+            power_w: dict[int, float] = {}
+            for clock_mhz in candidates_mhz:
+                with suppress(NoAnswerError):
+                    plan = self.planning.plan(_at_clock(curves, clock_mhz), self.loads, self.gpus)
+                    power_w[clock_mhz] = plan.power
+            if not power_w:
+                continue
+            best_mhz = min(power_w, key=power_w.__getitem__)
+            with suppress(NoAnswerError):
+                yield self.plan_that_holds(_at_clock(curves, best_mhz))
+
+
+def _at_clock(profile: ServingProfile, clock_mhz: int) -> ServingProfile:
+    """The profile with the curves of one clock only."""
+    curves = {key: curve for key, curve in profile.curves.items() if key.frequency_mhz == clock_mhz}
+    return replace(profile, curves=curves)
+
+
+def _relieved(profile: ServingProfile, found: _ReplayedPlan, attainment: float) -> ServingProfile:
     """The profile with less load for the instances of groups that met their SLOs too seldom."""
     curves = dict(profile.curves)
-    for key in set(_overloaded(plan, replay, attainment)):
+    for key in set(_overloaded(found, attainment)):
         curve = curves[key]
         less = {slo: _KEPT_LOAD * load for slo, load in curve.max_load_by_slo.items()}
         curves[key] = replace(curve, max_load_by_slo=less)
     return replace(profile, curves=curves)
 
 
-def _overloaded(plan: ServingPlan, replay: PlanReplay, attainment: float) -> Iterator[CurveKey]:
+def _overloaded(found: _ReplayedPlan, attainment: float) -> Iterator[CurveKey]:
     """The curves of groups whose own attainment, or that of a class they serve, is too low."""
-    too_low = {name for name, kept in replay.attainment_by_class.items() if kept < attainment}
+    plan, replay = found.plan, found.replay
+    too_low = {name for name, share in replay.mean_by_class.items() if share < attainment}
     for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
         for group, replayed in zip(pool.groups, replayed_groups, strict=True):
             if replayed.attainment < attainment or too_low.intersection(pool.classes):

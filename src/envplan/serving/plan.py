@@ -23,6 +23,7 @@ from envplan.serving.performance import Configuration
 from envplan.serving.plan_replay import replay_plan
 from envplan.serving.plan_request import PlanRequest
 from envplan.serving.profile import ServingProfile
+from envplan.serving.steady_replay import SteadyLoad
 from envplan.serving.steady_state import CurveKey
 
 #: Loads and powers of a plan must agree with its profile this well, relative to the larger.
@@ -109,6 +110,28 @@ class Pool(Model):
         """Power of all its instances, W."""
         return sum(group.instances * group.power_w for group in self.groups)
 
+    def group_loads(self, profile: ServingProfile) -> list[SteadyLoad]:
+        """The instances of each group, and its part of the requests that come to the pool."""
+        carried_tokens_s = sum(group.instances * group.load_tokens_s for group in self.groups)
+        loads = []
+        for group in self.groups:
+            part = 0.0
+            if carried_tokens_s:
+                part = group.instances * group.load_tokens_s / carried_tokens_s
+            requests_s = {}
+            for served in self.serves:
+                tokens = profile.classes[served.request_class].tokens
+                if part * served.load_tokens_s:
+                    requests_s[served.request_class] = part * served.load_tokens_s / tokens
+            loads.append(
+                SteadyLoad(
+                    configuration=Configuration(group.tp, group.frequency_mhz),
+                    num_instances=group.instances,
+                    requests_s=requests_s,
+                )
+            )
+        return loads
+
 
 class ProfileReference(Model):
     """The profile a plan was made from."""
@@ -127,12 +150,12 @@ class Baseline(Model):
 
 
 class OneClockFleet(Model):
-    """The best fleet for the same loads and GPUs whose instances all run at one clock.
+    """The best fleet for the same loads, SLOs and GPUs whose instances all run at one clock.
 
     Attributes:
         frequency_mhz: the clock.
         gpus: in use.
-        power_w: of all instances, by their load curves.
+        power_w: of all instances, when it is replayed.
     """
 
     frequency_mhz: Count
@@ -152,8 +175,8 @@ class Predicted(Model):
         savings_percent: power saved against the baseline.
         attainment_by_class: share of the requests of each class that meet their SLOs at least, when
             the plan is replayed; None where it was not.
-        one_clock: the best fleets within the same GPUs at one clock each, clocks ascending; clocks
-            that cannot serve the loads are left out. None where the plan was not replayed.
+        one_clock: the best fleets within the same GPUs at one lower clock, and at the highest; none
+            where these cannot serve the loads. None where the plan was not replayed.
     """
 
     gpus: Count
@@ -194,6 +217,10 @@ class ServingPlan(Document):
     def was_replayed(self) -> bool:
         """Whether its figures are those of a replay, rather than of load curves."""
         return self.request.slo_quantile_percent is not None
+
+    def group_loads(self, profile: ServingProfile) -> list[list[SteadyLoad]]:
+        """The groups of instances of each pool, and the requests that come to each."""
+        return [pool.group_loads(profile) for pool in self.pools]
 
     def find_profile(self, path_or_name: str | None = None) -> ServingProfile:
         """The profile that the plan was made from, changed since or not.
@@ -289,7 +316,8 @@ def _problems_of_replay(plan: ServingPlan, profile: ServingProfile) -> Iterator[
             if Configuration(group.tp, group.frequency_mhz) not in profile.performance:
                 yield f"pool {pool.request_class}, {group}: the profile has no such configuration"
                 return
-    replay = replay_plan(profile.with_slos(plan.request.slos), plan.pools)
+    with_slos = profile.with_slos(plan.request.slos)
+    replay = replay_plan(with_slos, plan.group_loads(with_slos))
     for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
         for group, replayed in zip(pool.groups, replayed_groups, strict=True):
             for name, value in asdict(replayed).items():

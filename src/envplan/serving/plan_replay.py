@@ -9,19 +9,15 @@ highest load one draw in many has a jam that the others have not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from envplan.serving.classes import CLASSES
-from envplan.serving.performance import Configuration
+from envplan.serving.profile import ServingProfile
 from envplan.serving.steady_replay import Share, SteadyLoad, SteadyReplay, replay_steadily
-
-if TYPE_CHECKING:
-    from envplan.serving.plan import Group, Pool
-    from envplan.serving.profile import ServingProfile
 
 #: Draws that a plan is replayed with.
 NUM_DRAWS: Final = 16
@@ -59,63 +55,50 @@ class PlanReplay:
     Attributes:
         groups: of each pool, in the plan's order.
         attainment_by_class: share of the requests of each class that meet their SLOs, at least.
+        mean_by_class: share of them that did in all draws together. Of a class that seldom comes
+            little can be promised, though all its requests were in time.
     """
 
     groups: Sequence[Sequence[GroupReplay]]
     attainment_by_class: Mapping[str, float]
+    mean_by_class: Mapping[str, float]
 
     @property
     def attainment(self) -> float:
-        """The lowest of any group or class."""
+        """The lowest share that a group keeps, or that a class had on average."""
         groups = [group.attainment for of_pool in self.groups for group in of_pool]
-        return min([*groups, *self.attainment_by_class.values()])
+        return min([*groups, *self.mean_by_class.values()])
 
 
-def replay_plan(profile: ServingProfile, pools: Sequence[Pool]) -> PlanReplay:
-    """Replay all groups of some pools.
+def replay_plan(profile: ServingProfile, pools: Iterable[Sequence[SteadyLoad]]) -> PlanReplay:
+    """Replay all groups of instances of a plan.
 
     Args:
-        profile: with the performance of their instances, and their SLOs.
-        pools: of a plan.
+        profile: with the performance of the instances, and the SLOs.
+        pools: the groups of each pool, with what comes to them; see ServingPlan.group_loads.
     """
     groups: list[list[GroupReplay]] = []
     shares_by_class: dict[str, list[list[Share]]] = {}
-    for pool in pools:
+    for loads in pools:
         groups.append([])
-        for group in pool.groups:
-            replays = list(_replay_group(profile, pool, group))
+        for load in loads:
+            replays = list(_replay_group(profile, load))
             groups[-1].append(_summary(replays))
-            for name in pool.classes:
+            for name in load.requests_s:
                 of_class = [replay.shares.get(name, Share(0, 0)) for replay in replays]
                 shares_by_class.setdefault(name, []).append(of_class)
-    attainment_by_class = {}
+    attainment_by_class: dict[str, float] = {}
+    mean_by_class: dict[str, float] = {}
     for name in CLASSES:
         if name in shares_by_class:
-            attainment_by_class[name] = _kept_share(_sum_by_draw(shares_by_class[name]))
-    return PlanReplay(groups, attainment_by_class)
+            draws = _sum_by_draw(shares_by_class[name])
+            attainment_by_class[name] = _kept_share(draws)
+            mean_by_class[name] = _mean_share(draws)
+    return PlanReplay(groups, attainment_by_class, mean_by_class)
 
 
-def group_load(profile: ServingProfile, pool: Pool, group: Group) -> SteadyLoad:
-    """The instances of a group, and its part of what comes to its pool."""
-    carried_tokens_s = sum(other.instances * other.load_tokens_s for other in pool.groups)
-    part = 0.0
-    if carried_tokens_s:
-        part = group.instances * group.load_tokens_s / carried_tokens_s
-    requests_s = {}
-    for served in pool.serves:
-        rate = part * served.load_tokens_s / profile.classes[served.request_class].tokens
-        if rate:
-            requests_s[served.request_class] = rate
-    return SteadyLoad(
-        configuration=Configuration(group.tp, group.frequency_mhz),
-        num_instances=group.instances,
-        requests_s=requests_s,
-    )
-
-
-def _replay_group(profile: ServingProfile, pool: Pool, group: Group) -> Iterator[SteadyReplay]:
+def _replay_group(profile: ServingProfile, load: SteadyLoad) -> Iterator[SteadyReplay]:
     """The replays of a group, one for each draw."""
-    load = group_load(profile, pool, group)
     if not load.requests_s:
         yield SteadyReplay.idle(profile, load)
         return
@@ -146,6 +129,14 @@ def _sum_by_draw(groups: Sequence[Sequence[Share]]) -> list[Share]:
         attained = sum(share.attained for share in of_draw)
         sums.append(Share(attained, sum(share.requests for share in of_draw)))
     return sums
+
+
+def _mean_share(draws: Sequence[Share]) -> float:
+    """The share of all requests together; 1 where none came."""
+    num_requests = sum(draw.requests for draw in draws)
+    if not num_requests:
+        return 1.0
+    return sum(draw.attained for draw in draws) / num_requests
 
 
 def _kept_share(draws: Sequence[Share]) -> float:

@@ -221,12 +221,9 @@ def _print_one_clock_fleets(predicted: Predicted, gpus: int) -> None:
     fleets = predicted.one_clock
     if not fleets:
         return
-    *lower, highest = fleets
-    shown = [("the highest clock", highest)]
-    if lower:
-        best = min(lower, key=lambda fleet: fleet.power_w)
-        shown.append(("one lower clock", best))
-    for name, fleet in shown:
+    highest_mhz = max(fleet.frequency_mhz for fleet in fleets)
+    for fleet in fleets:
+        name = "the highest clock" if fleet.frequency_mhz == highest_mhz else "one lower clock"
         saved_percent = 100 * (1 - predicted.power_w / fleet.power_w) if fleet.power_w else 0.0
         ui.say(
             f"the best fleet on up to {gpus} GPUs at {name}, {fleet.frequency_mhz} MHz: "
