@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -14,7 +15,7 @@ from envplan.cli.describe import span
 from envplan.cli.invocation import invocation
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import table_columns
-from envplan.cli.types import one_of
+from envplan.cli.types import OutputFile, one_of, parser_of
 from envplan.devices import BACKENDS, DEFAULT_BACKEND, DeviceError, opened
 from envplan.errors import InputError
 
@@ -27,6 +28,13 @@ _PERIOD_S: Final = 1.0
 #: How long the last look may take.
 _LAST_LOOK_S: Final = 60.0
 _INSTALL: Final = "systemctl enable --now envplan-guard"
+
+
+def _listen_address(text: str, option: str) -> str:
+    address, colon, port = text.rpartition(":")
+    if not (colon and address and port.isdecimal() and int(port) < 2**16):
+        raise InputError(f"{option} must be an address and a port, as in 0.0.0.0:9417, not {text}")
+    return text
 
 
 def devices(
@@ -127,6 +135,26 @@ def guard(
             help="Print a systemd unit and a Slurm epilog, and end.",
         ),
     ] = False,
+    metrics_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics-file",
+            metavar="FILE",
+            parser=OutputFile(".prom"),
+            help="Write metrics there every 5 s, for node_exporter's textfile collector.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics-listen",
+            metavar="ADDRESS:PORT",
+            parser=parser_of(_listen_address),
+            help="Serve metrics there, as in 0.0.0.0:9417; needs envplan[metrics].",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None,
 ) -> None:
     """Give back the clocks that killed trainings left set, until it is stopped.
 
@@ -138,11 +166,12 @@ def guard(
     Example:
       envplan guard --unit > /etc/systemd/system/envplan-guard.service
       systemctl enable --now envplan-guard
+      envplan guard --metrics-file /var/lib/prometheus/node-exporter/envplan.prom
     """
     if unit:
         _print_unit()
     else:
-        _serve(once=once)
+        _serve(once=once, metrics_file=metrics_file, metrics_listen=metrics_listen)
 
 
 def _print_unit() -> None:
@@ -154,15 +183,26 @@ def _print_unit() -> None:
         typer.echo(f"next: {_INSTALL}", err=True)
 
 
-def _serve(*, once: bool) -> None:
+def _serve(*, once: bool, metrics_file: Path | None, metrics_listen: str | None) -> None:
     from envplan.runtime.service import Service
 
+    if once and metrics_listen:
+        raise InputError("--once ends at once, and so would --metrics-listen; use --metrics-file")
+    metrics = None
+    if metrics_file or metrics_listen:
+        from envplan.runtime.metrics import MetricsProcess
+
+        metrics = MetricsProcess(metrics_file, metrics_listen, _log)
     service = Service(_log)
     service.look()
+    if once and metrics:
+        metrics.run_once()
     if not once:
         _log("giving back what killed trainings leave set, until interrupted")
         _log("next: envplan guard --unit (makes it a service)")
     while not once:
+        if metrics:
+            metrics.keep_running()
         time.sleep(_PERIOD_S)
         service.look()
     if not service.finish(_LAST_LOOK_S):

@@ -8,13 +8,10 @@ not as planned, or where nobody can tell.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import pwd
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -35,9 +32,9 @@ from envplan.devices import (
     choose,
     opened,
 )
-from envplan.devices.locks import MARK_BYTES, Mark, lock_folders
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError
+from envplan.runtime.marks import find_marks, user_name
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -373,25 +370,18 @@ def _is_own(pid: int) -> bool:
 
 def _process_in_words(pid: int) -> str:
     try:
-        owner = _user_name(Path(f"/proc/{pid}").stat().st_uid)
+        owner = user_name(Path(f"/proc/{pid}").stat().st_uid)
     except OSError:  # of another container
         return f"process {pid}"
     return f"process {pid} of {owner}"
-
-
-def _user_name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"
 
 
 def _check_locks(state: _GpuState) -> Check:
     """Whether a guard of some user has the GPU, a dead one has left it set, or another tool did."""
     name = "other locks"
     index = state.info.index
-    for found in _find_marks(state.info.uuid):
-        owner = _user_name(found.user)
+    for found in find_marks(state.info.uuid):
+        owner = user_name(found.user)
         if found.is_held:
             pid = found.mark.guard_pid
             detail = f"another training of {owner} sets its clock, its guard is process {pid}"
@@ -405,52 +395,3 @@ def _check_locks(state: _GpuState) -> Check:
         detail = f"another tool seems to hold it at {state.locked_mhz} MHz, and gets that back"
         return Check(name, Status.WARNING, detail, index)
     return Check(name, Status.OK, "none", index)
-
-
-@dataclass(frozen=True)
-class _FoundMark:
-    """A mark that a guard has, or had, on a GPU.
-
-    Attributes:
-        user: of the guard.
-        mark: the mark.
-        is_held: whether its guard still has the file locked.
-    """
-
-    user: int
-    mark: Mark
-    is_held: bool
-
-
-def _find_marks(uuid: str) -> Iterator[_FoundMark]:
-    """The marks on a GPU of this user's guards, and of others' whose files he may read."""
-    users = {os.geteuid(), 0}
-    for folder in Path("/tmp").glob("envplan-*"):
-        with suppress(OSError):
-            users.add(folder.lstat().st_uid)
-    for user in sorted(users):
-        for folder in lock_folders(user):
-            with suppress(OSError):
-                found = _read_mark(folder / f"{uuid}.lock", user)
-                if found is not None:
-                    yield found
-
-
-def _read_mark(path: Path, user: int) -> _FoundMark | None:
-    """The mark in a lock file; None: there is none.
-
-    Raises:
-        OSError: there is no such file, or this user may not read it.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mark = Mark.parse(os.read(descriptor, MARK_BYTES))
-        if mark is None:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _FoundMark(user, mark, is_held=True)
-        return _FoundMark(user, mark, is_held=False)
-    finally:
-        os.close(descriptor)
