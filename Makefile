@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test test-slow test-versions build-versions soak fuzz sanitize lint format docs package \
+.PHONY: demo test test-slow test-versions build-versions soak fuzz sanitize lint format docs package wheels \
 	bench profiles results results-training results-serving results-site validate compat gpu clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
@@ -81,6 +81,10 @@ package: $(VENV)/.installed-package
 	build/clean/bin/python -m pip install --quiet dist/*.whl
 	cd build/clean && bin/envplan frontier a40-gpt3-1.3b-4stage --plot && bin/envplan solve a40-gpt3-1.3b-4stage \
 		&& bin/envplan check plan.json && bin/envplan report plan.json
+
+# Manylinux wheels in dist/ for each Python from 3.11 to 3.14 that is here, each proved by a plan.
+wheels: $(VENV)/.installed-wheels
+	$(BIN)/python -m tools.wheels dist
 
 # Takes about a quarter of an hour, most of it the peer's; BENCH=--quick for a minute.
 bench: $(VENV)/.installed-bench

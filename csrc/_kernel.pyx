@@ -130,8 +130,10 @@ cdef extern from "stage_paths.hpp" namespace "envplan" nogil:
         const double* time_price
         const double* wait_price
     cdef struct StagePath:
-        double bound
+        double bound, energy
+        int32_t changes
         vector[int32_t] rows
+        vector[double] times, waits
     StagePath cpp_cheapest_stage_path "envplan::cheapest_stage_path"(
         const CppProblem&, int32_t, const StagePrices&) except +
 
@@ -727,10 +729,12 @@ cdef class Problem:
 
         Args:
             change: fJ a request for another clock.
-            time_price, wait_price: float64 (operations of the stage,), fJ a ns.
+            time_price: float64 (operations of the stage,), fJ a ns.
+            wait_price: float64 (operations of the stage + 1,), fJ a ns: before each, and at the end.
 
         Returns:
-            (bound, rows): fJ, and int32 (operations of the stage,) over all tables.
+            (bound, energy, changes, rows, times, waits): fJ, fJ, a count, int32 (operations of the
+            stage,) over all tables, float64 (operations of the stage,) and one longer, ns.
 
         Raises:
             ValueError: there is no such stage, or a row changes clocks within itself.
@@ -740,10 +744,10 @@ cdef class Problem:
         if not 0 <= stage < self.num_stages:
             raise ValueError("there is no such stage")
         cdef int32_t size = self._problem.stage_begin[stage + 1] - self._problem.stage_begin[stage]
-        if time_price.shape[0] != size or wait_price.shape[0] != size:
+        if time_price.shape[0] != size or wait_price.shape[0] != size + 1:
             raise ValueError("prices must have one entry an operation of the stage")
         if size == 0:
-            return 0.0, np.empty(0, np.int32)
+            return 0.0, 0.0, 0, np.empty(0, np.int32), np.empty(0), np.zeros(1)
         prices.latency = latency
         prices.min_dwell = min_dwell
         prices.asks_ahead = asks_ahead
@@ -752,7 +756,9 @@ cdef class Problem:
         prices.wait_price = &wait_price[0]
         with nogil:
             path = cpp_cheapest_stage_path(self._problem[0], stage, prices)
-        return path.bound, np.array(path.rows, np.int32)
+        rows = np.array(path.rows, np.int32)
+        times, waits = np.array(path.times), np.array(path.waits)
+        return path.bound, path.energy, path.changes, rows, times, waits
 
     def makespans(
         self, const int32_t[::1] rows not None, int64_t latency, cbool asks_ahead,

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
+#include <utility>
 
 namespace envplan {
 
@@ -12,61 +12,134 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1e-15;
 
-// A place that a segment was left at: where it began, and its clock.
-struct Source {
-  Index start = kNone, clock = kNone;
-};
-
+// The cheapest way to the end of a segment, and what is waited there to leave it.
 struct Leaving {
   double cost = kInf;
-  Source source;
+  Index start =
+      kNone;  // the segment's first operation; kNone: it goes back to the stage's beginning
+  Index clock = kNone;  // the segment's
+  double fill = 0;      // ns that it waits to be held for long enough,
+  Index fill_at = 0;    // before this operation, where that is cheapest
+  double wait = 0;      // ns before the operation that follows it, so that no clock is late
 
-  void offer(double other_cost, Source other) {
-    if (other_cost < cost) *this = {other_cost, other};
+  void offer(const Leaving& other) {
+    if (other.cost < cost) *this = other;
   }
 };
 
-// Segments that began at one operation, by clock.
-struct Segment {
+// How the cheapest way begins a segment: the first operation's time and cost are those of `row`,
+// but for a share at `late_row`, the same at the clock before.
+struct Entry {
+  Leaving from;
+  Index row = kNone, late_row = kNone;
+  double late_share = 0;
+};
+
+// Segments under way that began at one operation, by clock. `length` bounds theirs from above.
+struct Segments {
   Index start;
-  double least_wait_price;
+  double least_wait_price;  // of the operations after the first
+  Index least_wait_at;
   std::vector<double> cost, length;
+};
+
+// How paths begin and end: with a request for the first clock, which is held, as the last one is;
+// or without one. Then the first clock and the last one are `clock`, or any where that is kNone.
+struct Ends {
+  enum Kind { kHeld, kFree } kind;
+  Index clock;
 };
 
 class StageWalk {
  public:
   StageWalk(const Problem& problem, Index stage, const StagePrices& prices)
-      : p_(problem), prices_(prices), clocks_(problem.num_clocks) {
+      : p_(problem), prices_(prices), num_clocks_(problem.num_clocks) {
     waiting_ = static_cast<double>(p_.waiting[stage]);
     for (Index i = p_.stage_begin[stage]; i < p_.stage_begin[stage + 1]; ++i) {
       operations_.push_back(p_.number_of[i]);
     }
     size_ = static_cast<Index>(operations_.size());
     measure_operations();
+    measure_lateness();
   }
 
   StagePath run() {
-    StagePath path;
-    if (size_ == 0) return {0.0, {}};
-    mature_.assign(std::max<Index>(1, clocks_), Leaving{0.0, {}});
-    for (Index a = 0; a < clocks_; ++a) mature_[a].source = {kNone, a};
-    sources_.assign(static_cast<std::size_t>(size_) * clocks_, Source{});
-    for (Index k = 0; k < size_; ++k) step(k);
-    Leaving best;
-    for (const Leaving& at : mature_) best.offer(at.cost, at.source);
-    for (const Segment& segment : young_) {
-      for (Index a = 0; a < clocks_; ++a) best.offer(segment.cost[a], {segment.start, a});
+    if (size_ == 0) return {};
+    const Ends any{Ends::kFree, kNone};
+    if (num_clocks_ == 0 || prices_.min_dwell == 0) return path_to(walk(any));
+    // Either the iteration begins with a request,
+    Leaving best = walk({Ends::kHeld, kNone});
+    StagePath path = path_to(best);
+    // or with the clock that it ends with. Paths that begin with any clock bound those from below.
+    walk(any);
+    std::vector<std::pair<double, Index>> by_last;
+    for (Index a = 0; a < num_clocks_; ++a) by_last.emplace_back(last_at(a).cost, a);
+    std::sort(by_last.begin(), by_last.end());
+    for (const auto& [least, a] : by_last) {
+      if (least >= best.cost) break;
+      const Leaving cyclic = walk({Ends::kFree, a});
+      if (cyclic.cost >= best.cost) continue;
+      best = cyclic;
+      path = path_to(best);
     }
-    path.bound = best.cost - margin_;
-    path.rows = rows_of(best.source);
     return path;
   }
 
  private:
+  // The cheapest way to the end of the stage.
+  Leaving walk(const Ends& ends) {
+    mature_.assign(std::max<Index>(1, num_clocks_), Leaving{});
+    for (Index a = 0; a < static_cast<Index>(mature_.size()); ++a) {
+      const bool may_begin = ends.kind == Ends::kFree && (ends.clock == kNone || ends.clock == a);
+      if (may_begin) mature_[a].cost = 0;
+      if (num_clocks_ > 0) mature_[a].clock = a;
+    }
+    young_.clear();
+    entries_.assign(static_cast<std::size_t>(size_) * num_clocks_, Entry{});
+    for (Index k = 0; k < size_; ++k) step(k, k == 0 && ends.kind == Ends::kHeld);
+    if (ends.clock != kNone) return last_at(ends.clock);
+    if (ends.kind == Ends::kHeld) return last_held();
+    Leaving best;
+    for (Index a = 0; a < static_cast<Index>(mature_.size()); ++a) best.offer(last_at(a));
+    return best;
+  }
+
+  // The cheapest way to the end at a clock, however short its segment is.
+  Leaving last_at(Index a) const {
+    Leaving best = mature_[a];
+    for (const Segments& young : young_) best.offer({young.cost[a], young.start, a});
+    return best;
+  }
+
+  // The cheapest way to the end whose last segment lasts until the next iteration's first request.
+  // It may wait after its last operation and, there, before its first.
+  Leaving last_held() const {
+    Leaving best;
+    for (const Leaving& segment : mature_) best.offer(segment);
+    const double held = static_cast<double>(prices_.min_dwell - prices_.latency);
+    for (const Segments& young : young_) {
+      double least_price = young.least_wait_price;
+      Index least_at = young.least_wait_at;
+      for (const Index k : {Index{0}, size_}) {
+        if (prices_.wait_price[k] < least_price) least_price = prices_.wait_price[k], least_at = k;
+      }
+      for (Index a = 0; a < num_clocks_; ++a) {
+        Leaving last{young.cost[a], young.start, a};
+        last.fill = std::max(0.0, held - young.length[a]);
+        last.fill_at = least_at;
+        if (last.fill > 0) last.cost += last.fill * least_price;
+        best.offer(last);
+      }
+    }
+    return best;
+  }
+
   double time(Index row) const { return static_cast<double>(p_.rows[row].time); }
+  double effective_energy(Index row) const {
+    return static_cast<double>(p_.rows[row].energy) - waiting_ * time(row);
+  }
   double cost(Index k, Index row) const {
-    return static_cast<double>(p_.rows[row].energy) +
-           (prices_.time_price[k] - waiting_) * time(row);
+    return effective_energy(row) + prices_.time_price[k] * time(row);
   }
   double lag(Index k) const {  // between operation k and the one before it
     if (k == 0) return 0;
@@ -76,45 +149,58 @@ class StageWalk {
     }
     return 0;
   }
+  std::size_t at(Index k, Index a) const { return static_cast<std::size_t>(k) * num_clocks_ + a; }
 
+  // The least cost of each operation at each clock, and how long it may take there.
   void measure_operations() {
-    const std::size_t cells = static_cast<std::size_t>(size_) * std::max<Index>(1, clocks_);
-    pure_.assign(cells, kInf);
-    asking_.assign(cells, kInf);
-    pure_row_.assign(cells, kNone);
-    longest_.assign(cells, 0);
+    const std::size_t cells = static_cast<std::size_t>(size_) * std::max<Index>(1, num_clocks_);
+    least_at_.assign(cells, kInf);
+    least_row_at_.assign(cells, kNone);
+    asking_row_at_.assign(cells, kNone);
+    longest_at_.assign(cells, 0);
     double magnitude = 0;
     for (Index k = 0; k < size_; ++k) {
       require(prices_.time_price[k] >= 0 && prices_.wait_price[k] >= 0, "a price is negative");
-      double least = kInf, shortest = kInf, slowest = 0, most = 0;
+      double least = kInf, shortest = kInf, longest = 0, most = 0;
+      Index least_row = kNone;
       const Problem::Operation& op = p_.operations[operations_[k]];
       for (Index r = op.first_row; r < op.end_row; ++r) {
         const Index clock = p_.rows[r].clock;
         require(p_.rows[r].leaves == clock && p_.steady(r), "a row changes clocks within itself");
         const double c = cost(k, r);
-        if (c < least) least = c, least_row_.resize(k + 1, kNone), least_row_[k] = r;
+        if (c < least) least = c, least_row = r;
         shortest = std::min(shortest, time(r));
-        slowest = std::max(slowest, time(r));
+        longest = std::max(longest, time(r));
         most = std::max(most, static_cast<double>(p_.rows[r].energy) +
                                   (prices_.time_price[k] + waiting_) * time(r));
-        for (Index a = 0; a < clocks_; ++a) {
+        for (Index a = 0; a < num_clocks_; ++a) {
           if (clock != kNone && clock != a) continue;
-          const std::size_t cell = at(k, a);
-          if (c < pure_[cell]) pure_[cell] = c, pure_row_[cell] = r;
-          if (clock == a) asking_[cell] = std::min(asking_[cell], c);
-          longest_[cell] = std::max(longest_[cell], time(r));
+          measure_row_at(k, a, r, c);
         }
       }
       least_.push_back(least);
+      least_row_.push_back(least_row);
       shortest_.push_back(shortest);
-      slowest_.push_back(slowest);
+      longest_.push_back(longest);
       magnitude += most + prices_.change +
                    prices_.wait_price[k] * static_cast<double>(prices_.latency + prices_.min_dwell);
     }
+    require(size_ == 0 || prices_.wait_price[size_] >= 0, "a price is negative");
+    if (size_ > 0) magnitude += prices_.wait_price[size_] * static_cast<double>(prices_.min_dwell);
     margin_ = size_ * (waiting_ + 2) + magnitude * size_ * kRounding;
-    measure_lateness();
   }
 
+  // A row that runs at clock a, or at any.
+  void measure_row_at(Index k, Index a, Index r, double c) {
+    const std::size_t cell = at(k, a);
+    if (c < least_at_[cell]) least_at_[cell] = c, least_row_at_[cell] = r;
+    longest_at_[cell] = std::max(longest_at_[cell], time(r));
+    if (p_.rows[r].clock != a) return;
+    Index& asking = asking_row_at_[cell];
+    if (asking == kNone || c < cost(k, asking)) asking = r;
+  }
+
+  // How late a request for each operation's clock may be, and which operation it may be late for.
   void measure_lateness() {
     const auto latency = static_cast<double>(prices_.latency);
     for (Index k = 0; k < size_; ++k) {
@@ -126,163 +212,221 @@ class StageWalk {
         left -= shortest_[last];
         if (++last < size_) left -= lag(last);
       }
-      reaches_.push_back(last);  // the last operation that a request for k may be late for
+      reaches_.push_back(last);
     }
   }
 
-  std::size_t at(Index k, Index a) const { return static_cast<std::size_t>(k) * clocks_ + a; }
-
   // Ways to leave segments at operation k.
   struct Ways {
-    Leaving on_time;                              // the clock is there as k starts
-    Leaving unknown;                              // another request may be under way
-    std::vector<Leaving> late, late_after_first;  // by clock before k
-    std::vector<double> by, by_after_first;       // how late, ns
+    Leaving on_time;  // the clock is there as k starts
+    Leaving unknown;  // another request may be under way
+    // By clock before k, and how late the clock of k is, ns; apart for segments of one operation,
+    // which may have taken another time than the longest at their clock.
+    std::vector<Leaving> late, late_after_first;
+    std::vector<double> by, by_after_first;
   };
 
-  void leave(Index k, Ways* ways, double cost, Source source, double shortage, double least_price,
+  // A segment may be left at k.
+  //   shortage: ns that it lacks to be held for long enough
+  //   least_price: of a ns of waiting within it
+  //   time_before: of the operation before k at most
+  //   is_first: that operation is the segment's first
+  void leave(Index k, Ways* ways, Leaving from, double shortage, double least_price,
              double time_before, bool is_first) const {
-    if (!(cost < kInf)) return;
-    if (shortage > 0) cost += shortage * least_price;
+    if (!(from.cost < kInf)) return;
     const auto latency = static_cast<double>(prices_.latency);
     const double late =
         prices_.asks_ahead ? std::max(0.0, latency - time_before - lag(k)) : latency;
     if (late == 0 || prices_.asks_ahead) {
-      const double price = prices_.wait_price[k] - (shortage > 0 ? least_price : 0.0);
-      ways->on_time.offer(cost + std::max(0.0, price) * late, source);
+      Leaving waiting = from;
+      waiting.wait = late;
+      waiting.fill = std::max(0.0, shortage - late);
+      waiting.cost += late * prices_.wait_price[k];
+      if (waiting.fill > 0) waiting.cost += waiting.fill * least_price;
+      ways->on_time.offer(waiting);
       if (late == 0) return;
     }
     auto& list = is_first ? ways->late_after_first : ways->late;
     auto& by = is_first ? ways->by_after_first : ways->by;
-    if (list.empty()) list.resize(clocks_), by.resize(clocks_);
-    list[source.clock].offer(cost, source);
-    by[source.clock] = late;
+    if (list.empty()) list.resize(num_clocks_), by.resize(num_clocks_);
+    from.fill = shortage;
+    if (shortage > 0) from.cost += shortage * least_price;
+    list[from.clock].offer(from);
+    by[from.clock] = late;
   }
 
   Ways ways_to_leave(Index k) const {
     Ways ways;
+    // Asked ahead, the request that ends a segment may be as much later within its operation than
+    // the one that began it.
     const double held =
         static_cast<double>(prices_.min_dwell) - (prices_.asks_ahead ? latest_[k] : 0.0);
-    for (Index a = 0; a < clocks_; ++a) {
-      const double before = k > 0 ? longest_[at(k - 1, a)] : 0;
-      Leaving from = mature_[a];
-      from.source.clock = a;
-      leave(k, &ways, from.cost, from.source, 0, 0, before, false);
+    for (Index a = 0; a < num_clocks_; ++a) {
+      const double before = k > 0 ? longest_at_[at(k - 1, a)] : 0;
+      leave(k, &ways, mature_[a], 0, 0, before, false);
     }
-    for (const Segment& s : young_) {
-      const double least_price = std::min(s.least_wait_price, prices_.wait_price[k]);
-      for (Index a = 0; a < clocks_; ++a) {
-        const double shortage = std::max(0.0, held - s.length[a]);
-        if (reaches_[s.start] >= k) {
-          ways.unknown.offer(s.cost[a] + shortage * least_price, {s.start, a});
+    for (const Segments& young : young_) {
+      const bool is_here = prices_.wait_price[k] < young.least_wait_price;
+      const double least_price = is_here ? prices_.wait_price[k] : young.least_wait_price;
+      for (Index a = 0; a < num_clocks_; ++a) {
+        const double shortage = std::max(0.0, held - young.length[a]);
+        Leaving from{young.cost[a], young.start, a};
+        from.fill_at = is_here ? k : young.least_wait_at;
+        if (reaches_[young.start] >= k) {
+          from.fill = shortage;
+          from.cost += shortage * least_price;
+          ways.unknown.offer(from);
           continue;
         }
-        const bool is_first = s.start == k - 1;
-        const double before = is_first ? s.length[a] : longest_[at(k - 1, a)];
-        leave(k, &ways, s.cost[a], {s.start, a}, shortage, least_price, before, is_first);
+        const bool is_first = young.start == k - 1;
+        const double before = is_first ? young.length[a] : longest_at_[at(k - 1, a)];
+        leave(k, &ways, from, shortage, least_price, before, is_first);
       }
     }
     return ways;
   }
 
   void enter_late(Index k, const std::vector<Leaving>& list, const std::vector<double>& by,
-                  Segment* segment) {
+                  Segments* entered) {
     if (list.empty()) return;
     const Problem::Operation& op = p_.operations[operations_[k]];
     for (Index r = op.first_row; r < op.end_row; ++r) {
       const Index b = p_.rows[r].clock;
       if (b == kNone) continue;
       const double own = cost(k, r);
-      for (Index a = 0; a < clocks_; ++a) {
+      for (Index a = 0; a < num_clocks_; ++a) {
         if (!(list[a].cost < kInf) || a == b) continue;
         const Index other = p_.row_at(r, a);
         const double share = std::min(1.0, by[a] / time(other));
-        enter(k, b, list[a].cost + share * cost(k, other) + (1 - share) * own, list[a].source,
-              segment);
+        const double mixed = share * cost(k, other) + (1 - share) * own;
+        enter(k, b, list[a].cost + mixed, {list[a], r, other, share}, entered);
       }
     }
   }
 
-  void enter(Index k, Index b, double cost, Source source, Segment* segment) {
+  void enter(Index k, Index b, double cost, const Entry& entry, Segments* entered) {
     cost += prices_.change;
-    if (cost >= segment->cost[b]) return;
-    segment->cost[b] = cost;
-    sources_[at(k, b)] = source;
+    if (cost >= entered->cost[b]) return;
+    entered->cost[b] = cost;
+    entries_[at(k, b)] = entry;
   }
 
-  void step(Index k) {
-    const Ways ways = ways_to_leave(k);
-    Segment entered{k, kInf, std::vector<double>(clocks_, kInf), std::vector<double>(clocks_, 0)};
+  void step(Index k, bool begins_with_request) {
+    Ways ways = ways_to_leave(k);
+    if (begins_with_request) ways.on_time.cost = 0;  // any lateness of the first is left out
+    Segments entered{k, kInf, k, std::vector<double>(num_clocks_, kInf),
+                     std::vector<double>(num_clocks_, 0)};
     enter_late(k, ways.late, ways.by, &entered);
     enter_late(k, ways.late_after_first, ways.by_after_first, &entered);
-    for (Index b = 0; b < clocks_; ++b) {
-      const double own = asking_[at(k, b)];
-      if (!(own < kInf)) continue;
-      enter(k, b, ways.on_time.cost + own, ways.on_time.source, &entered);
-      enter(k, b, ways.unknown.cost + least_[k], ways.unknown.source, &entered);
-      const double late = std::min(latest_[k], slowest_[k]);
-      const double own_time = longest_[at(k, b)];
-      const double longer = late > 0 ? late * (1 - own_time / slowest_[k]) + 1 : 0;
-      entered.length[b] = reaches_[k] > k ? slowest_[k] + 1 : own_time + longer;
+    for (Index b = 0; b < num_clocks_; ++b) {
+      const Index own = asking_row_at_[at(k, b)];
+      if (own == kNone) continue;
+      enter(k, b, ways.on_time.cost + cost(k, own), {ways.on_time, own}, &entered);
+      enter(k, b, ways.unknown.cost + least_[k], {ways.unknown, least_row_[k]}, &entered);
+      const double late = std::min(latest_[k], longest_[k]);
+      const double own_time = longest_at_[at(k, b)];
+      const double longer = late > 0 ? late * (1 - own_time / longest_[k]) + 1 : 0;
+      entered.length[b] = reaches_[k] > k ? longest_[k] + 1 : own_time + longer;
     }
-    advance(k);
+    go_on(k);
     young_.push_back(std::move(entered));
-    if (clocks_ > 0) settle(k);
+    if (num_clocks_ > 0) settle(k);
   }
 
-  // Operation k at the clock of each segment.
-  void advance(Index k) {
-    for (Index a = 0; a < std::max<Index>(1, clocks_); ++a) {
-      mature_[a].cost += clocks_ > 0 ? pure_[at(k, a)] : least_[k];
+  // The row of operation k in a segment that began before it.
+  Index row_within(Index start, Index a, Index k) const {
+    const bool may_be_late = start != kNone && reaches_[start] >= k;
+    if (a == kNone || (may_be_late && least_row_at_[at(k, a)] != kNone)) return least_row_[k];
+    return least_row_at_[at(k, a)];
+  }
+
+  // Segments under way go on with operation k.
+  void go_on(Index k) {
+    for (Index a = 0; a < std::max<Index>(1, num_clocks_); ++a) {
+      mature_[a].cost += num_clocks_ > 0 ? least_at_[at(k, a)] : least_[k];
     }
-    for (Segment& s : young_) {
-      const bool may_be_late = reaches_[s.start] >= k;
-      s.least_wait_price = std::min(s.least_wait_price, prices_.wait_price[k]);
-      for (Index a = 0; a < clocks_; ++a) {
-        const bool has_row = pure_[at(k, a)] < kInf;
-        s.cost[a] += may_be_late && has_row ? least_[k] : pure_[at(k, a)];
-        s.length[a] += (may_be_late ? slowest_[k] + 1 : longest_[at(k, a)]) + lag(k);
+    for (Segments& young : young_) {
+      const bool may_be_late = reaches_[young.start] >= k;
+      if (prices_.wait_price[k] < young.least_wait_price) {
+        young.least_wait_price = prices_.wait_price[k];
+        young.least_wait_at = k;
+      }
+      for (Index a = 0; a < num_clocks_; ++a) {
+        const bool has_row = least_at_[at(k, a)] < kInf;
+        young.cost[a] += may_be_late && has_row ? least_[k] : least_at_[at(k, a)];
+        young.length[a] += (may_be_late ? longest_[k] + 1 : longest_at_[at(k, a)]) + lag(k);
       }
     }
   }
 
-  // Segments that are long enough whatever comes need not be told apart any more.
+  // Segments that are long enough whatever comes join those of their clock.
   void settle(Index k) {
     const auto held = static_cast<double>(prices_.min_dwell);
-    for (Segment& s : young_) {
-      if (s.start == k || reaches_[s.start] > k) continue;
-      for (Index a = 0; a < clocks_; ++a) {
-        if (s.length[a] < held) continue;
-        mature_[a].offer(s.cost[a], {s.start, a});
-        s.cost[a] = kInf;
+    for (Segments& young : young_) {
+      if (young.start == k || reaches_[young.start] > k) continue;
+      for (Index a = 0; a < num_clocks_; ++a) {
+        if (young.length[a] < held) continue;
+        mature_[a].offer({young.cost[a], young.start, a});
+        young.cost[a] = kInf;
       }
     }
-    const auto is_over = [](const Segment& s) {
-      return std::all_of(s.cost.begin(), s.cost.end(), [](double c) { return c == kInf; });
+    const auto is_over = [](const Segments& young) {
+      return std::all_of(young.cost.begin(), young.cost.end(), [](double c) { return c == kInf; });
     };
     young_.erase(std::remove_if(young_.begin(), young_.end(), is_over), young_.end());
   }
 
-  std::vector<Index> rows_of(Source source) const {
-    std::vector<Index> rows(size_);
+  // The way that ends with a segment, from its last operation back to its first.
+  StagePath path_to(const Leaving& end) const {
+    StagePath path;
+    path.bound = end.cost - margin_;
+    path.rows.resize(size_);
+    path.times.resize(size_);
+    path.waits.assign(size_ + 1, 0);
+    path.waits[end.fill_at] += end.fill;
+    Leaving segment = end;
     for (Index k = size_ - 1; k >= 0; --k) {
-      rows[k] = source.clock == kNone ? least_row_[k] : pure_row_[at(k, source.clock)];
-      if (source.start == k) source = sources_[at(k, source.clock)];
+      const Index start = segment.start, clock = segment.clock;
+      path.rows[k] = clock == kNone ? least_row_[k] : least_row_at_[at(k, clock)];
+      if (start != k) {
+        add_operation(row_within(start, clock, k), 1, k, &path);
+        continue;
+      }
+      const Entry& entry = entries_[at(k, clock)];
+      path.rows[k] = asking_row_at_[at(k, clock)];
+      add_operation(entry.row, 1 - entry.late_share, k, &path);
+      if (entry.late_share > 0) add_operation(entry.late_row, entry.late_share, k, &path);
+      path.changes += 1;
+      path.waits[k] += entry.from.wait;
+      path.waits[entry.from.fill_at] += entry.from.fill;
+      segment = entry.from;
     }
-    return rows;
+    return path;
+  }
+
+  void add_operation(Index row, double share, Index k, StagePath* path) const {
+    path->times[k] += share * time(row);
+    path->energy += share * effective_energy(row);
   }
 
   const Problem& p_;
   const StagePrices& prices_;
-  const Index clocks_;
+  const Index num_clocks_;
   Index size_ = 0;
   double waiting_ = 0, margin_ = 0;
-  std::vector<Index> operations_, pure_row_, least_row_, reaches_;
-  std::vector<double> pure_, asking_, longest_;  // (operations, clocks)
-  std::vector<double> least_, shortest_, slowest_, latest_;
-  std::vector<Leaving> mature_;  // by clock
-  std::vector<Segment> young_;
-  std::vector<Source> sources_;  // (operations, clocks) where each segment came from
+  std::vector<Index> operations_;  // (operations) their numbers
+  // (operations): the least cost at any clock, the row of it, and times at any clock.
+  std::vector<double> least_, shortest_, longest_;
+  std::vector<Index> least_row_;
+  std::vector<double> latest_;  // (operations) ns that a clock asked for it may be late
+  std::vector<Index> reaches_;  // (operations) the last one that such a clock may be late for
+  // (operations, clocks): the least cost, the row of it, that of the rows that ask for the clock,
+  // and the most time.
+  std::vector<double> least_at_, longest_at_;
+  std::vector<Index> least_row_at_, asking_row_at_;
+  std::vector<Leaving> mature_;  // by clock: segments that are held for long enough
+  std::vector<Segments> young_;  // others
+  std::vector<Entry> entries_;   // (operations, clocks) how segments began
 };
 
 }  // namespace

@@ -52,7 +52,12 @@ class _Gpu(ctypes.Structure):
         ("mig", ctypes.c_int32),
         ("locked", ctypes.c_int32),
         ("boost", ctypes.c_int32),
+        ("earlier", ctypes.c_int32),
+        ("stuck", ctypes.c_int32),
         ("hang", ctypes.c_uint32),
+        ("due_time", ctypes.c_int64),
+        ("clock_delay_ns", ctypes.c_int64),
+        ("clock_jitter_ns", ctypes.c_int64),
         ("throttle", ctypes.c_uint64),
         ("lock_delay_ns", ctypes.c_uint64),
         ("energy_step_ns", ctypes.c_uint64),
@@ -75,12 +80,13 @@ class _Gpu(ctypes.Structure):
 class _Entry(ctypes.Structure):
     _fields_ = (
         ("time", ctypes.c_int64),
+        ("due", ctypes.c_int64),
         ("pid", ctypes.c_int32),
         ("gpu", ctypes.c_int32),
         ("kind", ctypes.c_int32),
         ("mhz", ctypes.c_int32),
         ("result", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("before", ctypes.c_int32),
     )
 
 
@@ -112,6 +118,8 @@ class Call:
         kind: "lock", "reset" or "limit".
         mhz: what was asked for (W for a limit); 0 for a reset.
         result: nvmlReturn_t, 0 for success.
+        due: when the clock is there, s; 0 for a limit.
+        before: the clock until then, MHz; 0 for a limit.
     """
 
     time: float
@@ -120,6 +128,8 @@ class Call:
     kind: str
     mhz: int
     result: int
+    due: float = 0.0
+    before: int = 0
 
 
 class FakeNvml:
@@ -165,7 +175,12 @@ class FakeNvml:
         """The logged calls, oldest first; of one GPU or one kind if asked for."""
         size = self.state.log_size
         entries = [self.state.log[k % MAX_LOG] for k in range(max(0, size - MAX_LOG), size)]
-        calls = [Call(e.time * 1e-9, e.pid, e.gpu, KINDS[e.kind], e.mhz, e.result) for e in entries]
+        calls = [
+            Call(
+                e.time * 1e-9, e.pid, e.gpu, KINDS[e.kind], e.mhz, e.result, e.due * 1e-9, e.before
+            )
+            for e in entries
+        ]
         return [c for c in calls if index in (None, c.gpu) and kind in (None, c.kind)]
 
     def clock_changes(self, index: int = 0) -> list[int]:

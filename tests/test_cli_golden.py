@@ -121,6 +121,13 @@ LINES = {
         "devices --backend modelled --gpu a40 --json",
         "devices --backend modelled --gpu a41",
     ],
+    "preflight": [
+        f"-q solve {SMALL}",
+        "-q apply",
+        "preflight run.freqplan.json --json",
+        "preflight run.freqplan.json --node 7",
+        "preflight plan.json",
+    ],
     "guard": ["guard --unit --json"],
     "reset": ["reset", "reset --json"],
     "refine": [f"-q solve {SMALL}", "refine plan.json missing.jsonl"],
@@ -192,7 +199,7 @@ LINES = {
 }
 
 #: Commands that need the GPUs of a machine: these get four that are not there.
-ON_GPUS = {"reset"}
+ON_GPUS = {"preflight", "reset"}
 
 #: What differs from run to run.
 VOLATILE = {

@@ -242,3 +242,25 @@ def test_unknown_backends_and_modelled_gpus_are_refused() -> None:
         backend("modelled", count=0)
     with pytest.raises(DeviceError, match="0 MHz"):
         backend("modelled").devices()[0].lock_clock(0)
+
+
+def test_a_late_clock_keeps_the_earlier_one_until_it_comes(
+    fake_nvml: FakeNvml, devices: list[Device]
+) -> None:
+    fake_nvml.gpu().clock_delay_ns = 50_000_000
+    fake_nvml.gpu().clock_jitter_ns = 5_000_000
+    devices[0].lock_clock(1005)
+    assert fake_nvml.locked() == 1005
+    (call,) = fake_nvml.calls(kind="lock")
+    assert 0.045 <= call.due - call.time <= 0.055
+    assert call.before == 1740
+    while (clock_mhz := devices[0].clock()) == 1740:
+        pass
+    assert clock_mhz == 1005
+    assert time.monotonic() >= call.due - 1e-6
+
+
+def test_a_stuck_clock_stays_where_it_is(fake_nvml: FakeNvml, devices: list[Device]) -> None:
+    fake_nvml.gpu().stuck = 600
+    devices[0].lock_clock(1005)
+    assert devices[0].clock() == 600

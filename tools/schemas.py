@@ -6,12 +6,20 @@ import json
 
 from envplan._io.documents import Document
 from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.orders import Order
 from envplan.plan import Plan
 from envplan.serving.apply import ServingApplied
 from envplan.serving.plan import ServingPlan
 from envplan.site import SitePlan
 
-DOCUMENTS: tuple[type[Document], ...] = (Plan, FrequencyPlan, ServingPlan, ServingApplied, SitePlan)
+DOCUMENTS: tuple[type[Document], ...] = (
+    Plan,
+    FrequencyPlan,
+    Order,
+    ServingPlan,
+    ServingApplied,
+    SitePlan,
+)
 
 
 def json_schema(model: type[Document]) -> str:

@@ -158,7 +158,7 @@ class Problem:
         change: float,
         time_price: NDArray[np.float64],
         wait_price: NDArray[np.float64],
-    ) -> tuple[float, NDArray[np.int32]]: ...
+    ) -> tuple[float, float, int, NDArray[np.int32], NDArray[np.float64], NDArray[np.float64]]: ...
     def makespans(
         self,
         rows: NDArray[np.int32],

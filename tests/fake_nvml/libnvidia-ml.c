@@ -49,9 +49,14 @@ struct gpu {
   int32_t permission;     /* 1: all users may change clocks; 2: root may; 0: nobody */
   int32_t energy_counter; /* 1: there is one */
   int32_t mig;
-  int32_t locked; /* MHz, or 0: the driver chooses */
-  int32_t boost;  /* MHz that the driver chooses; 0: the highest */
-  uint32_t hang;  /* bit k: calls of kind k do not return */
+  int32_t locked;   /* MHz, or 0: the driver chooses */
+  int32_t boost;    /* MHz that the driver chooses; 0: the highest */
+  int32_t earlier;  /* MHz, the clock until due_time */
+  int32_t stuck;    /* MHz that it runs at whatever is set; 0: it follows */
+  uint32_t hang;    /* bit k: calls of kind k do not return */
+  int64_t due_time; /* ns, CLOCK_MONOTONIC: when the clock that was set last is there */
+  /* How long a clock takes to come once it is set, ns, and by how much that varies at most. */
+  int64_t clock_delay_ns, clock_jitter_ns;
   uint64_t throttle;
   uint64_t lock_delay_ns;  /* how long setting a clock takes */
   uint64_t energy_step_ns; /* how often the counter is updated; 0: always */
@@ -69,7 +74,8 @@ struct gpu {
 
 struct entry {
   int64_t time; /* ns, CLOCK_MONOTONIC */
-  int32_t pid, gpu, kind, mhz, result, unused;
+  int64_t due;  /* when the clock is there, ns; of other calls 0 */
+  int32_t pid, gpu, kind, mhz, result, before;
 };
 
 struct state {
@@ -108,13 +114,18 @@ static void leave(void) {
   pthread_mutex_unlock(&mutex);
 }
 
-/* Whether this call shall fail, and how. */
-static int fault(struct fault* f) {
-  if (f->code == 0 || f->remaining == 0) return SUCCESS;
+/* A random number from 0 to 1. */
+static double draw(void) {
   state->random ^= state->random << 13;
   state->random ^= state->random >> 7;
   state->random ^= state->random << 17;
-  if ((double)(state->random >> 11) / 9007199254740992.0 >= f->probability) return SUCCESS;
+  return (double)(state->random >> 11) / 9007199254740992.0;
+}
+
+/* Whether this call shall fail, and how. */
+static int fault(struct fault* f) {
+  if (f->code == 0 || f->remaining == 0) return SUCCESS;
+  if (draw() >= f->probability) return SUCCESS;
   if (f->remaining > 0) f->remaining--;
   return f->code;
 }
@@ -126,19 +137,30 @@ static double power_at(const struct gpu* gpu, double mhz) {
   return power < gpu->power_limit ? power : gpu->power_limit;
 }
 
-static int clock_now(const struct gpu* gpu) {
+static int clock_at(const struct gpu* gpu, int64_t time) {
+  if (gpu->stuck) return gpu->stuck;
+  if (gpu->earlier && time < gpu->due_time) return gpu->earlier;
   return gpu->locked ? gpu->locked : gpu->boost ? gpu->boost : gpu->clocks[0];
 }
+
+static int clock_now(const struct gpu* gpu) { return clock_at(gpu, now()); }
 
 static int may_set(const struct gpu* gpu) {
   return gpu->permission == 1 || (gpu->permission == 2 && geteuid() == 0);
 }
 
+/* Account for the energy up to a moment before which the clock does not change. */
+static void spend_until(struct gpu* gpu, int64_t time) {
+  int mhz = clock_at(gpu, gpu->energy_time);
+  gpu->energy += power_at(gpu, mhz) * (double)(time - gpu->energy_time) * 1e-6;
+  gpu->energy_time = time;
+}
+
 /* Bring energy and counter up to this moment. */
 static void advance(struct gpu* gpu) {
   int64_t t = now();
-  gpu->energy += power_at(gpu, clock_now(gpu)) * (double)(t - gpu->energy_time) * 1e-6;
-  gpu->energy_time = t;
+  if (gpu->energy_time < gpu->due_time && gpu->due_time < t) spend_until(gpu, gpu->due_time);
+  spend_until(gpu, t);
   if ((uint64_t)(t - gpu->counter_time) >= gpu->energy_step_ns) {
     gpu->counter = gpu->energy;
     gpu->counter_time = t;
@@ -147,8 +169,28 @@ static void advance(struct gpu* gpu) {
 
 static void record(int kind, int index, int mhz, int result) {
   struct entry* entry = &state->log[state->log_size % MAX_LOG];
-  *entry = (struct entry){now(), getpid(), index, kind, mhz, result, 0};
+  const struct gpu* gpu = &state->gpus[index];
+  int sets_clock = kind != LIMIT;
+  *entry = (struct entry){.time = now(),
+                          .due = sets_clock ? gpu->due_time : 0,
+                          .pid = getpid(),
+                          .gpu = index,
+                          .kind = kind,
+                          .mhz = mhz,
+                          .result = result,
+                          .before = sets_clock ? gpu->earlier : 0};
   state->log_size++;
+}
+
+/* Set the clock, MHz, or 0. It is there after the delay; until then the clock stays what it is,
+ * also where that one had been on its way itself. */
+static void set_clock(struct gpu* gpu, int mhz) {
+  double jitter = (2.0 * draw() - 1.0) * (double)gpu->clock_jitter_ns;
+  int64_t delay = gpu->clock_delay_ns + (int64_t)jitter;
+  advance(gpu);
+  gpu->earlier = clock_at(gpu, gpu->energy_time);
+  gpu->due_time = gpu->energy_time + (delay > 0 ? delay : 0);
+  gpu->locked = mhz;
 }
 
 /* Handles are 1-based indices. */
@@ -423,11 +465,11 @@ int nvmlDeviceSetGpuLockedClocks(void* handle, unsigned lowest, unsigned highest
   if (result == SUCCESS && !may_set(gpu)) result = NO_PERMISSION;
   if (result == SUCCESS && lowest > highest) result = INVALID_ARGUMENT;
   if (result == SUCCESS) {
-    advance(gpu);
     /* The highest supported clock in the range, or the lowest there is. */
-    gpu->locked = gpu->clocks[gpu->num_clocks - 1];
+    int mhz = gpu->clocks[gpu->num_clocks - 1];
     for (int k = gpu->num_clocks - 1; k >= 0; k--)
-      if ((unsigned)gpu->clocks[k] <= highest) gpu->locked = gpu->clocks[k];
+      if ((unsigned)gpu->clocks[k] <= highest) mhz = gpu->clocks[k];
+    set_clock(gpu, mhz);
   }
   if (gpu) record(LOCK, (int)(gpu - state->gpus), (int)highest, result);
   END;
@@ -437,10 +479,7 @@ int nvmlDeviceResetGpuLockedClocks(void* handle) {
   dawdle(handle);
   BEGIN(RESET);
   if (result == SUCCESS && !may_set(gpu)) result = NO_PERMISSION;
-  if (result == SUCCESS) {
-    advance(gpu);
-    gpu->locked = 0;
-  }
+  if (result == SUCCESS) set_clock(gpu, 0);
   if (gpu) record(RESET, (int)(gpu - state->gpus), 0, result);
   END;
 }

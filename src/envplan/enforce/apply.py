@@ -28,6 +28,7 @@ from envplan.enforce.freqplan import (
     RankPlan,
     StageClocks,
     StageEnergy,
+    StagePower,
     StageTimes,
     Switching,
     requested_clocks,
@@ -41,7 +42,7 @@ from envplan.plan.build import check_operations
 from envplan.profile import Profile
 from envplan.replay import Machine, Problem, Replay
 from envplan.request.limits import LimitContext
-from envplan.units import j_from_fj, s_from_ns
+from envplan.units import UW_PER_W, j_from_fj, s_from_ns
 
 __all__ = ["apply_plan"]
 
@@ -112,6 +113,7 @@ def apply_plan(
         iteration_time_s=rungs[0].iteration_time_s,
         energy_j=rungs[0].energy_j,
         stage_energies=_stage_energies(problem, fitted.replay),
+        stage_power=_stage_power(fitter, fitted, profile),
         raised=fitter.raised_clocks(fitted),
         switching=_switching(plan, [fitted_plan.replay for fitted_plan in fitted_plans]),
         ranks=_rank_plans(plan, topology, rungs, devices),
@@ -233,6 +235,15 @@ def _stage_times(replay: Replay) -> list[StageTimes]:
             previous_ns = finish_ns
         stages.append(StageTimes(waits_s=waits_s, durations_s=durations_s))
     return stages
+
+
+def _stage_power(fitter: _ClockFitter, fitted: _FittedPlan, profile: Profile) -> list[StagePower]:
+    """The highest power of one GPU of each stage, beside the limit that the profile states."""
+    limit_w = profile.metadata.power_limit_w
+    return [
+        StagePower(highest_w=power_uw / UW_PER_W, profile_limit_w=limit_w)
+        for power_uw in fitter.highest_powers_uw(fitted)
+    ]
 
 
 def _rank_plans(
@@ -387,6 +398,19 @@ class _ClockFitter:
             )
             for (stage, instruction, clock_raise), count in sorted(counts.items())
         ]
+
+    def highest_powers_uw(self, fitted: _FittedPlan) -> list[int]:
+        """The largest power of an operation, or of a part of one, of each stage, uW."""
+        powers_uw = [0] * self._problem.pipeline.num_stages
+        pipeline_operations = self._problem.pipeline.operations
+        for number, (operation, fit) in enumerate(
+            zip(pipeline_operations, fitted.operations, strict=True)
+        ):
+            table_number = self._table_of[number]
+            option = self._option_at(table_number, fit.setting)
+            power_uw = int(self._problem.tables[table_number].peak_uw[option])
+            powers_uw[operation.stage] = max(powers_uw[operation.stage], power_uw)
+        return powers_uw
 
     def as_rung(self, fitted: _FittedPlan, num_gpus: int) -> Rung:
         """A fitted plan as it stands in a ladder.

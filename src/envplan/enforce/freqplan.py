@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
 from pydantic import Field, GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, core_schema
 
-from envplan._io.documents import Count, Document, Index, Joules, Model, Seconds
+from envplan._io.documents import Count, Document, Index, Joules, Model, Seconds, Watts
 from envplan._io.files import AnyPath
 from envplan.clocks import Rung, parse_clock_requests
 from envplan.enforce.topology import Topology
@@ -103,6 +103,19 @@ class StageEnergy(Model):
 
     planned_j: Joules = Field(description="with the clocks written here")
     baseline_j: Joules = Field(description="with every operation at its highest frequency")
+
+
+class StagePower(Model):
+    """W of one GPU of a stage by the profile, for checks of power limits.
+
+    Attributes:
+        highest_w: the largest average power of an operation at the clock written here.
+        profile_limit_w: the power limit that the profile was measured or modelled with; absent
+            where its sidecar does not say.
+    """
+
+    highest_w: Watts
+    profile_limit_w: Watts | None = None
 
 
 class RaisedClock(Model):
@@ -213,6 +226,7 @@ class FrequencyPlan(Document):
         iteration_time_s: replayed with the clocks written here; no later than the plan's.
         energy_j: per iteration over all GPUs, waiting included.
         stage_energies: of one GPU of each stage; absent in files of older versions.
+        stage_power: of one GPU of each stage; absent in files of older versions.
         raised: planned clocks that the GPU does not have.
         dwell: in files of older versions, what it took to make clocks last.
         switching: how long clocks take to change; absent where they are taken to come at once,
@@ -237,6 +251,7 @@ class FrequencyPlan(Document):
     iteration_time_s: Seconds
     energy_j: Joules
     stage_energies: list[StageEnergy] | None = None
+    stage_power: list[StagePower] | None = None
     raised: list[RaisedClock]
     dwell: dict[str, float] | None = None
     switching: Switching | None = None

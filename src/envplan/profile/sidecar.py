@@ -16,9 +16,15 @@ from pydantic import ConfigDict, Field, JsonValue, Strict
 from envplan._io.documents import parse_document, read_json
 from envplan._io.files import exists, refuse_slip
 from envplan.errors import InputError
+from envplan.profile.clock_latency import SwitchLatency
 from envplan.profile.instructions import INCLUDES_RECOMPUTATION
 
 _KIND: Final = "profile's sidecar"
+_SWITCH_LATENCY: Final = "switch_latency"
+
+#: The sidecar's field for the GPU's power limit, W.
+POWER_LIMIT: Final = "power_limit_w"
+MAX_POWER_W: Final = 1e5
 
 Count = Annotated[int, Strict(), Field(gt=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1)]
@@ -76,6 +82,7 @@ class ProfileMetadata:
         schedule: default pipeline schedule for this profile.
         num_microbatches: default number of microbatches.
         job: the rest of the job.
+        switch_latency: how late the GPU's clocks come.
         extra: all other fields of the sidecar.
     """
 
@@ -91,6 +98,7 @@ class ProfileMetadata:
     num_microbatches: Count | None = None
     stage_gpus: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     job: Workload = Workload()
+    switch_latency: SwitchLatency | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def gpu_of(self, stage: int) -> str | None:
@@ -108,6 +116,14 @@ class ProfileMetadata:
         return "identified" if identified else self.source
 
     @property
+    def power_limit_w(self) -> float | None:
+        """The GPU's power limit as the profile was measured, W; None: nothing says."""
+        limit_w = self.extra.get(POWER_LIMIT)
+        if not isinstance(limit_w, int | float) or not 0 < limit_w < MAX_POWER_W:
+            return None
+        return float(limit_w)
+
+    @property
     def gpus_per_stage(self) -> int:
         """GPUs that share a stage, as far as the sidecar says."""
         return self.job.gpus_per_stage or self.tensor_parallel or 1
@@ -122,6 +138,12 @@ class ProfileMetadata:
         """The same with today's date and this version of envplan."""
         today = date.today().isoformat()
         return replace(self, date=today, envplan_version=version("envplan"))
+
+    def with_power_limit(self, limit_w: float) -> ProfileMetadata:
+        """The same with the GPU's power limit, W; 0, which stands for unknown, says nothing."""
+        if not limit_w:
+            return self
+        return replace(self, extra={**self.extra, POWER_LIMIT: limit_w})
 
     @classmethod
     def read_json(cls, path: str | os.PathLike[str]) -> ProfileMetadata:
@@ -151,16 +173,20 @@ class ProfileMetadata:
         job = self.job.to_dict()
         if job:
             document["job"] = job
+        if self.switch_latency is not None:
+            document[_SWITCH_LATENCY] = self.switch_latency.to_dict()
         return json.dumps(document | dict(self.extra), indent=2, ensure_ascii=False) + "\n"
 
 
 #: Fields that are written as they are.
 _WRITTEN: Final = tuple(
-    f.name for f in fields(ProfileMetadata) if f.name not in ("stage_gpus", "job", "extra")
+    f.name
+    for f in fields(ProfileMetadata)
+    if f.name not in ("stage_gpus", "job", _SWITCH_LATENCY, "extra")
 )
 #: Fields that plans and their labels depend on.
 _DECISIVE: Final = (
-    "schedule", "num_microbatches", "gpu", "source", "job", INCLUDES_RECOMPUTATION
+    "schedule", "num_microbatches", "gpu", "source", "job", _SWITCH_LATENCY, INCLUDES_RECOMPUTATION
 )  # fmt: skip
 
 
@@ -186,6 +212,8 @@ def _parse_sidecar(document: Any, path: str | os.PathLike[str]) -> ProfileMetada
         _lift(job, "schedule", document, "schedule")
         _lift(job, "microbatches", document, "num_microbatches")
     fields = {name: document.pop(name) for name in _WRITTEN if document.get(name) is not None}
+    if document.get(_SWITCH_LATENCY) is not None:
+        fields[_SWITCH_LATENCY] = document.pop(_SWITCH_LATENCY)
     gpu = fields.get("gpu")
     if isinstance(gpu, list):
         fields["stage_gpus"] = tuple(gpu)

@@ -131,6 +131,7 @@ def sweep(
         workload=stages.description,
     ).made_today()
     timer: Timer = getattr(stages, "timer", None) or Timer(now)
+    sidecar = sidecar.with_power_limit(info.power_limit)
     with SweepFile(path, parameters, sidecar) as file:
         _try_once(stages, settings, measured={row.stage for row in file.rows})
         running = _Sweep(stages, device, file, settings, progress, now, timer)

@@ -185,12 +185,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
                 self._sweep = ClockSweep(clocks_mhz, iterations_per_frequency, warm_up)
             self._requester = ClockRequester(guard, marker)
             self._profile.energy_source = gpu.info.energy_source
-            self._profile.metadata = replace(
-                metadata or ProfileMetadata(),
-                gpu=gpu.info.name,
-                driver=gpu.info.driver,
-                source=gpu.info.source,
-            ).made_today()
+            self._profile.metadata = _with_gpu(metadata or ProfileMetadata(), gpu.info)
             self._start_thread(EnergyLog(gpu))
         except DeviceError as error:
             _logger.warning("rank %d: nothing is profiled: %s", self.rank, error)
@@ -432,6 +427,12 @@ def _own_gpu(source: Backend, device: int, counted: Counted) -> Device:
             f"GPU {gpu.info.index}: MIG is on, so its energy is that of all parts together"
         )
     return gpu
+
+
+def _with_gpu(metadata: ProfileMetadata, gpu: DeviceInfo) -> ProfileMetadata:
+    """What a job says of itself, with the GPU that it is measured on today."""
+    described = replace(metadata, gpu=gpu.name, driver=gpu.driver, source=gpu.source)
+    return described.with_power_limit(gpu.power_limit).made_today()
 
 
 def _clocks_to_measure(info: DeviceInfo, frequencies: Sequence[int] | None, step: int) -> list[int]:

@@ -38,6 +38,7 @@ from envplan.enforce.freqplan import FrequencyPlan, OperationKey
 from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.operation_clocks import OperationClocks
+from envplan.runtime.orders import OrderReader
 from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome
 from envplan.runtime.rank_schedule import rank_schedules
 from envplan.runtime.ranks import number_or_environment
@@ -48,6 +49,7 @@ from envplan.runtime.runlog import (
     RunLog,
     RunStarted,
     StepRecord,
+    log_beside,
 )
 from envplan.runtime.step_accounting import (
     AccountedStep,
@@ -118,6 +120,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         log_limit: bytes that this rank logs before it goes on in a file of its own, of which
             there are two at most, each as long.
         every_request: see Guard.start.
+        orders: file of orders that say which plan of the ladder is followed from which iteration
+            on, as `envplan site --orders` writes it; it need not exist yet. See docs/site.md.
         on_step: is called for each step that followed the plan, in a thread of its own, with its
             record: see docs/runtime.md.
         marker: makes moments in the order of a device's work, for frameworks that queue it:
@@ -135,6 +139,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         steps: that are over.
         mismatches: steps that left the order of the plan.
         clock_errors: that the guard has told of.
+        orders: the reader of the file of orders; None where there is none.
 
     Raises:
         InputError: the plan cannot be read, is of another schema version, for another number of
@@ -155,6 +160,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         log: str | os.PathLike[str] | LogPlace | None = BESIDE_PLAN,
         log_limit: int = _MAX_LOG_BYTES,
         every_request: bool = False,
+        orders: str | os.PathLike[str] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         marker: Callable[[], DeviceEvent] | None = None,
         **options: Any,
@@ -169,7 +175,6 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self.last_iteration: IterationTime | None = None
 
         self._schedules = rank_schedules(self.plan, rank_plan)
-        self._follower = PlanFollower(self._schedules[0])
         self.operations = tuple(operation.key for operation in self._schedules[0].operations)
         self.part_names = frozenset().union(*(schedule.part_names for schedule in self._schedules))
         self.planned_time = self._schedules[0].iteration_time_s
@@ -212,6 +217,11 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 clocks=refusal is None,
             )
         )
+        self._straggler_rung = 0
+        self.orders: OrderReader | None = None
+        if orders is not None:
+            self.orders = OrderReader(orders, self.plan, rank=self.rank, log=self._log.write)
+        self._follower = PlanFollower(self._schedules[self._rung_for(0)])
         if refusal is not None:
             _logger.warning("rank %d: clocks are left alone: %s", self.rank, refusal)
             self._log.write(ClockError(rank=self.rank, step=0, message=refusal))
@@ -322,6 +332,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         if self._follower.is_incomplete():
             self._leave_plan("step", None)
         schedule = self._follower.schedule
+        self._follower.next_schedule = self._schedules[self._rung_for(self.steps + 1)]
         outcome = self._follower.finish_step()
         if self._spans:
             last_request_id = self._spans[-1].request_id
@@ -360,7 +371,12 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         num_in_time = bisect_right(
             self._schedules, time_s, key=lambda schedule: schedule.iteration_time_s
         )
-        self._follower.next_schedule = self._schedules[max(0, num_in_time - 1)]
+        self._straggler_rung = max(0, num_in_time - 1)
+
+    def _rung_for(self, iteration: int) -> int:
+        """The rung that an iteration follows: the slower of the ordered and the stragglers' one."""
+        ordered_rung = 0 if self.orders is None else self.orders.rung_for(iteration)
+        return max(ordered_rung, self._straggler_rung)
 
     def close(self) -> None:
         """Give the clock back, finish the log and say in one line what went wrong, if anything.
@@ -508,6 +524,4 @@ def _log_beside(plan: FrequencyPlan | str | os.PathLike[str]) -> Path | None:
     """The path of the run log beside the file of a plan; None: the plan has no file."""
     if isinstance(plan, FrequencyPlan):
         return None
-    path = Path(plan)
-    stem = path.name.removesuffix(".json").removesuffix(".freqplan")
-    return path.with_name(f"{stem}.jsonl")
+    return log_beside(Path(plan))

@@ -29,7 +29,7 @@ from envplan.request import Request
 from envplan.request.limits import MinDwell
 from envplan.units import ns_from_s_ceil
 
-Prices = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,16 @@ class FlowPrices:
         time_uw: of a ns that each operation takes, (N,): what flows through it.
         wait_uw: of a ns of waiting before each, (N,): what flows to it from the operation before it
             on its stage, and where it is the first of all from the source.
+        end_wait_uw: of a ns from the end of each stage's last operation to that of the iteration,
+            (S,): what flows from that operation straight to the end.
         total_uw: of a ns of the iteration: what flows into its end.
         lag_cost_fj: what the constant lags of precedences cost.
     """
 
     arcs_uw: NDArray[np.int64]
-    time_uw: Prices
-    wait_uw: Prices
+    time_uw: Floats
+    wait_uw: Floats
+    end_wait_uw: Floats
     total_uw: int
     lag_cost_fj: int
 
@@ -102,13 +105,17 @@ class FlowPrices:
         is_next = _is_next_on_stage(pipeline)
         np.add.at(wait_uw, after[is_next], arcs_uw[is_next])
         begin = pipeline.stage_begin
-        firsts = begin[:-1][np.diff(begin) > 0]
+        has_any = np.diff(begin) > 0
+        firsts, lasts = begin[:-1][has_any], begin[1:][has_any] - 1
         wait_uw[firsts] = through_uw[firsts] - into_uw[firsts]
+        end_wait_uw = np.zeros(pipeline.num_stages)
+        end_wait_uw[has_any] = through_uw[lasts] - out_of_uw[lasts]
         lag_costs = zip(arcs_uw.tolist(), pipeline.succ_lag_ns.tolist(), strict=True)
         return cls(
             arcs_uw=arcs_uw,
             time_uw=through_uw.astype(np.float64),
             wait_uw=wait_uw.astype(np.float64),
+            end_wait_uw=end_wait_uw,
             total_uw=sum((through_uw - out_of_uw).tolist()),
             lag_cost_fj=sum(price_uw * lag_ns for price_uw, lag_ns in lag_costs),
         )
@@ -175,13 +182,23 @@ RELAXED_BOUND: Final = StatedBound("relaxation")
 class StagePaths(NamedTuple):
     """The cheapest way of every stage at some prices.
 
+    It need not end in time, nor do stages wait for each other.
+
     Attributes:
-        cost_fj: a lower bound on what all stages cost together.
-        rows: int32 (N,), the choice that it was found at; it need not end in time.
+        costs_fj: a lower bound on what each stage costs.
+        energies_fj: effective energy of each stage.
+        rows: int32 (N,), the clocks asked for.
+        times_ns, waits_ns: float64 (N,), what each operation takes, and what its stage waits
+            before it.
+        end_waits_ns: float64 (S,), what each stage waits after its last operation.
     """
 
-    cost_fj: int
+    costs_fj: list[int]
+    energies_fj: list[float]
     rows: Rows
+    times_ns: Floats
+    waits_ns: Floats
+    end_waits_ns: Floats
 
 
 def cheapest_stage_paths(
@@ -202,24 +219,38 @@ def cheapest_stage_paths(
     Raises:
         InputError: a row of the profile changes clocks within itself.
     """
-    costs_fj, rows = list[int](), list[Rows]()
+    costs_fj, energies_fj = list[int](), list[float]()
+    rows, times_ns, waits_ns = list[Rows](), list[Floats](), list[Floats]()
+    end_waits_ns = list[float]()
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
         try:
-            cost_fj, of_stage = problem._kernel.cheapest_stage_path(
+            path = problem._kernel.cheapest_stage_path(
                 stage,
                 machine.latency_ns,
                 machine.asks_ahead,
                 min_dwell_ns,
                 change_fj,
                 prices.time_uw[first:last],
-                prices.wait_uw[first:last],
+                np.append(prices.wait_uw[first:last], prices.end_wait_uw[stage]),
             )
         except ValueError as error:
             raise InputError(f"{error}, which the bound of late clocks does not know") from error
+        cost_fj, energy_fj, _, stage_rows, stage_times_ns, stage_waits_ns = path
         costs_fj.append(math.floor(cost_fj))
-        rows.append(of_stage)
-    chosen = np.concatenate(rows) - problem.first_row
-    return StagePaths(sum(costs_fj), chosen.astype(np.int32))
+        energies_fj.append(energy_fj)
+        rows.append(stage_rows)
+        times_ns.append(stage_times_ns)
+        waits_ns.append(stage_waits_ns[:-1])
+        end_waits_ns.append(float(stage_waits_ns[-1]))
+    chosen = (np.concatenate(rows) - problem.first_row).astype(np.int32)
+    return StagePaths(
+        costs_fj,
+        energies_fj,
+        chosen,
+        np.concatenate(times_ns),
+        np.concatenate(waits_ns),
+        np.array(end_waits_ns),
+    )
 
 
 def bound_on(
@@ -289,4 +320,4 @@ def _priced_cost_fj(relaxation: Relaxation, prices: FlowPrices, clocks: ClockLim
     paths = cheapest_stage_paths(
         relaxation.problem, prices, clocks.machine, min_dwell_ns=clocks.min_dwell_ns
     )
-    return paths.cost_fj + prices.lag_cost_fj
+    return sum(paths.costs_fj) + prices.lag_cost_fj
