@@ -227,7 +227,7 @@ def test_lost_and_damaged_orders_are_written_again(jobs: list[SiteJob], tmp_path
     ("text", "power_w"),
     [
         ("612kW", 612e3),
-        ("612000\n", 612e3),
+        ("612000 W\n", 612e3),
         ("75%", 600.0),
         (" 0.3 MW ", 0.3e6),
         ('{"power": 500}', 500.0),
@@ -243,7 +243,23 @@ def test_a_signal_is_a_power_or_a_share(tmp_path: Path, text: str, power_w: floa
 
 @pytest.mark.parametrize(
     "text",
-    ["", "much", "-5kW", "120%", "{", '{"energy": 3}', "[3]", "nan", "1e999", "5 parsecs", "\0"],
+    [
+        "",
+        "8",
+        "612k",
+        "612",
+        '{"power": 61',
+        "much",
+        "-5kW",
+        "120%",
+        "{",
+        '{"energy": 3}',
+        "[3]",
+        "nan",
+        "1e999",
+        "5 parsecs",
+        "\0",
+    ],
 )
 def test_what_is_no_power_is_no_signal(tmp_path: Path, text: str) -> None:
     path = tmp_path / "signal"
@@ -411,6 +427,7 @@ def test_the_command_writes_an_order_for_each_job(folder: Path, jobs_folder: Pat
     document = told(f"site {jobs_folder} --power 700W --orders orders")
     assert [order["job"] for order in document["orders"]] == ["a", "b"]
     says(done("check site.json"), "site plan, holds")
+    says(done("check orders/a.order.json"), "order, holds", "of job a: rung")
 
 
 def test_check_notices_that_a_frequency_plan_has_changed(folder: Path, jobs_folder: Path) -> None:

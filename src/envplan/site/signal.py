@@ -1,13 +1,15 @@
 """A signal: the power that a site may draw now, in a file or at a URL of the operator's own.
 
-Its text is a power, such as `612kW`, or a share of the site's full power, such as `75%`; or a JSON
-object whose field `power` is one of these, or a number of watts.
+Its text is a power with its unit, such as `612kW`, or a share of the site's full power, such as
+`75%`; or a JSON object whose field `power` is one of these, or a number of watts. A unit or a brace
+stands at the end of each, so that a file which is only half written is no signal.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.error import URLError
@@ -21,6 +23,7 @@ __all__ = ["Signal", "read_signal"]
 
 _MAX_BYTES: Final = 64 * 2**10
 _URL_TIMEOUT_S: Final = 5.0
+_POWER: Final = replace(POWER, plain=None)
 
 
 class Signal(NamedTuple):
@@ -82,7 +85,7 @@ def _power_text(text: str, source: str) -> str:
         power = json.loads(text)["power"]
     except (ValueError, RecursionError, KeyError):
         raise InputError("is no JSON object with a field power", path=source) from None
-    return str(power)
+    return f"{power} W" if isinstance(power, int | float) else str(power)
 
 
 def _power_w(text: str, full_power_w: float, source: str) -> float:
@@ -91,10 +94,10 @@ def _power_w(text: str, full_power_w: float, source: str) -> float:
     if text.endswith("%"):
         return full_power_w * PERCENT.within(0, 100).parse(text, name) / 100
     try:
-        return POWER.parse(text, name)
+        return _POWER.parse(text, name)
     except InputError:
         raise InputError(
-            f"must be a power, such as 612kW, or a share of --power, such as 75%; it says "
-            f"{shown(text)}",
+            "must be a power with its unit, such as 612kW, or a share of --power, such as 75%; it "
+            f"says {shown(text)}",
             path=source,
         ) from None
