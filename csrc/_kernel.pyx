@@ -729,11 +729,12 @@ cdef class Problem:
 
         Args:
             change: fJ a request for another clock.
-            time_price, wait_price: float64 (operations of the stage,), fJ a ns.
+            time_price: float64 (operations of the stage,), fJ a ns.
+            wait_price: float64 (operations of the stage + 1,), fJ a ns: before each, and at the end.
 
         Returns:
             (bound, energy, changes, rows, times, waits): fJ, fJ, a count, int32 (operations of the
-            stage,) over all tables, and float64 (operations of the stage,) twice, ns.
+            stage,) over all tables, float64 (operations of the stage,) and one longer, ns.
 
         Raises:
             ValueError: there is no such stage, or a row changes clocks within itself.
@@ -743,10 +744,10 @@ cdef class Problem:
         if not 0 <= stage < self.num_stages:
             raise ValueError("there is no such stage")
         cdef int32_t size = self._problem.stage_begin[stage + 1] - self._problem.stage_begin[stage]
-        if time_price.shape[0] != size or wait_price.shape[0] != size:
+        if time_price.shape[0] != size or wait_price.shape[0] != size + 1:
             raise ValueError("prices must have one entry an operation of the stage")
         if size == 0:
-            return 0.0, 0.0, 0, np.empty(0, np.int32), np.empty(0), np.empty(0)
+            return 0.0, 0.0, 0, np.empty(0, np.int32), np.empty(0), np.zeros(1)
         prices.latency = latency
         prices.min_dwell = min_dwell
         prices.asks_ahead = asks_ahead

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace envplan {
 
@@ -42,6 +43,13 @@ struct Segments {
   std::vector<double> cost, length;
 };
 
+// How paths begin and end: with a request for the first clock, which is held, as the last one is;
+// or without one. Then the first clock and the last one are `clock`, or any where that is kNone.
+struct Ends {
+  enum Kind { kHeld, kFree } kind;
+  Index clock;
+};
+
 class StageWalk {
  public:
   StageWalk(const Problem& problem, Index stage, const StagePrices& prices)
@@ -57,19 +65,75 @@ class StageWalk {
 
   StagePath run() {
     if (size_ == 0) return {};
-    mature_.assign(std::max<Index>(1, num_clocks_), Leaving{0.0});
-    for (Index a = 0; a < num_clocks_; ++a) mature_[a].clock = a;
-    entries_.assign(static_cast<std::size_t>(size_) * num_clocks_, Entry{});
-    for (Index k = 0; k < size_; ++k) step(k);
-    Leaving best;
-    for (const Leaving& segment : mature_) best.offer(segment);
-    for (const Segments& young : young_) {
-      for (Index a = 0; a < num_clocks_; ++a) best.offer({young.cost[a], young.start, a});
+    const Ends any{Ends::kFree, kNone};
+    if (num_clocks_ == 0 || prices_.min_dwell == 0) return path_to(walk(any));
+    // Either the iteration begins with a request,
+    Leaving best = walk({Ends::kHeld, kNone});
+    StagePath path = path_to(best);
+    // or with the clock that it ends with. Paths that begin with any clock bound those from below.
+    walk(any);
+    std::vector<std::pair<double, Index>> by_last;
+    for (Index a = 0; a < num_clocks_; ++a) by_last.emplace_back(last_at(a).cost, a);
+    std::sort(by_last.begin(), by_last.end());
+    for (const auto& [least, a] : by_last) {
+      if (least >= best.cost) break;
+      const Leaving cyclic = walk({Ends::kFree, a});
+      if (cyclic.cost >= best.cost) continue;
+      best = cyclic;
+      path = path_to(best);
     }
-    return path_to(best);
+    return path;
   }
 
  private:
+  // The cheapest way to the end of the stage.
+  Leaving walk(const Ends& ends) {
+    mature_.assign(std::max<Index>(1, num_clocks_), Leaving{});
+    for (Index a = 0; a < static_cast<Index>(mature_.size()); ++a) {
+      const bool may_begin = ends.kind == Ends::kFree && (ends.clock == kNone || ends.clock == a);
+      if (may_begin) mature_[a].cost = 0;
+      if (num_clocks_ > 0) mature_[a].clock = a;
+    }
+    young_.clear();
+    entries_.assign(static_cast<std::size_t>(size_) * num_clocks_, Entry{});
+    for (Index k = 0; k < size_; ++k) step(k, k == 0 && ends.kind == Ends::kHeld);
+    if (ends.clock != kNone) return last_at(ends.clock);
+    if (ends.kind == Ends::kHeld) return last_held();
+    Leaving best;
+    for (Index a = 0; a < static_cast<Index>(mature_.size()); ++a) best.offer(last_at(a));
+    return best;
+  }
+
+  // The cheapest way to the end at a clock, however short its segment is.
+  Leaving last_at(Index a) const {
+    Leaving best = mature_[a];
+    for (const Segments& young : young_) best.offer({young.cost[a], young.start, a});
+    return best;
+  }
+
+  // The cheapest way to the end whose last segment lasts until the next iteration's first request.
+  // It may wait after its last operation and, there, before its first.
+  Leaving last_held() const {
+    Leaving best;
+    for (const Leaving& segment : mature_) best.offer(segment);
+    const double held = static_cast<double>(prices_.min_dwell - prices_.latency);
+    for (const Segments& young : young_) {
+      double least_price = young.least_wait_price;
+      Index least_at = young.least_wait_at;
+      for (const Index k : {Index{0}, size_}) {
+        if (prices_.wait_price[k] < least_price) least_price = prices_.wait_price[k], least_at = k;
+      }
+      for (Index a = 0; a < num_clocks_; ++a) {
+        Leaving last{young.cost[a], young.start, a};
+        last.fill = std::max(0.0, held - young.length[a]);
+        last.fill_at = least_at;
+        if (last.fill > 0) last.cost += last.fill * least_price;
+        best.offer(last);
+      }
+    }
+    return best;
+  }
+
   double time(Index row) const { return static_cast<double>(p_.rows[row].time); }
   double effective_energy(Index row) const {
     return static_cast<double>(p_.rows[row].energy) - waiting_ * time(row);
@@ -121,6 +185,8 @@ class StageWalk {
       magnitude += most + prices_.change +
                    prices_.wait_price[k] * static_cast<double>(prices_.latency + prices_.min_dwell);
     }
+    require(size_ == 0 || prices_.wait_price[size_] >= 0, "a price is negative");
+    if (size_ > 0) magnitude += prices_.wait_price[size_] * static_cast<double>(prices_.min_dwell);
     margin_ = size_ * (waiting_ + 2) + magnitude * size_ * kRounding;
   }
 
@@ -245,8 +311,9 @@ class StageWalk {
     entries_[at(k, b)] = entry;
   }
 
-  void step(Index k) {
-    const Ways ways = ways_to_leave(k);
+  void step(Index k, bool begins_with_request) {
+    Ways ways = ways_to_leave(k);
+    if (begins_with_request) ways.on_time.cost = 0;  // any lateness of the first is left out
     Segments entered{k, kInf, k, std::vector<double>(num_clocks_, kInf),
                      std::vector<double>(num_clocks_, 0)};
     enter_late(k, ways.late, ways.by, &entered);
@@ -315,7 +382,8 @@ class StageWalk {
     path.bound = end.cost - margin_;
     path.rows.resize(size_);
     path.times.resize(size_);
-    path.waits.assign(size_, 0);
+    path.waits.assign(size_ + 1, 0);
+    path.waits[end.fill_at] += end.fill;
     Leaving segment = end;
     for (Index k = size_ - 1; k >= 0; --k) {
       const Index start = segment.start, clock = segment.clock;

@@ -3,7 +3,7 @@
 // Problem. A stage chooses a row, and so a clock, for each of its operations, and may wait before
 // each. It pays
 // - for operation k: its energy less what waiting as long would draw, plus f_k a ns that it takes,
-// - for waiting before operation k: q_k a ns,
+// - for waiting before operation k, or after the last one: q_k a ns,
 // - for each request for another clock: `change`.
 // Clocks come late and must be held as replay.hpp and annealing.hpp say. The answer is a lower
 // bound on what any rows and any waits cost in an exact replay without noise, and the way that it
@@ -24,7 +24,12 @@
 // cheapest is kept (`mature`). The others are few (`young`).
 //
 // Relaxations, each of which can only lower the bound:
-// - a stage may begin with any clock, and its first and last segments need not be held;
+// - a stage begins with any clock at once;
+// - where clocks are held, iterations follow each other: either the clock that an iteration ends
+// with
+//   is another than the one that it begins with. Then both its first and its last segment are held,
+//   the last one with what is waited at the end of the iteration and at the beginning of the next.
+//   Or it is the same. Then these two need not be held;
 // - an operation at whose clock the request before may still be under way costs the least that any
 //   row of its does, and a request made then hides no lateness. Where no operation can be shorter
 //   than the latency (ahead: than half of it, where two in a row are as long as that) there is
@@ -49,7 +54,8 @@ struct StagePrices {
   bool asks_ahead;
   double change;             // fJ a request
   const double* time_price;  // f: (operations of the stage) fJ a ns that each takes
-  const double* wait_price;  // q: (operations of the stage) fJ a ns of waiting before each
+  const double* wait_price;  // q: (operations of the stage + 1) fJ a ns of waiting before each, and
+                             // after the last
 };
 
 // But for rounding, bound = energy + sum f_k times_k + sum q_k waits_k + changes * change.
@@ -59,7 +65,7 @@ struct StagePath {
   Index changes = 0;          // requests for another clock
   std::vector<Index> rows;    // (operations of the stage) over all tables: the clocks asked for
   std::vector<double> times;  // (operations of the stage) ns
-  std::vector<double> waits;  // (operations of the stage) ns before each
+  std::vector<double> waits;  // (operations of the stage + 1) ns before each, and after the last
 };
 
 // Throws std::invalid_argument where a row leaves another clock than it asks for, or a price is

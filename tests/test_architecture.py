@@ -210,3 +210,66 @@ def is_any(annotation: ast.expr | None) -> bool:
     return any(
         is_any(child) for child in ast.iter_child_nodes(annotation) if isinstance(child, ast.expr)
     )
+
+
+#: Modules that open files by themselves, and why. All others read through _io, which knows that a
+#: file may be a pipe, a device or a bomb.
+READS_BY_ITSELF = {
+    "_io/files.py": "it is the reader",
+    "cli/app.py": "opens /dev/null where a standard stream is closed",
+    "devices/guard.py": "the guard opens /dev/null in the place of closed streams",
+    "devices/locks.py": "locks are held open without following links; /proc says who lives",
+    "devices/nvml.py": "/proc says which rights this process has",
+    "profiling/sweep_file.py": "holds the file of a sweep open and locked to append to it",
+    "profiling/waiting.py": "opens /dev/null",
+    "runtime/preflight.py": "looks at the locks without following links",
+    "runtime/runlog.py": "holds its log open to append to it",
+    "runtime/service.py": "looks at the locks without following links",
+    "sweep/running.py": "holds its journal open and locked",
+}
+#: Functions and methods that read files, whatever they are of; Profile.open and the like are ours.
+READING = {
+    "read_text",
+    "read_bytes",
+    "loadtxt",
+    "genfromtxt",
+    "fromfile",
+    "open_text",
+    "open_binary",
+}
+OWN_OPEN = {"Profile", "ServingProfile", "Trace"}
+
+
+def reads_by_itself(tree: ast.AST) -> bool:
+    """Whether a module opens or reads files otherwise than through _io."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="open")):
+                return True
+            case ast.Call(func=ast.Attribute(attr="open", value=value)):
+                owner = ast.unparse(value).rpartition(".")[2]
+                if owner not in OWN_OPEN:
+                    return True
+            case ast.Call(func=ast.Attribute(attr="load", value=ast.Name(id="json" | "tomllib"))):
+                return True
+            case ast.Call(func=ast.Attribute(attr="loadtxt"), args=[ast.Name(id="table"), *_]):
+                pass  # of bytes that were read
+            case ast.Call(func=ast.Attribute(attr=name)) if name in READING:
+                return True
+    return False
+
+
+def test_files_are_read_by_the_one_reader() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if reads_by_itself(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found - READS_BY_ITSELF.keys() == set()
+    assert READS_BY_ITSELF.keys() - found == set()  # no excuse outlives its need
+
+
+def test_what_reads_by_itself_is_found() -> None:
+    code = "from pathlib import Path\ndef read(path):\n    return Path(path).read_bytes()\n"
+    assert reads_by_itself(ast.parse(code))
+    assert not reads_by_itself(ast.parse("profile = Profile.open(path)"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from envplan._io.files import (
     atomic_write,
     check_writable,
     parse_json,
-    read_bounded,
     refuse_slip,
     same_file,
 )
@@ -26,20 +24,6 @@ def refused(data: bytes) -> InputError:
         parse_json(data, "x.json")
     assert caught.value.path == "x.json"
     return caught.value
-
-
-def test_a_file_that_never_ends_is_read_no_further_than_allowed() -> None:
-    with pytest.raises(InputError, match="is larger than 1 MiB"):
-        read_bounded("/dev/zero", 2**20)
-
-
-def test_a_pipe_is_read(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_bytes, args=(b"word",))
-    writer.start()
-    assert read_bounded(pipe, 10) == b"word"
-    writer.join()
 
 
 @pytest.mark.parametrize(

@@ -499,3 +499,52 @@ def test_rounding_loses_less_than_a_microwatt_of_slope(
             if t0 <= time <= t1
         )
         assert hull - curve_value(curve, Fraction(time)) <= slow - time
+
+
+LATENCY = {
+    "source": "measured",
+    "by_mhz": {
+        "210": {"median_s": 0.1, "p95_s": 0.2},
+        "1740": {"median_s": 0.02, "p95_s": 0.03},
+    },
+}
+
+
+def test_the_switch_latency_of_a_sidecar_is_read_and_written(tmp_path: Path) -> None:
+    sidecar = tmp_path / "p.meta.json"
+    sidecar.write_text(json.dumps({"switch_latency": LATENCY}))
+    profile = read(tmp_path, HEADER + STAGE_0)
+    assert profile.switch_latency is not None
+    assert profile.switch_latency.by_mhz[210].p95_s == 0.2
+    # No row is at 210 MHz, so that no plan changes to it.
+    assert profile.measured_latency_s == 0.02
+    profile.save_csv(tmp_path / "copy.csv")
+    assert json.loads((tmp_path / "copy.meta.json").read_text())["switch_latency"] == LATENCY
+
+
+def test_only_measured_latency_is_planned_with(tmp_path: Path) -> None:
+    assert read(tmp_path, HEADER + STAGE_0).measured_latency_s is None
+    stated = LATENCY | {"source": "literature", "reference": "arXiv 2502.20075"}
+    (tmp_path / "p.meta.json").write_text(json.dumps({"switch_latency": stated}))
+    profile = read(tmp_path, HEADER + STAGE_0)
+    assert profile.switch_latency is not None
+    assert profile.switch_latency.reference == "arXiv 2502.20075"
+    assert profile.measured_latency_s is None
+
+
+@pytest.mark.parametrize(
+    ("latency", "said"),
+    [
+        (LATENCY | {"by_mhz": {}}, "switch_latency.by_mhz"),
+        (LATENCY | {"source": "guessed"}, "switch_latency.source should be 'measured'"),
+        (LATENCY | {"by_mhz": {"210": {"median_s": -1.0, "p95_s": 0}}}, "210.median_s"),
+        (LATENCY | {"by_mhz": {"fast": {"median_s": 1.0, "p95_s": 0}}}, "by_mhz.fast"),
+        (LATENCY | {"unit": "s"}, "switch_latency.unit"),
+    ],
+)
+def test_a_latency_that_cannot_be_is_refused(tmp_path: Path, latency: object, said: str) -> None:
+    (tmp_path / "p.meta.json").write_text(json.dumps({"switch_latency": latency}))
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, HEADER + STAGE_0)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from scipy.optimize import linprog
 
 from cli_helpers import done, envplan, says, small_profile, told
 from envplan import FrontierFile, InputError, NoAnswerError, Pipeline, Profile, trace_frontier
-from envplan._io.files import unzipped
+from envplan._io import files
 from envplan.plan.frontier_file import distinct, less_powerful
 from envplan.plotting.site import site_figure
 from envplan.replay import Replay
@@ -500,11 +500,13 @@ def test_each_file_of_a_folder_is_read_once(folder: Path, monkeypatch: pytest.Mo
     (folder / "jobs" / "other.json").write_text("{}")
     opened: list[str] = []
 
-    def unzipped_and_noted(path: Path) -> IO[bytes]:
-        opened.append(path.name)
-        return unzipped(path)
+    open_file = files._opened
 
-    monkeypatch.setattr("envplan._io.files.unzipped", unzipped_and_noted)
+    def opened_and_noted(path: Path) -> Any:
+        opened.append(path.name)
+        return open_file(path)
+
+    monkeypatch.setattr(files, "_opened", opened_and_noted)
     jobs = read_jobs(folder / "jobs")
     assert [job.name for job in jobs] == ["a", "b"]
     assert sorted(opened) == ["a.json", "b.json", "other.json"]

@@ -64,6 +64,7 @@ def _priced_replay(
     change_fj: float,
     time_prices: np.ndarray,
     wait_prices: np.ndarray,
+    end_prices: np.ndarray,
 ) -> list[float]:
     """What each stage costs in a replay, fJ."""
     replay = problem.replay(rows, machine)
@@ -80,6 +81,7 @@ def _priced_replay(
             - float(problem.blocking_power_uw[stage]) * times.sum()
             + time_prices[of_stage] @ times
             + wait_prices[of_stage] @ waits.astype(float)
+            + end_prices[stage] * float(replay.makespan_ns - finishes[-1])
             + change_fj * changes
         )
     return costs
@@ -92,6 +94,7 @@ def _bounds(
     change_fj: float,
     time_prices: np.ndarray,
     wait_prices: np.ndarray,
+    end_prices: np.ndarray,
 ) -> list[float]:
     bounds = []
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
@@ -102,14 +105,14 @@ def _bounds(
             min_dwell_ns,
             change_fj,
             time_prices[first:last],
-            wait_prices[first:last],
+            np.append(wait_prices[first:last], end_prices[stage]),
         )
         bound_fj, energy_fj, changes, rows, times_ns, waits_ns = path
         assert len(rows) == last - first
         priced_fj = (
             energy_fj
             + time_prices[first:last] @ times_ns
-            + wait_prices[first:last] @ waits_ns
+            + np.append(wait_prices[first:last], end_prices[stage]) @ waits_ns
             + change_fj * changes
         )
         assert bound_fj == pytest.approx(priced_fj, rel=1e-6)
@@ -118,10 +121,17 @@ def _bounds(
     return bounds
 
 
-def _prices(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Prices of time and of waiting, fJ a ns; some waits are free."""
+def _prices(
+    rng: np.random.Generator, problem: Problem
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Prices of time, of waiting before operations and after each stage's last, fJ a ns.
+
+    Some waits are free.
+    """
+    size, num_stages = len(problem.table), problem.pipeline.num_stages
     time_prices = rng.uniform(0, 5e8, size)
-    return time_prices, time_prices * rng.choice([0, 0.3, 1], size)
+    end_prices = rng.uniform(0, 5e8, num_stages) * rng.choice([0, 1], num_stages)
+    return time_prices, time_prices * rng.choice([0, 0.3, 1], size), end_prices
 
 
 @pytest.mark.parametrize("machine", _MACHINES, ids=lambda m: f"{m.ask}-{m.latency_ns // _MS}")
@@ -129,26 +139,25 @@ def _prices(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray
 def test_no_choice_of_rows_costs_less_than_the_bound(machine: Machine, seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = _problem(rng, 2, 2, 3)
-    size = len(problem.table)
-    time_prices, wait_prices = _prices(rng, size)
+    prices = _prices(rng, problem)
     change_fj = float(rng.choice([0, 1e14]))
-    bounds = _bounds(problem, machine, 0, change_fj, time_prices, wait_prices)
+    bounds = _bounds(problem, machine, 0, change_fj, *prices)
     for rows in _choices(rng, problem):
-        costs = _priced_replay(problem, rows, machine, change_fj, time_prices, wait_prices)
+        costs = _priced_replay(problem, rows, machine, change_fj, *prices)
         assert all(bound <= cost for bound, cost in zip(bounds, costs, strict=True)), rows
 
 
 @pytest.mark.parametrize("machine", _MACHINES, ids=lambda m: f"{m.ask}-{m.latency_ns // _MS}")
-@pytest.mark.parametrize("min_dwell_ms", [15, 40])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("min_dwell_ms", [15, 40, 70])
+@pytest.mark.parametrize("seed", range(4))
 def test_no_choice_that_holds_its_clocks_costs_less(
     machine: Machine, min_dwell_ms: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     problem = _problem(rng, 2, 2, 3)
-    size, min_dwell_ns = len(problem.table), min_dwell_ms * _MS
-    time_prices, wait_prices = _prices(rng, size)
-    bounds = _bounds(problem, machine, min_dwell_ns, 0.0, time_prices, wait_prices)
+    min_dwell_ns = min_dwell_ms * _MS
+    prices = _prices(rng, problem)
+    bounds = _bounds(problem, machine, min_dwell_ns, 0.0, *prices)
     starts_ns = problem.replay(problem.max_frequency_rows).starts_ns
     search = Search(
         problem, starts_ns, 10**12, price_uw=1, machine=machine, min_dwell_ns=min_dwell_ns
@@ -158,7 +167,7 @@ def test_no_choice_that_holds_its_clocks_costs_less(
         if search.score(rows).shortage_ns > 0:
             continue
         num_held += 1
-        costs = _priced_replay(problem, rows, machine, 0.0, time_prices, wait_prices)
+        costs = _priced_replay(problem, rows, machine, 0.0, *prices)
         assert all(bound <= cost for bound, cost in zip(bounds, costs, strict=True)), rows
     assert num_held > 0
 
@@ -170,12 +179,14 @@ def test_without_latency_the_path_costs_its_bound(change_fj: float, seed: int) -
     rng = np.random.default_rng(seed)
     problem = _problem(rng, 1, 6, 4)
     size = len(problem.table)
-    time_prices, _ = _prices(rng, size)
+    time_prices, _, _ = _prices(rng, problem)
     bound_fj, _, _, path, _, _ = problem._kernel.cheapest_stage_path(
-        0, 0, True, 0, change_fj, time_prices, np.zeros(size)
+        0, 0, True, 0, change_fj, time_prices, np.zeros(size + 1)
     )
     rows = (path - problem.first_row).astype(np.int32)
-    (cost,) = _priced_replay(problem, rows, Machine(), change_fj, time_prices, np.zeros(size))
+    (cost,) = _priced_replay(
+        problem, rows, Machine(), change_fj, time_prices, np.zeros(size), np.zeros(1)
+    )
     assert bound_fj <= cost <= bound_fj + change_fj + 1e-6 * abs(cost)
 
 

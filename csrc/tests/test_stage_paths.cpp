@@ -22,7 +22,7 @@ struct Prices {
   double change = 0;
 
   Prices(Index size, double time_price, double wait_price)
-      : time(size, time_price), wait(size, wait_price) {}
+      : time(size, time_price), wait(size + 1, wait_price) {}
 
   StagePath path(const Problem& problem) const {
     return cheapest_stage_path(problem, 0,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from envplan._io.files import AnyPath, atomic_write, parse_json, read_bounded
 from envplan.errors import InputError, shown
 
+#: A plan of 128 stages and 10,000 operations each takes 190 MB.
 MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 
 #: What to do with a document where another kind is asked for, by its schema; added to an error.

@@ -25,6 +25,10 @@ MAX_TABLE_BYTES: Final = 256 * 2**20
 _MOST_COLUMNS: Final = 1000
 _LONGEST_HEADER: Final = 100_000
 
+#: Rows and cells that a table may have; larger ones are read in pieces, as traces are.
+MAX_ROWS: Final = 2**21
+_MOST_CELLS: Final = 2**23
+
 Row = TypeVar("Row", bound=BaseModel)
 
 
@@ -169,6 +173,10 @@ def _read_cells(text: str, path: Path | None) -> _Cells:
     if num_delimiters >= _MOST_COLUMNS:
         problem = f"has more than {num_delimiters} columns"
         raise InputError(problem, path=path, line=first_line)
+    num_cells = text.count(delimiter)
+    if text.count("\n") + text.count("\r") > 2 * MAX_ROWS or num_cells > _MOST_CELLS:
+        problem = f"has more than {MAX_ROWS} rows or {_MOST_CELLS} values"
+        raise InputError(problem, path=path)
     # A strict reader refuses a quote that is never closed.
     reader = csv.reader(
         io.StringIO(table_text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True

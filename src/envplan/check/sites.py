@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from envplan._io.documents import check_stated
 from envplan._io.words import counted
 from envplan.errors import InputError
+from envplan.plan.frontier_file import FrontierFile
 from envplan.site import Budget, SiteJob, SitePlan, plan_site
 from envplan.site.budget import Interval
-from envplan.site.jobs import read_frontier
+from envplan.site.jobs import read_frontier, read_ladder
+from envplan.site.ladder import JobLadder
 from envplan.site.model import SiteJobRecord
 from envplan.site.plan import SiteOverheads
 
@@ -54,7 +57,7 @@ def verify_site(plan: SitePlan, file: Path) -> list[str]:
     bounded = "frontiers" if counts_peaks else "jobs"
     num_shares = len(plan.jobs) * len(plan.intervals)
     return [
-        f"{counted(len(jobs), 'job')}, frontier files unchanged; envplan check proves each of them",
+        f"{counted(len(jobs), 'job')}, files unchanged; envplan check proves each of them",
         f"{counted(len(plan.intervals), 'interval')}, within the budget",
         f"{num_shares} shares of power are what their plans' {of_plans} give",
         f"no plans of these {bounded} lose less: the gap is at most {100 * largest_gap:.4f}%",
@@ -69,19 +72,20 @@ def _job_of_record(record: SiteJobRecord, folder: Path) -> SiteJob:
     """
     if record.frontier is None:
         raise InputError(f"job {record.name} names no frontier file, so nothing can be proved")
-    near = folder / record.frontier
-    path = near if near.exists() else Path(record.frontier)
+    path = _found(record.frontier, folder)
     frontier, sha256 = read_frontier(path)
     if sha256 != record.sha256:
         raise InputError(
             f"the frontier of job {record.name} has changed since; plan the site again", path=path
         )
+    ladder = None if record.freqplan is None else _ladder_of_record(record, frontier, folder)
     return SiteJob(
         record.name,
         frontier,
         source=Path(record.frontier),
         sha256=sha256,
         replicas=record.replicas,
+        ladder=ladder,
         weight=record.weight,
         money=record.money,
         flexible=record.flexible,
@@ -89,3 +93,27 @@ def _job_of_record(record: SiteJobRecord, folder: Path) -> SiteJob:
         iterations=record.iterations,
         by_s=record.by_s,
     )
+
+
+def _ladder_of_record(record: SiteJobRecord, frontier: FrontierFile, folder: Path) -> JobLadder:
+    """The frequency plan of a record, read anew.
+
+    Raises:
+        InputError: it is missing, has changed, or is not for the job of the frontier.
+    """
+    assert record.freqplan is not None
+    path = _found(record.freqplan, folder)
+    ladder = read_ladder(path)
+    if ladder.sha256 != record.freqplan_sha256:
+        raise InputError(
+            f"the frequency plan of job {record.name} has changed since; plan the site again",
+            path=path,
+        )
+    ladder.replicas_of(frontier, record.replicas)
+    return replace(ladder, source=Path(record.freqplan))
+
+
+def _found(path: str, folder: Path) -> Path:
+    """Where a file that a site plan names is: beside the plan, or else from here."""
+    near = folder / path
+    return near if near.exists() else Path(path)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
+from envplan._io.files import parse_json, read_bounded
 from envplan.cli.help import CommandGroup, add_command
 from envplan.cli.invocation import Invocation, invocation
 from envplan.cli.logs import log_level, logging_to_stderr
@@ -122,7 +123,8 @@ def _print_version(wanted: bool) -> None:
     kernel = find_spec("envplan._kernel")
     assert kernel is not None
     assert kernel.origin is not None
-    build = json.loads(Path(kernel.origin).with_name("_build.json").read_text(encoding="utf-8"))
+    build_file = Path(kernel.origin).with_name("_build.json")
+    build = parse_json(read_bounded(build_file), build_file)
     tools = ", ".join(f"{name} {version(name)}" for name in ("numpy", "ortools"))
     typer.echo(f"envplan {version('envplan')}")
     typer.echo(f"kernel: {build['compiler']}, {build['build_type']}")

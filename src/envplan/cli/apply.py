@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 import envplan
-from envplan._io.files import atomic_write
+from envplan._io.documents import MAX_DOCUMENT_BYTES
+from envplan._io.files import atomic_write, read_bounded
 from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.describe import ITERATION_TITLE, modelled_title, span
@@ -305,11 +306,10 @@ def _warn_of_late_clocks(
     )
 
 
-def _sha256(plan: Path) -> str | None:
-    """The hash of a file; None for a pipe, which has been read by now."""
+def _sha256(plan: Path) -> str:
     import hashlib
 
-    return hashlib.sha256(plan.read_bytes()).hexdigest() if plan.is_file() else None
+    return hashlib.sha256(read_bounded(plan, MAX_DOCUMENT_BYTES)).hexdigest()
 
 
 def _print(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import envplan
+from envplan._io.documents import MAX_DOCUMENT_BYTES
+from envplan._io.files import read_bounded
 from envplan._io.words import significant
 from envplan.cli import output as ui
 from envplan.cli.job_options import PlanOptions
@@ -73,7 +75,11 @@ def refine(
 
     old, old_profile = PlanOptions(plan=plan, profile=profile).load()
     check_reference(old.profile, old_profile, force=False)
-    steps = list(steps_of_plan(read_run_log(logs), sha256(plan.read_bytes()).hexdigest()))
+    steps = list(
+        steps_of_plan(
+            read_run_log(logs), sha256(read_bounded(plan, MAX_DOCUMENT_BYTES)).hexdigest()
+        )
+    )
     if not steps:
         raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
     drifts = measure_drift(old, old_profile, steps)

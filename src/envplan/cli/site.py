@@ -14,6 +14,13 @@ from envplan.cli import output as ui
 from envplan.cli.invocation import invocation
 from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED, HostPowerOption, PueOption
+from envplan.cli.site_orders import (
+    OrderOptions,
+    follow_signal,
+    order_rows,
+    order_writer,
+    print_orders,
+)
 from envplan.cli.tables import (
     Column,
     change_column,
@@ -29,12 +36,16 @@ from envplan.quantities import POWER
 if TYPE_CHECKING:
     from envplan.site import Budget, SiteJob, SitePlan
     from envplan.site.model import JobShare, SiteInterval, SiteJobRecord
+    from envplan.site.orders import OrderWriter
     from envplan.site.plan import SiteOverheads
     from envplan.site.shedding import ShedPoint
+    from envplan.site.watch import SiteWatch
 
 SITE = "Site"
 _W_PER_KW = 1e3
 _S_PER_H = 3600.0
+#: Throughput lost by short ladders that is worth a line, percent of all.
+_WORTH_SAYING_PERCENT = 0.01
 #: Rows of a table of intervals or jobs, at most; --json and the file have all.
 _MAX_ROWS = 48
 #: The power of a plan that counts against the budget.
@@ -138,6 +149,8 @@ def site(
     ],
     budget: BudgetOptions,
     options: SiteOptions,
+    order_options: OrderOptions,
+    *,
     output: Annotated[
         Path,
         typer.Option(
@@ -178,6 +191,7 @@ def site(
       envplan frontier sosp24-a100-t5-3b-4stage --slower -o t5.json
       envplan site . --power 1.9kW --shed
       envplan site site.toml --power budget.csv --pue 1.2 --plot
+      envplan site jobs --power 600kW --orders orders --watch signal.txt
     """
     from envplan.site import plan_site, read_jobs
     from envplan.site.shedding import shed_curve
@@ -186,9 +200,19 @@ def site(
     if shed and counts_peaks:
         raise InputError("--shed compares mean powers; leave out --plan-power peak")
     site_budget, overheads = budget.read(), options.overheads
+    order_options.require_fixed_power(site_budget)
     with progress("Reading the jobs") as work:
         jobs_as_read = read_jobs(jobs, work.items)
+    order_options.require_no_deadline(jobs_as_read)
     site_jobs = _with_frontier_files(jobs_as_read, output)
+    writer = None
+    if order_options.orders is not None:
+        site_jobs, writer = order_writer(site_jobs, order_options.orders, order_options.lead)
+    if writer is not None and order_options.watch is not None:
+        _write_frontiers(jobs_as_read, site_jobs)
+        watch = _site_watch(order_options.watch, site_jobs, site_budget, options, writer)
+        follow_signal(watch, order_options.every, output)
+        return
     with progress("Sharing the power") as work:
         plan = plan_site(
             site_jobs,
@@ -203,18 +227,71 @@ def site(
         curve = shed_curve(site_jobs, overheads, alternates=options.alternate)
     _write_frontiers(jobs_as_read, site_jobs)
     plan.save(output)
+    orders = [] if writer is None else writer.write(plan.intervals[0])
     if plot is not None:
         from envplan.plotting.figures import save_figure
         from envplan.plotting.site import site_figure
 
         save_figure(site_figure(plan, curve), plot)
+
+    def show() -> None:
+        _print_site(plan, curve if shed else [])
+        if order_options.orders is not None:
+            print_orders(orders, order_options.orders)
+            _print_cost_of_ladders(plan, site_jobs, site_budget, options)
+
     ui.answer(
         lambda: {
             **plan.model_dump(mode="json", by_alias=True, exclude_none=True),
             **({"shed_curve": [point._asdict() for point in curve]} if shed else {}),
+            **({} if writer is None else {"orders": order_rows(orders)}),
         },
-        lambda: _print_site(plan, curve if shed else []),
+        show,
         next_command=["envplan", "check", str(output)],
+    )
+
+
+def _print_cost_of_ladders(
+    plan: SitePlan, jobs: Sequence[SiteJob], budget: Budget, options: SiteOptions
+) -> None:
+    """Print what is lost because the ladders lack the plans that would be followed, if anything."""
+    from envplan.site import plan_site
+
+    free = plan_site(
+        [replace(job, ladder=None) for job in jobs],
+        budget,
+        overheads=options.overheads,
+        alternates=options.alternate,
+        plan_power=options.plan_power,
+    )
+    lost_percent = plan.throughput_loss_percent - free.throughput_loss_percent
+    if lost_percent > _WORTH_SAYING_PERCENT:
+        ui.say(
+            f"the ladders that jobs train by lack better plans of their frontiers, which would "
+            f"lose {free.throughput_loss_percent:.2f}%; solve with a longer --ladder, from T_min"
+        )
+
+
+def _site_watch(
+    source: str,
+    jobs: Sequence[SiteJob],
+    budget: Budget,
+    options: SiteOptions,
+    writer: OrderWriter,
+) -> SiteWatch:
+    """What follows a signal; the budget's only interval counts until the signal was read."""
+    from envplan.site.watch import SiteWatch
+
+    (interval,) = budget.intervals
+    return SiteWatch(
+        jobs,
+        source,
+        full_power_w=interval.budget_w,
+        reserved_w=interval.reserved_w,
+        overheads=options.overheads,
+        alternates=options.alternate,
+        plan_power=options.plan_power,
+        writer=writer,
     )
 
 

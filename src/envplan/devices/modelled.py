@@ -25,14 +25,14 @@ faster from 990 down to 960 MHz, which a + b / f cannot say.
 from __future__ import annotations
 
 import time
-import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
+from envplan._io.markup import read_toml
 from envplan.devices import Backend, Device, DeviceError, DeviceInfo
 from envplan.errors import InputError, meant
 
@@ -156,8 +156,7 @@ def gpu(key: str) -> ModelledGpu:
 
 
 def _read_gpus() -> dict[str, ModelledGpu]:
-    with (Path(__file__).parent / "gpus.toml").open("rb") as file:
-        tables = tomllib.load(file)
+    tables = cast(Mapping[str, Mapping[str, Any]], read_toml(Path(__file__).parent / "gpus.toml"))
     return {key: _gpu_of_table(key, _complete_table(tables, key)) for key in tables}
 
 

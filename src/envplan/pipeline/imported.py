@@ -51,6 +51,10 @@ class ImportedSchedule:
     @cached_property
     def _generated(self) -> _Generated | None:
         passes = [[op for op in order if op.instruction in LETTERS] for order in self.orders]
+        # Every schedule runs all microbatches on every rank. What names one that is far beyond the
+        # operations there are would else have schedules generated that are far longer than it.
+        if self.num_microbatches > min(map(len, passes)):
+            return None
         candidates = [_Generated(name, None) for name in SCHEDULES]
         candidates.append(_Generated("interleaved", _group_length(passes[0])))
         for candidate in candidates:

@@ -15,6 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Final, Literal
 
+from envplan._io.files import read_bounded
 from envplan.plotting.titles import job_line, source_words, workload_title
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def script() -> str:
 
 
 def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+    return read_bounded(_ASSETS / name).decode()
 
 
 def job_page(

@@ -17,6 +17,7 @@ Imports pipeline/ only; everything from replay/ on may import it.
 """
 
 from envplan.clocks import ClockRequest, parse_clock_requests
+from envplan.profile.clock_latency import ClockLatency, SwitchLatency
 from envplan.profile.composition import ByParts, PartRun, compose_options, part_runs
 from envplan.profile.curve import CostCurve, cost_curve
 from envplan.profile.derived import Adjustments
@@ -38,6 +39,7 @@ __all__ = [
     "RAW_COLUMNS",
     "Adjustments",
     "ByParts",
+    "ClockLatency",
     "ClockRequest",
     "ClockSetting",
     "CostCurve",
@@ -50,6 +52,7 @@ __all__ = [
     "Profile",
     "ProfileMetadata",
     "ProfileRow",
+    "SwitchLatency",
     "builtin_paths",
     "builtin_profiles",
     "compose_options",

@@ -19,6 +19,7 @@ import numpy as np
 from envplan._io.files import atomic_write, named_file, read_bounded
 from envplan._io.tables import MAX_TABLE_BYTES
 from envplan.errors import InputError, unknown
+from envplan.profile.clock_latency import SwitchLatency
 from envplan.profile.composition import ByParts, retimed
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
 from envplan.profile.instructions import (
@@ -125,6 +126,22 @@ class Profile:
     def sidecar(self) -> Path | None:
         """Where its sidecar is, if it has one; None when made by from_rows."""
         return None if self.path is None else sidecar_path(self.path)
+
+    @property
+    def switch_latency(self) -> SwitchLatency | None:
+        """How late the GPU's clocks come, by its sidecar; None where that does not say."""
+        return self.metadata.switch_latency
+
+    @property
+    def measured_latency_s(self) -> float | None:
+        """The switch latency to plan with, s: the largest measured median over the rows' clocks.
+
+        None where none was measured.
+        """
+        latency = self.switch_latency
+        if latency is None or latency.source != "measured":
+            return None
+        return latency.largest_median_s(self.clocks_mhz)
 
     def pipeline(self) -> Pipeline:
         """The pipeline of the job that the sidecar describes; see `pipeline_of_job`.

@@ -16,9 +16,11 @@ from pydantic import ConfigDict, Field, JsonValue, Strict
 from envplan._io.documents import parse_document, read_json
 from envplan._io.files import exists, refuse_slip
 from envplan.errors import InputError
+from envplan.profile.clock_latency import SwitchLatency
 from envplan.profile.instructions import INCLUDES_RECOMPUTATION
 
 _KIND: Final = "profile's sidecar"
+_SWITCH_LATENCY: Final = "switch_latency"
 
 #: The sidecar's field for the GPU's power limit, W.
 POWER_LIMIT: Final = "power_limit_w"
@@ -80,6 +82,7 @@ class ProfileMetadata:
         schedule: default pipeline schedule for this profile.
         num_microbatches: default number of microbatches.
         job: the rest of the job.
+        switch_latency: how late the GPU's clocks come.
         extra: all other fields of the sidecar.
     """
 
@@ -95,6 +98,7 @@ class ProfileMetadata:
     num_microbatches: Count | None = None
     stage_gpus: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     job: Workload = Workload()
+    switch_latency: SwitchLatency | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def gpu_of(self, stage: int) -> str | None:
@@ -169,16 +173,20 @@ class ProfileMetadata:
         job = self.job.to_dict()
         if job:
             document["job"] = job
+        if self.switch_latency is not None:
+            document[_SWITCH_LATENCY] = self.switch_latency.to_dict()
         return json.dumps(document | dict(self.extra), indent=2, ensure_ascii=False) + "\n"
 
 
 #: Fields that are written as they are.
 _WRITTEN: Final = tuple(
-    f.name for f in fields(ProfileMetadata) if f.name not in ("stage_gpus", "job", "extra")
+    f.name
+    for f in fields(ProfileMetadata)
+    if f.name not in ("stage_gpus", "job", _SWITCH_LATENCY, "extra")
 )
 #: Fields that plans and their labels depend on.
 _DECISIVE: Final = (
-    "schedule", "num_microbatches", "gpu", "source", "job", INCLUDES_RECOMPUTATION
+    "schedule", "num_microbatches", "gpu", "source", "job", _SWITCH_LATENCY, INCLUDES_RECOMPUTATION
 )  # fmt: skip
 
 
@@ -204,6 +212,8 @@ def _parse_sidecar(document: Any, path: str | os.PathLike[str]) -> ProfileMetada
         _lift(job, "schedule", document, "schedule")
         _lift(job, "microbatches", document, "num_microbatches")
     fields = {name: document.pop(name) for name in _WRITTEN if document.get(name) is not None}
+    if document.get(_SWITCH_LATENCY) is not None:
+        fields[_SWITCH_LATENCY] = document.pop(_SWITCH_LATENCY)
     gpu = fields.get("gpu")
     if isinstance(gpu, list):
         fields["stage_gpus"] = tuple(gpu)

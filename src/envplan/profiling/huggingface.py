@@ -59,6 +59,8 @@ _MODELLED_LAYERS: Final = (_FULL_ATTENTION, *_WINDOWED_ATTENTION)
 #: Context lengths are often those of an extension after the pretraining.
 LONGEST_SEQUENCE: Final = 4096
 _LARGEST: Final = 100_000_000
+#: Of a model; the deepest ones have some 130.
+_MOST_LAYERS: Final = 1000
 
 
 def _named(name: str, *other_names: str, default: Any = ...) -> Any:
@@ -68,6 +70,7 @@ def _named(name: str, *other_names: str, default: Any = ...) -> Any:
 
 _Number = Annotated[int, Field(ge=0, le=_LARGEST)]
 _Size = Annotated[int, Field(ge=1, le=_LARGEST)]
+_Layers = Annotated[int, Field(ge=1, le=_MOST_LAYERS)]
 
 
 class _Fields(BaseModel):
@@ -144,7 +147,7 @@ class _Config(_Fields):
     model_type: str
     hidden_size: _Size = _named("hidden_size", "n_embd", "n_embed")
     num_attention_heads: _Size = _named("num_attention_heads", "n_head")
-    num_hidden_layers: _Size = _named("num_hidden_layers", "n_layer", "num_layers")
+    num_hidden_layers: _Layers = _named("num_hidden_layers", "n_layer", "num_layers")
     vocab_size: _Number = _named("vocab_size", "padded_vocab_size")
     architectures: list[str] = []
     head_dim: _Number = _named("head_dim", "kv_channels", default=0)

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from pydantic import TypeAdapter
 
-from envplan._io.files import append_whole, atomic_write, check_writable
+from envplan._io.files import append_whole, atomic_write, check_writable, read_bounded
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
 from envplan.profile.sidecar import sidecar_path
@@ -160,7 +160,7 @@ class SweepFile:
 
     def _read(self) -> list[Row]:
         """The rows so far; a last line without its end is cut off."""
-        content = self.path.read_bytes()
+        content = read_bounded(self.path)
         whole = content[: content.rfind(b"\n") + 1]
         os.ftruncate(self._descriptor, len(whole))
         if not whole:
@@ -208,7 +208,7 @@ def _check_same(path: Path, metadata: ProfileMetadata, parameters: Mapping[str, 
         raise InputError(
             "exists and is not of a sweep; choose another file with -o, or delete it", path=path
         )
-    if path.read_bytes().count(b"\n") < 2:  # nothing but a header: there is nothing to protect
+    if read_bounded(path).count(b"\n") < 2:  # nothing but a header: there is nothing to protect
         return
     for name in dict.fromkeys([*parameters, *earlier]):
         old, new = _parameter_text(earlier, name), _parameter_text(parameters, name)

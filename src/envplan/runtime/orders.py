@@ -20,10 +20,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
-from envplan._io.files import parse_json
+from envplan._io.files import open_regular, parse_json
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.orders import MAX_ORDER_BYTES, Order
 from envplan.errors import InputError
@@ -155,7 +154,7 @@ class OrderReader:
             OSError: the file cannot be read.
             InputError: it is no order, is for another plan, or is not newer than the last one.
         """
-        with Path(self._path).open("rb") as file:
+        with open_regular(self._path) as file:
             data = file.read(MAX_ORDER_BYTES + 1)
         if len(data) > MAX_ORDER_BYTES:
             raise InputError("is too long for an order", path=self._path)

@@ -22,6 +22,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from envplan._io.documents import MAX_DOCUMENT_BYTES
+from envplan._io.files import read_bounded
 from envplan.devices import (
     DEFAULT_BACKEND,
     GPU_TIMEOUT_S,
@@ -133,7 +135,7 @@ def preflight(
     Raises:
         InputError: the file is no frequency plan, or has no such node.
     """
-    content = path.read_bytes()
+    content = read_bounded(path, MAX_DOCUMENT_BYTES)
     plan = FrequencyPlan.load(path)
     found = Preflight(
         node=socket.gethostname(),

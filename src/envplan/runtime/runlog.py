@@ -26,13 +26,13 @@ from pydantic import Field, GetCoreSchemaHandler, JsonValue, Strict
 from pydantic_core import CoreSchema, core_schema
 
 from envplan._io.documents import Index, Model
-from envplan._io.files import append_line, read_bounded
+from envplan._io.files import ReadLimits, append_line, stream
 from envplan.enforce.freqplan import OperationKey
 from envplan.errors import InputError
 from envplan.runtime.step_energy import EnergyTotals
 
 RUN_SCHEMA: Final = "envplan/run/v1"
-MAX_LOG_BYTES: Final = 2**30
+_LOG_LIMITS: Final = ReadLimits(max_bytes=2**36, longest_line=2**24)
 
 #: Lines that wait for the thread; further ones are dropped.
 MAX_WAITING_LINES: Final = 256
@@ -347,6 +347,12 @@ class RunLog:
         append_line(self._file, self._start_line)
 
 
+def log_beside(freqplan: Path) -> Path:
+    """Where the run log of a frequency plan's file is, if nobody says it."""
+    stem = freqplan.name.removesuffix(".json").removesuffix(".freqplan")
+    return freqplan.with_name(f"{stem}.jsonl")
+
+
 def _open_or_warn(path: Path) -> int | None:
     try:
         return os.open(path, _OPEN_FLAGS, 0o666)
@@ -395,16 +401,17 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[LoggedLine
         InputError: a file cannot be read, or a line is not as RunLog writes it; says the line.
     """
     for path in paths:
-        data = read_bounded(path, MAX_LOG_BYTES)
-        whole_lines, _, _cut_line = data.rpartition(b"\n")
-        for number, text in enumerate(whole_lines.splitlines(), 1):
-            try:
-                line = parse_line(json.loads(text))
-            except (ValueError, RecursionError):
-                raise InputError(
-                    "is not a line of a run log as the shim writes them", path=path, line=number
-                ) from None
-            yield line
+        with stream(path, _LOG_LIMITS) as log:
+            for number, text in enumerate(log, 1):
+                if not text.endswith(b"\n"):
+                    break
+                try:
+                    line = parse_line(json.loads(text))
+                except (ValueError, RecursionError):
+                    raise InputError(
+                        "is not a line of a run log as the shim writes them", path=path, line=number
+                    ) from None
+                yield line
 
 
 def parse_line(document: object) -> LoggedLine:

@@ -50,6 +50,7 @@ from envplan.runtime.runlog import (
     RunLog,
     RunStarted,
     StepRecord,
+    log_beside,
 )
 from envplan.runtime.step_accounting import (
     AccountedStep,
@@ -500,9 +501,7 @@ def _log_beside(plan: FrequencyPlan | str | os.PathLike[str]) -> Path | None:
     """The path of the run log beside the file of a plan; None: the plan has no file."""
     if isinstance(plan, FrequencyPlan):
         return None
-    path = Path(plan)
-    stem = path.name.removesuffix(".json").removesuffix(".freqplan")
-    return path.with_name(f"{stem}.jsonl")
+    return log_beside(Path(plan))
 
 
 def _times_by_kind(accounted: AccountedStep) -> list[OperationTimes]:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from envplan._io.files import atomic_write, named_file
+from envplan._io.files import atomic_write, named_file, read_bounded
+from envplan._io.tables import MAX_TABLE_BYTES
 from envplan.profile.sidecar import sidecar_path
 from envplan.serving.builtin import BUILTIN, builtin_profiles
 from envplan.serving.classes import RequestClass, Slo
@@ -170,8 +171,8 @@ class ServingProfile:
         Raises:
             InputError: it cannot be written.
         """
-        atomic_write(path, self.path.read_bytes())
-        atomic_write(sidecar_path(path), self.sidecar.read_bytes())
+        atomic_write(path, read_bounded(self.path, MAX_TABLE_BYTES))
+        atomic_write(sidecar_path(path), read_bounded(self.sidecar))
 
     @classmethod
     def read_csv(cls, path: str | os.PathLike[str]) -> ServingProfile:

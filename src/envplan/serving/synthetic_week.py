@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -9,6 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from envplan._io.files import read_bounded
 from envplan.serving.classes import FloatArray, IntArray
 
 #: Standard deviations between the least and the most of seven normal numbers: a figure's band of a
@@ -51,7 +53,8 @@ class DrawnWeek:
 
 def read_week_shape(path: Path) -> WeekShape:
     """The digitized figure of a week: a CSV file with the columns of WeekShape in its order."""
-    minute, middle, low, high = np.loadtxt(path, delimiter=",", skiprows=1, unpack=True)
+    table = io.BytesIO(read_bounded(path))
+    minute, middle, low, high = np.loadtxt(table, delimiter=",", skiprows=1, unpack=True)
     return WeekShape(minute, middle, low, high)
 
 

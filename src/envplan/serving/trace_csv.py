@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from envplan._io.files import refuse_slip, unzipped
+from envplan._io.files import ReadLimits, refuse_slip, stream
 from envplan.errors import InputError, shown
 from envplan.serving.classes import (
     CLASSES,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _ROWS_PER_PIECE: Final = 500_000
+_LIMITS: Final = ReadLimits(max_bytes=16 * 2**30, longest_line=2**16)
 _MAX_SILENCE_S: Final = 6 * 3600.0
 _MAX_DURATION_S: Final = 200_000 * 60.0
 _MAX_REQUESTS: Final = 100_000_000
@@ -123,7 +124,7 @@ def _read_in_pieces(path: Path, rows: _Rows) -> None:
     import pandas as pd
 
     try:
-        with unzipped(path) as file, warnings.catch_warnings():
+        with stream(path, _LIMITS) as file, warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # cells without a column
             pieces = pd.read_csv(
                 file, chunksize=_ROWS_PER_PIECE, skipinitialspace=True, index_col=False

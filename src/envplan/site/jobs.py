@@ -7,21 +7,23 @@ A site's file is TOML with a table for each job:
     frontier = "chat.frontier.json"      # of `envplan frontier -o`; or a profile:
     profile = "h100-gpt3-175b-8stage"    # with microbatches, schedule, tp, dp as in a sweep
     replicas = 4                         # data-parallel replicas; default: as traced
+    freqplan = "chat.freqplan.json"      # that it trains by (envplan apply); for orders
+    log = "chat.jsonl"                   # its run log; default: beside the frequency plan
     weight = 2.0                         # default: 1; or money = 0.8, of an iteration
     flexible = "25%"                     # of its throughput it may lose; default: no limit
     may_pause = true                     # default: false
     iterations = 5000                    # that it must have made
     by = "8h"                            # by this time
 
-Instead of a file, a folder of frontier files is a site whose jobs all count alike.
+Instead of a file, a folder of frontier files is a site whose jobs all count alike. NAME.json is
+then a job's frontier, and NAME.freqplan.json, where there is one, its frequency plan.
 """
 
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +33,11 @@ import numpy as np
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from envplan._io.documents import MAX_DOCUMENT_BYTES, Count, GpuCount, Model
-from envplan._io.files import AnyPath, decoded, parse_json, read_bounded
+from envplan._io.files import AnyPath, parse_json, read_bounded
+from envplan._io.markup import read_toml
+from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError, naming
+from envplan.plan import Rung
 from envplan.plan.frontier_file import (
     FRONTIER_SCHEMA,
     FrontierFile,
@@ -43,14 +48,16 @@ from envplan.plan.frontier_file import (
 from envplan.planners.job import JobSpec
 from envplan.profile import Profile
 from envplan.quantities import PERCENT, TIME
+from envplan.runtime.runlog import log_beside
 from envplan.site.curve import OperatingPoint, PowerCurve
+from envplan.site.ladder import JobLadder
 
-__all__ = ["SiteJob", "frontier_sha256", "read_frontier", "read_jobs"]
+__all__ = ["SiteJob", "frontier_sha256", "read_frontier", "read_jobs", "read_ladder"]
 
-MAX_SITE_BYTES: Final = 16 * 2**20
 MAX_JOBS: Final = 10_000
 #: Plans along the frontier of a job that is given by its profile.
 _NUM_PLANS: Final = 33
+_FREQPLAN_SUFFIX: Final = ".freqplan.json"
 
 
 def _fraction(value: object) -> object:
@@ -78,6 +85,8 @@ class JobEntry(Model):
         None, validation_alias=AliasChoices("gpus_per_stage", "tp")
     )
     replicas: GpuCount | None = Field(None, validation_alias=AliasChoices("replicas", "dp"))
+    freqplan: str | None = None
+    log: str | None = None
     weight: Annotated[float, Field(gt=0, le=1e9)] | None = None
     money: Annotated[float, Field(gt=0, le=1e12)] | None = None
     flexible: Annotated[float, Field(ge=0, le=1), BeforeValidator(_fraction)] = 1.0
@@ -100,6 +109,8 @@ class JobEntry(Model):
             return "has both a weight and money: a job has one value"
         if (self.iterations is None) != (self.by is None):
             return "needs both iterations and by, or neither: they are its deadline"
+        if self.log is not None and self.freqplan is None:
+            return "has a run log and no frequency plan"
         return None
 
 
@@ -119,6 +130,8 @@ class SiteJob:
         source: where its frontier was read; None where it was traced from a profile.
         sha256: of the frontier's file.
         replicas: data-parallel replicas; the frontier's energies are scaled to them.
+        ladder: what it can change between while it runs; None: the plans of its frontier.
+        run_log: that its ranks write; None where it has no frequency plan.
         weight: value of its relative throughput; ignored where money counts.
         money: value of an iteration, currency units; None: relative throughput counts.
         flexible: share of its throughput that it may lose, 0 to 1.
@@ -131,6 +144,8 @@ class SiteJob:
     source: Path | None = None
     sha256: str = ""
     replicas: int = 1
+    ladder: JobLadder | None = None
+    run_log: Path | None = None
     weight: float = 1.0
     money: float | None = None
     flexible: float = 1.0
@@ -148,6 +163,11 @@ class SiteJob:
         """GPUs of all stages and replicas."""
         job = self.frontier.job
         return job.stages * job.gpus_per_stage * self.replicas
+
+    @property
+    def num_gpus_of_stage(self) -> int:
+        """GPUs of one stage, in all replicas."""
+        return self.frontier.job.gpus_per_stage * self.replicas
 
     @property
     def waiting_w(self) -> float:
@@ -193,22 +213,29 @@ class SiteJob:
         return curve.from_throughput(self.least_throughput)
 
     @cached_property
-    def plans(self) -> list[StoredPlan]:
-        """The plans of its frontier by ascending time, those beyond T_star included."""
+    def plans(self) -> Sequence[Rung | StoredPlan]:
+        """The plans that it can follow, by ascending time.
+
+        They are the plan and the rungs that it trains by, if these are known; else the plans of its
+        frontier, those beyond T_star included.
+        """
+        if self.ladder is not None:
+            return self.ladder.rungs
         if self.frontier.slower is None:
             return list(self.frontier.plans)
         return [*self.frontier.plans, *self.frontier.slower.plans]
 
     def plan_points(self) -> list[OperatingPoint]:
         """Throughput and power of each of its plans, in their order."""
-        return [self._operating_point(plan.iteration_time_s, plan.energy_j) for plan in self.plans]
+        scale = self.scale if self.ladder is None else 1.0
+        return [
+            OperatingPoint(1 / plan.iteration_time_s, plan.energy_j * scale / plan.iteration_time_s)
+            for plan in self.plans
+        ]
 
     def pause(self) -> list[OperatingPoint]:
         """The point at which it stands still, if it may."""
         return [OperatingPoint(0.0, self.waiting_w)] if self.may_pause else []
-
-    def _operating_point(self, time_s: float, energy_j: float) -> OperatingPoint:
-        return OperatingPoint(1 / time_s, energy_j * self.scale / time_s)
 
 
 def read_jobs(path: AnyPath, progress: Callable[[int, int], None] | None = None) -> list[SiteJob]:
@@ -236,12 +263,19 @@ def read_jobs(path: AnyPath, progress: Callable[[int, int], None] | None = None)
 
 def _jobs_of_folder(folder: Path, progress: Callable[[int, int], None] | None) -> list[SiteJob]:
     """A job for every frontier file of a folder, by name; other files are left alone."""
-    files = sorted(folder.glob("*.json"))
+    files = [
+        path for path in sorted(folder.glob("*.json")) if not path.name.endswith(_FREQPLAN_SUFFIX)
+    ]
     jobs = []
     for number, path in enumerate(files, start=1):
         content = _Content.read(path)
         if content.is_frontier:
-            jobs.append(_job_of_frontier(path.name.removesuffix(".json"), content, replicas=None))
+            name = path.name.removesuffix(".json")
+            job = _job_of_frontier(name, content, replicas=None)
+            freqplan = path.with_name(f"{name}{_FREQPLAN_SUFFIX}")
+            if freqplan.exists():
+                job = _with_ladder(job, freqplan, log=None, stated_replicas=None)
+            jobs.append(job)
         if progress is not None:
             progress(number, len(files))
     if not jobs:
@@ -293,12 +327,9 @@ def _read_entries(path: AnyPath) -> list[JobEntry]:
     Raises:
         InputError: it cannot be read, is no TOML, or its tables do not go together.
     """
-    text = decoded(read_bounded(path, MAX_SITE_BYTES), path)
+    tables = read_toml(path)
     with naming(path):
-        try:
-            entries = SiteFile.of(**tomllib.loads(text)).jobs
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise InputError(f"is not valid TOML: {error}") from None
+        entries = SiteFile.of(**tables).jobs
         uses_of_names = Counter(entry.name for entry in entries)
         for name, num_uses in uses_of_names.items():
             if num_uses > 1:
@@ -320,6 +351,9 @@ def _job_of_entry(entry: JobEntry, folder: Path) -> SiteJob:
     else:
         frontier = _trace_profile(entry, folder)
         job = SiteJob(entry.name, frontier, replicas=frontier.job.replicas)
+    if entry.freqplan is not None:
+        log = None if entry.log is None else folder / entry.log
+        job = _with_ladder(job, folder / entry.freqplan, log, entry.replicas)
     return replace(
         job,
         weight=1.0 if entry.weight is None else entry.weight,
@@ -341,6 +375,37 @@ def _job_of_frontier(name: str, content: _Content, replicas: int | None) -> Site
         sha256=content.sha256,
         replicas=frontier.job.replicas if replicas is None else replicas,
     )
+
+
+def _with_ladder(
+    job: SiteJob, freqplan: Path, log: Path | None, stated_replicas: int | None
+) -> SiteJob:
+    """A job that trains by a frequency plan.
+
+    Args:
+        job: without one.
+        freqplan: path of the frequency plan.
+        log: of the run; None: beside the frequency plan.
+        stated_replicas: what the site's file says of replicas, if anything.
+    """
+    ladder = read_ladder(freqplan)
+    return replace(
+        job,
+        ladder=ladder,
+        replicas=ladder.replicas_of(job.frontier, stated_replicas),
+        run_log=log_beside(freqplan) if log is None else log,
+    )
+
+
+def read_ladder(path: Path) -> JobLadder:
+    """The frequency plan in a file, with its ladder.
+
+    Raises:
+        InputError: it cannot be read, or is none.
+    """
+    content = _Content.read(path)
+    freqplan = FrequencyPlan.from_document(content.document, path=path)
+    return JobLadder(freqplan, path, content.sha256)
 
 
 def _trace_profile(entry: JobEntry, folder: Path) -> FrontierFile:

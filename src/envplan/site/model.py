@@ -23,7 +23,8 @@ class JobShare(Model):
     name: str
     plan: Index | None = Field(
         description="index of the plan that it follows, of its frontier's plans by ascending time, "
-        "those beyond T_star included; absent where it pauses all the time"
+        "those beyond T_star included; where it has a frequency plan, 0 for that and n for rung n "
+        "of its ladder; absent where it pauses all the time"
     )
     faster_plan: Index | None = Field(
         None, description="index of the plan that its other iterations follow"
@@ -74,6 +75,12 @@ class SiteJobRecord(Model):
     name: str
     frontier: str | None = Field(None, description="path of its frontier file")
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of its frontier file")
+    freqplan: str | None = Field(
+        None, description="path of the frequency plan that it trains by, whose ladder it follows"
+    )
+    freqplan_sha256: str | None = Field(
+        None, pattern="^[0-9a-f]{64}$", description="of its frequency plan's file"
+    )
     gpus: GpuCount
     replicas: GpuCount
     full_power_w: Watts = Field(

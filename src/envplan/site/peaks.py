@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from envplan.plan import as_referenced, check_reference, find_profile
+from envplan.plan import Rung, as_referenced, check_reference, find_profile, rung_rows
 from envplan.site.jobs import SiteJob
 from envplan.units import w_from_uw
 
@@ -20,21 +20,25 @@ def peak_powers_w(jobs: Sequence[SiteJob]) -> list[list[float]]:
     Raises:
         InputError: the profile of a frontier is not found or has changed.
     """
-    peaks_w: dict[str, list[float]] = {}
+    known_w: dict[tuple[str, str], list[float]] = {}
+    peaks_w = []
     for job in jobs:
-        if job.sha256 not in peaks_w:
-            peaks_w[job.sha256] = _peaks_of_frontier_w(job)
-    return [[peak_w * job.scale for peak_w in peaks_w[job.sha256]] for job in jobs]
+        key = (job.sha256, "" if job.ladder is None else job.ladder.sha256)
+        if key not in known_w:
+            known_w[key] = _peaks_of_replica_w(job)
+        peaks_w.append([peak_w * job.num_gpus_of_stage for peak_w in known_w[key]])
+    return peaks_w
 
 
-def _peaks_of_frontier_w(job: SiteJob) -> list[float]:
-    """The peaks of a job with the replicas that its frontier was traced for, W."""
+def _peaks_of_replica_w(job: SiteJob) -> list[float]:
+    """The peaks of the plans that a job can follow, of one GPU a stage together, W."""
     file = job.frontier
     profile = find_profile(file.profile, job.source)
     check_reference(file.profile, profile, force=False)
     problem = file.job.problem(as_referenced(file.profile, profile))
     peaks_w = []
     for number, plan in enumerate(job.plans):
-        replay = plan.replayed(f"plan {number} of job {job.name}", problem)
-        peaks_w.append(w_from_uw(replay.peak_uw * file.job.num_gpus))
+        rung = Rung(**{field: getattr(plan, field) for field in Rung.model_fields})
+        rows = rung_rows(f"plan {number} of job {job.name}", rung, problem)
+        peaks_w.append(w_from_uw(problem.replay(rows, file.job.machine).peak_uw))
     return peaks_w

@@ -16,7 +16,7 @@ from envplan.site.peaks import peak_powers_w
 from envplan.site.sharing import Demand, Market, Share, Slot, share_over_time
 from envplan.site.whole_plans import choose_whole_plans
 
-__all__ = ["SiteOverheads", "plan_site"]
+__all__ = ["SiteOverheads", "least_site_power_w", "plan_site"]
 
 W_PER_KW = 1e3
 S_PER_H = 3600.0
@@ -78,7 +78,7 @@ def plan_site(
     modes = _job_modes(jobs, alternates, plan_power, progress)
     num_gpus = sum(job.num_gpus for job in jobs)
     slots = [_slot(interval, overheads, num_gpus) for interval in budget.intervals]
-    _require_least_power(modes, budget, overheads, num_gpus)
+    _require_least_power(modes, budget, overheads)
     _require_time(jobs, budget)
 
     if plan_power == "peak":
@@ -148,16 +148,34 @@ def _demand(job: SiteJob, curve: PowerCurve) -> Demand:
     return Demand(curve, job.value_per_iteration, job.iterations, job.by_s)
 
 
+def least_site_power_w(
+    jobs: Sequence[SiteJob],
+    overheads: SiteOverheads,
+    *,
+    alternates: bool = True,
+    plan_power: PlanPower = "average",
+) -> float:
+    """The power of a site whose jobs lose all that they may, without what others draw, W."""
+    alternates = alternates and plan_power == "average"
+    return _least_power_w(_job_modes(jobs, alternates, plan_power, None), overheads)
+
+
+def _least_power_w(modes: Sequence[JobModes], overheads: SiteOverheads) -> float:
+    """The power of a site whose jobs lose all that they may, W."""
+    least_gpu_w = sum(mode.curve.slowest.power_w for mode in modes)
+    num_gpus = sum(mode.job.num_gpus for mode in modes)
+    return overheads.site_power_w(least_gpu_w, num_gpus)
+
+
 def _require_least_power(
-    modes: Sequence[JobModes], budget: Budget, overheads: SiteOverheads, num_gpus: int
+    modes: Sequence[JobModes], budget: Budget, overheads: SiteOverheads
 ) -> None:
     """Refuse a budget that is less than the power of jobs that lose all they may.
 
     Raises:
         NoAnswerError: an interval's is; says by how much.
     """
-    least_gpu_w = sum(mode.curve.slowest.power_w for mode in modes)
-    least_site_w = overheads.site_power_w(least_gpu_w, num_gpus)
+    least_site_w = _least_power_w(modes, overheads)
     for interval in budget.intervals:
         needed_w = least_site_w + interval.reserved_w
         if needed_w > interval.budget_w:
@@ -268,6 +286,8 @@ def _record(
         name=job.name,
         frontier=None if job.source is None else job.source.as_posix(),
         sha256=job.sha256,
+        freqplan=None if job.ladder is None else job.ladder.source.as_posix(),
+        freqplan_sha256=None if job.ladder is None else job.ladder.sha256,
         gpus=job.num_gpus,
         replicas=job.replicas,
         full_power_w=mode.bound.fastest.power_w,

@@ -70,6 +70,8 @@ class FlowPrices:
         time_uw: of a ns that each operation takes, (N,): what flows through it.
         wait_uw: of a ns of waiting before each, (N,): what flows to it from the operation before it
             on its stage, and where it is the first of all from the source.
+        end_wait_uw: of a ns from the end of each stage's last operation to that of the iteration,
+            (S,): what flows from that operation straight to the end.
         total_uw: of a ns of the iteration: what flows into its end.
         lag_cost_fj: what the constant lags of precedences cost.
     """
@@ -77,6 +79,7 @@ class FlowPrices:
     arcs_uw: NDArray[np.int64]
     time_uw: Floats
     wait_uw: Floats
+    end_wait_uw: Floats
     total_uw: int
     lag_cost_fj: int
 
@@ -102,13 +105,17 @@ class FlowPrices:
         is_next = _is_next_on_stage(pipeline)
         np.add.at(wait_uw, after[is_next], arcs_uw[is_next])
         begin = pipeline.stage_begin
-        firsts = begin[:-1][np.diff(begin) > 0]
+        has_any = np.diff(begin) > 0
+        firsts, lasts = begin[:-1][has_any], begin[1:][has_any] - 1
         wait_uw[firsts] = through_uw[firsts] - into_uw[firsts]
+        end_wait_uw = np.zeros(pipeline.num_stages)
+        end_wait_uw[has_any] = through_uw[lasts] - out_of_uw[lasts]
         lag_costs = zip(arcs_uw.tolist(), pipeline.succ_lag_ns.tolist(), strict=True)
         return cls(
             arcs_uw=arcs_uw,
             time_uw=through_uw.astype(np.float64),
             wait_uw=wait_uw.astype(np.float64),
+            end_wait_uw=end_wait_uw,
             total_uw=sum((through_uw - out_of_uw).tolist()),
             lag_cost_fj=sum(price_uw * lag_ns for price_uw, lag_ns in lag_costs),
         )
@@ -183,6 +190,7 @@ class StagePaths(NamedTuple):
         rows: int32 (N,), the clocks asked for.
         times_ns, waits_ns: float64 (N,), what each operation takes, and what its stage waits
             before it.
+        end_waits_ns: float64 (S,), what each stage waits after its last operation.
     """
 
     costs_fj: list[int]
@@ -190,6 +198,7 @@ class StagePaths(NamedTuple):
     rows: Rows
     times_ns: Floats
     waits_ns: Floats
+    end_waits_ns: Floats
 
 
 def cheapest_stage_paths(
@@ -212,6 +221,7 @@ def cheapest_stage_paths(
     """
     costs_fj, energies_fj = list[int](), list[float]()
     rows, times_ns, waits_ns = list[Rows](), list[Floats](), list[Floats]()
+    end_waits_ns = list[float]()
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
         try:
             path = problem._kernel.cheapest_stage_path(
@@ -221,7 +231,7 @@ def cheapest_stage_paths(
                 min_dwell_ns,
                 change_fj,
                 prices.time_uw[first:last],
-                prices.wait_uw[first:last],
+                np.append(prices.wait_uw[first:last], prices.end_wait_uw[stage]),
             )
         except ValueError as error:
             raise InputError(f"{error}, which the bound of late clocks does not know") from error
@@ -230,10 +240,16 @@ def cheapest_stage_paths(
         energies_fj.append(energy_fj)
         rows.append(stage_rows)
         times_ns.append(stage_times_ns)
-        waits_ns.append(stage_waits_ns)
+        waits_ns.append(stage_waits_ns[:-1])
+        end_waits_ns.append(float(stage_waits_ns[-1]))
     chosen = (np.concatenate(rows) - problem.first_row).astype(np.int32)
     return StagePaths(
-        costs_fj, energies_fj, chosen, np.concatenate(times_ns), np.concatenate(waits_ns)
+        costs_fj,
+        energies_fj,
+        chosen,
+        np.concatenate(times_ns),
+        np.concatenate(waits_ns),
+        np.array(end_waits_ns),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 from pydantic import AfterValidator, AliasChoices, Field, create_model, model_validator
 
 from envplan._io.documents import Count, GpuCount, Model, Seconds
-from envplan._io.files import AnyPath, decoded, read_bounded
+from envplan._io.files import AnyPath
+from envplan._io.markup import read_toml
 from envplan.errors import InputError, naming
 from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
@@ -22,7 +22,6 @@ from envplan.request.limits import LIMIT_OPTIONS, LIMITS, LimitOption
 
 __all__ = ["Point", "SweepConfig", "Target", "read_config"]
 
-MAX_CONFIG_BYTES: Final = 16 * 2**20
 MAX_POINTS: Final = 1_000_000
 
 #: Where a name of a profile has the number of stages.
@@ -327,9 +326,9 @@ def read_config(path: AnyPath) -> SweepConfig:
         InputError: it cannot be read, is not TOML (says line and column), a key is unknown, missing
             or wrong (names it), or there are no points, or more than a million.
     """
-    text = decoded(read_bounded(path, MAX_CONFIG_BYTES), path)
+    tables = read_toml(path)
     with naming(path):
-        file = _parse(text)
+        file = Sweep.of(**tables)
         axes = _axes(file.grid) if file.grid else [[]]
         num_points = len(file.points) + math.prod(len(axis) for axis in axes)
         if not 1 <= num_points <= MAX_POINTS:
@@ -339,15 +338,3 @@ def read_config(path: AnyPath) -> SweepConfig:
             )
         points = dict.fromkeys([*_points(axes), *file.points])
     return SweepConfig(tuple(points), Path(path).parent)
-
-
-def _parse(text: str) -> Sweep:
-    """The content of a sweep's file.
-
-    Raises:
-        InputError: it is not TOML, or a key is unknown, missing or wrong.
-    """
-    try:
-        return Sweep.of(**tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"is not valid TOML: {error}") from None

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, create_model
 
 from envplan._io.documents import Model
 from envplan._io.files import atomic_write, read_bounded
-from envplan._io.tables import MAX_TABLE_BYTES, parse_table
+from envplan._io.tables import MAX_ROWS, MAX_TABLE_BYTES, parse_table
 from envplan.errors import InputError
 from envplan.replay import Ask
 from envplan.request.limits import LIMIT_OPTIONS
@@ -238,7 +238,10 @@ def _csv_from_parquet(content: bytes, path: Path) -> bytes:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(io.BytesIO(content))
+        file = pq.ParquetFile(io.BytesIO(content))
+        if file.metadata.num_rows > MAX_ROWS:
+            raise InputError(f"has more than {MAX_ROWS} rows", path=path)
+        table = file.read()
     except pa.ArrowException as error:
         raise InputError(f"is no table in Parquet's format: {error}", path=path) from None
     csv_text: str = table.to_pandas().to_csv(index=False)

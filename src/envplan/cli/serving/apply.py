@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from envplan._io.files import read_bounded
 from envplan._io.words import counted
 from envplan.cli import output as ui
 from envplan.cli.invocation import invocation
@@ -81,7 +82,7 @@ def apply(
         clocks=clocks,
         gpus_per_node=gpus_per_node,
         force=force,
-        plan_sha256=sha256(plan.read_bytes()).hexdigest(),
+        plan_sha256=sha256(read_bounded(plan)).hexdigest(),
     )
     applied.save(output)
     _warn_of_unproven(applied)

@@ -16,12 +16,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from envplan._io.files import decoded, parse_json, read_bounded
+from envplan._io.markup import parse_yaml
 from envplan.errors import InputError, naming, shown
 from envplan.pipeline.graph import Pipeline
 from envplan.pipeline.imported import ImportedSchedule
 from envplan.pipeline.imports import MAX_FILE_BYTES
 from envplan.pipeline.schedules import interleaved, one_forward_one_backward
-from envplan.pipeline.spec import whole_number
+from envplan.pipeline.spec import refuse_too_large, whole_number
 
 __all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]
 
@@ -82,7 +83,9 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
             f"{_OVERLAP_MOE} runs a forward and a backward together, which a plan cannot follow"
         )
     microbatches = num_microbatches or _microbatches(config, stages)
+    refuse_too_large(2 * stages * microbatches)
     chunks = _num_chunks(config, stages)
+    refuse_too_large(2 * stages * microbatches * (chunks or 1))
     if chunks is None or stages == 1:
         orders = one_forward_one_backward(stages, microbatches, 1)
     else:
@@ -193,17 +196,8 @@ def _parse_document(text: str, path: str | os.PathLike[str]) -> Any:
     """The value in a file of JSON or YAML."""
     with suppress(InputError):
         return parse_json(text.encode(), path)
-    try:  # JSON with comments in it, as that of GPT-NeoX, is YAML, too
-        import yaml  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        raise InputError("is not JSON; for YAML: pip install pyyaml") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        reason = getattr(error, "problem", None) or "cannot be parsed"
-        line = mark and mark.line + 1
-        raise InputError(f"is neither JSON nor YAML: {reason}", line=line) from None
+    # JSON with comments in it, as that of GPT-NeoX, is YAML, too.
+    return parse_yaml(text, path)
 
 
 def _num_chunks(config: Any, num_ranks: int) -> int | None:
