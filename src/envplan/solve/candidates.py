@@ -82,6 +82,7 @@ class Candidates(ABC):
         Raises:
             NoPlanInTimeError: none was found.
         """
+
         def cost_fj(replay: Replay) -> int:
             return self.cost_fj(replay, idle_until_deadline=idle_until_deadline)
 

@@ -16,8 +16,8 @@ choices:
 - under a cap on the peak, plans made with power limits for single operations (peak_power.py).
 
 All this is done for every fourth deadline of a fixed grid (deadline_grid.py). For the others, a
-shorter search starts from the candidate for the last such one and from rounded optima. A candidate for
-a deadline often ends earlier, so the next one after that asked for is looked at, too. Where a
+shorter search starts from the candidate for the last such one and from rounded optima. A candidate
+for a deadline often ends earlier, so the next one after that asked for is looked at, too. Where a
 search finds nothing in time, the fastest choice that is known is what there is.
 """
 
