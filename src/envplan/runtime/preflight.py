@@ -8,13 +8,10 @@ not as planned, or where nobody can tell.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import pwd
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -35,7 +32,8 @@ from envplan.devices import (
     choose,
     opened,
 )
-from envplan.devices.locks import MARK_BYTES, Mark, lock_folders
+from envplan.devices.gpu_users import process_in_words
+from envplan.devices.marks import find_marks, user_name
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError
 
@@ -265,13 +263,13 @@ class _GpuState:
     Attributes:
         info: what stays the same.
         refusal: why this user may not set its clock; None if he may.
-        processes: that compute on it.
+        processes: that compute on it; None: the driver does not tell.
         locked_mhz: the clock that somebody seems to hold it at; 0: none.
     """
 
     info: DeviceInfo
     refusal: str | None
-    processes: Sequence[int]
+    processes: Sequence[int] | None
     locked_mhz: int
 
 
@@ -360,7 +358,7 @@ def _check_power_limit(plan: FrequencyPlan, info: DeviceInfo, stages: Sequence[i
 
 def _check_processes(state: _GpuState) -> Check:
     name = "other processes"
-    others = [_process_in_words(pid) for pid in state.processes if not _is_own(pid)]
+    others = [process_in_words(pid) for pid in state.processes or () if not _is_own(pid)]
     if others:
         detail = f"{', '.join(others)} computes on it; a clock is for one training only"
         return Check(name, Status.FAILED, detail, state.info.index)
@@ -371,27 +369,12 @@ def _is_own(pid: int) -> bool:
     return pid in (os.getpid(), os.getppid())
 
 
-def _process_in_words(pid: int) -> str:
-    try:
-        owner = _user_name(Path(f"/proc/{pid}").stat().st_uid)
-    except OSError:  # of another container
-        return f"process {pid}"
-    return f"process {pid} of {owner}"
-
-
-def _user_name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"
-
-
 def _check_locks(state: _GpuState) -> Check:
     """Whether a guard of some user has the GPU, a dead one has left it set, or another tool did."""
     name = "other locks"
     index = state.info.index
-    for found in _find_marks(state.info.uuid):
-        owner = _user_name(found.user)
+    for found in find_marks(state.info.uuid):
+        owner = user_name(found.user)
         if found.is_held:
             pid = found.mark.guard_pid
             detail = f"another training of {owner} sets its clock, its guard is process {pid}"
@@ -405,52 +388,3 @@ def _check_locks(state: _GpuState) -> Check:
         detail = f"another tool seems to hold it at {state.locked_mhz} MHz, and gets that back"
         return Check(name, Status.WARNING, detail, index)
     return Check(name, Status.OK, "none", index)
-
-
-@dataclass(frozen=True)
-class _FoundMark:
-    """A mark that a guard has, or had, on a GPU.
-
-    Attributes:
-        user: of the guard.
-        mark: the mark.
-        is_held: whether its guard still has the file locked.
-    """
-
-    user: int
-    mark: Mark
-    is_held: bool
-
-
-def _find_marks(uuid: str) -> Iterator[_FoundMark]:
-    """The marks on a GPU of this user's guards, and of others' whose files he may read."""
-    users = {os.geteuid(), 0}
-    for folder in Path("/tmp").glob("envplan-*"):
-        with suppress(OSError):
-            users.add(folder.lstat().st_uid)
-    for user in sorted(users):
-        for folder in lock_folders(user):
-            with suppress(OSError):
-                found = _read_mark(folder / f"{uuid}.lock", user)
-                if found is not None:
-                    yield found
-
-
-def _read_mark(path: Path, user: int) -> _FoundMark | None:
-    """The mark in a lock file; None: there is none.
-
-    Raises:
-        OSError: there is no such file, or this user may not read it.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mark = Mark.parse(os.read(descriptor, MARK_BYTES))
-        if mark is None:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _FoundMark(user, mark, is_held=True)
-        return _FoundMark(user, mark, is_held=False)
-    finally:
-        os.close(descriptor)

@@ -253,9 +253,18 @@ class RunLog:
         path: file to append to; None: nothing is written.
         rank: global rank, on every line.
         max_bytes: after which a rank goes on in another file.
+        listener: is told of each line in the thread, whether it is written or not.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, *, rank: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        rank: int,
+        max_bytes: int,
+        listener: Callable[[RunRecord], None] | None = None,
+    ) -> None:
+        self._listener = listener
         self._num_overtaken = 0  # counted by the callers
         self._num_unmade = 0  # counted by the thread
         self._rank = rank
@@ -311,11 +320,14 @@ class RunLog:
     def _make(self, make_record: Callable[[], RunRecord]) -> RunRecord | None:
         """The record; None if it cannot be made, as where the device fails. That is said once."""
         try:
-            return make_record()
+            record = make_record()
+            if self._listener is not None:
+                self._listener(record)
         except Exception as error:  # a log must not end what it is a log of
             if not self._num_unmade:
                 _logger.warning("lines of the run log cannot be made: %s", error)
             return None
+        return record
 
     def _give_up(self, error: Exception) -> None:
         _logger.warning("the run log is given up: %s", error)

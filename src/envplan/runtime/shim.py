@@ -52,6 +52,7 @@ from envplan.runtime.runlog import (
     StepRecord,
     log_beside,
 )
+from envplan.runtime.status import StatusFile
 from envplan.runtime.step_accounting import (
     AccountedStep,
     FollowedStep,
@@ -120,7 +121,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             `lambda: torch.cuda.Event(enable_timing=True, blocking=True)`. Clocks are then asked for
             when the GPU gets there, by a thread that waits for it (and would spin without
             blocking=True). Default: begin and end are called when the work begins and ends.
-        options: for the backend.
+        options: for the guard, such as `share` (see Guard.start), and for the backend.
 
     Attributes:
         plan: the frequency plan.
@@ -194,7 +195,10 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._energy = StepEnergyMeter(energies[self.stage] if energies else None)
         self._accounting = StepAccounting(self._requester, self._schedules[0], self._energy)
         log_path = log if log is not BESIDE_PLAN else _log_beside(plan)
-        self._log = RunLog(log_path, rank=self.rank, max_bytes=log_limit)
+        self._status = StatusFile.of_rank(self.plan, rank_plan, self._requester)
+        self._log = RunLog(
+            log_path, rank=self.rank, max_bytes=log_limit, listener=self._status.record
+        )
         self._log.write(
             RunStarted(
                 rank=self.rank,
@@ -400,6 +404,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 energy=self._energy.totals,
             )
         )
+        self._status.close()
 
     def _was_never_used(self) -> bool:
         """Whether no operation was seen, at all or in the last steps."""
@@ -433,6 +438,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._follower.leave_plan()
         self.full_speed()
         self.mismatches += 1
+        self._status.unfollowed("another order of operations")
         if self.mismatches > 1:
             return
         _logger.warning(
