@@ -219,11 +219,12 @@ READS_BY_ITSELF = {
     "cli/app.py": "opens /dev/null where a standard stream is closed",
     "devices/guard.py": "the guard opens /dev/null in the place of closed streams",
     "devices/locks.py": "locks are held open without following links; /proc says who lives",
+    "devices/marks.py": "looks at the locks without following links",
     "devices/nvml.py": "/proc says which rights this process has",
     "profiling/sweep_file.py": "holds the file of a sweep open and locked to append to it",
     "profiling/waiting.py": "opens /dev/null",
-    "runtime/preflight.py": "looks at the locks without following links",
     "runtime/runlog.py": "holds its log open to append to it",
+    "runtime/status.py": "looks at the files of other users without following links",
     "runtime/service.py": "looks at the locks without following links",
     "sweep/running.py": "holds its journal open and locked",
 }

@@ -7,7 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import envplan
 from cli_helpers import done, refused, says
@@ -20,9 +23,12 @@ from envplan.solve.late_bound import (
     late_clock_bound_fj,
     late_waiting_bound_fj,
 )
+from envplan.solve.raised_prices import raised_prices
 from envplan.solve.stage_path_starts import stage_path_starts
 
 _MS = 10**6
+_HELD = ClockLimits(Machine(), 300 * _MS)
+_LATE = ClockLimits(Machine(20 * _MS, "start"))
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +55,54 @@ def test_plan_states_a_bound_above_the_relaxed_one_that_check_proves(
     again = Plan.from_document(json.loads(plan.to_json()))
     proof = verify_plan(again, frontier.profile)
     assert any("clocks as late and held as stated" in sentence for sentence in proof)
+
+
+@pytest.mark.parametrize("clocks", [_HELD, _LATE], ids=["held", "late"])
+def test_raised_prices_give_a_higher_bound(frontier: Frontier, clocks: ClockLimits) -> None:
+    deadline_ns = round(frontier.min_time_ns * 1.01)
+    prices = raised_prices(frontier, deadline_ns, clocks)
+    assert prices is not None
+    relaxed_fj = late_clock_bound_fj(frontier, deadline_ns, clocks)
+    flow = FlowPrices.of_arcs(frontier.pipeline, prices.arcs_uw(frontier.pipeline))
+    raised_fj = late_clock_bound_fj(frontier, deadline_ns, clocks, flow)
+    assert raised_fj > relaxed_fj * 1.0005
+
+
+def test_prices_of_a_short_pipeline_hold_for_a_long_one() -> None:
+    """They are alike in the middle, so their number does not grow with the pipeline."""
+    profile = envplan.Profile.builtin("a40-gpt3-1.3b-4stage")
+    clocks, sizes = ClockLimits(Machine(), 300 * _MS), []
+    for num_microbatches in (96, 200):
+        pipeline = envplan.Pipeline("1f1b", 4, num_microbatches)
+        frontier = envplan.trace_frontier(pipeline, profile, whole=False)
+        deadline_ns = round(frontier.min_time_ns * 1.01)
+        prices = raised_prices(frontier, deadline_ns, clocks)
+        assert prices is not None
+        relaxed_fj = late_clock_bound_fj(frontier, deadline_ns, clocks)
+        flow = FlowPrices.of_arcs(pipeline, prices.arcs_uw(pipeline))
+        assert late_clock_bound_fj(frontier, deadline_ns, clocks, flow) > relaxed_fj
+        sizes.append(len(prices.prices_uw) * len(prices.prices_uw[0]))
+    assert sizes[0] == sizes[1]
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=30)
+def test_any_prices_give_a_bound_below_every_plan(data: st.DataObject) -> None:
+    """Even prices that are no flow: what is missing comes from the beginning or goes to the end."""
+    profile = envplan.Profile.builtin("a40-gpt3-1.3b-4stage")
+    pipeline = envplan.Pipeline("1f1b", 4, 4)
+    frontier = envplan.trace_frontier(pipeline, profile)
+    clocks = ClockLimits(Machine.of(data.draw(st.sampled_from([0, 10, 40])) * _MS, "start"))
+    top_uw = data.draw(st.sampled_from([10**6, 10**8, 10**9]))
+    seed = data.draw(st.integers(0, 10**6))
+    rng = np.random.default_rng(seed)
+    arcs_uw = rng.integers(0, top_uw, len(pipeline.succ))
+    prices = FlowPrices.of_arcs(pipeline, arcs_uw)
+    num_rows = np.array([len(table) for table in frontier.problem.tables])[frontier.problem.table]
+    rows = rng.integers(0, num_rows).astype(np.int32)
+    replay = frontier.problem.replay(rows, clocks.machine)
+    bound_fj = late_clock_bound_fj(frontier, replay.makespan_ns, clocks, prices)
+    assert bound_fj <= replay.energy_fj
 
 
 def test_with_clocks_at_once_the_bound_is_the_relaxed_one(frontier: Frontier) -> None:
@@ -79,6 +133,9 @@ def test_check_refuses_a_bound_that_late_clocks_do_not_have(folder: Path) -> Non
     predicted |= {"energy_lower_bound_j": bound_j, "gap": predicted["energy_j"] / bound_j - 1}
     Path("plan.json").write_text(json.dumps(document))
     refused("check plan.json", "energy_lower_bound_j is", "can be proved")
+    predicted["late_clock_prices"]["prices_uw"].pop()
+    Path("plan.json").write_text(json.dumps(document))
+    refused("check plan.json", "does not have one row for each kind of precedence")
 
 
 def _grow(bounds_fj: list[int]) -> bool:
@@ -118,11 +175,7 @@ def test_bound_knows_deadlines_beyond_t_star(frontier: Frontier) -> None:
     assert waiting_fj > frontier.waiting_bound_fj(round(1.05 * star_ns))
 
 
-@pytest.mark.parametrize(
-    "clocks",
-    [ClockLimits(Machine(), 300 * _MS), ClockLimits(Machine(20 * _MS, "start"))],
-    ids=["held", "late"],
-)
+@pytest.mark.parametrize("clocks", [_HELD, _LATE], ids=["held", "late"])
 def test_starts_end_near_the_deadline(frontier: Frontier, clocks: ClockLimits) -> None:
     deadline_ns = round(frontier.min_time_ns * 1.03)
     starts = stage_path_starts(frontier, deadline_ns, clocks)

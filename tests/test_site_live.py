@@ -2,79 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty, Queue
-from typing import Any, NamedTuple
 
 import pytest
 
-from cli_helpers import COMMAND
 from envplan.enforce.orders import Order
 from envplan.site import read_jobs
 from fake_nvml import FakeNvml, open_fake_nvml, wait_for
-from site_helpers import add_job, one_stage_profile
+from site_helpers import Iteration, Watch, add_job, one_stage_profile, read_iterations
 
 JOBS = tuple("abcdefgh")
 ACTIVITY = 0.4
 CLOCKS = (1740, 1500, 1260, 1020, 780)
 WORKER = Path(__file__).with_name("live_worker.py")
-
-
-class Iteration(NamedTuple):
-    """An iteration of a job, as its worker wrote it down."""
-
-    number: int
-    begin_s: float  # CLOCK_MONOTONIC
-    begin_time: float  # since 1970
-    followed_s: float
-
-
-class Watch:
-    """`envplan site --watch --json` in a process of its own."""
-
-    def __init__(self, folder: Path, power_w: float, *more: str) -> None:
-        command = [str(COMMAND), "site", "jobs", "--power", f"{power_w}W", "--orders", "orders"]
-        command += ["--watch", "signal", "--every", "0.1", "--json", *more]
-        self._errors = (folder / "watch.err").open("w")
-        self.process = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
-        self._events: Queue[dict[str, Any]] = Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._events.put(json.loads(line))
-
-    def wait_for(self, kind: str) -> dict[str, Any]:
-        """The next event of a kind; others before it are passed over."""
-        while True:
-            try:
-                event = self._events.get(timeout=120)
-            except Empty:
-                raise AssertionError(f"no {kind} event") from None
-            if event["event"] == kind:
-                return event
-
-    def interrupt(self) -> int:
-        """Ctrl-C; the exit code."""
-        self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(60)
-        self._reader.join(10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        self._errors.close()
-        return code
 
 
 class Site:
@@ -112,10 +57,7 @@ class Site:
         return self.folder / "orders" / f"{name}.order.json"
 
     def iterations(self, name: str) -> list[Iteration]:
-        path = self.folder / f"{name}.steps"
-        text = path.read_text() if path.exists() else ""
-        whole_lines, _, _ = text.rpartition("\n")
-        return [Iteration(*json.loads(line)) for line in whole_lines.splitlines()]
+        return read_iterations(self.folder / f"{name}.steps")
 
     def first_iteration_of(self, name: str) -> int:
         """The iteration of a job that its last order has really begun with."""

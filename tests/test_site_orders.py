@@ -427,6 +427,7 @@ def test_the_command_writes_an_order_for_each_job(folder: Path, jobs_folder: Pat
     document = told(f"site {jobs_folder} --power 700W --orders orders")
     assert [order["job"] for order in document["orders"]] == ["a", "b"]
     says(done("check site.json"), "site plan, holds")
+    says(done("check orders/a.order.json"), "order, holds", "of job a: rung")
 
 
 def test_check_notices_that_a_frequency_plan_has_changed(folder: Path, jobs_folder: Path) -> None:

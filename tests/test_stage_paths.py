@@ -209,12 +209,13 @@ def test_bound_lies_between_the_relaxed_one_and_a_plan(
         switch_latency=latency_ms / 1000,
         min_dwell=min_dwell_ms / 1000,
         ask=ask if latency_ms else None,
+        moves=0.1,
     )
     assert relaxed_fj * (1 - 1e-7) <= bound_fj <= plan.energy * 1e15
     if min_dwell_ms or ask == "start":
         assert bound_fj > relaxed_fj * 1.001
         assert plan.predicted.bound == "late-clocks"
-        assert plan.energy_lower_bound == pytest.approx(bound_fj * 1e-15)
+        assert plan.energy_lower_bound >= bound_fj * 1e-15
 
 
 def test_without_late_clocks_the_bound_is_the_relaxed_one() -> None:

@@ -184,12 +184,43 @@ def run_on(folder: Path) -> dict[str, Any]:
     return {}
 
 
+def follow_orders(folder: Path) -> dict[str, Any]:
+    """Follow the orders of a site until a file says that it is over, and write down each step.
+
+    The folder is called as the job; beside it is that of the orders.
+    """
+    name, rank = folder.name, dist.get_rank()
+    orders = folder.parent / "orders" / f"{name}.order.json"
+    freqplan = folder.parent / "jobs" / f"{name}.freqplan.json"
+    device = int((folder / "first_gpu").read_text()) + rank
+    job = Job("1f1b")
+    steps, goes_on = 0, torch.ones(1)
+    with (
+        follow(freqplan, job.schedule, device=device, orders=orders) as shim,
+        (folder / f"steps.{rank}").open("w") as file,
+    ):
+        while goes_on:
+            row = [steps, time.monotonic(), time.time(), shim.followed_time]
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            # As on a real GPU, operations take longer under a slower plan.
+            job.mine[0].pause = 0.01 * shim.followed_time / shim.planned_time
+            job.mine[0].backward_pause = 2 * job.mine[0].pause
+            job.step(steps)
+            steps += 1
+            goes_on = torch.tensor([0.0 if (folder / "stop").exists() else 1.0])
+            dist.all_reduce(goes_on, op=dist.ReduceOp.MIN)
+        mismatches = shim.mismatches
+    return {"steps": steps, "mismatches": mismatches}
+
+
 TASKS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "compare": compare,
     "evaluate": evaluate,
     "straggle": straggle,
     "profile_itself": profile_itself,
     "run_on": run_on,
+    "follow_orders": follow_orders,
 }
 
 

@@ -13,6 +13,7 @@ from envplan._io.files import is_file, parse_json, read_bounded
 from envplan._io.tables import header_names
 from envplan.check import provers
 from envplan.check.provers import OpenedFile
+from envplan.enforce.orders import ORDER_SCHEMA
 from envplan.errors import InputError, naming, shown
 from envplan.site.model import SITE_SCHEMA
 
@@ -159,6 +160,7 @@ KINDS: Final[tuple[FileKind, ...]] = (
     FileKind("plan", provers.prove_plan, schemas=("envplan/plan/v1",)),
     FileKind("frequency plan", provers.prove_frequency_plan, schemas=("envplan/freqplan/v1",)),
     FileKind("frontier", provers.prove_frontier, schemas=("envplan/frontier/v1",)),
+    FileKind("order", provers.prove_order, schemas=(ORDER_SCHEMA,)),
     FileKind("DAG", provers.prove_dag, schemas=("envplan/dag/v1",)),
     FileKind("serving plan", provers.prove_serving_plan, schemas=("envplan/serving-plan/v1",)),
     FileKind(

@@ -26,7 +26,12 @@ from envplan.replay.noise import NoisyRun
 from envplan.request import Request
 from envplan.request.limits import HoldsWithProbability, LimitContext, StatedResults
 from envplan.solve import Frontier, trace_job
-from envplan.solve.late_bound import ClockLimits, late_clock_bound_fj, late_waiting_bound_fj
+from envplan.solve.late_bound import (
+    ClockLimits,
+    FlowPrices,
+    late_clock_bound_fj,
+    late_waiting_bound_fj,
+)
 from envplan.units import MAX_INTEGER, fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
 
 __all__ = ["verify_plan"]
@@ -208,6 +213,7 @@ def prove_prediction(context: ProofContext) -> Iterator[str]:
     predicted = predict(context.replay, plan.job.num_gpus, fj_from_j(bound_j), stated.bound)
     proved_elsewhere = {
         "robustness": stated.robustness,
+        "late_clock_prices": stated.late_clock_prices,
         "until_straggler": stated.until_straggler,
     }
     check_stated("predicted", stated, predicted.model_copy(update=proved_elsewhere), _TOLERANCE)
@@ -404,13 +410,20 @@ def prove_bound(context: ProofContext) -> Iterator[str]:
         raise InputError(f"target.deadline_s: {error}") from None
     knows_late_clocks = plan.predicted.bound == "late-clocks"
     if knows_late_clocks:
-        bound_fj = late_clock_bound_fj(
-            context.frontier, plan.target.deadline_ns, context.clock_limits
-        )
-        least_j = max(least_j, j_from_fj(bound_fj * plan.job.num_gpus))
+        least_j = max(least_j, _late_clock_bound_j(context))
     _check_provable("predicted", stated_j, least_j)
     plans = "plan with clocks as late and held as stated" if knows_late_clocks else "plan"
     yield f"lower bound proved: no {plans} by {deadline_s!r} s uses less than {least_j!r} J"
+
+
+def _late_clock_bound_j(context: ProofContext) -> float:
+    """The bound of late and held clocks at the prices that the plan states, J."""
+    plan, frontier = context.plan, context.frontier
+    stated, prices = plan.predicted.late_clock_prices, None
+    if stated is not None:
+        prices = FlowPrices.of_arcs(frontier.pipeline, stated.arcs_uw(frontier.pipeline))
+    bound_fj = late_clock_bound_fj(frontier, plan.target.deadline_ns, context.clock_limits, prices)
+    return j_from_fj(bound_fj * plan.job.num_gpus)
 
 
 def prove_waiting(context: ProofContext) -> Iterator[str]:

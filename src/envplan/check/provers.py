@@ -20,6 +20,7 @@ from envplan.check.sites import verify_site
 from envplan.costs.rate_file import read_rate
 from envplan.enforce.clock_files import count_clocks
 from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.orders import Order
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
@@ -148,6 +149,13 @@ def prove_run_log(file: OpenedFile) -> list[str]:
     ranks = {line.rank for line in lines}
     num_steps = sum(line.event == "step" for line in lines)
     return [f"{len(lines)} lines of {len(ranks)} ranks, {num_steps} steps"]
+
+
+def prove_order(file: OpenedFile) -> list[str]:
+    """An order is one; whether its rung is in the ladder, the ranks see that follow it."""
+    order = Order.from_document(file.document, path=file.path)
+    begin = "as it is read" if order.from_iteration is None else f"iteration {order.from_iteration}"
+    return [f"order {order.sequence} of job {order.job}: rung {order.rung} from {begin} on"]
 
 
 def prove_sweep(file: OpenedFile) -> list[str]:

@@ -388,6 +388,14 @@ class MeasuringOptions:
             rich_help_panel=_MEASURING,
         ),
     ] = False
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share",
+            help="Set clocks though other users or containers compute on the GPU.",
+            rich_help_panel=_MEASURING,
+        ),
+    ] = False
 
     def settings(self, step: int, *, split_backward: bool) -> Settings:
         """The options as the library takes them.
@@ -619,6 +627,7 @@ def _measure(
             measuring.settings(step_mhz, split_backward=job.split_backward),
             source=backend,
             device=measuring.device,
+            share=measuring.share,
             metadata=_metadata(job),
             progress=running.reach,
         )

@@ -122,10 +122,10 @@ class Device(Protocol):
     def throttle_reasons(self) -> Sequence[str]:
         """Why the clock is lower than asked for, now; empty if it is not."""
 
-    def compute_processes(self) -> Sequence[int]:
-        """The processes that compute on it now, as the host numbers them.
+    def compute_processes(self) -> Sequence[int] | None:
+        """The processes that compute on it now, as the driver numbers them; None: it cannot tell.
 
-        Empty where there are none, or the driver does not tell.
+        In a container these may be the host's numbers, or none.
         """
         return ()
 

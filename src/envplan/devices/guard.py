@@ -17,7 +17,9 @@ the guard calls the driver. What may happen, and what then does:
   for as long as it may have set the clock (see `locks`), and the service `envplan guard` (see
   `service`), the next guard of that GPU and `envplan reset` give it back. So they do where the
   training is process 1 of a container: its end kills all others there. Start it with --init.
-- Somebody else had set the clock before: that clock is put back, as far as the driver tells it.
+- Somebody else computes on the GPU: it is left alone, unless the owner insists.
+- Somebody else had set the clock before: that clock is put back, as far as the driver tells it, and
+  where no guard of another user or container can have set it. Else the driver gets the clock.
 
 The guard's program is in guard_process.py, the messages between the two in guard_protocol.py.
 """
@@ -141,6 +143,7 @@ class Guard(AbstractContextManager["Guard"]):
         counted: Counted = Counted.BY_DRIVER,
         every_request: bool = False,
         meter: bool = False,
+        share: bool = False,
         check: Callable[[DeviceInfo], None] | None = None,
         **options: Any,
     ) -> Guard:
@@ -155,12 +158,15 @@ class Guard(AbstractContextManager["Guard"]):
             every_request: set every clock asked for, in order, instead of only the newest when
                 the driver takes longer than the owner's operations.
             meter: read the energy counter, too, about once a second, into `readings`.
+            share: set the clock though processes of other users or containers compute on the
+                GPU, which it slows down.
             check: is told of the GPU before it is touched, and raises what shall keep it so.
             options: for the backend; JSON values.
 
         Raises:
             DeviceError: there is no such GPU, this user may not set its clock, another guard has
-                it, the driver hangs, or no process can be started; nothing was changed.
+                it, others compute on it, the driver hangs, or no process can be started; nothing
+                was changed.
         """
         config = GuardConfig(
             backend=backend_name,
@@ -171,6 +177,7 @@ class Guard(AbstractContextManager["Guard"]):
             reads_energy=meter,
             owner_pid=os.getpid(),
             handover_s=HANDOVER_TIMEOUT_S,
+            shares=share,
         )
         process = _GuardChild(config)
         try:

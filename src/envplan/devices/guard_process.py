@@ -22,6 +22,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from envplan.devices import Device, DeviceError, backend, choose
+from envplan.devices.gpu_users import may_be_set_by_a_guard, wait_until_alone
 from envplan.devices.guard_protocol import (
     RESET,
     SHUT_DOWN,
@@ -247,15 +248,16 @@ class _GpuLease(NamedTuple):
 def _acquire_gpu(device: Device, config: GuardConfig) -> _GpuLease:
     """Lock a GPU's file and mark it as this guard's.
 
-    A clock that a dead guard left set is given back first. Whether somebody else holds the GPU at
-    a clock shows only when it is reset; it is then set again.
+    A clock that a dead guard left set is given back first. Whether an administrator holds the GPU
+    at a clock shows only when it is reset; it is then set again. A clock that may be another
+    guard's is not noted: it would be put back when that guard is long gone.
 
     Args:
         device: the GPU.
         config: of the guard.
 
     Raises:
-        DeviceError: its clock may not be set, or another guard has it.
+        DeviceError: its clock may not be set, another guard has it, or others compute on it.
     """
     refusal = device.lock_refusal(probe=True)
     if refusal is not None:
@@ -263,9 +265,16 @@ def _acquire_gpu(device: Device, config: GuardConfig) -> _GpuLease:
     lock = LockFile(device.info.uuid)
     if not lock.acquire(config.handover_s):
         raise DeviceError(f"GPU {device.info.index}: {_whose_lock(lock.mark)}")
+    others = [] if config.shares else wait_until_alone(device, config.handover_s)
+    if others:
+        raise DeviceError(
+            f"GPU {device.info.index}: {' and '.join(others)} computes on it, and would be slowed "
+            "down; to set its clock all the same: share=True, or --share"
+        )
     lock.restore(device)
+    previous_mhz = 0 if may_be_set_by_a_guard(device) else device.apparent_locked_clock()
     # Marked before anything is reset: a guard that is killed meanwhile leaves it to be put back.
-    mark = Mark(os.getpid(), config.owner_pid, device.apparent_locked_clock(), config.backend)
+    mark = Mark(os.getpid(), config.owner_pid, previous_mhz, config.backend)
     lock.set_mark(mark)
     if mark.previous_mhz:
         retry_driver_call(device.reset_clock)

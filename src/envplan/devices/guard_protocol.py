@@ -83,6 +83,7 @@ class GuardConfig:
         reads_energy: whether it reads the energy counter, too.
         owner_pid: the process that it works for.
         handover_s: how long it waits for the guard of a training that has ended.
+        shares: whether it sets the clock of a GPU that others compute on.
         recovers: do nothing but give the clock back in the place of a guard that was killed.
     """
 
@@ -94,6 +95,7 @@ class GuardConfig:
     reads_energy: bool
     owner_pid: int
     handover_s: float
+    shares: bool = False
     recovers: bool = False
 
     def to_json(self) -> str:

@@ -182,10 +182,12 @@ class NvmlDevice(Device):
         bits = self._event_reasons()
         return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
 
-    def compute_processes(self) -> Sequence[int]:
+    def compute_processes(self) -> Sequence[int] | None:
         """The processes that compute on it now, as Device has it."""
-        running: Sequence[Any] = self._ask_or((), pynvml.nvmlDeviceGetComputeRunningProcesses)
-        return tuple(int(process.pid) for process in running)
+        running: Sequence[Any] | None = self._ask_or(
+            None, pynvml.nvmlDeviceGetComputeRunningProcesses
+        )
+        return None if running is None else tuple(int(process.pid) for process in running)
 
     def close(self) -> None:
         """Stop sampling power, where that was needed."""

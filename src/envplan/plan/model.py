@@ -21,6 +21,7 @@ from envplan.errors import InputError
 from envplan.frontier import BlockingPowerSource
 from envplan.pipeline import Pipeline
 from envplan.pipeline.spec import PipelineSpec
+from envplan.plan.late_clock_prices import LateClockPrices
 from envplan.plan.plan_v1 import request_of_v1
 from envplan.plan.target import Target
 from envplan.profile import Adjustments, Profile
@@ -144,6 +145,9 @@ class Predicted(Model):
     average_power_w: Watts
     energy_lower_bound_j: Joules = Field(description="no plan that meets the deadline uses less")
     bound: Bound = Field(description="what the lower bound follows from")
+    late_clock_prices: LateClockPrices | None = Field(
+        None, description="of the bound late-clocks; absent: those of the relaxed optimum"
+    )
     gap: float = Field(description="energy_j / energy_lower_bound_j - 1")
     baseline: Baseline
     savings_percent: float = Field(description="energy saved, of the baseline's")

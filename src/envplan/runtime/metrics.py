@@ -44,8 +44,8 @@ from envplan.devices import (
     opened,
 )
 from envplan.devices import backend as open_backend
+from envplan.devices.marks import find_marks, user_name, users_with_folders
 from envplan.errors import EnvplanError, InputError
-from envplan.runtime.marks import find_marks, user_name, users_with_folders
 from envplan.runtime.status import RunStatus, read_statuses
 
 if TYPE_CHECKING:
@@ -294,6 +294,15 @@ def _add_run(families: _Families, status: RunStatus, index: int, user: str) -> N
     ).add(status.late_changes, **run)
     families.counter("envplan_clock_errors_total", "Clocks that could not be set.").add(
         status.clock_errors, **run
+    )
+    families.gauge("envplan_order", "The number of the order that this rank follows.").add(
+        status.order, **run
+    )
+    families.gauge("envplan_order_rung", "The rung of its ladder that this order names.").add(
+        status.order_rung, **run
+    )
+    families.counter("envplan_orders_refused_total", "Orders that were not followed.").add(
+        status.orders_refused, **run
     )
     families.gauge("envplan_iteration_seconds", "The last measured iteration.").add(
         status.iteration_s, **run

@@ -32,9 +32,10 @@ from envplan.devices import (
     choose,
     opened,
 )
+from envplan.devices.gpu_users import process_in_words
+from envplan.devices.marks import find_marks, user_name
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError
-from envplan.runtime.marks import find_marks, user_name
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -262,13 +263,13 @@ class _GpuState:
     Attributes:
         info: what stays the same.
         refusal: why this user may not set its clock; None if he may.
-        processes: that compute on it.
+        processes: that compute on it; None: the driver does not tell.
         locked_mhz: the clock that somebody seems to hold it at; 0: none.
     """
 
     info: DeviceInfo
     refusal: str | None
-    processes: Sequence[int]
+    processes: Sequence[int] | None
     locked_mhz: int
 
 
@@ -357,7 +358,7 @@ def _check_power_limit(plan: FrequencyPlan, info: DeviceInfo, stages: Sequence[i
 
 def _check_processes(state: _GpuState) -> Check:
     name = "other processes"
-    others = [_process_in_words(pid) for pid in state.processes if not _is_own(pid)]
+    others = [process_in_words(pid) for pid in state.processes or () if not _is_own(pid)]
     if others:
         detail = f"{', '.join(others)} computes on it; a clock is for one training only"
         return Check(name, Status.FAILED, detail, state.info.index)
@@ -366,14 +367,6 @@ def _check_processes(state: _GpuState) -> Check:
 
 def _is_own(pid: int) -> bool:
     return pid in (os.getpid(), os.getppid())
-
-
-def _process_in_words(pid: int) -> str:
-    try:
-        owner = user_name(Path(f"/proc/{pid}").stat().st_uid)
-    except OSError:  # of another container
-        return f"process {pid}"
-    return f"process {pid} of {owner}"
 
 
 def _check_locks(state: _GpuState) -> Check:

@@ -104,6 +104,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         step: MHz between clocks at least.
         iterations_per_frequency: that count at each clock.
         lock: whether clocks may be touched; otherwise the current one alone is measured.
+        share: see Guard.start.
         warm_up: iterations at the beginning that do not count: memory is allocated in them.
         metadata: workload, microbatch size, tensor-parallel degree and schedule for the sidecar;
             the rest is measured.
@@ -135,6 +136,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         iterations_per_frequency: int = 3,
         warm_up: int = 3,
         lock: bool = True,
+        share: bool = False,
         metadata: ProfileMetadata | None = None,
         marker: Callable[[], DeviceEvent] | None = None,
         parts: Sequence[str] = (),
@@ -180,7 +182,7 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         try:
             gpu = self._open_gpu(device, counted)
             clocks_mhz = _clocks_to_measure(gpu.info, frequencies, step)
-            guard = self._start_guard(gpu.info.index) if lock else None
+            guard = self._start_guard(gpu.info.index, share=share) if lock else None
             if guard is not None:
                 self._sweep = ClockSweep(clocks_mhz, iterations_per_frequency, warm_up)
             self._requester = ClockRequester(guard, marker)
@@ -207,10 +209,10 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
             OPEN_TIMEOUT_S, lambda: _own_gpu(source, device, counted), "the driver"
         )
 
-    def _start_guard(self, index: int) -> Guard | None:
+    def _start_guard(self, index: int, *, share: bool) -> Guard | None:
         """The guard, without which only the current clock is measured."""
         try:
-            return Guard.start(DEFAULT_BACKEND, index, every_request=True)
+            return Guard.start(DEFAULT_BACKEND, index, every_request=True, share=share)
         except DeviceError as error:
             _logger.warning("rank %d: profiles at the current clock only: %s", self.rank, error)
             return None

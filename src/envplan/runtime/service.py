@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 from envplan.devices import BACKENDS, DeviceError, backend_class, call_with_timeout, opened
 from envplan.devices.locks import MARK_BYTES, LockFile, Mark, lock_folders
+from envplan.devices.marks import users_with_folders
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
 
@@ -152,7 +153,7 @@ class Service:
 
     def look(self) -> None:
         """See to the users that have clocks to give back, without waiting for it."""
-        for user in _users_with_locks():
+        for user in self._users():
             child = self._children.get(user)
             if child is not None and child.is_alive():
                 continue
@@ -161,6 +162,12 @@ class Service:
                 child = get_context("fork").Process(target=self._serve, args=(user, files))
                 child.start()
                 self._children[user] = child
+
+    @staticmethod
+    def _users() -> set[int]:
+        """This user, and for root all others that may have a folder for locks."""
+        user = os.geteuid()
+        return {user} if user else users_with_folders()
 
     def finish(self, seconds: float) -> bool:
         """Wait until all has been given back; whether it has."""
@@ -191,16 +198,6 @@ class Service:
             self._say(f"the clocks of user {user} cannot be given back: {error}")
             all_given_back = False
         sys.exit(0 if all_given_back else 1)
-
-
-def _users_with_locks() -> set[int]:
-    """This user, and for root all others that may have a folder for locks."""
-    users = {os.geteuid()}
-    if 0 in users:
-        for folder in Path("/tmp").glob("envplan-*"):
-            with suppress(OSError):
-                users.add(folder.lstat().st_uid)
-    return users
 
 
 def _find_left_behind(user: int) -> Iterator[_LeftBehind]:

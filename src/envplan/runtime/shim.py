@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import Enum
@@ -38,6 +37,7 @@ from envplan.devices.guard import Guard
 from envplan.enforce.freqplan import FrequencyPlan, OperationKey
 from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.observer import OperationObserver
+from envplan.runtime.operation_clocks import OperationClocks
 from envplan.runtime.orders import OrderReader
 from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome
 from envplan.runtime.rank_schedule import rank_schedules
@@ -45,7 +45,6 @@ from envplan.runtime.ranks import number_or_environment
 from envplan.runtime.runlog import (
     ClockError,
     Mismatch,
-    OperationTimes,
     RunEnded,
     RunLog,
     RunStarted,
@@ -60,13 +59,22 @@ from envplan.runtime.step_accounting import (
     StepAccounting,
 )
 from envplan.runtime.step_energy import StepEnergyMeter
+from envplan.runtime.step_times import (
+    change_times,
+    span_times,
+    times_by_kind,
+    waits_and_durations,
+)
 from envplan.runtime.stragglers import num_before_reduction
-from envplan.runtime.timestamps import DeviceEvent, Timestamp, seconds_between
+from envplan.runtime.timestamps import DeviceEvent, Timestamp
+from envplan.units import ns_from_s
 
 __all__ = ["BESIDE_PLAN", "IterationTime", "Shim"]
 
 _MAX_LOG_BYTES: Final = 64 * 2**20
 _MAX_LOGGED_CLOCK_ERRORS: Final = 1000
+#: A clock that comes so long after the begin of its operation is still on time, s.
+_ON_TIME_S: Final = 1e-3
 #: Steps in a row without any operation, after which that is said.
 _MAX_EMPTY_STEPS: Final = 3
 
@@ -121,7 +129,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             `lambda: torch.cuda.Event(enable_timing=True, blocking=True)`. Clocks are then asked for
             when the GPU gets there, by a thread that waits for it (and would spin without
             blocking=True). Default: begin and end are called when the work begins and ends.
-        options: for the backend.
+        options: for the guard, such as `share` (see Guard.start), and for the backend.
 
     Attributes:
         plan: the frequency plan.
@@ -191,6 +199,12 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             backend, device, counted=counted, every_request=every_request, **options
         )
         self._requester = ClockRequester(guard, marker)
+        switching = self.plan.switching
+        self._clocks = OperationClocks(
+            self._requester,
+            max_clock_mhz=self._max_clock_mhz,
+            latency_ns=0 if switching is None else ns_from_s(switching.latency_s),
+        )
         energies = self.plan.stage_energies
         self._energy = StepEnergyMeter(energies[self.stage] if energies else None)
         self._accounting = StepAccounting(self._requester, self._schedules[0], self._energy)
@@ -289,14 +303,12 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         if operation is None:
             self._leave_plan("begin", OperationKey(instruction, microbatch, chunk))
             return
-        if not self._follower.position:
+        follower = self._follower
+        if not follower.position:
             self._step_begin_ns = perf_counter_ns()
-        requester = self._requester
-        self._operation_begin = begin = requester.record_event()
+        self._operation_begin = begin = self._requester.record_event()
         self._config = operation.first_config
-        for request in operation.begin_requests:
-            if request.frequency_mhz != requester.last_requested_mhz:
-                requester.request(request.frequency_mhz, begin, request.delay_ns)
+        self._clocks.begin(follower.schedule, follower.position, begin)
 
     def part(self, name: str, *, backward: bool) -> None:
         """A part of the operation that runs begins: ask for the clocks due then or soon after."""
@@ -305,23 +317,19 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             return
         if backward != operation.is_backward:
             return
-        requester = self._requester
         for request in operation.part_requests.get(name, ()):
             self._config = request.config
-            if request.frequency_mhz != requester.last_requested_mhz:
-                requester.request(request.frequency_mhz, requester.record_event(), request.delay_ns)
+            self._clocks.request_for_part(request)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
         if not self._follower.end((instruction, microbatch, chunk)):
             self._leave_plan("end", OperationKey(instruction, microbatch, chunk))
             return
-        requester = self._requester
-        self._spans.append(
-            OperationSpan(
-                self._operation_begin, requester.record_event(), requester.last_request_id
-            )
-        )
+        follower = self._follower
+        end = self._requester.record_event()
+        request_id = self._clocks.end(follower.schedule, follower.position - 1, end)
+        self._spans.append(OperationSpan(self._operation_begin, end, request_id))
 
     def step(self) -> None:
         """An iteration is over; the next one follows the plan that stragglers leave time for."""
@@ -330,8 +338,10 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         schedule = self._follower.schedule
         self._follower.next_schedule = self._schedules[self._rung_for(self.steps + 1)]
         outcome = self._follower.finish_step()
-        request_ids = range(self._last_request_id_of_step + 1, self._requester.last_request_id + 1)
-        self._last_request_id_of_step = self._requester.last_request_id
+        if self._spans:
+            last_request_id = self._spans[-1].request_id
+            request_ids = range(self._last_request_id_of_step + 1, last_request_id + 1)
+            self._last_request_id_of_step = last_request_id
         followed = None
         if outcome is StepOutcome.FOLLOWED:
             followed = FollowedStep(
@@ -350,9 +360,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     def full_speed(self) -> None:
         """Something else runs until the next operation begins: ask for the highest clock."""
-        requester = self._requester
-        if requester.last_requested_mhz != self._max_clock_mhz:
-            requester.request(self._max_clock_mhz, requester.record_event())
+        self._clocks.full_speed(self._requester.record_event())
 
     def set_straggler_time(self, seconds: float | None) -> None:
         """From the next step on, follow the slowest plan of the ladder that is still in time.
@@ -478,21 +486,25 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             mismatches: of the run until then.
         """
         step = accounted.step
-        begin = step.spans[0].begin
+        times = span_times(step.spans)
+        if step.schedule.timer_table is not None:
+            step.schedule.timer_table.add_step(waits_and_durations(times))
+        late = self._late_positions(accounted)
         record = StepRecord(
             rank=self.rank,
             stage=self.stage,
             step=step.number,
             planned_s=accounted.planned_s,
-            iteration_s=seconds_between(begin, step.spans[-1].end),
+            iteration_s=times[-1].end_s,
             num_requested=accounted.num_requested,
             num_in_force=accounted.num_in_force,
             max_lag_s=accounted.max_lag_s,
             mismatches=mismatches,
             energy=accounted.energy,
-            operations=_times_by_kind(accounted),
+            operations=times_by_kind(accounted, times, late),
+            changes=change_times(accounted, times),
         )
-        own_time_s = seconds_between(begin, step.spans[self._num_before_reduction - 1].end)
+        own_time_s = times[self._num_before_reduction - 1].end_s
         self.last_iteration = IterationTime(accounted.planned_s, own_time_s)
         if self._on_step is not None:
             try:
@@ -502,33 +514,20 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 self._on_step = None
         return record
 
+    def _late_positions(self, accounted: AccountedStep) -> set[int]:
+        """The operations whose clock came clearly after their begin, though asked for ahead."""
+        switching = self.plan.switching
+        if switching is None or switching.ask != "ahead":
+            return set()
+        return {
+            change.position
+            for change in accounted.changes
+            if change.asked_after_s + switching.latency_to(change.frequency_mhz) > _ON_TIME_S
+        }
+
 
 def _log_beside(plan: FrequencyPlan | str | os.PathLike[str]) -> Path | None:
     """The path of the run log beside the file of a plan; None: the plan has no file."""
     if isinstance(plan, FrequencyPlan):
         return None
     return log_beside(Path(plan))
-
-
-def _times_by_kind(accounted: AccountedStep) -> list[OperationTimes]:
-    """The times of a step's operations, one for each instruction, chunk, clock and config."""
-    times_s: dict[tuple[str, int, int, str], list[float]] = defaultdict(list)
-    step = accounted.step
-    for operation, mhz, span in zip(
-        step.schedule.operations, accounted.clocks_mhz, step.spans, strict=True
-    ):
-        key = operation.key
-        kind = (key.instruction, key.chunk, mhz, operation.config)
-        times_s[kind].append(seconds_between(span.begin, span.end))
-    return [
-        OperationTimes(
-            instruction=instruction,
-            chunk=chunk,
-            frequency_mhz=mhz,
-            num_operations=len(kind_s),
-            mean_s=sum(kind_s) / len(kind_s),
-            min_s=min(kind_s),
-            config=config,
-        )
-        for (instruction, chunk, mhz, config), kind_s in times_s.items()
-    ]

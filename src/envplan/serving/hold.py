@@ -48,7 +48,8 @@ def hold_clocks(
     guards: list[Guard] = []
     with ExitStack() as stack:
         for device, clock_mhz in sorted(clocks.items()):
-            guard = stack.enter_context(Guard.start(backend, device, **options))
+            # Servers compute there, and most are in containers of their own.
+            guard = stack.enter_context(Guard.start(backend, device, share=True, **options))
             guard.request(clock_mhz)
             guards.append(guard)
         yield guards

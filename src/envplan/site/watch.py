@@ -220,6 +220,8 @@ class SiteWatch:
         self._plan_power = plan_power
         self._writer = writer
         self._signal = Signal("none yet", full_power_w, time.time())
+        #: When it began to watch; what the signal said before counts from then on.
+        self._begin_s = time.time()
         self._changed_s = 0.0
         self._is_signal_lost = False
         self._failure = ""
@@ -267,7 +269,7 @@ class SiteWatch:
             missing_w = needed_w - signal.power_w
             self.plan = self._planned(needed_w)
         (interval,) = self.plan.intervals
-        self._changed_s = signal.changed_s
+        self._changed_s = max(signal.changed_s, self._begin_s)
         written = self._writer.write(interval)
         now_s = time.time()
         for one in written:
@@ -281,7 +283,7 @@ class SiteWatch:
             missing_w=missing_w,
             throughput_loss_percent=interval.throughput_loss_percent,
             price_percent_per_kw=interval.price_percent_per_kw,
-            after_signal_s=max(0.0, now_s - signal.changed_s),
+            after_signal_s=max(0.0, now_s - self._changed_s),
             orders=[OrderNote.of(one.order) for one in written],
         )
 

@@ -22,9 +22,9 @@ from envplan.errors import InputError
 from envplan.frontier import Relaxation
 from envplan.pipeline import Pipeline
 from envplan.plan import Job
-from envplan.plan.build import rounding_allowance_fj
+from envplan.plan.late_clock_prices import LateClockPrices, is_next_on_stage, precedences
 from envplan.plan.model import Bound
-from envplan.replay import Machine, Problem, Replay, Rows
+from envplan.replay import Machine, Problem, Rows
 from envplan.request import Request
 from envplan.request.limits import MinDwell
 from envplan.units import ns_from_s_ceil
@@ -95,14 +95,14 @@ class FlowPrices:
             arcs_uw: not negative, in the order of `pipeline.succ`.
         """
         num_operations = len(pipeline.operations)
-        before, after = _precedences(pipeline)
+        before, after = precedences(pipeline)
         into_uw = np.zeros(num_operations, np.int64)
         out_of_uw = np.zeros(num_operations, np.int64)
         np.add.at(into_uw, after, arcs_uw)
         np.add.at(out_of_uw, before, arcs_uw)
         through_uw = np.maximum(into_uw, out_of_uw)
         wait_uw = np.zeros(num_operations, np.int64)
-        is_next = _is_next_on_stage(pipeline)
+        is_next = is_next_on_stage(pipeline)
         np.add.at(wait_uw, after[is_next], arcs_uw[is_next])
         begin = pipeline.stage_begin
         has_any = np.diff(begin) > 0
@@ -149,31 +149,18 @@ class FlowPrices:
         return self.of_arcs(pipeline, (self.arcs_uw * share).astype(np.int64))
 
 
-def _precedences(pipeline: Pipeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The operations before and after each precedence, in the order of `pipeline.succ`."""
-    numbers = np.arange(len(pipeline.operations))
-    before = np.repeat(numbers, np.diff(pipeline.succ_begin))
-    return before, pipeline.succ.astype(np.int64)
-
-
-def _is_next_on_stage(pipeline: Pipeline) -> NDArray[np.bool_]:
-    """Whether each precedence leads to the next operation of the same stage."""
-    before, after = _precedences(pipeline)
-    stage = np.repeat(np.arange(pipeline.num_stages), np.diff(pipeline.stage_begin))
-    is_next: NDArray[np.bool_] = (after == before + 1) & (stage[after] == stage[before])
-    return is_next
-
-
 class StatedBound(NamedTuple):
     """The lower bound that a plan states.
 
     Attributes:
         kind: what it follows from.
         energy_fj: of one GPU a stage; None: what the relaxation says.
+        prices: of the bound of late clocks, where they are not the relaxed ones.
     """
 
     kind: Bound
     energy_fj: int | None = None
+    prices: LateClockPrices | None = None
 
 
 RELAXED_BOUND: Final = StatedBound("relaxation")
@@ -253,25 +240,6 @@ def cheapest_stage_paths(
     )
 
 
-def bound_on(
-    relaxation: Relaxation, replay: Replay, deadline_ns: int, clocks: ClockLimits
-) -> StatedBound:
-    """The higher one of the relaxed bound and that of late and held clocks.
-
-    Clocks that change within an operation are known to the relaxed bound alone.
-
-    Args:
-        replay: of the plan that states it.
-        deadline_ns: that the plan is for.
-    """
-    if not clocks.are_any or relaxation.profile.adjustments.by_parts is not None:
-        return RELAXED_BOUND
-    deadline_ns = max(relaxation.min_time_ns, deadline_ns)
-    relaxed_fj = relaxation.lower_bound_fj(deadline_ns) - rounding_allowance_fj(replay)
-    late_fj = late_clock_bound_fj(relaxation, deadline_ns, clocks)
-    return StatedBound("late-clocks", late_fj) if late_fj > relaxed_fj else RELAXED_BOUND
-
-
 def late_clock_bound_fj(
     relaxation: Relaxation, deadline_ns: int, clocks: ClockLimits, prices: FlowPrices | None = None
 ) -> int:
@@ -281,7 +249,7 @@ def late_clock_bound_fj(
 
     Args:
         deadline_ns: not below T_min, ns.
-        prices: any; default: the relaxed ones.
+        prices: any will do; default: the relaxed ones.
 
     Raises:
         InputError: a row of the profile changes clocks within itself.
@@ -291,12 +259,21 @@ def late_clock_bound_fj(
         if deadline_ns >= relaxation.min_energy_time_ns:
             # Time that nobody needs is worth nothing: only waiting is saved by ending earlier.
             prices = prices.scaled_to(relaxation.total_power_uw, relaxation.pipeline)
-    priced_fj = _priced_cost_fj(relaxation, prices, clocks)
+    paths = cheapest_stage_paths(
+        relaxation.problem, prices, clocks.machine, min_dwell_ns=clocks.min_dwell_ns
+    )
+    return priced_bound_fj(relaxation, prices, paths, deadline_ns)
+
+
+def priced_bound_fj(
+    relaxation: Relaxation, prices: FlowPrices, paths: StagePaths, deadline_ns: int
+) -> int:
+    """Least energy of an iteration that ends by a deadline, by the paths at some prices, fJ."""
     # By this much energy falls with the end of the iteration, which lies between T_min and the
     # deadline.
     slope_uw = prices.total_uw - relaxation.total_power_uw
     end_ns = deadline_ns if slope_uw >= 0 else relaxation.min_time_ns
-    return priced_fj - slope_uw * end_ns
+    return sum(paths.costs_fj) + prices.lag_cost_fj - slope_uw * end_ns
 
 
 def late_waiting_bound_fj(relaxation: Relaxation, time_ns: int, clocks: ClockLimits) -> int:
@@ -311,13 +288,8 @@ def late_waiting_bound_fj(relaxation: Relaxation, time_ns: int, clocks: ClockLim
         InputError: a row of the profile changes clocks within itself.
     """
     prices = FlowPrices.relaxed_until(relaxation, time_ns)
-    priced_fj = _priced_cost_fj(relaxation, prices, clocks)
-    return priced_fj + (relaxation.total_power_uw - prices.total_uw) * time_ns
-
-
-def _priced_cost_fj(relaxation: Relaxation, prices: FlowPrices, clocks: ClockLimits) -> int:
-    """Least effective energy, time and waits at some prices, fJ; the end is paid for with them."""
     paths = cheapest_stage_paths(
         relaxation.problem, prices, clocks.machine, min_dwell_ns=clocks.min_dwell_ns
     )
-    return sum(paths.costs_fj) + prices.lag_cost_fj
+    slope_uw = prices.total_uw - relaxation.total_power_uw
+    return sum(paths.costs_fj) + prices.lag_cost_fj - slope_uw * time_ns

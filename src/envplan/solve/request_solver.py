@@ -26,10 +26,10 @@ from envplan.solve.late_bound import (
     RELAXED_BOUND,
     ClockLimits,
     StatedBound,
-    bound_on,
     late_waiting_bound_fj,
 )
 from envplan.solve.limit_keeper import run_of
+from envplan.solve.raised_prices import bound_on
 from envplan.solve.solution import NoPlanInTimeError, Solution
 from envplan.units import duration_text, j_from_fj, ns_from_s_floor, s_from_ns
 
@@ -338,7 +338,11 @@ class RequestSolver(DeadlineSolver[Solution]):
         if solution.bound_fj is not None:
             return StatedBound("cp-sat", solution.bound_fj)
         return bound_on(
-            self.frontier, solution.replay, solution.deadline_ns, clocks=self._clock_limits
+            self.frontier,
+            solution.replay,
+            solution.deadline_ns,
+            clocks=self._clock_limits,
+            effort=self.request.effort.moves,
         )
 
     def _built(
@@ -354,7 +358,6 @@ class RequestSolver(DeadlineSolver[Solution]):
             bound_fj=bound.energy_fj,
             bound=bound.kind,
         )
-        if solution.robustness is None:
-            return plan
-        predicted = plan.predicted.model_copy(update={"robustness": solution.robustness})
+        stated = {"robustness": solution.robustness, "late_clock_prices": bound.prices}
+        predicted = plan.predicted.model_copy(update=stated)
         return plan.model_copy(update={"predicted": predicted})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envplan.devices.locks import MARK_BYTES, Mark, lock_folders
 
-__all__ = ["FoundMark", "find_marks", "user_name", "users_with_folders"]
+__all__ = ["FoundMark", "find_marks", "hidden_lock_folders", "user_name", "users_with_folders"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,12 @@ def users_with_folders() -> set[int]:
         with suppress(OSError):
             users.add(folder.lstat().st_uid)
     return users
+
+
+def hidden_lock_folders() -> list[Path]:
+    """The folders with lock files of other users that this user may not read."""
+    folders = [folder for user in users_with_folders() for folder in lock_folders(user)]
+    return [folder for folder in folders if not os.access(folder, os.R_OK | os.X_OK)]
 
 
 def user_name(user: int) -> str:
