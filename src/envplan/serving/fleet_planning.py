@@ -16,7 +16,7 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.serving.build_plan import with_replay
 from envplan.serving.exact_planner import TIME_LIMIT_S, exact_plan, possible_promises
 from envplan.serving.hierarchical_planner import hierarchical_plan
-from envplan.serving.plan import OneClockFleet, ServingPlan
+from envplan.serving.plan import Group, OneClockFleet, Pool, ServingPlan
 from envplan.serving.plan_replay import PlanReplay, replay_plan
 from envplan.serving.plan_request import SLO_QUANTILE_PERCENT, PlanRequest
 from envplan.serving.profile import ServingProfile
@@ -26,7 +26,7 @@ from envplan.serving.steady_state import CurveKey
 PLANNERS: Final = ("exact", "hierarchical")
 
 _MAX_ROUNDS: Final = 12
-#: Share of its highest load that an instance keeps, once its group met its SLOs too seldom.
+#: Share of its load that an instance keeps, once its group met its SLOs too seldom.
 _KEPT_LOAD: Final = 0.97
 
 
@@ -183,18 +183,22 @@ def _at_clock(profile: ServingProfile, clock_mhz: int) -> ServingProfile:
 def _relieved(profile: ServingProfile, found: _ReplayedPlan, attainment: float) -> ServingProfile:
     """The profile with less load for the instances of groups that met their SLOs too seldom."""
     curves = dict(profile.curves)
-    for key in set(_overloaded(found, attainment)):
-        curve = curves[key]
-        less = {slo: _KEPT_LOAD * load for slo, load in curve.max_load_by_slo.items()}
-        curves[key] = replace(curve, max_load_by_slo=less)
+    for pool, group in _overloaded(found, attainment):
+        key = CurveKey(pool.request_class, group.tp, group.frequency_mhz)
+        bearable = _KEPT_LOAD * group.load_tokens_s
+        max_load_by_slo = dict(curves[key].max_load_by_slo)
+        for slo, max_load in max_load_by_slo.items():
+            if slo.covers(pool.slo):
+                max_load_by_slo[slo] = min(max_load, bearable)
+        curves[key] = replace(curves[key], max_load_by_slo=max_load_by_slo)
     return replace(profile, curves=curves)
 
 
-def _overloaded(found: _ReplayedPlan, attainment: float) -> Iterator[CurveKey]:
-    """The curves of groups whose own attainment, or that of a class they serve, is too low."""
+def _overloaded(found: _ReplayedPlan, attainment: float) -> Iterator[tuple[Pool, Group]]:
+    """The groups whose own attainment, or that of a class they serve, is too low."""
     plan, replay = found.plan, found.replay
     too_low = {name for name, share in replay.mean_by_class.items() if share < attainment}
     for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
         for group, replayed in zip(pool.groups, replayed_groups, strict=True):
             if replayed.attainment < attainment or too_low.intersection(pool.classes):
-                yield CurveKey(pool.request_class, group.tp, group.frequency_mhz)
+                yield pool, group
