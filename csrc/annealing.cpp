@@ -26,6 +26,12 @@ const Limits& checked(const Limits& limits) {
   return limits;
 }
 
+// Whether it matters how often clocks change.
+bool changes_count(const Limits& limits) {
+  const bool have_a_price = limits.change_price > 0 || limits.allowance >= 0;
+  return have_a_price || limits.machine.latency > 0 || limits.min_dwell > 0;
+}
+
 // Chooses rows, and returns them by number.
 const std::vector<Index>& choose(const Index* rows, Replay* replay) {
   replay->choose(rows);
@@ -67,7 +73,7 @@ Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* 
       limits_(checked(limits)),
       replay_(problem, limits.machine, limits.min_dwell),
       changes_(problem, choose(rows, &replay_)),
-      moves_(problem, limits.change_price > 0 || limits.allowance >= 0),
+      moves_(problem, changes_count(limits)),
       random_(seed),
       num_moves_(moves_.movable().empty() ? 0 : moves),
       heat_(heat),

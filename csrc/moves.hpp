@@ -2,8 +2,10 @@
 //
 // A move is one of: another row for one operation; the clock of a neighbour for it; another clock
 // for a whole run of operations at one clock, maybe that of the run before or after; one row for a
-// stretch of operations of one table; one operation slower and one near it faster; one clock for
-// neighbouring operations that take about as long with it.
+// stretch of operations of one table; one operation slower and one near it faster. Where changes of
+// clock count, also: one clock for neighbouring operations that take about as long with it; the
+// border between two runs elsewhere; one run slower and one near it faster; another clock for a
+// part of a run.
 //
 // Contract: the problem must outlive this. propose() names no operation twice and none that stays
 // as it is; it proposes nothing where the move that was drawn is not possible. A new move is a
@@ -20,13 +22,23 @@ namespace envplan {
 
 class Moves {
  public:
-  // merges: whether to propose one clock for several operations, which is for where changes of
-  // clock have a price.
-  Moves(const Problem& problem, bool merges) : problem_(problem), num_kinds_(merges ? 10 : 8) {
+  // runs: whether to propose changes to runs of one clock, too, which is for where changes of clock
+  // count: they have a price, come late, or must be held.
+  Moves(const Problem& problem, bool runs) : problem_(problem) {
     for (Index i = 0; i < problem_.num_operations; ++i) {
       if (problem_.operations[i].end_row - problem_.operations[i].first_row > 1)
         movable_.push_back(i);
     }
+    add(2, &Moves::shift);
+    add(1, &Moves::take_neighbours_clock);
+    add(2, &Moves::change_run);
+    add(1, &Moves::change_stretch);
+    add(2, &Moves::trade);
+    if (!runs) return;
+    add(2, &Moves::merge);
+    add(4, &Moves::shift_border);
+    add(4, &Moves::trade_runs);
+    add(4, &Moves::split);
   }
 
   // Operations with more than one row, by number.
@@ -41,28 +53,8 @@ class Moves {
     random_ = random;
     changes_.clear();
     const Index i = movable_[random->below(static_cast<Index>(movable_.size()))];
-    switch (random->below(num_kinds_)) {
-      case 0:
-      case 1:
-        change(i, shifted(i));
-        break;
-      case 2:
-        take_neighbours_clock(i);
-        break;
-      case 3:
-      case 4:
-        change_run(i);
-        break;
-      case 5:
-        change_stretch(i);
-        break;
-      case 6:
-      case 7:
-        trade(i);
-        break;
-      default:
-        merge(i);
-    }
+    const Kind kind = kinds_[random->below(static_cast<Index>(kinds_.size()))];
+    (this->*kind)(i);
     return changes_;
   }
 
@@ -71,7 +63,12 @@ class Moves {
   static constexpr Index kStretch = 16;     // alike operations that one move shifts together
   static constexpr Index kNeighbours = 48;  // how far apart, in number, a move trades time
   static constexpr Index kMergeBits = 6;
+  static constexpr Index kBorder = 12;       // operations by which the border of a run shifts
   static constexpr Index kLongestRun = 512;  // operations of one clock that a move shifts together
+
+  // A kind of move, which changes an operation and perhaps others.
+  using Kind = void (Moves::*)(Index);
+  void add(int weight, Kind kind) { kinds_.insert(kinds_.end(), weight, kind); }
 
   const Problem::Operation& op(Index i) const { return problem_.operations[i]; }
   Index clock(Index i) const { return problem_.rows[rows_[i]].clock; }
@@ -100,23 +97,81 @@ class Moves {
     if (neighbour != kNone && clock(neighbour) != kNone) change_clock(i, clock(neighbour));
   }
 
+  void shift(Index i) { change(i, shifted(i)); }
+
+  // Neighbours on a stage at one clock, from the first to the last.
+  struct Run {
+    Index first, last;
+  };
+
+  Run run_of(Index i) const {
+    Run run{i, i};
+    const auto alike = [&](Index j) { return j != kNone && clock(j) == clock(i); };
+    for (Index k = 0; k < kLongestRun && alike(op(run.first).before); ++k)
+      run.first = op(run.first).before;
+    for (Index k = 0; k < kLongestRun && alike(op(run.last).after); ++k)
+      run.last = op(run.last).after;
+    return run;
+  }
+
+  void change_clocks(Run run, Index to) {
+    for (Index j = run.first;; j = op(j).after) {
+      change_clock(j, to);
+      if (j == run.last) return;
+    }
+  }
+
   void change_run(Index i) {
-    const Index run_clock = clock(i);
-    if (run_clock == kNone) return;
-    Index first = i, end = i;
-    const auto alike = [&](Index j) { return j != kNone && clock(j) == run_clock; };
-    for (Index k = 0; k < kLongestRun && alike(op(first).before); ++k) first = op(first).before;
-    for (Index k = 0; k < kLongestRun && alike(op(end).after); ++k) end = op(end).after;
+    if (clock(i) == kNone) return;
+    const Run run = run_of(i);
     Index to = problem_.rows[shifted(i)].clock;
     enum Source { kShiftedRow, kRunBefore, kRunAfter };
     const Index source = random_->below(3);
-    const Index neighbour = source == kRunBefore ? op(first).before : op(end).after;
+    const Index neighbour = source == kRunBefore ? op(run.first).before : op(run.last).after;
     if (source != kShiftedRow && neighbour != kNone) to = clock(neighbour);
-    if (to == kNone) return;
-    for (Index j = first;; j = op(j).after) {
-      change_clock(j, to);
-      if (j == end) return;
+    if (to != kNone) change_clocks(run, to);
+  }
+
+  // A clock near another one, the nearer the likelier.
+  Index near(Index at, bool higher) {
+    const Index by = 1 + random_->below(1 + random_->below(kReach));
+    return std::clamp(higher ? at + by : at - by, 0, problem_.num_clocks - 1);
+  }
+
+  // A run of operations gives some at its end to the next run, or takes some.
+  void shift_border(Index i) {
+    if (clock(i) == kNone) return;
+    Index last = run_of(i).last;
+    const Index next = op(last).after;
+    if (next == kNone || clock(next) == kNone) return;
+    Index count = 1 + random_->below(1 + random_->below(kBorder));
+    if (coin()) {
+      const Index to = clock(last);
+      for (Index j = next; j != kNone && count > 0; j = op(j).after, --count) change_clock(j, to);
+    } else {
+      const Index to = clock(next);
+      for (Index j = last; j != kNone && count > 0; j = op(j).before, --count) change_clock(j, to);
     }
+  }
+
+  // A run gets slower, and one that is near in time faster.
+  void trade_runs(Index i) {
+    const Index j = i + 1 + random_->below(kNeighbours);
+    if (j >= problem_.num_operations || clock(i) == kNone || clock(j) == kNone) return;
+    const Run one = run_of(i), other = run_of(j);
+    if (one.first == other.first) return;
+    const bool higher = coin();
+    const Index to = near(clock(i), higher);
+    change_clocks(other, near(clock(j), !higher));
+    change_clocks(one, to);
+  }
+
+  // Some operations of a run, from i on, get a clock of their own.
+  void split(Index i) {
+    if (clock(i) == kNone) return;
+    const Index to = near(clock(i), coin());
+    Index count = 1 + random_->below(1 << random_->below(kMergeBits + 1));
+    for (Index j = i; j != kNone && count > 0; j = op(j).after, --count) change_clock(j, to);
   }
 
   // One clock for some operations from i on, at which they take about as long together.
@@ -168,7 +223,7 @@ class Moves {
   }
 
   const Problem& problem_;
-  const Index num_kinds_;  // those of propose(), some of them more than once
+  std::vector<Kind> kinds_;  // one is drawn, those of more weight being there several times
   std::vector<Index> movable_;
   std::vector<Change> changes_;
   std::vector<Index> span_;

@@ -136,18 +136,28 @@ class FakeNvml:
     """The GPUs of a state file, for reading and for changing from a test."""
 
     def __init__(self, path: Path, model: ModelledGpu, count: int) -> None:
-        self.path = path
-        self.model = model
         with path.open("wb") as file:
             file.truncate(ctypes.sizeof(_State))
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self.state = _State.from_buffer(self._map)
+        self._attach(path)
+        self.model = model
         self.state.driver = b"550.54.14"
         self.state.num_gpus = count
         self.state.random = 0x9E3779B97F4A7C15
         for index in range(count):
             _fill(self.gpu(index), model, index)
+
+    @classmethod
+    def attached(cls, path: Path) -> FakeNvml:
+        """The GPUs of a state file that there is already."""
+        fake = cls.__new__(cls)
+        fake._attach(path)
+        return fake
+
+    def _attach(self, path: Path) -> None:
+        self.path = path
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self.state = _State.from_buffer(self._map)
 
     def gpu(self, index: int = 0) -> _Gpu:
         """The raw state of a GPU: every field may be read and set."""
@@ -187,6 +197,27 @@ class FakeNvml:
         """What a GPU's clock was set to, in order, MHz; 0 is a reset. Failed calls left out."""
         done = [c for c in self.calls(index) if c.result == 0 and c.kind != "limit"]
         return [c.mhz for c in done]
+
+    def clock_at(self, time_s: float, index: int = 0) -> int:
+        """The clock that a GPU ran at, MHz, by the log."""
+        slot = self.gpu(index)
+        if slot.stuck:
+            return int(slot.stuck)
+        highest = int(slot.boost or slot.clocks[0])
+        calls = [call for call in self._clock_calls(index) if call.time <= time_s]
+        if not calls:
+            return highest
+        last = calls[-1]
+        return last.before if time_s < last.due else last.mhz or highest
+
+    def change_times(self, index: int = 0) -> list[float]:
+        """When a GPU's clock may have changed, s, ascending, by the log."""
+        calls = self._clock_calls(index)
+        return sorted({time_s for call in calls for time_s in (call.time, call.due)})
+
+    def _clock_calls(self, index: int) -> list[Call]:
+        calls = self.calls(index)
+        return [call for call in calls if call.result == 0 and call.kind != "limit"]
 
     def fail(
         self,

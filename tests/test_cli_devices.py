@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from cli_helpers import done, envplan, refused, says, told
+from cli_helpers import COMMAND, done, envplan, refused, says, told
 from envplan.cli import app
 from envplan.devices import backend
 from envplan.devices.modelled import GPUS
 from envplan.devices.nvml import is_administrator
+from envplan.profile import Profile, ProfileMetadata
+from envplan.profiling.switch_latency import LatencySettings
 from envplan.runtime import Guard
-from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml
+from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml, wait_for
 
 
 def test_devices_lists_gpus_and_touches_no_clock(fake_nvml: FakeNvml, tmp_path: Path) -> None:
@@ -152,3 +159,102 @@ def test_gpu_that_hangs_stops_only_itself(
     else:
         assert code == 1
         assert [fake_nvml.locked(k) for k in range(4)] == [None] * 4
+
+
+LATE = "--measure-latency --slices late_slices:make"
+
+
+@pytest.fixture
+def late_nvml(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """Stand-in GPUs whose clocks come 20 ms late, and fewer changes than usual."""
+    fake_nvml.gpu().clock_delay_ns = 20_000_000
+    fake_nvml.gpu().clock_jitter_ns = 2_000_000
+    quick = LatencySettings(rounds=3, steady_s=0.1, window_s=0.06)
+    monkeypatch.setattr("envplan.profiling.switch_latency.LatencySettings", lambda: quick)
+    return fake_nvml
+
+
+def test_the_latency_of_a_stand_in_is_found(late_nvml: FakeNvml) -> None:
+    told_all = told(f"devices {LATE}")
+    assert (told_all["gpu"], told_all["name"], told_all["written"]) == (0, "NVIDIA A40", [])
+    latency = told_all["switch_latency"]
+    assert latency["source"] == "measured"
+    assert list(latency["by_mhz"]) == ["210", "975", "1740"]
+    calls = late_nvml.calls(0, "lock")[-18:]
+    for mhz, to_clock in latency["by_mhz"].items():
+        true_s = sorted(call.due - call.time for call in calls if call.mhz == int(mhz))
+        assert abs(to_clock["median_s"] - statistics.median(true_s)) < 0.001
+    assert late_nvml.locked() is None
+
+
+def test_measured_latency_goes_into_the_sidecar(late_nvml: FakeNvml, tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    metadata = ProfileMetadata(gpu="NVIDIA A40", extra={"switch_latency_unknown": "no slices"})
+    rows = [(0, name, mhz, 1.0, 200.0) for name in ("forward", "backward") for mhz in (900, 1740)]
+    Profile.from_rows(rows, metadata=metadata).save_csv(path)
+    says(
+        done(f"devices {LATE} --profile", path),
+        "1740",
+        "95th percentile (ms)",
+        "to plan with: ",
+        "solve plans with it from now on",
+    )
+    profile = Profile.read_csv(path)
+    assert profile.switch_latency is not None
+    assert sorted(profile.switch_latency.by_mhz) == [900, 1740]
+    assert profile.metadata.extra == {}
+    assert {call.mhz for call in late_nvml.calls(0, "lock")} == {900, 1740}
+
+
+def test_measuring_latency_refuses_what_cannot_be(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused("devices --slices a:b", "--slices goes with --measure-latency")
+    refused("devices --device 0", "--device goes with --measure-latency")
+    refused("devices --measure-latency --backend modelled", "--backend nvml or zeusd")
+    refused("devices --measure-latency --slices nowhere:f", "nowhere does not import")
+    refused("devices --measure-latency --slices os:getcwd", "methods now() and run()")
+    refused("devices --measure-latency --device 7", "no GPU 7")
+    refused("devices --measure-latency", "this torch cannot use the GPU")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    refused("devices --measure-latency", "torch is not installed")
+    path = tmp_path / "profile.csv"
+    rows = [(0, name, 1740, 1.0, 200.0) for name in ("forward", "backward")]
+    Profile.from_rows(rows, metadata=ProfileMetadata(gpu="NVIDIA H200")).save_csv(path)
+    refused(f"devices {LATE} --profile {path}", "is of the NVIDIA H200, but GPU 0 is")
+    fake_nvml.gpu().permission = 0
+    refused(f"devices {LATE}", "this user may not set clocks")
+    assert fake_nvml.clock_changes() == []
+
+
+def test_a_clock_that_does_not_follow_is_said_and_given_back(late_nvml: FakeNvml) -> None:
+    late_nvml.gpu().stuck = 960
+    refused(f"devices {LATE}", "the clock of GPU 0 does not follow")
+    assert late_nvml.locked() is None
+    late_nvml.gpu().stuck = 0
+    late_nvml.fail("lock", times=2)
+    refused(f"devices {LATE}", "GPU 0: Unknown Error")
+    assert late_nvml.locked() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_measurement_that_is_killed_gives_the_clock_back(
+    fake_nvml: FakeNvml, number: signal.Signals
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    process = subprocess.Popen(
+        [COMMAND, "devices", *LATE.split()],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: fake_nvml.locked() or process.poll() is not None)
+    assert fake_nvml.locked()
+    process.send_signal(number)
+    process.wait(60)
+    assert fake_nvml.wait_until_free(60.0) is not None
+    if number == signal.SIGTERM:
+        assert process.returncode == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == "envplan: error: interrupted\n"

@@ -14,6 +14,7 @@ import pytest
 from cli_helpers import COMMAND, assert_refused, done, envplan, refused, says
 from envplan import devices
 from envplan.profile import Profile
+from envplan.profiling.switch_latency import LatencySettings
 from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]
@@ -96,6 +97,13 @@ def leaving():
 class Leaving(Stages):
     def forward(self, stage):
         raise SystemExit(0)
+
+class Sliced(Stages):
+    @property
+    def slices(self):
+        import late_slices
+
+        return late_slices.make()
 
 class Uncounted(Stages):
     num_stages = "two"
@@ -251,6 +259,35 @@ def test_a_measured_sweep_writes_a_profile_that_plans(fake_nvml: FakeNvml, folde
     changes = [mhz for mhz in fake_nvml.clock_changes() if mhz]
     assert changes == [1740, 1230, 720, 210] * 2
     done("solve -m 4 --quiet")
+
+
+def test_a_sweep_measures_how_late_clocks_come(
+    fake_nvml: FakeNvml, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml.gpu().clock_delay_ns = 20_000_000
+    quick = LatencySettings(rounds=2, steady_s=0.1, window_s=0.06)
+    monkeypatch.setattr("envplan.profiling.switch_latency.LatencySettings", lambda: quick)
+    sliced = f"profile --entry stages:Sliced {QUICK}"
+    assert "how late clocks come was not measured" not in done(sliced)
+    latency = Profile.read_csv(folder / "profile.csv").switch_latency
+    assert latency is not None
+    assert sorted(latency.by_mhz) == [210, 1230, 1740]
+    assert fake_nvml.locked() is None
+    changes = fake_nvml.clock_changes()
+    done(sliced)  # the sweep is complete
+    assert Profile.read_csv(folder / "profile.csv").switch_latency == latency
+    assert set(fake_nvml.clock_changes()[len(changes) :]) <= {0}
+
+
+def test_a_sweep_says_why_it_does_not_know_how_late_clocks_come(
+    fake_nvml: FakeNvml, folder: Path
+) -> None:
+    says(done(BUILD), "how late clocks come was not measured: the stages have no slices of work")
+    (folder / "profile.csv").unlink()
+    fake_nvml.gpu().stuck = 900
+    sliced = done(f"profile --entry stages:Sliced {QUICK}")
+    says(sliced, "was not measured: the clock of GPU 0 does not follow")
+    assert Profile.read_csv(folder / "profile.csv").switch_latency is None
 
 
 @pytest.mark.parametrize(

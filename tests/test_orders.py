@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from envplan.enforce.orders import MAX_ORDER_BYTES, ORDER_SCHEMA, Order
 from envplan.pipeline import Pipeline
+from envplan.runtime.metrics import Collector, prometheus_text
 from envplan.runtime.orders import OrderFollowed, OrderReader, OrderRefused
 from envplan.runtime.runlog import RunEvent
 from envplan.runtime.shim import Shim
-from fake_nvml import FakeNvml, fake_nvml
+from fake_nvml import FakeNvml, fake_nvml, wait_for
 from shim_helpers import A40, frequency_plan
 
 __all__ = ["fake_nvml"]
@@ -185,3 +186,21 @@ def test_of_orders_and_stragglers_the_slower_counts(fake_nvml: FakeNvml, tmp_pat
         assert train(shim, 2) == [3.0, 2.0]
         order(2, rung=0).save(path)
         assert train(shim, 2) == [2.0, 1.0]
+
+
+def test_the_metrics_tell_which_order_is_followed(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    path = tmp_path / "a.order.json"
+    order(7, rung=2).save(path)
+    with Shim(PLAN, rank=0, orders=path, log=None) as shim:
+        train(shim, 1)
+        path.write_text("rung 3")
+        train(shim, 1)
+        uuid = f'uuid="{fake_nvml.gpu(0).uuid.decode()}"'
+
+        def value(name: str) -> list[str]:
+            lines = prometheus_text(Collector("nvml").collect()).splitlines()
+            return [line.split()[-1] for line in lines if line.startswith(name) and uuid in line]
+
+        wait_for(lambda: value("envplan_orders_refused_total") == ["1.0"])
+        assert value("envplan_order{") == ["7.0"]
+        assert value("envplan_order_rung{") == ["2.0"]

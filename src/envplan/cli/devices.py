@@ -10,25 +10,31 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from envplan._io.files import atomic_write, check_writable
 from envplan.cli import output as ui
 from envplan.cli.describe import span
 from envplan.cli.invocation import invocation
+from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import table_columns
-from envplan.cli.types import OutputFile, one_of, parser_of, quantity
-from envplan.devices import BACKENDS, DEFAULT_BACKEND, LeftSetError, opened
+from envplan.cli.types import InputFile, OutputFile, one_of, parser_of, quantity
+from envplan.devices import BACKENDS, DEFAULT_BACKEND, DeviceError, LeftSetError, opened
 from envplan.errors import InputError
-from envplan.quantities import TIME
+from envplan.profile import Profile
+from envplan.profile.sidecar import sidecar_path
+from envplan.quantities import TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.devices import GpuState
+    from envplan.devices import DeviceInfo, GpuState
     from envplan.devices.locks import GivenBack
+    from envplan.profile import SwitchLatency
 
 #: Between two looks for clocks to give back.
 _PERIOD_S: Final = 0.5
 #: How long the last look may take beyond the time for which GPUs are tried, s.
 _LAST_LOOK_S: Final = 30.0
 _DEFAULT_WAIT_S: Final = 30.0
+_LATENCY: Final = "Measuring how late clocks come"
 _INSTALL: Final = "systemctl enable --now envplan-guard"
 
 
@@ -58,6 +64,41 @@ def devices(
             show_default=False,
         ),
     ] = None,
+    measure_latency: Annotated[
+        bool,
+        typer.Option(
+            "--measure-latency",
+            help="Measure how late clocks come after they are asked for, in less than two minutes. "
+            "This sets clocks, and gives them back.",
+            rich_help_panel=_LATENCY,
+        ),
+    ] = False,
+    device: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=quantity(WHOLE),
+            help="Of which GPU, by nvidia-smi; default: CUDA's first.",
+            rich_help_panel=_LATENCY,
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Between the clocks of this profile, into whose sidecar it is written, for solve.",
+            rich_help_panel=_LATENCY,
+        ),
+        InputFile(),
+    ] = None,
+    slices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="By slices of work that this function makes; default: products in torch.",
+            rich_help_panel=_LATENCY,
+        ),
+    ] = None,
 ) -> None:
     """List the GPUs, and whether this user may set their clocks.
 
@@ -68,10 +109,23 @@ def devices(
       envplan devices
       envplan devices --backend modelled
       envplan devices --backend modelled --gpu a40 --json
+      envplan devices --measure-latency --device 0
+      envplan devices --measure-latency --profile profile.csv
     """
     from envplan.devices import backend_class, describe_gpus
 
     models = backend_class(backend).models()
+    if measure_latency:
+        if models:
+            raise InputError(
+                f"--measure-latency goes with --backend nvml or zeusd, not {backend}: clocks of "
+                "modelled GPUs come at once"
+            )
+        _measure_latency(backend, device, profile, slices)
+        return
+    for option, value in (("--device", device), ("--profile", profile), ("--slices", slices)):
+        if value is not None:
+            raise InputError(f"{option} goes with --measure-latency")
     if gpu is not None and not models:
         raise InputError("--gpu names a modelled GPU; add --backend modelled")
     if models:
@@ -87,6 +141,74 @@ def devices(
         lambda: _print_states(states),
         next_command=["envplan", "profile", *profile_options],
     )
+
+
+def _measure_latency(
+    backend: str, device: int | None, profile_file: Path | None, slices: str | None
+) -> None:
+    """Measure how late clocks come, say it, and write it beside the profile.
+
+    Args:
+        backend: whose GPU is measured.
+        device: which GPU, as nvidia-smi counts; None: CUDA's first.
+        profile_file: of the profile whose sidecar gets it, if any does.
+        slices: module:function that makes slices of work; None: those of torch.
+    """
+    from envplan.profiling.entry import load_slices
+    from envplan.profiling.measuring import measure_latency
+    from envplan.profiling.queued_slices import torch_slices
+
+    profile = None
+    if profile_file is not None:
+        profile = Profile.read_csv(profile_file)
+        check_writable(sidecar_path(profile_file))
+    with progress("Measuring") as running:
+        gpu, latency = measure_latency(
+            (lambda _: load_slices(slices)) if slices else torch_slices,
+            source=backend,
+            device=device,
+            metadata=profile.metadata if profile else None,
+            clocks_mhz=profile.clocks_mhz if profile else (),
+            progress=running.reach,
+        )
+    sidecar = None
+    if profile_file is not None and profile is not None:
+        sidecar = sidecar_path(profile_file)
+        metadata = profile.metadata.with_switch_latency(latency)
+        atomic_write(sidecar, metadata.to_json())
+    planned_s = latency.largest_median_s(profile.clocks_mhz if profile else ())
+    if profile_file is None:
+        solve_options = ["--switch-latency", f"{1e3 * planned_s:.1f}ms"]
+    else:
+        solve_options = [str(profile_file)]
+    ui.answer(
+        lambda: {
+            "gpu": gpu.index,
+            "name": gpu.name,
+            "uuid": gpu.uuid,
+            "switch_latency": latency.to_dict(),
+            "largest_median_s": planned_s,
+            "written": [] if sidecar is None else [str(sidecar)],
+        },
+        lambda: _print_latency(gpu, latency, planned_s, sidecar),
+        next_command=["envplan", "solve", *solve_options],
+    )
+
+
+def _print_latency(
+    gpu: DeviceInfo, latency: SwitchLatency, planned_s: float, sidecar: Path | None
+) -> None:
+    """A row for each clock, and the one number that plans are made with."""
+    rows = []
+    for mhz, to_clock in sorted(latency.by_mhz.items()):
+        cells = [f"{1e3 * seconds:.1f}" for seconds in (to_clock.median_s, to_clock.p95_s)]
+        rows.append([str(mhz), *cells])
+    headers = ["to (MHz)", "median (ms)", "95th percentile (ms)"]
+    title = f"GPU {gpu.index} ({gpu.name}): from asking for a clock until it is there"
+    ui.show_table(title, table_columns(headers, rows, num_texts=0))
+    ui.say(f"to plan with: {1e3 * planned_s:.1f} ms, the largest median")
+    if sidecar is not None:
+        ui.say(f"wrote {sidecar}; solve plans with it from now on")
 
 
 def _print_states(states: Sequence[GpuState]) -> None:

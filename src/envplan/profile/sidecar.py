@@ -21,6 +21,8 @@ from envplan.profile.instructions import INCLUDES_RECOMPUTATION
 
 _KIND: Final = "profile's sidecar"
 _SWITCH_LATENCY: Final = "switch_latency"
+#: Field that says why it was not measured how late clocks come.
+LATENCY_UNKNOWN: Final = "switch_latency_unknown"
 
 #: The sidecar's field for the GPU's power limit, W.
 POWER_LIMIT: Final = "power_limit_w"
@@ -144,6 +146,11 @@ class ProfileMetadata:
         if not limit_w:
             return self
         return replace(self, extra={**self.extra, POWER_LIMIT: limit_w})
+
+    def with_switch_latency(self, latency: SwitchLatency) -> ProfileMetadata:
+        """The same with how late clocks come; why that was unknown is forgotten."""
+        extra = {name: value for name, value in self.extra.items() if name != LATENCY_UNKNOWN}
+        return replace(self, switch_latency=latency, extra=extra)
 
     @classmethod
     def read_json(cls, path: str | os.PathLike[str]) -> ProfileMetadata:

@@ -1,4 +1,4 @@
-"""`--entry package.module:function`: the user's own stages."""
+"""`--entry package.module:function`: the user's own stages; `--slices`: work of the user's own."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from typing import Any, NamedTuple
 from envplan.errors import InputError
 from envplan.profiling.explaining import explained
 from envplan.profiling.stages import RunnableStages
+from envplan.profiling.switch_latency import Slices
 
-__all__ = ["load_entry"]
+__all__ = ["load_entry", "load_slices"]
 
 #: Methods of RunnableStages.
 _METHODS = ("forward", "backward", "wait", "synchronize")
 
 
 class _Entry(NamedTuple):
-    """A function, as --entry names it.
+    """A function, as --entry or --slices name it.
 
     Attributes:
         module: that is imported.
         function: of the module.
+        flag: the option that names it.
     """
 
     module: str
     function: str
+    flag: str
 
     def __str__(self) -> str:
         return f"{self.module}:{self.function}"
@@ -36,7 +39,7 @@ class _Entry(NamedTuple):
     @property
     def option(self) -> str:
         """How errors begin."""
-        return f"--entry {self}:"
+        return f"{self.flag} {self}:"
 
 
 def load_entry(entry: str, device: str) -> RunnableStages:
@@ -52,7 +55,7 @@ def load_entry(entry: str, device: str) -> RunnableStages:
     Raises:
         InputError: it does not import, is not there, fails, or returns something else.
     """
-    named = _parse_entry(entry)
+    named = _parse_entry(entry, "--entry")
     function = _import_function(named)
     with explained(
         f"{named.option} {named.function}() failed",
@@ -67,11 +70,33 @@ def load_entry(entry: str, device: str) -> RunnableStages:
     return _torch_stages(returned, named, device)
 
 
-def _parse_entry(entry: str) -> _Entry:
+def load_slices(entry: str) -> Slices:
+    """The slices of work that a user's function returns; it takes no arguments.
+
+    Args:
+        entry: module:function, looked for in the current folder, too.
+
+    Raises:
+        InputError: it does not import, is not there, fails, or returns something else.
+    """
+    named = _parse_entry(entry, "--slices")
+    function = _import_function(named)
+    with explained(f"{named.option} {named.function}() failed"):
+        returned = function()
+    if not all(callable(getattr(returned, method, None)) for method in ("now", "run")):
+        raise InputError(
+            f"{named.option} must return an object with the methods now() and run(), not "
+            f"{type(returned).__name__}"
+        )
+    slices: Slices = returned
+    return slices
+
+
+def _parse_entry(entry: str, flag: str) -> _Entry:
     module, colon, function = entry.partition(":")
     if not (module and colon and function):
-        raise InputError(f"--entry {entry} must read package.module:function")
-    return _Entry(module, function)
+        raise InputError(f"{flag} {entry} must read package.module:function")
+    return _Entry(module, function, flag)
 
 
 def _import_function(entry: _Entry) -> Callable[[], Any]:

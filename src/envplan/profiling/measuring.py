@@ -1,4 +1,4 @@
-"""A profile measured on a GPU of this machine: which GPU, who holds its clock, and how it ends."""
+"""Measuring on a GPU of this machine: which GPU, who holds its clock, and how it ends."""
 
 from __future__ import annotations
 
@@ -8,16 +8,37 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NamedTuple, NoReturn
 
-from envplan.devices import Counted, Device, DeviceError, choose, opened, visible_gpus
+from envplan.devices import (
+    Backend,
+    Counted,
+    Device,
+    DeviceError,
+    DeviceInfo,
+    choose,
+    opened,
+    visible_gpus,
+)
 from envplan.devices.guard import Guard
-from envplan.profile import Profile, ProfileMetadata
+from envplan.errors import InputError
+from envplan.profile import Profile, ProfileMetadata, SwitchLatency
+from envplan.profiling.explaining import explained
 from envplan.profiling.stages import RunnableStages
-from envplan.profiling.sweep import Settings, sweep
+from envplan.profiling.sweep import Settings, give_clock_back, sweep
+from envplan.profiling.switch_latency import Slices, measure_switch_latency
 from envplan.profiling.waiting import Peers
 
-__all__ = ["measure", "wait_with"]
+__all__ = ["MeasuredLatency", "measure", "measure_latency", "wait_with"]
+
+_CUDA_DEVICE: Final = "cuda:0"
+
+
+class MeasuredLatency(NamedTuple):
+    """How late the clocks of a GPU come."""
+
+    gpu: DeviceInfo
+    latency: SwitchLatency
 
 
 def measure(
@@ -48,15 +69,8 @@ def measure(
         InputError: as for sweep.
     """
     with ExitStack() as stack:
-        gpus = stack.enter_context(opened(source))
-        devices = gpus.devices()
-        counted = Counted.BY_CUDA if device is None else Counted.BY_DRIVER
-        chosen = choose(gpus, device or 0, counted)
-        visible = [devices[index] for index in visible_gpus(devices)]
-        others = [gpu for gpu in visible if gpu is not chosen]
-        # CUDA and NVML number GPUs differently; from here on this is the only one CUDA knows.
-        os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
-        stages = make_stages("cuda:0")
+        chosen, others = _choose_for_cuda(stack.enter_context(opened(source)), device)
+        stages = make_stages(_CUDA_DEVICE)
 
         @contextmanager
         def hold_peers_and_clock() -> Iterator[None]:
@@ -77,6 +91,69 @@ def measure(
             progress=progress,
             hold=hold_peers_and_clock,
         )
+
+
+def measure_latency(
+    make_slices: Callable[[str], Slices],
+    *,
+    source: str,
+    device: int | None = None,
+    metadata: ProfileMetadata | None = None,
+    clocks_mhz: Sequence[int] = (),
+    progress: Callable[[float, str], None],
+) -> MeasuredLatency:
+    """Measure how late the clocks of a GPU of this machine come.
+
+    The clock is given back before this returns or raises, and by the guard if it is killed.
+
+    Args:
+        make_slices: makes slices of work, on the CUDA device of a name.
+        source: the backend whose GPUs are measured.
+        device: which GPU, as nvidia-smi counts; None: CUDA's first.
+        metadata: of the profile whose clocks are meant; None: of no profile.
+        clocks_mhz: to change between; none: all that the GPU supports.
+        progress: see measure_switch_latency.
+
+    Raises:
+        DeviceError: there is no driver or GPU, its clock may not be set, or it does not follow.
+        InputError: the slices fail, or the profile is of another GPU.
+    """
+    with ExitStack() as stack:
+        chosen, _ = _choose_for_cuda(stack.enter_context(opened(source)), device)
+        info = chosen.info
+        if metadata is not None and metadata.gpu not in (None, info.name):
+            raise InputError(
+                f"the profile is of the {metadata.gpu}, but GPU {info.index} is the {info.name}; "
+                "choose the GPU with --device"
+            )
+        if refusal := chosen.lock_refusal(probe=True):
+            raise DeviceError(refusal)
+        slices = make_slices(_CUDA_DEVICE)
+        stack.enter_context(_stoppable())
+        stack.enter_context(Guard.start(source, info.index))
+        stack.callback(give_clock_back, chosen, None)
+        with explained("the slices of work fail"):
+            latency = measure_switch_latency(
+                chosen, slices, clocks_mhz or info.supported_clocks, progress=progress
+            )
+        return MeasuredLatency(info, latency)
+
+
+def _choose_for_cuda(gpus: Backend, number: int | None) -> tuple[Device, list[Device]]:
+    """The GPU of a number, which from here on is the only one that CUDA knows, and the others.
+
+    Args:
+        gpus: of this machine.
+        number: as nvidia-smi counts; None: CUDA's first.
+    """
+    devices = gpus.devices()
+    counted = Counted.BY_CUDA if number is None else Counted.BY_DRIVER
+    chosen = choose(gpus, number or 0, counted)
+    visible = [devices[index] for index in visible_gpus(devices)]
+    others = [gpu for gpu in visible if gpu is not chosen]
+    # CUDA and NVML number GPUs differently.
+    os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
+    return chosen, others
 
 
 def wait_with(

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from envplan.errors import InputError
 from envplan.profile import Profile
+from envplan.profile.sidecar import LATENCY_UNKNOWN
 from envplan.profiling.smoothing import Smoothing
 from envplan.profiling.stages import SPLIT_BACKWARD
 from envplan.units import j_from_fj, s_from_ns
@@ -30,6 +31,7 @@ _NOTES: Final = {
     "rows_throttled": "the clock was held back during {} rows; see the column throttle",
     "rows_over_target_error": "{} rows did not reach the standard error asked for within "
     "--time-limit; see the columns time_std and energy_std",
+    LATENCY_UNKNOWN: "how late clocks come was not measured: {}",
     "communication": "{}",
 }
 

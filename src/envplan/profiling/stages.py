@@ -19,7 +19,8 @@ class RunnableStages(Protocol):
 
     Stages may also have `backward_input(stage)` and `backward_weight(stage)`, the two parts of a
     split backward, each of which may be called again for the same forward; `timer`, a `Timer` for
-    their work; and `waiting`, which says in words what `wait` has the GPU do.
+    their work; `waiting`, which says in words what `wait` has the GPU do; and `slices`, the
+    `switch_latency.Slices` by which it is measured how late clocks come.
     """
 
     @property

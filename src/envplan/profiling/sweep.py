@@ -18,16 +18,18 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from envplan.devices import Device, DeviceError, PermissionDeniedError, spaced_clocks
-from envplan.errors import InputError
+from envplan.errors import EnvplanError, InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
+from envplan.profile.sidecar import LATENCY_UNKNOWN
 from envplan.profiling.block_statistics import Block, summarize
 from envplan.profiling.energy_minimum import EnergyMinimum
 from envplan.profiling.explaining import explained
 from envplan.profiling.stages import SPLIT_BACKWARD, RunnableStages
 from envplan.profiling.sweep_file import Measurement, Row, SweepFile
+from envplan.profiling.switch_latency import measure_switch_latency
 from envplan.profiling.timers import Timer
 
-__all__ = ["Settings", "sweep"]
+__all__ = ["Settings", "give_clock_back", "sweep"]
 
 _FORWARD, _BACKWARD = "forward", "backward"
 _SPINNING: Final = "of a GPU that spins idly, not of one that waits in a transfer"
@@ -92,7 +94,8 @@ def sweep(
     """Measure stages and write the profile, or continue where a sweep was cut off.
 
     Every stage that has no rows yet runs once before any clock is touched, so that one that fails
-    or does not fit says so at once. The clock is given back before this returns or raises.
+    or does not fit says so at once. In the end it is measured how late clocks come, where the
+    stages have slices of work. The clock is given back before this returns or raises.
 
     Args:
         stages: to run.
@@ -138,9 +141,10 @@ def sweep(
         with hold():
             try:
                 running.run()
+                running.measure_switch_latency()
             finally:
                 if settings.lock:
-                    _give_clock_back(device, running.locked_mhz)
+                    give_clock_back(device, running.locked_mhz)
         num_late = sum(row.error > settings.target_error for row in file.rows)
         file.finish(
             {
@@ -224,7 +228,7 @@ def _retry(driver_call: Callable[[], T], tries: int = _TRIES) -> T:
     return driver_call()
 
 
-def _give_clock_back(device: Device, locked_mhz: int | None) -> None:
+def give_clock_back(device: Device, locked_mhz: int | None) -> None:
     """Reset the clock.
 
     Raises:
@@ -255,16 +259,21 @@ class _Findings:
     Attributes:
         counter_resets: how often the energy counter fell.
         throttle_unknown: why the driver does not tell what holds the clock back; "": it does.
+        latency_unknown: why it was not measured how late clocks come; "": it was, or no clock was
+            set.
     """
 
     counter_resets: int = 0
     throttle_unknown: str = ""
+    latency_unknown: str = ""
 
     def to_dict(self) -> dict[str, int | str]:
         """The sidecar's fields, as far as there is something to say."""
         fields: dict[str, int | str] = {}
         if self.throttle_unknown:
             fields["throttle_untold"] = self.throttle_unknown
+        if self.latency_unknown:
+            fields[LATENCY_UNKNOWN] = self.latency_unknown
         if self.counter_resets:
             fields["counter_resets"] = self.counter_resets
         return fields
@@ -362,6 +371,34 @@ class _Sweep:
                 if _is_passed(minimum, rows[: len(operations)]):
                     num_done += (len(clocks_mhz) - position - 1) * len(instructions)
                     break
+
+    def measure_switch_latency(self) -> None:
+        """Measure how late clocks come, between those of the rows, unless that is known.
+
+        A profile is complete without it, so that failures are noted and raised no further.
+        """
+        if not self.settings.lock or self.file.switch_latency is not None:
+            return
+        clocks_mhz = {row.frequency for row in self.file.rows}
+        if len(clocks_mhz) < 2:
+            self.findings.latency_unknown = "there is one clock only"
+            return
+        try:
+            slices = getattr(self.stages, "slices", None)
+            if slices is None:
+                self.findings.latency_unknown = "the stages have no slices of work"
+                return
+            with explained("the slices of work fail"):
+                latency = measure_switch_latency(
+                    self.device,
+                    slices,
+                    sorted(clocks_mhz),
+                    progress=lambda _, where: self.progress(1.0, f"switch latency, {where}"),
+                )
+        except EnvplanError as error:
+            self.findings.latency_unknown = str(error)
+        else:
+            self.file.add_switch_latency(latency)
 
     def _clocks(self) -> list[int | None]:
         """The clocks of the sweep, from the highest down; None: those that the driver chooses."""

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from envplan._io.files import append_whole, atomic_write, check_writable, read_bounded
 from envplan.errors import InputError
-from envplan.profile import ProfileMetadata
+from envplan.profile import ProfileMetadata, SwitchLatency
 from envplan.profile.sidecar import sidecar_path
 from envplan.profiling.smoothing import nine_digits
 
@@ -115,7 +115,9 @@ class SweepFile:
         self._sidecar = sidecar_path(self.path)
         check_writable(self.path)
         if self.path.is_file() and self.path.stat().st_size:
-            _check_same(self.path, ProfileMetadata.read_json(self._sidecar), self._parameters)
+            earlier = ProfileMetadata.read_json(self._sidecar)
+            _check_same(self.path, earlier, self._parameters)
+            self._metadata = replace(self._metadata, switch_latency=earlier.switch_latency)
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,6 +141,16 @@ class SweepFile:
         values = [getattr(row, name) for name in COLUMNS]
         self._add([nine_digits(value) if isinstance(value, float) else value for value in values])
         self.rows.append(row)
+
+    @property
+    def switch_latency(self) -> SwitchLatency | None:
+        """How late clocks come, where a sweep that was continued has measured it already."""
+        return self._metadata.switch_latency
+
+    def add_switch_latency(self, latency: SwitchLatency) -> None:
+        """Note in the sidecar how late clocks come."""
+        self._metadata = replace(self._metadata, switch_latency=latency)
+        self._write_sidecar(complete=False)
 
     def finish(self, extra: Mapping[str, object]) -> None:
         """Note in the sidecar that the sweep has ended, and further fields."""

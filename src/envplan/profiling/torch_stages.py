@@ -21,6 +21,7 @@ except ImportError as error:
 
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
+from envplan.profiling.queued_slices import QueuedSlices, torch_slices
 from envplan.profiling.resnet import ConvolutionalModel
 from envplan.profiling.timers import EventTimer, Timer
 from envplan.profiling.torch_models import MakeStage, model_stages
@@ -98,6 +99,14 @@ class TorchStages:
     def waiting(self) -> str | None:
         """The kind of waiting that `wait` does, for people; None if it spins."""
         return None if self.peers is None else self.peers.description
+
+    @property
+    def slices(self) -> QueuedSlices | None:
+        """Slices of work on the GPU, by which it is measured how late clocks come; CPUs have none.
+
+        They are made anew each time.
+        """
+        return torch_slices(str(self._device)) if self._device.type == "cuda" else None
 
     def forward(self, stage: int) -> None:
         """Queue the stage's forward of a microbatch."""

@@ -267,7 +267,7 @@ def _add_run(families: _Families, status: RunStatus, index: int, user: str) -> N
         1,
         **run,
         stage=status.stage,
-        job=status.job,
+        job_id=status.job,
         plan_sha256=status.plan_sha256,
         user=user,
     )
@@ -294,6 +294,15 @@ def _add_run(families: _Families, status: RunStatus, index: int, user: str) -> N
     ).add(status.late_changes, **run)
     families.counter("envplan_clock_errors_total", "Clocks that could not be set.").add(
         status.clock_errors, **run
+    )
+    families.gauge("envplan_order", "The number of the order that this rank follows.").add(
+        status.order, **run
+    )
+    families.gauge("envplan_order_rung", "The rung of its ladder that this order names.").add(
+        status.order_rung, **run
+    )
+    families.counter("envplan_orders_refused_total", "Orders that were not followed.").add(
+        status.orders_refused, **run
     )
     families.gauge("envplan_iteration_seconds", "The last measured iteration.").add(
         status.iteration_s, **run

@@ -2,10 +2,12 @@
 
 A line is one object with `event` and `rank`. `start` says which plan is followed; `step` has an
 iteration's time (s) and, for each (instruction, chunk, MHz) of it, how many operations there were,
-their mean and their least time (s), and after these their config, if they have one; `mismatch` and
-`clock_error` say what happened; `end` counts them. Ranks may append to one file: each line is
-whole, on network file systems as well. A rank that has written its share goes on in a file of its
-own, NAME.rank3, and when that is full begins it anew and keeps the one before, NAME.rank3.old.
+their mean and their least time (s), and after these their config, if they have one. Its `changes`
+say of each change of clock for which operation it was made, when it was wanted, when it was asked
+for and when the driver had set it. `mismatch` and `clock_error` say what happened; `end` counts
+them. Ranks may append to one file: each line is whole, on network file systems as well. A rank that
+has written its share goes on in a file of its own, NAME.rank3, and when that is full begins it anew
+and keeps the one before, NAME.rank3.old.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -81,6 +83,24 @@ class OperationTimes(NamedTuple):
         return core_schema.no_info_after_validator_function(
             lambda fields: cls(*fields), handler.generate_schema(lists)
         )
+
+
+class ChangeTimes(NamedTuple):
+    """The times of a change of clock, from the begin of its step; in the log a list of these.
+
+    Attributes:
+        position: of the operation that it was made for, in execution order.
+        frequency_mhz: the clock.
+        wanted_s: when the operation began, s.
+        asked_s: when the clock was asked for.
+        seen_s: when the driver had set it; None: a newer one overtook it, or it was not set.
+    """
+
+    position: int
+    frequency_mhz: int
+    wanted_s: float
+    asked_s: float
+    seen_s: float | None
 
 
 # Lines as they are written
@@ -174,6 +194,7 @@ class RunEnded(RunEvent):
         clock_errors: that were noticed.
         energy: of the steps that followed the plan.
         dropped: lines that were not written: the log was far behind, or they could not be made.
+        iterations: how many followed the plan, and how many did not, by the reason.
     """
 
     event: ClassVar[str] = "end"
@@ -183,6 +204,7 @@ class RunEnded(RunEvent):
     clock_errors: int
     energy: EnergyTotals
     dropped: int = 0
+    iterations: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Its JSON object."""
@@ -195,6 +217,7 @@ class RunEnded(RunEvent):
             "clock_errors": self.clock_errors,
             **self.energy.to_dict(),
             "dropped": self.dropped,
+            "iterations": dict(self.iterations),
         }
 
 
@@ -214,6 +237,7 @@ class StepRecord:
         mismatches: steps so far whose order was not the plan's.
         energy: of the steps so far that followed the plan.
         operations: times by kind of operation and clock.
+        changes: of clocks, in execution order.
     """
 
     rank: int
@@ -227,6 +251,7 @@ class StepRecord:
     mismatches: int
     energy: EnergyTotals
     operations: list[OperationTimes]
+    changes: list[ChangeTimes] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Its JSON object."""
@@ -243,6 +268,7 @@ class StepRecord:
             "mismatches": self.mismatches,
             **self.energy.to_dict(),
             "operations": [times.to_list() for times in self.operations],
+            "changes": [list(change) for change in self.changes],
         }
 
 

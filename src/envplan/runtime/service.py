@@ -57,11 +57,12 @@ _UNIT: Final = """\
 [Unit]
 Description=Give back the GPU clocks that killed training jobs left set
 After=nvidia-persistenced.service zeusd.service
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart={command} guard
-{environment}Restart=on-failure
-RestartSec=5s
+{environment}Restart=always
+RestartSec=1s
 # It sets clocks as root does, and becomes the users whose lock files it works for.
 CapabilityBoundingSet=CAP_SYS_ADMIN CAP_SETUID CAP_SETGID CAP_DAC_OVERRIDE CAP_KILL
 NoNewPrivileges=yes

@@ -30,6 +30,7 @@ from envplan.devices.locks import lock_folders
 from envplan.enforce.freqplan import FrequencyPlan, MegahertzOrNone, RankPlan, Sha256
 from envplan.errors import EnvplanError
 from envplan.runtime.clock_requester import ClockRequester
+from envplan.runtime.orders import OrderFollowed, OrderRefused
 from envplan.runtime.runlog import ClockError, Mismatch, RunRecord, StepRecord
 
 __all__ = ["LIFETIME_S", "Requests", "RunStatus", "StatusFile", "job_id", "read_statuses"]
@@ -69,6 +70,9 @@ class RunStatus(Document):
         changes: of clocks that were requested.
         late_changes: those that came after their operation had begun, or never.
         clock_errors: that the guard has told of.
+        order: the sequence number of the order that it follows; None: it follows none.
+        order_rung: the rung of the ladder that this order names; of two the slower one.
+        orders_refused: files of orders that it did not follow.
         iteration_s: the last iteration that was measured.
         planned_s: the planned time of that one.
         total_iteration_s: of all iterations that were measured.
@@ -97,6 +101,9 @@ class RunStatus(Document):
     changes: _Total = 0
     late_changes: _Total = 0
     clock_errors: _Total = 0
+    order: _Total | None = None
+    order_rung: Index | None = None
+    orders_refused: _Total = 0
     iteration_s: Seconds | None = None
     planned_s: Seconds | None = None
     total_iteration_s: Seconds = 0.0
@@ -179,6 +186,10 @@ class StatusFile:
                 self._count_step(record)
             case ClockError():
                 self._set(clock_errors=self.status.clock_errors + 1)
+            case OrderFollowed():
+                self._set(order=record.sequence, order_rung=record.rung)
+            case OrderRefused():
+                self._set(orders_refused=self.status.orders_refused + 1)
             case Mismatch():
                 pass  # only the first one is logged; steps say how many there were
 

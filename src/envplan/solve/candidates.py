@@ -82,8 +82,6 @@ class Candidates(ABC):
         Raises:
             NoPlanInTimeError: none was found.
         """
-        frontier = self._frontier
-        bound_fj = frontier.effective_bound_fj if idle_until_deadline else frontier.lower_bound_fj
 
         def cost_fj(replay: Replay) -> int:
             return self.cost_fj(replay, idle_until_deadline=idle_until_deadline)
@@ -96,7 +94,7 @@ class Candidates(ABC):
                 break
             if in_time:
                 incumbent_fj = min(map(cost_fj, preferred or in_time))
-                if bound_fj(grid_deadline_ns) >= incumbent_fj:
+                if self._bound_fj(grid_deadline_ns, idle_until_deadline) >= incumbent_fj:
                     break
             try:
                 candidate = self.at(grid_deadline_ns)
@@ -122,6 +120,12 @@ class Candidates(ABC):
         if not self._change_price_fj:
             return energy_fj
         return energy_fj + self._change_price_fj * replay.num_changes
+
+    def _bound_fj(self, deadline_ns: int, idle_until_deadline: bool) -> int:
+        """A lower bound on what candidates by a deadline are compared by, fJ."""
+        frontier = self._frontier
+        bound_fj = frontier.effective_bound_fj if idle_until_deadline else frontier.lower_bound_fj
+        return bound_fj(deadline_ns)
 
     def near(self, deadline_ns: int) -> Replay:
         """A candidate that ends by a deadline not below T_min, for pictures and tables of many.

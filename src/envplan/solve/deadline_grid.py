@@ -36,11 +36,10 @@ _SAMPLE_MICROBATCHES: Final = 8
 _FEW_TIMES: Final = 1000
 
 #: The search grid: full searches are made for so many deadlines up to T_star, and for so many from
-#: there to T_max; after each of them lie others, for which a shorter search starts from the one
-#: before.
-_FULL_SEARCHES: Final = 96
-_FULL_SEARCHES_BEYOND: Final = 32
-_DEADLINES_PER_FULL_SEARCH: Final = 2
+#: there to T_max; after each of them lie others, for which a shorter search starts from that one.
+_FULL_SEARCHES: Final = 48
+_FULL_SEARCHES_BEYOND: Final = 16
+_DEADLINES_PER_FULL_SEARCH: Final = 4
 _BEND: Final = 1.5  # deadlines lie closer where the frontier is steep, near T_min
 
 
@@ -207,4 +206,4 @@ class SearchGrid:
         index = bisect_right(self.deadlines_ns, deadline_ns) - 1
         if index % _DEADLINES_PER_FULL_SEARCH == 0:
             return None
-        return self.deadlines_ns[index - 1]
+        return self.deadlines_ns[index - index % _DEADLINES_PER_FULL_SEARCH]

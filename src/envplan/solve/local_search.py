@@ -6,15 +6,18 @@ time. So options are chosen by a search that replays every move exactly (csrc/an
 what comes out is what `envplan.replay.engine` says of it, to the nanosecond. It starts from several
 choices:
 
-- the rounded relaxed optimum of the deadline, and of one that is earlier by what it is late;
+- the rounded relaxed optimum of the deadline, and of one that is earlier by what it is late; if it
+  keeps the limits as it is, it is the start;
+- where clocks come late or must be held, the cheapest way of every stage at the prices that a bound
+  of such clocks is made of (stage_path_starts.py): they hold clocks, and are somewhat late;
 - one clock a stage;
 - candidates for clocks that come later, where these come soon: the sooner they come, the more
   choices are in time by a ns only, which are hard to find;
 - under a cap on the peak, plans made with power limits for single operations (peak_power.py).
 
-All this is done for every second deadline of a fixed grid (deadline_grid.py). For the others, a
-shorter search starts from the candidate for the one before and from rounded optima. A candidate for
-a deadline often ends earlier, so the next one after that asked for is looked at, too. Where a
+All this is done for every fourth deadline of a fixed grid (deadline_grid.py). For the others, a
+shorter search starts from the candidate for the last such one and from rounded optima. A candidate
+for a deadline often ends earlier, so the next one after that asked for is looked at, too. Where a
 search finds nothing in time, the fastest choice that is known is what there is.
 """
 
@@ -34,28 +37,33 @@ from envplan.request.limits import NO_PENALTIES
 from envplan.solve.candidates import Candidates, RoundedCandidates
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_grid import SearchGrid
+from envplan.solve.late_bound import ClockLimits, late_clock_bound_fj
 from envplan.solve.peak_power import PeakPowerHeuristic
 from envplan.solve.solution import NoPlanInTimeError, Polished
+from envplan.solve.stage_path_starts import stage_path_starts
 
 # Temperatures. From the usual plan and from one clock a stage: hot enough to leave their pattern.
 _ROUNDED_TEMPERATURES: Final = (1.5, 0.6)
 _UNIFORM_TEMPERATURE: Final = 4.0
+#: From the cheapest ways of stages, where clocks come late, and where they must be held: there only
+#: many moves together are of use.
+_LATE_PATH_TEMPERATURE: Final = 3.0
+_HELD_PATH_TEMPERATURE: Final = 6.0
 #: From a plan that is nearly there; and once more, from the best of all.
 _FINAL_TEMPERATURE: Final = 0.25
 _SHORT_SEARCH_TEMPERATURE: Final = 0.6
 _URGENT_TEMPERATURE: Final = 1.0
 
 # Moves of one annealing.
-_MOVES_PER_OPERATION: Final = 20
-_FURTHER_MOVES: Final = 60_000  # or this many an operation, where that is less:
-_FURTHER_MOVES_PER_OPERATION: Final = 330
-#: Times as many where clocks come late and nothing else is limited.
-_LATENCY_ALONE_FACTOR: Final = 1.5
+_MOVES_PER_OPERATION: Final = 500
+_MAX_MOVES: Final = 200_000
 #: At most so many moves x operations: a move may replay them all.
-_MAX_WORK: Final = 1.0 * 10**8
-_MAX_WORK_UNDER_PEAK: Final = 2.5 * 10**6  # there, a move looks at the power over all time
+_MAX_WORK: Final = 3.0 * 10**8
+#: Under a cap on the peak, a move looks at the power over all time.
+_MOVES_PER_OPERATION_UNDER_PEAK: Final = 350
+_MAX_WORK_UNDER_PEAK: Final = 2.5 * 10**6
 _SHORT_SEARCH_MOVES_SHARE: Final = 0.5  # for each start
-_LONG_MOVES_SHARE: Final = 4.0  # where time is short; also of a round of polishing
+_LONG_MOVES_SHARE: Final = 2.0  # where time is short; also of a round of polishing
 
 # What a ns late costs, in what a ns saves at the deadline.
 _LATENESS_PRICE: Final = 1.1
@@ -115,6 +123,8 @@ class SearchedCandidates(Candidates):
         self._penalties = NO_PENALTIES
         for limit in conditions.limits:
             self._penalties = self._penalties.combine(limit.penalties(frontier.num_gpus))
+        self._clock_limits = ClockLimits(conditions.machine, self._penalties.min_dwell_ns)
+        self._has_parts = frontier.profile.adjustments.by_parts is not None
         self._peak_power: PeakPowerHeuristic | None = None
         peak_uw = self._penalties.peak_uw
         if peak_uw is not None:
@@ -123,12 +133,13 @@ class SearchedCandidates(Candidates):
 
     def _moves_of_an_annealing(self) -> float:
         num_operations = len(self._frontier.pipeline.operations)
-        further = min(_FURTHER_MOVES, num_operations * _FURTHER_MOVES_PER_OPERATION)
-        wanted = num_operations * _MOVES_PER_OPERATION + further
-        max_work = _MAX_WORK if self._peak_power is None else _MAX_WORK_UNDER_PEAK
-        factor = 1.0 if self._penalties else _LATENCY_ALONE_FACTOR
-        moves = min(wanted, max_work / num_operations) * factor
-        return moves * self._conditions.moves_share
+        if self._peak_power is None:
+            wanted = min(num_operations * _MOVES_PER_OPERATION, _MAX_MOVES)
+            most = _MAX_WORK / num_operations
+        else:
+            wanted = num_operations * _MOVES_PER_OPERATION_UNDER_PEAK
+            most = _MAX_WORK_UNDER_PEAK / num_operations
+        return min(wanted, most) * self._conditions.moves_share
 
     def polished(
         self, incumbent: Replay, deadline_ns: int, *, idle_until_deadline: bool, seconds: float
@@ -187,12 +198,20 @@ class SearchedCandidates(Candidates):
 
     def _deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
         t_star_ns = self._frontier.min_energy_time_ns
-        is_slower_useful = idle_until_deadline or self._saves_beyond_t_star
-        if deadline_ns > t_star_ns and not is_slower_useful:
+        is_beyond_t_star = deadline_ns > t_star_ns and not idle_until_deadline
+        if is_beyond_t_star and not self._saves_beyond_t_star:
             deadline_ns = t_star_ns
         # A candidate for the next deadline of the grid may end by this one as well.
         next_ns = self._grid.first_from(deadline_ns)
         return self.grid_deadlines(deadline_ns if next_ns is None else next_ns)
+
+    def _bound_fj(self, deadline_ns: int, idle_until_deadline: bool) -> int:
+        """The higher one of the relaxed bound and that of late and held clocks, fJ."""
+        relaxed_fj = super()._bound_fj(deadline_ns, idle_until_deadline)
+        clocks = self._clock_limits
+        if idle_until_deadline or not clocks.are_any or self._has_parts:
+            return relaxed_fj
+        return max(relaxed_fj, late_clock_bound_fj(self._frontier, deadline_ns, clocks))
 
     @cached_property
     def _saves_beyond_t_star(self) -> bool:
@@ -262,25 +281,36 @@ class SearchedCandidates(Candidates):
             rounded: the rounded relaxed optimum of the deadline.
             deadline_ns: of the search.
         """
-        rounded_starts = [
-            _Start(rounded.rows, temperature) for temperature in _ROUNDED_TEMPERATURES
-        ]
-        later_choices = self._choices_for_later_clocks(deadline_ns)
+        if annealer.score(rounded.rows).holds:
+            starts = [_Start(rounded.rows, _FINAL_TEMPERATURE)]
+        else:
+            starts = self._stage_path_starts(deadline_ns)
+            is_held = self._penalties.min_dwell_ns > 0
+            if not starts or not is_held:
+                starts += [_Start(rounded.rows, heat) for heat in _ROUNDED_TEMPERATURES]
+                starts.append(_Start(annealer.constant(), _UNIFORM_TEMPERATURE))
         nearly_there = [
-            *later_choices[:1],  # twice: annealed by two seeds
-            *later_choices,
-            *self._rounded_choices(rounded, deadline_ns),
+            *self._choices_for_later_clocks(deadline_ns),
+            *self._rounded_choices(rounded, deadline_ns)[1:],
             *self._choices_under_cap(rounded, deadline_ns),
         ]
-        starts = [*rounded_starts, _Start(annealer.constant(), _UNIFORM_TEMPERATURE)]
         starts += [_Start(choice, _FINAL_TEMPERATURE) for choice in nearly_there]
         choices = self._annealed(annealer, starts)
-        from_rounded = choices[: len(rounded_starts)]
-        if not any(annealer.score(choice).holds for choice in from_rounded):
+        if not any(annealer.score(choice).holds for choice in choices):
             urgent = self._annealer(rounded, deadline_ns, _URGENT_LATENESS_PRICE)
             temperature = _ROUNDED_TEMPERATURES[0]
             choices.append(urgent.improve(rounded.rows, self._num_moves(), temperature, 0))
         return choices
+
+    def _stage_path_starts(self, deadline_ns: int) -> list[_Start]:
+        """The cheapest ways of all stages where clocks come late or must be held."""
+        clocks = self._clock_limits
+        if not clocks.are_any:
+            return []
+        is_held = clocks.min_dwell_ns > 0
+        temperature = _HELD_PATH_TEMPERATURE if is_held else _LATE_PATH_TEMPERATURE
+        paths = stage_path_starts(self._frontier, deadline_ns, clocks)
+        return [_Start(path, temperature) for path in paths]
 
     def _rounded_choices(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
         """A deadline's rounded optimum, and one for as much earlier as this one is late."""

@@ -9,9 +9,9 @@ from envplan.frontier import Relaxation
 from envplan.replay import Rows
 from envplan.solve.late_bound import ClockLimits, FlowPrices, cheapest_stage_paths
 
-#: Stages keep to their prices, not to each other's times, so together they are late: by 0.6 to 1.8%
-#: of a typical deadline. Prices of deadlines that are earlier by so much make up for that.
-_EARLIER_SHARES: Final = (0.0, 0.005, 0.01, 0.02)
+#: Stages keep to their prices, not to each other's times, so together they are late: by 0.6 to 3%
+#: of a typical deadline. Prices that are higher by so much make up for that.
+_PRICE_FACTORS: Final = (1.0, 1.2, 1.5)
 
 
 def stage_path_starts(
@@ -31,16 +31,16 @@ def stage_path_starts(
 
     Returns:
         The rows of each operation's table, int32 (N,), all different, those of the deadline itself
-        first and then for earlier ones. None where clocks change within operations, or the deadline
-        is before T_min.
+        first and then those of higher prices. None where clocks change within operations, or the
+        deadline is before T_min.
     """
+    if deadline_ns < relaxation.min_time_ns:
+        return []
     starts: list[Rows] = []
     known: set[bytes] = set()
-    for share in _EARLIER_SHARES:
-        earlier_ns = round(deadline_ns * (1 - share))
-        if earlier_ns < relaxation.min_time_ns:
-            break
-        prices = FlowPrices.relaxed(relaxation, earlier_ns)
+    relaxed = FlowPrices.relaxed(relaxation, deadline_ns)
+    for factor in _PRICE_FACTORS:
+        prices = relaxed.scaled_to(int(relaxed.total_uw * factor), relaxation.pipeline)
         try:
             rows = cheapest_stage_paths(
                 relaxation.problem,
