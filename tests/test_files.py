@@ -12,6 +12,7 @@ from envplan._io.files import (
     atomic_write,
     check_writable,
     parse_json,
+    read_bounded,
     refuse_slip,
     same_file,
 )
