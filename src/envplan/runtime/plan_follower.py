@@ -56,6 +56,10 @@ class PlanFollower:
         self.next_schedule = schedule
         self.num_empty = 0
         self.current: ScheduledOperation | None = None
+        #: Microbatches of this iteration that have come.
+        self._num_microbatches_run = 0
+        #: Those that it has, where they are known to be fewer than planned.
+        self._num_microbatches: int | None = None
         self._start_step()
 
     def begin(self, key: tuple[str, int, int]) -> ScheduledOperation | None:
@@ -133,9 +137,8 @@ class PlanFollower:
         self.is_running = False
         self.is_regular = True
         self.state = FollowState.ON_PLAN
-        #: Microbatches that have begun, or are all there are where that is known.
         self._num_microbatches_run = 0
-        self._num_microbatches: int | None = None
+        self._num_microbatches = None
         self._move_to(0)
 
     def _move_to(self, position: int) -> None:

@@ -42,7 +42,7 @@ from envplan.runtime.operation_clocks import OperationClocks
 from envplan.runtime.orders import OrderReader
 from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome
 from envplan.runtime.rank_schedule import rank_schedules
-from envplan.runtime.ranks import number_or_environment
+from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none
 from envplan.runtime.runlog import (
     ClockError,
     Mismatch,
@@ -111,8 +111,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     Args:
         plan: a frequency plan, or the path of one.
-        rank: global rank; default: $RANK, as torchrun sets it.
-        world_size: number of ranks of the job; default: $WORLD_SIZE, else the plan's.
+        rank: global rank; default: as torch.distributed, torchrun, Slurm or MPI say.
+        world_size: number of ranks of the job; default: as they say, else the plan's.
         device: this rank's GPU; default: what the plan says, or the only one that
             CUDA_VISIBLE_DEVICES leaves.
         counted: by whom, if `device` is given.
@@ -168,9 +168,11 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         **options: Any,
     ) -> None:
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
-        self.rank = number_or_environment(rank, "RANK")
-        if world_size is not None or "WORLD_SIZE" in os.environ:
-            self.plan.check_world(number_or_environment(world_size, "WORLD_SIZE"))
+        self.rank = number_of_process(rank, RankNumber.RANK)
+        if world_size is None and (rank is None or "WORLD_SIZE" in os.environ):
+            world_size = number_or_none(RankNumber.WORLD_SIZE)
+        if world_size is not None:
+            self.plan.check_world(world_size)
         rank_plan = self.plan.rank_plan(self.rank)
         self.stage = rank_plan.stage
         self.steps = self.mismatches = self.clock_errors = 0
