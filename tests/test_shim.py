@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from envplan.devices import opened
 from envplan.devices.guard import CounterReading
-from envplan.enforce.freqplan import StageEnergy
+from envplan.enforce.freqplan import OperationKey, StageEnergy
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
@@ -105,22 +105,82 @@ def test_operation_out_of_order_runs_the_rest_of_the_step_at_the_highest_clock(
         run_step(shim)
         assert shim.mismatches == 1
     assert set_clocks(fake_nvml) == merged([planned[0], 1740, *planned])
-    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    assert [r.levelno for r in caplog.records] == [logging.WARNING] * 2
+    assert caplog.messages[1] == (
+        "rank 0: followed 1 of 2 iterations; 1 at full speed: other order of operations"
+    )
     assert "the plan has forward 1 next, but begin of backward 2 came" in caplog.text
     assert lines(tmp_path, "mismatch")[0]["expected"] == ["forward", 1, 0]
 
 
-def test_order_that_never_fits_is_given_up_and_logged_once(
+def test_order_that_does_not_fit_for_many_steps_is_logged_once_and_the_plan_comes_back(
     fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with started(tmp_path) as shim:
+        planned = shim.plan.ranks[0].frequencies
         for _ in range(10):
             run(shim, ("backward", 0))
             shim.step()
         run_step(shim)
-    assert set_clocks(fake_nvml) == [1740]
-    assert len(caplog.records) == 1
-    assert lines(tmp_path, "end")[0]["mismatches"] == 3
+    assert set_clocks(fake_nvml) == merged([1740, *planned, 1740])
+    said_once, counted = caplog.messages
+    assert "begin of backward 0 came" in said_once
+    assert counted.endswith(
+        "followed 1 of 11 iterations; 10 at full speed: other order of operations"
+    )
+    (end,) = lines(tmp_path, "end")
+    assert end["mismatches"] == 10
+    assert end["iterations"] == {"other order of operations": 10, "followed": 1}
+
+
+def operations_of(num_microbatches: int, stage: int) -> list[tuple[str, int, int]]:
+    pipeline = Pipeline("1f1b", num_stages=2, num_microbatches=num_microbatches)
+    return [
+        (operation.instruction, operation.microbatch, operation.chunk)
+        for operation in pipeline.operations
+        if operation.stage == stage
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_steps_of_other_numbers_of_microbatches_are_followed_as_far_as_their_order_is_known(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    with started(tmp_path, rank=rank) as shim:
+        planned = shim.plan.ranks[rank].operations
+        clock_of = {operation.key: operation.frequency_mhz for operation in planned}
+        expected = []
+        for num_microbatches in (1, 2, 3, 5, 3):
+            for key in operations_of(num_microbatches, rank):
+                run(shim, key)
+                expected.append(clock_of.get(OperationKey(*key), 1740))
+            shim.step()
+            expected.append(1740)
+        expected[-1] = planned[0].frequency_mhz  # steps have turned out to follow at once
+        assert shim.mismatches == 0
+    assert set_clocks(fake_nvml, rank) == merged(expected)
+    (end,) = lines(tmp_path, "end")
+    assert end["iterations"] == {"other number of microbatches": 3, "followed": 2}
+    if rank == 0:
+        (counted,) = caplog.messages
+        assert counted.endswith(
+            "followed 2 of 5 iterations; 3 as far as their order is known: other number of "
+            "microbatches"
+        )
+
+
+def test_an_exception_costs_the_step_that_it_comes_in_only(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    with started(tmp_path) as shim:
+        run_step(shim)
+        run(shim, *shim.operations[:3])
+        shim.begin(*shim.operations[3])  # it does not end, and neither does the step
+        run_step(shim)
+        run_step(shim)
+    (end,) = lines(tmp_path, "end")
+    assert end["iterations"] == {"followed": 3, "cut short": 1}
+    assert [line["step"] for line in lines(tmp_path, "step")] == [0, 2, 3]
 
 
 def test_too_few_and_too_many_operations_are_mismatches(

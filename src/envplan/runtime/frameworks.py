@@ -73,7 +73,9 @@ class Hooks(ExitStack):
 
     def iteration(self, run: Callable[[], Any], *, training: bool) -> Any:
         """Run an iteration and tell of its end; an evaluation runs at full speed."""
-        if not training:
+        if training:
+            self._observer.iteration_begins()
+        else:
             self._observer.full_speed()
         self._is_iterating, self.training = True, training
         try:

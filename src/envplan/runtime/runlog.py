@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -194,6 +194,7 @@ class RunEnded(RunEvent):
         clock_errors: that were noticed.
         energy: of the steps that followed the plan.
         dropped: lines that were not written: the log was far behind, or they could not be made.
+        iterations: how many followed the plan, and how many did not, by the reason.
     """
 
     event: ClassVar[str] = "end"
@@ -203,6 +204,7 @@ class RunEnded(RunEvent):
     clock_errors: int
     energy: EnergyTotals
     dropped: int = 0
+    iterations: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Its JSON object."""
@@ -215,6 +217,7 @@ class RunEnded(RunEvent):
             "clock_errors": self.clock_errors,
             **self.energy.to_dict(),
             "dropped": self.dropped,
+            "iterations": dict(self.iterations),
         }
 
 
