@@ -18,7 +18,7 @@ from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import table_columns
 from envplan.cli.types import InputFile, OutputFile, one_of, parser_of, quantity
-from envplan.devices import BACKENDS, DEFAULT_BACKEND, DeviceError, LeftSetError, opened
+from envplan.devices import BACKENDS, DEFAULT_BACKEND, LeftSetError, opened
 from envplan.errors import InputError
 from envplan.profile import Profile
 from envplan.profile.sidecar import sidecar_path

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -340,8 +341,7 @@ class RunLog:
                 self._write(record)
             except Exception as error:  # a log must not end what it is a log of
                 self._give_up(error)
-        if self._file is not None:
-            os.close(self._file)
+        self._close_file()
 
     def _make(self, make_record: Callable[[], RunRecord]) -> RunRecord | None:
         """The record; None if it cannot be made, as where the device fails. That is said once."""
@@ -357,8 +357,12 @@ class RunLog:
 
     def _give_up(self, error: Exception) -> None:
         _logger.warning("the run log is given up: %s", error)
+        self._close_file()
+
+    def _close_file(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            with suppress(OSError):  # the training may have closed all descriptors
+                os.close(self._file)
             self._file = None
 
     def _write(self, record: RunRecord) -> None:
@@ -393,10 +397,15 @@ def log_beside(freqplan: Path) -> Path:
 
 def _open_or_warn(path: Path) -> int | None:
     try:
-        return os.open(path, _OPEN_FLAGS, 0o666)
+        descriptor = os.open(path, _OPEN_FLAGS, 0o666)
     except OSError as error:
         _logger.warning("%s: no run log: %s", path, error.strerror)
         return None
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # it would fill up, and nobody reads lines back
+        os.close(descriptor)
+        _logger.warning("%s: no run log: it is a pipe", path)
+        return None
+    return descriptor
 
 
 # Lines as they are read
