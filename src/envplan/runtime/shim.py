@@ -36,6 +36,7 @@ from typing import Any, Final, NamedTuple
 from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError, DeviceInfo
 from envplan.devices.guard import Guard
 from envplan.enforce.freqplan import FrequencyPlan, OperationKey
+from envplan.errors import InputError
 from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.operation_clocks import OperationClocks
@@ -167,6 +168,11 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         marker: Callable[[], DeviceEvent] | None = None,
         **options: Any,
     ) -> None:
+        if not isinstance(plan, FrequencyPlan | str | os.PathLike):
+            raise InputError(
+                "the first argument must be a frequency plan as envplan apply writes it, or its "
+                f"path, and not a {type(plan).__name__}"
+            )
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
         self.rank = number_of_process(rank, RankNumber.RANK)
         if world_size is None and (rank is None or "WORLD_SIZE" in os.environ):
