@@ -45,6 +45,13 @@ def test_a_measured_latency_is_planned_with_and_said(folder: Path) -> None:
     done("check plan.json")
 
 
+def test_a_measured_latency_is_no_slip_of_units(folder: Path) -> None:
+    late = SwitchLatency(source="measured", by_mhz={1740: ClockLatency(median_s=0.7, p95_s=0.8)})
+    write(folder, latency=late)
+    assert envplan("solve", "--slowdown", "5").err == ""
+    assert "takes units" in envplan("solve", "--slowdown", "5", "--switch-latency", "800").err
+
+
 def test_switch_latency_0_plans_for_clocks_at_once(folder: Path) -> None:
     write(folder, latency=MEASURED)
     out = done("solve --slowdown 5 --switch-latency 0")
