@@ -156,6 +156,7 @@ def test_steps_of_other_numbers_of_microbatches_are_followed_as_far_as_their_ord
                 expected.append(clock_of.get(OperationKey(*key), 1740))
             shim.step()
             expected.append(1740)
+        assert shim._status.status.unfollowed == {"other number of microbatches": 3}
         expected[-1] = planned[0].frequency_mhz  # steps have turned out to follow at once
         assert shim.mismatches == 0
     assert set_clocks(fake_nvml, rank) == merged(expected)
