@@ -18,6 +18,7 @@ import os
 import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -418,11 +419,14 @@ class LoggedLine(Model, extra="ignore"):
         event: what happened.
         rank: global rank.
         plan_sha256: of a `start` line, the plan.json that is followed from then on.
+        iterations: of an `end` line, how many followed the plan, and how many did not, by the
+            reason; absent in logs of older versions.
     """
 
     event: str
     rank: int
     plan_sha256: object = None
+    iterations: dict[str, Index] | None = None
 
 
 class LoggedStep(LoggedLine):
@@ -485,3 +489,20 @@ def steps_of_plan(lines: Iterable[LoggedLine], sha256: str) -> Iterator[LoggedSt
             follows_plan[line.rank] = line.plan_sha256 == sha256
         elif isinstance(line, LoggedStep) and follows_plan.get(line.rank, False):
             yield line
+
+
+def iterations_of_plan(lines: Iterable[LoggedLine], sha256: str) -> dict[str, int]:
+    """The iterations of ended runs that followed one plan, by their outcome; of the first rank.
+
+    Args:
+        lines: of run logs, those of each rank in order.
+        sha256: of the plan.json.
+    """
+    follows_plan: dict[int, bool] = {}
+    iterations: dict[int, Counter[str]] = {}  # by rank
+    for line in lines:
+        if line.event == "start":
+            follows_plan[line.rank] = line.plan_sha256 == sha256
+        elif line.iterations is not None and follows_plan.get(line.rank, False):
+            iterations.setdefault(line.rank, Counter()).update(line.iterations)
+    return dict(iterations[min(iterations)]) if iterations else {}
