@@ -4,8 +4,9 @@
 
 In this order: the devices, the energy counter against power, a measured profile of a small GPT, a
 pipeline of two stages on one GPU timed by CUDA events, and how long NVML's calls take. No clock is
-set. --set-clocks adds what sets clocks: how late they come, and all-reduces of two GPUs beside clocks
-that change. Never give it on a card that is not yours alone. Without a GPU all of it runs against a modelled one, and the page says so.
+set. --set-clocks adds what sets clocks: how late they come, and all-reduces of two GPUs beside
+clocks that change. Never give it on a card that is not yours alone. Without a GPU all of it runs
+against a modelled one, and the page says so.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ adds locking and the kill tests.
 
 ## All-reduces while clocks change
 
-Not run: it sets clocks, and takes two GPUs. It has not run on two GPUs anywhere yet, only over gloo on
-CPUs with a stand-in for the driver. On a machine with two GPUs of your own, alone, it takes two minutes:
-`python -m tools.changing_clocks`. See [slow clocks](switching.md#do-changes-of-clock-disturb-nccl).
+Not run: it sets clocks, and takes two GPUs. It has not run on two GPUs anywhere yet, only over
+gloo on CPUs with a stand-in for the driver. On a machine with two GPUs of your own, alone, it takes
+two minutes: `python -m tools.changing_clocks`. See
+[slow clocks](switching.md#do-changes-of-clock-disturb-nccl).
 """
 
 

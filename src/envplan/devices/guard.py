@@ -262,7 +262,7 @@ class Guard(AbstractContextManager["Guard"]):
         if self._is_owner():
             self._shut_down(_Cause.CLOSED)
             # Not by `_watch`: a request on its way would go to whatever gets its number next.
-            self._process.requests.close()
+            self._process.close_requests()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -359,7 +359,8 @@ def _watch(guard_reference: weakref.ref[Guard], reports: int) -> None:
     end = select.poll()
     end.register(reports, 0)  # no interest in what it says
     end.poll()
-    os.close(reports)
+    with suppress(OSError):  # the owner may have closed all descriptors, which ends the guard, too
+        os.close(reports)
     guard = guard_reference()
     if guard is not None and guard._is_owner():
         guard._shut_down(_Cause.DIED)
@@ -477,7 +478,7 @@ class _GuardChild(subprocess.Popen[bytes]):
         """Ask it to give the clock back and end."""
         with suppress(OSError):  # it has so much to read that the end must do
             self.send(Request(0, 0, SHUT_DOWN))
-        self.requests.close()
+        self.close_requests()
         self.send_signal(signal.SIGCONT)  # it may be stopped
 
     def wait_or_terminate(self) -> None:
@@ -492,7 +493,13 @@ class _GuardChild(subprocess.Popen[bytes]):
     def close_reports(self) -> None:
         """Read nothing more."""
         assert self.stdout is not None
-        self.stdout.close()
+        with suppress(OSError):
+            self.stdout.close()
+
+    def close_requests(self) -> None:
+        """Send nothing more. The owner may have closed the descriptor itself."""
+        with suppress(OSError):
+            self.requests.close()
 
     def close_pipes(self) -> None:
         """Send and read nothing more."""
