@@ -87,6 +87,9 @@ class Listener:
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         assert self.heard[-1] == (instruction, microbatch, chunk)
 
+    def iteration_begins(self) -> None:
+        pass
+
     def step(self) -> None:
         self.heard.append("step")
 
@@ -95,6 +98,24 @@ class Listener:
 
     def missed(self, why: str) -> None:
         self.heard.append(f"missed: {why}")
+
+
+def assert_follows(
+    changes: Sequence[int], iterations: Sequence[Sequence[int]], highest: int = CLOCKS[0]
+) -> None:
+    """That a GPU's clock was changed as iterations want, or to the highest one between them."""
+    left = list(changes)
+    clock = 0
+    for planned in iterations:
+        if left and left[0] == highest != clock:
+            clock = left.pop(0)
+        for mhz in planned:
+            if mhz != clock:
+                assert left, "clocks are missing"
+                clock = left.pop(0)
+                assert clock == mhz
+    following = iterations[0][0]  # of the iteration that would come next
+    assert left in ([], [highest], [following], [highest, following])
 
 
 def frequency_plan(

@@ -65,19 +65,63 @@ def test_zeus_format_is_a_list_for_every_stage(folder: Path) -> None:
     assert "only files that end in .py" in done("apply --format zeus -o schedule.txt")
 
 
-@pytest.mark.parametrize(
-    ("file_format", "follower"), [("envplan", "the shim of this version"), ("zeus", "Zeus")]
-)
-def test_plan_for_asking_ahead_is_not_applied_in_silence(
-    folder: Path, file_format: str, follower: str
-) -> None:
+def test_plan_for_asking_ahead_is_not_handed_to_zeus_in_silence(folder: Path) -> None:
     done("solve -q --slowdown 5 --switch-latency 20")
-    ran = envplan("apply", "plan.json", "--format", file_format)
+    ran = envplan("apply", "plan.json", "--format", "zeus")
     assert ran.code == 0
     warning = " ".join(ran.err.split())
-    assert f"{follower} asks for a clock as its operation starts" in warning
+    assert "Zeus asks for a clock as its operation starts" in warning
+    assert envplan("apply", "plan.json").err == ""  # the shim asks ahead
     done("solve -q --slowdown 5 --switch-latency 20 --ask start")
-    assert envplan("apply", "plan.json", "--format", file_format).err == ""
+    assert envplan("apply", "plan.json", "--format", "zeus").err == ""
+
+
+def test_frequency_plan_has_the_times_that_clocks_are_asked_ahead_by(folder: Path) -> None:
+    done("solve -q --slowdown 5 --switch-latency 20 --ladder 3")
+    done("apply -q")
+    plan = FrequencyPlan.load("run.freqplan.json")
+    assert plan.switching is not None
+    assert plan.switching.times is not None
+    assert (plan.switching.ask, plan.switching.latency_s) == ("ahead", 0.02)
+    assert len(plan.switching.times) == 1 + len(plan.ladder or [])
+    lasts_s = [sum(stage.waits_s) + sum(stage.durations_s) for stage in plan.switching.times[0]]
+    assert max(lasts_s) == pytest.approx(plan.iteration_time_s)
+    document = json.loads(Path("run.freqplan.json").read_text())
+    document["switching"]["times"][0][0]["waits_s"].pop()
+    Path("run.freqplan.json").write_text(json.dumps(document))
+    ran = envplan("check", "run.freqplan.json")
+    assert ran.code != 0
+    assert "does not have one wait and one duration for every operation" in ran.err
+    done("solve -q --slowdown 5 --switch-latency 20 --ask start")
+    done("apply -q")
+    switching = FrequencyPlan.load("run.freqplan.json").switching
+    assert switching is not None
+    assert (switching.ask, switching.times) == ("start", None)
+    done("solve -q --slowdown 5")
+    done("apply -q")
+    assert FrequencyPlan.load("run.freqplan.json").switching is None
+
+
+def test_each_clock_is_asked_for_by_its_own_measured_latency(folder: Path) -> None:
+    measured = {
+        "780": {"median_s": 0.01, "p95_s": 0.012},
+        "1740": {"median_s": 0.02, "p95_s": 0.03},
+    }
+    sidecar = Path("profile.meta.json")
+    document = json.loads(sidecar.read_text()) if sidecar.exists() else {}
+    document["switch_latency"] = {"source": "measured", "by_mhz": measured}
+    sidecar.write_text(json.dumps(document))
+    done("solve -q --slowdown 5 --switch-latency 20")
+    done("apply -q")
+    switching = FrequencyPlan.load("run.freqplan.json").switching
+    assert switching is not None
+    assert switching.source == "measured"
+    assert [switching.latency_to(mhz) for mhz in (780, 1260, 1740)] == [0.012, 0.02, 0.03]
+    done("solve -q --slowdown 5 --switch-latency 30")
+    done("apply -q")
+    switching = FrequencyPlan.load("run.freqplan.json").switching
+    assert switching is not None
+    assert (switching.source, switching.latency_to(780)) == ("given", 0.03)
 
 
 def test_min_dwell_applies_the_plan_of_solves_own_min_dwell(folder: Path) -> None:
@@ -96,7 +140,7 @@ def test_a_plan_whose_clocks_last_longer_is_applied_as_it_is(folder: Path) -> No
     asked = FrequencyPlan.load("run.freqplan.json")
     assert "each clock of the plan lasts 150 ms already" in done("apply --min-dwell 20")
     assert FrequencyPlan.load("run.freqplan.json") == asked
-    done("apply --min-dwell 200")
+    done("apply --min-dwell 600")
     assert FrequencyPlan.load("run.freqplan.json") != asked
 
 

@@ -51,6 +51,12 @@ class Event:
         return 0.0
 
 
+def passed_event() -> Event:
+    event = Event()
+    event.passed.set()
+    return event
+
+
 def made(
     marker: Callable[[], Event] | None = None,
 ) -> tuple[ClockRequester, GuardThatRecords]:
@@ -106,11 +112,6 @@ def test_callbacks_run_one_at_a_time_though_a_hanging_device_answers_during_clos
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 def test_a_delayed_request_does_not_hold_up_the_next_one(on_device: bool) -> None:
-    def passed_event() -> Event:
-        event = Event()
-        event.passed.set()
-        return event
-
     requester, guard = made(passed_event if on_device else None)
     requester.request(900, requester.record_event(), 300_000_000)
     begin_ns = time.perf_counter_ns()
@@ -130,4 +131,33 @@ def test_delayed_requests_are_made_in_the_order_in_which_they_are_due() -> None:
     wait_for(lambda: guard.clocks == [900, 1050])
     time.sleep(0.1)
     assert guard.clocks == [900, 1050]  # 1200 was requested before 1050, and due after it
+    requester.close()
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+def test_a_request_made_ahead_is_sent_once_by_its_timer_or_when_its_operation_begins(
+    on_device: bool,
+) -> None:
+    requester, guard = made(passed_event if on_device else None)
+    early = requester.request_ahead(900, requester.record_event(), 20_000_000)
+    wait_for(lambda: guard.clocks == [900])  # the timer was first
+    requester.confirm(early, requester.record_event())
+    late = requester.request_ahead(1200, requester.record_event(), 3600 * 10**9)
+    requester.confirm(late, requester.record_event())  # the operation is
+    wait_for(lambda: guard.clocks == [900, 1200])
+    requester.close()
+    assert guard.clocks == [900, 1200]
+    assert requester.sent_ns[early.request_id] < requester.wanted_ns[early.request_id]
+    assert requester.sent_ns[late.request_id] >= requester.wanted_ns[late.request_id]
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+def test_a_cancelled_request_is_not_sent(on_device: bool) -> None:
+    requester, guard = made(passed_event if on_device else None)
+    ahead = requester.request_ahead(900, requester.record_event(), 50_000_000)
+    requester.cancel(ahead)
+    time.sleep(0.1)
+    assert guard.clocks == []
+    requester.request(1740, requester.record_event())
+    wait_for(lambda: guard.clocks == [1740])
     requester.close()

@@ -107,7 +107,7 @@ def test_a_run_that_follows_its_plan(
         found = now()
         run = {"gpu": "0", "rank": "0"}
         assert value(found, "envplan_iterations_followed_total", **run) == 3
-        assert value(found, "envplan_run_info", job="4711", plan_sha256="ab" * 32) == 1
+        assert value(found, "envplan_run_info", job_id="4711", plan_sha256="ab" * 32) == 1
         assert value(found, "envplan_guard_up", gpu="0") == 1
         assert value(found, "envplan_guard_up", gpu="1") == 0
         assert value(found, "envplan_clock_changes_total") == len(
@@ -212,6 +212,7 @@ def test_the_file_is_written_once(fake_nvml: FakeNvml, tmp_path: Path) -> None:
 def test_promtool_finds_nothing_to_mend(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     with shim(tmp_path) as running:
         run_step(running)
+        wait_until_set(running)
         running.begin("backward", 2)
         running.step()
         wait_for(lambda: (status := only_status()) is not None and status.followed)

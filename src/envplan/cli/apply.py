@@ -22,7 +22,7 @@ from envplan.cli.progress import progress
 from envplan.cli.shared import JOB, MOST_USED, SLOW_CLOCKS, MinDwell
 from envplan.cli.tables import Column, change_row, table_columns, text_column, value_column
 from envplan.cli.types import Numbers, OutputFile, completing, numbers, one_of, quantity
-from envplan.enforce.formats import ENVPLAN, FORMATS, ZEUS, Format
+from envplan.enforce.formats import ENVPLAN, FORMATS, ZEUS
 from envplan.errors import InputError, naming
 from envplan.quantities import COUNT
 from envplan.units import s_from_ns
@@ -244,8 +244,8 @@ def apply(
         )
     if not dry_run:
         atomic_write(file, chosen_format.text(applied))
-    if chosen_format in (ENVPLAN, ZEUS):
-        _warn_of_late_clocks(followed, profile, chosen_format, force=source.force)
+    if chosen_format is ZEUS:
+        _warn_of_late_clocks(followed, profile, force=source.force)
     forced = profile.sha256 != plan.profile.sha256
     notes = remarks(followed, applied, chosen_format, file, forced=forced) + dwell_notes
     if dry_run:
@@ -254,7 +254,7 @@ def apply(
         next_command = ["envplan", "check", str(file)]
     else:
         next_command = ["envplan", "simulate", str(source.plan)]
-    not_shown = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
+    not_shown = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder", "switching"}
     ui.answer(
         lambda: {
             "frequency_plan": None if dry_run else str(file),
@@ -286,10 +286,8 @@ def _with_min_dwell(
     return plan, []
 
 
-def _warn_of_late_clocks(
-    plan: envplan.Plan, profile: envplan.Profile, chosen_format: Format, *, force: bool
-) -> None:
-    """Warn that clocks are asked for as operations start, where the plan was made for ahead."""
+def _warn_of_late_clocks(plan: envplan.Plan, profile: envplan.Profile, *, force: bool) -> None:
+    """Warn that Zeus asks for clocks as operations start, where the plan was made for ahead."""
     from envplan.plan import replay_plan
 
     machine = plan.job.machine
@@ -298,9 +296,8 @@ def _warn_of_late_clocks(
     late = replay_plan(plan, profile, force=force, machine=replace(machine, ask="start"))
     time_s = s_from_ns(late.makespan_ns)
     percent = 100 * (time_s / plan.iteration_time - 1)
-    follower = "Zeus" if chosen_format is ZEUS else "the shim of this version"
     ui.warn(
-        f"{follower} asks for a clock as its operation starts, and the plan is made for asking "
+        "Zeus asks for a clock as its operation starts, and the plan is made for asking "
         f"ahead: its iteration then takes {significant(time_s)} s, {percent:.2f}% more; plan with "
         "--ask start"
     )

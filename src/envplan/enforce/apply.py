@@ -29,6 +29,8 @@ from envplan.enforce.freqplan import (
     StageClocks,
     StageEnergy,
     StagePower,
+    StageTimes,
+    Switching,
     requested_clocks,
 )
 from envplan.enforce.supported_clocks import stage_clocks
@@ -89,10 +91,11 @@ def apply_plan(
         _require_in_time(plan, fitter.replay(fitted.planned), "envplan check says more")
         _require_in_time(plan, fitted.replay, "plan again, from a profile of this GPU")
         _require_limits(plan, fitted.replay, context)
-    rungs = [fitter.as_rung(fitted, num_gpus)]
+    fitted_plans = [fitted]
     with_ladder = ladder and plan.ladder is not None
     if with_ladder:
-        rungs += _fit_ladder(plan, fitter, fitted, context)
+        fitted_plans += _fit_ladder(plan, fitter, fitted, context)
+    rungs = [fitter.as_rung(fitted_plan, num_gpus) for fitted_plan in fitted_plans]
 
     all_alike = all(clocks == gpus[0] for clocks in gpus)
     supported_mhz = set(chain.from_iterable(clocks.supported_clocks_mhz for clocks in gpus))
@@ -112,6 +115,7 @@ def apply_plan(
         stage_energies=_stage_energies(problem, fitted.replay),
         stage_power=_stage_power(fitter, fitted, profile),
         raised=fitter.raised_clocks(fitted),
+        switching=_switching(plan, profile, [fitted_plan.replay for fitted_plan in fitted_plans]),
         ranks=_rank_plans(plan, topology, rungs, devices),
         ladder=rungs[1:] if with_ladder else None,
     )
@@ -164,7 +168,7 @@ def _require_limits(plan: Plan, replay: Replay, context: LimitContext) -> None:
 
 def _fit_ladder(
     plan: Plan, fitter: _ClockFitter, fastest: _FittedPlan, context: LimitContext
-) -> list[Rung]:
+) -> list[_FittedPlan]:
     """The rungs of a plan's ladder with clocks of the GPUs, by ascending iteration time.
 
     A rung that raised clocks have made no slower than the one before it, that saves nothing any
@@ -182,7 +186,7 @@ def _fit_ladder(
         breaks_a_limit = any(limit.violation(replay, context) for limit in local_limits)
         if is_slower and saves_energy and not breaks_a_limit:
             previous = replay
-            rungs.append(fitter.as_rung(fitted, context.num_gpus))
+            rungs.append(fitted)
     return rungs
 
 
@@ -195,6 +199,56 @@ def _stage_energies(problem: Problem, replay: Replay) -> list[StageEnergy]:
             replay.stage_energies_fj, highest.stage_energies_fj, strict=True
         )
     ]
+
+
+def _switching(plan: Plan, profile: Profile, replays: Sequence[Replay]) -> Switching | None:
+    """What the shim must know of clocks that come late; None: the plan's come at once.
+
+    Where the plan is made for the latency that was measured, each clock is asked for by its own
+    95th percentile: to the median, half of them would be late.
+
+    Args:
+        plan: the plan.
+        profile: that it was made from.
+        replays: of the plan itself and of its rungs.
+    """
+    machine = plan.job.machine
+    if not machine.latency_ns:
+        return None
+    times = [_stage_times(replay) for replay in replays] if machine.asks_ahead else None
+    latency_s = s_from_ns(machine.latency_ns)
+    source = "given"
+    latency_by_mhz = None
+    measured = profile.switch_latency
+    if measured is not None and profile.measured_latency_s == latency_s:
+        source = measured.source
+        latency_by_mhz = {
+            str(mhz): latency.p95_s for mhz, latency in sorted(measured.by_mhz.items())
+        }
+    return Switching(
+        ask=machine.ask,
+        latency_s=latency_s,
+        latency_by_mhz=latency_by_mhz,
+        source=source,
+        times=times,
+    )
+
+
+def _stage_times(replay: Replay) -> list[StageTimes]:
+    """The times of each stage's operations in a replay."""
+    stages = []
+    for begin, end in pairwise(replay.problem.pipeline.stage_begin.tolist()):
+        starts_ns = replay.starts_ns[begin:end].tolist()
+        finishes_ns = replay.finishes_ns[begin:end].tolist()
+        waits_s = []
+        durations_s = []
+        previous_ns = 0
+        for start_ns, finish_ns in zip(starts_ns, finishes_ns, strict=True):
+            waits_s.append(s_from_ns(start_ns - previous_ns))
+            durations_s.append(s_from_ns(finish_ns - start_ns))
+            previous_ns = finish_ns
+        stages.append(StageTimes(waits_s=waits_s, durations_s=durations_s))
+    return stages
 
 
 def _stage_power(fitter: _ClockFitter, fitted: _FittedPlan, profile: Profile) -> list[StagePower]:

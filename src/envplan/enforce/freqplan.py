@@ -36,6 +36,7 @@ CSV_COLUMNS: Final = (
 ClockSource = Literal["modelled", "given", "nvml", "profile"]
 Megahertz = Annotated[int, Field(ge=1, le=10**6)]
 MegahertzOrNone = Annotated[int, Field(ge=0, le=10**6)]
+MegahertzText = Annotated[str, Field(pattern="^[1-9][0-9]{0,5}$")]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -131,6 +132,54 @@ class RaisedClock(Model):
     )
 
 
+class StageTimes(Model):
+    """The planned times of a stage's operations, in execution order.
+
+    Attributes:
+        waits_s: from the end of the operation before until each begins, s; for the first one from
+            the begin of the iteration.
+        durations_s: of each, s.
+    """
+
+    waits_s: list[Seconds]
+    durations_s: list[Seconds]
+
+
+class Switching(Model):
+    """How long clocks take to change, and what the shim needs to ask for them ahead.
+
+    Attributes:
+        ask: whether clocks are asked for so long `ahead`, or as operations `start`.
+        latency_s: from a request until the clock has changed, s, by which the plan was made.
+        latency_by_mhz: how long ahead each clock is asked for, s, by MHz as text, such as a 95th
+            percentile; absent where only the one figure is known.
+        source: of the latency: `measured`, as the profile's sidecar has it, or `given`.
+        times: of the plan, and then of each rung of its ladder: the times of each stage. Absent
+            where clocks are asked for as operations start.
+    """
+
+    ask: Literal["ahead", "start"]
+    latency_s: Seconds
+    latency_by_mhz: dict[MegahertzText, Seconds] | None = None
+    source: str
+    times: list[list[StageTimes]] | None = None
+
+    def latency_to(self, mhz: int) -> float:
+        """How long ahead a clock is asked for, s."""
+        return (self.latency_by_mhz or {}).get(str(mhz), self.latency_s)
+
+    def times_of(self, schedule: int, stage: int) -> StageTimes | None:
+        """The planned times of a stage; None: clocks are not asked for ahead.
+
+        Args:
+            schedule: 0 for the plan itself, 1 for the first rung of its ladder, and so on.
+            stage: of the pipeline.
+        """
+        if self.ask != "ahead" or self.times is None:
+            return None
+        return self.times[schedule][stage]
+
+
 class RankPlan(Model):
     """One rank's part.
 
@@ -180,6 +229,8 @@ class FrequencyPlan(Document):
         stage_power: of one GPU of each stage; absent in files of older versions.
         raised: planned clocks that the GPU does not have.
         dwell: in files of older versions, what it took to make clocks last.
+        switching: how long clocks take to change; absent where they are taken to come at once,
+            and in files of older versions.
         ranks: every global rank, in order; those of one stage have the same operations.
         ladder: slower rungs by ascending iteration time; absent if the plan has none.
     """
@@ -203,6 +254,7 @@ class FrequencyPlan(Document):
     stage_power: list[StagePower] | None = None
     raised: list[RaisedClock]
     dwell: dict[str, float] | None = None
+    switching: Switching | None = None
     ranks: list[RankPlan]
     ladder: list[Rung] | None = None
 
@@ -338,6 +390,7 @@ class FrequencyPlan(Document):
         self._check_ranks()
         self._check_clocks()
         self._check_ladder()
+        self._check_times()
         return [
             f"{self.world_size} ranks on {self.layout.stages} stages, in the order "
             f"{self.layout.rank_order}",
@@ -418,6 +471,26 @@ class FrequencyPlan(Document):
                 raise InputError(
                     f"{name} asks for {min(unlisted_mhz)} MHz on stage {stage}, which is not among "
                     "the clocks of its ranks"
+                )
+
+    def _check_times(self) -> None:
+        if self.switching is None or self.switching.times is None:
+            return
+        times_of_schedules = self.switching.times
+        num_schedules = 1 + len(self.ladder or [])
+        if len(times_of_schedules) != num_schedules:
+            raise InputError(
+                f"switching has times of {len(times_of_schedules)} plans, but with its ladder this "
+                f"has {num_schedules}"
+            )
+        num_operations = _lengths(self.stage_operations())
+        for number, times in enumerate(times_of_schedules):
+            num_waits = [len(stage_times.waits_s) for stage_times in times]
+            num_durations = [len(stage_times.durations_s) for stage_times in times]
+            if not num_waits == num_durations == num_operations:
+                raise InputError(
+                    f"switching.times[{number}] does not have one wait and one duration for every "
+                    "operation"
                 )
 
 

@@ -267,7 +267,7 @@ def _add_run(families: _Families, status: RunStatus, index: int, user: str) -> N
         1,
         **run,
         stage=status.stage,
-        job=status.job,
+        job_id=status.job,
         plan_sha256=status.plan_sha256,
         user=user,
     )

@@ -1,24 +1,22 @@
 """The operations of one rank in their planned order, with the clocks to request for them.
 
-Operations and parts of operations are alike here: each has requests that are made as it begins, or
-a planned time after that.
+The clock of an operation is asked for as it begins, or ahead of that. Those of its parts are asked
+for as each begins, or a planned time after that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Final
 
 from envplan.clocks import ClockRequest, parse_clock_requests
 from envplan.enforce.freqplan import FrequencyPlan, OperationKey, RankPlan
+from envplan.runtime.ask_ahead import TimerTable, operation_times
+from envplan.units import ns_from_s
 
 __all__ = ["RankSchedule", "ScheduledOperation", "rank_schedules"]
-
-#: The part of requests that are made for an operation as a whole.
-_WHOLE_OPERATION: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,6 @@ class ScheduledOperation:
         frequency_mhz: the clock that it begins with; 0 leaves the clock as it is.
         config: as the plan has it; of an operation by parts, the clocks of these.
         first_config: the config that training runs it with at its begin.
-        begin_requests: made as it begins.
         part_requests: made as a part of it begins, by the part's name.
     """
 
@@ -40,7 +37,6 @@ class ScheduledOperation:
     frequency_mhz: int
     config: str
     first_config: str
-    begin_requests: tuple[ClockRequest, ...]
     part_requests: Mapping[str, tuple[ClockRequest, ...]]
 
 
@@ -51,10 +47,24 @@ class RankSchedule:
     Attributes:
         iteration_time_s: planned, s.
         operations: in execution order.
+        timer_table: when clocks are asked for ahead; None: as operations begin.
     """
 
     iteration_time_s: float
     operations: tuple[ScheduledOperation, ...]
+    timer_table: TimerTable | None = None
+
+    @cached_property
+    def num_microbatches(self) -> int:
+        """How many microbatches an iteration has."""
+        return 1 + max((operation.key.microbatch for operation in self.operations), default=-1)
+
+    @cached_property
+    def kinds(self) -> frozenset[tuple[str, int]]:
+        """Instruction and chunk of its operations."""
+        return frozenset(
+            (operation.key.instruction, operation.key.chunk) for operation in self.operations
+        )
 
     @property
     def part_names(self) -> frozenset[str]:
@@ -73,23 +83,46 @@ def rank_schedules(plan: FrequencyPlan, rank: RankPlan) -> list[RankSchedule]:
         rank: the part of it that is the rank's.
     """
     keys = [operation.key for operation in rank.operations]
-    schedules = [_schedule(plan.iteration_time_s, keys, rank.frequencies, rank.configs)]
+    operations = [_scheduled_operations(keys, rank.frequencies, rank.configs)]
+    times_s = [plan.iteration_time_s]
     for rung in plan.ladder or []:
         frequencies = rung.frequencies_mhz[rank.stage]
         configs = rung.configs_of(rank.stage)
-        schedules.append(_schedule(rung.iteration_time_s, keys, frequencies, configs))
-    return schedules
+        operations.append(_scheduled_operations(keys, frequencies, configs))
+        times_s.append(rung.iteration_time_s)
+    return [
+        RankSchedule(time_s, of_schedule, _timer_table(plan, number, rank.stage, of_schedule))
+        for number, (time_s, of_schedule) in enumerate(zip(times_s, operations, strict=True))
+    ]
 
 
-def _schedule(
-    iteration_time_s: float,
-    keys: Sequence[OperationKey],
-    frequencies: Sequence[int],
-    configs: Sequence[str] | None,
-) -> RankSchedule:
+def _timer_table(
+    plan: FrequencyPlan, number: int, stage: int, operations: Sequence[ScheduledOperation]
+) -> TimerTable | None:
+    """When the clocks of a schedule are asked for ahead; None: they are not.
+
+    Args:
+        plan: the frequency plan.
+        number: of the schedule, 0 for the plan itself.
+        stage: of the pipeline.
+        operations: of the schedule.
+    """
+    switching = plan.switching
+    if switching is None:
+        return None
+    times = switching.times_of(number, stage)
+    if times is None:
+        return None
+    latencies_s = [switching.latency_to(operation.frequency_mhz) for operation in operations]
+    latencies_s.append(switching.latency_s)  # for the highest clock after the last
+    return TimerTable(operation_times(times), [ns_from_s(latency_s) for latency_s in latencies_s])
+
+
+def _scheduled_operations(
+    keys: Sequence[OperationKey], frequencies: Sequence[int], configs: Sequence[str] | None
+) -> tuple[ScheduledOperation, ...]:
     all_configs = configs or [""] * len(keys)
-    operations = map(_scheduled_operation, keys, frequencies, all_configs)
-    return RankSchedule(iteration_time_s, tuple(operations))
+    return tuple(map(_scheduled_operation, keys, frequencies, all_configs))
 
 
 def _scheduled_operation(key: OperationKey, mhz: int, config: str) -> ScheduledOperation:
@@ -102,7 +135,6 @@ def _scheduled_operation(key: OperationKey, mhz: int, config: str) -> ScheduledO
         frequency_mhz=mhz,
         config=config,
         first_config=first_config,
-        begin_requests=(ClockRequest(_WHOLE_OPERATION, mhz, config),) if mhz else (),
         part_requests=part_requests,
     )
 

@@ -2,10 +2,12 @@
 
 A line is one object with `event` and `rank`. `start` says which plan is followed; `step` has an
 iteration's time (s) and, for each (instruction, chunk, MHz) of it, how many operations there were,
-their mean and their least time (s), and after these their config, if they have one; `mismatch` and
-`clock_error` say what happened; `end` counts them. Ranks may append to one file: each line is
-whole, on network file systems as well. A rank that has written its share goes on in a file of its
-own, NAME.rank3, and when that is full begins it anew and keeps the one before, NAME.rank3.old.
+their mean and their least time (s), and after these their config, if they have one. Its `changes`
+say of each change of clock for which operation it was made, when it was wanted, when it was asked
+for and when the driver had set it. `mismatch` and `clock_error` say what happened; `end` counts
+them. Ranks may append to one file: each line is whole, on network file systems as well. A rank that
+has written its share goes on in a file of its own, NAME.rank3, and when that is full begins it anew
+and keeps the one before, NAME.rank3.old.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,10 +29,10 @@ from typing import Annotated, ClassVar, Final, NamedTuple, Protocol
 from pydantic import Field, GetCoreSchemaHandler, JsonValue, Strict
 from pydantic_core import CoreSchema, core_schema
 
-from envplan._io.documents import Index, Model
-from envplan._io.files import ReadLimits, append_line, stream
+from envplan._io.documents import Index, Model, refuse_later_version
+from envplan._io.files import AnyPath, ReadLimits, append_line, stream
 from envplan.enforce.freqplan import OperationKey
-from envplan.errors import InputError
+from envplan.errors import InputError, shown
 from envplan.runtime.step_energy import EnergyTotals
 
 RUN_SCHEMA: Final = "envplan/run/v1"
@@ -81,6 +85,24 @@ class OperationTimes(NamedTuple):
         return core_schema.no_info_after_validator_function(
             lambda fields: cls(*fields), handler.generate_schema(lists)
         )
+
+
+class ChangeTimes(NamedTuple):
+    """The times of a change of clock, from the begin of its step; in the log a list of these.
+
+    Attributes:
+        position: of the operation that it was made for, in execution order.
+        frequency_mhz: the clock.
+        wanted_s: when the operation began, s.
+        asked_s: when the clock was asked for.
+        seen_s: when the driver had set it; None: a newer one overtook it, or it was not set.
+    """
+
+    position: int
+    frequency_mhz: int
+    wanted_s: float
+    asked_s: float
+    seen_s: float | None
 
 
 # Lines as they are written
@@ -174,6 +196,7 @@ class RunEnded(RunEvent):
         clock_errors: that were noticed.
         energy: of the steps that followed the plan.
         dropped: lines that were not written: the log was far behind, or they could not be made.
+        iterations: how many followed the plan, and how many did not, by the reason.
     """
 
     event: ClassVar[str] = "end"
@@ -183,6 +206,7 @@ class RunEnded(RunEvent):
     clock_errors: int
     energy: EnergyTotals
     dropped: int = 0
+    iterations: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Its JSON object."""
@@ -195,6 +219,7 @@ class RunEnded(RunEvent):
             "clock_errors": self.clock_errors,
             **self.energy.to_dict(),
             "dropped": self.dropped,
+            "iterations": dict(self.iterations),
         }
 
 
@@ -214,6 +239,7 @@ class StepRecord:
         mismatches: steps so far whose order was not the plan's.
         energy: of the steps so far that followed the plan.
         operations: times by kind of operation and clock.
+        changes: of clocks, in execution order.
     """
 
     rank: int
@@ -227,6 +253,7 @@ class StepRecord:
     mismatches: int
     energy: EnergyTotals
     operations: list[OperationTimes]
+    changes: list[ChangeTimes] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Its JSON object."""
@@ -243,6 +270,7 @@ class StepRecord:
             "mismatches": self.mismatches,
             **self.energy.to_dict(),
             "operations": [times.to_list() for times in self.operations],
+            "changes": [list(change) for change in self.changes],
         }
 
 
@@ -314,8 +342,7 @@ class RunLog:
                 self._write(record)
             except Exception as error:  # a log must not end what it is a log of
                 self._give_up(error)
-        if self._file is not None:
-            os.close(self._file)
+        self._close_file()
 
     def _make(self, make_record: Callable[[], RunRecord]) -> RunRecord | None:
         """The record; None if it cannot be made, as where the device fails. That is said once."""
@@ -331,8 +358,12 @@ class RunLog:
 
     def _give_up(self, error: Exception) -> None:
         _logger.warning("the run log is given up: %s", error)
+        self._close_file()
+
+    def _close_file(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            with suppress(OSError):  # the training may have closed all descriptors
+                os.close(self._file)
             self._file = None
 
     def _write(self, record: RunRecord) -> None:
@@ -367,10 +398,15 @@ def log_beside(freqplan: Path) -> Path:
 
 def _open_or_warn(path: Path) -> int | None:
     try:
-        return os.open(path, _OPEN_FLAGS, 0o666)
+        descriptor = os.open(path, _OPEN_FLAGS, 0o666)
     except OSError as error:
         _logger.warning("%s: no run log: %s", path, error.strerror)
         return None
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # it would fill up, and nobody reads lines back
+        os.close(descriptor)
+        _logger.warning("%s: no run log: it is a pipe", path)
+        return None
+    return descriptor
 
 
 # Lines as they are read
@@ -383,11 +419,16 @@ class LoggedLine(Model, extra="ignore"):
         event: what happened.
         rank: global rank.
         plan_sha256: of a `start` line, the plan.json that is followed from then on.
+        schema_id: of a `start` line, the version of the lines from then on.
+        iterations: of an `end` line, how many followed the plan, and how many did not, by the
+            reason; absent in logs of older versions.
     """
 
     event: str
     rank: int
     plan_sha256: object = None
+    schema_id: object = Field(None, alias="schema")
+    iterations: dict[str, Index] | None = None
 
 
 class LoggedStep(LoggedLine):
@@ -423,7 +464,22 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[LoggedLine
                     raise InputError(
                         "is not a line of a run log as the shim writes them", path=path, line=number
                     ) from None
+                if line.event == RunStarted.event:
+                    _refuse_unknown_version(line, path, number)
                 yield line
+
+
+def _refuse_unknown_version(start: LoggedLine, path: AnyPath, number: int) -> None:
+    """Refuse a log whose lines may mean something else than is known here.
+
+    Raises:
+        InputError: it is of a later version, or of one that is not known; says the line.
+    """
+    refuse_later_version(start.schema_id, RUN_SCHEMA, path)
+    if start.schema_id not in (None, RUN_SCHEMA):
+        stated = shown(start.schema_id)
+        problem = f"begins a run log of schema {stated}, not {shown(RUN_SCHEMA)}"
+        raise InputError(problem, path=path, line=number)
 
 
 def parse_line(document: object) -> LoggedLine:
@@ -450,3 +506,20 @@ def steps_of_plan(lines: Iterable[LoggedLine], sha256: str) -> Iterator[LoggedSt
             follows_plan[line.rank] = line.plan_sha256 == sha256
         elif isinstance(line, LoggedStep) and follows_plan.get(line.rank, False):
             yield line
+
+
+def iterations_of_plan(lines: Iterable[LoggedLine], sha256: str) -> dict[str, int]:
+    """The iterations of ended runs that followed one plan, by their outcome; of the first rank.
+
+    Args:
+        lines: of run logs, those of each rank in order.
+        sha256: of the plan.json.
+    """
+    follows_plan: dict[int, bool] = {}
+    iterations: dict[int, Counter[str]] = {}  # by rank
+    for line in lines:
+        if line.event == "start":
+            follows_plan[line.rank] = line.plan_sha256 == sha256
+        elif line.iterations is not None and follows_plan.get(line.rank, False):
+            iterations.setdefault(line.rank, Counter()).update(line.iterations)
+    return dict(iterations[min(iterations)]) if iterations else {}

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import Enum
@@ -36,16 +36,17 @@ from typing import Any, Final, NamedTuple
 from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError, DeviceInfo
 from envplan.devices.guard import Guard
 from envplan.enforce.freqplan import FrequencyPlan, OperationKey
+from envplan.errors import InputError
 from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.observer import OperationObserver
+from envplan.runtime.operation_clocks import OperationClocks
 from envplan.runtime.orders import OrderReader
-from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome
+from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome, outcomes_in_words
 from envplan.runtime.rank_schedule import rank_schedules
-from envplan.runtime.ranks import number_or_environment
+from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none
 from envplan.runtime.runlog import (
     ClockError,
     Mismatch,
-    OperationTimes,
     RunEnded,
     RunLog,
     RunStarted,
@@ -60,13 +61,22 @@ from envplan.runtime.step_accounting import (
     StepAccounting,
 )
 from envplan.runtime.step_energy import StepEnergyMeter
+from envplan.runtime.step_times import (
+    change_times,
+    span_times,
+    times_by_kind,
+    waits_and_durations,
+)
 from envplan.runtime.stragglers import num_before_reduction
-from envplan.runtime.timestamps import DeviceEvent, Timestamp, seconds_between
+from envplan.runtime.timestamps import DeviceEvent, Timestamp
+from envplan.units import ns_from_s
 
 __all__ = ["BESIDE_PLAN", "IterationTime", "Shim"]
 
 _MAX_LOG_BYTES: Final = 64 * 2**20
 _MAX_LOGGED_CLOCK_ERRORS: Final = 1000
+#: A clock that comes so long after the begin of its operation is still on time, s.
+_ON_TIME_S: Final = 1e-3
 #: Steps in a row without any operation, after which that is said.
 _MAX_EMPTY_STEPS: Final = 3
 
@@ -102,8 +112,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     Args:
         plan: a frequency plan, or the path of one.
-        rank: global rank; default: $RANK, as torchrun sets it.
-        world_size: number of ranks of the job; default: $WORLD_SIZE, else the plan's.
+        rank: global rank; default: as torch.distributed, torchrun, Slurm or MPI say.
+        world_size: number of ranks of the job; default: as they say, else the plan's.
         device: this rank's GPU; default: what the plan says, or the only one that
             CUDA_VISIBLE_DEVICES leaves.
         counted: by whom, if `device` is given.
@@ -158,14 +168,22 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         marker: Callable[[], DeviceEvent] | None = None,
         **options: Any,
     ) -> None:
+        if not isinstance(plan, FrequencyPlan | str | os.PathLike):
+            raise InputError(
+                "the first argument must be a frequency plan as envplan apply writes it, or its "
+                f"path, and not a {type(plan).__name__}"
+            )
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
-        self.rank = number_or_environment(rank, "RANK")
-        if world_size is not None or "WORLD_SIZE" in os.environ:
-            self.plan.check_world(number_or_environment(world_size, "WORLD_SIZE"))
+        self.rank = number_of_process(rank, RankNumber.RANK)
+        if world_size is None and (rank is None or "WORLD_SIZE" in os.environ):
+            world_size = number_or_none(RankNumber.WORLD_SIZE)
+        if world_size is not None:
+            self.plan.check_world(world_size)
         rank_plan = self.plan.rank_plan(self.rank)
         self.stage = rank_plan.stage
         self.steps = self.mismatches = self.clock_errors = 0
         self.last_iteration: IterationTime | None = None
+        self.outcomes: Counter[StepOutcome] = Counter()
 
         self._schedules = rank_schedules(self.plan, rank_plan)
         self.operations = tuple(operation.key for operation in self._schedules[0].operations)
@@ -191,6 +209,12 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             backend, device, counted=counted, every_request=every_request, **options
         )
         self._requester = ClockRequester(guard, marker)
+        switching = self.plan.switching
+        self._clocks = OperationClocks(
+            self._requester,
+            max_clock_mhz=self._max_clock_mhz,
+            latency_ns=0 if switching is None else ns_from_s(switching.latency_s),
+        )
         energies = self.plan.stage_energies
         self._energy = StepEnergyMeter(energies[self.stage] if energies else None)
         self._accounting = StepAccounting(self._requester, self._schedules[0], self._energy)
@@ -285,18 +309,21 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """An operation begins: ask for its clock, if that is another than now."""
-        operation = self._follower.begin((instruction, microbatch, chunk))
+        follower = self._follower
+        key = OperationKey(instruction, microbatch, chunk)
+        if follower.position and follower.is_first(key):
+            self.step()  # the iteration before was cut short, as by an exception
+        operation = follower.begin(key)
         if operation is None:
-            self._leave_plan("begin", OperationKey(instruction, microbatch, chunk))
+            self._run_unplanned(key)
             return
-        if not self._follower.position:
+        if not self._spans:
             self._step_begin_ns = perf_counter_ns()
-        requester = self._requester
-        self._operation_begin = begin = requester.record_event()
+        self._operation_begin = begin = self._requester.record_event()
         self._config = operation.first_config
-        for request in operation.begin_requests:
-            if request.frequency_mhz != requester.last_requested_mhz:
-                requester.request(request.frequency_mhz, begin, request.delay_ns)
+        self._clocks.begin(
+            follower.schedule, follower.position, begin, is_regular=follower.is_regular
+        )
 
     def part(self, name: str, *, backward: bool) -> None:
         """A part of the operation that runs begins: ask for the clocks due then or soon after."""
@@ -305,33 +332,42 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             return
         if backward != operation.is_backward:
             return
-        requester = self._requester
         for request in operation.part_requests.get(name, ()):
             self._config = request.config
-            if request.frequency_mhz != requester.last_requested_mhz:
-                requester.request(request.frequency_mhz, requester.record_event(), request.delay_ns)
+            self._clocks.request_for_part(request)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
-        if not self._follower.end((instruction, microbatch, chunk)):
-            self._leave_plan("end", OperationKey(instruction, microbatch, chunk))
+        follower = self._follower
+        key = OperationKey(instruction, microbatch, chunk)
+        position = follower.position
+        if not follower.end(key):
+            if not follower.is_extra(key):
+                self._leave_plan("end", key)
             return
-        requester = self._requester
-        self._spans.append(
-            OperationSpan(
-                self._operation_begin, requester.record_event(), requester.last_request_id
-            )
+        end = self._requester.record_event()
+        request_id = self._clocks.end(
+            follower.schedule, position, end, is_regular=follower.is_regular
         )
+        self._spans.append(OperationSpan(self._operation_begin, end, request_id))
+
+    def iteration_begins(self) -> None:
+        """A training iteration begins: ask for the clock of its first operation."""
+        if self._follower.has_begun():
+            self.step()  # the iteration before was cut short, as by an exception
+        self._clocks.iteration_begins(self._follower.schedule, self._requester.record_event())
 
     def step(self) -> None:
         """An iteration is over; the next one follows the plan that stragglers leave time for."""
-        if self._follower.is_incomplete():
-            self._leave_plan("step", None)
         schedule = self._follower.schedule
         self._follower.next_schedule = self._schedules[self._rung_for(self.steps + 1)]
+        expected = self._follower.expected
         outcome = self._follower.finish_step()
-        request_ids = range(self._last_request_id_of_step + 1, self._requester.last_request_id + 1)
-        self._last_request_id_of_step = self._requester.last_request_id
+        self.outcomes[outcome] += 1
+        if self._spans:
+            last_request_id = self._spans[-1].request_id
+            request_ids = range(self._last_request_id_of_step + 1, last_request_id + 1)
+            self._last_request_id_of_step = last_request_id
         followed = None
         if outcome is StepOutcome.FOLLOWED:
             followed = FollowedStep(
@@ -342,7 +378,12 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 end_ns=perf_counter_ns(),
                 request_ids=request_ids,
             )
-        elif self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
+        elif outcome is not StepOutcome.EMPTY:
+            self.full_speed()
+            self._status.unfollowed(outcome.value)
+        if outcome is StepOutcome.CUT_SHORT:
+            self._note_mismatch("step", expected, None)
+        if self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
             self._warn_on_rank_0(self._why_not_followed())
         self._requester.call_after_requests(partial(self._process_reports, self.steps, followed))
         self.steps += 1
@@ -350,9 +391,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     def full_speed(self) -> None:
         """Something else runs until the next operation begins: ask for the highest clock."""
-        requester = self._requester
-        if requester.last_requested_mhz != self._max_clock_mhz:
-            requester.request(self._max_clock_mhz, requester.record_event())
+        self._clocks.full_speed(self._requester.record_event())
 
     def set_straggler_time(self, seconds: float | None) -> None:
         """From the next step on, follow the slowest plan of the ladder that is still in time.
@@ -393,6 +432,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 *(self.rank, self.clock_errors, "s" if self.clock_errors > 1 else ""),
                 *(self.steps, self._first_clock_error),
             )
+        if outcomes := outcomes_in_words(self._iterations()):
+            self._warn_on_rank_0(outcomes)
         if summary := self._energy.summary(self.planned_time):
             self._warn_on_rank_0(summary)
         self._log.close(
@@ -402,6 +443,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 mismatches=self.mismatches,
                 clock_errors=self.clock_errors,
                 energy=self._energy.totals,
+                iterations=self._iterations(),
             )
         )
         self._status.close()
@@ -425,20 +467,38 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             "loop that trains, before the framework's functions are taken"
         )
 
-    def _leave_plan(self, where: str, got: OperationKey | None) -> None:
+    def _run_unplanned(self, key: OperationKey) -> None:
+        """An operation begins that the plan does not have here: run it at the highest clock."""
+        if self._follower.is_extra(key):
+            self.full_speed()
+        else:
+            self._leave_plan("begin", key)
+
+    def _leave_plan(self, where: str, got: OperationKey) -> None:
         """The order is not the plan's: run at the highest clock until the next step.
 
         Args:
-            where: "begin", "end" or "step".
-            got: the operation that came; None: the step's end.
+            where: "begin" or "end".
+            got: the operation that came.
         """
         if self._follower.state is not FollowState.ON_PLAN:
             return
         expected = self._follower.expected
         self._follower.leave_plan()
         self.full_speed()
+        self._note_mismatch(where, expected, got)
+
+    def _note_mismatch(
+        self, where: str, expected: OperationKey | None, got: OperationKey | None
+    ) -> None:
+        """Count a step that has left the plan; the first one is said and logged.
+
+        Args:
+            where: "begin", "end" or "step".
+            expected: the operation that the plan has there; None: none.
+            got: the operation that came; None: the step's end.
+        """
         self.mismatches += 1
-        self._status.unfollowed("another order of operations")
         if self.mismatches > 1:
             return
         _logger.warning(
@@ -450,6 +510,10 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._log.write(
             Mismatch(rank=self.rank, step=self.steps, where=where, expected=expected, got=got)
         )
+
+    def _iterations(self) -> dict[str, int]:
+        """How many iterations there were, by their outcome in words."""
+        return {outcome.value: count for outcome, count in self.outcomes.items()}
 
     def _process_reports(self, step: int, followed: FollowedStep | None) -> None:
         """Take note of what the guard reports, and log the steps that are decided by it.
@@ -478,21 +542,25 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             mismatches: of the run until then.
         """
         step = accounted.step
-        begin = step.spans[0].begin
+        times = span_times(step.spans)
+        if step.schedule.timer_table is not None:
+            step.schedule.timer_table.add_step(waits_and_durations(times))
+        late = self._late_positions(accounted)
         record = StepRecord(
             rank=self.rank,
             stage=self.stage,
             step=step.number,
             planned_s=accounted.planned_s,
-            iteration_s=seconds_between(begin, step.spans[-1].end),
+            iteration_s=times[-1].end_s,
             num_requested=accounted.num_requested,
             num_in_force=accounted.num_in_force,
             max_lag_s=accounted.max_lag_s,
             mismatches=mismatches,
             energy=accounted.energy,
-            operations=_times_by_kind(accounted),
+            operations=times_by_kind(accounted, times, late),
+            changes=change_times(accounted, times),
         )
-        own_time_s = seconds_between(begin, step.spans[self._num_before_reduction - 1].end)
+        own_time_s = times[self._num_before_reduction - 1].end_s
         self.last_iteration = IterationTime(accounted.planned_s, own_time_s)
         if self._on_step is not None:
             try:
@@ -502,33 +570,20 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 self._on_step = None
         return record
 
+    def _late_positions(self, accounted: AccountedStep) -> set[int]:
+        """The operations whose clock came clearly after their begin, though asked for ahead."""
+        switching = self.plan.switching
+        if switching is None or switching.ask != "ahead":
+            return set()
+        return {
+            change.position
+            for change in accounted.changes
+            if change.asked_after_s + switching.latency_to(change.frequency_mhz) > _ON_TIME_S
+        }
+
 
 def _log_beside(plan: FrequencyPlan | str | os.PathLike[str]) -> Path | None:
     """The path of the run log beside the file of a plan; None: the plan has no file."""
     if isinstance(plan, FrequencyPlan):
         return None
     return log_beside(Path(plan))
-
-
-def _times_by_kind(accounted: AccountedStep) -> list[OperationTimes]:
-    """The times of a step's operations, one for each instruction, chunk, clock and config."""
-    times_s: dict[tuple[str, int, int, str], list[float]] = defaultdict(list)
-    step = accounted.step
-    for operation, mhz, span in zip(
-        step.schedule.operations, accounted.clocks_mhz, step.spans, strict=True
-    ):
-        key = operation.key
-        kind = (key.instruction, key.chunk, mhz, operation.config)
-        times_s[kind].append(seconds_between(span.begin, span.end))
-    return [
-        OperationTimes(
-            instruction=instruction,
-            chunk=chunk,
-            frequency_mhz=mhz,
-            num_operations=len(kind_s),
-            mean_s=sum(kind_s) / len(kind_s),
-            min_s=min(kind_s),
-            config=config,
-        )
-        for (instruction, chunk, mhz, config), kind_s in times_s.items()
-    ]

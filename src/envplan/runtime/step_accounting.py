@@ -7,7 +7,7 @@ of each of its operations whether it ran at its clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from envplan.runtime.clock_requester import ClockRequester
@@ -15,7 +15,7 @@ from envplan.runtime.rank_schedule import RankSchedule
 from envplan.runtime.step_energy import EnergyTotals, StepEnergyMeter
 from envplan.runtime.timestamps import Timestamp
 
-__all__ = ["AccountedStep", "FollowedStep", "OperationSpan", "StepAccounting"]
+__all__ = ["AccountedStep", "ClockChange", "FollowedStep", "OperationSpan", "StepAccounting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class OperationSpan:
     Attributes:
         begin: of the operation.
         end: of the operation.
-        request_id: the number of the last request before its end; 0: there was none.
+        request_id: the number of the request that its clock goes back to; 0: there was none.
     """
 
     begin: Timestamp
@@ -43,7 +43,7 @@ class FollowedStep:
         spans: of its operations, in execution order.
         begin_ns: when the first of them was begun by the training thread, perf_counter_ns.
         end_ns: when the step was over for it.
-        request_ids: the numbers of the requests that were made for it.
+        request_ids: the numbers of the requests that were made for its operations.
     """
 
     number: int
@@ -52,6 +52,24 @@ class FollowedStep:
     begin_ns: int
     end_ns: int
     request_ids: range
+
+
+@dataclass(frozen=True, slots=True)
+class ClockChange:
+    """A change of clock that was made for an operation.
+
+    Attributes:
+        position: of the operation in its schedule.
+        frequency_mhz: the clock.
+        asked_after_s: from the begin of the operation until the clock was asked for, s; negative
+            where that was ahead.
+        seen_after_s: the same until the driver had set it; None: it was overtaken, or not set.
+    """
+
+    position: int
+    frequency_mhz: int
+    asked_after_s: float
+    seen_after_s: float | None
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,7 @@ class AccountedStep:
         planned_s: iteration time of the plan that the clocks in force belong to: the followed one,
             though newer requests may have overtaken some; the fastest where clocks were not set.
         energy: of all steps so far.
+        changes: of clocks that were sent to the guard, in execution order.
     """
 
     step: FollowedStep
@@ -76,6 +95,7 @@ class AccountedStep:
     max_lag_s: float
     planned_s: float
     energy: EnergyTotals
+    changes: list[ClockChange]
 
 
 class StepAccounting:
@@ -149,7 +169,29 @@ class StepAccounting:
             max_lag_s=max(step_lags_ns, default=0) / 1e9,
             planned_s=in_force.iteration_time_s,
             energy=self._energy.totals,
+            changes=list(self._changes(step, lags_ns)),
         )
+
+    def _changes(self, step: FollowedStep, lags_ns: Mapping[int, int]) -> Iterator[ClockChange]:
+        """The changes of clock of a step, each with the operation that it was made for."""
+        sent_ns, wanted_ns = self._requester.sent_ns, self._requester.wanted_ns
+        last_id = step.request_ids.start - 1
+        operations = zip(step.schedule.operations, step.spans, strict=True)
+        for position, (operation, span) in enumerate(operations):
+            request_id = span.request_id
+            is_new = request_id > last_id
+            last_id = max(last_id, request_id)
+            if not is_new or request_id not in sent_ns or request_id not in wanted_ns:
+                continue
+            asked_after_ns = sent_ns[request_id] - wanted_ns[request_id]
+            lag_ns = lags_ns.get(request_id)
+            seen_after_ns = None if lag_ns is None else asked_after_ns + lag_ns
+            yield ClockChange(
+                position=position,
+                frequency_mhz=operation.frequency_mhz,
+                asked_after_s=asked_after_ns / 1e9,
+                seen_after_s=None if seen_after_ns is None else seen_after_ns / 1e9,
+            )
 
     def _had_its_clocks(self, step: FollowedStep) -> bool:
         """Whether every request that an operation ran under was carried out, or overtaken."""
@@ -165,3 +207,4 @@ class StepAccounting:
             lags = self._guard.lags
             for old_id in [number for number in lags if number < request_id]:
                 del lags[old_id]
+        self._requester.forget_before(request_id)

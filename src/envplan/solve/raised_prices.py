@@ -55,7 +55,7 @@ _MAX_MICROBATCHES: Final = 96
 #: Microbatches at each end with prices of their own: at least so many, and one for each stage.
 _LEAST_ENDS: Final = 8
 #: The box around the best prices, as parts of the whole flow: at first, at least, and at most.
-_FIRST_BOX, _LEAST_BOX, _LARGEST_BOX = 0.02, 0.002, 1.0
+_FIRST_BOX, _LEAST_BOX, _LARGEST_BOX = 0.005, 0.002, 1.0
 #: A round that brings so much of what was predicted enlarges the box; less makes it smaller.
 _GOOD_SHARE: Final = 0.5
 _ENLARGED, _SHRUNK = 1.5, 0.8
@@ -178,28 +178,26 @@ class _PriceSearch:
         self._classes = classes
         self._master = _Master(relaxation, deadline_ns, classes)
         relaxed = FlowPrices.relaxed(relaxation, deadline_ns)
-        self._center_w = classes.mean(relaxed.arcs_uw) / UW_PER_W
+        mean_w = classes.mean(relaxed.arcs_uw) / UW_PER_W
+        self._center_w = _nearest_flow(relaxation.pipeline, classes, mean_w)
         self._whole_w = max(relaxed.total_uw, relaxation.total_power_uw) / UW_PER_W
         self._master.add_paths(self._paths(relaxed))
 
     def run(self, max_rounds: int) -> Trial | None:
         """The best prices found in so many trials; None: no flow was found."""
-        best: Trial | None = None
+        if self._center_w is None:
+            return None
+        best, paths = self._try(self._center_w)
+        self._master.add_paths(paths)
         box = _FIRST_BOX
         for _ in range(max_rounds):
             predicted = self._master.best_within(self._center_w, box * self._whole_w)
-            if predicted is None:  # no flow within the box
-                box *= 2
-                if box > _LARGEST_BOX:
-                    break
+            if predicted is None:  # numbers that the program is not solved with; others may do
+                box = max(_LEAST_BOX, box * _SHRUNK)
                 continue
             prices_w, predicted_j = predicted
             trial, paths = self._try(prices_w)
             self._master.add_paths(paths)
-            if best is None:
-                best = trial
-                self._center_w = prices_w
-                continue
             best_j = best.bound_fj / FJ_PER_J
             gain_j = (trial.bound_fj - best.bound_fj) / FJ_PER_J
             is_good = gain_j > _GOOD_SHARE * (predicted_j - best_j)
@@ -228,65 +226,114 @@ class _PriceSearch:
         )
 
 
-class _Master:
-    """The linear program: conserved prices, in W, whose bound by the paths known so far is highest.
+class _FlowProgram:
+    """A linear program over flows whose precedences of a class carry the same, in W.
 
-    Its variables are the price of each class, what flows from the beginning to operations and from
-    operations to the end, and what each stage costs.
+    Attributes:
+        prices: the variable of each class that has precedences.
+        sources, sinks: what flows from the beginning to operations, and from operations to the end.
+        counts: how many precedences each class has.
     """
 
-    def __init__(self, relaxation: Relaxation, deadline_ns: int, classes: PriceClasses) -> None:
+    def __init__(self, pipeline: Pipeline, classes: PriceClasses) -> None:
         from ortools.linear_solver import pywraplp  # takes a while to import
 
-        self._solver: Solver = pywraplp.Solver.CreateSolver("GLOP")
-        self._pipeline = relaxation.pipeline
-        self._classes = classes
-        self._infinity = self._solver.infinity()
-        flows = _Flows(self._pipeline, classes)
-        self._flows = flows
-        self._prices = {k: self._flow() for k in np.unique(classes.of_precedences).tolist()}
-        self._sources = {i: self._flow() for i in flows.from_beginning}
-        self._sinks = {i: self._flow() for i in flows.to_end}
-        self._costs = [
-            self._solver.NumVar(-self._infinity, self._infinity, "")
-            for _ in range(self._pipeline.num_stages)
-        ]
-        self._counts = np.bincount(classes.of_precedences, minlength=classes.num_classes)
+        self.solver: Solver = pywraplp.Solver.CreateSolver("GLOP")
+        # A basis stays dual feasible where rows come in and bounds move.
+        self.solver.SetSolverSpecificParametersAsString("use_dual_simplex: true")
+        self.infinity: float = self.solver.infinity()
+        self.flows = _Flows(pipeline, classes)
+        self.num_classes = classes.num_classes
+        self.counts = np.bincount(classes.of_precedences, minlength=classes.num_classes)
+        self.prices = {k: self._flow() for k in np.flatnonzero(self.counts).tolist()}
+        self.sources = {i: self._flow() for i in self.flows.from_beginning}
+        self.sinks = {i: self._flow() for i in self.flows.to_end}
         self._conserve()
-        self._maximize(relaxation.total_power_uw / UW_PER_W, deadline_ns / NS_PER_S)
 
     def _flow(self) -> Variable:
-        return self._solver.NumVar(0, self._infinity, "")
+        return self.solver.NumVar(0, self.infinity, "")
 
     def _conserve(self) -> None:
         """What flows into an operation flows out of it; equal operations have one constraint."""
+        variables = {"price": self.prices, "source": self.sources, "sink": self.sinks}
         known = set[frozenset[tuple[tuple[str, int], int]]]()
         for operation, (into, out_of) in enumerate(
-            zip(self._flows.into, self._flows.out_of, strict=True)
+            zip(self.flows.into, self.flows.out_of, strict=True)
         ):
             terms = Counter[tuple[str, int]]()
             terms.update(("price", k) for k in into)
             terms.subtract(("price", k) for k in out_of)
-            if operation in self._sources:
+            if operation in self.sources:
                 terms["source", operation] = 1
-            if operation in self._sinks:
+            if operation in self.sinks:
                 terms["sink", operation] = -1
             if frozenset(terms.items()) in known:
                 continue
             known.add(frozenset(terms.items()))
-            row = self._solver.Constraint(0, 0)
-            variables = {"price": self._prices, "source": self._sources, "sink": self._sinks}
+            row = self.solver.Constraint(0, 0)
             for (name, key), factor in terms.items():
                 row.SetCoefficient(variables[name][key], factor)
 
+    def solved(self) -> bool:
+        """Solve it; whether that is an optimum."""
+        from ortools.linear_solver import pywraplp
+
+        if self.solver.Solve() == self.solver.OPTIMAL:
+            return True
+        # The basis of the last program may be of no use for this one.
+        afresh = pywraplp.MPSolverParameters()
+        afresh.SetIntegerParam(afresh.INCREMENTALITY, afresh.INCREMENTALITY_OFF)
+        return bool(self.solver.Solve(afresh) == self.solver.OPTIMAL)
+
+    def solution_w(self) -> NDArray[np.float64]:
+        """The prices of the last solution, (num_classes,)."""
+        prices_w = np.zeros(self.num_classes)
+        for k, price in self.prices.items():
+            prices_w[k] = price.solution_value()
+        return prices_w
+
+
+def _nearest_flow(
+    pipeline: Pipeline, classes: PriceClasses, prices_w: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """The flow that differs least from some prices, summed over all precedences, (num_classes,)."""
+    program = _FlowProgram(pipeline, classes)
+    objective = program.solver.Objective()
+    objective.SetMinimization()
+    for k, price in program.prices.items():
+        difference = program.solver.NumVar(0, program.infinity, "")
+        objective.SetCoefficient(difference, float(program.counts[k]))
+        for sign in (-1, 1):
+            row = program.solver.Constraint(sign * float(prices_w[k]), program.infinity)
+            row.SetCoefficient(price, sign)
+            row.SetCoefficient(difference, 1)
+    return program.solution_w() if program.solved() else None
+
+
+class _Master:
+    """The linear program: conserved prices, in W, whose bound by the paths known so far is highest.
+
+    Besides the prices, its variables are what each stage costs.
+    """
+
+    def __init__(self, relaxation: Relaxation, deadline_ns: int, classes: PriceClasses) -> None:
+        self._pipeline = relaxation.pipeline
+        self._classes = classes
+        self._program = _FlowProgram(self._pipeline, classes)
+        self._costs = [
+            self._program.solver.NumVar(-self._program.infinity, self._program.infinity, "")
+            for _ in range(self._pipeline.num_stages)
+        ]
+        self._maximize(relaxation.total_power_uw / UW_PER_W, deadline_ns / NS_PER_S)
+
     def _maximize(self, waiting_w: float, deadline_s: float) -> None:
         """The bound: costs of stages and lags, less what the time until the deadline is worth."""
-        whole = self._solver.NumVar(waiting_w, self._infinity, "")
-        total = self._solver.Constraint(0, 0)
+        whole = self._program.solver.NumVar(waiting_w, self._program.infinity, "")
+        total = self._program.solver.Constraint(0, 0)
         total.SetCoefficient(whole, -1)
-        for sink in self._sinks.values():
+        for sink in self._program.sinks.values():
             total.SetCoefficient(sink, 1)
-        objective = self._solver.Objective()
+        objective = self._program.solver.Objective()
         objective.SetMaximization()
         objective.SetOffset(waiting_w * deadline_s)
         objective.SetCoefficient(whole, -deadline_s)
@@ -294,32 +341,33 @@ class _Master:
             objective.SetCoefficient(cost, 1)
         lags_s = np.zeros(self._classes.num_classes)
         np.add.at(lags_s, self._classes.of_precedences, self._pipeline.succ_lag_ns / NS_PER_S)
-        for k, price in self._prices.items():
+        for k, price in self._program.prices.items():
             objective.SetCoefficient(price, float(lags_s[k]))
 
     def add_paths(self, paths: StagePaths) -> None:
         """No stage costs more than a path that it may take."""
+        program = self._program
         for stage, (first, last) in enumerate(pairwise(self._pipeline.stage_begin.tolist())):
-            row = self._solver.Constraint(-self._infinity, paths.energies_fj[stage] / FJ_PER_J)
+            row = program.solver.Constraint(-program.infinity, paths.energies_fj[stage] / FJ_PER_J)
             row.SetCoefficient(self._costs[stage], 1)
             if first == last:
                 continue
             seconds: defaultdict[int, float] = defaultdict(float)  # that each price is paid for
             for operation in range(first, last):
                 time_s = float(paths.times_ns[operation]) / NS_PER_S
-                for k in self._flows.into[operation]:
+                for k in program.flows.into[operation]:
                     seconds[k] += time_s
                 wait_s = float(paths.waits_ns[operation]) / NS_PER_S
                 if operation == first:
-                    row.SetCoefficient(self._sources[first], -(time_s + wait_s))
-                elif operation in self._sources:
-                    row.SetCoefficient(self._sources[operation], -time_s)
+                    row.SetCoefficient(program.sources[first], -(time_s + wait_s))
+                elif operation in program.sources:
+                    row.SetCoefficient(program.sources[operation], -time_s)
                 if operation > first and wait_s:
-                    seconds[self._flows.next_on_stage[operation]] += wait_s
+                    seconds[program.flows.next_on_stage[operation]] += wait_s
             for k, paid_s in seconds.items():
-                row.SetCoefficient(self._prices[k], -paid_s)
+                row.SetCoefficient(program.prices[k], -paid_s)
             end_wait_s = float(paths.end_waits_ns[stage]) / NS_PER_S
-            row.SetCoefficient(self._sinks[last - 1], -end_wait_s)
+            row.SetCoefficient(program.sinks[last - 1], -end_wait_s)
 
     def best_within(
         self, center_w: NDArray[np.float64], box_w: float
@@ -333,22 +381,13 @@ class _Master:
         Returns:
             None where there is no flow within the box.
         """
-        for k, price in self._prices.items():
+        for k, price in self._program.prices.items():
             center = float(center_w[k])
-            reach_w = box_w / float(self._counts[k]) ** 0.5
+            reach_w = box_w / float(self._program.counts[k]) ** 0.5
             price.SetBounds(max(0.0, center - reach_w), center + reach_w)
-        if self._solver.Solve() != self._solver.OPTIMAL:
-            # The basis of the last program may be of no use for this one.
-            from ortools.linear_solver import pywraplp
-
-            afresh = pywraplp.MPSolverParameters()
-            afresh.SetIntegerParam(afresh.INCREMENTALITY, afresh.INCREMENTALITY_OFF)
-            if self._solver.Solve(afresh) != self._solver.OPTIMAL:
-                return None
-        prices_w = np.zeros(self._classes.num_classes)
-        for k, price in self._prices.items():
-            prices_w[k] = price.solution_value()
-        return prices_w, self._solver.Objective().Value()
+        if not self._program.solved():
+            return None
+        return self._program.solution_w(), self._program.solver.Objective().Value()
 
 
 class _Flows:

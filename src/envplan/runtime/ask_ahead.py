@@ -1,0 +1,128 @@
+"""When to ask for each operation's clock, so that it is there as the operation begins.
+
+The order of operations is known, and so is about how long they take. So the clock of an operation
+is asked for by a timer, which begins as the operation before it begins, or ends. What the timer
+waits for comes from the plan first, and then from what the run has shown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from envplan.enforce.freqplan import StageTimes
+from envplan.units import ns_from_s
+
+__all__ = ["AheadTimer", "OperationTime", "TimerTable", "Trigger", "operation_times", "timers"]
+
+#: The latest steps whose times count.
+NUM_STEPS_SHOWN: Final = 8
+
+
+class Trigger(Enum):
+    """When a timer begins."""
+
+    BEGIN = auto()
+    END = auto()
+
+
+class AheadTimer(NamedTuple):
+    """When a clock is asked for.
+
+    Attributes:
+        trigger: at which end of the operation before the timer begins; for the first operation,
+            the begin of the iteration.
+        delay_ns: that it takes.
+    """
+
+    trigger: Trigger
+    delay_ns: int
+
+
+class OperationTime(NamedTuple):
+    """How long a GPU waits before an operation, and how long that takes, ns."""
+
+    wait_ns: int
+    duration_ns: int
+
+
+def operation_times(times: StageTimes) -> list[OperationTime]:
+    """The planned times of a stage's operations."""
+    return [
+        OperationTime(ns_from_s(wait_s), ns_from_s(duration_s))
+        for wait_s, duration_s in zip(times.waits_s, times.durations_s, strict=True)
+    ]
+
+
+def timers(times: Sequence[OperationTime], latencies_ns: Sequence[int]) -> list[AheadTimer]:
+    """When the clock of each operation is asked for.
+
+    With starts s, ends f and the latency L, that is the replay's max(s of the operation before,
+    s - L): by a timer from the end of the operation before, where the GPU waits for L or longer
+    after it, and else from its begin.
+
+    Args:
+        times: of the operations of one stage in execution order, (N,).
+        latencies_ns: of the clock of each of them, (N,).
+
+    Returns:
+        A timer for each operation, (N,).
+    """
+    all_timers = []
+    previous_ns = 0  # the duration of the operation before
+    for position, (time, latency_ns) in enumerate(zip(times, latencies_ns, strict=True)):
+        is_first = position == 0
+        if time.wait_ns >= latency_ns and not is_first:
+            timer = AheadTimer(Trigger.END, time.wait_ns - latency_ns)
+        else:
+            distance_ns = previous_ns + time.wait_ns
+            timer = AheadTimer(Trigger.BEGIN, max(0, distance_ns - latency_ns))
+        all_timers.append(timer)
+        previous_ns = time.duration_ns
+    return all_timers
+
+
+class TimerTable:
+    """The timers of one schedule, corrected by what a run has shown.
+
+    Written by one thread and read by others.
+
+    Args:
+        planned: times of the operations, (N,).
+        latencies_ns: of the clock of each, and of the clock for what comes after them, (N + 1,).
+
+    Attributes:
+        timers: of each operation, and of what comes after them, (N + 1,).
+    """
+
+    def __init__(self, planned: Sequence[OperationTime], latencies_ns: Sequence[int]) -> None:
+        self._latencies_ns = latencies_ns
+        self._shown: deque[Sequence[OperationTime]] = deque(maxlen=NUM_STEPS_SHOWN)
+        self.timers = self._timers_of(planned)
+
+    def add_step(self, shown: Sequence[OperationTime]) -> None:
+        """A step has been measured: from now on the timers follow the latest steps.
+
+        The lower quartile of each time counts, for what disturbs an operation makes it longer.
+
+        Args:
+            shown: its times, (N,).
+        """
+        self._shown.append(shown)
+        quartiles = []
+        for times in zip(*self._shown, strict=True):
+            wait_ns = _lower_quartile([time.wait_ns for time in times])
+            duration_ns = _lower_quartile([time.duration_ns for time in times])
+            quartiles.append(OperationTime(wait_ns, duration_ns))
+        self.timers = self._timers_of(quartiles)
+
+    def _timers_of(self, times: Sequence[OperationTime]) -> list[AheadTimer]:
+        after_the_last = OperationTime(0, 0)
+        return timers([*times, after_the_last], self._latencies_ns)
+
+
+def _lower_quartile(values: list[int]) -> int:
+    """A value that a quarter of them are below, at most."""
+    return sorted(values)[len(values) // 4]

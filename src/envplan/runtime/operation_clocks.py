@@ -1,0 +1,173 @@
+"""The requests for the clocks of a rank's operations, ahead of them where the plan says how long.
+
+At most one request is made ahead at a time: as an operation begins, or ends, that of the next one
+gets a timer (see ask_ahead). If the next operation begins before the timer has fired, its clock is
+asked for at once. If another one begins, or the iteration ends early, the request is cancelled.
+
+What follows an iteration's last operation, such as the optimizer, runs at the highest clock, and
+the first operation's clock is asked for again before the next iteration: as long ahead of it as the
+latest iterations have shown, or else when the framework says that it begins. Where iterations
+follow each other so closely that a clock could not change in between, it is left alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from envplan.clocks import ClockRequest
+from envplan.runtime.ask_ahead import Trigger
+from envplan.runtime.clock_requester import AheadRequest, ClockRequester
+from envplan.runtime.rank_schedule import RankSchedule
+from envplan.runtime.timestamps import Timestamp, seconds_between
+
+__all__ = ["OperationClocks"]
+
+#: Where what follows an iteration takes less, no clock is set for it, ns: GPUs take 5 to 25 ms to
+#: change theirs (arXiv 2502.20075).
+MIN_PAUSE_NS: Final = 10_000_000
+#: Timers fire so much sooner, ns: threads of a busy host run late, and a clock that comes a
+#: millisecond early costs nothing.
+TIMER_LEAD_NS: Final = 1_000_000
+#: The latest pauses between iterations that count; their shortest is taken.
+NUM_PAUSES_SHOWN: Final = 5
+
+
+class OperationClocks:
+    """Requests the clock of each operation, and the highest one for what follows an iteration.
+
+    Used by the training thread only.
+
+    Args:
+        requester: passes requests on.
+        max_clock_mhz: the GPU's highest clock; 0: not known, so nothing is asked for in its place.
+        latency_ns: from a request until the clock has changed; 0: not known.
+    """
+
+    def __init__(self, requester: ClockRequester, *, max_clock_mhz: int, latency_ns: int) -> None:
+        self._requester = requester
+        self._max_clock_mhz = max_clock_mhz
+        self._latency_ns = latency_ns
+        self._last_end: Timestamp | None = None  # of the iteration before
+        self._pauses_ns: deque[int] = deque(maxlen=NUM_PAUSES_SHOWN)
+        self._pause_ns: int | None = None  # that is expected; None: none was seen yet
+        self._ahead: AheadRequest | None = None
+        #: The request that the clock wanted now goes back to; 0: none.
+        self._request_id = 0
+
+    def begin(
+        self, schedule: RankSchedule, position: int, begin: Timestamp, *, is_regular: bool = True
+    ) -> None:
+        """The operation at a position begins.
+
+        Args:
+            schedule: of the iteration.
+            position: of the operation.
+            begin: when.
+            is_regular: whether the order is the plan's, so that the next operation is known.
+        """
+        operation = schedule.operations[position]
+        if position == 0 and self._last_end is not None:
+            end, self._last_end = self._last_end, None
+            self._requester.call_after_requests(partial(self._add_pause, end, begin))
+        self._request(operation.frequency_mhz, begin)
+        if is_regular and not operation.part_requests:
+            self._ask_ahead(schedule, position + 1, Trigger.BEGIN, begin)
+
+    def request_for_part(self, request: ClockRequest) -> None:
+        """A part of an operation begins that has a clock of its own."""
+        requester = self._requester
+        if request.frequency_mhz != requester.last_requested_mhz:
+            now = requester.record_event()
+            self._request_id = requester.request(request.frequency_mhz, now, request.delay_ns)
+
+    def end(
+        self, schedule: RankSchedule, position: int, end: Timestamp, *, is_regular: bool = True
+    ) -> int:
+        """The operation at a position has ended.
+
+        Args:
+            schedule: of the iteration.
+            position: of the operation.
+            end: when.
+            is_regular: as for begin.
+
+        Returns:
+            The number of the request that its clock goes back to; 0: there is none.
+        """
+        request_id = self._request_id
+        if not is_regular:
+            return request_id
+        if position + 1 < len(schedule.operations):
+            if not schedule.operations[position].part_requests:
+                self._ask_ahead(schedule, position + 1, Trigger.END, end)
+            return request_id
+        self._last_end = end
+        self._request(self._clock_after(schedule), end)
+        if self._pause_ns is not None:
+            delay_ns = max(0, self._pause_ns - self._latency_ns)
+            self._request_ahead(schedule.operations[0].frequency_mhz, end, delay_ns)
+        return request_id
+
+    def iteration_begins(self, schedule: RankSchedule, now: Timestamp) -> None:
+        """The framework begins an iteration, whose first operation comes soon."""
+        if schedule.operations and self._ahead is None:
+            self._request_ahead(schedule.operations[0].frequency_mhz, now, 0)
+
+    def full_speed(self, now: Timestamp) -> None:
+        """Something else than the planned operations runs from now on."""
+        self._last_end = None
+        self._request(self._max_clock_mhz, now)
+
+    def cancel(self) -> None:
+        """The operation that a clock was asked ahead for does not come."""
+        if self._ahead is not None:
+            self._requester.cancel(self._ahead)
+            self._ahead = None
+
+    def _add_pause(self, last_end: Timestamp, begin: Timestamp) -> None:
+        """An iteration has begun, after the last one had ended."""
+        with suppress(Exception):  # a device that fails says so to the training itself
+            self._pauses_ns.append(round(1e9 * seconds_between(last_end, begin)))
+            self._pause_ns = min(self._pauses_ns)
+
+    def _request(self, mhz: int, at: Timestamp) -> None:
+        """Something begins that wants a clock; 0: whichever there is."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.mhz == mhz:
+            self._requester.confirm(ahead, at)
+            self._request_id = ahead.request_id
+            return
+        if ahead is not None:
+            self._requester.cancel(ahead)
+        if mhz not in (0, self._requester.last_requested_mhz):
+            self._request_id = self._requester.request(mhz, at)
+
+    def _ask_ahead(
+        self, schedule: RankSchedule, position: int, trigger: Trigger, at: Timestamp
+    ) -> None:
+        """Ask for the clock of the operation at a position, if that is what its timer waits for."""
+        if schedule.timer_table is None:
+            return
+        timer = schedule.timer_table.timers[position]
+        if timer.trigger is not trigger:
+            return
+        if position < len(schedule.operations):
+            self._request_ahead(schedule.operations[position].frequency_mhz, at, timer.delay_ns)
+        else:
+            self._request_ahead(self._clock_after(schedule), at, timer.delay_ns)
+
+    def _request_ahead(self, mhz: int, at: Timestamp, delay_ns: int) -> None:
+        if mhz not in (0, self._requester.last_requested_mhz):
+            early_ns = max(0, delay_ns - TIMER_LEAD_NS)
+            self._ahead = self._requester.request_ahead(mhz, at, early_ns)
+
+    def _clock_after(self, schedule: RankSchedule) -> int:
+        """The clock of what follows an iteration, MHz.
+
+        Where that is too short for a clock of its own, the next iteration's first one.
+        """
+        is_long = self._pause_ns is None or self._pause_ns >= max(MIN_PAUSE_NS, self._latency_ns)
+        return self._max_clock_mhz if is_long else schedule.operations[0].frequency_mhz
