@@ -19,7 +19,7 @@ from envplan.enforce.orders import ORDER_SCHEMA
 from envplan.errors import InputError, naming, shown
 from envplan.site.model import SITE_SCHEMA
 
-__all__ = ["Checked", "check_file"]
+__all__ = ["Checked", "check_file", "kind_of_file"]
 
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 _LONGEST_HEADER: Final = 100_000
@@ -125,6 +125,25 @@ def check_file(
         proved = kind.prove(OpenedFile(file, document, columns, profile, force, progress))
     trusted = not_proved(kind.name, document, columns)
     return Checked(kind.name, proved, profile or _named_profile(document, file), trusted)
+
+
+def kind_of_file(file: Path) -> str | None:
+    """The name of a file's kind; None where it cannot be told, or it is no file of envplan."""
+    try:
+        data = read_bounded(file, MAX_DOCUMENT_BYTES)
+        text = data.lstrip(_BLANK)
+        kind = _first_kind(lambda kind: kind.has_suffix_of(file))
+        if kind is None and text.startswith(b"{"):
+            document = parse_json(data, file)
+            kind = _first_kind(lambda kind: kind.has_document(document))
+        elif kind is None and text:
+            columns = _column_names(text)
+            kind = _first_kind(lambda kind: kind.has_table(columns))
+            if kind is None and {"stage", "instruction", "frequency"} <= set(columns):
+                kind = PROFILE
+    except InputError:
+        return None
+    return None if kind is None else kind.name
 
 
 def _column_names(text: bytes) -> tuple[str, ...]:

@@ -164,8 +164,10 @@ def prove_run_log(file: OpenedFile) -> list[str]:
 def prove_order(file: OpenedFile) -> list[str]:
     """An order is one; whether its rung is in the ladder, the ranks see that follow it."""
     order = Order.from_document(file.document, path=file.path)
-    begin = "as it is read" if order.from_iteration is None else f"iteration {order.from_iteration}"
-    return [f"order {order.sequence} of job {order.job}: rung {order.rung} from {begin} on"]
+    begin = "as soon as it is read"
+    if order.from_iteration is not None:
+        begin = f"from iteration {order.from_iteration} on"
+    return [f"order {order.sequence} of job {order.job}: rung {order.rung}, {begin}"]
 
 
 def prove_sweep(file: OpenedFile) -> list[str]:

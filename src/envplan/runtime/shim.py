@@ -380,6 +380,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             )
         elif outcome is not StepOutcome.EMPTY:
             self.full_speed()
+            self._status.unfollowed(outcome.value)
         if outcome is StepOutcome.CUT_SHORT:
             self._note_mismatch("step", expected, None)
         if self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
