@@ -169,7 +169,7 @@ Full power, a ramp down within an hour, three hours at 75%, a ramp up. In the th
 {called[0].throughput_loss_percent:.2f}% of throughput is lost; over the day
 {day.throughput_loss_percent:.2f}%. The next kilowatt is then worth
 {called[0].price_percent_per_kw:.4f}% of throughput. No plans of these jobs lose less by more than a
-certified {100 * worst:.4f}% of what is left. The table is read off the curves, between their points.
+certified {100 * worst:.4f}% of what is left. The table is read off the curves, between points.
 
 {table(["throughput lost over", *ways], over_the_day(curve, unplanned_w))}
 

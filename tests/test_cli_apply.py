@@ -140,7 +140,7 @@ def test_a_plan_whose_clocks_last_longer_is_applied_as_it_is(folder: Path) -> No
     asked = FrequencyPlan.load("run.freqplan.json")
     assert "each clock of the plan lasts 150 ms already" in done("apply --min-dwell 20")
     assert FrequencyPlan.load("run.freqplan.json") == asked
-    done("apply --min-dwell 200")
+    done("apply --min-dwell 600")
     assert FrequencyPlan.load("run.freqplan.json") != asked
 
 

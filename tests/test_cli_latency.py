@@ -61,6 +61,15 @@ def test_switch_latency_0_plans_for_clocks_at_once(folder: Path) -> None:
     assert Plan.load(folder / "plan.json").job.switch_latency_s == 0.007
 
 
+def test_simulate_says_that_clocks_are_late_where_the_plan_does_not_know(folder: Path) -> None:
+    write(folder, latency=MEASURED)
+    done("solve -q --slowdown 5 --switch-latency 0")
+    says(done("simulate plan.json"), "20 ms late on the profile's GPU, as it was measured")
+    assert "measured" not in done("simulate plan.json --switch-latency 0")
+    done("solve -q --slowdown 5")
+    says(done("simulate plan.json"), "every clock comes 20 ms after it is asked for")
+
+
 def test_ask_needs_a_latency_given_or_measured(folder: Path) -> None:
     write(folder, latency=None)
     refused("solve --ask start", "--ask goes with --switch-latency")

@@ -24,6 +24,7 @@ import pytest
 from cli_helpers import COMMAND, envplan
 from envplan.devices import Device, DeviceError, PermissionDeniedError, opened
 from envplan.devices.locks import lock_folders
+from envplan.profiling.switch_latency import LatencySettings
 from envplan.runtime import Guard
 from fake_nvml import NO_PERMISSION, FakeNvml
 from shim_helpers import A40
@@ -297,6 +298,21 @@ def test_shim_uses_zeusd_where_its_socket_is_named(
     assert python_as(OTHER, script).stdout == "zeusd\n"
     ran = envplan("devices", "--backend", "zeusd", "--json", cwd=tmp_path)
     assert [gpu["refusal"] for gpu in json.loads(ran.out)["gpus"]] == [None] * 4
+
+
+def test_latency_is_measured_through_zeusd(
+    zeusd: StandIn, for_all: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for_all.gpu().clock_delay_ns = 20_000_000
+    quick = LatencySettings(rounds=2, steady_s=0.1, window_s=0.06)
+    monkeypatch.setattr("envplan.profiling.switch_latency.LatencySettings", lambda: quick)
+    options = ("--backend", "zeusd", "--measure-latency", "--slices", "late_slices:make")
+    ran = envplan("devices", *options, "--json")
+    assert ran.code == 0, ran.err
+    latency = json.loads(ran.out)["switch_latency"]
+    # What the daemon takes to answer is part of it.
+    assert all(to_clock["median_s"] >= 0.02 for to_clock in latency["by_mhz"].values())
+    assert for_all.locked() is None
 
 
 def test_zeusd_that_ends_is_a_clock_error_and_training_goes_on(
