@@ -53,7 +53,7 @@ def record() -> Recorded:
     parts = envplan.Profile.read_csv(FIXTURES / "v0.1" / "parts" / "profile.csv")
     envplan.trace_frontier(envplan.Pipeline("1f1b", parts.num_stages, 4), parts)
     with suppress(SystemExit):
-        run(["serving", "compare", "--trace", str(FIXTURES / "v1" / "requests.csv"), "--quiet"])
+        run(["serving", "compare", "--trace", str(FIXTURES / "now" / "requests.csv"), "--quiet"])
     for module, name, kind in kept:
         setattr(module, name, kind)
     return made

@@ -45,6 +45,13 @@ def test_a_measured_latency_is_planned_with_and_said(folder: Path) -> None:
     done("check plan.json")
 
 
+def test_a_measured_latency_is_no_slip_of_units(folder: Path) -> None:
+    late = SwitchLatency(source="measured", by_mhz={1740: ClockLatency(median_s=0.7, p95_s=0.8)})
+    write(folder, latency=late)
+    assert envplan("solve", "--slowdown", "5").err == ""
+    assert "takes units" in envplan("solve", "--slowdown", "5", "--switch-latency", "800").err
+
+
 def test_switch_latency_0_plans_for_clocks_at_once(folder: Path) -> None:
     write(folder, latency=MEASURED)
     out = done("solve --slowdown 5 --switch-latency 0")
@@ -52,6 +59,15 @@ def test_switch_latency_0_plans_for_clocks_at_once(folder: Path) -> None:
     assert Plan.load(folder / "plan.json").job.switch_latency_s is None
     done("solve --slowdown 5 --switch-latency 7ms")
     assert Plan.load(folder / "plan.json").job.switch_latency_s == 0.007
+
+
+def test_simulate_says_that_clocks_are_late_where_the_plan_does_not_know(folder: Path) -> None:
+    write(folder, latency=MEASURED)
+    done("solve -q --slowdown 5 --switch-latency 0")
+    says(done("simulate plan.json"), "20 ms late on the profile's GPU, as it was measured")
+    assert "measured" not in done("simulate plan.json --switch-latency 0")
+    done("solve -q --slowdown 5")
+    says(done("simulate plan.json"), "every clock comes 20 ms after it is asked for")
 
 
 def test_ask_needs_a_latency_given_or_measured(folder: Path) -> None:

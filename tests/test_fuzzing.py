@@ -51,6 +51,7 @@ from test_imports_chrome import PYTORCH, traced
 EXAMPLES = 30
 RELEASED = Path(__file__).parent / "fixtures" / "v0.1"
 LATER = Path(__file__).parent / "fixtures" / "v1"
+NOW = Path(__file__).parent / "fixtures" / "now"
 SCHEDULES = Path(__file__).parents[1] / "examples" / "schedules"
 PIPELINE = Pipeline("1f1b", num_stages=2, num_microbatches=4)
 SERVING = (
@@ -192,8 +193,8 @@ READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
     ),
     "robust plan": ((LATER / "robust.json").read_bytes(), ".json", Plan.load),
     "plan with costs": ((LATER / "costs.json").read_bytes(), ".json", Plan.load),
-    "site plan": ((LATER / "site.json").read_bytes(), ".json", SitePlan.load),
-    "site's jobs": ((LATER / "jobs.toml").read_bytes(), ".toml", read_site_jobs),
+    "site plan": ((NOW / "site.json").read_bytes(), ".json", SitePlan.load),
+    "site's jobs": ((NOW / "jobs.toml").read_bytes(), ".toml", read_site_jobs),
     "site's budget": (BUDGET, ".csv", lambda path: read_budget(str(path))),
     "order": (ORDER, ".json", Order.load),
     "part of a profile": (PART, ".json", RankProfile.load),
@@ -217,7 +218,7 @@ def lay_out(folder: Path) -> None:
     """Put these files, and those that they refer to, in a folder."""
     shutil.copytree(RELEASED, folder, dirs_exist_ok=True)
     for name in ("site.json", "jobs.toml"):
-        shutil.copy(LATER / name, folder)
+        shutil.copy(NOW / name, folder)
 
 
 WEIRD = [

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envplan.pipeline import Pipeline
-from envplan.runtime.plan_follower import PlanFollower, StepOutcome
+from envplan.runtime.plan_follower import PlanFollower, StepOutcome, outcomes_in_words
 from envplan.runtime.rank_schedule import rank_schedules
+from envplan.runtime.runlog import LoggedLine, iterations_of_plan
 from shim_helpers import frequency_plan
 
 SCHEDULES = ("1f1b", "gpipe")
@@ -76,3 +77,27 @@ def test_an_iteration_that_lacks_operations_was_cut_short(missing: int) -> None:
     assert outcome is (
         StepOutcome.OTHER_MICROBATCHES if whole_microbatches else StepOutcome.CUT_SHORT
     )
+
+
+def test_iterations_are_counted_in_a_line_unless_all_were_followed() -> None:
+    assert outcomes_in_words({"followed": 9500, "no operation": 2}) is None
+    counts = {"followed": 9412, "other number of microbatches": 60, "other order of operations": 28}
+    assert outcomes_in_words(counts) == (
+        "followed 9,412 of 9,500 iterations; 60 as far as their order is known: other number of "
+        "microbatches; 28 at full speed: other order of operations"
+    )
+
+
+def test_refine_counts_as_the_run_log_does() -> None:
+    lines = [
+        LoggedLine(event="start", rank=0, plan_sha256="ab"),
+        LoggedLine(event="start", rank=1, plan_sha256="ab"),
+        LoggedLine(event="end", rank=1, iterations={"followed": 3}),
+        LoggedLine(event="end", rank=0, iterations={"followed": 3, "cut short": 1}),
+        LoggedLine(event="start", rank=0, plan_sha256="ab"),  # started again
+        LoggedLine(event="end", rank=0, iterations={"followed": 5}),
+        LoggedLine(event="start", rank=0, plan_sha256="cd"),
+        LoggedLine(event="end", rank=0, iterations={"followed": 7}),
+    ]
+    assert iterations_of_plan(lines, "ab") == {"followed": 8, "cut short": 1}
+    assert iterations_of_plan(lines, "ef") == {}

@@ -156,6 +156,7 @@ def test_steps_of_other_numbers_of_microbatches_are_followed_as_far_as_their_ord
                 expected.append(clock_of.get(OperationKey(*key), 1740))
             shim.step()
             expected.append(1740)
+        assert shim._status.status.unfollowed == {"other number of microbatches": 3}
         expected[-1] = planned[0].frequency_mhz  # steps have turned out to follow at once
         assert shim.mismatches == 0
     assert set_clocks(fake_nvml, rank) == merged(expected)
@@ -668,3 +669,38 @@ def test_clock_error_is_logged_with_the_step_that_the_device_had_got_to(
         wait_for(lambda: shim.clock_errors > 0)
     (error,) = lines(tmp_path, "clock_error")
     assert error["step"] == 0
+
+
+#: A rank that follows a plan until somebody kills it.
+RANK = """
+import sys, time
+from envplan.runtime import Shim
+
+with Shim(sys.argv[1], rank=0, world_size=2) as shim:
+    while True:
+        for key in shim.operations:
+            shim.begin(*key)
+            time.sleep(0.001)
+            shim.end(*key)
+        shim.step()
+"""
+
+
+def test_a_rank_that_is_killed_and_started_again_follows_again(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.freqplan.json"
+    frequency_plan(PIPELINE).save(path)
+    for _ in range(2):  # as Ray, torchrun's elastic restart and a requeue of Slurm do
+        num_steps = len(lines(tmp_path, "step")) if (tmp_path / "run.jsonl").exists() else 0
+        process = subprocess.Popen([sys.executable, "-c", RANK, str(path)])
+        wait_for((tmp_path / "run.jsonl").exists)
+        wait_for(lambda before=num_steps: len(lines(tmp_path, "step")) > before + 5)
+        process.kill()
+        process.wait()
+    with Shim(path, rank=0, world_size=2, every_request=True) as shim:  # at once
+        assert shim.guard is not None
+        run_step(shim)
+    assert fake_nvml.wait_until_free(10) is not None
+    assert len(lines(tmp_path, "start")) == 3
+    assert lines(tmp_path, "step")[-1]["in_force"] == len(shim.operations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
@@ -58,6 +59,7 @@ def parse_document(
         raise InputError(f"is not a {kind}: must hold one JSON object, {{...}}", path=path)
     stated_schema = document.get("schema")
     if schema is not None and stated_schema != schema:
+        refuse_later_version(stated_schema, schema, path)
         remedy = _REMEDIES.get(stated_schema, "") if isinstance(stated_schema, str) else ""
         raise InputError(
             f"is not a {kind}: its schema is {shown(stated_schema)}, not {shown(schema)}{remedy}",
@@ -66,11 +68,39 @@ def parse_document(
     try:
         return TypeAdapter(model).validate_python(document)
     except ValidationError as error:
-        raise InputError(first_problem(error, kind), path=path) from None
+        raise InputError(first_problem(error, kind, model), path=path) from None
 
 
-def first_problem(error: ValidationError, kind: str) -> str:
-    """Field and complaint of the first error of a document of some kind, in one line."""
+def refuse_later_version(stated: object, known: str, path: AnyPath | None) -> None:
+    """Refuse a file of a version that only a later envplan reads.
+
+    Args:
+        stated: what its schema says, as in envplan/plan/v2.
+        known: the schema of its kind, in the latest version that is known here.
+        path: of the file, for errors.
+
+    Raises:
+        InputError: it is of a later version.
+    """
+    name, _, version = known.rpartition("/v")
+    match = re.fullmatch(rf"{re.escape(name)}/v([0-9]{{1,9}})", str(stated))
+    if match is None or int(match[1]) <= int(version):
+        return
+    raise InputError(
+        f"is of version {match[1]} of its format ({stated}), which a later envplan wrote; this one "
+        f"reads up to version {version}: pip install --upgrade envplan",
+        path=path,
+    )
+
+
+def first_problem(error: ValidationError, kind: str, model: type[Any]) -> str:
+    """Field and complaint of the first error of a document of some kind, in one line.
+
+    Args:
+        error: of the document.
+        kind: what it is, for people.
+        model: that it is checked by; a field that it does not know gets the one that is meant.
+    """
     problem = error.errors(include_url=False)[0]
     field = _field_path(problem["loc"])
     num_further = error.error_count() - 1
@@ -79,7 +109,8 @@ def first_problem(error: ValidationError, kind: str) -> str:
         case "missing":
             return f"{field} is missing{further}"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return f"{field} is not a field of a {kind}{further}"
+            name = str(problem["loc"][-1])
+            return f"{field} is not a field of a {kind}{_field_meant(name, model)}{further}"
         case "value_error" if not field or isinstance(problem["input"], dict):
             return f"{field} {problem['ctx']['error']}{further}".strip()
         case "value_error":
@@ -88,6 +119,26 @@ def first_problem(error: ValidationError, kind: str) -> str:
             complaint = problem["msg"].replace("Input should", "should", 1)
             complaint = re.sub("a (valid )?dictionary.*", "an object", complaint)
     return f"{field} {complaint}, not {shown(problem['input'])}{further}"
+
+
+def _field_meant(name: str, model: type[Any]) -> str:
+    """Words about the field of a model, or of one in it, that an unknown field may stand for."""
+    names: set[str] = set()
+
+    def collect(schema: object) -> None:
+        if isinstance(schema, dict):
+            properties = schema.get("properties")
+            names.update(properties if isinstance(properties, dict) else ())
+            for part in schema.values():
+                collect(part)
+        elif isinstance(schema, list):
+            for part in schema:
+                collect(part)
+
+    collect(TypeAdapter(model).json_schema())
+    names.discard(name)  # a field of another part
+    similar = difflib.get_close_matches(name.lower().replace("-", "_"), names, n=1, cutoff=0.7)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def _field_path(steps: Sequence[int | str]) -> str:
@@ -150,7 +201,7 @@ class Model(BaseModel):
         try:
             return cls(**fields)
         except ValidationError as error:
-            raise InputError(first_problem(error, cls.__name__.lower())) from None
+            raise InputError(first_problem(error, cls.__name__.lower(), cls)) from None
 
 
 class Document(Model):

@@ -8,12 +8,13 @@ compared with the plan again, whatever came before.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
 
 from envplan.enforce.freqplan import OperationKey
 from envplan.runtime.rank_schedule import RankSchedule, ScheduledOperation
 
-__all__ = ["FollowState", "PlanFollower", "StepOutcome"]
+__all__ = ["FollowState", "PlanFollower", "StepOutcome", "outcomes_in_words"]
 
 
 class FollowState(Enum):
@@ -56,6 +57,10 @@ class PlanFollower:
         self.next_schedule = schedule
         self.num_empty = 0
         self.current: ScheduledOperation | None = None
+        #: Microbatches of this iteration that have come.
+        self._num_microbatches_run = 0
+        #: Those that it has, where they are known to be fewer than planned.
+        self._num_microbatches: int | None = None
         self._start_step()
 
     def begin(self, key: tuple[str, int, int]) -> ScheduledOperation | None:
@@ -133,9 +138,8 @@ class PlanFollower:
         self.is_running = False
         self.is_regular = True
         self.state = FollowState.ON_PLAN
-        #: Microbatches that have begun, or are all there are where that is known.
         self._num_microbatches_run = 0
-        self._num_microbatches: int | None = None
+        self._num_microbatches = None
         self._move_to(0)
 
     def _move_to(self, position: int) -> None:
@@ -176,3 +180,26 @@ class PlanFollower:
     def expected(self) -> OperationKey | None:
         """The operation that is planned to run now; None: none."""
         return self.current.key if self.current is not None else None
+
+
+def outcomes_in_words(iterations: Mapping[str, int]) -> str | None:
+    """How many iterations followed the plan, and why others did not; None: all did.
+
+    Args:
+        iterations: how many there were, by the value of their StepOutcome.
+    """
+    num_not_followed = {
+        outcome: count
+        for outcome, count in iterations.items()
+        if outcome not in (StepOutcome.FOLLOWED.value, StepOutcome.EMPTY.value)
+    }
+    if not num_not_followed:
+        return None
+    num_followed = iterations.get(StepOutcome.FOLLOWED.value, 0)
+    num_iterations = num_followed + sum(num_not_followed.values())
+    words = [f"followed {num_followed:,} of {num_iterations:,} iterations"]
+    for outcome, count in num_not_followed.items():
+        is_partial = outcome == StepOutcome.OTHER_MICROBATCHES.value
+        how = "as far as their order is known" if is_partial else "at full speed"
+        words.append(f"{count:,} {how}: {outcome}")
+    return "; ".join(words)

@@ -36,13 +36,14 @@ from typing import Any, Final, NamedTuple
 from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError, DeviceInfo
 from envplan.devices.guard import Guard
 from envplan.enforce.freqplan import FrequencyPlan, OperationKey
+from envplan.errors import InputError
 from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.operation_clocks import OperationClocks
 from envplan.runtime.orders import OrderReader
-from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome
+from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome, outcomes_in_words
 from envplan.runtime.rank_schedule import rank_schedules
-from envplan.runtime.ranks import number_or_environment
+from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none
 from envplan.runtime.runlog import (
     ClockError,
     Mismatch,
@@ -111,8 +112,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     Args:
         plan: a frequency plan, or the path of one.
-        rank: global rank; default: $RANK, as torchrun sets it.
-        world_size: number of ranks of the job; default: $WORLD_SIZE, else the plan's.
+        rank: global rank; default: as torch.distributed, torchrun, Slurm or MPI say.
+        world_size: number of ranks of the job; default: as they say, else the plan's.
         device: this rank's GPU; default: what the plan says, or the only one that
             CUDA_VISIBLE_DEVICES leaves.
         counted: by whom, if `device` is given.
@@ -167,10 +168,17 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         marker: Callable[[], DeviceEvent] | None = None,
         **options: Any,
     ) -> None:
+        if not isinstance(plan, FrequencyPlan | str | os.PathLike):
+            raise InputError(
+                "the first argument must be a frequency plan as envplan apply writes it, or its "
+                f"path, and not a {type(plan).__name__}"
+            )
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
-        self.rank = number_or_environment(rank, "RANK")
-        if world_size is not None or "WORLD_SIZE" in os.environ:
-            self.plan.check_world(number_or_environment(world_size, "WORLD_SIZE"))
+        self.rank = number_of_process(rank, RankNumber.RANK)
+        if world_size is None and (rank is None or "WORLD_SIZE" in os.environ):
+            world_size = number_or_none(RankNumber.WORLD_SIZE)
+        if world_size is not None:
+            self.plan.check_world(world_size)
         rank_plan = self.plan.rank_plan(self.rank)
         self.stage = rank_plan.stage
         self.steps = self.mismatches = self.clock_errors = 0
@@ -372,6 +380,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             )
         elif outcome is not StepOutcome.EMPTY:
             self.full_speed()
+            self._status.unfollowed(outcome.value)
         if outcome is StepOutcome.CUT_SHORT:
             self._note_mismatch("step", expected, None)
         if self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
@@ -423,7 +432,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 *(self.rank, self.clock_errors, "s" if self.clock_errors > 1 else ""),
                 *(self.steps, self._first_clock_error),
             )
-        if outcomes := self._outcomes_in_words():
+        if outcomes := outcomes_in_words(self._iterations()):
             self._warn_on_rank_0(outcomes)
         if summary := self._energy.summary(self.planned_time):
             self._warn_on_rank_0(summary)
@@ -434,7 +443,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 mismatches=self.mismatches,
                 clock_errors=self.clock_errors,
                 energy=self._energy.totals,
-                iterations={outcome.value: count for outcome, count in self.outcomes.items()},
+                iterations=self._iterations(),
             )
         )
         self._status.close()
@@ -502,24 +511,9 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             Mismatch(rank=self.rank, step=self.steps, where=where, expected=expected, got=got)
         )
 
-    def _outcomes_in_words(self) -> str | None:
-        """How many iterations followed the plan, and why others did not; None: all did."""
-        num_not_followed = {
-            outcome: count
-            for outcome, count in self.outcomes.items()
-            if outcome not in (StepOutcome.FOLLOWED, StepOutcome.EMPTY)
-        }
-        if not num_not_followed:
-            return None
-        num_iterations = self.outcomes[StepOutcome.FOLLOWED] + sum(num_not_followed.values())
-        words = [
-            f"followed {self.outcomes[StepOutcome.FOLLOWED]:,} of {num_iterations:,} iterations"
-        ]
-        for outcome, count in num_not_followed.items():
-            is_partial = outcome is StepOutcome.OTHER_MICROBATCHES
-            how = "as far as their order is known" if is_partial else "at full speed"
-            words.append(f"{count:,} {how}: {outcome.value}")
-        return "; ".join(words)
+    def _iterations(self) -> dict[str, int]:
+        """How many iterations there were, by their outcome in words."""
+        return {outcome.value: count for outcome, count in self.outcomes.items()}
 
     def _process_reports(self, step: int, followed: FollowedStep | None) -> None:
         """Take note of what the guard reports, and log the steps that are decided by it.

@@ -135,14 +135,15 @@ def _top_clock_slowdown(table: OptionTable) -> float:
 def doubt_request(frontier: Relaxation, request: Request) -> None:
     """Warn of a target or a condition that no training has."""
     slowdown = request.deadline.slowdown
-    if slowdown is not None and slowdown > 1:
+    if slowdown is not None and slowdown >= 1:
         _warn(
             f"a slowdown of {100 * slowdown:g}% makes iterations {1 + slowdown:g} times as long as "
             "T_min; 2% is --slowdown 2 on the command line and slowdown=0.02 in Python"
         )
     slowest_options_ns = [int(table.time_ns[-1]) for table in frontier.problem.tables]
     longest_s = s_from_ns(max(slowest_options_ns))
-    if request.switch_latency_s > longest_s:
+    is_measured = request.switch_latency_s == frontier.profile.measured_latency_s
+    if request.switch_latency_s > longest_s and not is_measured:
         _warn(
             f"clocks come {request.switch_latency_s:g} s after they are asked for, later than the "
             f"longest operation is over ({longest_s:g} s); --switch-latency takes units, as in 20ms"

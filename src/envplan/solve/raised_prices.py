@@ -51,7 +51,7 @@ _MIN_ROUNDS: Final = 8
 #: Where there are more classes, the linear programs take too long.
 _MAX_CLASSES: Final = 5000
 #: Prices of pipelines with more microbatches are those of one with so many.
-_MAX_MICROBATCHES: Final = 96
+_MAX_MICROBATCHES: Final = 48
 #: Microbatches at each end with prices of their own: at least so many, and one for each stage.
 _LEAST_ENDS: Final = 8
 #: The box around the best prices, as parts of the whole flow: at first, at least, and at most.
@@ -192,8 +192,9 @@ class _PriceSearch:
         box = _FIRST_BOX
         for _ in range(max_rounds):
             predicted = self._master.best_within(self._center_w, box * self._whole_w)
-            if predicted is None:  # numbers that the program cannot be solved with
-                break
+            if predicted is None:  # numbers that the program is not solved with; others may do
+                box = max(_LEAST_BOX, box * _SHRUNK)
+                continue
             prices_w, predicted_j = predicted
             trial, paths = self._try(prices_w)
             self._master.add_paths(paths)
@@ -238,6 +239,8 @@ class _FlowProgram:
         from ortools.linear_solver import pywraplp  # takes a while to import
 
         self.solver: Solver = pywraplp.Solver.CreateSolver("GLOP")
+        # A basis stays dual feasible where rows come in and bounds move.
+        self.solver.SetSolverSpecificParametersAsString("use_dual_simplex: true")
         self.infinity: float = self.solver.infinity()
         self.flows = _Flows(pipeline, classes)
         self.num_classes = classes.num_classes
