@@ -42,12 +42,12 @@ MINUTES ?= 30
 soak: $(VENV)/.installed-test
 	$(BIN)/python tests/soak.py --minutes $(MINUTES)
 
-# Random input for SECONDS: every reader of files; and the compiled core, which sanitizers watch, with
+# Random input for SECONDS: every reader of files, each input within 5 s and 1 GB; and the compiled core, which sanitizers watch, with
 # libFuzzer, where Clang and its runtime are (Debian: clang and libclang-rt-14-dev).
 SECONDS ?= 60
 CLANG ?= clang++
 fuzz: $(VENV)/.installed-test
-	FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile free tests/test_fuzzing.py
+	$(BIN)/python tests/fuzz_files.py --seconds $(SECONDS)
 ifeq ($(shell command -v $(CLANG)),)
 	@echo "the core is not fuzzed: there is no $(CLANG)"
 else

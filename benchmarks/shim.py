@@ -13,7 +13,13 @@ from time import perf_counter_ns
 
 from benchmarks.machine import describe_machine
 from benchmarks.report import table
-from envplan.enforce.freqplan import FREQPLAN_SCHEMA, FrequencyPlan, RankPlan
+from envplan.enforce.freqplan import (
+    FREQPLAN_SCHEMA,
+    FrequencyPlan,
+    RankPlan,
+    StageTimes,
+    Switching,
+)
 from envplan.enforce.topology import Topology
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
@@ -32,6 +38,7 @@ def main() -> None:
     print("; ".join(f"{name} {value}" for name, value in describe_machine().items()) + "\n")
     rows = []
     cases = [(name, measure(clocks)) for name, clocks in CASES.items()]
+    cases.append(("every clock is asked for ahead", measure((1740, 1260), ahead=True)))
     cases.append(("a part asks for its clock", measure((1740, 1260), parts=PARTS)))
     for name, costs in cases:
         mean = sum(costs) / len(costs)
@@ -52,17 +59,21 @@ def main() -> None:
     )
 
 
-def measure(clocks: tuple[int, ...], parts: tuple[str, ...] = ()) -> list[float]:
+def measure(
+    clocks: tuple[int, ...], parts: tuple[str, ...] = (), *, ahead: bool = False
+) -> list[float]:
     """Time of begin plus end of each operation, us; the step's share is in its last one's.
 
     Args:
+        clocks: in turn.
         parts: of each operation, in turn at each clock; then the time of their begins instead.
+        ahead: whether clocks are asked for by timers, which are set and then overtaken here.
     """
     costs: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         Shim(
-            frequency_plan(clocks, parts),
+            frequency_plan(clocks, parts, ahead=ahead),
             rank=0,
             world_size=1,
             backend="modelled",
@@ -96,7 +107,9 @@ def run_step(shim: Shim, order: list[tuple[str, int, int]], parts: tuple[str, ..
     return times
 
 
-def frequency_plan(clocks: tuple[int, ...], parts: tuple[str, ...]) -> FrequencyPlan:
+def frequency_plan(
+    clocks: tuple[int, ...], parts: tuple[str, ...], *, ahead: bool
+) -> FrequencyPlan:
     """One rank that goes through the clocks in turn, or in each operation with its parts."""
     operations = [
         (op.instruction, op.microbatch, op.chunk, clocks[k % len(clocks)])
@@ -104,6 +117,9 @@ def frequency_plan(clocks: tuple[int, ...], parts: tuple[str, ...]) -> Frequency
     ]
     turns = zip(parts, clocks * len(parts), strict=False)
     config = " ".join(f"@{part}={mhz}" for part, mhz in turns)
+    num_operations = len(operations)
+    times = StageTimes(waits_s=[0.0] * num_operations, durations_s=[0.05] * num_operations)
+    switching = Switching(ask="ahead", latency_s=0.02, source="given", times=[[times]])
     return FrequencyPlan(
         schema=FREQPLAN_SCHEMA,
         plan_sha256="0" * 64,
@@ -116,6 +132,7 @@ def frequency_plan(clocks: tuple[int, ...], parts: tuple[str, ...]) -> Frequency
         iteration_time_s=1.0,
         energy_j=1.0,
         raised=[],
+        switching=switching if ahead else None,
         ranks=[
             RankPlan(
                 rank=0,

@@ -70,27 +70,56 @@ def site_job(name: str, replicas: int) -> SiteJob:
     )
 
 
-def at_budgets(curve: Sequence[ShedPoint], unplanned_w: float) -> list[list[str]]:
-    """Rows of losses at each budget; the curve is read between its points."""
+def losses_at(curve: Sequence[ShedPoint], power_w: float) -> list[float | None]:
+    """Throughput lost at a power in each of the four ways, %; the curve is read between its points.
+
+    None: a way cannot keep to it. Above the curve nothing is lost but what the first point loses.
+    """
     powers_w = [point.power_w for point in reversed(curve)]
+    losses: list[float | None] = []
+    for losses_percent in (
+        [point.shared_percent for point in reversed(curve)],
+        [point.alike_percent for point in reversed(curve)],
+        [point.capped_percent for point in reversed(curve)],
+        [point.paused_percent for point in reversed(curve)],
+    ):
+        known_w, known_percent = [], []
+        for known_power_w, loss_percent in zip(powers_w, losses_percent, strict=True):
+            if loss_percent is not None:
+                known_w.append(known_power_w)
+                known_percent.append(loss_percent)
+        is_known = bool(known_w) and known_w[0] <= power_w
+        losses.append(float(np.interp(power_w, known_w, known_percent)) if is_known else None)
+    return losses
+
+
+def loss_words(loss_percent: float | None) -> str:
+    """A loss as a table has it."""
+    return "cannot" if loss_percent is None else f"{loss_percent:.2f}"
+
+
+def at_budgets(curve: Sequence[ShedPoint], unplanned_w: float) -> list[list[str]]:
+    """Rows of losses at each budget."""
     rows = []
     for percent in BUDGET_PERCENTS:
         power_w = unplanned_w * percent / 100
-        row = [f"{percent}%", f"{power_w / 1e3:.1f}"]
-        for losses in (
-            [point.shared_percent for point in reversed(curve)],
-            [point.alike_percent for point in reversed(curve)],
-            [point.capped_percent for point in reversed(curve)],
-            [point.paused_percent for point in reversed(curve)],
-        ):
-            known = [
-                (w, lost) for w, lost in zip(powers_w, losses, strict=True) if lost is not None
-            ]
-            within = known and known[0][0] <= power_w
-            loss = np.interp(power_w, *zip(*known, strict=True)) if within else None
-            row.append("cannot" if loss is None else f"{loss:.2f}")
-        rows.append(row)
+        losses = map(loss_words, losses_at(curve, power_w))
+        rows.append([f"{percent}%", f"{power_w / 1e3:.1f}", *losses])
     return rows
+
+
+def over_the_day(curve: Sequence[ShedPoint], unplanned_w: float) -> list[list[str]]:
+    """Rows of losses while the grid calls, and as the mean over the day."""
+    called = losses_at(curve, min(DAY) * unplanned_w)
+    quarters = [losses_at(curve, share * unplanned_w) for share in DAY]
+    means: list[float | None] = []
+    for of_way in zip(*quarters, strict=True):
+        known = [loss_percent for loss_percent in of_way if loss_percent is not None]
+        means.append(float(np.mean(known)) if len(known) == len(of_way) else None)
+    return [
+        ["the three hours", *map(loss_words, called)],
+        ["the day", *map(loss_words, means)],
+    ]
 
 
 def day_of(unplanned_w: float) -> Budget:
@@ -110,9 +139,7 @@ def page(
     worst = max(interval.gap for interval in day.intervals)
     called = [i for i, share in zip(day.intervals, DAY, strict=True) if share == min(DAY)]
     num_gpus = sum(job.num_gpus for job in jobs)
-    header = [
-        "budget",
-        "kW",
+    ways = [
         "shared by price (%)",
         "each job cut alike (%)",
         "clocks capped alike (%)",
@@ -129,7 +156,7 @@ on real GPUs for this page.
 
 ## Throughput lost at falling budgets
 
-{table(header, at_budgets(curve, unplanned_w))}
+{table(["budget", "kW", *ways], at_budgets(curve, unplanned_w))}
 
 *Shared by price* is what `envplan site` does ([how](site.md)). *Each job cut alike* follows the
 same plans, but takes the same share of power from every job. The other two know no plans: all
@@ -142,7 +169,9 @@ Full power, a ramp down within an hour, three hours at 75%, a ramp up. In the th
 {called[0].throughput_loss_percent:.2f}% of throughput is lost; over the day
 {day.throughput_loss_percent:.2f}%. The next kilowatt is then worth
 {called[0].price_percent_per_kw:.4f}% of throughput. No plans of these jobs lose less by more than a
-certified {100 * worst:.4f}% of what is left.
+certified {100 * worst:.4f}% of what is left. The table is read off the curves, between points.
+
+{table(["throughput lost over", *ways], over_the_day(curve, unplanned_w))}
 
 ![The day](results-site.png)
 """

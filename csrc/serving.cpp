@@ -79,6 +79,7 @@ Service::Service(Requests requests, std::vector<Tables> tables, std::vector<Size
 void Service::check() const {
   require(requests.count > 0, "requests must be there");
   for (int64_t k = 0; k < requests.count; ++k) {
+    require(std::isfinite(requests.arrival[k]), "an arrival is no number");
     require(k == 0 || requests.arrival[k - 1] <= requests.arrival[k], "arrivals must ascend");
     require(requests.input[k] >= 0 && requests.output[k] >= 0, "tokens must not be negative");
     require(requests.known[k] < kClasses && requests.taken[k] < kClasses, "there are nine classes");
@@ -188,6 +189,7 @@ void Replay::check_clock(int32_t size, int32_t clock) const {
 int32_t Replay::start(int32_t pool, int32_t size, int32_t clock, bool managed, double ready_at) {
   check_pool(pool);
   check_clock(size, clock);
+  require(!std::isnan(ready_at), "a time is no number");
   Instance i;
   i.pool = pool;
   i.size = size;
@@ -291,6 +293,7 @@ void Replay::schedule(Instance& i, double at) {
 }
 
 void Replay::advance(double until) {
+  require(!std::isnan(until), "a time is no number");
   const auto later = [](const Event& a, const Event& b) { return a.at > b.at; };
   for (;;) {
     const double arrival = following_ < requests_.count ? requests_.arrival[following_] : kNever;

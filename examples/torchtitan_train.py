@@ -5,9 +5,10 @@
     PLAN=run.freqplan.json torchrun --nproc-per-node 8 examples/torchtitan_train.py \
         --module llama3 --config llama3_8b --parallelism.pipeline_parallel_degree 8 ...
 
-All arguments are torchtitan's. torchtitan 0.3 builds the trainer that belongs to a configuration,
-so that a subclass of Trainer is never used. What every trainer has is the method `train`: it is
-wrapped here, in any version.
+All arguments are torchtitan's; 0.3 needs --training.disable_cuda_graphs, for nobody tells which
+operation of a captured CUDA graph runs. torchtitan 0.3 builds the trainer that belongs to a
+configuration, so that a subclass of Trainer is never used. What every trainer has is the method
+`train`: it is wrapped here, in any version.
 """
 
 from __future__ import annotations

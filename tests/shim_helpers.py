@@ -87,6 +87,9 @@ class Listener:
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         assert self.heard[-1] == (instruction, microbatch, chunk)
 
+    def iteration_begins(self) -> None:
+        pass
+
     def step(self) -> None:
         self.heard.append("step")
 

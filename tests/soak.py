@@ -1,9 +1,10 @@
 """Long runs: `make soak`. Half an hour, or as long as --minutes says; 0.5 is the short form.
 
-For two thirds of the time a shim follows a plan, for 100,000 iterations or more in half an hour,
-over fake GPUs whose driver fails at random, hangs now and then and is slow, with a log that is
-rotated. After that sweeps of 10,000 points are killed every minute or sooner, each of them until it
-is done. Prints a line for each promise and exits with 1 if one is broken.
+For a third of the time a shim follows a plan, for 50,000 iterations or more in half an hour, over
+fake GPUs whose driver fails at random, hangs now and then and is slow, with a log that is rotated.
+Then a job of 8 ranks on two nodes trains for a day's worth of iterations, and is killed in all ways
+meanwhile (soak_cluster.py). After that sweeps of 10,000 points are killed every minute or sooner,
+each of them until it is done. Prints a line for each promise and exits with 1 if one is broken.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from envplan.sweep import SweepResult, read_config, run_sweep
 from envplan.sweep.running import journal_of
 from fake_nvml import FakeNvml, open_fake_nvml
 from shim_helpers import frequency_plan
+from soak_cluster import DAY, RANKS, soak_cluster
 
-#: In half an hour.
-ITERATIONS = 100_000
+#: In the third of half an hour.
+ITERATIONS = 50_000
 POINTS = 10_000
 LOG_LIMIT = 4 * 2**20
 #: What a process may take more at the end than after the first tenth, KiB.
@@ -100,7 +102,7 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
     for who, before, after in zip(pids, early, late, strict=True):
         grown = after - before
         promise(grown < GROWTH_KIB, f"{who}: {before} KiB after a fifth, {grown:+d} KiB at the end")
-    least = int(min(1.0, seconds / 1200) * ITERATIONS)
+    least = int(min(1.0, seconds / 600) * ITERATIONS)
     promise(shim.steps >= least, f"{shim.steps} steps, {least} or more in {seconds:.0f} s")
     promise(waiting < 1000, f"{waiting} steps, requests and readings waited at the end")
     deadline = time.monotonic() + 10.0
@@ -169,7 +171,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         fake = open_fake_nvml(folder, patch)
-        follow(folder, fake, 2 / 3 * seconds)
+        follow(folder, fake, seconds / 3)
+        fake.close()
+        (folder / "nodes").mkdir()
+        fake = open_fake_nvml(folder / "nodes", patch, count=RANKS)
+        soak_cluster(folder / "job", fake, int(min(1.0, seconds / 1800) * DAY), promise)
         fake.close()
         points = min(POINTS, int(seconds * 20))
         sweep(folder / "sweep", seconds / 3, points)

@@ -102,6 +102,28 @@ def test_frequency_plan_has_the_times_that_clocks_are_asked_ahead_by(folder: Pat
     assert FrequencyPlan.load("run.freqplan.json").switching is None
 
 
+def test_each_clock_is_asked_for_by_its_own_measured_latency(folder: Path) -> None:
+    measured = {
+        "780": {"median_s": 0.01, "p95_s": 0.012},
+        "1740": {"median_s": 0.02, "p95_s": 0.03},
+    }
+    sidecar = Path("profile.meta.json")
+    document = json.loads(sidecar.read_text()) if sidecar.exists() else {}
+    document["switch_latency"] = {"source": "measured", "by_mhz": measured}
+    sidecar.write_text(json.dumps(document))
+    done("solve -q --slowdown 5 --switch-latency 20")
+    done("apply -q")
+    switching = FrequencyPlan.load("run.freqplan.json").switching
+    assert switching is not None
+    assert switching.source == "measured"
+    assert [switching.latency_to(mhz) for mhz in (780, 1260, 1740)] == [0.012, 0.02, 0.03]
+    done("solve -q --slowdown 5 --switch-latency 30")
+    done("apply -q")
+    switching = FrequencyPlan.load("run.freqplan.json").switching
+    assert switching is not None
+    assert (switching.source, switching.latency_to(780)) == ("given", 0.03)
+
+
 def test_min_dwell_applies_the_plan_of_solves_own_min_dwell(folder: Path) -> None:
     done("solve -q --slowdown 10 --ladder 3")
     done("apply -q --min-dwell 150 -o again.json")
@@ -118,7 +140,7 @@ def test_a_plan_whose_clocks_last_longer_is_applied_as_it_is(folder: Path) -> No
     asked = FrequencyPlan.load("run.freqplan.json")
     assert "each clock of the plan lasts 150 ms already" in done("apply --min-dwell 20")
     assert FrequencyPlan.load("run.freqplan.json") == asked
-    done("apply --min-dwell 200")
+    done("apply --min-dwell 600")
     assert FrequencyPlan.load("run.freqplan.json") != asked
 
 

@@ -32,14 +32,14 @@ PLANNED: dict[str, Rows] = {
 REFUSED: dict[str, tuple[Rows, str]] = {
     "longer than can be": ([("forward", 1000, 1.1e9, 1), ONE[1]], "profile.csv:2, column time"),
     "shorter than can be": ([("forward", 1000, 9e-10, 1), ONE[1]], "profile.csv:2, column time"),
-    "more than can be": ([("forward", 1000, 1, 9001), ONE[1]], "profile.csv:2, column energy"),
+    "more than can be": ([("forward", 1000, 1, 4612), ONE[1]], "profile.csv:2, column energy"),
     "a higher clock": ([("forward", 1e6 + 1, 1, 1), ONE[1]], "profile.csv:2, column frequency"),
     "waiting for too long": (
-        [("forward", 1000, 1e9, 9e3), ("backward", 1000, 1e9, 9e3)],
+        [("forward", 1000, 1e9, 4.6e3), ("backward", 1000, 1e9, 4.6e3)],
         "stage 0 forward: costs or their slopes are too large",
     ),
     "too long together": (
-        [("forward", 1000, 1e8, 9e3), ("forward", 900, 2e8, 8e3), ONE[1]],
+        [("forward", 1000, 1e8, 4.6e3), ("forward", 900, 2e8, 4e3), ONE[1]],
         "profile.csv: the durations add up to more than",
     ),
 }

@@ -1,5 +1,7 @@
 """Plans with few changes of clock: how they are counted, what they cost, that they hold."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 import envplan
 from envplan import Frontier
+from envplan.check.plans import verify_plan
 from envplan.replay import Replay, Search
 from strategies import frontiers
 
@@ -47,7 +50,7 @@ def test_fewest_changes_are_no_more_and_cost_next_to_nothing(
 ) -> None:
     free = frontier.plan(slowdown=slowdown, changes="free")
     fewest = frontier.plan(slowdown=slowdown)
-    assert fewest.energy <= 1.0016 * free.energy  # 0.1%, and a step of the grid
+    assert fewest.energy <= 1.001 * free.energy
     assert fewest.target.deadline_s >= fewest.iteration_time
 
 
@@ -61,7 +64,38 @@ def test_measured_jobs_change_clocks_seldom(name: str, most: int) -> None:
     frontier = envplan.trace_frontier(pipeline, profile)
     plan = frontier.plan(slowdown=0.01)
     assert plan.clock_changes <= most
-    assert plan.energy <= 1.0012 * frontier.plan(slowdown=0.01, changes="free").energy
+    assert plan.energy <= 1.001 * frontier.plan(slowdown=0.01, changes="free").energy
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"switch_latency": 0.02},
+        {"switch_latency": 0.02, "ask": "start"},
+        {"min_dwell": 0.1},
+        {"peak_power_cap": 900.0},
+    ],
+)
+def test_changes_are_fewer_under_late_and_held_clocks_and_caps(options: dict[str, Any]) -> None:
+    profile = envplan.Profile.builtin("a40-gpt3-1.3b-4stage")
+    frontier = envplan.trace_frontier(envplan.Pipeline("1f1b", 4, 8), profile)
+    free = frontier.plan(slowdown=0.05, changes="free", moves=0.2, **options)
+    fewest = frontier.plan(slowdown=0.05, moves=0.2, **options)
+    assert fewest.clock_changes < free.clock_changes
+    assert fewest.energy <= 1.001 * free.energy
+    verify_plan(fewest, profile)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"switch_latency": 0.02}, {"switch_latency": 0.02, "min_dwell": 0.1}]
+)
+def test_later_deadlines_never_use_more_with_few_changes(options: dict[str, float]) -> None:
+    profile = envplan.Profile.builtin("a40-gpt3-1.3b-4stage")
+    frontier = envplan.trace_frontier(envplan.Pipeline("1f1b", 4, 6), profile)
+    slowdowns = np.linspace(0.02, 0.06, 9)
+    plans = [frontier.plan(slowdown=slowdown, moves=0.1, **options) for slowdown in slowdowns]
+    energies = [plan.energy for plan in plans]
+    assert energies == sorted(energies, reverse=True)
 
 
 def test_a_long_pipeline_changes_less_window_by_window() -> None:
@@ -70,7 +104,7 @@ def test_a_long_pipeline_changes_less_window_by_window() -> None:
     free, fewest = (frontier.plan(slowdown=0.01, changes=how) for how in ("free", "fewest"))
     assert fewest.clock_changes < free.clock_changes / 4
     assert fewest.iteration_time <= fewest.target.deadline_s
-    assert fewest.energy <= 1.0016 * free.energy
+    assert fewest.energy <= 1.001 * free.energy
 
 
 def test_dearer_changes_are_fewer() -> None:

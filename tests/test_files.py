@@ -12,6 +12,7 @@ from envplan._io.files import (
     atomic_write,
     check_writable,
     parse_json,
+    read_bounded,
     refuse_slip,
     same_file,
 )
@@ -157,3 +158,9 @@ def test_check_finds_the_gzipped_table_of_a_sidecar(tmp_path: Path) -> None:
     table = b"stage,instruction,frequency,time,energy\n0,forward,900,1,100\n0,backward,900,2,200\n"
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(table))
     assert "a.csv.gz" in check_file(sidecar).proved[0]
+
+
+def test_error_about_a_file_whose_name_has_a_line_break_is_one_line() -> None:
+    with pytest.raises(InputError) as caught:
+        read_bounded("no\nsuch")
+    assert str(caught.value).startswith("no\\nsuch: cannot be read")

@@ -320,6 +320,43 @@ def test_clock_that_another_guard_has_set_since_is_left_alone(fake_nvml: FakeNvm
         assert fake_nvml.clock_changes() == [1005]
 
 
+def test_recovery_goes_on_while_the_gpu_is_lost_and_though_it_is_killed_itself(
+    fake_nvml: FakeNvml,
+) -> None:
+    with holding(fake_nvml) as guard:
+        fake_nvml.fail("handle")  # from now on no process gets at it
+        os.kill(guard.pid, signal.SIGKILL)
+        recovery = wait_for_child(guard.pid)
+        os.kill(recovery, signal.SIGKILL)
+        wait_for(lambda: wait_for_child(guard.pid, recovery) != recovery)
+        time.sleep(3.0)  # it was given up after two seconds
+        assert fake_nvml.locked() == 1005
+        fake_nvml.fail("handle", 0)
+        assert next_problem(guard) == "the clock guard is gone; its clock was given back"
+    assert fake_nvml.locked() is None
+
+
+def wait_for_child(*others: int) -> int:
+    """A guard process that this process has started, beside others."""
+    found: list[int] = []
+
+    def find() -> list[int]:
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                children = map(int, (task / "children").read_text().split())
+                found.extend(pid for pid in children if pid not in others and lives(pid))
+        return [pid for pid in found if is_guard(pid)]
+
+    wait_for(find)
+    return find()[-1]
+
+
+def is_guard(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"guard_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 def test_an_owner_may_set_the_clock_itself(fake_nvml: FakeNvml) -> None:
     with opened("nvml") as source, Guard.start("nvml", 0):
         source.devices()[0].lock_clock(1200)
@@ -448,8 +485,10 @@ def test_random_errors_never_reach_the_caller(fake_nvml: FakeNvml) -> None:
 
 
 def test_a_clock_that_cannot_be_given_back_is_reported_and_remembered(
-    fake_nvml: FakeNvml,
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(guard_module, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(guard_module, "TERMINATE_TIMEOUT_S", 0.1)
     guard = holding(fake_nvml)
     fake_nvml.fail("reset")
     guard.close()

@@ -163,6 +163,15 @@ def test_bound_grows_with_the_latency(frontier: Frontier, ask: Literal["ahead", 
     assert _grow(bounds_fj)
 
 
+def test_at_the_same_prices_the_bound_grows_with_the_dwell(frontier: Frontier) -> None:
+    deadline_ns = round(frontier.min_time_ns * 1.01)
+    prices = raised_prices(frontier, deadline_ns, _HELD)
+    assert prices is not None
+    flow = FlowPrices.of_arcs(frontier.pipeline, prices.arcs_uw(frontier.pipeline))
+    clocks = [ClockLimits(Machine(), ms * _MS) for ms in (0, 50, 100, 200, 300, 400)]
+    assert _grow([late_clock_bound_fj(frontier, deadline_ns, c, flow) for c in clocks])
+
+
 def test_bound_knows_deadlines_beyond_t_star(frontier: Frontier) -> None:
     """Nothing forces a plan to use more time than it needs, so the bound stays."""
     clocks = ClockLimits(Machine(), 300 * _MS)

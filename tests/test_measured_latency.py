@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from envplan.devices import DeviceError
 from envplan.devices.modelled import ModelledDevice, gpu
-from envplan.profiling.queued_slices import QueuedSlices
+from envplan.profiling.queued_slices import QueuedSlices, _widest_short_enough
 from envplan.profiling.switch_latency import (
     LatencySettings,
     SliceTimes,
@@ -165,7 +166,7 @@ class Queue:
         self.host_s = 100.0
         self.free_s = 100.0  # when the queued work is done
         self.most_ahead_s = 0.0
-        self._slice_s = slice_s
+        self.slice_s = slice_s
 
     def now(self) -> float:
         self.host_s += 2e-6
@@ -173,7 +174,7 @@ class Queue:
 
     def queue(self) -> None:
         self.host_s += 5e-6
-        self.free_s = max(self.free_s, self.host_s) + next(self._slice_s)
+        self.free_s = max(self.free_s, self.host_s) + next(self.slice_s)
         self.most_ahead_s = max(self.most_ahead_s, self.free_s - self.host_s)
 
     def event(self) -> Event:
@@ -209,3 +210,41 @@ def test_queued_slices_are_timed_by_the_device_on_the_hosts_clock() -> None:
     assert times.begins_s[500] == pytest.approx(100.1, abs=1e-3)
     assert queue.most_ahead_s < 0.07
     assert queue.free_s >= 100.3
+
+
+def test_slices_are_the_widest_product_that_is_short_enough() -> None:
+    queue = Queue(iter(()))
+    widths = []
+
+    def multiply(width: int, _: int) -> None:
+        widths.append(width)
+        queue.slice_s = iter([2 * width**3 / 1e14])
+        queue.queue()
+
+    slices = _widest_short_enough(lambda width: width, multiply, queue.event, queue.now)
+    assert list(dict.fromkeys(widths)) == [4096, 3072, 2048, 1536]
+    assert slices.run(0.01).durations_s[1:].max() == pytest.approx(7.2e-5, rel=0.01)
+
+
+def test_torch_products_run_in_slices_on_the_cpu() -> None:
+    torch = pytest.importorskip("torch")
+
+    class HostEvent:
+        def record(self) -> None:
+            self.time_s = time.monotonic()
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: HostEvent) -> float:
+            return 1e3 * (end.time_s - self.time_s)
+
+    matrix = torch.zeros(64, 64)
+    slices = QueuedSlices(lambda: torch.mm(matrix, matrix), HostEvent)
+    asked = []
+    begin_s = time.monotonic()
+    times = slices.run(0.05, lambda: asked.append(slices.now()), 0.02)
+    assert len(asked) == 1
+    assert times.begins_s[0] >= begin_s - 0.001
+    assert (times.durations_s > 0).all()
+    assert times.begins_s[-1] <= time.monotonic()

@@ -277,6 +277,7 @@ def test_plans_by_parts_hold_on_late_and_held_clocks(asked: dict[str, float]) ->
     profile = parts_profile(microbatches=3)
     frontier = trace_frontier(Pipeline("1f1b", 2, 3), profile.adjusted(by_parts=ByParts()))
     plan = frontier.plan(slowdown=0.05, **asked)
+    assert plan.predicted.bound == "relaxation"  # that of late clocks knows no parts
     how = plan.profile.adjustments.by_parts
     machine = {"switch_latency": how.switch_latency_s, "min_dwell": how.min_hold_s}
     assert machine == {"switch_latency": 0.0, "min_dwell": 0.0, **asked}

@@ -150,7 +150,7 @@ def test_adjusted_profile_differs_from_the_one_it_was_made_of(tmp_path: Path) ->
     [
         ("0,forward,1,1e400,1", "time", "a finite number"),
         ("0,forward,1,-2,1", "time", "or equal to 0.000000001"),
-        ("0,forward,1,1,9001", "energy", "or equal to 9000"),
+        ("0,forward,1,1,4612", "energy", "or equal to 4611"),
         ("0,forward,-15,1,1", "frequency", "or equal to 0;"),
         ("0,forward,1740000000,1,1", "frequency", "MHz"),
         (f"0,forward,{10**400},1,1", "frequency", "or equal to 1000000;"),

@@ -13,6 +13,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,14 +25,15 @@ import pytest
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
-from fake_nvml import FakeNvml, fake_nvml
-from shim_helpers import A40, Listener, frequency_plan
+from fake_nvml import FakeNvml, fake_nvml, wait_for
+from shim_helpers import A40, Listener, assert_follows, frequency_plan
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 import framework_worker  # it imports torch, as do the next ones
 import megatron_schedules
-from envplan.runtime import deepspeed, megatron
+from envplan.enforce.freqplan import OperationKey
+from envplan.runtime import Shim, deepspeed, megatron, torch
 from torch_jobs import run
 
 __all__ = ["fake_nvml"]
@@ -53,13 +55,6 @@ PIPELINES = {
 }
 
 
-def planned(pipeline: Pipeline, rank: int, *, evaluated: bool = False) -> list[int]:
-    """Changes of clock over all steps, with an evaluation after the first."""
-    step = frequency_plan(pipeline).ranks[rank].frequencies
-    clocks = [*step, *([1740] if evaluated else []), *(STEPS - 1) * step]
-    return [mhz for k, mhz in enumerate(clocks) if k == 0 or mhz != clocks[k - 1]]
-
-
 @pytest.mark.parametrize("task", PIPELINES)
 def test_real_framework_follows_the_plan_and_computes_the_same(
     fake_nvml: FakeNvml, tmp_path: Path, task: str
@@ -76,8 +71,11 @@ def test_real_framework_follows_the_plan_and_computes_the_same(
         assert with_shim.pop("steps") == STEPS
         result["without"].pop("steps")
         assert with_shim == result["without"]
-        expected = planned(PIPELINES[task], rank, evaluated=True)
-        assert fake_nvml.clock_changes(rank) == [*expected, 0]
+        *changes, last = fake_nvml.clock_changes(rank)
+        assert last == 0
+        # The evaluation after the first step runs at the highest clock, as all between steps may.
+        iteration = frequency_plan(PIPELINES[task]).ranks[rank].frequencies
+        assert_follows(changes, STEPS * [iteration])
 
 
 @pytest.mark.parametrize("task", ["megatron-interleaved", "deepspeed"])
@@ -274,3 +272,72 @@ def test_example_without_its_package_says_so_in_one_line(package: str) -> None:
     example = Path(__file__).parents[1] / "examples" / f"{package}_pipeline.py"
     with pytest.raises(SystemExit, match=r"^[^\n]*: pip install [^\n]*$"):
         runpy.run_path(str(example))
+
+
+@pytest.mark.parametrize("stage", range(STAGES))
+def test_a_ramp_up_of_the_batch_size_is_followed_wherever_the_size_fits(
+    schedules: Any, fake_nvml: FakeNvml, tmp_path: Path, stage: int
+) -> None:
+    plan = frequency_plan(PIPELINES["megatron"])
+    clock_of = {
+        operation.key: operation.frequency_mhz for operation in plan.ranks[stage].operations
+    }
+    shim = Shim(plan, rank=stage, world_size=STAGES, every_request=True, log=tmp_path / "run.jsonl")
+    wanted: list[list[int]] = []
+    with shim, megatron.attach(shim):
+        iterate = schedules.forward_backward_pipelining_without_interleaving
+        for num_microbatches in (2, 2, 4, 4, MICROBATCHES, MICROBATCHES, MICROBATCHES):
+            pipeline = Pipeline("1f1b", num_stages=STAGES, num_microbatches=num_microbatches)
+            order = operations(pipeline, stage)
+            iterate(order=order, models=[object()])
+            wanted.append([clock_of[OperationKey(*key)] for key in order])
+            wait_for(lambda: fake_nvml.locked(stage) == 1740)  # the optimizer runs
+            time.sleep(0.2)
+    assert shim.mismatches == 0
+    *changes, last = fake_nvml.clock_changes(stage)
+    assert last == 0
+    assert_follows(changes, wanted)
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert lines[-1]["iterations"] == {"other number of microbatches": 4, "followed": 3}
+    assert [line["step"] for line in lines if line["event"] == "step"] == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("enter", "words"),
+    [
+        (lambda: torch.follow("run.freqplan.json", None), "a Schedule1F1B, and not None"),
+        (lambda: deepspeed.follow("run.freqplan.json", object()), "and not a object"),
+        (lambda: megatron.follow("run.freqplan.json", 3), "leave out the second argument, a int"),
+    ],
+)
+def test_wrong_objects_get_a_sentence(schedules: Any, enter: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InputError) as raised, enter():
+        pass
+    assert words in str(raised.value)
+
+
+def test_a_plan_that_is_none_gets_a_sentence() -> None:
+    with pytest.raises(InputError, match=r"must be a frequency plan .* and not a NoneType"):
+        Shim(None, rank=0)  # type: ignore[arg-type]
+
+
+class OverlapFB:
+    """As torch's _ComputationType has it."""
+
+    name = "OVERLAP_F_B"
+
+
+def test_a_function_that_runs_two_operations_at_once_is_told_of() -> None:
+    listener = Listener()
+    ran: list[str] = []
+    schedule = SimpleNamespace(
+        _stages=[],
+        _has_backward=True,
+        step=lambda: ran.append("step"),
+        _comp_type_to_function_map={OverlapFB(): print},
+    )
+    hooks = torch.attach(listener, schedule)
+    schedule.step()
+    hooks.close()
+    assert ran == ["step"]
+    assert "forward and backward at once" in listener.heard[0]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import COMMAND, envplan
-from envplan.devices.locks import LockFile, Mark, lock_folders
+from envplan.devices.locks import MARK_BYTES, LockFile, Mark, lock_folders
 from envplan.runtime import Guard
 from envplan.runtime.service import Service, give_back_left_behind
 from fake_nvml import FakeNvml, open_fake_nvml, wait_for
@@ -39,8 +40,9 @@ def kill_both(fake: FakeNvml, **how: Any) -> None:
     assert fake.locked() == 1005
 
 
-def envplan_guard(folder: Path = Path("/")) -> int:
-    return subprocess.run([COMMAND, "guard", "--once"], cwd=folder, check=False).returncode
+def envplan_guard(*options: str) -> int:
+    command = [COMMAND, "guard", "--once", *options]
+    return subprocess.run(command, cwd="/", check=False).returncode
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -171,13 +173,15 @@ def test_service_wakes_a_stopped_guard_whose_owner_was_killed(fake_nvml: FakeNvm
 def test_service_says_what_it_cannot_give_back_and_tries_it_later(
     fake_nvml: FakeNvml, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.devices.locks.MAX_DRIVER_TRIES", 5)
+    monkeypatch.setattr("envplan.devices.locks.START_RETRY_S", 0.1)
     kill_both(fake_nvml)
     fake_nvml.fail("reset")
-    service = Service(lambda line: print(line, flush=True))
+    service = Service(lambda line: print(line, flush=True), timeout_s=0.3)
     service.look()
     assert not service.finish(60)
-    assert "cannot be given back: GPU 0: Unknown Error" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "cannot be given back: GPU 0: Unknown Error" in said
+    assert "GPU 0 is left at 1005 MHz" in said
     fake_nvml.fail("reset", 0)
     service.look()  # not at once, whatever else this user's other tests have left
     service.finish(60)
@@ -293,7 +297,7 @@ def test_mark_that_a_user_made_up_gives_him_no_rights(for_all: FakeNvml, before:
     (folder / "link.lock").symlink_to("/etc/passwd")
     for path in (folder, *folder.iterdir()):
         os.chown(path, OTHER, OTHER, follow_symlinks=False)
-    assert envplan_guard() == 2
+    assert envplan_guard() == 1
     assert for_all.locked() == 1200
     assert all(path.lstat().st_uid == OTHER for path in (folder, *folder.iterdir()))
 
@@ -336,9 +340,11 @@ def test_marks_of_a_boot_that_is_over_are_ignored(
 def test_guard_once_says_that_a_gpu_cannot_be_reached(fake_nvml: FakeNvml) -> None:
     kill_both(fake_nvml)
     fake_nvml.fail("handle")
-    ran = subprocess.run([COMMAND, "guard", "--once"], capture_output=True, text=True, check=False)
-    assert ran.returncode == 2
+    command = [COMMAND, "guard", "--once", "--wait", "0.3s"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
     assert "its clock was left set and cannot be given back: GPU 0: " in ran.stdout
+    assert "it is left at a clock that cannot be read" in ran.stdout
     assert "Traceback" not in ran.stderr
     fake_nvml.fail("handle", 0)
     assert envplan_guard() == 0
@@ -348,7 +354,7 @@ def test_guard_once_says_that_a_gpu_cannot_be_reached(fake_nvml: FakeNvml) -> No
 def test_giving_back_that_took_too_long_leaves_the_marks_of_other_gpus_alone(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envplan.runtime.service.DRIVER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("envplan.runtime.service.HANG_MARGIN_S", 0.1)
     mark = Mark(999999, 999998)
     hanging, other = (fake_nvml.gpu(index).uuid.decode() for index in (0, 1))
     for uuid in (hanging, other):
@@ -356,9 +362,69 @@ def test_giving_back_that_took_too_long_leaves_the_marks_of_other_gpus_alone(
             lock.set_mark(mark)
     said: list[str] = []
     fake_nvml.hang("reset")
-    assert not give_back_left_behind([lock.path.with_name(f"{hanging}.lock")], said.append)
+    files = [lock.path.with_name(f"{hanging}.lock")]
+    assert not give_back_left_behind(files, said.append, 0.2)
     assert "no answer" in said[0]
     with LockFile(other) as lock:  # it may get the descriptors that were closed
         fake_nvml.hang()
         wait_for(lambda: lock.path.with_name(f"{hanging}.lock").stat().st_size == 0)
         assert lock.mark == mark
+
+
+@pytest.mark.parametrize("command", ["guard --once", "reset"])
+def test_lost_gpu_that_comes_back_in_time_is_given_back(fake_nvml: FakeNvml, command: str) -> None:
+    kill_both(fake_nvml)
+    fake_nvml.fail("handle")
+    found_again = threading.Timer(4.0, fake_nvml.fail, ["handle", 0])  # longer than two seconds
+    found_again.start()
+    ran = subprocess.run([COMMAND, *command.split()], capture_output=True, text=True, check=False)
+    found_again.join()
+    assert ran.returncode == 0, ran.stderr
+    assert fake_nvml.locked() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"), [("reset", "1005 MHz"), ("handle", "a clock that cannot be read")]
+)
+def test_reset_says_which_gpu_is_left_at_which_clock(
+    fake_nvml: FakeNvml, kind: str, left: str
+) -> None:
+    kill_both(fake_nvml)
+    fake_nvml.fail(kind)
+    reset = [COMMAND, "reset", "--wait", "0.2s"]
+    ran = subprocess.run(reset, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.count("\n") == 1
+    assert f"GPU 0 is left at {left}" in ran.stderr
+    assert ran.stdout.count("clock given back") == 3  # the others
+    fake_nvml.fail(kind, 0)
+    assert envplan_guard() == 0
+
+
+def test_service_mends_a_double_kill_within_a_second_or_two(fake_nvml: FakeNvml) -> None:
+    process, guard = training(fake_nvml)
+    service = subprocess.Popen([COMMAND, "guard"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert service.stdout is not None
+        assert service.stdout.readline()
+        os.kill(guard, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)  # well within 5 ms
+        process.wait()
+        assert fake_nvml.wait_until_free(60) is not None
+    finally:
+        service.terminate()
+        service.wait(60)
+
+
+def test_mark_with_a_socket_is_read_as_it_was_written(fake_nvml: FakeNvml) -> None:
+    longest = "/" + "\N{SNOWMAN} " * 26  # 105 bytes
+    for boot in ("", "11"):
+        mark = Mark(1, 2, 1200, "zeusd", boot, longest)
+        text = mark.to_text().encode()
+        assert len(text) <= MARK_BYTES
+        if not boot:
+            assert Mark.parse(text) == mark
+    with LockFile(fake_nvml.gpu().uuid.decode()) as lock:
+        lock.set_mark(Mark(1, 2, 0, "zeusd", socket=longest))
+        lock.set_mark(Mark(1, 2))
+        assert lock.mark == Mark(1, 2)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from envplan.devices import opened
 from envplan.devices.guard import CounterReading
-from envplan.enforce.freqplan import StageEnergy
+from envplan.enforce.freqplan import OperationKey, StageEnergy
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
@@ -105,22 +105,83 @@ def test_operation_out_of_order_runs_the_rest_of_the_step_at_the_highest_clock(
         run_step(shim)
         assert shim.mismatches == 1
     assert set_clocks(fake_nvml) == merged([planned[0], 1740, *planned])
-    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    assert [r.levelno for r in caplog.records] == [logging.WARNING] * 2
+    assert caplog.messages[1] == (
+        "rank 0: followed 1 of 2 iterations; 1 at full speed: other order of operations"
+    )
     assert "the plan has forward 1 next, but begin of backward 2 came" in caplog.text
     assert lines(tmp_path, "mismatch")[0]["expected"] == ["forward", 1, 0]
 
 
-def test_order_that_never_fits_is_given_up_and_logged_once(
+def test_order_that_does_not_fit_for_many_steps_is_logged_once_and_the_plan_comes_back(
     fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with started(tmp_path) as shim:
+        planned = shim.plan.ranks[0].frequencies
         for _ in range(10):
             run(shim, ("backward", 0))
             shim.step()
         run_step(shim)
-    assert set_clocks(fake_nvml) == [1740]
-    assert len(caplog.records) == 1
-    assert lines(tmp_path, "end")[0]["mismatches"] == 3
+    assert set_clocks(fake_nvml) == merged([1740, *planned, 1740])
+    said_once, counted = caplog.messages
+    assert "begin of backward 0 came" in said_once
+    assert counted.endswith(
+        "followed 1 of 11 iterations; 10 at full speed: other order of operations"
+    )
+    (end,) = lines(tmp_path, "end")
+    assert end["mismatches"] == 10
+    assert end["iterations"] == {"other order of operations": 10, "followed": 1}
+
+
+def operations_of(num_microbatches: int, stage: int) -> list[tuple[str, int, int]]:
+    pipeline = Pipeline("1f1b", num_stages=2, num_microbatches=num_microbatches)
+    return [
+        (operation.instruction, operation.microbatch, operation.chunk)
+        for operation in pipeline.operations
+        if operation.stage == stage
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_steps_of_other_numbers_of_microbatches_are_followed_as_far_as_their_order_is_known(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    with started(tmp_path, rank=rank) as shim:
+        planned = shim.plan.ranks[rank].operations
+        clock_of = {operation.key: operation.frequency_mhz for operation in planned}
+        expected = []
+        for num_microbatches in (1, 2, 3, 5, 3):
+            for key in operations_of(num_microbatches, rank):
+                run(shim, key)
+                expected.append(clock_of.get(OperationKey(*key), 1740))
+            shim.step()
+            expected.append(1740)
+        assert shim._status.status.unfollowed == {"other number of microbatches": 3}
+        expected[-1] = planned[0].frequency_mhz  # steps have turned out to follow at once
+        assert shim.mismatches == 0
+    assert set_clocks(fake_nvml, rank) == merged(expected)
+    (end,) = lines(tmp_path, "end")
+    assert end["iterations"] == {"other number of microbatches": 3, "followed": 2}
+    if rank == 0:
+        (counted,) = caplog.messages
+        assert counted.endswith(
+            "followed 2 of 5 iterations; 3 as far as their order is known: other number of "
+            "microbatches"
+        )
+
+
+def test_an_exception_costs_the_step_that_it_comes_in_only(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    with started(tmp_path) as shim:
+        run_step(shim)
+        run(shim, *shim.operations[:3])
+        shim.begin(*shim.operations[3])  # it does not end, and neither does the step
+        run_step(shim)
+        run_step(shim)
+    (end,) = lines(tmp_path, "end")
+    assert end["iterations"] == {"followed": 3, "cut short": 1}
+    assert [line["step"] for line in lines(tmp_path, "step")] == [0, 2, 3]
 
 
 def test_too_few_and_too_many_operations_are_mismatches(
@@ -608,3 +669,38 @@ def test_clock_error_is_logged_with_the_step_that_the_device_had_got_to(
         wait_for(lambda: shim.clock_errors > 0)
     (error,) = lines(tmp_path, "clock_error")
     assert error["step"] == 0
+
+
+#: A rank that follows a plan until somebody kills it.
+RANK = """
+import sys, time
+from envplan.runtime import Shim
+
+with Shim(sys.argv[1], rank=0, world_size=2) as shim:
+    while True:
+        for key in shim.operations:
+            shim.begin(*key)
+            time.sleep(0.001)
+            shim.end(*key)
+        shim.step()
+"""
+
+
+def test_a_rank_that_is_killed_and_started_again_follows_again(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.freqplan.json"
+    frequency_plan(PIPELINE).save(path)
+    for _ in range(2):  # as Ray, torchrun's elastic restart and a requeue of Slurm do
+        num_steps = len(lines(tmp_path, "step")) if (tmp_path / "run.jsonl").exists() else 0
+        process = subprocess.Popen([sys.executable, "-c", RANK, str(path)])
+        wait_for((tmp_path / "run.jsonl").exists)
+        wait_for(lambda before=num_steps: len(lines(tmp_path, "step")) > before + 5)
+        process.kill()
+        process.wait()
+    with Shim(path, rank=0, world_size=2, every_request=True) as shim:  # at once
+        assert shim.guard is not None
+        run_step(shim)
+    assert fake_nvml.wait_until_free(10) is not None
+    assert len(lines(tmp_path, "start")) == 3
+    assert lines(tmp_path, "step")[-1]["in_force"] == len(shim.operations)

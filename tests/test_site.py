@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -596,3 +597,15 @@ def test_check_proves_a_plan_by_peaks_from_the_profiles(folder: Path) -> None:
     ran = envplan("site", "site.toml", "--power", "1200W", "--plan-power", "peak", "--shed")
     assert ran.code == 2
     assert "--shed compares mean powers" in ran.err
+
+
+def test_the_power_of_a_serving_fleet_is_reserved_as_its_replay_writes_it(folder: Path) -> None:
+    write_jobs(folder)
+    done("serving simulate --gpus 64 --policy static -o hour.csv")
+    fleet = pd.read_csv("hour.csv")
+    highest_w = fleet.power_w.max()
+    document = told(f"site jobs --power {highest_w + 900:.0f}W --reserved hour.csv")
+    assert [i["reserved_w"] for i in document["intervals"]] == fleet.power_w.tolist()
+    assert [i["start_s"] for i in document["intervals"]] == fleet.time_s.tolist()
+    assert document["intervals"][-1]["end_s"] == 2 * fleet.time_s.iloc[-1] - fleet.time_s.iloc[-2]
+    assert all(i["power_w"] <= i["budget_w"] * (1 + 1e-9) for i in document["intervals"])

@@ -24,8 +24,9 @@ from envplan.simulation.cluster import simulate_cluster
 from envplan.simulation.iteration import simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.solve.cache import PlanCache
-from envplan.solve.candidates import Candidates
+from envplan.solve.candidates import GridCandidates
 from envplan.solve.conditions import SearchConditions
+from envplan.solve.fewer_changes import FREE_CHANGES
 from envplan.solve.local_search import START_LATENCIES_NS
 from envplan.units import j_from_fj, ns_from_s
 from plan_checks import bound_until, until
@@ -179,7 +180,8 @@ def test_limits_go_from_solve_to_the_frequency_plan(
 def test_rung_whose_clocks_change_too_soon_is_refused(a40: Frontier) -> None:
     profile = a40.profile
     plan = a40.plan(slowdown=0.01, switch_latency=0.02, min_dwell=0.5, moves=0.2)
-    hasty = [rung.as_rung() for rung in a40.ladder(4, switch_latency=0.02, moves=0.2)[1:]]
+    often = a40.ladder(4, switch_latency=0.02, moves=0.2, changes="free")
+    hasty = [rung.as_rung() for rung in often[1:]]
     with pytest.raises(InputError, match=r"ladder\[0\]: stage \d asks for .* the least time of"):
         verify_plan(plan.model_copy(update={"ladder": hasty}), profile)
     topology = Topology.for_job(plan.job)
@@ -239,14 +241,17 @@ def test_candidates_for_sooner_clocks_never_use_more_than_later_ones_that_are_in
     frontier = trace_frontier(Pipeline("1f1b", profile.num_stages, 3), profile)
     cache, latency_ns = PlanCache(), ns_from_s(latency)
 
-    def candidates(latency_ns: int) -> Candidates:
-        conditions = SearchConditions(Machine(latency_ns), (), moves_share=0.05)
-        return cache.candidates(frontier, conditions)
+    def candidates(latency_ns: int) -> GridCandidates:
+        machine = Machine(latency_ns)
+        conditions = SearchConditions(machine, moves_share=0.05, changes=FREE_CHANGES)
+        found = cache.candidates(frontier, conditions)
+        assert isinstance(found, GridCandidates)
+        return found
 
     slower_ns = int(frontier.min_time_ns * (1 + slowdown))
     latest_ns = min(slower_ns, frontier.min_energy_time_ns)
-    # Every other deadline has a full search; those between have a shorter one.
-    for deadline_ns in islice(candidates(latency_ns).grid_deadlines(latest_ns), 2):
+    # One in four deadlines has a full search; those between have a shorter one.
+    for deadline_ns in islice(candidates(latency_ns).grid_deadlines(latest_ns), 4):
         for later_ns in START_LATENCIES_NS:
             if later_ns <= latency_ns:
                 continue

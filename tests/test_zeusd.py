@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -20,9 +21,10 @@ from urllib.parse import parse_qs, urlsplit
 import pynvml
 import pytest
 
-from cli_helpers import envplan
+from cli_helpers import COMMAND, envplan
 from envplan.devices import Device, DeviceError, PermissionDeniedError, opened
 from envplan.devices.locks import lock_folders
+from envplan.profiling.switch_latency import LatencySettings
 from envplan.runtime import Guard
 from fake_nvml import NO_PERMISSION, FakeNvml
 from shim_helpers import A40
@@ -285,7 +287,7 @@ def test_service_gives_back_through_zeusd_what_a_users_training_left(
 ) -> None:
     kill_both(for_all, backend="zeusd", **as_user(VICTIM))
     assert lock_folders(VICTIM)
-    assert envplan_guard(Path("/")) == 0
+    assert envplan_guard() == 0
     assert for_all.locked() is None
 
 
@@ -296,6 +298,21 @@ def test_shim_uses_zeusd_where_its_socket_is_named(
     assert python_as(OTHER, script).stdout == "zeusd\n"
     ran = envplan("devices", "--backend", "zeusd", "--json", cwd=tmp_path)
     assert [gpu["refusal"] for gpu in json.loads(ran.out)["gpus"]] == [None] * 4
+
+
+def test_latency_is_measured_through_zeusd(
+    zeusd: StandIn, for_all: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for_all.gpu().clock_delay_ns = 20_000_000
+    quick = LatencySettings(rounds=2, steady_s=0.1, window_s=0.06)
+    monkeypatch.setattr("envplan.profiling.switch_latency.LatencySettings", lambda: quick)
+    options = ("--backend", "zeusd", "--measure-latency", "--slices", "late_slices:make")
+    ran = envplan("devices", *options, "--json")
+    assert ran.code == 0, ran.err
+    latency = json.loads(ran.out)["switch_latency"]
+    # What the daemon takes to answer is part of it.
+    assert all(to_clock["median_s"] >= 0.02 for to_clock in latency["by_mhz"].values())
+    assert for_all.locked() is None
 
 
 def test_zeusd_that_ends_is_a_clock_error_and_training_goes_on(
@@ -322,4 +339,61 @@ def test_stand_in_is_what_zeus_own_client_expects(zeusd: StandIn, for_all: FakeN
     client.set_gpu_locked_clocks([0], 1005, 1005, True)
     assert for_all.locked() == 1005
     client.reset_gpu_locked_clocks([0], True)
+    assert for_all.locked() is None
+
+
+def kill_both_and_zeusd(zeusd: StandIn, fake: FakeNvml, user: int) -> None:
+    """Nobody but an administrator can set the clock any more."""
+    kill_both(fake, backend="zeusd", **as_user(user))
+    zeusd.shutdown()
+    zeusd.server_close()
+    Path(os.environ["ZEUSD_SOCK_PATH"]).unlink()
+
+
+@needs_root
+def test_clock_is_given_back_by_zeusd_though_nobody_names_its_socket(
+    zeusd: StandIn, for_all: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_both(for_all, backend="zeusd", **as_user(VICTIM))
+    monkeypatch.delenv("ZEUSD_SOCK_PATH")  # as of root's service
+    assert envplan_guard() == 0
+    assert for_all.locked() is None
+
+
+@needs_root
+def test_user_resets_his_clock_by_the_zeusd_that_his_mark_names(
+    zeusd: StandIn, for_all: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_both(for_all, backend="zeusd", **as_user(VICTIM))
+    monkeypatch.delenv("ZEUSD_SOCK_PATH")
+    script = (
+        "from envplan.devices import opened\n"
+        "from envplan.devices.locks import give_back_all\n"
+        "with opened('nvml') as source: print(give_back_all(source.devices()[:1], 1.0))"
+    )
+    ran = python_as(VICTIM, script)
+    assert "left_behind=True" in ran.stdout, ran.stderr
+    assert "problem=None" in ran.stdout
+    assert for_all.locked() is None
+
+
+@needs_root
+def test_dead_zeusd_of_root_is_done_without(zeusd: StandIn, for_all: FakeNvml) -> None:
+    kill_both_and_zeusd(zeusd, for_all, 0)
+    assert envplan_guard("--wait", "0.5s") == 0
+    assert for_all.locked() is None
+
+
+@needs_root
+def test_dead_zeusd_of_a_user_is_said_with_what_an_administrator_must_run(
+    zeusd: StandIn, for_all: FakeNvml, tmp_path: Path
+) -> None:
+    kill_both_and_zeusd(zeusd, for_all, VICTIM)
+    command = [COMMAND, "guard", "--once", "--wait", "0.5s"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 1
+    assert "nvidia-smi -i 0 --reset-gpu-clocks; GPU 0 is left at 1005 MHz" in said.stdout
+    assert for_all.locked() == 1005
+    ran = envplan("reset", cwd=tmp_path)  # as an administrator
+    assert ran.code == 0, ran.err
     assert for_all.locked() is None

@@ -4,8 +4,9 @@
 
 In this order: the devices, the energy counter against power, a measured profile of a small GPT, a
 pipeline of two stages on one GPU timed by CUDA events, and how long NVML's calls take. No clock is
-set. --set-clocks adds what sets clocks: never give it on a card that is not yours alone. Without a
-GPU all of it runs against a modelled one, and the page says so.
+set. --set-clocks adds what sets clocks: how late they come, and all-reduces of two GPUs beside
+clocks that change. Never give it on a card that is not yours alone. Without a GPU all of it runs
+against a modelled one, and the page says so.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
 from envplan.devices import Backend, Device, DeviceError, backend
 from envplan.profile import Profile
+from envplan.profiling.measuring import measure_latency
+from envplan.profiling.queued_slices import torch_slices
 from envplan.runtime.torch import profile
+from tools import changing_clocks
 
 _WATCHED_S = 10.0
 _CALLS = 200
@@ -41,8 +45,16 @@ _SMALL = ("--workload", "gpt", "--layers", "8", "--hidden-size", "512", "--pp", 
 
 
 _REST = """
-No clock was set. `make gpu SET_CLOCKS=--set-clocks` adds how fast clocks follow; on a card that is
-yours alone, `make test` with a GPU adds locking and the kill tests.
+No clock was set. `make gpu SET_CLOCKS=--set-clocks` adds how late clocks come, and on two GPUs
+whether changes of clock disturb all-reduces; on a card that is yours alone, `make test` with a GPU
+adds locking and the kill tests.
+
+## All-reduces while clocks change
+
+Not run: it sets clocks, and takes two GPUs. It has not run on two GPUs anywhere yet, only over
+gloo on CPUs with a stand-in for the driver. On a machine with two GPUs of your own, alone, it takes
+two minutes: `python -m tools.changing_clocks`. See
+[slow clocks](switching.md#do-changes-of-clock-disturb-nccl).
 """
 
 
@@ -57,7 +69,8 @@ def main() -> None:
     torch.set_num_threads(1)
     parts = [_devices(source), _counter(device), _profile(real), _pipeline(real), _calls(device)]
     if options.set_clocks:
-        parts.append(_switching(device))
+        parts.append(_latency() if real else _switching(device))
+        parts.append(_all_reduces(num_gpus=len(source.devices()) if real else 0))
     source.close()
     options.page.write_text(_page(parts, real, clocks=options.set_clocks))
 
@@ -194,6 +207,28 @@ def _microseconds(call: Callable[[], object]) -> list[str]:
         call()
         took.append((time.perf_counter_ns() - begin) / 1e3)
     return [f"{statistics.median(took):.1f}", f"{statistics.quantiles(took, n=100)[-1]:.1f}"]
+
+
+def _latency() -> str:
+    """How late clocks come, from slices of work: as `envplan devices --measure-latency`."""
+    _, latency = measure_latency(torch_slices, source="nvml", progress=lambda *_: None)
+    rows = [
+        [str(mhz), f"{1e3 * to_clock.median_s:.1f}", f"{1e3 * to_clock.p95_s:.1f}"]
+        for mhz, to_clock in sorted(latency.by_mhz.items())
+    ]
+    header = ("to, MHz", "median, ms", "95th percentile, ms")
+    return "## How late clocks come\n\n" + table(header, rows)
+
+
+def _all_reduces(num_gpus: int) -> str:
+    """All-reduces on two GPUs while clocks change, where there are two."""
+    title = "## All-reduces while clocks change\n\n"
+    if num_gpus < 2:
+        return title + "Not run: it takes two GPUs."
+    try:
+        return title + changing_clocks.section(changing_clocks.measure(changing_clocks.Setting()))
+    except DeviceError as error:
+        return f"{title}Not run: {error}."
 
 
 def _switching(device: Device) -> str:

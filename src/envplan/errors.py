@@ -42,7 +42,7 @@ class InputError(EnvplanError):
         self.path = None if path is None else os.fspath(path)
         self.line = line
         self.column = column
-        where = self.path or ""
+        where = _printable(self.path or "")
         if line is not None:
             where += f":{line}" if where else f"line {line}"
         if column is not None:
@@ -79,6 +79,11 @@ def naming(path: str | os.PathLike[str] | None) -> Iterator[None]:
         raise InputError(str(error), path=path) from error
 
 
+def _printable(text: str) -> str:
+    """A text on one line: a file's name may have any character in it."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def shown(value: object) -> str:
     """`value` as an error message quotes it: short, on one line, in JSON's words."""
     if value is None:
@@ -91,7 +96,7 @@ def shown(value: object) -> str:
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, str):
         text = value if len(value) <= 60 else value[:57] + "..."
-        return '"' + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text) + '"'
+        return f'"{_printable(text)}"'
     return repr(float(value) if isinstance(value, float) else value)[:60]
 
 

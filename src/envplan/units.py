@@ -19,6 +19,9 @@ J_PER_KWH = 3.6e6
 #: Largest magnitude any single time, power or energy may have, so that sums stay in 64 bits.
 MAX_INTEGER = 2**62
 
+#: The most energy of one operation on one GPU, J: whole joules below MAX_INTEGER fJ.
+MAX_OPERATION_J = MAX_INTEGER // FJ_PER_J
+
 
 def _scaled(value: float, scale: int, rounding: str) -> int:
     # Through the shortest decimal of the float: 14.2 s is 14_200_000_000 ns, not one less.

@@ -58,6 +58,7 @@ def parse_document(
         raise InputError(f"is not a {kind}: must hold one JSON object, {{...}}", path=path)
     stated_schema = document.get("schema")
     if schema is not None and stated_schema != schema:
+        refuse_later_version(stated_schema, schema, path)
         remedy = _REMEDIES.get(stated_schema, "") if isinstance(stated_schema, str) else ""
         raise InputError(
             f"is not a {kind}: its schema is {shown(stated_schema)}, not {shown(schema)}{remedy}",
@@ -67,6 +68,28 @@ def parse_document(
         return TypeAdapter(model).validate_python(document)
     except ValidationError as error:
         raise InputError(first_problem(error, kind), path=path) from None
+
+
+def refuse_later_version(stated: object, known: str, path: AnyPath | None) -> None:
+    """Refuse a file of a version that only a later envplan reads.
+
+    Args:
+        stated: what its schema says, as in envplan/plan/v2.
+        known: the schema of its kind, in the latest version that is known here.
+        path: of the file, for errors.
+
+    Raises:
+        InputError: it is of a later version.
+    """
+    name, _, version = known.rpartition("/v")
+    match = re.fullmatch(rf"{re.escape(name)}/v([0-9]{{1,9}})", str(stated))
+    if match is None or int(match[1]) <= int(version):
+        return
+    raise InputError(
+        f"is of version {match[1]} of its format ({stated}), which a later envplan wrote; this one "
+        f"reads up to version {version}: pip install --upgrade envplan",
+        path=path,
+    )
 
 
 def first_problem(error: ValidationError, kind: str) -> str:

@@ -6,14 +6,18 @@ import re
 import tomllib
 from typing import Final
 
-from envplan._io.files import AnyPath, decoded, read_bounded, refuse_depth, refuse_much
+from envplan._io.files import (
+    MOST_LEVELS,
+    AnyPath,
+    decoded,
+    read_bounded,
+    refuse_depth,
+    refuse_much,
+)
 from envplan.errors import InputError
 
 MAX_TOML_BYTES: Final = 2**20
 MAX_YAML_BYTES: Final = 2**17
-
-#: PyYAML takes a time that grows with the square of their depth.
-_MOST_YAML_LISTS: Final = 10_000
 
 #: A key of so many names takes tomllib a time that grows with their square.
 _DEEP_KEY: Final = re.compile(r"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){64}")
@@ -54,9 +58,8 @@ def parse_yaml(text: str, path: AnyPath) -> object:
         problem = f"is larger than {MAX_YAML_BYTES // 2**10} KiB, the most that is read as YAML"
         raise InputError(problem, path=path)
     refuse_much(text, path, "YAML")
-    if text.count("[") + text.count("{") > _MOST_YAML_LISTS:
-        problem = f"holds more than {_MOST_YAML_LISTS} lists, or is nested too deeply"
-        raise InputError(problem, path=path)
+    if _depth(text) > MOST_LEVELS:
+        raise InputError("is neither JSON nor YAML: nested too deeply", path=path)
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -71,3 +74,15 @@ def parse_yaml(text: str, path: AnyPath) -> object:
         # PyYAML makes numbers and dates of what looks like them, and lets their errors through.
         reason = " ".join(str(error).split())[:100]
         raise InputError(f"is neither JSON nor YAML: {reason}", path=path) from None
+
+
+def _depth(text: str) -> int:
+    """The most brackets that are open at once, as if none stood in a text or a comment.
+
+    PyYAML would take a time that grows with the square of it.
+    """
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest

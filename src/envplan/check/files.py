@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from envplan._io.documents import MAX_DOCUMENT_BYTES
+from envplan._io.documents import MAX_DOCUMENT_BYTES, refuse_later_version
 from envplan._io.files import is_file, parse_json, read_bounded
 from envplan._io.tables import header_names
 from envplan.check import provers
 from envplan.check.provers import OpenedFile
+from envplan.check.unproved import not_proved
 from envplan.enforce.orders import ORDER_SCHEMA
 from envplan.errors import InputError, naming, shown
 from envplan.site.model import SITE_SCHEMA
 
-__all__ = ["Checked", "check_file"]
+__all__ = ["Checked", "check_file", "kind_of_file"]
 
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 _LONGEST_HEADER: Final = 100_000
@@ -31,11 +33,13 @@ class Checked(NamedTuple):
         kind: the name of its kind.
         proved: a sentence for everything that was proved of it.
         profile: the path or name of the profile that it was made from, where it says one.
+        not_proved: names of its fields that nothing recomputes; "*" if that is all of them.
     """
 
     kind: str
     proved: list[str]
     profile: str | None = None
+    not_proved: Sequence[str] = ()
 
 
 Prover = Callable[[OpenedFile], list[str]]
@@ -112,12 +116,34 @@ def check_file(
         kind = _first_kind(lambda kind: kind.has_document(document))
         if kind is None:
             schema = document.get("schema") if isinstance(document, dict) else None
+            for known in chain.from_iterable(kind.schemas for kind in KINDS):
+                refuse_later_version(schema, known, file)
             raise InputError(f"is no file of envplan: its schema is {shown(schema)}", path=file)
     if kind is None:
         kind = _first_kind(lambda kind: kind.has_table(columns)) or PROFILE
     with naming(file):
         proved = kind.prove(OpenedFile(file, document, columns, profile, force, progress))
-    return Checked(kind.name, proved, profile or _named_profile(document, file))
+    trusted = not_proved(kind.name, document, columns)
+    return Checked(kind.name, proved, profile or _named_profile(document, file), trusted)
+
+
+def kind_of_file(file: Path) -> str | None:
+    """The name of a file's kind; None where it cannot be told, or it is no file of envplan."""
+    try:
+        data = read_bounded(file, MAX_DOCUMENT_BYTES)
+        text = data.lstrip(_BLANK)
+        kind = _first_kind(lambda kind: kind.has_suffix_of(file))
+        if kind is None and text.startswith(b"{"):
+            document = parse_json(data, file)
+            kind = _first_kind(lambda kind: kind.has_document(document))
+        elif kind is None and text:
+            columns = _column_names(text)
+            kind = _first_kind(lambda kind: kind.has_table(columns))
+            if kind is None and {"stage", "instruction", "frequency"} <= set(columns):
+                kind = PROFILE
+    except InputError:
+        return None
+    return None if kind is None else kind.name
 
 
 def _column_names(text: bytes) -> tuple[str, ...]:

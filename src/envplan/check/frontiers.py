@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
@@ -10,10 +11,14 @@ from envplan._io.documents import check_stated
 from envplan.errors import InputError
 from envplan.plan.build import check_cost, gap_over
 from envplan.plan.frontier_file import FrontierFile, Row
+from envplan.plan.model import Baseline
 from envplan.solve import Frontier
 
 #: How far stated numbers may lie from their recomputation, relatively.
 _TOLERANCE: Final = 1e-9
+
+#: Percents are small differences of large numbers.
+_PERCENT_TOLERANCE: Final = 1e-9
 
 
 def check_rows(rows: Sequence[Row]) -> list[str]:
@@ -36,12 +41,36 @@ def check_rows(rows: Sequence[Row]) -> list[str]:
         is_slower = faster.iteration_time_s < slower.iteration_time_s
         if not (is_slower and faster.energy_j > slower.energy_j):
             raise InputError(f"plan {number} is not both slower and cheaper than the one before it")
+    _check_percents(rows)
     worst = max(row.gap for row in rows)
     return [
         f"{len(rows)} plans, each slower and cheaper than the one before",
         f"every lower bound is at most the energy; the largest gap is {100 * worst:.4f}%",
-        "gaps and average powers follow from times and energies",
+        "gaps and average powers follow from times and energies, percents from one baseline",
     ]
+
+
+def _check_percents(rows: Sequence[Row], baseline: Baseline | None = None) -> None:
+    """Check slowdowns and savings against a baseline; default: the one that the first row means.
+
+    Raises:
+        InputError: one is another.
+    """
+    first = rows[0]
+    if baseline is None:
+        time_s = first.iteration_time_s / (1 + first.slowdown_percent / 100)
+        energy_j = first.energy_j / (1 - first.savings_percent / 100)
+    else:
+        time_s, energy_j = baseline.iteration_time_s, baseline.energy_j
+    for number, row in enumerate(rows, start=1):
+        slowdown = 100 * (row.iteration_time_s / time_s - 1)
+        savings = 100 * (1 - row.energy_j / energy_j)
+        for name, stated, true in (
+            ("slowdown_percent", row.slowdown_percent, slowdown),
+            ("savings_percent", row.savings_percent, savings),
+        ):
+            if not math.isclose(stated, true, rel_tol=_TOLERANCE, abs_tol=_PERCENT_TOLERANCE):
+                raise InputError(f"plan {number}: {name} is {stated!r}; recomputed it is {true!r}")
 
 
 def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
@@ -53,7 +82,7 @@ def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
         InputError: it is not; says where.
     """
     # Only what does not depend on the plans is compared: any plan will do for them.
-    any_plan = [frontier.plan()]
+    any_plan = [frontier.plan(switch_latency=0.0)]
     slower = None if file.slower is None else any_plan
     expected = FrontierFile.from_plans(frontier, any_plan, slower)
     for name in ("t_min_s", "t_star_s", "baseline", "breakpoints"):
@@ -67,6 +96,7 @@ def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
             _TOLERANCE,
         )
         rows += file.slower.plans
+    _check_percents(rows, file.baseline)
     for number, row in enumerate(rows, start=1):
         name = f"plan {number}"
         replay = row.replayed(name, frontier.problem)

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from pydantic import FiniteFloat, create_model
 
+from envplan._io.documents import check_stated
 from envplan._io.tables import read_table
 from envplan._io.words import counted, significant
 from envplan.check.frontiers import check_curve, check_rows
@@ -35,7 +36,7 @@ from envplan.site import SitePlan
 from envplan.solve import trace_job
 from envplan.solve.doubts import doubt_profile
 from envplan.sweep import read_config
-from envplan.sweep.table import read_rows
+from envplan.sweep.table import SweepRow, read_rows
 from envplan.units import duration_text
 
 _MAX_REPLICAS: Final = 10**6
@@ -104,7 +105,16 @@ def prove_serving_plan(file: OpenedFile) -> list[str]:
     from envplan.serving.plan import ServingPlan
 
     plan = ServingPlan.load(file.path)
-    return plan.check(plan.find_profile(file.profile), force=file.force)
+    proved = plan.check(plan.find_profile(file.profile), force=file.force)
+    predicted = plan.predicted
+    bound_w, baseline = predicted.power_lower_bound_w, predicted.baseline
+    if bound_w and predicted.gap is not None:
+        gap = max(0.0, predicted.power_w / bound_w - 1)
+        check_stated("predicted.gap", predicted.gap, gap, 1e-6)
+    if baseline is not None and predicted.savings_percent is not None:
+        savings_percent = 100 * (1 - predicted.power_w / baseline.power_w)
+        check_stated("predicted.savings_percent", predicted.savings_percent, savings_percent, 1e-6)
+    return proved
 
 
 def prove_serving_clocks(file: OpenedFile) -> list[str]:
@@ -154,8 +164,10 @@ def prove_run_log(file: OpenedFile) -> list[str]:
 def prove_order(file: OpenedFile) -> list[str]:
     """An order is one; whether its rung is in the ladder, the ranks see that follow it."""
     order = Order.from_document(file.document, path=file.path)
-    begin = "as it is read" if order.from_iteration is None else f"iteration {order.from_iteration}"
-    return [f"order {order.sequence} of job {order.job}: rung {order.rung} from {begin} on"]
+    begin = "as soon as it is read"
+    if order.from_iteration is not None:
+        begin = f"from iteration {order.from_iteration} on"
+    return [f"order {order.sequence} of job {order.job}: rung {order.rung}, {begin}"]
 
 
 def prove_sweep(file: OpenedFile) -> list[str]:
@@ -165,10 +177,28 @@ def prove_sweep(file: OpenedFile) -> list[str]:
     for number, row in enumerate(rows, 1):
         if (row.energy_j or 0.0) < (row.energy_lower_bound_j or 0.0):
             raise InputError(f"point {number}: energy_lower_bound_j lies above energy_j")
+        _check_sweep_row(number, row)
     return [
         f"{counted(len(rows), 'point')}, {failed} of them failed; every cell is as its column says",
         "no plan uses less than its lower bound",
+        "gaps and average powers follow from times and energies",
     ]
+
+
+def _check_sweep_row(number: int, row: SweepRow) -> None:
+    """Check that a point's average power and gap follow from its time and energies.
+
+    Raises:
+        InputError: one does not.
+    """
+    if row.iteration_time_s is None or row.energy_j is None:
+        return
+    if row.average_power_w is not None:
+        energy_j = row.average_power_w * row.iteration_time_s
+        check_stated(f"point {number}: average_power_w x time", energy_j, row.energy_j, 1e-9)
+    if row.gap_percent is not None and row.energy_lower_bound_j:
+        gap_percent = 100 * (row.energy_j / row.energy_lower_bound_j - 1)
+        check_stated(f"point {number}: gap_percent", row.gap_percent, gap_percent, 1e-6)
 
 
 def prove_requests(file: OpenedFile) -> list[str]:

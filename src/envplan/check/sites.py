@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from envplan._io.documents import check_stated
+from envplan._io.files import exists
 from envplan._io.words import counted
 from envplan.errors import InputError
 from envplan.plan.frontier_file import FrontierFile
@@ -116,4 +117,4 @@ def _ladder_of_record(record: SiteJobRecord, frontier: FrontierFile, folder: Pat
 def _found(path: str, folder: Path) -> Path:
     """Where a file that a site plan names is: beside the plan, or else from here."""
     near = folder / path
-    return near if near.exists() else Path(path)
+    return near if exists(near) else Path(path)

@@ -206,7 +206,7 @@ def _exit_code(words: list[str], call: Invocation) -> int:
         for warning in call.warnings:  # an error stands alone
             print(f"envplan: warning: {warning}", file=sys.stderr)
     except EnvplanError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(_mixed_up_or_none(error, words) or str(error), error.exit_code)
     except SystemExit as end:  # a shell's completion ends so
         code = end.code
     except ModuleNotFoundError as error:  # a node on which plans are only followed
@@ -228,6 +228,13 @@ def _exit_code(words: list[str], call: Invocation) -> int:
     if code == _INTERRUPTED:
         return _fail("interrupted", _INTERRUPTED)
     return code if isinstance(code, int) else 0
+
+
+def _mixed_up_or_none(error: EnvplanError, words: list[str]) -> str | None:
+    """What to say where a command was given a file for another one; None where it was not."""
+    from envplan.cli.mixed_up import mixed_up_or_none
+
+    return mixed_up_or_none(error, words)
 
 
 def _usage_error() -> type[Any]:

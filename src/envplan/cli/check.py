@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -54,11 +55,20 @@ def check(
         checked = envplan.check_file(
             file, profile=profile, force=force, progress=work.frontier_step
         )
-    proved = [f"  {line}" for line in checked.proved]
+    lines = [f"  {line}" for line in checked.proved]
+    if checked.not_proved:
+        lines.append(f"  not proved: {_in_words(checked.not_proved)}")
     stand_ins = {"FILE": str(file), "PROFILE": checked.profile or "PROFILE"}
     next_words = [stand_ins.get(word, word) for word in _NEXT.get(checked.kind, ())]
     ui.answer(
         lambda: {"file": str(file), **checked._asdict()},
-        lambda: ui.say(f"{file}: {checked.kind}, holds", *proved),
+        lambda: ui.say(f"{file}: {checked.kind}, holds", *lines),
         next_command=["envplan", *next_words] if next_words else (),
     )
+
+
+def _in_words(names: Sequence[str]) -> str:
+    """Names of fields in a line."""
+    if "*" in names:
+        return "what it says, which is measured or asked for; that it can be used is all"
+    return ", ".join(names)

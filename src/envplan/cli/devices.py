@@ -18,11 +18,11 @@ from envplan.cli.progress import progress
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import table_columns
 from envplan.cli.types import InputFile, OutputFile, one_of, parser_of, quantity
-from envplan.devices import BACKENDS, DEFAULT_BACKEND, DeviceError, opened
+from envplan.devices import BACKENDS, DEFAULT_BACKEND, LeftSetError, opened
 from envplan.errors import InputError
 from envplan.profile import Profile
 from envplan.profile.sidecar import sidecar_path
-from envplan.quantities import WHOLE
+from envplan.quantities import TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.devices import DeviceInfo, GpuState
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from envplan.profile import SwitchLatency
 
 #: Between two looks for clocks to give back.
-_PERIOD_S: Final = 1.0
-#: How long the last look may take.
-_LAST_LOOK_S: Final = 60.0
+_PERIOD_S: Final = 0.5
+#: How long the last look may take beyond the time for which GPUs are tried, s.
+_LAST_LOOK_S: Final = 30.0
+_DEFAULT_WAIT_S: Final = 30.0
 _LATENCY: Final = "Measuring how late clocks come"
 _INSTALL: Final = "systemctl enable --now envplan-guard"
 
@@ -241,6 +242,18 @@ def _clock_now(state: GpuState) -> str:
     return f"{clock} ({reasons})" if reasons else clock
 
 
+WaitOption = Annotated[
+    float,
+    typer.Option(
+        "--wait",
+        metavar="TIME",
+        parser=quantity(TIME),
+        help="Try a GPU that cannot be reached, or fails, for so long.",
+        rich_help_panel=MOST_USED,
+    ),
+]
+
+
 def guard(
     once: Annotated[
         bool,
@@ -258,6 +271,7 @@ def guard(
             help="Print a systemd unit and a Slurm epilog, and end.",
         ),
     ] = False,
+    wait: WaitOption = _DEFAULT_WAIT_S,
     metrics_file: Annotated[
         Path | None,
         typer.Option(
@@ -294,7 +308,7 @@ def guard(
     if unit:
         _print_unit()
     else:
-        _serve(once=once, metrics_file=metrics_file, metrics_listen=metrics_listen)
+        _serve(once=once, wait_s=wait, metrics_file=metrics_file, metrics_listen=metrics_listen)
 
 
 def _print_unit() -> None:
@@ -306,7 +320,9 @@ def _print_unit() -> None:
         typer.echo(f"next: {_INSTALL}", err=True)
 
 
-def _serve(*, once: bool, metrics_file: Path | None, metrics_listen: str | None) -> None:
+def _serve(
+    *, once: bool, wait_s: float, metrics_file: Path | None, metrics_listen: str | None
+) -> None:
     from envplan.runtime.service import Service
 
     if once and metrics_listen:
@@ -316,7 +332,7 @@ def _serve(*, once: bool, metrics_file: Path | None, metrics_listen: str | None)
         from envplan.runtime.metrics import MetricsProcess
 
         metrics = MetricsProcess(metrics_file, metrics_listen, _log)
-    service = Service(_log)
+    service = Service(_log, wait_s)
     service.look()
     if once and metrics:
         metrics.run_once()
@@ -328,8 +344,8 @@ def _serve(*, once: bool, metrics_file: Path | None, metrics_listen: str | None)
             metrics.keep_running()
         time.sleep(_PERIOD_S)
         service.look()
-    if not service.finish(_LAST_LOOK_S):
-        raise DeviceError("some clocks could not be given back; see the lines above")
+    if not service.finish(wait_s + _LAST_LOOK_S):
+        raise LeftSetError("some clocks could not be given back; see the lines above")
     ui.answer(lambda: {"left_set": 0}, next_command=["envplan", "devices"])
 
 
@@ -339,7 +355,7 @@ def _log(line: str) -> None:
         typer.echo(line, err=invocation().json)
 
 
-def reset() -> None:
+def reset(wait: WaitOption = _DEFAULT_WAIT_S) -> None:
     """Give every GPU's clock back to the driver.
 
     Clocks go back by themselves when training ends or dies. This is for a node where everything was
@@ -352,7 +368,7 @@ def reset() -> None:
     from envplan.devices.locks import give_back_all
 
     with opened() as source:
-        outcomes = give_back_all(source.devices())
+        outcomes = give_back_all(source.devices(), wait)
     problems = [outcome.problem for outcome in outcomes if outcome.problem is not None]
     if not (invocation().json and problems):  # there is one JSON document, and it is the error
         ui.answer(
@@ -362,7 +378,7 @@ def reset() -> None:
         )
     if problems:
         others = f" (and {len(problems) - 1} more GPUs)" if len(problems) > 1 else ""
-        raise DeviceError(f"{problems[0]}{others}")
+        raise LeftSetError(f"{problems[0]}{others}")
 
 
 def _print_given_back(outcomes: Sequence[GivenBack]) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 import envplan
 from envplan._io.words import exact_seconds, significant
 from envplan.cli.describe import describe_configs, describe_machine
+from envplan.cli.late_clocks import late_clocks
 from envplan.errors import NoAnswerError
 from envplan.units import duration_text
 
@@ -25,6 +26,7 @@ def plan_notes(frontier: envplan.Frontier, plan: envplan.Plan) -> list[str]:
         *_target(frontier, plan),
         *_straggler(frontier, plan),
         *_conditions(frontier, plan),
+        *late_clocks(frontier, plan),
         *_costs(plan),
         *_probability(frontier, plan),
     ]
@@ -55,7 +57,7 @@ def _given_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[st
     """The savings of our own plan, where the clocks come from a file."""
     if plan.planner != "clocks":
         return
-    excess_j = plan.energy - frontier.plan(plan.iteration_time).energy
+    excess_j = plan.energy - frontier.plan(plan.iteration_time, switch_latency=0.0).energy
     if excess_j <= 0:
         yield "no plan of ours uses less than these clocks in the same time"
     else:

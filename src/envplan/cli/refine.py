@@ -21,7 +21,7 @@ from envplan.cli.types import InputFile, OutputFile
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from envplan.runtime.drift import Drift
 
@@ -71,15 +71,14 @@ def refine(
 
     from envplan.plan import check_reference
     from envplan.runtime.drift import measure_drift, replan, rescale
-    from envplan.runtime.runlog import read_run_log, steps_of_plan
+    from envplan.runtime.runlog import iterations_of_plan, read_run_log, steps_of_plan
 
     old, old_profile = PlanOptions(plan=plan, profile=profile).load()
     check_reference(old.profile, old_profile, force=False)
-    steps = list(
-        steps_of_plan(
-            read_run_log(logs), sha256(read_bounded(plan, MAX_DOCUMENT_BYTES)).hexdigest()
-        )
-    )
+    digest = sha256(read_bounded(plan, MAX_DOCUMENT_BYTES)).hexdigest()
+    lines = list(read_run_log(logs))
+    steps = list(steps_of_plan(lines, digest))
+    iterations = iterations_of_plan(lines, digest)
     if not steps:
         raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
     drifts = measure_drift(old, old_profile, steps)
@@ -95,10 +94,11 @@ def refine(
             "plan": str(output),
             "drift": [asdict(drift) for drift in drifts],
             "unmeasured_stages": unmeasured,
+            "iterations": iterations,
             "before": _figures(old),
             "after": _figures(new),
         },
-        lambda: _print(old, new, drifts, unmeasured),
+        lambda: _print(old, new, drifts, unmeasured, iterations),
         next_command=["envplan", "apply", str(output)],
     )
 
@@ -108,8 +108,14 @@ def _figures(plan: envplan.Plan) -> dict[str, float]:
 
 
 def _print(
-    old: envplan.Plan, new: envplan.Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]
+    old: envplan.Plan,
+    new: envplan.Plan,
+    drifts: Sequence[Drift],
+    unmeasured: Sequence[int],
+    iterations: Mapping[str, int],
 ) -> None:
+    from envplan.runtime.plan_follower import outcomes_in_words
+
     columns = [
         text_column("instruction", [drift.instruction for drift in drifts]),
         value_column("stage", [drift.stage for drift in drifts]),
@@ -117,6 +123,8 @@ def _print(
         change_column("change (%)", [100 * (drift.factor - 1) for drift in drifts]),
     ]
     ui.show_table("Measured against planned time", columns)
+    if outcomes := outcomes_in_words(iterations):
+        ui.say(outcomes)
     if unmeasured:
         stages, whose = ("stages", "their") if len(unmeasured) > 1 else ("stage", "its")
         ui.say(

@@ -129,7 +129,8 @@ SwitchLatency = Annotated[
         "--switch-latency",
         metavar="TIME",
         parser=quantity(_CLOCK_TIME),
-        help="A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds).",
+        help="A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds); "
+        "default: as measured by the profile's sidecar, or as the plan says; else at once.",
         rich_help_panel=SLOW_CLOCKS,
     ),
 ]
@@ -141,7 +142,7 @@ AskOption = Annotated[
         "--ask",
         metavar="WHEN",
         parser=one_of("ahead", "start"),
-        help="With --switch-latency: clocks are asked for ahead, so that they are there in time, "
+        help="Where clocks come late: they are asked for ahead, so that they are there in time, "
         "or as operations start; default: ahead.",
         rich_help_panel=SLOW_CLOCKS,
     ),

@@ -176,6 +176,7 @@ def simulate(
         together=together,
         run=run,
         costs=None if run is None else price_replays(run, timeline, sync_time),
+        measured_latency_s=profile.measured_latency_s,
     )
     if trace is not None:
         from envplan.simulation.chrome_trace import save_chrome_trace
@@ -227,6 +228,7 @@ class Simulation:
         together: the plan's replicas and those of other kinds; None where there are no others.
         run: whose costs are wanted; None where they are not.
         costs: what an iteration costs and what the run does.
+        measured_latency_s: how late clocks come by the profile's sidecar; None: it does not say.
     """
 
     timeline: envplan.Timeline
@@ -235,6 +237,7 @@ class Simulation:
     together: ReplicaPlans | None
     run: Run | None
     costs: RunCosts | None
+    measured_latency_s: float | None
 
     @property
     def notes(self) -> list[str]:
@@ -244,7 +247,13 @@ class Simulation:
     def _clock_notes(self) -> list[str]:
         replay = self.timeline.replay
         if not replay.machine.latency_ns:
-            return []
+            if self.measured_latency_s is None or self.conditions.switch_latency is not None:
+                return []
+            late_ms = f"{1e3 * self.measured_latency_s:.3g}"
+            return [
+                f"clocks come at once here, and {late_ms} ms late on the profile's GPU, as it was "
+                f"measured; --switch-latency {late_ms}ms replays that"
+            ]
         num_requests = int((replay.requests_ns >= 0).sum())
         return [
             f"{describe_machine(replay.machine)}: {replay.num_late_requests} of "

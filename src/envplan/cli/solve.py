@@ -18,6 +18,7 @@ from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, m
 from envplan.cli.given import options_given, refuse, refuse_both, require_with
 from envplan.cli.invocation import invocation
 from envplan.cli.job_options import JobOptions, LoadedJob
+from envplan.cli.late_clocks import frequent_changes
 from envplan.cli.limits import LimitOptions, limit_keywords
 from envplan.cli.plan_notes import plan_notes
 from envplan.cli.progress import Progress, progress
@@ -197,17 +198,25 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says by when an iteration is to be over."""
-        require_with(self, "ask", "switch_latency")
         times = options_given(self.target, "target_time", "slowdown", "min_energy")
         refuse_both([*times, *options_given(self.run, "deadline")])
         refuse_both(options_given(self, "changes", "change_cost"))
 
-    def request(self, frontier: envplan.Frontier) -> envplan.Request:
+    def request(
+        self, frontier: envplan.Frontier, *, measured_latency_s: float | None
+    ) -> envplan.Request:
         """The request that the options make.
+
+        Args:
+            frontier: of the job.
+            measured_latency_s: how late clocks come where no option says so; None: nobody knows.
 
         Raises:
             InputError: two of them exclude each other, or a rate cannot be read.
         """
+        if measured_latency_s is None:
+            require_with(self, "ask", "switch_latency")
+        latency_s = measured_latency_s if self.switch_latency is None else self.switch_latency
         target = self.target
         run = self.run.run(frontier, deadline_s=self.run.deadline, minimize=self.run.minimize)
         change_cost = self.change_cost or ChangeCost()
@@ -216,7 +225,7 @@ class RequestOptions:
             slowdown=None if target.slowdown is None else target.slowdown / 100,
             min_energy=target.min_energy,
             straggler_time=target.straggler_time,
-            switch_latency=self.switch_latency or 0.0,
+            switch_latency=latency_s or 0.0,
             ask=self.ask or "ahead",
             run=run,
             polish=self.effort.polish,
@@ -345,8 +354,13 @@ def solve(
         _solve_replicas(job, replica_profile, request, other_planner, output)
         return
     frontier = job.trace(whole=False)
+    plans_for_late_clocks = other_planner is None and planner.clocks is None
+    asked = request.request(
+        frontier,
+        measured_latency_s=_measured_latency_s([frontier]) if plans_for_late_clocks else None,
+    )
     with progress("Planning") as work:
-        plan = _plan(frontier, request.request(frontier), other_planner, planner.clocks, work)
+        plan = _plan(frontier, asked, other_planner, planner.clocks, work)
     plan.save(output)
     ui.answer(
         lambda: _document(frontier, plan, output),
@@ -354,6 +368,12 @@ def solve(
         closing=year_of(plan, request.run),
         next_command=["envplan", "report", str(output)],
     )
+
+
+def _measured_latency_s(frontiers: Sequence[envplan.Frontier]) -> float | None:
+    """How late clocks come by the sidecars of the profiles, s: the latest; None: none says."""
+    latencies_s = [frontier.profile.measured_latency_s for frontier in frontiers]
+    return max((latency_s for latency_s in latencies_s if latency_s is not None), default=None)
 
 
 def _plan(
@@ -388,7 +408,7 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
     ui.show_table(title, table_columns(headers, _iteration_rows(plan)))
     print_costs(plan)
     ui.say(*plan_notes(frontier, plan), describe_ends(frontier))
-    ui.say(_changes_line(plan))
+    ui.say(_changes_line(plan), *frequent_changes(frontier, plan))
     if plan.ladder is not None:
         ui.say(f"{counted(len(plan.ladder), 'slower plan')} in the ladder for stragglers")
 
@@ -432,7 +452,7 @@ def _document(frontier: envplan.Frontier, plan: envplan.Plan, output: Path) -> u
         "plan": str(output),
         "t_min_s": frontier.min_time,
         "t_star_s": frontier.min_energy_time,
-        "notes": plan_notes(frontier, plan),
+        "notes": [*plan_notes(frontier, plan), *frequent_changes(frontier, plan)],
         "clock_changes": plan.clock_changes,
         "clock_changes_per_rank": plan.clock_changes / plan.job.stages,
         "clock_changes_per_rank_and_s": plan.clock_changes / plan.job.stages / plan.iteration_time,
@@ -473,8 +493,12 @@ def _solve_replicas(
         profile = job.fitted(envplan.Profile.open(group.profile), first_kind.pipeline)
         kind = LoadedJob(profile, first_kind.pipeline)
         frontiers.append(job.trace(kind, replicas=group.replicas, full=True))
+    asked = request.request(
+        frontiers[0],
+        measured_latency_s=_measured_latency_s(frontiers) if planner is None else None,
+    )
     with progress("planning every kind of replica"):
-        planned = envplan.plan_replicas(frontiers, request.request(frontiers[0]), planner)
+        planned = envplan.plan_replicas(frontiers, asked, planner)
     files = [output, *further_files]
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)

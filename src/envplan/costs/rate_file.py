@@ -33,7 +33,9 @@ def read_rate(text: str, kind: Kind, *, start: str | None = None, repeats: bool 
 
     The file has a column `time` (ISO 8601) or `hour` (hours since the run's start), a column named
     as `kind`, and perhaps others. A row holds from its time until the next row's, the last one as
-    long as all others; where rows differ in length, a column `end` says until when each holds.
+    long as all others; where rows differ in length, a column `end` says until when each holds. A
+    power may also stand as `power_w` beside `time_s` (seconds since the run's start), as in the
+    files of `envplan serving simulate -o`.
 
     Args:
         text: the option.
@@ -81,6 +83,20 @@ class _Hours:
         return f"hour {seconds / _HOUR_S:g}"
 
 
+class _Seconds:
+    """Seconds since the run's start."""
+
+    def seconds(self, cell: float) -> float:
+        return float(cell)
+
+    def text(self, seconds: float) -> str:
+        return f"{seconds:g} s"
+
+
+#: Clocks of columns of numbers.
+_NUMBERS: Final[dict[str, _Clock]] = {"hour": _Hours(), "time_s": _Seconds()}
+
+
 @dataclass(frozen=True)
 class _Calendar:
     """Times of day, counted from the first of the file."""
@@ -109,16 +125,20 @@ def _read_file(path: Path, kind: Kind, start: datetime | None, repeats: bool) ->
         raise InputError(error.message + hint, path=path) from None
     header, newline, rows = content.partition(b"\n")
     header = header.lower()
-    has_times = "time" in header_names(header.decode("utf-8-sig", "replace"))
+    names = header_names(header.decode("utf-8-sig", "replace"))
+    has_times = "time" in names
     clock_column = "time" if has_times else "hour"
+    value_column: str = kind
+    if kind == "power" and {"time_s", "power_w"} <= set(names) and not has_times:
+        clock_column, value_column = "time_s", "power_w"
     table = parse_table(
         header + newline + rows,
-        _row_model(clock_column, kind),
+        _row_model(clock_column, kind, value_column),
         path=path,
         kind="a table of rates, with times or with hours,",
     )
     begins = table.columns[clock_column]
-    clock: _Clock = _Calendar(zero=begins[0]) if has_times else _Hours()
+    clock: _Clock = _Calendar(zero=begins[0]) if has_times else _NUMBERS[clock_column]
     start_s = 0.0
     try:
         spans = _spans(clock, begins, table.columns["end"])
@@ -135,7 +155,7 @@ def _read_file(path: Path, kind: Kind, start: datetime | None, repeats: bool) ->
         raise InputError(problem, path=path)
     return Rate.of(
         begins_s=[span.begin_s for span in spans],
-        per_kwh=list(table.columns[kind]),
+        per_kwh=list(table.columns[value_column]),
         end_s=end_s,
         start_s=start_s,
         repeats=repeats,
@@ -184,15 +204,17 @@ def _parse_time(text: str | None) -> datetime:
         raise ValueError("is no time") from None
 
 
-def _row_model(clock: str, kind: Kind) -> type[BaseModel]:
+def _row_model(clock: str, kind: Kind, value_column: str) -> type[BaseModel]:
     """The columns of a file of rates.
 
     Args:
-        clock: the column by which the file tells time, "time" or "hour".
-        kind: the column of the values.
+        clock: the column by which the file tells time, "time", "hour" or "time_s".
+        kind: of the values.
+        value_column: that holds them.
     """
-    cell: Any = Annotated[float, Field(ge=-1e7, le=1e7, allow_inf_nan=False)]
-    expected = "a number of hours"
+    most = 1e7 * _HOUR_S if clock == "time_s" else 1e7
+    cell: Any = Annotated[float, Field(ge=-most, le=most, allow_inf_nan=False)]
+    expected = "a number of seconds" if clock == "time_s" else "a number of hours"
     if clock == "time":
         cell = Annotated[datetime, BeforeValidator(_parse_time)]
         expected = "one as in 2026-12-01T00:00"
@@ -202,6 +224,6 @@ def _row_model(clock: str, kind: Kind) -> type[BaseModel]:
     columns: Any = {
         clock: (cell, Field(description=expected)),
         "end": (cell | None, Field(None, description=expected)),
-        kind: (float, value),
+        value_column: (float, value),
     }
     return create_model("RateRow", **columns)

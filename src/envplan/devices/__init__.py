@@ -49,6 +49,12 @@ class DeviceError(EnvplanError):
     """A GPU or its driver refused or failed; says which, why and what to do."""
 
 
+class LeftSetError(DeviceError):
+    """A clock could not be given back; says which GPU is left at which clock, and what to do."""
+
+    exit_code = 1
+
+
 class PermissionDeniedError(DeviceError):
     """This user may not set clocks; says how to allow it. Trying again does not help."""
 
@@ -99,6 +105,17 @@ class Device(Protocol):
 
     def reset_clock(self) -> None:
         """Give the clock back to the driver. Harmless when it was not locked."""
+
+    def give_back_clock(self, previous_mhz: int = 0) -> None:
+        """Leave the clock as it was before: at a clock, MHz, or for 0 to the driver.
+
+        Raises:
+            PermissionDeniedError: this user may not.
+        """
+        if previous_mhz:
+            self.lock_clock(previous_mhz)
+        else:
+            self.reset_clock()
 
     def lock_refusal(self, *, probe: bool = False) -> str | None:
         """Why this user may not lock clocks and what to do, in one line; None if he may.
@@ -167,10 +184,12 @@ class Backend(Protocol):
     Attributes:
         name: as on the command line.
         real: whether its GPUs are this machine's, which can be measured and which CUDA may hide.
+        socket: of the daemon that sets clocks; "" where none does.
     """
 
     name: ClassVar[str]
     real: ClassVar[bool]
+    socket: str = ""
 
     def devices(self) -> Sequence[Device]:
         """All GPUs, by index.

@@ -8,7 +8,7 @@ the guard calls the driver. What may happen, and what then does:
   clock back. It also does when asked to stop (SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGXCPU); other
   signals do not end it.
 - The guard is killed: its owner, which waits for that in a thread, starts a process that gives the
-  clock back, and trains on without clocks.
+  clock back, another one where that fails, and trains on without clocks.
 - The driver hangs, or the guard is stopped: requests are not acknowledged, and `Guard.failing` says
   so. Neither start nor close wait for a driver without a limit. A guard that hangs when it is
   closed is left behind, and gives the clock back once the driver answers. One that is stopped goes
@@ -77,6 +77,8 @@ TERMINATE_TIMEOUT_S: Final = 1.0
 HANDOVER_TIMEOUT_S: Final = 5.0
 #: A request that is not acknowledged for so long counts as failing, s.
 ACKNOWLEDGE_TIMEOUT_S: Final = 1.0
+#: Between two processes that try to give the clock of a killed guard back, s.
+_RECOVERY_PAUSE_S: Final = 0.2
 #: What the kernel keeps for the guard to read, requests and what it needs around them, bytes.
 _SEND_BUFFER_BYTES: Final = 2**20
 
@@ -260,7 +262,7 @@ class Guard(AbstractContextManager["Guard"]):
         if self._is_owner():
             self._shut_down(_Cause.CLOSED)
             # Not by `_watch`: a request on its way would go to whatever gets its number next.
-            self._process.requests.close()
+            self._process.close_requests()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -325,7 +327,7 @@ class Guard(AbstractContextManager["Guard"]):
     def _why_not_given_back(self) -> str | None:
         """Why the clock may still be set, after trying in the guard's place; None: it is not."""
         if self._process.returncode is None:
-            return "the clock guard hangs and will do it once the driver answers"
+            return "the clock guard hangs or its driver fails, and it goes on trying"
         if self._ended is not None:
             return self._ended.problem
         return _recover(self._config)
@@ -357,7 +359,8 @@ def _watch(guard_reference: weakref.ref[Guard], reports: int) -> None:
     end = select.poll()
     end.register(reports, 0)  # no interest in what it says
     end.poll()
-    os.close(reports)
+    with suppress(OSError):  # the owner may have closed all descriptors, which ends the guard, too
+        os.close(reports)
     guard = guard_reference()
     if guard is not None and guard._is_owner():
         guard._shut_down(_Cause.DIED)
@@ -366,17 +369,23 @@ def _watch(guard_reference: weakref.ref[Guard], reports: int) -> None:
 def _recover(config: GuardConfig) -> str | None:
     """Have another process give the clock back in the place of a guard; why not, or None.
 
-    It is not waited for without a limit, and goes on.
+    One that ends without having done so, as where it is killed itself, is followed by another. It
+    is not waited for without a limit, and goes on.
     """
-    try:
-        process = _GuardChild(replace(config, recovers=True))
+    deadline = time.monotonic() + CLOSE_TIMEOUT_S
+    while True:
         try:
-            process.wait_for(Recovered, CLOSE_TIMEOUT_S)
-        finally:
-            process.abandon()
-    except DeviceError as error:
-        return str(error)
-    return None
+            process = _GuardChild(replace(config, recovers=True))
+            try:
+                process.wait_for(Recovered, max(0.0, deadline - time.monotonic()))
+            finally:
+                process.abandon()
+        except DeviceError as error:
+            if time.monotonic() >= deadline:
+                return str(error)
+            time.sleep(_RECOVERY_PAUSE_S)
+        else:
+            return None
 
 
 class _GuardChild(subprocess.Popen[bytes]):
@@ -469,7 +478,7 @@ class _GuardChild(subprocess.Popen[bytes]):
         """Ask it to give the clock back and end."""
         with suppress(OSError):  # it has so much to read that the end must do
             self.send(Request(0, 0, SHUT_DOWN))
-        self.requests.close()
+        self.close_requests()
         self.send_signal(signal.SIGCONT)  # it may be stopped
 
     def wait_or_terminate(self) -> None:
@@ -484,7 +493,13 @@ class _GuardChild(subprocess.Popen[bytes]):
     def close_reports(self) -> None:
         """Read nothing more."""
         assert self.stdout is not None
-        self.stdout.close()
+        with suppress(OSError):
+            self.stdout.close()
+
+    def close_requests(self) -> None:
+        """Send nothing more. The owner may have closed the descriptor itself."""
+        with suppress(OSError):
+            self.requests.close()
 
     def close_pipes(self) -> None:
         """Send and read nothing more."""

@@ -40,12 +40,13 @@ from envplan.devices.guard_protocol import (
     message_line,
 )
 from envplan.devices.locks import (
+    GIVE_BACK_TIMEOUT_S,
     RETRY_S,
+    START_RETRY_S,
     LockFile,
     Mark,
     recover,
     retry_driver_call,
-    set_or_reset_clock,
 )
 from envplan.errors import EnvplanError
 
@@ -71,20 +72,19 @@ def main(config: GuardConfig) -> None:
     os.set_blocking(1, False)
     lease = None
     try:
-        source = backend(config.backend, **config.options)
-        device = choose(source, config.device, config.counted)
         if config.recovers:
-            if source.real:
-                recover(device)
+            retry_driver_call(partial(_recover, config), GIVE_BACK_TIMEOUT_S)
             _report(Recovered())
             return
+        source = backend(config.backend, **config.options)
+        device = choose(source, config.device, config.counted)
         _report(GpuFound(device.info))
         reads_energy = config.reads_energy and source.real
         server = _ClockServer(device, replace(config, reads_energy=reads_energy), stop_signals)
         if not server.is_told_to_start():
             return
         if source.real:
-            lease = _acquire_gpu(device, config)
+            lease = _acquire_gpu(device, config, source.socket)
             server.previous_mhz = lease.previous_mhz
     except EnvplanError as error:
         _report(Refused(str(error)))
@@ -99,12 +99,24 @@ def main(config: GuardConfig) -> None:
         # Also if nothing was asked for: an owner may set clocks itself and have this for its death.
         try:
             if lease is None:
-                retry_driver_call(device.reset_clock)
+                retry_driver_call(device.reset_clock, GIVE_BACK_TIMEOUT_S)
             else:
-                lease.lock.restore(device)
+                lease.lock.restore(device, timeout_s=GIVE_BACK_TIMEOUT_S)
         except DeviceError as error:
             problem = str(error)
         _report(GuardEnded(problem))
+
+
+def _recover(config: GuardConfig) -> None:
+    """Give a clock back in the place of a guard that was killed.
+
+    Raises:
+        DeviceError: the GPU cannot be reached, or the driver does not do it.
+    """
+    source = backend(config.backend, **config.options)
+    device = choose(source, config.device, config.counted)
+    if source.real:
+        recover(device)
 
 
 def _report(message: Message) -> None:
@@ -208,7 +220,10 @@ class _ClockServer:
         request = self._request
         try:
             if request.target != self._applied_target:
-                set_or_reset_clock(self._device, request.target or self.previous_mhz)
+                if request.target:
+                    self._device.lock_clock(request.target)
+                else:
+                    self._device.give_back_clock(self.previous_mhz)
                 self._applied_target = request.target
                 self._failure = None
         except DeviceError as error:
@@ -245,7 +260,7 @@ class _GpuLease(NamedTuple):
     previous_mhz: int
 
 
-def _acquire_gpu(device: Device, config: GuardConfig) -> _GpuLease:
+def _acquire_gpu(device: Device, config: GuardConfig, socket_path: str) -> _GpuLease:
     """Lock a GPU's file and mark it as this guard's.
 
     A clock that a dead guard left set is given back first. Whether an administrator holds the GPU
@@ -255,6 +270,7 @@ def _acquire_gpu(device: Device, config: GuardConfig) -> _GpuLease:
     Args:
         device: the GPU.
         config: of the guard.
+        socket_path: of the daemon that sets its clock; "" where none does.
 
     Raises:
         DeviceError: its clock may not be set, another guard has it, or others compute on it.
@@ -274,12 +290,12 @@ def _acquire_gpu(device: Device, config: GuardConfig) -> _GpuLease:
     lock.restore(device)
     previous_mhz = 0 if may_be_set_by_a_guard(device) else device.apparent_locked_clock()
     # Marked before anything is reset: a guard that is killed meanwhile leaves it to be put back.
-    mark = Mark(os.getpid(), config.owner_pid, previous_mhz, config.backend)
+    mark = Mark(os.getpid(), config.owner_pid, previous_mhz, config.backend, socket=socket_path)
     lock.set_mark(mark)
     if mark.previous_mhz:
-        retry_driver_call(device.reset_clock)
+        retry_driver_call(device.reset_clock, START_RETRY_S)
         if _leaves_clock(device, mark.previous_mhz):  # so somebody did hold it there
-            retry_driver_call(partial(device.lock_clock, mark.previous_mhz))
+            retry_driver_call(partial(device.lock_clock, mark.previous_mhz), START_RETRY_S)
         else:
             mark = replace(mark, previous_mhz=0)
             lock.set_mark(mark)

@@ -2,9 +2,9 @@
 
 Each guard locks a file, one per user and GPU, and keeps a mark in it for as long as it may have set
 the clock: its process and its owner's, the clock that another tool had set before, which is put
-back, the backend, and the boot that it is of: a driver that starts anew holds no clock, so a mark
-of a boot that is over says nothing. The kernel unlocks what a dead process had locked, so a file
-that is unlocked and not empty means a clock left behind.
+back, the backend, the socket of the daemon behind it, and the boot that it is of: a driver that
+starts anew holds no clock, so a mark of a boot that is over says nothing. The kernel unlocks what a
+dead process had locked, so a file that is unlocked and not empty means a clock left behind.
 
 All processes of a user find the same files, whatever their environment says: root in /run/envplan,
 where nobody else can put anything, others in /tmp/envplan-UID. Where somebody else has taken that
@@ -21,29 +21,43 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+from urllib.parse import quote, unquote
 
 from envplan.devices import (
     DEFAULT_BACKEND,
     Device,
     DeviceError,
+    DeviceInfo,
     PermissionDeniedError,
     call_with_timeout,
+    opened,
 )
 
-MARK_BYTES: Final = 256
+T = TypeVar("T")
+
+
+#: A mark is no longer than this. The path of a socket may have 108 bytes, each three when quoted.
+MARK_BYTES: Final = 1024
 RETRY_S: Final = 0.05
-MAX_DRIVER_TRIES: Final = 40
-#: How long a GPU may take to be reset by hand, s.
-RESET_TIMEOUT_S: Final = 10.0
+#: How long a driver that fails is tried before a training starts, s.
+START_RETRY_S: Final = 2.0
+#: How long a clock is tried to be given back, where a training ends or nobody says how long, s.
+GIVE_BACK_TIMEOUT_S: Final = 60.0
+#: How long a driver may hang beyond that, s.
+HANG_MARGIN_S: Final = 2.0
 #: How long a guard is waited for whose owner lives, s.
 _LIVING_OWNER_WAIT_S: Final = 1.0
 #: How long the service may hold a lock while it looks at it, s.
 _SERVICE_LOOK_S: Final = 0.1
+
+
+_UNKNOWN_BOOT: Final = "-"
 
 
 @cache
@@ -64,6 +78,7 @@ class Mark:
         owner_pid: the process that it works for; 0: the file does not say.
         previous_mhz: the clock that somebody else had set before; 0: none.
         backend: through which it sets clocks.
+        socket: of the daemon that sets them for it; "" where none does.
         boot: the boot that it was written in, as `boot_id` has it; "": the file does not say.
     """
 
@@ -72,6 +87,7 @@ class Mark:
     previous_mhz: int = 0
     backend: str = DEFAULT_BACKEND
     boot: str = field(default_factory=boot_id)
+    socket: str = ""
 
     @classmethod
     def parse(cls, text: bytes) -> Mark | None:
@@ -82,7 +98,9 @@ class Mark:
         words = text.decode("ascii", "replace").split()
         if not words:
             return None
-        guard_pid, owner_pid, previous_mhz, backend, boot, *_ = [*words, "", "", "", "", ""]
+        words += [""] * 6
+        guard_pid, owner_pid, previous_mhz, backend, boot, socket, *_ = words
+        boot = "" if boot == _UNKNOWN_BOOT else boot
         if boot and boot_id() and boot != boot_id():
             return None
         return cls(
@@ -91,11 +109,13 @@ class Mark:
             _number_or_0(previous_mhz),
             backend or DEFAULT_BACKEND,
             boot,
+            unquote(socket),
         )
 
     def to_text(self) -> str:
         """The line in a file."""
-        words = (self.guard_pid, self.owner_pid, self.previous_mhz, self.backend, self.boot)
+        boot, socket = self.boot or _UNKNOWN_BOOT, quote(self.socket)
+        words = (self.guard_pid, self.owner_pid, self.previous_mhz, self.backend, boot, socket)
         return " ".join(map(str, words)) + "\n"
 
     @property
@@ -172,16 +192,27 @@ class LockFile(AbstractContextManager["LockFile"]):
         return Mark.parse(os.pread(self._file, MARK_BYTES, 0))
 
     def set_mark(self, mark: Mark) -> None:
-        """From here on the clock may be set."""
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, mark.to_text().encode(), 0)
+        """From here on the clock may be set.
 
-    def restore(self, device: Device, *, put_back: bool = True) -> None:
+        Raises:
+            DeviceError: it cannot be written; the mark is the one before, or a part of this one.
+        """
+        text = mark.to_text().encode()
+        try:
+            os.pwrite(self._file, text, 0)
+            os.ftruncate(self._file, len(text))
+        except OSError as error:
+            raise DeviceError(f"{self.path}: {error.strerror}") from error
+
+    def restore(
+        self, device: Device, *, put_back: bool = True, timeout_s: float = START_RETRY_S
+    ) -> None:
         """Give the clock back if the mark says that it may be set, and take the mark away.
 
         Args:
             device: the GPU.
             put_back: set the clock that another tool had set before.
+            timeout_s: for how long the driver is tried.
 
         Raises:
             DeviceError: the driver does not do it.
@@ -189,8 +220,12 @@ class LockFile(AbstractContextManager["LockFile"]):
         mark = self.mark
         if mark is not None:
             mhz = mark.previous_mhz if put_back else 0
-            retry_driver_call(partial(set_or_reset_clock, device, mhz))
-            os.ftruncate(self._file, 0)
+            retry_driver_call(partial(device.give_back_clock, mhz), timeout_s)
+            self.clear_mark()
+
+    def clear_mark(self) -> None:
+        """The clock is given back."""
+        os.ftruncate(self._file, 0)
 
     def close(self) -> None:
         """Let go of it."""
@@ -220,31 +255,38 @@ class GivenBack:
     problem: str | None = None
 
 
-def give_back_all(devices: Sequence[Device]) -> list[GivenBack]:
+def give_back_all(devices: Sequence[Device], timeout_s: float) -> list[GivenBack]:
     """Give every GPU's clock back by hand; one that fails or hangs does not stop the others.
 
     Whatever other tools have set is given back as well.
 
     Args:
         devices: all GPUs of a backend, by index.
+        timeout_s: for how long a GPU is tried.
     """
-    results = []
-    for index, device in enumerate(devices):
-        reset = partial(_reset_by_hand, device)
+
+    def give_back(index: int) -> GivenBack:
+        device = devices[index]
+        reset = partial(_reset_by_hand, device, timeout_s)
         try:
-            result = call_with_timeout(RESET_TIMEOUT_S, reset, f"GPU {index}")
+            return call_with_timeout(timeout_s + HANG_MARGIN_S, reset, f"GPU {index}")
         except DeviceError as error:
-            result = GivenBack(index, problem=str(error))
-        results.append(result)
-    return results
+            return GivenBack(index, problem=f"{error}; {left_in_words(device, index)}")
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        return list(pool.map(give_back, range(len(devices))))
 
 
-def _reset_by_hand(device: Device) -> GivenBack:
+def _reset_by_hand(device: Device, timeout_s: float) -> GivenBack:
     """Reset a GPU's clock, and then clear the mark of a guard that is dead.
 
-    The clock is reset first: that does not depend on any file.
+    The clock is reset first: that does not depend on any file, unless it takes the daemon that the
+    mark names.
     """
-    retry_driver_call(device.reset_clock)
+    try:
+        retry_driver_call(device.give_back_clock, timeout_s)
+    except PermissionDeniedError as error:
+        _reset_by_daemon(device.info, timeout_s, error)
     info = device.info
     try:
         lock = LockFile(info.uuid)
@@ -254,52 +296,76 @@ def _reset_by_hand(device: Device) -> GivenBack:
         mark = lock.mark
         was_left_behind = mark is not None and lock.acquire(_SERVICE_LOOK_S)
         if was_left_behind:  # whatever was set until the lock was ours
-            lock.restore(device, put_back=False)
+            try:
+                lock.restore(device, put_back=False, timeout_s=timeout_s)
+            except PermissionDeniedError:  # it was the daemon's to reset
+                lock.clear_mark()
         living_guard = None if mark is None or was_left_behind else mark.guard_pid
         return GivenBack(info.index, info.name, was_left_behind, living_guard)
 
 
-def recover(device: Device) -> None:
+def _reset_by_daemon(info: DeviceInfo, timeout_s: float, refusal: PermissionDeniedError) -> None:
+    """Reset a clock through the daemon that a guard of this user has set it by.
+
+    Raises:
+        PermissionDeniedError: no mark names one, or it does not let this user.
+        DeviceError: it does not do it.
+    """
+    with LockFile(info.uuid) as lock:
+        mark = lock.mark
+    if mark is None or not mark.socket:
+        raise refusal
+    with opened(mark.backend, path=mark.socket) as source:
+        retry_driver_call(source.devices()[info.index].give_back_clock, timeout_s)
+
+
+def left_in_words(device: Device, index: int) -> str:
+    """At which clock a GPU is left, as far as it can still be asked."""
+    try:
+        clock = f"{call_with_timeout(HANG_MARGIN_S, device.clock, f'GPU {index}')} MHz"
+    except DeviceError:
+        clock = "a clock that cannot be read"
+    return f"GPU {index} is left at {clock}"
+
+
+def recover(device: Device, timeout_s: float = START_RETRY_S) -> None:
     """Give a GPU's clock back in the place of a guard that was killed.
 
     Not if another guard has taken the GPU since, which has then done so.
+
+    Args:
+        device: the GPU.
+        timeout_s: for how long the driver is tried.
 
     Raises:
         DeviceError: the driver does not do it.
     """
     with LockFile(device.info.uuid) as lock:
         if lock.acquire(_SERVICE_LOOK_S):
-            lock.restore(device)
+            lock.restore(device, timeout_s=timeout_s)
 
 
-def set_or_reset_clock(device: Device, mhz: int) -> None:
-    """Set a GPU's clock, MHz; for 0 let the driver choose it."""
-    if mhz:
-        device.lock_clock(mhz)
-    else:
-        device.reset_clock()
+def retry_driver_call(call: Callable[[], T], timeout_s: float) -> T:
+    """Call a driver that may fail for a while.
 
-
-def retry_driver_call(set_clock: Callable[[], None]) -> None:
-    """Set or reset a clock though the driver may fail for a while: two seconds.
+    Args:
+        call: the driver.
+        timeout_s: for how long it is tried, once at least.
 
     Raises:
         PermissionDeniedError: this user may not; it is not tried again.
         DeviceError: it failed every time.
     """
-    num_failures = 0
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
-            set_clock()
+            return call()
         except PermissionDeniedError:
             raise
         except DeviceError:
-            num_failures += 1
-            if num_failures == MAX_DRIVER_TRIES:
+            if time.monotonic() >= deadline:
                 raise
             time.sleep(RETRY_S)
-        else:
-            return
 
 
 def lock_folders(user: int) -> list[Path]:

@@ -44,6 +44,28 @@ _STEPS_PER_MHZ: Final = 2**42
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishedLatency:
+    """How late clocks come after they are asked for, as somebody else has found on some GPU.
+
+    Attributes:
+        gpu: that it was found on.
+        most_ms: at most, ms.
+        least_ms: at least, ms; None where the source does not say.
+        source: where it is published.
+    """
+
+    gpu: str
+    most_ms: float
+    least_ms: float | None = None
+    source: str
+
+    def __str__(self) -> str:
+        """Such as `5 to 22 ms on an A100 (arXiv 2502.20075)`."""
+        least = "up to" if self.least_ms is None else f"{self.least_ms:g} to"
+        return f"{least} {self.most_ms:g} ms on {self.gpu} ({self.source})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelledGpu:
     """A GPU's data sheet and the parameters of its model.
 
@@ -66,6 +88,8 @@ class ModelledGpu:
         waiting_activity: activity of a GPU that polls for its neighbour.
         host_wait_power_w: what it drew while the host of a measured workload kept it waiting, W;
             None where nothing was measured. Only `tools.gpu_models` uses it.
+        published_latency: how late clocks come, by the literature; None where it has nothing. It
+            is stated, and no plan is made with it.
     """
 
     key: str
@@ -85,6 +109,7 @@ class ModelledGpu:
     waiting_activity: float = 0.04
     single_flops_per_mhz: float | None = None
     host_wait_power_w: float | None = None
+    published_latency: PublishedLatency | None = None
 
     def uncapped_power_w(self, clock_mhz: float, activity: float = 1.0) -> float:
         """P(f), W, were there no power limit."""
@@ -172,10 +197,12 @@ def _complete_table(tables: Mapping[str, Mapping[str, Any]], key: str) -> dict[s
 def _gpu_of_table(key: str, table: dict[str, Any]) -> ModelledGpu:
     """The GPU that a complete table of gpus.toml describes."""
     lowest_mhz, highest_mhz, step_mhz = table.pop("clocks_mhz")  # a step may be a fraction
+    published = table.pop("published_latency", None)
     multiples = range(round(highest_mhz / step_mhz), round(lowest_mhz / step_mhz) - 1, -1)
     return ModelledGpu(
         key=key,
         clocks_mhz=tuple(int(step_mhz * multiple) for multiple in multiples),
+        published_latency=PublishedLatency(**published) if published else None,
         peak_flops_per_mhz=table.pop("peak_flops") / table.pop("peak_clock_mhz"),
         **table,
     )

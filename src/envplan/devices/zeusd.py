@@ -53,10 +53,10 @@ class ZeusdBackend(NvmlBackend):
         super().__init__()
         existing = [socket_path for socket_path in _SOCKETS if pathlib.Path(socket_path).exists()]
         default = existing[0] if existing else _SOCKETS[0]
-        self._socket = path or os.environ.get("ZEUSD_SOCK_PATH") or default
+        self.socket = path or os.environ.get("ZEUSD_SOCK_PATH") or default
 
     def _device(self, index: int) -> ZeusdDevice:
-        return ZeusdDevice(index, self._socket)
+        return ZeusdDevice(index, self.socket)
 
 
 class ZeusdDevice(NvmlDevice):
@@ -70,6 +70,19 @@ class ZeusdDevice(NvmlDevice):
         super().__init__(index)
         self._path = path
         self._daemon = f"zeusd at {path}"
+
+    def give_back_clock(self, previous_mhz: int = 0) -> None:
+        """As Device has it; by NVML where zeusd does not do it and this user may."""
+        try:
+            super().give_back_clock(previous_mhz)
+        except DeviceError as error:
+            try:
+                NvmlDevice(self._index).give_back_clock(previous_mhz)
+            except PermissionDeniedError:
+                raise type(error)(
+                    f"{error} This user may not do it without; an administrator must start it "
+                    f"again, or run: nvidia-smi -i {self._index} --reset-gpu-clocks"
+                ) from error
 
     def _set_clock(self, mhz: int) -> None:
         clocks = {"min_clock_mhz": mhz, "max_clock_mhz": mhz} if mhz else {}

@@ -115,7 +115,7 @@ def apply_plan(
         stage_energies=_stage_energies(problem, fitted.replay),
         stage_power=_stage_power(fitter, fitted, profile),
         raised=fitter.raised_clocks(fitted),
-        switching=_switching(plan, [fitted_plan.replay for fitted_plan in fitted_plans]),
+        switching=_switching(plan, profile, [fitted_plan.replay for fitted_plan in fitted_plans]),
         ranks=_rank_plans(plan, topology, rungs, devices),
         ladder=rungs[1:] if with_ladder else None,
     )
@@ -201,21 +201,35 @@ def _stage_energies(problem: Problem, replay: Replay) -> list[StageEnergy]:
     ]
 
 
-def _switching(plan: Plan, replays: Sequence[Replay]) -> Switching | None:
+def _switching(plan: Plan, profile: Profile, replays: Sequence[Replay]) -> Switching | None:
     """What the shim must know of clocks that come late; None: the plan's come at once.
+
+    Where the plan is made for the latency that was measured, each clock is asked for by its own
+    95th percentile: to the median, half of them would be late.
 
     Args:
         plan: the plan.
+        profile: that it was made from.
         replays: of the plan itself and of its rungs.
     """
     machine = plan.job.machine
     if not machine.latency_ns:
         return None
     times = [_stage_times(replay) for replay in replays] if machine.asks_ahead else None
+    latency_s = s_from_ns(machine.latency_ns)
+    source = "given"
+    latency_by_mhz = None
+    measured = profile.switch_latency
+    if measured is not None and profile.measured_latency_s == latency_s:
+        source = measured.source
+        latency_by_mhz = {
+            str(mhz): latency.p95_s for mhz, latency in sorted(measured.by_mhz.items())
+        }
     return Switching(
         ask=machine.ask,
-        latency_s=s_from_ns(machine.latency_ns),
-        source="the plan's --switch-latency",
+        latency_s=latency_s,
+        latency_by_mhz=latency_by_mhz,
+        source=source,
         times=times,
     )
 

@@ -153,7 +153,7 @@ class Switching(Model):
         latency_s: from a request until the clock has changed, s, by which the plan was made.
         latency_by_mhz: how long ahead each clock is asked for, s, by MHz as text, such as a 95th
             percentile; absent where only the one figure is known.
-        source: where the figures come from.
+        source: of the latency: `measured`, as the profile's sidecar has it, or `given`.
         times: of the plan, and then of each rung of its ladder: the times of each stage. Absent
             where clocks are asked for as operations start.
     """

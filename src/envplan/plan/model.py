@@ -255,12 +255,18 @@ class Plan(Document):
         On each stage, the first one's is compared with the clock that the last one leaves. Clocks
         by part that change within an operation are not counted.
         """
-        changes = 0
+        return sum(self.clock_changes_by_stage)
+
+    @property
+    def clock_changes_by_stage(self) -> list[int]:
+        """The same for each stage."""
+        by_stage = []
         for stage in self.stages:
             asked_mhz = [op.frequency_mhz for op in stage if op.frequency_mhz]
-            for before_mhz, mhz in zip(asked_mhz[-1:] + asked_mhz[:-1], asked_mhz, strict=True):
-                changes += mhz != before_mhz
-        return changes
+            before_mhz = asked_mhz[-1:] + asked_mhz[:-1]
+            pairs = zip(before_mhz, asked_mhz, strict=True)
+            by_stage.append(sum(before != after for before, after in pairs))
+        return by_stage
 
     @property
     def gap(self) -> float:

@@ -122,7 +122,7 @@ def advise(
         alternatives.append(_traced(frontier, shape))
         report(done, len(shapes) + 1)
 
-    reference = frontier.plan()
+    reference = frontier.plan(switch_latency=0.0)
     promising = _promising(frontier, alternatives, energy_j=reference.energy, count=best)
     total = len(shapes) + 1 + len(promising)
     advised = []
@@ -194,9 +194,9 @@ def advice_for(reference: Plan, job: Frontier, alternative: Frontier) -> Advice:
     at_equal_time = at_equal_energy = reference if alternative is job else None
     if alternative is not job:
         if alternative.min_time_ns <= job.min_time_ns:
-            at_equal_time = alternative.plan(job.min_time)
+            at_equal_time = alternative.plan(job.min_time, switch_latency=0.0)
         with suppress(NoAnswerError):
-            at_equal_energy = alternative.plan(energy_budget=reference.energy)
+            at_equal_energy = alternative.plan(energy_budget=reference.energy, switch_latency=0.0)
     usual_j = reference.predicted.baseline.energy_j
     saved_percent = faster_percent = None
     if at_equal_time is not None:

@@ -130,12 +130,13 @@ class FrontierPlanner(Planner):
     takes_target = True
 
     def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
-        """Plan as `Frontier.plan` does.
+        """Plan as `Frontier.plan` does, for clocks that come at once, as all planners do.
 
         Raises:
             NoAnswerError: the target is below T_min.
         """
-        return frontier.plan(None if target_time_ns is None else s_from_ns(target_time_ns))
+        target_time_s = None if target_time_ns is None else s_from_ns(target_time_ns)
+        return frontier.plan(target_time_s, switch_latency=0.0)
 
     def solve(self, frontier: Frontier, request: Request) -> Plan:
         """Plan for whatever a request asks."""

@@ -302,7 +302,9 @@ def _rescheduled_for_envpipe(
 
 
 def _our_plan(frontier: Frontier, time_s: float, *, waits: bool) -> Plan:
-    return frontier.plan(sync_time=time_s) if waits else frontier.plan(time_s)
+    if waits:
+        return frontier.plan(sync_time=time_s, switch_latency=0.0)
+    return frontier.plan(time_s, switch_latency=0.0)
 
 
 def _planned(planner: Planner, frontier: Frontier) -> _PlannedEntry:

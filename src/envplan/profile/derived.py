@@ -20,13 +20,14 @@ from envplan.profile.instructions import BACKWARD_HALVES
 from envplan.profile.options import OptionTable
 from envplan.profile.part_costs import CostsByOperation, OperationKey, PartCosts
 from envplan.profile.smoothing import without_noise
+from envplan.units import FJ_PER_J, MAX_OPERATION_J
 
 #: The backward of a linear layer is two matrix products of equal size, one for its input's gradient
 #: and one for its weights' (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024).
 DEFAULT_BACKWARD_INPUT_SHARE: Final = 0.5
 
-#: Sums must stay where single rows may lie: 9e3 J in fJ and 1e9 s in ns.
-_MAX_FJ: Final = 9 * 10**18
+#: Sums must stay where single rows may lie.
+_MAX_FJ: Final = MAX_OPERATION_J * FJ_PER_J
 _MAX_NS: Final = 10**18
 
 
@@ -173,6 +174,8 @@ def _sum(
     highest_fj = energies_fj.sum(axis=1, dtype=float).max()
     # Two that lie within the range of a profile wrap around to below 0 where they leave it.
     if is_too_long or highest_fj > _MAX_FJ or energies_fj.min() < 0:
-        raise InputError(f"{both} together take more than 1e9 s or 9000 J; check the units")
+        raise InputError(
+            f"{both} together take more than 1e9 s or {MAX_OPERATION_J} J; check the units"
+        )
     follows_clock = left.follows_clock | right.follows_clock[parts]
     return PartCosts(left.names, follows_clock, settings, times_ns, energies_fj)

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, Field
 
 from envplan.clocks import MARK, PART_NAME
+from envplan.units import MAX_OPERATION_J
 
 #: Columns with what was measured, in a profile whose times and energies were smoothed.
 RAW_COLUMNS: Final = ("raw_time", "raw_energy")
@@ -36,11 +37,14 @@ def _check_config(text: str) -> str:
 
 
 Seconds = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
-Joules = Annotated[float, Field(ge=0, le=9e3, allow_inf_nan=False)]
+Joules = Annotated[float, Field(ge=0, le=MAX_OPERATION_J, allow_inf_nan=False)]
 Spread = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 _SECONDS: Final = "seconds from 1e-9 to 1e9"
-_JOULES: Final = "joules an operation from 0 to 9000"
+_JOULES: Final = (
+    f"joules an operation on one GPU from 0 to {MAX_OPERATION_J}, the range of exact integers; "
+    "larger ones want more stages, or more tensor parallelism"
+)
 _SPREAD: Final = "a number from 0 up, or nothing"
 
 

@@ -69,8 +69,8 @@ class QueuedSlices(Slices):
         """Run slices for so long, and make a request after `lead_s`; see Slices."""
         events = [self._record()]
         begin_s = self.now()
-        while (elapsed_s := self.now() - begin_s) < seconds:
-            if request is not None and elapsed_s >= lead_s:
+        while len(events) == 1 or self.now() - begin_s < seconds:
+            if request is not None and self.now() - begin_s >= lead_s:
                 request()
                 request = None
             self._queue()
@@ -140,19 +140,20 @@ def _widest_short_enough(
     make: Callable[[int], Any],
     multiply: Callable[[Any, Any], object],
     make_event: Callable[[], QueueEvent],
+    now: Callable[[], float] = time.monotonic,
 ) -> QueuedSlices:
     """Slices of the widest product that takes no longer than a slice may.
 
     Args:
         make: a matrix of a width.
         multiply: a matrix by itself, into another.
-        make_event: as for QueuedSlices.
+        make_event, now: as for QueuedSlices.
     """
     for width in _WIDTHS:
         queue = partial(multiply, make(width), make(width))
-        slices = QueuedSlices(queue, make_event)
+        slices = QueuedSlices(queue, make_event, now=now)
         slices.run(_TRIAL_S)  # the first products load the library and wake the GPU
         slice_s = statistics.median(slices.run(_TRIAL_S).durations_s.tolist())
         if slice_s <= _LONGEST_SLICE_S:
             break
-    return QueuedSlices(queue, make_event, slice_s=slice_s)
+    return QueuedSlices(queue, make_event, slice_s=slice_s, now=now)

@@ -257,7 +257,8 @@ class ClockRequester:
         """Have the timer send a request when it is due."""
         with self._guard_lock:
             heappush(self._due_requests, request)
-            self._guard_lock.notify_all()
+            if self._due_requests[0] is request:  # else the timer wakes up before it in any case
+                self._guard_lock.notify_all()
             if self._timer is None and not self._is_closed:
                 self._timer = threading.Thread(
                     target=self._send_due_requests, name="envplan-clock-timer", daemon=True

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points
+from envplan.errors import InputError
+from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points, named_type
 from envplan.runtime.observer import OperationObserver
 
 __all__ = ["attach", "follow", "profile", "record"]
@@ -33,6 +34,11 @@ _EVALUATION: Final = "InferenceSchedule"
 
 
 def _job(engine: Any) -> Job:
+    if not (hasattr(engine, "_exec_schedule") and hasattr(engine, "_INSTRUCTION_MAP")):
+        raise InputError(
+            "the second argument must be the engine that deepspeed.initialize returns for a "
+            f"PipelineModule, and not {named_type(engine)}"
+        )
     return Job(
         attach=partial(attach, engine=engine),
         device=engine.device,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # nodes that only follow a plan load no planning and no profi
     from envplan.profile import ProfileMetadata
     from envplan.runtime.profiler import Profiler
 
-__all__ = ["EntryPoints", "Hooks", "Job", "JobDescription", "entry_points"]
+__all__ = ["EntryPoints", "Hooks", "Job", "JobDescription", "entry_points", "named_type"]
 
 #: After so many further steps the times of a step are used.
 _EXCHANGE_STEPS: Final = 2
@@ -73,7 +73,9 @@ class Hooks(ExitStack):
 
     def iteration(self, run: Callable[[], Any], *, training: bool) -> Any:
         """Run an iteration and tell of its end; an evaluation runs at full speed."""
-        if not training:
+        if training:
+            self._observer.iteration_begins()
+        else:
             self._observer.full_speed()
         self._is_iterating, self.training = True, training
         try:
@@ -95,6 +97,12 @@ class Hooks(ExitStack):
                 f"{self._entry} was taken before this was entered; enter it before"
             )
         if not self.training:
+            return run()
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self._observer.missed(
+                "operations are captured in a CUDA graph, and when it is replayed nobody tells of "
+                "them; train without CUDA graphs (torchtitan: --training.disable_cuda_graphs)"
+            )
             return run()
         self._observer.begin(instruction, microbatch, chunk)
         result = run()
@@ -308,6 +316,11 @@ def _options_of_rank(device: torch.device, *, is_device_given: bool) -> dict[str
         device: that this rank computes on.
         is_device_given: whether the user says which GPU's clock is set.
     """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            "torch.distributed is not initialized yet; call init_process_group (or the "
+            "framework's own) before this"
+        )
     options: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     if device.type == "cuda":
         # Blocking: else a thread that waits for one spins, on a core that training may need.
@@ -318,6 +331,11 @@ def _options_of_rank(device: torch.device, *, is_device_given: bool) -> dict[str
             )
             options["counted"] = Counted.BY_CUDA
     return options
+
+
+def named_type(value: object) -> str:
+    """A value for an error: the name of its type, or None."""
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 class StragglerWatch:

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from envplan.errors import InputError
-from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points
+from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points, named_type
 from envplan.runtime.observer import OperationObserver
 
 __all__ = ["attach", "follow", "profile", "record"]
@@ -40,7 +40,12 @@ _SCHEDULES: Final = (
 )
 
 
-def _job(_: None) -> Job:
+def _job(engine: object) -> Job:
+    if engine is not None:
+        raise InputError(
+            "Megatron is followed by the plan alone: leave out the second argument, "
+            f"{named_type(engine)}"
+        )
     _schedules()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Job(attach, device, _describe)

@@ -40,6 +40,9 @@ class OperationObserver:
             backward: whether its backward begins; what a backward recomputes does not count.
         """
 
+    def iteration_begins(self) -> None:
+        """A training iteration begins, whose first operation comes soon."""
+
     def step(self) -> None:
         """An iteration is over."""
 

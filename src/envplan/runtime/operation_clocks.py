@@ -57,14 +57,23 @@ class OperationClocks:
         #: The request that the clock wanted now goes back to; 0: none.
         self._request_id = 0
 
-    def begin(self, schedule: RankSchedule, position: int, begin: Timestamp) -> None:
-        """The operation at a position begins."""
+    def begin(
+        self, schedule: RankSchedule, position: int, begin: Timestamp, *, is_regular: bool = True
+    ) -> None:
+        """The operation at a position begins.
+
+        Args:
+            schedule: of the iteration.
+            position: of the operation.
+            begin: when.
+            is_regular: whether the order is the plan's, so that the next operation is known.
+        """
         operation = schedule.operations[position]
         if position == 0 and self._last_end is not None:
             end, self._last_end = self._last_end, None
             self._requester.call_after_requests(partial(self._add_pause, end, begin))
         self._request(operation.frequency_mhz, begin)
-        if not operation.part_requests:
+        if is_regular and not operation.part_requests:
             self._ask_ahead(schedule, position + 1, Trigger.BEGIN, begin)
 
     def request_for_part(self, request: ClockRequest) -> None:
@@ -74,13 +83,23 @@ class OperationClocks:
             now = requester.record_event()
             self._request_id = requester.request(request.frequency_mhz, now, request.delay_ns)
 
-    def end(self, schedule: RankSchedule, position: int, end: Timestamp) -> int:
+    def end(
+        self, schedule: RankSchedule, position: int, end: Timestamp, *, is_regular: bool = True
+    ) -> int:
         """The operation at a position has ended.
+
+        Args:
+            schedule: of the iteration.
+            position: of the operation.
+            end: when.
+            is_regular: as for begin.
 
         Returns:
             The number of the request that its clock goes back to; 0: there is none.
         """
         request_id = self._request_id
+        if not is_regular:
+            return request_id
         if position + 1 < len(schedule.operations):
             if not schedule.operations[position].part_requests:
                 self._ask_ahead(schedule, position + 1, Trigger.END, end)

@@ -1,20 +1,20 @@
 """Where an iteration is in its schedule. No clocks, no threads.
 
-An iteration that leaves the order of the plan is off the plan until its end. After
-MAX_MISMATCHED_STEPS such iterations in a row the plan is not tried again.
+An iteration with fewer or more microbatches than planned is followed as far as its order is known:
+operations of microbatches that do not come are passed over, and those of further microbatches are
+not planned. An iteration whose order is another is off the plan until its end. The next one is
+compared with the plan again, whatever came before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Final
 
 from envplan.enforce.freqplan import OperationKey
 from envplan.runtime.rank_schedule import RankSchedule, ScheduledOperation
 
-__all__ = ["MAX_MISMATCHED_STEPS", "FollowState", "PlanFollower", "StepOutcome"]
-
-MAX_MISMATCHED_STEPS: Final = 3
+__all__ = ["FollowState", "PlanFollower", "StepOutcome", "outcomes_in_words"]
 
 
 class FollowState(Enum):
@@ -22,15 +22,16 @@ class FollowState(Enum):
 
     ON_PLAN = auto()
     OFF_PLAN_UNTIL_STEP = auto()
-    OFF_PLAN_FOR_GOOD = auto()
 
 
 class StepOutcome(Enum):
-    """The outcome of an iteration."""
+    """The outcome of an iteration, in the words of the run log."""
 
-    FOLLOWED = auto()
-    MISMATCHED = auto()
-    EMPTY = auto()
+    FOLLOWED = "followed"
+    OTHER_MICROBATCHES = "other number of microbatches"
+    OTHER_ORDER = "other order of operations"
+    CUT_SHORT = "cut short"
+    EMPTY = "no operation"
 
 
 class PlanFollower:
@@ -43,28 +44,49 @@ class PlanFollower:
         schedule: of this iteration.
         next_schedule: of the next one; may be set at any time, from any thread.
         state: whether this iteration is on the plan.
-        position: how many operations of it have ended.
-        is_running: whether an operation has begun and not ended.
+        position: of the operation that runs, or else of the next one; operations that were passed
+            over count.
+        is_running: whether an operation of the plan has begun and not ended.
+        is_regular: whether all operations so far were those of the plan, each in its turn.
         current: the operation that runs, or else the next one; None where there is no further one,
             or the iteration is off the plan.
-        num_mismatched: the iterations in a row, until now, that left the plan.
         num_empty: the iterations in a row, until now, without an operation.
     """
 
     def __init__(self, schedule: RankSchedule) -> None:
         self.next_schedule = schedule
-        self.num_mismatched = 0
         self.num_empty = 0
         self.current: ScheduledOperation | None = None
+        #: Microbatches of this iteration that have come.
+        self._num_microbatches_run = 0
+        #: Those that it has, where they are known to be fewer than planned.
+        self._num_microbatches: int | None = None
         self._start_step()
 
     def begin(self, key: tuple[str, int, int]) -> ScheduledOperation | None:
-        """An operation begins: it if it is the planned one, or else None."""
-        current = self.current
-        if current is None or current.key != key:
+        """An operation begins: it, if the plan has it here, or else None.
+
+        None of a microbatch beyond those planned is no departure from the plan: see `is_extra`.
+        """
+        if self.state is not FollowState.ON_PLAN:
             return None
+        if self.current is None or self.current.key != key:
+            self.is_regular = False
+            if not self._pass_over_to(key):
+                return None
         self.is_running = True
-        return current
+        self._num_microbatches_run = max(self._num_microbatches_run, key[1] + 1)
+        return self.current
+
+    def is_extra(self, key: tuple[str, int, int]) -> bool:
+        """Whether an operation is of a microbatch beyond those planned, but else as planned."""
+        instruction, microbatch, chunk = key
+        num_planned = self.schedule.num_microbatches
+        return (
+            self.state is FollowState.ON_PLAN
+            and microbatch >= num_planned
+            and (instruction, chunk) in self.schedule.kinds
+        )
 
     def end(self, key: tuple[str, int, int]) -> bool:
         """An operation ends: whether it is the one that runs."""
@@ -72,9 +94,7 @@ class PlanFollower:
         if not self.is_running or current is None or current.key != key:
             return False
         self.is_running = False
-        self.position += 1
-        operations = self.schedule.operations
-        self.current = operations[self.position] if self.position < len(operations) else None
+        self._move_to(self.position + 1)
         return True
 
     def leave_plan(self) -> None:
@@ -83,36 +103,103 @@ class PlanFollower:
         self.is_running = False
         self.current = None
 
-    def is_incomplete(self) -> bool:
-        """Whether operations of the plan are missing, in an iteration that has begun."""
-        return self.is_running or (self.position > 0 and self.current is not None)
+    def has_begun(self) -> bool:
+        """Whether an operation of this iteration has come."""
+        is_off_plan = self.state is not FollowState.ON_PLAN
+        return self.is_running or self.position > 0 or is_off_plan or not self.is_regular
+
+    def is_first(self, key: tuple[str, int, int]) -> bool:
+        """Whether an operation is the one that iterations begin with."""
+        operations = self.schedule.operations
+        return bool(operations) and operations[0].key == key
 
     def finish_step(self) -> StepOutcome:
         """The iteration is over: start the next one, by the next schedule."""
-        if self.state is not FollowState.ON_PLAN:
-            outcome = StepOutcome.MISMATCHED
-            self.num_mismatched += 1
-            self.num_empty = 0
-        elif self.position > 0:
-            outcome = StepOutcome.FOLLOWED
-            self.num_mismatched = 0
-            self.num_empty = 0
-        else:
-            outcome = StepOutcome.EMPTY
-            self.num_empty += 1
+        outcome = self._outcome()
+        self.num_empty = self.num_empty + 1 if outcome is StepOutcome.EMPTY else 0
         self._start_step()
         return outcome
 
+    def _outcome(self) -> StepOutcome:
+        if self.state is not FollowState.ON_PLAN:
+            return StepOutcome.OTHER_ORDER
+        if not self.has_begun():
+            return StepOutcome.EMPTY
+        if self.is_running:
+            return StepOutcome.CUT_SHORT
+        left_over = self.schedule.operations[self.position :]
+        if any(operation.key.microbatch < self._num_microbatches_run for operation in left_over):
+            return StepOutcome.CUT_SHORT
+        is_whole = self.is_regular and not left_over
+        return StepOutcome.FOLLOWED if is_whole else StepOutcome.OTHER_MICROBATCHES
+
     def _start_step(self) -> None:
         self.schedule = self.next_schedule
-        self.position = 0
         self.is_running = False
-        gives_up = self.num_mismatched >= MAX_MISMATCHED_STEPS
-        self.state = FollowState.OFF_PLAN_FOR_GOOD if gives_up else FollowState.ON_PLAN
+        self.is_regular = True
+        self.state = FollowState.ON_PLAN
+        self._num_microbatches_run = 0
+        self._num_microbatches = None
+        self._move_to(0)
+
+    def _move_to(self, position: int) -> None:
         operations = self.schedule.operations
-        self.current = operations[0] if operations and not gives_up else None
+        if self._num_microbatches is not None:
+            position = self._next_position(position, self._num_microbatches)
+        self.position = position
+        self.current = operations[position] if position < len(operations) else None
+
+    def _pass_over_to(self, key: tuple[str, int, int]) -> bool:
+        """Pass over operations of microbatches that have not come, to one of those that have.
+
+        So it is where an iteration has fewer microbatches than planned.
+        """
+        if self.is_running or self.current is None or self._num_microbatches is not None:
+            return False
+        num_microbatches = self.current.key.microbatch
+        if self._num_microbatches_run > num_microbatches:
+            return False
+        position = self._next_position(self.position, num_microbatches)
+        operations = self.schedule.operations
+        if position == len(operations) or operations[position].key != key:
+            return False
+        self._num_microbatches = num_microbatches
+        self._move_to(position)
+        return True
+
+    def _next_position(self, position: int, num_microbatches: int) -> int:
+        """The first position from one on that is of the first so many microbatches."""
+        operations = self.schedule.operations
+        while (
+            position < len(operations) and operations[position].key.microbatch >= num_microbatches
+        ):
+            position += 1
+        return position
 
     @property
     def expected(self) -> OperationKey | None:
         """The operation that is planned to run now; None: none."""
         return self.current.key if self.current is not None else None
+
+
+def outcomes_in_words(iterations: Mapping[str, int]) -> str | None:
+    """How many iterations followed the plan, and why others did not; None: all did.
+
+    Args:
+        iterations: how many there were, by the value of their StepOutcome.
+    """
+    num_not_followed = {
+        outcome: count
+        for outcome, count in iterations.items()
+        if outcome not in (StepOutcome.FOLLOWED.value, StepOutcome.EMPTY.value)
+    }
+    if not num_not_followed:
+        return None
+    num_followed = iterations.get(StepOutcome.FOLLOWED.value, 0)
+    num_iterations = num_followed + sum(num_not_followed.values())
+    words = [f"followed {num_followed:,} of {num_iterations:,} iterations"]
+    for outcome, count in num_not_followed.items():
+        is_partial = outcome == StepOutcome.OTHER_MICROBATCHES.value
+        how = "as far as their order is known" if is_partial else "at full speed"
+        words.append(f"{count:,} {how}: {outcome}")
+    return "; ".join(words)

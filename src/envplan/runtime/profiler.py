@@ -58,7 +58,7 @@ from envplan.runtime.clock_sweep import ClockSweep, StepUse, Window
 from envplan.runtime.metering import EnergyLog, Span, measure_window, spans_on_host
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.profile_parts import RankProfile, merge_parts, part_path
-from envplan.runtime.ranks import number_or_environment
+from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none
 from envplan.runtime.timestamps import DeviceEvent, Timestamp
 
 __all__ = ["Profiler", "merge_parts"]
@@ -142,8 +142,8 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         parts: Sequence[str] = (),
     ) -> None:
         self.part_names = frozenset(parts)
-        self.rank = number_or_environment(rank, "RANK")
-        world = number_or_environment(world_size, "WORLD_SIZE")
+        self.rank = number_of_process(rank, RankNumber.RANK)
+        world = number_of_process(world_size, RankNumber.WORLD_SIZE)
         self._stages = tuple(stages if stages is not None else [self.rank])
         _check_stages(self.rank, self._stages, num_stages)
         if iterations_per_frequency < 1 or warm_up < 0:
@@ -176,8 +176,8 @@ class Profiler(OperationObserver, AbstractContextManager["Profiler"]):
         self._merge_deadline = math.inf
         self._thread: threading.Thread | None = None
         if device is None:
-            local_rank = self.rank if "LOCAL_RANK" not in os.environ else None
-            device = number_or_environment(local_rank, "LOCAL_RANK")
+            local_rank = number_or_none(RankNumber.LOCAL_RANK)
+            device = self.rank if local_rank is None else local_rank
             counted = Counted.BY_CUDA
         try:
             gpu = self._open_gpu(device, counted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 from envplan.clocks import ClockRequest, parse_clock_requests
@@ -53,6 +53,18 @@ class RankSchedule:
     iteration_time_s: float
     operations: tuple[ScheduledOperation, ...]
     timer_table: TimerTable | None = None
+
+    @cached_property
+    def num_microbatches(self) -> int:
+        """How many microbatches an iteration has."""
+        return 1 + max((operation.key.microbatch for operation in self.operations), default=-1)
+
+    @cached_property
+    def kinds(self) -> frozenset[tuple[str, int]]:
+        """Instruction and chunk of its operations."""
+        return frozenset(
+            (operation.key.instruction, operation.key.chunk) for operation in self.operations
+        )
 
     @property
     def part_names(self) -> frozenset[str]:

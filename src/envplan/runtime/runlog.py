@@ -15,9 +15,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,10 +29,10 @@ from typing import Annotated, ClassVar, Final, NamedTuple, Protocol
 from pydantic import Field, GetCoreSchemaHandler, JsonValue, Strict
 from pydantic_core import CoreSchema, core_schema
 
-from envplan._io.documents import Index, Model
-from envplan._io.files import ReadLimits, append_line, stream
+from envplan._io.documents import Index, Model, refuse_later_version
+from envplan._io.files import AnyPath, ReadLimits, append_line, stream
 from envplan.enforce.freqplan import OperationKey
-from envplan.errors import InputError
+from envplan.errors import InputError, shown
 from envplan.runtime.step_energy import EnergyTotals
 
 RUN_SCHEMA: Final = "envplan/run/v1"
@@ -194,6 +196,7 @@ class RunEnded(RunEvent):
         clock_errors: that were noticed.
         energy: of the steps that followed the plan.
         dropped: lines that were not written: the log was far behind, or they could not be made.
+        iterations: how many followed the plan, and how many did not, by the reason.
     """
 
     event: ClassVar[str] = "end"
@@ -203,6 +206,7 @@ class RunEnded(RunEvent):
     clock_errors: int
     energy: EnergyTotals
     dropped: int = 0
+    iterations: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Its JSON object."""
@@ -215,6 +219,7 @@ class RunEnded(RunEvent):
             "clock_errors": self.clock_errors,
             **self.energy.to_dict(),
             "dropped": self.dropped,
+            "iterations": dict(self.iterations),
         }
 
 
@@ -337,8 +342,7 @@ class RunLog:
                 self._write(record)
             except Exception as error:  # a log must not end what it is a log of
                 self._give_up(error)
-        if self._file is not None:
-            os.close(self._file)
+        self._close_file()
 
     def _make(self, make_record: Callable[[], RunRecord]) -> RunRecord | None:
         """The record; None if it cannot be made, as where the device fails. That is said once."""
@@ -354,8 +358,12 @@ class RunLog:
 
     def _give_up(self, error: Exception) -> None:
         _logger.warning("the run log is given up: %s", error)
+        self._close_file()
+
+    def _close_file(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            with suppress(OSError):  # the training may have closed all descriptors
+                os.close(self._file)
             self._file = None
 
     def _write(self, record: RunRecord) -> None:
@@ -390,10 +398,15 @@ def log_beside(freqplan: Path) -> Path:
 
 def _open_or_warn(path: Path) -> int | None:
     try:
-        return os.open(path, _OPEN_FLAGS, 0o666)
+        descriptor = os.open(path, _OPEN_FLAGS, 0o666)
     except OSError as error:
         _logger.warning("%s: no run log: %s", path, error.strerror)
         return None
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # it would fill up, and nobody reads lines back
+        os.close(descriptor)
+        _logger.warning("%s: no run log: it is a pipe", path)
+        return None
+    return descriptor
 
 
 # Lines as they are read
@@ -406,11 +419,16 @@ class LoggedLine(Model, extra="ignore"):
         event: what happened.
         rank: global rank.
         plan_sha256: of a `start` line, the plan.json that is followed from then on.
+        schema_id: of a `start` line, the version of the lines from then on.
+        iterations: of an `end` line, how many followed the plan, and how many did not, by the
+            reason; absent in logs of older versions.
     """
 
     event: str
     rank: int
     plan_sha256: object = None
+    schema_id: object = Field(None, alias="schema")
+    iterations: dict[str, Index] | None = None
 
 
 class LoggedStep(LoggedLine):
@@ -446,7 +464,22 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[LoggedLine
                     raise InputError(
                         "is not a line of a run log as the shim writes them", path=path, line=number
                     ) from None
+                if line.event == RunStarted.event:
+                    _refuse_unknown_version(line, path, number)
                 yield line
+
+
+def _refuse_unknown_version(start: LoggedLine, path: AnyPath, number: int) -> None:
+    """Refuse a log whose lines may mean something else than is known here.
+
+    Raises:
+        InputError: it is of a later version, or of one that is not known; says the line.
+    """
+    refuse_later_version(start.schema_id, RUN_SCHEMA, path)
+    if start.schema_id not in (None, RUN_SCHEMA):
+        stated = shown(start.schema_id)
+        problem = f"begins a run log of schema {stated}, not {shown(RUN_SCHEMA)}"
+        raise InputError(problem, path=path, line=number)
 
 
 def parse_line(document: object) -> LoggedLine:
@@ -473,3 +506,20 @@ def steps_of_plan(lines: Iterable[LoggedLine], sha256: str) -> Iterator[LoggedSt
             follows_plan[line.rank] = line.plan_sha256 == sha256
         elif isinstance(line, LoggedStep) and follows_plan.get(line.rank, False):
             yield line
+
+
+def iterations_of_plan(lines: Iterable[LoggedLine], sha256: str) -> dict[str, int]:
+    """The iterations of ended runs that followed one plan, by their outcome; of the first rank.
+
+    Args:
+        lines: of run logs, those of each rank in order.
+        sha256: of the plan.json.
+    """
+    follows_plan: dict[int, bool] = {}
+    iterations: dict[int, Counter[str]] = {}  # by rank
+    for line in lines:
+        if line.event == "start":
+            follows_plan[line.rank] = line.plan_sha256 == sha256
+        elif line.iterations is not None and follows_plan.get(line.rank, False):
+            iterations.setdefault(line.rank, Counter()).update(line.iterations)
+    return dict(iterations[min(iterations)]) if iterations else {}

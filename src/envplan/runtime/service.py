@@ -17,6 +17,7 @@ import pwd
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
@@ -24,15 +25,32 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from envplan.devices import BACKENDS, DeviceError, backend_class, call_with_timeout, opened
-from envplan.devices.locks import MARK_BYTES, LockFile, Mark, lock_folders
+from envplan.devices import (
+    BACKENDS,
+    Device,
+    DeviceError,
+    PermissionDeniedError,
+    backend_class,
+    call_with_timeout,
+    opened,
+)
+from envplan.devices.locks import (
+    HANG_MARGIN_S,
+    MARK_BYTES,
+    LockFile,
+    Mark,
+    left_in_words,
+    lock_folders,
+    retry_driver_call,
+)
 from envplan.devices.marks import users_with_folders
 
 __all__ = ["Service", "give_back_left_behind", "unit_file"]
 
+#: For how long a GPU is tried, s.
 DRIVER_TIMEOUT_S: Final = 10.0
 #: How long a clock is left alone that could not be given back, s.
-_PAUSE_S: Final = 60.0
+_PAUSE_S: Final = 30.0
 
 _UNIT: Final = """\
 # /etc/systemd/system/envplan-guard.service, printed by: envplan guard --unit
@@ -62,26 +80,36 @@ WantedBy=multi-user.target
 """
 
 
-def give_back_left_behind(files: Sequence[Path], say: Callable[[str], object]) -> bool:
-    """Give back what dead guards of this user left set, each GPU on its own.
+def give_back_left_behind(
+    files: Sequence[Path], say: Callable[[str], object], timeout_s: float
+) -> bool:
+    """Give back what dead guards of this user left set, all GPUs at once, each on its own.
 
     Args:
         files: with their marks.
         say: is told of each GPU in a line, but for GPUs that are not there any more.
+        timeout_s: for how long a GPU that cannot be reached, or fails, is tried.
 
     Returns:
         Whether all of it could be given back.
     """
+
+    def give_back(file: Path) -> str | None:
+        restore = partial(retry_driver_call, partial(_restore_if_left_behind, file), timeout_s)
+        return call_with_timeout(timeout_s + HANG_MARGIN_S, restore, file.stem)
+
     all_given_back = True
-    for file in files:
-        try:
-            restore = partial(_restore_if_left_behind, file)
-            result = call_with_timeout(DRIVER_TIMEOUT_S, restore, file.stem)
+    with ThreadPoolExecutor(len(files)) as pool:
+        results = {pool.submit(give_back, file): file for file in files}
+        for future in as_completed(results):
+            try:
+                result = future.result()
+            except DeviceError as error:
+                name = results[future].stem
+                result = f"{name}: its clock was left set and cannot be given back: {error}"
+                all_given_back = False
             if result is not None:
                 say(result)
-        except DeviceError as error:
-            say(f"{file.stem}: its clock was left set and cannot be given back: {error}")
-            all_given_back = False
     return all_given_back
 
 
@@ -102,10 +130,17 @@ def _restore_if_left_behind(file: Path) -> str | None:
 
 
 def _restore(lock: LockFile, mark: Mark) -> str | None:
+    """Give back the clock of a GPU whose lock is ours.
+
+    Raises:
+        PermissionDeniedError: the mark cannot be followed, so trying again does not help.
+        DeviceError: the GPU cannot be reached, or fails; says at which clock it is left.
+    """
     if mark.backend not in BACKENDS:
-        raise DeviceError(f"there is no backend {mark.backend!r}")
+        raise PermissionDeniedError(f"there is no backend {mark.backend!r}")
     unreachable: DeviceError | None = None
-    with opened(mark.backend) as source:
+    options = {"path": mark.socket} if mark.socket else {}
+    with opened(mark.backend, **options) as source:
         for device in source.devices():
             try:
                 info = device.info
@@ -113,14 +148,26 @@ def _restore(lock: LockFile, mark: Mark) -> str | None:
                 unreachable = error
                 continue
             if info.uuid == lock.uuid:
-                lock.restore(device)
+                _restore_or_say_where_it_is_left(lock, device)
                 result = "given back"
                 if mark.previous_mhz:
                     result = f"set to {mark.previous_mhz} MHz as before"
                 return f"GPU {info.index} ({info.name}): {result}; a killed training had left it"
     if unreachable is not None:  # it may be this one
-        raise unreachable
+        raise DeviceError(f"{unreachable}; it is left at a clock that cannot be read")
     return None  # the GPU is not there any more
+
+
+def _restore_or_say_where_it_is_left(lock: LockFile, device: Device) -> None:
+    try:
+        lock.restore(device)
+    except PermissionDeniedError as error:
+        left = left_in_words(device, device.info.index)
+        raise PermissionDeniedError(
+            f"{error}; {left}; an administrator must run: envplan reset"
+        ) from error
+    except DeviceError as error:
+        raise DeviceError(f"{error}; {left_in_words(device, device.info.index)}") from error
 
 
 class _LeftBehind(NamedTuple):
@@ -142,12 +189,14 @@ class Service:
 
     Args:
         say: is told of each GPU in a line, in a child process.
+        timeout_s: for how long a GPU is tried before that is told.
     """
 
-    def __init__(self, say: Callable[[str], object]) -> None:
+    def __init__(self, say: Callable[[str], object], timeout_s: float = DRIVER_TIMEOUT_S) -> None:
         for name in BACKENDS:  # now, as those that it becomes may not be able to read these files
             backend_class(name)
         self._say = say
+        self._timeout_s = timeout_s
         self._children: dict[int, BaseProcess] = {}  # by user
         self._try_again_at: dict[_LeftBehind, float] = {}
 
@@ -193,7 +242,7 @@ class Service:
         """Give a user's clocks back with his rights. Runs in a child process."""
         try:
             _become(user)
-            all_given_back = give_back_left_behind(files, self._say)
+            all_given_back = give_back_left_behind(files, self._say, self._timeout_s)
         except OSError as error:
             self._say(f"the clocks of user {user} cannot be given back: {error}")
             all_given_back = False

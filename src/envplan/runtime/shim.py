@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import Enum
@@ -35,13 +36,14 @@ from typing import Any, Final, NamedTuple
 from envplan.devices import DEFAULT_BACKEND, Counted, DeviceError, DeviceInfo
 from envplan.devices.guard import Guard
 from envplan.enforce.freqplan import FrequencyPlan, OperationKey
+from envplan.errors import InputError
 from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.operation_clocks import OperationClocks
 from envplan.runtime.orders import OrderReader
-from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome
+from envplan.runtime.plan_follower import FollowState, PlanFollower, StepOutcome, outcomes_in_words
 from envplan.runtime.rank_schedule import rank_schedules
-from envplan.runtime.ranks import number_or_environment
+from envplan.runtime.ranks import RankNumber, number_of_process, number_or_none
 from envplan.runtime.runlog import (
     ClockError,
     Mismatch,
@@ -110,8 +112,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     Args:
         plan: a frequency plan, or the path of one.
-        rank: global rank; default: $RANK, as torchrun sets it.
-        world_size: number of ranks of the job; default: $WORLD_SIZE, else the plan's.
+        rank: global rank; default: as torch.distributed, torchrun, Slurm or MPI say.
+        world_size: number of ranks of the job; default: as they say, else the plan's.
         device: this rank's GPU; default: what the plan says, or the only one that
             CUDA_VISIBLE_DEVICES leaves.
         counted: by whom, if `device` is given.
@@ -166,14 +168,22 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         marker: Callable[[], DeviceEvent] | None = None,
         **options: Any,
     ) -> None:
+        if not isinstance(plan, FrequencyPlan | str | os.PathLike):
+            raise InputError(
+                "the first argument must be a frequency plan as envplan apply writes it, or its "
+                f"path, and not a {type(plan).__name__}"
+            )
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
-        self.rank = number_or_environment(rank, "RANK")
-        if world_size is not None or "WORLD_SIZE" in os.environ:
-            self.plan.check_world(number_or_environment(world_size, "WORLD_SIZE"))
+        self.rank = number_of_process(rank, RankNumber.RANK)
+        if world_size is None and (rank is None or "WORLD_SIZE" in os.environ):
+            world_size = number_or_none(RankNumber.WORLD_SIZE)
+        if world_size is not None:
+            self.plan.check_world(world_size)
         rank_plan = self.plan.rank_plan(self.rank)
         self.stage = rank_plan.stage
         self.steps = self.mismatches = self.clock_errors = 0
         self.last_iteration: IterationTime | None = None
+        self.outcomes: Counter[StepOutcome] = Counter()
 
         self._schedules = rank_schedules(self.plan, rank_plan)
         self.operations = tuple(operation.key for operation in self._schedules[0].operations)
@@ -299,16 +309,21 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """An operation begins: ask for its clock, if that is another than now."""
-        operation = self._follower.begin((instruction, microbatch, chunk))
-        if operation is None:
-            self._leave_plan("begin", OperationKey(instruction, microbatch, chunk))
-            return
         follower = self._follower
-        if not follower.position:
+        key = OperationKey(instruction, microbatch, chunk)
+        if follower.position and follower.is_first(key):
+            self.step()  # the iteration before was cut short, as by an exception
+        operation = follower.begin(key)
+        if operation is None:
+            self._run_unplanned(key)
+            return
+        if not self._spans:
             self._step_begin_ns = perf_counter_ns()
         self._operation_begin = begin = self._requester.record_event()
         self._config = operation.first_config
-        self._clocks.begin(follower.schedule, follower.position, begin)
+        self._clocks.begin(
+            follower.schedule, follower.position, begin, is_regular=follower.is_regular
+        )
 
     def part(self, name: str, *, backward: bool) -> None:
         """A part of the operation that runs begins: ask for the clocks due then or soon after."""
@@ -323,21 +338,32 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
-        if not self._follower.end((instruction, microbatch, chunk)):
-            self._leave_plan("end", OperationKey(instruction, microbatch, chunk))
-            return
         follower = self._follower
+        key = OperationKey(instruction, microbatch, chunk)
+        position = follower.position
+        if not follower.end(key):
+            if not follower.is_extra(key):
+                self._leave_plan("end", key)
+            return
         end = self._requester.record_event()
-        request_id = self._clocks.end(follower.schedule, follower.position - 1, end)
+        request_id = self._clocks.end(
+            follower.schedule, position, end, is_regular=follower.is_regular
+        )
         self._spans.append(OperationSpan(self._operation_begin, end, request_id))
+
+    def iteration_begins(self) -> None:
+        """A training iteration begins: ask for the clock of its first operation."""
+        if self._follower.has_begun():
+            self.step()  # the iteration before was cut short, as by an exception
+        self._clocks.iteration_begins(self._follower.schedule, self._requester.record_event())
 
     def step(self) -> None:
         """An iteration is over; the next one follows the plan that stragglers leave time for."""
-        if self._follower.is_incomplete():
-            self._leave_plan("step", None)
         schedule = self._follower.schedule
         self._follower.next_schedule = self._schedules[self._rung_for(self.steps + 1)]
+        expected = self._follower.expected
         outcome = self._follower.finish_step()
+        self.outcomes[outcome] += 1
         if self._spans:
             last_request_id = self._spans[-1].request_id
             request_ids = range(self._last_request_id_of_step + 1, last_request_id + 1)
@@ -352,7 +378,12 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 end_ns=perf_counter_ns(),
                 request_ids=request_ids,
             )
-        elif self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
+        elif outcome is not StepOutcome.EMPTY:
+            self.full_speed()
+            self._status.unfollowed(outcome.value)
+        if outcome is StepOutcome.CUT_SHORT:
+            self._note_mismatch("step", expected, None)
+        if self._follower.num_empty == _MAX_EMPTY_STEPS and not self._missed_reason:
             self._warn_on_rank_0(self._why_not_followed())
         self._requester.call_after_requests(partial(self._process_reports, self.steps, followed))
         self.steps += 1
@@ -401,6 +432,8 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 *(self.rank, self.clock_errors, "s" if self.clock_errors > 1 else ""),
                 *(self.steps, self._first_clock_error),
             )
+        if outcomes := outcomes_in_words(self._iterations()):
+            self._warn_on_rank_0(outcomes)
         if summary := self._energy.summary(self.planned_time):
             self._warn_on_rank_0(summary)
         self._log.close(
@@ -410,6 +443,7 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 mismatches=self.mismatches,
                 clock_errors=self.clock_errors,
                 energy=self._energy.totals,
+                iterations=self._iterations(),
             )
         )
         self._status.close()
@@ -433,20 +467,38 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
             "loop that trains, before the framework's functions are taken"
         )
 
-    def _leave_plan(self, where: str, got: OperationKey | None) -> None:
+    def _run_unplanned(self, key: OperationKey) -> None:
+        """An operation begins that the plan does not have here: run it at the highest clock."""
+        if self._follower.is_extra(key):
+            self.full_speed()
+        else:
+            self._leave_plan("begin", key)
+
+    def _leave_plan(self, where: str, got: OperationKey) -> None:
         """The order is not the plan's: run at the highest clock until the next step.
 
         Args:
-            where: "begin", "end" or "step".
-            got: the operation that came; None: the step's end.
+            where: "begin" or "end".
+            got: the operation that came.
         """
         if self._follower.state is not FollowState.ON_PLAN:
             return
         expected = self._follower.expected
         self._follower.leave_plan()
         self.full_speed()
+        self._note_mismatch(where, expected, got)
+
+    def _note_mismatch(
+        self, where: str, expected: OperationKey | None, got: OperationKey | None
+    ) -> None:
+        """Count a step that has left the plan; the first one is said and logged.
+
+        Args:
+            where: "begin", "end" or "step".
+            expected: the operation that the plan has there; None: none.
+            got: the operation that came; None: the step's end.
+        """
         self.mismatches += 1
-        self._status.unfollowed("another order of operations")
         if self.mismatches > 1:
             return
         _logger.warning(
@@ -458,6 +510,10 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._log.write(
             Mismatch(rank=self.rank, step=self.steps, where=where, expected=expected, got=got)
         )
+
+    def _iterations(self) -> dict[str, int]:
+        """How many iterations there were, by their outcome in words."""
+        return {outcome.value: count for outcome, count in self.outcomes.items()}
 
     def _process_reports(self, step: int, followed: FollowedStep | None) -> None:
         """Take note of what the guard reports, and log the steps that are decided by it.

@@ -27,7 +27,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points
+from envplan.errors import InputError
+from envplan.runtime.frameworks import Hooks, Job, JobDescription, entry_points, named_type
 from envplan.runtime.observer import OperationObserver
 
 __all__ = ["SCHEDULE_NAMES", "attach", "follow", "profile", "record"]
@@ -52,6 +53,11 @@ _OPERATIONS: Final = {
 
 
 def _job(schedule: Any) -> Job:
+    if not (hasattr(schedule, "_stages") or hasattr(schedule, "_stage")):
+        raise InputError(
+            "the second argument must be a schedule of torch.distributed.pipelining, such as a "
+            f"Schedule1F1B, and not {named_type(schedule)}"
+        )
     stages = _stages(schedule)
     return Job(
         attach=partial(attach, schedule=schedule),
@@ -87,12 +93,29 @@ def attach(observer: OperationObserver, schedule: Any) -> Hooks:
         for method, instruction in _OPERATIONS.items():
             hooks.replace(stage, method, _hooked(hooks, getattr(stage, method), chunk, instruction))
     run = schedule.step
+    _tell_of_pairs(observer, schedule)
 
     def step(*args: Any, **kwargs: Any) -> Any:
+        _tell_of_pairs(observer, schedule)  # it may have been registered since
         return hooks.iteration(partial(run, *args, **kwargs), training=schedule._has_backward)
 
     hooks.replace(schedule, "step", step)
     return hooks
+
+
+def _tell_of_pairs(observer: OperationObserver, schedule: Any) -> None:
+    """Tell of a function that runs a forward and a backward at once, which hooks do not see.
+
+    Without one, torch runs the two one after the other, by the stages' own methods.
+    """
+    functions = getattr(schedule, "_comp_type_to_function_map", None)
+    if functions and any("OVERLAP_F_B" in str(getattr(kind, "name", kind)) for kind in functions):
+        observer.missed(
+            "the schedule runs forward and backward at once by a function that was registered for "
+            "OVERLAP_F_B, so the two cannot be told apart, and iterations run at the highest "
+            "clock, as without a plan; without that function torch runs one after the other, "
+            "which can be followed"
+        )
 
 
 def _stages(schedule: Any) -> Sequence[Any]:

@@ -505,7 +505,7 @@ def strong_scaling(
     for count in replicas:
         shape = {"microbatches": total // count, "replicas": count}
         frontier = trace_job(plan.job.model_copy(update=shape), profile, progress)
-        scaled = frontier.plan(slowdown=slowdown)
+        scaled = frontier.plan(slowdown=slowdown, switch_latency=0.0)
         reports.append(simulate_cluster(scaled, profile, frontier, **cluster))
     return reports
 

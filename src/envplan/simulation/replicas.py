@@ -367,7 +367,8 @@ def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:
         replicas=count,
         full=True,
     )
-    return frontier.plan(sync_time=max(plan.iteration_time, frontier.min_time))
+    sync_time_s = max(plan.iteration_time, frontier.min_time)
+    return frontier.plan(sync_time=sync_time_s, switch_latency=0.0)
 
 
 def replay_replicas(

@@ -33,7 +33,7 @@ import numpy as np
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from envplan._io.documents import MAX_DOCUMENT_BYTES, Count, GpuCount, Model
-from envplan._io.files import AnyPath, parse_json, read_bounded
+from envplan._io.files import AnyPath, exists, parse_json, read_bounded
 from envplan._io.markup import read_toml
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError, naming
@@ -412,7 +412,7 @@ def _trace_profile(entry: JobEntry, folder: Path) -> FrontierFile:
     """The frontier of a job that is given by its profile, and plans along it."""
     assert entry.profile is not None
     near = folder / entry.profile
-    profile = Profile.open(str(near) if near.exists() else entry.profile)
+    profile = Profile.open(str(near) if exists(near) else entry.profile)
     metadata = profile.metadata
     spec = JobSpec(
         schedule=entry.schedule,

@@ -16,17 +16,16 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from envplan.frontier import Relaxation
-from envplan.replay import Replay, Rows
+from envplan.replay import Replay, Rows, Search
+from envplan.request.limits import NO_PENALTIES
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_grid import RoundingGrid
-from envplan.solve.fewer_changes import FewerChanges, step_share
 from envplan.solve.rounding import TEMPERATURES, Rounding, relaxed_rounding
 from envplan.solve.solution import KnownChoice, NoPlanInTimeError, Polished
 from envplan.solve.uniform_clocks import UniformClocks
@@ -38,8 +37,8 @@ _MAX_FAILURES: Final = 8
 #: Annealing of candidates for the grid: in turn hot, for other arrangements, and cool.
 _GRID_TEMPERATURES: Final[tuple[tuple[float, ...], ...]] = ((0.3,), (1.0, 0.3))
 _GRID_MOVES_SHARE: Final = 0.4
-#: Of what polishing has gained, so much is given back for fewer changes: one in so many.
-_PART_GIVEN_BACK: Final = 4
+#: What a ns late costs in a search, in what a ns saves at the deadline.
+LATENESS_PRICE: Final = 1.1
 
 
 def keeps_everything(replay: Replay) -> bool:
@@ -54,16 +53,21 @@ class Candidates(ABC):
     Args:
         frontier: of the pipeline and profile.
         conditions: that every candidate keeps; no global limits.
+
+    Attributes:
+        change_price_fj: of a change of clock, fJ; 0 where none was asked for.
     """
 
     def __init__(self, frontier: Relaxation, conditions: SearchConditions) -> None:
         self._frontier = frontier
         self._conditions = conditions
         blocking_uw = frontier.problem.blocking_power_uw.tolist()
-        self._change_price_fj = conditions.changes.price_fj(blocking_uw)
-        self._found: dict[int, Replay] = {}
-        self._not_found: dict[int, NoPlanInTimeError] = {}
+        self._penalties = NO_PENALTIES
+        for limit in conditions.limits:
+            self._penalties = self._penalties.combine(limit.penalties(frontier.num_gpus))
+        self.change_price_fj = conditions.changes.price_fj(blocking_uw)
 
+    @abstractmethod
     def best_by(
         self,
         deadline_ns: int,
@@ -83,6 +87,130 @@ class Candidates(ABC):
             NoPlanInTimeError: none was found.
         """
 
+    @abstractmethod
+    def near(self, deadline_ns: int) -> Replay:
+        """A candidate that ends by a deadline not below T_min, for pictures and tables of many.
+
+        Raises:
+            NoPlanInTimeError: none was found.
+        """
+
+    @property
+    @abstractmethod
+    def num_made(self) -> int:
+        """How many candidates have been made."""
+
+    @abstractmethod
+    def bound_fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
+        """A lower bound on what candidates by a deadline are compared by, fJ."""
+
+    def cost_fj(self, replay: Replay, *, idle_until_deadline: bool) -> int:
+        """What candidates are compared by: energy, with what changes of clock cost, fJ.
+
+        Args:
+            idle_until_deadline: everybody waits until then, so what is used above waiting counts.
+        """
+        energy_fj = replay.effective_fj if idle_until_deadline else replay.energy_fj
+        if not self.change_price_fj:
+            return energy_fj
+        return energy_fj + self.change_price_fj * replay.num_changes
+
+    @cached_property
+    def uniform_clocks(self) -> list[KnownChoice]:
+        """One clock for all stages, or a balanced one for each."""
+        clocks = UniformClocks(self._frontier.problem)
+        choices = [*clocks.one_for_all(), *clocks.balanced()]
+        return [KnownChoice.of(self.replay(choice)) for choice in choices]
+
+    def replay(self, choice: Rows) -> Replay:
+        """The replay of a choice, int32 (N,), on the machine of the conditions."""
+        return self._frontier.problem.replay(choice, self._conditions.machine)
+
+    def search(
+        self,
+        replay: Replay,
+        deadline_ns: int,
+        *,
+        lateness_price: float = LATENESS_PRICE,
+        change_price_fj: int = 0,
+        allowance_fj: int | None = None,
+    ) -> Search:
+        """The search for rows by a deadline that keep the conditions.
+
+        Args:
+            replay: of about when operations start.
+            deadline_ns: beyond T_star everybody waits until then; 0: only time counts.
+            lateness_price: of a ns late, in what a ns saves at the deadline.
+            change_price_fj, allowance_fj: as for Search.
+        """
+        return Search(
+            self._frontier.problem,
+            replay.starts_ns,
+            deadline_ns,
+            price_uw=self._lateness_price_uw(deadline_ns, lateness_price),
+            machine=self._conditions.machine,
+            waits=deadline_ns > self._frontier.min_energy_time_ns,
+            min_dwell_ns=self._penalties.min_dwell_ns,
+            peak_uw=self._penalties.peak_uw,
+            change_price_fj=change_price_fj,
+            allowance_fj=allowance_fj,
+        )
+
+    def _lateness_price_uw(self, deadline_ns: int, lateness_price: float = LATENESS_PRICE) -> int:
+        """What a ns late costs in a search, uW."""
+        return max(1, int(lateness_price * self._frontier.slope_uw(deadline_ns)))
+
+    @abstractmethod
+    def latest_useful_ns(self, deadline_ns: int, idle_until_deadline: bool) -> int:
+        """The latest time up to a deadline that candidates may be the best for, ns."""
+
+    @property
+    @abstractmethod
+    def fastest(self) -> Replay:
+        """The fastest candidate found that keeps the local limits.
+
+        Raises:
+            NoAnswerError: none keeps them; says by how much.
+        """
+
+    @property
+    @abstractmethod
+    def fastest_choice(self) -> Rows:
+        """The fastest choice known, int32 (N,), whatever it uses."""
+
+    @abstractmethod
+    def faster_than(self, replay: Replay) -> Replay:
+        """The fastest candidate that a search finds just before another one, or that one itself."""
+
+    @abstractmethod
+    def polished(
+        self, incumbent: Replay, deadline_ns: int, *, idle_until_deadline: bool, seconds: float
+    ) -> Polished:
+        """Improve a candidate by a deadline for about so many seconds."""
+
+
+class GridCandidates(Candidates):
+    """Candidates made for the deadlines of a grid, each once.
+
+    Args:
+        frontier: of the pipeline and profile.
+        conditions: that every candidate keeps; no global limits.
+    """
+
+    def __init__(self, frontier: Relaxation, conditions: SearchConditions) -> None:
+        super().__init__(frontier, conditions)
+        self._found: dict[int, Replay] = {}
+        self._not_found: dict[int, NoPlanInTimeError] = {}
+
+    def best_by(
+        self,
+        deadline_ns: int,
+        *,
+        idle_until_deadline: bool = False,
+        is_preferred: Callable[[Replay], bool] = keeps_everything,
+    ) -> Replay:
+        """The best candidate that ends by a deadline."""
+
         def cost_fj(replay: Replay) -> int:
             return self.cost_fj(replay, idle_until_deadline=idle_until_deadline)
 
@@ -94,7 +222,10 @@ class Candidates(ABC):
                 break
             if in_time:
                 incumbent_fj = min(map(cost_fj, preferred or in_time))
-                if self._bound_fj(grid_deadline_ns, idle_until_deadline) >= incumbent_fj:
+                if (
+                    self.bound_fj(grid_deadline_ns, idle_until_deadline=idle_until_deadline)
+                    >= incumbent_fj
+                ):
                     break
             try:
                 candidate = self.at(grid_deadline_ns)
@@ -110,29 +241,14 @@ class Candidates(ABC):
             return self._fallback(deadline_ns)
         return min(preferred or in_time, key=cost_fj)
 
-    def cost_fj(self, replay: Replay, *, idle_until_deadline: bool) -> int:
-        """What candidates are compared by: energy, with what changes of clock cost, fJ.
-
-        Args:
-            idle_until_deadline: everybody waits until then, so what is used above waiting counts.
-        """
-        energy_fj = replay.effective_fj if idle_until_deadline else replay.energy_fj
-        if not self._change_price_fj:
-            return energy_fj
-        return energy_fj + self._change_price_fj * replay.num_changes
-
-    def _bound_fj(self, deadline_ns: int, idle_until_deadline: bool) -> int:
+    def bound_fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
         """A lower bound on what candidates by a deadline are compared by, fJ."""
         frontier = self._frontier
         bound_fj = frontier.effective_bound_fj if idle_until_deadline else frontier.lower_bound_fj
         return bound_fj(deadline_ns)
 
     def near(self, deadline_ns: int) -> Replay:
-        """A candidate that ends by a deadline not below T_min, for pictures and tables of many.
-
-        Raises:
-            NoPlanInTimeError: none was found.
-        """
+        """A candidate that ends by a deadline not below T_min, for pictures and tables of many."""
         return self.at(next(self.grid_deadlines(deadline_ns)))
 
     def at(self, deadline_ns: int) -> Replay:
@@ -164,44 +280,9 @@ class Candidates(ABC):
         """How many candidates have been made."""
         return len(self._found)
 
-    @cached_property
-    def uniform_clocks(self) -> list[KnownChoice]:
-        """One clock for all stages, or a balanced one for each."""
-        clocks = UniformClocks(self._frontier.problem)
-        choices = [*clocks.one_for_all(), *clocks.balanced()]
-        return [KnownChoice.of(self.replay(choice)) for choice in choices]
-
-    def replay(self, choice: Rows) -> Replay:
-        """The replay of a choice, int32 (N,), on the machine of the conditions."""
-        return self._frontier.problem.replay(choice, self._conditions.machine)
-
     @abstractmethod
     def grid_deadlines(self, latest_ns: int) -> Iterator[int]:
         """The deadlines of the grid up to a time, ns, the latest first."""
-
-    @property
-    @abstractmethod
-    def fastest(self) -> Replay:
-        """The fastest candidate found that keeps the local limits.
-
-        Raises:
-            NoAnswerError: none keeps them; says by how much.
-        """
-
-    @property
-    @abstractmethod
-    def fastest_choice(self) -> Rows:
-        """The fastest choice known, int32 (N,), whatever it uses."""
-
-    @abstractmethod
-    def faster_than(self, replay: Replay) -> Replay:
-        """The fastest candidate that a search finds just before another one, or that one itself."""
-
-    @abstractmethod
-    def polished(
-        self, incumbent: Replay, deadline_ns: int, *, idle_until_deadline: bool, seconds: float
-    ) -> Polished:
-        """Improve a candidate by a deadline for about so many seconds."""
 
     @abstractmethod
     def _make(self, deadline_ns: int) -> Replay:
@@ -220,7 +301,7 @@ class Candidates(ABC):
         """
 
 
-class RoundedCandidates(Candidates):
+class RoundedCandidates(GridCandidates):
     """Rounded relaxed optima: for clocks that follow at once, with no local limits.
 
     They do not depend on what was asked before.
@@ -254,11 +335,11 @@ class RoundedCandidates(Candidates):
         """Improve a candidate by a deadline for about so many seconds."""
         from envplan.solve.polish import polish  # ortools takes a while to import
 
-        latest_ns = self._latest_useful_ns(idle_until_deadline)
+        latest_ns = self.latest_useful_ns(deadline_ns, idle_until_deadline)
         return polish(
             self._frontier,
             incumbent,
-            self._rounded(min(deadline_ns, latest_ns)),
+            self._rounded(latest_ns),
             idle_until_deadline=idle_until_deadline,
             seconds=seconds,
         )
@@ -286,61 +367,14 @@ class RoundedCandidates(Candidates):
         return self._rounded(deadline_ns, temperatures, _GRID_MOVES_SHARE)
 
     def _deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
-        return self.grid_deadlines(min(deadline_ns, self._latest_useful_ns(idle_until_deadline)))
+        return self.grid_deadlines(self.latest_useful_ns(deadline_ns, idle_until_deadline))
 
-    def _latest_useful_ns(self, idle_until_deadline: bool) -> int:
-        """The time beyond which a slower plan only uses more, ns."""
+    def latest_useful_ns(self, deadline_ns: int, idle_until_deadline: bool) -> int:
+        """The latest time up to a deadline that candidates may be the best for, ns."""
         frontier = self._frontier
-        return frontier.slowest_time_ns if idle_until_deadline else frontier.min_energy_time_ns
+        if idle_until_deadline:
+            return min(deadline_ns, frontier.slowest_time_ns)
+        return min(deadline_ns, frontier.min_energy_time_ns)
 
     def _fallback(self, deadline_ns: int) -> Replay:
         raise NoPlanInTimeError(deadline_ns, self._frontier.min_time_ns, "")
-
-
-class RarelyChangingCandidates(RoundedCandidates):
-    """Rounded relaxed optima with fewer changes of clock, as the conditions want them.
-
-    Args:
-        frontier: of the pipeline and profile.
-        conditions: that every candidate keeps.
-        rounded: candidates of the same frontier whose changes count for nothing.
-    """
-
-    def __init__(
-        self, frontier: Relaxation, conditions: SearchConditions, rounded: RoundedCandidates
-    ) -> None:
-        super().__init__(frontier, conditions)
-        self._grid = RoundingGrid(frontier, step_share(len(frontier.pipeline.operations)))
-        self._rounded_candidates = rounded
-
-    def polished(
-        self, incumbent: Replay, deadline_ns: int, *, idle_until_deadline: bool, seconds: float
-    ) -> Polished:
-        """Improve a candidate by a deadline for about so many seconds.
-
-        Most of what that gains is kept, the rest is spent on fewer changes.
-        """
-        polished = super().polished(
-            incumbent, deadline_ns, idle_until_deadline=idle_until_deadline, seconds=seconds
-        )
-        deadline_ns = min(deadline_ns, self._latest_useful_ns(idle_until_deadline))
-        gained_fj = incumbent.energy_fj - polished.replay.energy_fj
-        rows = self._fewer(polished.replay, deadline_ns).rows(gained_fj // _PART_GIVEN_BACK)
-        return replace(polished, replay=self.replay(rows))
-
-    def _make(self, deadline_ns: int) -> Replay:
-        is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
-        least_energy = self._rounded_candidates.best_by(
-            deadline_ns, idle_until_deadline=is_beyond_t_star
-        )
-        return self.replay(self._fewer(least_energy, deadline_ns).rows())
-
-    def _fewer(self, replay: Replay, deadline_ns: int) -> FewerChanges:
-        return FewerChanges(
-            self._frontier,
-            replay,
-            deadline_ns,
-            self._conditions.changes,
-            others=[known.choice for known in self.uniform_clocks],
-            moves_share=self._conditions.moves_share,
-        )

@@ -78,6 +78,20 @@ class RoundingGrid:
             yield from range(highest_ns - highest_ns % spacing_ns, lowest_ns, -spacing_ns)
         yield frontier.min_time_ns
 
+    def first_after(self, deadline_ns: int) -> int:
+        """The grid's first deadline after one of its own, ns; itself if it is the last."""
+        reach_ns = self.spacing_ns(self._frontier.slope_uw(deadline_ns))
+        while deadline_ns < self._frontier.slowest_time_ns:
+            following_ns = deadline_ns
+            for later_ns in self.descending_from(deadline_ns + reach_ns):
+                if later_ns <= deadline_ns:
+                    break
+                following_ns = later_ns
+            if following_ns > deadline_ns:
+                return following_ns
+            reach_ns *= 2
+        return deadline_ns
+
     def number_of(self, deadline_ns: int) -> int:
         """The number of a deadline among those with its spacing."""
         return deadline_ns // self.spacing_ns(self._frontier.slope_uw(deadline_ns))

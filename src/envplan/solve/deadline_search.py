@@ -155,12 +155,15 @@ class DeadlineSearch:
         """
         keeper, deadline_ns = self.keeper, context.deadline_ns
         waiting_uw = self._frontier.total_power_uw if idle_until_deadline else 0
+        change_price_fj = self.candidates.change_price_fj
         least_fj = math.inf
         if solution is not None:
-            replay = solution.replay
-            least_fj = replay.energy_fj - waiting_uw * replay.makespan_ns
+            least_fj = self.candidates.cost_fj(
+                solution.replay, idle_until_deadline=idle_until_deadline
+            )
         for known_choice in (*self.candidates.uniform_clocks, *self._known_choices):
             cost_fj = known_choice.energy_fj - waiting_uw * known_choice.makespan_ns
+            cost_fj += change_price_fj * known_choice.num_changes
             if known_choice.makespan_ns > deadline_ns or cost_fj >= least_fj:
                 continue
             replay = self.candidates.replay(known_choice.choice)

@@ -88,12 +88,16 @@ class Frontier(Relaxation):
             options: further keyword arguments of `Request.from_options`, such as slowdown=0.02,
                 min_energy=True, energy_budget=J, power_cap=W, peak_power_cap=W, probability=0.95
                 with noise=0.02, switch_latency=s with ask="start", min_dwell=s, straggler_time=s,
-                run=Run, polish=s, ladder=N. They combine. Without any: no slowdown.
+                run=Run, polish=s, ladder=N. They combine. Without any: no slowdown. Without
+                switch_latency, clocks come as late as the profile's sidecar says was measured, and
+                at once where it says nothing.
 
         Raises:
             NoAnswerError: there is no such plan; says what can be had.
             InputError: a number is out of range, or two arguments exclude each other.
         """
+        if options.get("switch_latency") is None:
+            options["switch_latency"] = self.profile.measured_latency_s or 0.0
         return self.solve(Request.from_options(target_time, **options), progress=progress)
 
     def solve(

@@ -1,10 +1,11 @@
-"""A lower bound that knows late and held clocks.
+"""A lower bound that knows late and held clocks, for any prices.
 
-A flow of prices on the precedences of a pipeline, conserved at every operation, takes the pipeline
-apart: for every choice that ends by T, effective energy + F T is at least the sum over stages of
-what each pays for energy, time and waiting at these prices, F being the whole flow. Late and held
-clocks tie operations of one stage only, so each stage's least is a shortest path
-(csrc/stage_paths.hpp). Any conserved flow gives a valid bound; here it is the relaxation's.
+A flow of prices on the precedences of a pipeline takes the pipeline apart: for every choice of
+clocks that ends by T, effective energy + F T is at least the sum over stages of what each pays for
+energy, time and waiting at these prices, F being the whole flow. Late and held clocks tie
+operations of one stage only, so each stage's least is a shortest path (csrc/stage_paths.hpp). Any
+flow gives a valid bound. The relaxation's is the default, and raised_prices.py looks for a better
+one. docs/theory.md, "Late and held clocks", has the proof.
 """
 
 from __future__ import annotations

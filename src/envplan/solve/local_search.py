@@ -33,8 +33,7 @@ from envplan.errors import NoAnswerError
 from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows, Search
 from envplan.replay.cores import parallel_map
-from envplan.request.limits import NO_PENALTIES
-from envplan.solve.candidates import Candidates, RoundedCandidates
+from envplan.solve.candidates import GridCandidates, RoundedCandidates
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_grid import SearchGrid
 from envplan.solve.late_bound import ClockLimits, late_clock_bound_fj
@@ -66,7 +65,6 @@ _SHORT_SEARCH_MOVES_SHARE: Final = 0.5  # for each start
 _LONG_MOVES_SHARE: Final = 2.0  # where time is short; also of a round of polishing
 
 # What a ns late costs, in what a ns saves at the deadline.
-_LATENESS_PRICE: Final = 1.1
 _URGENT_LATENESS_PRICE: Final = 20.0  # where nothing but time counts, or little time is to be had
 
 # Seeds of annealings; those of several starts side by side are their positions, from 0 up.
@@ -99,7 +97,7 @@ class _SearchResult(NamedTuple):
         return self.annealer.score(self.choice).holds
 
 
-class SearchedCandidates(Candidates):
+class SearchedCandidates(GridCandidates):
     """Candidates where clocks come late, or where a limit is local.
 
     Args:
@@ -120,9 +118,6 @@ class SearchedCandidates(Candidates):
         self._rounded = rounded
         self._later = later
         self._grid = SearchGrid(frontier)
-        self._penalties = NO_PENALTIES
-        for limit in conditions.limits:
-            self._penalties = self._penalties.combine(limit.penalties(frontier.num_gpus))
         self._clock_limits = ClockLimits(conditions.machine, self._penalties.min_dwell_ns)
         self._has_parts = frontier.profile.adjustments.by_parts is not None
         self._peak_power: PeakPowerHeuristic | None = None
@@ -149,7 +144,7 @@ class SearchedCandidates(Candidates):
         temperatures = (_SHORT_SEARCH_TEMPERATURE, _FINAL_TEMPERATURE)
         seed, end_s = _FIRST_POLISHING_SEED, time.monotonic() + seconds
         while time.monotonic() < end_s:
-            annealer = self._annealer(incumbent, deadline_ns)
+            annealer = self.search(incumbent, deadline_ns)
             temperature = temperatures[seed % len(temperatures)]
             moves = self._num_moves(_LONG_MOVES_SHARE)
             incumbent = self.replay(annealer.improve(incumbent.rows, moves, temperature, seed))
@@ -169,7 +164,7 @@ class SearchedCandidates(Candidates):
         """
         t_min_choice = self._rounded.near(self._frontier.min_time_ns).rows
         fastest = self.replay(self._fastest_choice_from(t_min_choice))
-        annealer = self._annealer(fastest, fastest.makespan_ns)
+        annealer = self.search(fastest, fastest.makespan_ns)
         moves = self._num_moves()
         return self.replay(annealer.improve(fastest.rows, moves, _FINAL_TEMPERATURE, _FINAL_SEED))
 
@@ -197,21 +192,26 @@ class SearchedCandidates(Candidates):
         return min(replays, key=lambda candidate: candidate.makespan_ns)
 
     def _deadlines_to_try(self, deadline_ns: int, idle_until_deadline: bool) -> Iterable[int]:
-        t_star_ns = self._frontier.min_energy_time_ns
-        is_beyond_t_star = deadline_ns > t_star_ns and not idle_until_deadline
-        if is_beyond_t_star and not self._saves_beyond_t_star:
-            deadline_ns = t_star_ns
+        deadline_ns = self.latest_useful_ns(deadline_ns, idle_until_deadline)
         # A candidate for the next deadline of the grid may end by this one as well.
         next_ns = self._grid.first_from(deadline_ns)
         return self.grid_deadlines(deadline_ns if next_ns is None else next_ns)
 
-    def _bound_fj(self, deadline_ns: int, idle_until_deadline: bool) -> int:
+    def bound_fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
         """The higher one of the relaxed bound and that of late and held clocks, fJ."""
-        relaxed_fj = super()._bound_fj(deadline_ns, idle_until_deadline)
+        relaxed_fj = super().bound_fj(deadline_ns, idle_until_deadline=idle_until_deadline)
         clocks = self._clock_limits
         if idle_until_deadline or not clocks.are_any or self._has_parts:
             return relaxed_fj
         return max(relaxed_fj, late_clock_bound_fj(self._frontier, deadline_ns, clocks))
+
+    def latest_useful_ns(self, deadline_ns: int, idle_until_deadline: bool) -> int:
+        """The latest time up to a deadline that candidates may be the best for, ns."""
+        t_star_ns = self._frontier.min_energy_time_ns
+        is_beyond_t_star = deadline_ns > t_star_ns and not idle_until_deadline
+        if is_beyond_t_star and not self._saves_beyond_t_star:
+            return t_star_ns
+        return deadline_ns
 
     @cached_property
     def _saves_beyond_t_star(self) -> bool:
@@ -249,10 +249,12 @@ class SearchedCandidates(Candidates):
     def _full_search(self, deadline_ns: int) -> _SearchResult:
         """Anneal from everything that there is to start from."""
         rounded = self._rounded.near(deadline_ns)
-        annealer = self._annealer(rounded, deadline_ns)
+        annealer = self.search(rounded, deadline_ns)
         best = min(self._annealed_starts(annealer, rounded, deadline_ns), key=annealer.score)
         if not annealer.score(best).holds:
-            urgent = self._annealer(self.replay(best), deadline_ns, _URGENT_LATENESS_PRICE)
+            urgent = self.search(
+                self.replay(best), deadline_ns, lateness_price=_URGENT_LATENESS_PRICE
+            )
             moves = self._num_moves(_LONG_MOVES_SHARE)
             sooner = urgent.improve(best, moves, _URGENT_TEMPERATURE, _URGENT_SEED)
             best = min([sooner, self.fastest.rows], key=annealer.score)
@@ -265,7 +267,7 @@ class SearchedCandidates(Candidates):
             incumbent = self.at(start_deadline_ns)
         except NoPlanInTimeError:
             incumbent = self.fastest
-        annealer = self._annealer(incumbent, deadline_ns)
+        annealer = self.search(incumbent, deadline_ns)
         starts = [_Start(incumbent.rows, _FINAL_TEMPERATURE)]
         rounded_choices = self._rounded_choices(self._rounded.near(deadline_ns), deadline_ns)
         starts += [_Start(choice, _SHORT_SEARCH_TEMPERATURE) for choice in rounded_choices]
@@ -297,7 +299,7 @@ class SearchedCandidates(Candidates):
         starts += [_Start(choice, _FINAL_TEMPERATURE) for choice in nearly_there]
         choices = self._annealed(annealer, starts)
         if not any(annealer.score(choice).holds for choice in choices):
-            urgent = self._annealer(rounded, deadline_ns, _URGENT_LATENESS_PRICE)
+            urgent = self.search(rounded, deadline_ns, lateness_price=_URGENT_LATENESS_PRICE)
             temperature = _ROUNDED_TEMPERATURES[0]
             choices.append(urgent.improve(rounded.rows, self._num_moves(), temperature, 0))
         return choices
@@ -346,7 +348,7 @@ class SearchedCandidates(Candidates):
         Raises:
             NoAnswerError: none keeps them; says by how much.
         """
-        annealer = self._annealer(self.replay(choice), 0, _URGENT_LATENESS_PRICE)
+        annealer = self.search(self.replay(choice), 0, lateness_price=_URGENT_LATENESS_PRICE)
         starts = [choice, annealer.constant()]
         if self._peak_power is not None:
             starts += [*self._peak_power.fastest_choices(), self._peak_power.least_power_choice]
@@ -382,28 +384,6 @@ class SearchedCandidates(Candidates):
             return annealer.improve(start.choice, moves, start.temperature, seed)
 
         return parallel_map(anneal, range(len(starts)))
-
-    def _annealer(
-        self, replay: Replay, deadline_ns: int, lateness_price: float = _LATENESS_PRICE
-    ) -> Search:
-        """The annealer for a deadline.
-
-        Args:
-            replay: of about when operations start.
-            deadline_ns: beyond T_star everybody waits until then; 0: only time counts.
-            lateness_price: of a ns late, in what a ns saves at the deadline.
-        """
-        frontier = self._frontier
-        return Search(
-            frontier.problem,
-            replay.starts_ns,
-            deadline_ns,
-            price_uw=max(1, int(lateness_price * frontier.slope_uw(deadline_ns))),
-            machine=self._conditions.machine,
-            waits=deadline_ns > frontier.min_energy_time_ns,
-            min_dwell_ns=self._penalties.min_dwell_ns,
-            peak_uw=self._penalties.peak_uw,
-        )
 
     @property
     def _why_it_is_hard(self) -> str:

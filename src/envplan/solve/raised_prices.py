@@ -192,8 +192,9 @@ class _PriceSearch:
         box = _FIRST_BOX
         for _ in range(max_rounds):
             predicted = self._master.best_within(self._center_w, box * self._whole_w)
-            if predicted is None:  # numbers that the program cannot be solved with
-                break
+            if predicted is None:  # numbers that the program is not solved with; others may do
+                box = max(_LEAST_BOX, box * _SHRUNK)
+                continue
             prices_w, predicted_j = predicted
             trial, paths = self._try(prices_w)
             self._master.add_paths(paths)
@@ -238,6 +239,8 @@ class _FlowProgram:
         from ortools.linear_solver import pywraplp  # takes a while to import
 
         self.solver: Solver = pywraplp.Solver.CreateSolver("GLOP")
+        # A basis stays dual feasible where rows come in and bounds move.
+        self.solver.SetSolverSpecificParametersAsString("use_dual_simplex: true")
         self.infinity: float = self.solver.infinity()
         self.flows = _Flows(pipeline, classes)
         self.num_classes = classes.num_classes

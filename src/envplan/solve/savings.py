@@ -150,9 +150,11 @@ def savings(
         year = job_site.year(plan, gpus)
         return Saving(point, plan, spent=year.spent, year=year.saved)
 
-    no_slowdown = saving("no slowdown", frontier.plan())
-    t_star = saving("T_star", frontier.plan(min_energy=True))
-    cheapest = saving("best money", frontier.plan(_cheapest_time_s(frontier, job_site)))
+    # As in all comparisons, clocks come at once.
+    no_slowdown = saving("no slowdown", frontier.plan(switch_latency=0.0))
+    t_star = saving("T_star", frontier.plan(min_energy=True, switch_latency=0.0))
+    cheapest_s = _cheapest_time_s(frontier, job_site)
+    cheapest = saving("best money", frontier.plan(cheapest_s, switch_latency=0.0))
     # Rounding may turn around what lies close together on the relaxed frontier.
     best = max((cheapest, no_slowdown, t_star), key=lambda candidate: candidate.year.money)
     return no_slowdown, replace(best, point="best money"), t_star

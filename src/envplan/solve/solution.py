@@ -33,11 +33,12 @@ class KnownChoice(NamedTuple):
     choice: Rows
     makespan_ns: int
     energy_fj: int
+    num_changes: int
 
     @classmethod
     def of(cls, replay: Replay) -> KnownChoice:
         """A replay's choice, without the arrays of the replay."""
-        return cls(replay.rows, replay.makespan_ns, replay.energy_fj)
+        return cls(replay.rows, replay.makespan_ns, replay.energy_fj, replay.num_changes)
 
 
 @dataclass(frozen=True)

@@ -241,10 +241,11 @@ def _csv_from_parquet(content: bytes, path: Path) -> bytes:
         file = pq.ParquetFile(io.BytesIO(content))
         if file.metadata.num_rows > MAX_ROWS:
             raise InputError(f"has more than {MAX_ROWS} rows", path=path)
-        table = file.read()
-    except pa.ArrowException as error:
-        raise InputError(f"is no table in Parquet's format: {error}", path=path) from None
-    csv_text: str = table.to_pandas().to_csv(index=False)
+        csv_text: str = file.read().to_pandas().to_csv(index=False)
+    except (pa.ArrowException, LookupError, OSError, OverflowError, ValueError) as error:
+        # Damage shows anywhere in Arrow, under many names and in words of several lines.
+        reason = " ".join(str(error).split())[:100]
+        raise InputError(f"is no table in Parquet's format: {reason}", path=path) from None
     return csv_text.encode()
 
 

@@ -1,0 +1,176 @@
+"""What `envplan check` takes on trust: fields that nothing in the files recomputes.
+
+A measurement cannot be proved, nor can what somebody asked for, the name of a planner, or what lies
+in a file that this one refers to by a hash. Everything else that a file states is recomputed. A
+test edits every field of every kind of file, and expects an error or the field's name here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+_PLAN: Final = (
+    "planner",
+    "profile.name",
+    "profile.path",
+    "target.time_s",
+    "target.peak_power_w",
+    "job.min_dwell_s",
+    "request.effort.polish_s",
+    "request.effort.moves",
+    "request.effort.ladder",
+    "costs.currency",
+    "costs.deadline_s",
+    "costs.price.end_s",
+    "costs.price.repeats",
+    "costs.carbon.start_s",
+    "costs.carbon.end_s",
+    "costs.carbon.repeats",
+    "predicted.robustness.probability",
+)
+_FREQUENCY_PLAN: Final = (
+    "plan_sha256",
+    "profile_sha256",
+    "deadline_s",
+    "iteration_time_s",
+    "energy_j",
+    "stage_energies[].planned_j",
+    "stage_energies[].baseline_j",
+    "stage_power[].highest_w",
+    "stage_power[].profile_limit_w",
+    "ranks[].device",
+    "ranks[].operations[][]",
+    "ladder[].iteration_time_s",
+    "ladder[].energy_j",
+)
+_SITE: Final = (
+    "alternates",
+    "jobs[].weight",
+    "jobs[].money",
+    "jobs[].may_pause",
+    "jobs[].flexible",
+    "intervals[].start_s",
+    "intervals[].end_s",
+    "intervals[].budget_w",
+)
+_SERVING_PLAN: Final = (
+    "planner",
+    "profile.path",
+    "profile.source",
+    "asked.gpus",
+    "asked.slos.*.ttft_s",
+    "asked.slos.*.tbt_s",
+    "asked.merge",
+    "asked.one_frequency",
+    "predicted.power_lower_bound_w",
+    "predicted.baseline.gpus",
+    "predicted.baseline.power_w",
+    "pools[].groups[].ttft_s",
+    "pools[].groups[].tbt_s",
+)
+_SERVING_CLOCKS: Final = (
+    "plan_sha256",
+    "profile_sha256",
+    "gpu",
+    "clocks_source",
+    "gpus_per_node",
+    "nodes",
+    "instances[].instance",
+    "instances[].pool",
+    "instances[].serves[]",
+    "instances[].planned_mhz",
+    "instances[].clock_mhz",
+    "instances[].load_tokens_s",
+    "instances[].slo_proven",
+)
+_DAG: Final = (
+    "operations[].id",
+    "operations[].stage",
+    "operations[].instruction",
+    "operations[].microbatch",
+    "operations[].chunk",
+    "operations[].profile_stage",
+)
+_SWEEP: Final = (
+    "profile",
+    "source",
+    "stages",
+    "microbatches",
+    "schedule",
+    "chunks",
+    "planner",
+    "target",
+    "target_value",
+    "p2p_latency_s",
+    "gpus_per_stage",
+    "replicas",
+    "seed",
+    "t_min_s",
+    "t_star_s",
+    "savings_percent",
+    "slowdown_percent",
+    "trace_s",
+    "wall_s",
+)
+#: Of kinds that are measured or asked for as a whole: that they can be read is all there is to it.
+_ALL: Final = ("*",)
+
+#: Names of fields by kind of file; [] stands for the items of a list, * for any name.
+NOT_PROVED: Final[Mapping[str, tuple[str, ...]]] = {
+    "plan": _PLAN,
+    "frequency plan": _FREQUENCY_PLAN,
+    "frontier": ("profile.name", "profile.path"),
+    "site plan": _SITE,
+    "serving plan": _SERVING_PLAN,
+    "serving clocks": _SERVING_CLOCKS,
+    "DAG": _DAG,
+    "sweep": _SWEEP,
+    "order": _ALL,
+    "sidecar": _ALL,
+    "profile": _ALL,
+    "serving profile": _ALL,
+    "Chrome trace": _ALL,
+    "schedule": _ALL,
+    "sweep configuration": _ALL,
+    "run log": _ALL,
+    "requests": _ALL,
+    "replay over time": _ALL,
+    "stragglers": _ALL,
+    "rates": _ALL,
+    "clocks": _ALL,
+}
+
+
+def not_proved(kind: str, document: object, columns: Sequence[str]) -> list[str]:
+    """The fields of a file that nothing proves; "*" if that is all of them.
+
+    Args:
+        kind: of the file.
+        document: its JSON value; None of a table.
+        columns: of a table.
+    """
+    patterns = NOT_PROVED[kind]
+    if patterns == _ALL:
+        return list(_ALL)
+    names = dict.fromkeys(columns if document is None else _field_names(document))
+    return [name for name in names if any(_matches(name, pattern) for pattern in patterns)]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    steps, expected = name.split("."), pattern.split(".")
+    if len(steps) != len(expected):
+        return False
+    return all(want in ("*", step) for step, want in zip(steps, expected, strict=True))
+
+
+def _field_names(value: object, name: str = "") -> Iterator[str]:
+    """The names of a document's numbers, texts and truth values, once for each time they come."""
+    if isinstance(value, dict):
+        for key, field in value.items():
+            yield from _field_names(field, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _field_names(item, f"{name}[]")
+    else:
+        yield name

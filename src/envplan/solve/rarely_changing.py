@@ -1,0 +1,267 @@
+"""Candidates that change clocks as seldom as can be for next to no energy.
+
+Each is made from the best one whose changes count for nothing (the free one), under the same
+conditions: clocks that come late or must be held, and caps on the peak, are kept by the same
+search.
+
+**Never more than 0.1% above.** A candidate for a deadline of the grid may use 0.1% more than the
+free one for the ns before the next deadline. What is asked for lies between the two, so the free
+plan for it uses at least as much: the 0.1% holds for it, too.
+
+**A later deadline never costs more.** The answer is the candidate of least energy of all deadlines
+of the grid that are not later. With fewer changes, none uses less than the free one of its
+deadline: once that uses as much as the best found, no earlier one is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from envplan.frontier import Relaxation
+from envplan.replay import Replay, Rows, Search
+from envplan.solve.candidates import Candidates, keeps_everything
+from envplan.solve.conditions import SearchConditions
+from envplan.solve.deadline_grid import RoundingGrid
+from envplan.solve.fewer_changes import (
+    ENERGY_PER_ALLOWANCE,
+    WINDOW_OPERATIONS,
+    num_moves,
+    with_fewest_changes,
+    with_fewest_changes_by_windows,
+    with_priced_changes,
+)
+from envplan.solve.late_bound import FlowPrices, cheapest_stage_paths, priced_bound_fj
+from envplan.solve.solution import NoPlanInTimeError, Polished
+
+#: Energy between the deadlines of the grid, as a part of it: a part of what fewer changes may cost.
+_STEP_SHARE: Final = 5e-4
+#: Where clocks come late or something is limited: there even free candidates take long to find.
+_STEP_SHARE_IF_SLOW: Final = 1e-3
+#: Of what polishing has gained, so much is given back for fewer changes: one in so many.
+_PART_GIVEN_BACK: Final = 3
+#: Of the time for polishing, so much is for fewer changes.
+_POLISHING_SHARE: Final = 0.3
+
+
+class RarelyChangingCandidates(Candidates):
+    """Candidates with fewer changes of clock, as the conditions want them.
+
+    Args:
+        frontier: of the pipeline and profile.
+        conditions: that every candidate keeps.
+        free: candidates under the same conditions whose changes count for nothing.
+    """
+
+    def __init__(
+        self, frontier: Relaxation, conditions: SearchConditions, free: Candidates
+    ) -> None:
+        super().__init__(frontier, conditions)
+        self._free = free
+        num_operations = len(frontier.pipeline.operations)
+        self._in_windows = conditions.is_plain and num_operations > WINDOW_OPERATIONS
+        step_share = _STEP_SHARE if conditions.is_plain else _STEP_SHARE_IF_SLOW
+        self._grid = RoundingGrid(frontier, step_share)
+        self._moves = num_moves(num_operations, conditions.moves_share)
+        self._made: dict[int, Replay] = {}
+        self._made_from_free: dict[bytes, Replay] = {}
+
+    def best_by(
+        self,
+        deadline_ns: int,
+        *,
+        idle_until_deadline: bool = False,
+        is_preferred: Callable[[Replay], bool] = keeps_everything,
+    ) -> Replay:
+        """The best candidate that ends by a deadline."""
+
+        def cost_fj(replay: Replay) -> int:
+            return self.cost_fj(replay, idle_until_deadline=idle_until_deadline)
+
+        free = self._free.best_by(
+            deadline_ns, idle_until_deadline=idle_until_deadline, is_preferred=is_preferred
+        )
+        candidates: list[Replay] = []
+        latest_ns = self.latest_useful_ns(deadline_ns, idle_until_deadline)
+        for grid_deadline_ns in self._grid.descending_from(latest_ns):
+            try:
+                bound_fj = self.bound_fj(grid_deadline_ns, idle_until_deadline=idle_until_deadline)
+                if candidates and bound_fj >= min(map(cost_fj, candidates)):
+                    break
+                candidate = self._at(grid_deadline_ns)
+            except NoPlanInTimeError:
+                break
+            if is_preferred(candidate):
+                candidates.append(candidate)
+        best = min(candidates, key=cost_fj, default=free)
+        if self._is_dear(best, free):
+            own = self._from_free(free)
+            best = own if is_preferred(own) else free
+        return best
+
+    def _is_dear(self, replay: Replay, free: Replay) -> bool:
+        """Whether a candidate uses more than it may beyond a free one.
+
+        It may where the free one is much better than those for the deadlines of the grid.
+        """
+        if self.change_price_fj:
+            return False
+        deadline_ns = max(free.makespan_ns, replay.makespan_ns)
+        least_fj = self._energy_fj(free, deadline_ns)
+        return self._energy_fj(replay, deadline_ns) > least_fj + least_fj // ENERGY_PER_ALLOWANCE
+
+    def _from_free(self, free: Replay) -> Replay:
+        """The candidate made from a free one, by the same time."""
+        key = free.rows.tobytes()
+        if key not in self._made_from_free:
+            spared_fj = self._energy_fj(free, free.makespan_ns) // ENERGY_PER_ALLOWANCE
+            rows = self._seldom(free, free.makespan_ns, spared_fj)
+            self._made_from_free[key] = self.replay(rows)
+        return self._made_from_free[key]
+
+    def near(self, deadline_ns: int) -> Replay:
+        """A candidate that ends by a deadline not below T_min, for pictures and tables of many."""
+        return self._at(next(self._grid.descending_from(deadline_ns)))
+
+    @property
+    def num_made(self) -> int:
+        """How many candidates have been made."""
+        return len(self._made)
+
+    def latest_useful_ns(self, deadline_ns: int, idle_until_deadline: bool) -> int:
+        """The latest time up to a deadline that candidates may be the best for, ns."""
+        return self._free.latest_useful_ns(deadline_ns, idle_until_deadline)
+
+    @property
+    def fastest(self) -> Replay:
+        """The fastest candidate found that keeps the local limits."""
+        return self._free.fastest
+
+    @property
+    def fastest_choice(self) -> Rows:
+        """The fastest choice known, int32 (N,), whatever it uses."""
+        return self._free.fastest_choice
+
+    def faster_than(self, replay: Replay) -> Replay:
+        """The fastest candidate that a search finds just before another one, or that one itself."""
+        return self._free.faster_than(replay)
+
+    def polished(
+        self, incumbent: Replay, deadline_ns: int, *, idle_until_deadline: bool, seconds: float
+    ) -> Polished:
+        """Improve a candidate by a deadline for about so many seconds.
+
+        Most of what that gains is kept, the rest is spent on fewer changes.
+        """
+        free = self._free.best_by(deadline_ns, idle_until_deadline=idle_until_deadline)
+        polished = self._free.polished(
+            free,
+            deadline_ns,
+            idle_until_deadline=idle_until_deadline,
+            seconds=seconds * (1 - _POLISHING_SHARE),
+        )
+        deadline_ns = self.latest_useful_ns(deadline_ns, idle_until_deadline)
+        gained_fj = free.energy_until(deadline_ns) - polished.replay.energy_until(deadline_ns)
+        rows = self._seldom(polished.replay, deadline_ns, max(0, gained_fj) // _PART_GIVEN_BACK)
+        replay = self.replay(rows)
+        is_better = self.cost_fj(replay, idle_until_deadline=idle_until_deadline) < self.cost_fj(
+            incumbent, idle_until_deadline=idle_until_deadline
+        )
+        return replace(polished, replay=replay if is_better else incumbent)
+
+    def _at(self, deadline_ns: int) -> Replay:
+        """The candidate for a deadline of the grid.
+
+        Raises:
+            NoPlanInTimeError: no free one was found.
+        """
+        if deadline_ns not in self._made:
+            free = self._free_by(deadline_ns, deadline_ns)
+            spared_fj = self._most_energy_fj(deadline_ns) - self._energy_fj(free, deadline_ns)
+            self._made[deadline_ns] = self.replay(
+                self._seldom(free, deadline_ns, max(0, spared_fj))
+            )
+        return self._made[deadline_ns]
+
+    def _free_by(self, time_ns: int, deadline_ns: int) -> Replay:
+        """The best free candidate by a time, for a deadline: beyond T_star everybody waits."""
+        is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
+        return self._free.best_by(time_ns, idle_until_deadline=is_beyond_t_star)
+
+    def _most_energy_fj(self, deadline_ns: int) -> int:
+        """What the candidate for a deadline of the grid may use, fJ."""
+        t_star_ns = self._frontier.min_energy_time_ns
+        last_ns = max(deadline_ns, self._grid.first_after(deadline_ns) - 1)
+        if deadline_ns <= t_star_ns:
+            last_ns = min(last_ns, t_star_ns)
+        free = self._free_by(last_ns, deadline_ns)
+        least_fj = self._energy_fj(free, deadline_ns)
+        return least_fj + least_fj // ENERGY_PER_ALLOWANCE
+
+    def _energy_fj(self, replay: Replay, deadline_ns: int) -> int:
+        """Energy as it counts for a deadline: beyond T_star everybody waits until then."""
+        is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
+        return replay.energy_until(deadline_ns) if is_beyond_t_star else replay.energy_fj
+
+    def _seldom(self, free: Replay, deadline_ns: int, spared_fj: int) -> Rows:
+        """The rows of a replay with fewer changes.
+
+        Args:
+            free: keeps the deadline and the limits.
+            deadline_ns: by when it must end.
+            spared_fj: energy that fewer changes may cost, where they have no price of their own.
+        """
+
+        def make_search(price_fj: int, allowance_fj: int | None) -> Search:
+            return self.search(
+                free, deadline_ns, change_price_fj=price_fj, allowance_fj=allowance_fj
+            )
+
+        uniform = [known.choice for known in self.uniform_clocks]
+        starts = [free.rows, *uniform]
+        if self._conditions.changes.is_priced:
+            priced = make_search(self.change_price_fj, None)
+            return with_priced_changes(priced, starts, self._moves)
+        allowance_fj = self._energy_fj(free, deadline_ns) + spared_fj
+        rows = min(starts, key=make_search(0, allowance_fj).score)
+        if self._in_windows and rows is free.rows:
+            return with_fewest_changes_by_windows(
+                self._frontier,
+                free,
+                deadline_ns,
+                price_uw=self._lateness_price_uw(deadline_ns),
+                spared_fj=spared_fj,
+                moves_share=self._conditions.moves_share,
+            )
+        return with_fewest_changes(
+            make_search,
+            rows,
+            spared_fj=spared_fj,
+            allowance_fj=allowance_fj,
+            moves=self._moves,
+            tries_at_once=len(rows) <= WINDOW_OPERATIONS,
+        )
+
+    def bound_fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
+        """A lower bound on what candidates by a deadline are compared by, fJ.
+
+        Raises:
+            NoPlanInTimeError: no free one was found.
+        """
+        frontier = self._frontier
+        if not self.change_price_fj:
+            free = self._free.best_by(deadline_ns, idle_until_deadline=idle_until_deadline)
+            return self.cost_fj(free, idle_until_deadline=idle_until_deadline)
+        bound_fj = self._free.bound_fj(deadline_ns, idle_until_deadline=idle_until_deadline)
+        if idle_until_deadline or frontier.profile.adjustments.by_parts is not None:
+            return bound_fj
+        prices = FlowPrices.relaxed(frontier, deadline_ns)
+        paths = cheapest_stage_paths(
+            frontier.problem,
+            prices,
+            self._conditions.machine,
+            min_dwell_ns=self._penalties.min_dwell_ns,
+            change_fj=float(self.change_price_fj),
+        )
+        return max(bound_fj, priced_bound_fj(frontier, prices, paths, deadline_ns))

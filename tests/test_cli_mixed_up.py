@@ -1,0 +1,57 @@
+"""Files given to the wrong command are named, with the command that takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import assert_refused, done, envplan, small_profile
+
+
+@pytest.fixture
+def files(folder: Path) -> Path:
+    """A file of each kind that people mix up."""
+    small_profile(2, blocking=60.0).save_csv("profile.csv")
+    done("frontier -o frontier.json")
+    done("solve --slowdown 0 --ladder 3 -o plan.json")
+    done("apply plan.json -o run.freqplan.json")
+    done("site . --power 400W -o site.json")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("solve plan.json", "is a plan; solve takes a profile | envplan apply plan.json?"),
+        ("solve plan.json -o other.json", "is a plan; solve takes a profile"),
+        ("frontier run.freqplan.json", "is a frequency plan; frontier takes a profile"),
+        ("compare frontier.json", "is a frontier; compare takes a profile"),
+        ("apply profile.csv", "is a profile; apply takes a plan | envplan solve profile.csv?"),
+        ("report --force site.json", "is a site plan; report takes a plan | envplan check"),
+        ("simulate frontier.json", "is a frontier; simulate takes a plan"),
+        ("sweep plan.json", "is a plan; sweep takes a sweep's configuration"),
+        ("site plan.json --power 1kW", "is a plan; site takes a TOML file of jobs or a folder"),
+    ],
+)
+def test_a_mixed_up_file_is_named(files: Path, line: str, words: str) -> None:
+    ran = envplan(*line.split())
+    assert_refused(ran, 2, *words.split(" | "))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("solve none.csv", "none.csv: no such file"),
+        ("solve --clocks site.json profile.csv", "site.json"),
+        ("solve profile.csv -o profile.csv", "is an input itself"),
+        ("simulate run.freqplan.json", "give the plan that it was made from"),
+        ("apply empty.json", "empty.json"),
+    ],
+)
+def test_other_errors_are_told_as_they_are(files: Path, line: str, words: str) -> None:
+    (files / "empty.json").write_text("")
+    ran = envplan(*line.split())
+    assert ran.code == 2
+    assert words in ran.err
+    assert "did you mean envplan" not in ran.err
