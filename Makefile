@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
 .PHONY: demo test test-slow test-versions build-versions soak fuzz sanitize lint format docs package wheels \
-	bench profiles results results-training results-serving results-site validate compat gpu clean
+	bench profiles results results-training results-serving results-site validate compat gpu lock audit clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
 demo: $(VENV)/.installed
@@ -72,13 +72,19 @@ format: $(VENV)/.installed-lint
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 
-# sdist and wheel in dist/, and a proof that the wheel works by itself, from an empty folder.
+# sdist and wheel in dist/, their digests, what they bring with them and under which licences, and a
+# proof that the wheel works by itself, from an empty folder. The time of the last commit is that of
+# all files in them, so whoever builds it again gets the same bytes.
+package: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct)
 package: $(VENV)/.installed-package
 	rm -rf dist build/clean
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/twine check --strict dist/*
+	cd dist && sha256sum *.tar.gz *.whl > SHA256SUMS
 	$(PYTHON) -m venv build/clean
 	build/clean/bin/python -m pip install --quiet dist/*.whl
+	$(BIN)/cyclonedx-py environment --output-reproducible -o dist/envplan.cdx.json build/clean
+	$(BIN)/pip-licenses --python build/clean/bin/python --order license --format markdown > dist/LICENSES.md
 	cd build/clean && bin/envplan frontier a40-gpt3-1.3b-4stage --plot && bin/envplan solve a40-gpt3-1.3b-4stage \
 		&& bin/envplan check plan.json && bin/envplan report plan.json
 
@@ -140,6 +146,17 @@ compat: $(VENV)/.installed-test
 gpu: $(VENV)/.installed-test
 	$(BIN)/python -m tools.gpu_page docs/gpu.md $(SET_CLOCKS)
 
+# The lock file anew, for every Python and system that envplan supports.
+lock: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra yaml \
+		--group test --group docs --group package --group lint -o requirements/dev.txt pyproject.toml
+
+# Known faults of what the lock file names.
+audit: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet pip-audit
+	$(BIN)/pip-audit --require-hashes --disable-pip -r requirements/dev.txt
+
 clean:
 	rm -rf $(VENV) build out
 
@@ -147,10 +164,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
+# With LOCK=1, as in CI, all that is installed is what requirements/dev.txt names, by its hash.
 $(VENV)/.installed: $(BUILD_INPUTS) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(if $(LOCK),$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt)
+	$(BIN)/python -m pip install --quiet $(if $(LOCK),--no-deps) --editable .
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --group $*
+	$(if $(LOCK),,$(BIN)/python -m pip install --quiet --group $*)
 	@touch $@

@@ -6,6 +6,7 @@ import ast
 import gzip
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,31 @@ def test_a_plan_that_names_what_no_file_can_be_called_is_refused_in_a_line(tmp_p
     assert ran.code == 2
     assert ran.err.startswith("envplan: error: plan.json: its profile 999")
     assert ran.err.count("\n") == 1
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_actions_are_pinned_by_digest() -> None:
+    used = []
+    for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):
+        used += re.findall(r"uses: (\S+)", workflow.read_text())
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", action), action
+
+
+def test_lock_file_names_all_that_development_needs_by_hash() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = list(project["project"]["dependencies"])
+    wanted += project["project"]["optional-dependencies"]["yaml"]
+    for group in ("test", "docs", "package", "lint"):
+        wanted += project["dependency-groups"][group]
+    lock = (ROOT / "requirements" / "dev.txt").read_text()
+    pinned = dict(re.findall(r"^([\w.-]+)==\S+.*\\\n    --hash=(sha256:[0-9a-f]{64})", lock, re.M))
+    names = {re.split(r"[\[<>=!~; ]", text)[0].lower().replace("_", "-") for text in wanted}
+    assert names - pinned.keys() == set()
+    # Nothing is in the lock file without a hash.
+    assert len(re.findall(r"^[\w.-]+==", lock, re.M)) == len(
+        re.findall(r"^[\w.-]+==.*\\$", lock, re.M)
+    )
