@@ -1,4 +1,4 @@
-"""Files given to the wrong command are named, with the command that takes them."""
+"""What a user mixes up is named: files of other commands, and misspelled keys."""
 
 from __future__ import annotations
 
@@ -55,3 +55,27 @@ def test_other_errors_are_told_as_they_are(files: Path, line: str, words: str) -
     assert ran.code == 2
     assert words in ran.err
     assert "did you mean envplan" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "words"),
+    [
+        (
+            "sweep",
+            '[grid]\nprofiles = ["profile.csv"]\nmicrobatchs = [4]',
+            "microbatchs is not a field | did you mean microbatches?",
+        ),
+        ("sweep", "[gird]", "gird is not a field of a sweep; did you mean grid?"),
+        (
+            "site --power 1kW",
+            '[[jobs]]\nname = "a"\nfrontier = "frontier.json"\nwieght = 2',
+            "jobs[0].wieght is not a field | did you mean weight?",
+        ),
+    ],
+)
+def test_a_misspelled_key_is_named_with_the_nearest(
+    files: Path, command: str, text: str, words: str
+) -> None:
+    (files / "keys.toml").write_text(text)
+    name, *options = command.split()
+    assert_refused(envplan(name, "keys.toml", *options), 2, *words.split(" | "))

@@ -12,19 +12,23 @@ import pytest
 from cli_helpers import done, refused, says, told
 from envplan import Pipeline, Plan, Profile, trace_frontier
 from envplan.check.plans import verify_plan
+from envplan.enforce.apply import _ClockFitter, _ClockSetting
 from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.supported_clocks import stage_clocks
 from envplan.errors import InputError
 
 CLOCKS = (1740, 1500, 1260, 1020)
 
 
-def two_configs(stages: int = 2) -> Profile:
+def two_configs(stages: int = 2, *, narrow_from_mhz: int = 0) -> Profile:
     """`wide` is faster at high clocks, `narrow` draws less and loses little at low ones."""
     rows: list[tuple[object, ...]] = []
     for stage in range(stages):
         for instruction, work in (("forward", 1.0), ("backward", 2.0)):
             for mhz in CLOCKS:
                 for config, speed, watts in (("wide", 1.0, 60.0), ("narrow", 1.08, 20.0)):
+                    if config == "narrow" and mhz < narrow_from_mhz:
+                        continue
                     time = round(work * speed * (0.01 + 0.07 * 1740 / mhz), 6)
                     power = watts + 90 + 190 * (mhz / 1740) ** 2.6
                     rows.append((stage, instruction, mhz, time, round(power * time, 6), config))
@@ -97,3 +101,14 @@ def test_the_whole_way_on_the_command_line_names_both_configs(
         (configs if where == "ranks" else configs[0]).pop()
         (tmp_path / "few.json").write_text(json.dumps(document))
         refused("check few.json", f"{where}[0] does not have one config")
+
+
+def test_a_config_that_is_known_at_higher_clocks_only_is_no_option_below_them() -> None:
+    profile = two_configs(narrow_from_mhz=1500)
+    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan(slowdown=0.1)
+    problem = plan.job.problem(profile)
+    clocks = stage_clocks(profile, problem.pipeline, None)
+    fitter = _ClockFitter(problem, plan.job.machine, clocks)
+    assert fitter._find_option(0, _ClockSetting(1260, "narrow")) is None
+    assert fitter._find_option(0, _ClockSetting(1260, "wide")) is not None
+    assert fitter._find_option(0, _ClockSetting(1700, "narrow")) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
@@ -67,7 +68,7 @@ def parse_document(
     try:
         return TypeAdapter(model).validate_python(document)
     except ValidationError as error:
-        raise InputError(first_problem(error, kind), path=path) from None
+        raise InputError(first_problem(error, kind, model), path=path) from None
 
 
 def refuse_later_version(stated: object, known: str, path: AnyPath | None) -> None:
@@ -92,8 +93,14 @@ def refuse_later_version(stated: object, known: str, path: AnyPath | None) -> No
     )
 
 
-def first_problem(error: ValidationError, kind: str) -> str:
-    """Field and complaint of the first error of a document of some kind, in one line."""
+def first_problem(error: ValidationError, kind: str, model: type[Any]) -> str:
+    """Field and complaint of the first error of a document of some kind, in one line.
+
+    Args:
+        error: of the document.
+        kind: what it is, for people.
+        model: that it is checked by; a field that it does not know gets the one that is meant.
+    """
     problem = error.errors(include_url=False)[0]
     field = _field_path(problem["loc"])
     num_further = error.error_count() - 1
@@ -102,7 +109,8 @@ def first_problem(error: ValidationError, kind: str) -> str:
         case "missing":
             return f"{field} is missing{further}"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return f"{field} is not a field of a {kind}{further}"
+            name = str(problem["loc"][-1])
+            return f"{field} is not a field of a {kind}{_field_meant(name, model)}{further}"
         case "value_error" if not field or isinstance(problem["input"], dict):
             return f"{field} {problem['ctx']['error']}{further}".strip()
         case "value_error":
@@ -111,6 +119,26 @@ def first_problem(error: ValidationError, kind: str) -> str:
             complaint = problem["msg"].replace("Input should", "should", 1)
             complaint = re.sub("a (valid )?dictionary.*", "an object", complaint)
     return f"{field} {complaint}, not {shown(problem['input'])}{further}"
+
+
+def _field_meant(name: str, model: type[Any]) -> str:
+    """Words about the field of a model, or of one in it, that an unknown field may stand for."""
+    names: set[str] = set()
+
+    def collect(schema: object) -> None:
+        if isinstance(schema, dict):
+            properties = schema.get("properties")
+            names.update(properties if isinstance(properties, dict) else ())
+            for part in schema.values():
+                collect(part)
+        elif isinstance(schema, list):
+            for part in schema:
+                collect(part)
+
+    collect(TypeAdapter(model).json_schema())
+    names.discard(name)  # a field of another part
+    similar = difflib.get_close_matches(name.lower().replace("-", "_"), names, n=1, cutoff=0.7)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def _field_path(steps: Sequence[int | str]) -> str:
@@ -173,7 +201,7 @@ class Model(BaseModel):
         try:
             return cls(**fields)
         except ValidationError as error:
-            raise InputError(first_problem(error, cls.__name__.lower())) from None
+            raise InputError(first_problem(error, cls.__name__.lower(), cls)) from None
 
 
 class Document(Model):

@@ -16,7 +16,7 @@ from envplan.units import j_from_fj, ns_from_s, s_from_ns
 #: Changes of clock this often were reported to slow NCCL down (NCCL#1551), s.
 _FREQUENT_S: Final = 0.05
 #: Up to so many operations the plan whose clocks last that long is made, to say what it costs.
-_MAX_OPERATIONS_TO_PLAN_AGAIN: Final = 300
+_MAX_OPERATIONS_TO_PLAN_AGAIN: Final = 100
 #: Up to so many operations a plan is replayed with late clocks.
 _MAX_OPERATIONS_TO_REPLAY: Final = 50_000
 

@@ -135,7 +135,7 @@ def _top_clock_slowdown(table: OptionTable) -> float:
 def doubt_request(frontier: Relaxation, request: Request) -> None:
     """Warn of a target or a condition that no training has."""
     slowdown = request.deadline.slowdown
-    if slowdown is not None and slowdown > 1:
+    if slowdown is not None and slowdown >= 1:
         _warn(
             f"a slowdown of {100 * slowdown:g}% makes iterations {1 + slowdown:g} times as long as "
             "T_min; 2% is --slowdown 2 on the command line and slowdown=0.02 in Python"
