@@ -275,3 +275,11 @@ def test_every_command_has_a_golden_file() -> None:
     assert names | {""} == LINES.keys()
     files = {file.stem for file in GOLDEN.glob("*.txt")}
     assert files == {name or "envplan" for name in LINES}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))
+def test_help_fits_80_columns(name: str) -> None:
+    words = [] if name == "envplan" else name.replace("-", " ", 1).split()
+    ran = envplan(*words, "--help")
+    assert ran.code == 0
+    assert [line for line in ran.out.splitlines() if len(line) > 80] == []

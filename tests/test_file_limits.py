@@ -20,6 +20,7 @@ from envplan._io.markup import MAX_YAML_BYTES, parse_yaml, read_toml
 from envplan._io.tables import MAX_ROWS
 from envplan.errors import InputError
 from envplan.profile import Profile
+from envplan.sweep.running import open_journal
 
 PROFILE = Path(__file__).parent / "fixtures" / "v0.1" / "profile.csv"
 CONFIG = {
@@ -235,3 +236,12 @@ def test_hand_written_file_is_small(tmp_path: Path, read: Callable[[Path], objec
     path.write_bytes(b"# " + b"x" * 2**20)
     with pytest.raises(InputError, match="is larger than"):
         read(path)
+
+
+def test_journal_of_a_sweep_is_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (
+        pytest.raises(InputError, match="journal is a regular file"),
+        open_journal(tmp_path / "pipe"),
+    ):
+        pass

@@ -168,3 +168,10 @@ def test_a_trace_can_be_scaled(factor: float) -> None:
     assert len(scaled) == round(factor * len(hour))
     assert scaled.duration_s == hour.duration_s
     assert (np.diff(scaled.arrival_s) >= 0).all()
+
+
+def test_number_of_tokens_with_hundreds_of_digits_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"timestamp,input_tokens,output_tokens\n0,5,{'9' * 400}\n1,5,7\n")
+    with pytest.raises(InputError, match="output_tokens: must be a number"):
+        Trace.read_csv(path)

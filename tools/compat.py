@@ -142,6 +142,24 @@ ENVIRONMENTS = (
         ),
         bare=("triton==3.6.0", "megatron-core==0.16.1", "megatron-bridge==0.3.1"),
     ),
+    Environment(
+        "operations",
+        (
+            Row(
+                "Slurm",
+                "Debian's",
+                {"follow": "tests/test_slurm.py -m slow"},
+                "two nodes on one machine: to the end, scancel, requeue, everything killed",
+            ),
+            Row(
+                "Prometheus, Kubernetes",
+                "Debian's, 1.37",
+                {"import": "tests/test_deploy.py"},
+                "promtool on rules, schemas and client on manifests; no cluster",
+            ),
+        ),
+        packages=("kubernetes==37.0.2", "kubernetes-validate==1.37.0"),
+    ),
 )
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD = ROOT / "deploy" / "grafana" / "envplan.json"
+#: Lines that a picture names.
+_MAX_LEGEND = 10
 _RUN = 'instance=~"$node"'
 
 
@@ -228,7 +230,7 @@ def draw(server: str, picture: Path, minutes: float) -> None:
     figure = Figure(figsize=(14, 15), layout="constrained")
     axes = figure.subplots(4, 2).ravel()
     for axis, panel in zip(axes, PANELS, strict=True):
-        colors: dict[str, str] = {}
+        colors: dict[str, Any] = {}
         for query in panel.queries:
             for series in ask(server, query.expression, begin, end):
                 labels = series["metric"]
@@ -239,7 +241,7 @@ def draw(server: str, picture: Path, minutes: float) -> None:
                 color = colors.get(name.removeprefix("wanted ").removeprefix("seen "))
                 (line,) = axis.plot(times, values, style, label=name, lw=1.3, color=color)
                 key = name.removeprefix("wanted ").removeprefix("seen ")
-                colors.setdefault(key, str(line.get_color()))
+                colors.setdefault(key, line.get_color())
         axis.set_title(panel.title, fontsize=11, loc="left")
         axis.set_xlim(0, minutes)
         axis.set_xlabel("minutes", fontsize=8)
@@ -252,8 +254,10 @@ def draw(server: str, picture: Path, minutes: float) -> None:
             axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
         axis.tick_params(labelsize=8)
-        if axis.lines:
+        if 0 < len(axis.lines) <= _MAX_LEGEND:
             axis.legend(fontsize=7, ncols=2, loc="best")
+        elif axis.lines:
+            axis.set_title(f"{len(axis.lines)} lines", fontsize=8, loc="right")
         else:
             axis.text(0.5, 0.5, "none", ha="center", transform=axis.transAxes, color="0.5")
     figure.savefig(picture, dpi=90)

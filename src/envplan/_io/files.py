@@ -42,7 +42,7 @@ _MOST_STANDARD_INPUT: Final = 256 * 2**20
 
 #: A gzip file may unpack to this many bytes, and to this many times its size beside.
 _SMALL_BYTES: Final = 4 * 2**20
-_MOST_SHRINKING: Final = 100
+_MOST_SHRINKING: Final = 50
 
 #: Streams are read in pieces of this size.
 _PIECE_BYTES: Final = 2**16

@@ -29,9 +29,15 @@ from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import ClockedOperation, StageClocks
+    from envplan.enforce.power_limits import PowerLimits
     from envplan.enforce.topology import Topology
 
 _MAX_DEVICES: Final = 10**6
+#: Formats of watts, by name, with the files that are written where users name none.
+_POWER_FORMATS: Final = {
+    "power-limits": Path("run.power.json"),
+    "job-power": Path("run.power.jsonl"),
+}
 #: Spans of ranks that a row of the table lists.
 _MAX_SPANS: Final = 6
 
@@ -177,9 +183,10 @@ def apply(
         str,
         typer.Option(
             metavar="NAME",
-            parser=one_of(*FORMATS),
-            autocompletion=completing(FORMATS),
-            help="envplan, csv, or zeus for the server of Zeus.",
+            parser=one_of(*FORMATS, *_POWER_FORMATS),
+            autocompletion=completing((*FORMATS, *_POWER_FORMATS)),
+            help="envplan, csv, or zeus for the server of Zeus; power-limits for watts in place "
+            "of clocks, job-power for a line of what the job draws.",
             rich_help_panel=MOST_USED,
         ),
     ] = ENVPLAN.name,
@@ -190,7 +197,7 @@ def apply(
             "--output",
             metavar="FILE",
             parser=OutputFile(),
-            help="Where it goes; default: run.freqplan.json (.csv, .py).",
+            help="Where it goes; default: run.freqplan.json (.csv, .py), run.power.json(l).",
             show_default=False,
             rich_help_panel=MOST_USED,
         ),
@@ -213,10 +220,14 @@ def apply(
       envplan apply plan.json
       envplan apply plan.json --tp 4 --dp 2 --min-dwell 20
       envplan apply plan.json --format zeus -o schedule.py
+      envplan apply plan.json --format power-limits
     """
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
 
+    if format in _POWER_FORMATS:
+        _apply_as_power(source, ranks, format, output, dry_run=dry_run)
+        return
     chosen_format = FORMATS[format]
     if ladder and not chosen_format.has_ladder:
         raise InputError(f"--format {format} has no place for a ladder; leave out --ladder")
@@ -266,6 +277,66 @@ def apply(
         lambda: _print(plan, applied, notes, dry_run=dry_run),
         next_command=next_command,
     )
+
+
+def _apply_as_power(
+    source: PlanOptions, ranks: RankOptions, name: str, output: Path | None, *, dry_run: bool
+) -> None:
+    """Write power limits in the place of clocks, or the line of what the job draws."""
+    from envplan.enforce.apply import apply_plan
+    from envplan.enforce.power_limits import power_limits
+
+    file = output or _POWER_FORMATS[name]
+    if output is None and not dry_run:
+        invocation().will_write(file)
+    plan, profile = source.load()
+    topology = ranks.topology(plan)
+    with progress("choosing power limits"), naming(source.plan):
+        applied = apply_plan(
+            plan,
+            profile,
+            topology=topology,
+            devices=ranks.node_devices,
+            force=source.force,
+            plan_sha256=_sha256(source.plan),
+        )
+        limits = power_limits(plan, profile, applied, force=source.force)
+    if not dry_run:
+        is_line = name == "job-power"
+        text = limits.clocks_power.to_line() if is_line else limits.to_json()
+        atomic_write(file, text)
+    ui.answer(
+        lambda: {"file": None if dry_run else str(file), "format": name, **limits.to_dict()},
+        lambda: _print_power(limits),
+        next_command=["envplan", "apply", str(source.plan)],
+    )
+
+
+def _print_power(limits: PowerLimits) -> None:
+    rows = [
+        change_row("iteration time (s)", limits.clocks_time_s, limits.iteration_time_s),
+        change_row("energy (J)", limits.clocks_energy_j, limits.energy_j),
+    ]
+    for what in ("gpu", "node", "job"):
+        with_clocks, with_limits = (
+            getattr(power, what) for power in (limits.clocks_power, limits.power)
+        )
+        words = {"gpu": "a GPU", "node": "a node", "job": "the job"}[what]
+        rows += [
+            change_row(f"{words}: steady (W)", with_clocks.steady_w, with_limits.steady_w),
+            change_row(f"{words}: peak (W)", with_clocks.peak_w, with_limits.peak_w),
+            change_row(f"{words}: ramp (W/s)", with_clocks.ramp_w_per_s, with_limits.ramp_w_per_s),
+        ]
+    title = "An iteration with the plan's clocks, and under power limits in their place (modelled)"
+    ui.show_table(title, table_columns(("", "clocks", "limits", "change (%)"), rows))
+    columns = [
+        text_column("stage", range(len(limits.limits_w))),
+        value_column("power limit (W)", limits.limits_w),
+    ]
+    ui.show_table("", columns)
+    first = limits.applied.ranks[0]
+    limit_w = limits.limits_w[first.stage]
+    ui.say(f"rank 0: nvidia-smi -i {first.device} -pl {limit_w}")
 
 
 def _with_min_dwell(

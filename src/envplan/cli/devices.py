@@ -20,8 +20,6 @@ from envplan.cli.tables import table_columns
 from envplan.cli.types import InputFile, OutputFile, one_of, parser_of, quantity
 from envplan.devices import BACKENDS, DEFAULT_BACKEND, LeftSetError, opened
 from envplan.errors import InputError
-from envplan.profile import Profile
-from envplan.profile.sidecar import sidecar_path
 from envplan.quantities import TIME, WHOLE
 
 if TYPE_CHECKING:
@@ -154,6 +152,8 @@ def _measure_latency(
         profile_file: of the profile whose sidecar gets it, if any does.
         slices: module:function that makes slices of work; None: those of torch.
     """
+    from envplan.profile import Profile
+    from envplan.profile.sidecar import sidecar_path
     from envplan.profiling.entry import load_slices
     from envplan.profiling.measuring import measure_latency
     from envplan.profiling.queued_slices import torch_slices

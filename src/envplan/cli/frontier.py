@@ -91,7 +91,7 @@ def frontier(
     \b
     Example:
       envplan frontier --plot
-      envplan frontier a40-gpt3-1.3b-4stage --microbatches 32 --plot out.svg -o frontier.csv
+      envplan frontier a40-gpt3-1.3b-4stage -m 32 --plot out.svg -o frontier.csv
     """
     from envplan.plan.frontier_file import distinct, less_powerful
 

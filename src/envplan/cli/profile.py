@@ -453,7 +453,7 @@ def profile(
       envplan profile --backend modelled --gpu a40 --workload gpt --pp 4
       envplan profile --model llama3-70b --gpu h100 --pp 8 --tp 8
       envplan profile --model config.json --gpu b200 --pp 4
-      envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30 --plot
+      envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30
       envplan profile --entry mymodel.stages:build --no-lock
     """
     from envplan.plotting.profile import profile_figure

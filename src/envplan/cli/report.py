@@ -55,7 +55,7 @@ def report(
     Example:
       envplan solve a40-gpt3-1.3b-4stage --microbatches 8 --slowdown 1
       envplan report plan.json -o report.html
-      envplan report plan.json --price 0.25 --currency EUR --carbon 380 --iterations 100000
+      envplan report plan.json --price 0.25 --currency EUR --iterations 100000
     """
     from envplan.plan.costs import priced
     from envplan.plan.frontier_file import distinct

@@ -73,8 +73,8 @@ def savings(job: JobOptions, site: SiteOptions) -> None:
     \b
     Example:
       envplan savings a40-gpt3-1.3b-4stage --microbatches 32
-      envplan savings --gpus 64 --price 0.12 --pue 1.3 --carbon 380 --utilization 0.8
-      envplan savings --gpus 1024 --price 0.25 --currency EUR --gpu-hour 1.90 --host-power 150
+      envplan savings --gpus 64 --price 0.12 --pue 1.3 --utilization 0.8
+      envplan savings --gpus 1024 --price 0.25 --currency EUR --gpu-hour 1.90
     """
     where = site.site()
     frontier = job.trace()

@@ -534,7 +534,7 @@ def export_schedule(
 
     \b
     Example:
-      envplan schedule export zb-v --pp 4 --microbatches 8 --format torch-csv -o zbv.csv
+      envplan schedule export zb-v --pp 4 -m 8 --format torch-csv -o zbv.csv
       envplan schedule export 1f1b --pp 4 --microbatches 8 --format dag
     """
     from envplan._io.files import atomic_write

@@ -335,11 +335,11 @@ def solve(
     \b
     Example:
       envplan solve --target-time 14.2
-      envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1 -o plan.json
+      envplan solve a40-gpt3-1.3b-4stage -m 32 --slowdown 1 -o plan.json
       envplan solve a40-gpt3-1.3b-4stage --planner envpipe
       envplan solve --clocks freqs_pipeline_00030.py
       envplan solve --price 0.25 --iterations 100000 --deadline 21d
-      envplan solve -m 8 --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 4
+      envplan solve -m 8 --slowdown 2 --switch-latency 20 --ladder 4
       envplan solve --slowdown 3 --robust 95 --noise 2 --peak-power-cap 2000
     """
     if planner.planner == "envpipe" and not job.dag and job.vp in (None, 1):

@@ -385,6 +385,6 @@ def _check_locks(state: _GpuState) -> Check:
         detail = "a killed training left its clock set; the next guard gives it back"
         return Check(name, Status.WARNING, detail, index)
     if state.locked_mhz:
-        detail = f"another tool seems to hold it at {state.locked_mhz} MHz, and gets that back"
+        detail = f"another tool, or a guard not seen from here, holds it at {state.locked_mhz} MHz"
         return Check(name, Status.WARNING, detail, index)
     return Check(name, Status.OK, "none", index)

@@ -347,9 +347,10 @@ class _PieceReader:
     def _numbers(self, column: str) -> FloatArray:
         import pandas as pd
 
-        values: FloatArray = pd.to_numeric(self._frame[column], errors="coerce").to_numpy(
-            np.float64
-        )
+        cells = self._frame[column]
+        if cells.dtype == object:
+            cells = cells.astype(str)  # whole numbers of any length, which are no floats
+        values: FloatArray = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
         self._refuse(
             ~((values >= 0) & (values <= _MAX_TOKENS)),
             column,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan._io.documents import Model
-from envplan._io.files import AnyPath, append_whole, check_writable, is_file
+from envplan._io.files import AnyPath, append_whole, check_writable, exists, is_file
 from envplan.errors import EnvplanError, InputError
 from envplan.pipeline import traits
 from envplan.profile import Profile
@@ -128,6 +128,8 @@ def open_journal(path: AnyPath, *, fresh: bool = False) -> Iterator[Journal]:
             (names the line).
     """
     check_writable(path)
+    if exists(path) and not is_file(path):
+        raise InputError("is a pipe or a device; a journal is a regular file", path=path)
     with Path(path).open("a+b", buffering=0) as file:
         _lock(file, path)
         file.seek(0)

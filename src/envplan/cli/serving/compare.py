@@ -47,8 +47,8 @@ def compare(
     \b
     Example:
       envplan serving compare --trace azure-2023-code
-      envplan serving compare --trace AzureLLMInferenceTrace_conv.csv.gz --gpus 256 --plot
-      envplan serving compare --trace azure-2023-conversation --policies SinglePool,envplan --plot
+      envplan serving compare --trace mine.csv.gz --gpus 256 --plot
+      envplan serving compare --policies SinglePool,envplan --plot
     """
     fleet_rates = rates.read()  # a mistake in them is told before hours are replayed
     replays = replay.run(service, policies or tuple(POLICIES), left_out=ui.warn)

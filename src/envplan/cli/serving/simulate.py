@@ -51,8 +51,8 @@ def simulate(
     \b
     Example:
       envplan serving simulate --trace azure-2023-conversation
-      envplan serving simulate --trace azure-2023-code --policy static -o hour.csv --plot
-      envplan serving simulate --trace AzureLLMInferenceTrace_code.csv.gz --price 0.12 --carbon 380
+      envplan serving simulate --trace azure-2023-code --policy static -o hour.csv
+      envplan serving simulate --trace mine.csv.gz --price 0.12 --carbon 380
     """
     needs_baseline = replay.plot is not None and policy != _BASELINE  # a picture has it in it
     policies = [_BASELINE, policy] if needs_baseline else [policy]
