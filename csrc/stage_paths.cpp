@@ -329,8 +329,9 @@ class StageWalk {
       entered.length[b] = reaches_[k] > k ? longest_[k] + 1 : own_time + longer;
     }
     go_on(k);
+    if (num_clocks_ == 0) return;  // no segment begins: the stage has no clock to ask for
     young_.push_back(std::move(entered));
-    if (num_clocks_ > 0) settle(k);
+    settle(k);
   }
 
   // The row of operation k in a segment that began before it.

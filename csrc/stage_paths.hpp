@@ -13,11 +13,10 @@
 // goes over segments, named by their first operation and their clock. Going from one operation to
 // the next, every segment that is under way either goes on, or is left for a segment of another
 // clock. Two things may cost more than the operations do:
-// - Lateness. The first operation of a segment runs at the clock before until the new one comes:
-// for
-//   d = max(0, latency - time since the operation before it started) where clocks are asked for
-//   ahead, else for the latency. Asked ahead, waiting before it shortens d. Costs are linear in the
-//   wait, so only two waits need be tried: none, and one that makes d vanish.
+// - Lateness. The first operation of a segment runs at the clock before until the new one comes,
+//   d ns long. Asked at the start, d is the latency. Asked ahead, d is the latency less the time
+//   since the operation before it started, or 0. Then waiting before it shortens d. Costs are
+//   linear in the wait, so only two waits need be tried: none, and one that makes d vanish.
 // - Holding. A segment shorter than min_dwell waits for what it lacks, where waiting within it is
 //   cheapest.
 // Segments that are long enough, whatever comes, need not be told apart: of those at one clock the
@@ -25,11 +24,10 @@
 //
 // Relaxations, each of which can only lower the bound:
 // - a stage begins with any clock at once;
-// - where clocks are held, iterations follow each other: either the clock that an iteration ends
-// with
-//   is another than the one that it begins with. Then both its first and its last segment are held,
-//   the last one with what is waited at the end of the iteration and at the beginning of the next.
-//   Or it is the same. Then these two need not be held;
+// - where clocks are held, iterations follow each other. Either an iteration ends with another
+//   clock than it begins with: then both its first and its last segment are held, the last one with
+//   what is waited at the end of the iteration and at the beginning of the next. Or these clocks are
+//   the same: then the two segments need not be held;
 // - an operation at whose clock the request before may still be under way costs the least that any
 //   row of its does, and a request made then hides no lateness. Where no operation can be shorter
 //   than the latency (ahead: than half of it, where two in a row are as long as that) there is
