@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +194,20 @@ def test_preflight_needs_no_numpy(plan_file: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_following_says_which_framework_was_not_tested(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch")
+    from envplan.runtime import frameworks
+
+    def version_of(name: str) -> str:
+        if name == "torch":
+            return "9.1"
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("envplan.runtime.preflight.version", version_of)
+    frameworks._warn_of_unknown_versions()
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith("torch 9.1 is not known: tested from")

@@ -25,6 +25,7 @@ from envplan.enforce.freqplan import OperationKey
 from envplan.errors import InputError
 from envplan.runtime.observer import OperationObserver
 from envplan.runtime.parts import hook_parts
+from envplan.runtime.preflight import Status, framework_remarks
 from envplan.runtime.shim import Shim
 from envplan.runtime.stragglers import StragglerDetector
 
@@ -151,6 +152,13 @@ class EntryPoints(NamedTuple):
     record: Callable[..., AbstractContextManager[Recorder]]
 
 
+def _warn_of_unknown_versions() -> None:
+    """Say which frameworks are of versions that envplan was not tested with."""
+    for remark in framework_remarks():
+        if remark.status is Status.WARNING:
+            _logger.warning("%s", remark.detail)
+
+
 def entry_points(make_job: Callable[[Any], Job]) -> EntryPoints:
     """Make a framework's `follow`, `profile` and `record`.
 
@@ -181,6 +189,8 @@ def entry_points(make_job: Callable[[Any], Job]) -> EntryPoints:
         job = make_job(engine)
         rank_options = _options_of_rank(job.device, is_device_given="device" in options)
         with Shim(plan, **(rank_options | options)) as shim, job.attach(shim) as hooks:
+            if shim.rank == 0:
+                _warn_of_unknown_versions()
             if stragglers and shim.has_ladder and shim.plan.layout.dp > 1:
                 hooks.after_step = StragglerWatch(shim).step
             with hook_parts(shim, model or job.model_chunks):

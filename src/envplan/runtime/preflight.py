@@ -141,7 +141,7 @@ def preflight(
         ranks=_ranks_of_node(plan, _node_number(node)),
     )
     found.checks.append(_check_file(found.sha256, sha256))
-    found.checks += framework_remarks()
+    found.checks += framework_remarks() or [_no_framework()]
     found.checks.append(_check_latency(plan))
     try:
         with opened(backend) as source:
@@ -161,7 +161,7 @@ def preflight(
 
 
 def framework_remarks() -> list[Check]:
-    """Whether the frameworks installed here are of versions that envplan was tested with.
+    """For each framework installed here, whether envplan was tested with its version.
 
     Reads what is installed and imports nothing.
     """
@@ -178,10 +178,12 @@ def framework_remarks() -> list[Check]:
         else:
             detail = f"{framework} {installed} is not known: {tested}; look at the first steps"
             checks.append(Check("framework", Status.WARNING, detail))
-    if not checks:
-        detail = f"none of {', '.join(TESTED)} is installed in this Python"
-        checks.append(Check("framework", Status.WARNING, detail))
     return checks
+
+
+def _no_framework() -> Check:
+    detail = f"none of {', '.join(TESTED)} is installed in this Python"
+    return Check("framework", Status.WARNING, detail)
 
 
 def _major_and_minor(text: str) -> tuple[int, int] | None:
