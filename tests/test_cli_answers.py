@@ -82,19 +82,19 @@ simulate four.json --straggler 1.2 --straggler-trace x.csv | exclude each other
 simulate four.json --straggler-trace x.csv | x.csv: cannot be read
 simulate four.json --strong-scaling many | --strong-scaling must be numbers separated by commas
 simulate four.json --strong-scaling 3 | does not divide by 3 replicas
-simulate profile.csv | profile.csv | JSON
+simulate profile.csv | profile.csv | is a profile; simulate takes a plan
 simulate four.json --trace four.json | is an input itself
 apply --dp 4 | --dp 4 | --dp 2 | again with --dp 4
 apply --tp 4 | 4 GPUs a stage | for 2 | tp times cp must be 2
 apply --devices 0,a | --devices must be numbers separated by commas
 apply --devices 1,1 | twice
-apply --format yaml | envplan, zeus or csv, not yaml
+apply --format yaml | envplan, zeus, csv, power-limits or job-power, not yaml
 apply --clocks 100-200:10 | 1740 MHz | highest clock of the GPU is 200 MHz
 apply --gpu b9000 | 'b9000' | did you mean b200
 apply --gpu v100 | 1740 MHz | 1530 MHz
 apply --backend amd | --backend must be nvml
 apply --backend nvml --gpu a40 | leave out
-apply profile.csv | profile.csv | not valid JSON
+apply profile.csv | profile.csv | is a profile; apply takes a plan
 apply freq.json | freq.json: is not a plan | a frequency plan already | give the plan that
 apply run.freqplan.json | run.freqplan.json: is not a plan | give the plan that
 apply -o plan.json | plan.json | is an input itself
@@ -120,7 +120,7 @@ profile --backend modelled --workload t5 --tp 5 | --tp 5 | 32 heads
 profile --backend modelled --workload wide-resnet --tp 2 | leave --tp
 profile --split-backward --recompute | --split-backward and --recompute | solve
 sweep sweep.toml --jobs 1 --ray auto | --jobs and --ray exclude each other
-sweep profile.csv | profile.csv: is not valid TOML
+sweep profile.csv | profile.csv: is a profile; sweep takes a sweep's configuration
 savings three.csv --pue 0.5 | pue
 savings three.csv --embodied 150 | --carbon
 """

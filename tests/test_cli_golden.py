@@ -206,6 +206,8 @@ VOLATILE = {
     r"took [\d.]+ s": "took N s",
     # The last column of `compare`: how long planning took.
     r"(?m)^((?:frontier|max_frequency|zeus_\w+|envpipe)\b.*  )\d\.\d\d$": r"\1N.NN",
+    # How far long work is, on a machine that is slow.
+    r"(?m)^.*% done after .*\n": "",
     re.escape(str(ROOT)): "ROOT",
 }
 

@@ -33,7 +33,7 @@ _TAKEN: Final[dict[str, _Taken]] = {
     "simulate": _PLAN,
     "timeline": _PLAN,
     "report": _PLAN,
-    "refine": _PLAN,
+    "refine": _Taken(_PLAN.kinds | {"run log"}, "a plan and a run log"),
     "sweep": _Taken(frozenset({"sweep configuration"}), "a sweep's configuration"),
     # The file of a site's jobs is TOML, too.
     "site": _Taken(frozenset({"sweep configuration"}), "a TOML file of jobs or a folder"),
@@ -82,8 +82,11 @@ def mixed_up_or_none(error: EnvplanError, words: Sequence[str]) -> str | None:
 
 
 def _is_argument(path: str, words: Sequence[str]) -> bool:
-    """Whether a path stands for itself and not after an option."""
+    """Whether a path stands for itself, and nowhere after an option."""
+    is_argument = False
     for before, word in pairwise(words):
         if word == path:
-            return not before.startswith("-") or before in _FLAGS
-    return False
+            if before.startswith("-") and before not in _FLAGS:
+                return False
+            is_argument = True
+    return is_argument

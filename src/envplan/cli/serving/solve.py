@@ -124,7 +124,9 @@ def solve(
         ),
     ] = Path("serving-plan.json"),
 ) -> None:
-    """Find the fleet of least power that keeps its SLOs when it is replayed.
+    """Find the fleet of least power that keeps its SLOs.
+
+    The plan is replayed before it is stated.
 
     \b
     Example:
