@@ -156,7 +156,7 @@ def test_orders_keep_the_budget_and_name_rungs_of_the_ladders(
 ) -> None:
     for part in (0.99, 0.9, 0.8):
         interval = interval_at(jobs, part)
-        OrderWriter(tmp_path, jobs).write(interval)
+        list(OrderWriter(tmp_path, jobs).write(interval))
         planned_w = 0.0
         for job, share in zip(jobs, interval.jobs, strict=True):
             order = Order.load(tmp_path / f"{job.name}.order.json")
@@ -175,23 +175,23 @@ def test_orders_keep_the_budget_and_name_rungs_of_the_ladders(
 
 def test_an_order_is_ahead_of_the_job_by_what_is_safe(jobs: list[SiteJob], tmp_path: Path) -> None:
     log(tmp_path / "a.jsonl", start(0), step(0, 41, 0.5))
-    written = OrderWriter(tmp_path, jobs).write(interval_at(jobs, 0.9))
+    written = list(OrderWriter(tmp_path, jobs).write(interval_at(jobs, 0.9)))
     by_name = {one.job.name: one.order for one in written}
     assert by_name["a"].from_iteration == 42 + SAFE_LEAD
     assert by_name["a"].lead == SAFE_LEAD
     assert by_name["b"].from_iteration is None
     cached = OrderWriter(tmp_path, jobs, lead_s=3.2)
-    again = cached.write(interval_at(jobs, 0.8))
+    again = list(cached.write(interval_at(jobs, 0.8)))
     assert again[0].order.lead == SAFE_LEAD + 7
 
 
 def test_only_what_changes_is_written_and_numbers_rise(jobs: list[SiteJob], tmp_path: Path) -> None:
     writer = OrderWriter(tmp_path, jobs)
-    first = writer.write(interval_at(jobs, 0.9))
-    assert writer.write(interval_at(jobs, 0.9)) == []
+    first = list(writer.write(interval_at(jobs, 0.9)))
+    assert list(writer.write(interval_at(jobs, 0.9))) == []
     later = OrderWriter(tmp_path, jobs)  # as another process would
-    assert later.write(interval_at(jobs, 0.9)) == []
-    second = later.write(interval_at(jobs, 0.8))
+    assert list(later.write(interval_at(jobs, 0.9))) == []
+    second = list(later.write(interval_at(jobs, 0.8)))
     old = {one.job.name: one.order.sequence for one in first}
     assert all(one.order.sequence > old[one.job.name] for one in second)
 
@@ -200,15 +200,15 @@ def test_sequences_rise_though_the_clock_goes_back(
     jobs: list[SiteJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = OrderWriter(tmp_path, jobs)
-    first = writer.write(interval_at(jobs, 0.9))
+    first = list(writer.write(interval_at(jobs, 0.9)))
     monkeypatch.setattr("time.time_ns", lambda: 10**9)
-    second = writer.write(interval_at(jobs, 0.8))
+    second = list(writer.write(interval_at(jobs, 0.8)))
     assert second[0].order.sequence == first[0].order.sequence + 1
 
 
 def test_lost_and_damaged_orders_are_written_again(jobs: list[SiteJob], tmp_path: Path) -> None:
     writer = OrderWriter(tmp_path, jobs)
-    written = writer.write(interval_at(jobs, 0.9))
+    written = list(writer.write(interval_at(jobs, 0.9)))
     assert writer.rewrite_lost() == []
     written[0].path.unlink()
     os.truncate(written[1].path, 40)
@@ -399,6 +399,23 @@ def test_orders_that_are_lost_meanwhile_are_written_again(watched: Watched) -> N
     assert lost.jobs == ["b"]
     watched.all_ranks_follow()
     assert isinstance(watched.events()[0], AllFollow)
+
+
+def test_first_orders_that_cannot_be_written_are_tried_again_and_all_are_waited_for(
+    watched: Watched,
+) -> None:
+    watched.signal.write_text("100%")  # as it counts before a signal was read
+    (watched.folder / "b.order.json").mkdir()
+    (failed,) = watched.events()
+    assert isinstance(failed, OrdersFailed)
+    (watched.folder / "b.order.json").rmdir()
+    (written,) = watched.events()
+    assert isinstance(written, OrdersWritten)
+    assert [order.job for order in written.orders] == ["b"]
+    watched.all_ranks_follow()
+    (followed,) = watched.events()
+    assert isinstance(followed, AllFollow)
+    assert followed.jobs == ["a", "b"]
 
 
 def test_where_orders_cannot_be_written_it_is_tried_again(watched: Watched) -> None:

@@ -227,7 +227,7 @@ def site(
         curve = shed_curve(site_jobs, overheads, alternates=options.alternate)
     _write_frontiers(jobs_as_read, site_jobs)
     plan.save(output)
-    orders = [] if writer is None else writer.write(plan.intervals[0])
+    orders = [] if writer is None else list(writer.write(plan.intervals[0]))
     if plot is not None:
         from envplan.plotting.figures import save_figure
         from envplan.plotting.site import site_figure

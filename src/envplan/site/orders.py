@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -91,13 +91,15 @@ class OrderWriter:
         progress.update()
         return progress
 
-    def write(self, interval: SiteInterval) -> list[WrittenOrder]:
+    def write(self, interval: SiteInterval) -> Iterator[WrittenOrder]:
         """Write an order for each job that shall do something else than its last order says.
+
+        Yields:
+            Each order as soon as it is written.
 
         Raises:
             InputError: a file cannot be written.
         """
-        written = []
         for job, share in zip(self._jobs, interval.jobs, strict=True):
             last = self._last.get(job.name)
             order = self._order(job, share, last)
@@ -106,8 +108,7 @@ class OrderWriter:
             path = self.path_of(job)
             order.save(path)
             self._last[job.name] = order
-            written.append(WrittenOrder(job, order, path))
-        return written
+            yield WrittenOrder(job, order, path)
 
     def rewrite_lost(self) -> list[WrittenOrder]:
         """Write the last order of each job again whose file does not hold it any more.

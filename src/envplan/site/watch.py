@@ -220,6 +220,8 @@ class SiteWatch:
         self._plan_power = plan_power
         self._writer = writer
         self._signal = Signal("none yet", full_power_w, time.time())
+        #: The power that all orders are written for; None: they are not all written.
+        self._ordered_w: float | None = None
         #: When it began to watch; what the signal said before counts from then on.
         self._begin_s = time.time()
         self._changed_s = 0.0
@@ -241,13 +243,13 @@ class SiteWatch:
             if not self._is_signal_lost:
                 yield SignalLost(message=str(error), budget_w=signal.power_w)
             self._is_signal_lost = True
-        is_new = self.plan is None or signal.power_w != self._signal.power_w
+        self._signal = signal
         try:
-            if is_new:
+            if signal.power_w != self._ordered_w:
                 yield self._share_anew(signal)
             yield from self._rewrite_lost()
-            self._signal, self._failure = signal, ""
-        except InputError as error:
+            self._failure = ""
+        except (InputError, NoAnswerError) as error:
             if str(error) != self._failure:
                 yield OrdersFailed(message=str(error))
             self._failure = str(error)
@@ -270,10 +272,13 @@ class SiteWatch:
             self.plan = self._planned(needed_w)
         (interval,) = self.plan.intervals
         self._changed_s = max(signal.changed_s, self._begin_s)
-        written = self._writer.write(interval)
+        self._ordered_w = None
+        written = []
+        for one in self._writer.write(interval):
+            written.append(one)
+            self._waiting[one.job.name] = _Waiting(one, time.time())
+        self._ordered_w = signal.power_w
         now_s = time.time()
-        for one in written:
-            self._waiting[one.job.name] = _Waiting(one, now_s)
         self._ordered = list(self._waiting)
         self._last_followed_s, self._most_late = now_s, 0
         return OrdersWritten(
