@@ -2,17 +2,20 @@
 
 Every rank looks at the file of orders when an iteration ends, in the training thread: one stat,
 and a read of a few hundred bytes where the file is new. Nothing is exchanged between ranks. They
-change at the same iteration because the order names one that none of them has begun.
+change at the same iteration because the order names one that none of them has begun. An order that
+names none is followed as it is read, so ranks may then differ by an iteration.
 
-What may go wrong, and what happens then:
+What may go wrong, and what happens then. In the first three cases the last order stays in force:
 
-- The file is gone, cannot be read, is cut short, is for another plan, or is older than the order in
-  force: the last order stays in force. This is logged once for each such file.
+- The file is missing: nothing is said.
+- The file cannot be read: it is tried again at the next iteration, and logged once.
+- The order is cut short, is for another plan, is not newer than the one in force, or names a rung
+  that the ladder does not have: logged once for each version of the file.
 - A rank sees an order after the iteration that it names: it follows at once, and its log says how
   late it was.
-- The job was started anew since, so that its iterations are counted anew: an order that is there
-  from the start counts from the first iteration. So does one that names an iteration farther ahead
-  than it says: it counts the iterations of an earlier run.
+- The job was restarted, and counts its iterations from 0 again: an order that is there at iteration
+  0 takes effect at once. So does an order that names an iteration much farther ahead than its lead:
+  it must count the iterations of an earlier run.
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ from envplan.runtime.runlog import RunEvent
 
 __all__ = ["OrderFollowed", "OrderReader", "OrderRefused"]
 
-#: The writer may take a job to be so many iterations farther than it is.
-_MAX_OVERESTIMATE: Final = 100
+#: An order that names an iteration so much farther ahead than its lead is taken to count the
+#: iterations of an earlier run.
+_EARLIER_RUN_MARGIN: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class OrderFollowed(RunEvent):
         sequence: of the order.
         step: the first that follows it.
         rung: that the order names; of two that alternate the slower.
-        late: steps since the one that the order names.
+        late: steps after the one that the order names, at which this rank changed.
     """
 
     event: ClassVar[str] = "order"
@@ -69,7 +73,7 @@ class OrderRefused(RunEvent):
 
 
 class _FileState(NamedTuple):
-    """What a stat says of a file; another file, or another content, has another."""
+    """Identity of a version of a file: it changes when the file is replaced or rewritten."""
 
     inode: int
     size: int
@@ -179,7 +183,7 @@ class OrderReader:
         if order.from_iteration is None or iteration == 0:
             return True
         ahead = order.from_iteration - iteration
-        counts_another_run = ahead > order.lead + _MAX_OVERESTIMATE
+        counts_another_run = ahead > order.lead + _EARLIER_RUN_MARGIN
         return ahead <= 0 or counts_another_run
 
     def _follow(self, order: Order, iteration: int) -> None:

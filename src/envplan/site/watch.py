@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 #: After so long without an acknowledgement this is said, s.
-_PATIENCE_S: Final = 60.0
+_ACKNOWLEDGEMENT_LIMIT_S: Final = 60.0
 #: The least power is asked for with so much more, as a fraction, against rounding.
 _ROUNDING: Final = 2e-6
 
@@ -104,7 +104,7 @@ class OrdersWritten(WatchEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class AllFollow(WatchEvent):
-    """All ranks of all jobs that got orders have said that they follow them.
+    """All ranks of all jobs that got orders follow them, but for those told of in NotFollowing.
 
     Attributes:
         jobs: that got orders.
@@ -234,7 +234,7 @@ class SiteWatch:
         self._most_late = 0
 
     def round(self) -> Iterator[WatchEvent]:
-        """Read the signal and do what it takes, then see who follows."""
+        """Read the signal; plan and write orders if it has changed; look for acknowledgements."""
         signal = self._signal
         try:
             signal = read_signal(self._source, self._full_power_w)
@@ -331,15 +331,17 @@ class SiteWatch:
             )
             return
         now_s = time.time()
-        impatient = [
-            name for name, waiting in self._waiting.items() if now_s - waiting.since_s > _PATIENCE_S
+        overdue = [
+            name
+            for name, waiting in self._waiting.items()
+            if now_s - waiting.since_s > _ACKNOWLEDGEMENT_LIMIT_S
         ]
-        if impatient:
-            longest_s = max(now_s - self._waiting[name].since_s for name in impatient)
-            for name in impatient:
+        if overdue:
+            longest_s = max(now_s - self._waiting[name].since_s for name in overdue)
+            for name in overdue:
                 del self._waiting[name]
                 self._ordered.remove(name)
-            yield NotFollowing(jobs=impatient, waited_s=longest_s)
+            yield NotFollowing(jobs=overdue, waited_s=longest_s)
 
     def _follows(self, written: WrittenOrder) -> bool:
         """Whether all ranks of a job have said that they follow an order, or a later one."""
