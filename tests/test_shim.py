@@ -576,7 +576,10 @@ def test_lines_of_several_ranks_are_whole_where_appending_is_not_atomic(tmp_path
     ]
     codes = [rank.wait() for rank in ranks]
     assert codes == [0, 0, 0, -9, -9]
-    found = [line.split() for line in log.read_text().splitlines()]
+    text = log.read_text()
+    found = [line.split() for line in text.splitlines()]
+    if not text.endswith("\n"):  # a rank that was killed as the last one to write
+        found.pop()
     for name in "abc":
         assert [int(k) for word, k, _ in found if word == name * 10] == list(range(100))
     assert {word for word, _, _ in found} <= {name * 10 for name in "abcde"}
