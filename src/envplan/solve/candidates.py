@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -210,10 +210,7 @@ class GridCandidates(Candidates):
         is_preferred: Callable[[Replay], bool] = keeps_everything,
     ) -> Replay:
         """The best candidate that ends by a deadline."""
-
-        def cost_fj(replay: Replay) -> int:
-            return self.cost_fj(replay, idle_until_deadline=idle_until_deadline)
-
+        cost_fj = partial(self.cost_fj, idle_until_deadline=idle_until_deadline)
         in_time: list[Replay] = []
         preferred: list[Replay] = []
         failures = 0

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from envplan.frontier import Relaxation
@@ -75,10 +76,7 @@ class RarelyChangingCandidates(Candidates):
         is_preferred: Callable[[Replay], bool] = keeps_everything,
     ) -> Replay:
         """The best candidate that ends by a deadline."""
-
-        def cost_fj(replay: Replay) -> int:
-            return self.cost_fj(replay, idle_until_deadline=idle_until_deadline)
-
+        cost_fj = partial(self.cost_fj, idle_until_deadline=idle_until_deadline)
         free = self._free.best_by(
             deadline_ns, idle_until_deadline=idle_until_deadline, is_preferred=is_preferred
         )
