@@ -107,19 +107,13 @@ def build_plan(
     return plan
 
 
-def with_replay(
-    plan: ServingPlan,
-    replay: PlanReplay,
-    slo_quantile_percent: float,
-    one_clock: Sequence[OneClockFleet],
-) -> ServingPlan:
+def with_replay(plan: ServingPlan, replay: PlanReplay, slo_quantile_percent: float) -> ServingPlan:
     """The plan with what its replay showed in place of what its load curves say.
 
     Args:
         plan: as a planner made it.
         replay: of its pools.
         slo_quantile_percent: percent of requests that had to meet their SLOs.
-        one_clock: other fleets for the same loads.
     """
     pools = []
     for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
@@ -130,9 +124,20 @@ def with_replay(
     request = plan.request.model_copy(update={"slo_quantile_percent": slo_quantile_percent})
     stated = plan.predicted
     predicted = _predicted_of(pools, stated.baseline, stated.power_lower_bound_w)
-    shown = {"attainment_by_class": replay.attainment_by_class, "one_clock": list(one_clock)}
-    predicted = predicted.model_copy(update=shown)
+    predicted = predicted.model_copy(update={"attainment_by_class": replay.attainment_by_class})
     return plan.model_copy(update={"request": request, "pools": pools, "predicted": predicted})
+
+
+def with_one_clock(plan: ServingPlan, rivals: Iterable[ServingPlan]) -> ServingPlan:
+    """The plan with others for the same loads beside it, each of which has one clock."""
+    fleets = []
+    for rival in rivals:
+        clocks_mhz = {group.frequency_mhz for pool in rival.pools for group in pool.groups}
+        fleets.append(
+            OneClockFleet(frequency_mhz=max(clocks_mhz), gpus=rival.gpus, power_w=rival.power)
+        )
+    predicted = plan.predicted.model_copy(update={"one_clock": fleets})
+    return plan.model_copy(update={"predicted": predicted})
 
 
 def _predict(

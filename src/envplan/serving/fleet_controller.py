@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
@@ -26,6 +26,7 @@ _CLOCK_HOLD_S: Final = 1.0  # before a dynamic clock goes down
 _CLOCK_MARGIN: Final = 0.4  # share of the TTFT SLO that a dynamic clock leaves
 _CONSOLIDATED_WAIT: Final = 0.3  # share of it that a request may wait where instances are filled up
 _NEVER_SQUASHED_S: Final = 1e9
+_TIME_BIN_ENDS_S: Final = time_bin_ends()
 
 
 class RunningInstance(NamedTuple):
@@ -63,6 +64,17 @@ class RequestCounts(NamedTuple):
     further_in_time: int
     attained: int
 
+    @classmethod
+    def sum(cls, counts: Iterable[RequestCounts]) -> RequestCounts:
+        """All of these requests together."""
+        total = np.sum([(0, 0, 0, 0), *counts], axis=0)
+        return cls(*total.tolist())
+
+    @property
+    def attainment(self) -> float:
+        """Share of the requests that met both; 1 where none came."""
+        return self.attained / self.requests if self.requests else 1.0
+
 
 @dataclass(frozen=True, eq=False)
 class TimeCounts:
@@ -78,7 +90,7 @@ class TimeCounts:
     @classmethod
     def none(cls) -> Self:
         """Of no requests."""
-        return cls(np.zeros(len(time_bin_ends()), np.int64))
+        return cls(np.zeros(len(_TIME_BIN_ENDS_S), np.int64))
 
     def quantile_s(self, share: float) -> float:
         """The time that so large a share of requests does not exceed, s, rounded up by 1% at most.
@@ -89,7 +101,7 @@ class TimeCounts:
         if not total:
             return 0.0
         ranked = np.cumsum(self.counts)
-        return float(time_bin_ends()[np.searchsorted(ranked, share * total)])
+        return float(_TIME_BIN_ENDS_S[np.searchsorted(ranked, share * total)])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving.build_plan import with_replay
+from envplan.serving.build_plan import with_one_clock, with_replay
 from envplan.serving.exact_planner import TIME_LIMIT_S, exact_plan, possible_promises
 from envplan.serving.hierarchical_planner import hierarchical_plan
-from envplan.serving.plan import Group, OneClockFleet, Pool, ServingPlan
+from envplan.serving.plan import Group, Pool, ServingPlan
 from envplan.serving.plan_replay import PlanReplay, replay_plan
 from envplan.serving.plan_request import SLO_QUANTILE_PERCENT, PlanRequest
 from envplan.serving.profile import ServingProfile
@@ -92,35 +92,8 @@ def plan_fleet(
     search = _FleetSearch(profile, loads, gpus, planning)
     rivals = list(search.plans_at_one_clock(replayed))
     # Load curves are of single instances: what was planned to draw least may not draw least.
-    best = min([search.plan_that_holds(replayed), *rivals], key=lambda found: found.power_w)
-    one_clock = [rival.at_one_clock() for rival in rivals]
-    return with_replay(best.plan, best.replay, planning.slo_quantile, one_clock)
-
-
-@dataclass(frozen=True)
-class _ReplayedPlan:
-    """A plan by load curves, and its replay."""
-
-    plan: ServingPlan
-    replay: PlanReplay
-
-    @property
-    def power_w(self) -> float:
-        """Power of all instances in the replay."""
-        power_w = 0.0
-        for pool, replayed_groups in zip(self.plan.pools, self.replay.groups, strict=True):
-            for group, replayed in zip(pool.groups, replayed_groups, strict=True):
-                power_w += group.instances * replayed.power_w
-        return power_w
-
-    def at_one_clock(self) -> OneClockFleet:
-        """What the plan states of it, if all its instances run at one clock."""
-        clocks_mhz = {group.frequency_mhz for pool in self.plan.pools for group in pool.groups}
-        return OneClockFleet(
-            frequency_mhz=max(clocks_mhz),
-            gpus=self.plan.gpus,
-            power_w=self.power_w,
-        )
+    best = min([search.plan_that_holds(replayed), *rivals], key=lambda plan: plan.power)
+    return with_one_clock(best, rivals)
 
 
 @dataclass(frozen=True)
@@ -139,7 +112,7 @@ class _FleetSearch:
     gpus: int
     planning: Planning
 
-    def plan_that_holds(self, curves: ServingProfile) -> _ReplayedPlan:
+    def plan_that_holds(self, curves: ServingProfile) -> ServingPlan:
         """The plan by some curves, relieved until enough requests meet their SLOs in its replay.
 
         Raises:
@@ -149,16 +122,15 @@ class _FleetSearch:
         for _ in range(_MAX_ROUNDS):
             plan = self.planning.plan(curves, self.loads, self.gpus)
             replay = replay_plan(self.profile, plan.group_loads(self.profile))
-            found = _ReplayedPlan(plan, replay)
             if replay.attainment >= target:
-                return found
-            curves = _relieved(curves, found, target)
+                return with_replay(plan, replay, self.planning.slo_quantile)
+            curves = _relieved(curves, plan, replay, target)
         raise NoAnswerError(
             f"no plan met the SLOs of {self.planning.slo_quantile:g}% of requests when it was "
             "replayed; ask for less with --slo-quantile, or keep classes apart with --no-merge"
         )
 
-    def plans_at_one_clock(self, curves: ServingProfile) -> Iterator[_ReplayedPlan]:
+    def plans_at_one_clock(self, curves: ServingProfile) -> Iterator[ServingPlan]:
         """The best plan at one lower clock and that at the highest, where these hold."""
         clocks_mhz = sorted({key.frequency_mhz for key in curves.curves})
         for candidates_mhz in (clocks_mhz[:-1], clocks_mhz[-1:]):
@@ -180,10 +152,12 @@ def _at_clock(profile: ServingProfile, clock_mhz: int) -> ServingProfile:
     return replace(profile, curves=curves)
 
 
-def _relieved(profile: ServingProfile, found: _ReplayedPlan, attainment: float) -> ServingProfile:
+def _relieved(
+    profile: ServingProfile, plan: ServingPlan, replay: PlanReplay, attainment: float
+) -> ServingProfile:
     """The profile with less load for the instances of groups that met their SLOs too seldom."""
     curves = dict(profile.curves)
-    for pool, group in _overloaded(found, attainment):
+    for pool, group in _overloaded(plan, replay, attainment):
         key = CurveKey(pool.request_class, group.tp, group.frequency_mhz)
         bearable = _KEPT_LOAD * group.load_tokens_s
         max_load_by_slo = dict(curves[key].max_load_by_slo)
@@ -194,9 +168,10 @@ def _relieved(profile: ServingProfile, found: _ReplayedPlan, attainment: float) 
     return replace(profile, curves=curves)
 
 
-def _overloaded(found: _ReplayedPlan, attainment: float) -> Iterator[tuple[Pool, Group]]:
+def _overloaded(
+    plan: ServingPlan, replay: PlanReplay, attainment: float
+) -> Iterator[tuple[Pool, Group]]:
     """The groups whose own attainment, or that of a class they serve, is too low."""
-    plan, replay = found.plan, found.replay
     too_low = {name for name, share in replay.mean_by_class.items() if share < attainment}
     for pool, replayed_groups in zip(plan.pools, replay.groups, strict=True):
         for group, replayed in zip(pool.groups, replayed_groups, strict=True):

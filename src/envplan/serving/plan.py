@@ -110,9 +110,14 @@ class Pool(Model):
         """Power of all its instances, W."""
         return sum(group.instances * group.power_w for group in self.groups)
 
+    @property
+    def carried_tokens_s(self) -> float:
+        """Load of all its instances, in tokens of its own class."""
+        return sum(group.instances * group.load_tokens_s for group in self.groups)
+
     def group_loads(self, profile: ServingProfile) -> list[SteadyLoad]:
         """The instances of each group, and its part of the requests that come to the pool."""
-        carried_tokens_s = sum(group.instances * group.load_tokens_s for group in self.groups)
+        carried_tokens_s = self.carried_tokens_s
         loads = []
         for group in self.groups:
             part = 0.0
@@ -343,9 +348,7 @@ def _problems_of_load(pool: Pool, profile: ServingProfile) -> Iterator[str]:
     for served in pool.serves:
         factor = profile.load_conversion_factor(served.request_class, pool.request_class)
         brought_tokens_s += served.load_tokens_s * factor
-    carried_tokens_s = 0.0
-    for group in pool.groups:
-        carried_tokens_s += group.instances * group.load_tokens_s
+    carried_tokens_s = pool.carried_tokens_s
     if not _is_close(carried_tokens_s, brought_tokens_s):
         yield (
             f"pool {pool.request_class} is brought {brought_tokens_s:g} tokens/s; its instances "

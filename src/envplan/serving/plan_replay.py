@@ -16,8 +16,9 @@ from typing import Final
 import numpy as np
 
 from envplan.serving.classes import CLASSES
+from envplan.serving.fleet_controller import RequestCounts
 from envplan.serving.profile import ServingProfile
-from envplan.serving.steady_replay import Share, SteadyLoad, SteadyReplay, replay_steadily
+from envplan.serving.steady_replay import SteadyLoad, SteadyReplay, replay_steadily
 
 #: Draws that a plan is replayed with.
 NUM_DRAWS: Final = 16
@@ -78,22 +79,23 @@ def replay_plan(profile: ServingProfile, pools: Iterable[Sequence[SteadyLoad]]) 
         pools: the groups of each pool, with what comes to them; see ServingPlan.group_loads.
     """
     groups: list[list[GroupReplay]] = []
-    shares_by_class: dict[str, list[list[Share]]] = {}
+    counts_by_class: dict[str, list[list[RequestCounts]]] = {}
     for loads in pools:
         groups.append([])
         for load in loads:
             replays = list(_replay_group(profile, load))
             groups[-1].append(_summary(replays))
             for name in load.requests_s:
-                of_class = [replay.shares.get(name, Share(0, 0)) for replay in replays]
-                shares_by_class.setdefault(name, []).append(of_class)
+                of_class = [replay.counts.get(name, RequestCounts.sum([])) for replay in replays]
+                counts_by_class.setdefault(name, []).append(of_class)
     attainment_by_class: dict[str, float] = {}
     mean_by_class: dict[str, float] = {}
     for name in CLASSES:
-        if name in shares_by_class:
-            draws = _sum_by_draw(shares_by_class[name])
+        if name in counts_by_class:
+            groups_by_draw = zip(*counts_by_class[name], strict=True)
+            draws = [RequestCounts.sum(of_draw) for of_draw in groups_by_draw]
             attainment_by_class[name] = _kept_share(draws)
-            mean_by_class[name] = _mean_share(draws)
+            mean_by_class[name] = RequestCounts.sum(draws).attainment
     return PlanReplay(groups, attainment_by_class, mean_by_class)
 
 
@@ -110,36 +112,15 @@ def _replay_group(profile: ServingProfile, load: SteadyLoad) -> Iterator[SteadyR
 
 def _summary(replays: Sequence[SteadyReplay]) -> GroupReplay:
     """What a group's replays show together."""
-    totals = []
-    for replay in replays:
-        attained = sum(share.attained for share in replay.shares.values())
-        totals.append(Share(attained, sum(share.requests for share in replay.shares.values())))
     return GroupReplay(
-        attainment=_kept_share(totals),
+        attainment=_kept_share([replay.total_counts for replay in replays]),
         power_w=float(np.mean([replay.power_w for replay in replays])),
         ttft_s=float(np.mean([replay.first_token_times.quantile_s(_P99) for replay in replays])),
         tbt_s=float(np.mean([replay.token_intervals.quantile_s(_P99) for replay in replays])),
     )
 
 
-def _sum_by_draw(groups: Sequence[Sequence[Share]]) -> list[Share]:
-    """The requests of several groups in each draw."""
-    sums = []
-    for of_draw in zip(*groups, strict=True):
-        attained = sum(share.attained for share in of_draw)
-        sums.append(Share(attained, sum(share.requests for share in of_draw)))
-    return sums
-
-
-def _mean_share(draws: Sequence[Share]) -> float:
-    """The share of all requests together; 1 where none came."""
-    num_requests = sum(draw.requests for draw in draws)
-    if not num_requests:
-        return 1.0
-    return sum(draw.attained for draw in draws) / num_requests
-
-
-def _kept_share(draws: Sequence[Share]) -> float:
+def _kept_share(draws: Sequence[RequestCounts]) -> float:
     """The share of requests that other draws as long attain, too: almost always, at least.
 
     The deviation of the draws is at least that of requests that miss their SLOs independently of
@@ -148,7 +129,7 @@ def _kept_share(draws: Sequence[Share]) -> float:
     counted = [draw for draw in draws if draw.requests]
     if not counted:
         return 1.0
-    shares = np.array([draw.attained / draw.requests for draw in counted])
+    shares = np.array([draw.attainment for draw in counted])
     num_requests = float(np.mean([draw.requests for draw in counted]))
     mean = float(shares.mean())
     missed = max(1 - mean, 1 / num_requests)

@@ -261,7 +261,7 @@ def _attainment_by_class(results: EngineResults) -> dict[str, float]:
     for index, name in enumerate(CLASSES):
         counts = results.counts_of_class(index)
         if counts.requests:
-            attainment[name] = counts.attained / counts.requests
+            attainment[name] = counts.attainment
     return attainment
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
 from envplan.serving.classes import CLASSES, FloatArray, Slo
 from envplan.serving.fleet import Fleet, PoolSpec
-from envplan.serving.fleet_controller import FleetController, TimeCounts
+from envplan.serving.fleet_controller import FleetController, RequestCounts, TimeCounts
 from envplan.serving.observed_trace import ObservedTrace
 from envplan.serving.performance import Configuration
 from envplan.serving.profile import ServingProfile
@@ -23,30 +23,19 @@ from envplan.serving.settings import Settings
 from envplan.serving.trace import SLOT_S, Trace
 
 
-class Share(NamedTuple):
-    """Some of so many requests.
-
-    Attributes:
-        attained: those that met their SLOs.
-        requests: all.
-    """
-
-    attained: int
-    requests: int
-
-
 @dataclass(frozen=True, eq=False)
 class SteadyReplay:
     """Results of a replay under a steady load.
 
     Attributes:
-        shares: requests that met their SLOs, by class; only classes of which any came.
+        counts: of requests, and of those that met their SLOs, by class; only classes of which any
+            came.
         power_w: mean power of an instance.
         first_token_times: of all requests.
         token_intervals: mean time between further tokens of each request.
     """
 
-    shares: Mapping[str, Share]
+    counts: Mapping[str, RequestCounts]
     power_w: float
     first_token_times: TimeCounts
     token_intervals: TimeCounts
@@ -58,12 +47,14 @@ class SteadyReplay:
         return cls({}, idle_w, TimeCounts.none(), TimeCounts.none())
 
     @property
+    def total_counts(self) -> RequestCounts:
+        """The same of all classes together."""
+        return RequestCounts.sum(self.counts.values())
+
+    @property
     def attainment(self) -> float:
         """Share of all requests that met their SLOs; 1 where none came."""
-        num_requests = sum(share.requests for share in self.shares.values())
-        if not num_requests:
-            return 1.0
-        return sum(share.attained for share in self.shares.values()) / num_requests
+        return self.total_counts.attainment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,13 +110,13 @@ def replay_steadily(
     controller.reconcile(Fleet({"pool": pool}), 0.0, prewarmed=True)
     controller.advance(duration_s)
     results = controller.finish()
-    shares = {}
+    counts = {}
     for index, name in enumerate(CLASSES):
-        counts = results.counts_of_class(index)
-        if counts.requests:
-            shares[name] = Share(counts.attained, counts.requests)
+        of_class = results.counts_of_class(index)
+        if of_class.requests:
+            counts[name] = of_class
     return SteadyReplay(
-        shares=shares,
+        counts=counts,
         power_w=float(results.slot_energy_j.sum()) / duration_s / load.num_instances,
         first_token_times=results.first_token_times,
         token_intervals=results.token_intervals,
