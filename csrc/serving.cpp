@@ -32,7 +32,7 @@ constexpr double kMemoryBin = 5.0;    // s over which contexts are averaged
 constexpr double kMemoryShare = 0.6;  // of memory that can be filled: contexts come in large pieces
 constexpr double kShortestBin = 1e-4;  // s: the end of the first bin of TimeCounts
 constexpr double kBinGrowth = 1.01;    // from the end of each to that of the next
-constexpr int kLooked = 8;            // prompts whose deadlines a managed clock is held against
+constexpr int kLooked = 8;             // prompts whose deadlines a managed clock is held against
 
 struct LaterDeadline {
   bool operator()(const Waiting& a, const Waiting& b) const { return a.deadline > b.deadline; }

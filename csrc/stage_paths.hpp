@@ -26,8 +26,8 @@
 // - a stage begins with any clock at once;
 // - where clocks are held, iterations follow each other. Either an iteration ends with another
 //   clock than it begins with: then both its first and its last segment are held, the last one with
-//   what is waited at the end of the iteration and at the beginning of the next. Or these clocks are
-//   the same: then the two segments need not be held;
+//   what is waited at the end of the iteration and at the beginning of the next. Or these clocks
+//   are the same: then the two segments need not be held;
 // - an operation at whose clock the request before may still be under way costs the least that any
 //   row of its does, and a request made then hides no lateness. Where no operation can be shorter
 //   than the latency (ahead: than half of it, where two in a row are as long as that) there is
