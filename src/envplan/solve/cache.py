@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from envplan.frontier import Relaxation
 from envplan.profile import ByParts
@@ -11,9 +11,14 @@ from envplan.replay import Replay
 from envplan.solve.candidates import Candidates, RoundedCandidates
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.fewer_changes import FREE_CHANGES
+from envplan.solve.late_bound import ClockLimits
+from envplan.solve.late_clock_bounds import LateClockBounds
 from envplan.solve.local_search import START_LATENCIES_NS, SearchedCandidates
-from envplan.solve.rarely_changing import RarelyChangingCandidates
+from envplan.solve.rarely_changing import RarelyChangingCandidates, RelatedCandidates
 from envplan.solve.solution import KnownChoice
+
+#: Up to so many operations searches are quick, so those for harder conditions are looked at, too.
+_FEW_OPERATIONS: Final = 128
 
 
 class CachedFrontier(NamedTuple):
@@ -36,6 +41,7 @@ class PlanCache:
         self._searched: dict[SearchConditions, SearchedCandidates] = {}
         self._searched_rarely: dict[SearchConditions, RarelyChangingCandidates] = {}
         self._known_choices: dict[SearchConditions, list[KnownChoice]] = {}
+        self._late_bounds: dict[tuple[ClockLimits, float], LateClockBounds] = {}
         self._by_parts: dict[ByParts, CachedFrontier] = {}
 
     def for_copy(self) -> PlanCache:
@@ -47,23 +53,49 @@ class PlanCache:
     def candidates(self, frontier: Relaxation, conditions: SearchConditions) -> Candidates:
         """The candidates of a frontier under the local part of some conditions."""
         local = conditions.for_candidates()
-        free_conditions = replace(local, changes=FREE_CHANGES)
-        free: RoundedCandidates | SearchedCandidates
-        if local.is_plain:
-            free, rarely_changing = (
-                self._free_rounded(frontier, free_conditions),
-                self._rounded_rarely,
-            )
-        else:
-            free, rarely_changing = (
-                self._free_searched(frontier, free_conditions),
-                self._searched_rarely,
-            )
         if local.changes == FREE_CHANGES:
-            return free
-        if local not in rarely_changing:
-            rarely_changing[local] = RarelyChangingCandidates(frontier, local, free)
-        return rarely_changing[local]
+            return self._free(frontier, local)
+        return self._rarely_changing(frontier, local)
+
+    def _free(
+        self, frontier: Relaxation, conditions: SearchConditions
+    ) -> RoundedCandidates | SearchedCandidates:
+        if conditions.is_plain:
+            return self._free_rounded(frontier, conditions)
+        return self._free_searched(frontier, conditions)
+
+    def _rarely_changing(
+        self, frontier: Relaxation, conditions: SearchConditions
+    ) -> RarelyChangingCandidates:
+        known = self._rounded_rarely if conditions.is_plain else self._searched_rarely
+        if conditions not in known:
+            known[conditions] = RarelyChangingCandidates(
+                frontier,
+                conditions,
+                self._free(frontier, replace(conditions, changes=FREE_CHANGES)),
+                lambda: self._related(frontier, conditions),
+            )
+        return known[conditions]
+
+    def _related(self, frontier: Relaxation, conditions: SearchConditions) -> RelatedCandidates:
+        """Candidates under other conditions that may be of use under some."""
+        if conditions.later_may_be_better:
+            return RelatedCandidates()
+        plain = None
+        if not conditions.is_plain:
+            plain = self._rarely_changing(frontier, conditions.without_limits())
+        if len(frontier.pipeline.operations) > _FEW_OPERATIONS:
+            return RelatedCandidates(plain)
+        harder = tuple(self._rarely_changing(frontier, other) for other in conditions.harder())
+        return RelatedCandidates(plain, harder)
+
+    def late_bounds(self, frontier: Relaxation, conditions: SearchConditions) -> LateClockBounds:
+        """The lower bounds that know how late clocks come and how long they are held."""
+        clocks, effort = conditions.clock_limits, conditions.moves_share
+        key = clocks, effort
+        if key not in self._late_bounds:
+            self._late_bounds[key] = LateClockBounds(frontier, clocks, effort)
+        return self._late_bounds[key]
 
     def known_choices(self, conditions: SearchConditions) -> list[KnownChoice]:
         """Choices that were found under the same conditions before, for any deadline."""
@@ -99,5 +131,12 @@ class PlanCache:
                 if 0 < conditions.machine.latency_ns < latency_ns
             ]
             plain = self._free_rounded(frontier, SearchConditions(changes=FREE_CHANGES))
-            self._searched[conditions] = SearchedCandidates(frontier, conditions, plain, later)
+            bounds = self.late_bounds(frontier, conditions)
+            self._searched[conditions] = SearchedCandidates(
+                frontier,
+                conditions,
+                plain,
+                later,
+                bounds,
+            )
         return self._searched[conditions]

@@ -34,11 +34,18 @@ _logger = logging.getLogger(__name__)
 
 #: After so many deadlines in a row that nothing was found for, earlier ones are not looked at.
 _MAX_FAILURES: Final = 8
+#: In pipelines of more operations than this, candidates for deadlines whose bound is higher by more
+#: than this part are not looked at: searches for two deadlines of the grid differ by less.
+_LARGE_OPERATIONS: Final = 512
+_NOISE_SHARE: Final = 2.5e-3
 #: Annealing of candidates for the grid: in turn hot, for other arrangements, and cool.
 _GRID_TEMPERATURES: Final[tuple[tuple[float, ...], ...]] = ((0.3,), (1.0, 0.3))
 _GRID_MOVES_SHARE: Final = 0.4
 #: What a ns late costs in a search, in what a ns saves at the deadline.
 LATENESS_PRICE: Final = 1.1
+
+
+IsPreferred = Callable[[Replay], bool]
 
 
 def keeps_everything(replay: Replay) -> bool:
@@ -58,7 +65,11 @@ class Candidates(ABC):
         change_price_fj: of a change of clock, fJ; 0 where none was asked for.
     """
 
-    def __init__(self, frontier: Relaxation, conditions: SearchConditions) -> None:
+    def __init__(
+        self,
+        frontier: Relaxation,
+        conditions: SearchConditions,
+    ) -> None:
         self._frontier = frontier
         self._conditions = conditions
         blocking_uw = frontier.problem.blocking_power_uw.tolist()
@@ -73,7 +84,7 @@ class Candidates(ABC):
         deadline_ns: int,
         *,
         idle_until_deadline: bool = False,
-        is_preferred: Callable[[Replay], bool] = keeps_everything,
+        is_preferred: IsPreferred = keeps_everything,
     ) -> Replay:
         """The best candidate that ends by a deadline.
 
@@ -86,6 +97,19 @@ class Candidates(ABC):
         Raises:
             NoPlanInTimeError: none was found.
         """
+
+    def taken_over(self, theirs: Replay, deadline_ns: int) -> Replay | None:
+        """A replay under other conditions, replayed under these; None: it does not hold here."""
+        replay = self.replay(theirs.rows)
+        return replay if self.holds(replay, deadline_ns) else None
+
+    def holds(self, replay: Replay, deadline_ns: int) -> bool:
+        """Whether a replay ends by a deadline and keeps the local limits."""
+        if replay.makespan_ns > deadline_ns:
+            return False
+        if not self._conditions.limits:
+            return True
+        return self.search(replay, deadline_ns).score(replay.rows).holds
 
     @abstractmethod
     def near(self, deadline_ns: int) -> Replay:
@@ -197,8 +221,13 @@ class GridCandidates(Candidates):
         conditions: that every candidate keeps; no global limits.
     """
 
-    def __init__(self, frontier: Relaxation, conditions: SearchConditions) -> None:
+    def __init__(
+        self,
+        frontier: Relaxation,
+        conditions: SearchConditions,
+    ) -> None:
         super().__init__(frontier, conditions)
+        self._is_large = len(frontier.pipeline.operations) > _LARGE_OPERATIONS
         self._found: dict[int, Replay] = {}
         self._not_found: dict[int, NoPlanInTimeError] = {}
 
@@ -207,22 +236,22 @@ class GridCandidates(Candidates):
         deadline_ns: int,
         *,
         idle_until_deadline: bool = False,
-        is_preferred: Callable[[Replay], bool] = keeps_everything,
+        is_preferred: IsPreferred = keeps_everything,
     ) -> Replay:
         """The best candidate that ends by a deadline."""
         cost_fj = partial(self.cost_fj, idle_until_deadline=idle_until_deadline)
         in_time: list[Replay] = []
         preferred: list[Replay] = []
         failures = 0
+        bound_fj = partial(self.bound_fj, idle_until_deadline=idle_until_deadline)
         for grid_deadline_ns in self._deadlines_to_try(deadline_ns, idle_until_deadline):
             if failures == _MAX_FAILURES:
                 break
             if in_time:
-                incumbent_fj = min(map(cost_fj, preferred or in_time))
-                if (
-                    self.bound_fj(grid_deadline_ns, idle_until_deadline=idle_until_deadline)
-                    >= incumbent_fj
-                ):
+                enough_fj = min(map(cost_fj, preferred or in_time))
+                if self._is_large and preferred:
+                    enough_fj = min(enough_fj, _with_noise(bound_fj(deadline_ns)))
+                if bound_fj(grid_deadline_ns) >= enough_fj:
                     break
             try:
                 candidate = self.at(grid_deadline_ns)
@@ -298,13 +327,22 @@ class GridCandidates(Candidates):
         """
 
 
+def _with_noise(bound_fj: int) -> int:
+    """A bound, and by how much candidates for neighbouring deadlines may differ beyond it, fJ."""
+    return bound_fj + int(_NOISE_SHARE * abs(bound_fj))
+
+
 class RoundedCandidates(GridCandidates):
     """Rounded relaxed optima: for clocks that follow at once, with no local limits.
 
     They do not depend on what was asked before.
     """
 
-    def __init__(self, frontier: Relaxation, conditions: SearchConditions) -> None:
+    def __init__(
+        self,
+        frontier: Relaxation,
+        conditions: SearchConditions,
+    ) -> None:
         super().__init__(frontier, conditions)
         self._grid = RoundingGrid(frontier)
 

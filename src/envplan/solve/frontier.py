@@ -8,14 +8,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from envplan._io.notebook import drawing, png_of
+from envplan.costs.model import Run
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan
 from envplan.plan.target import Target
 from envplan.profile import Profile
-from envplan.replay import Replay
+from envplan.replay import Ask, Replay
 from envplan.request import Request
+from envplan.request.request import ChangePolicy
 from envplan.solve.cache import PlanCache
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.doubts import doubt_job, doubt_request
@@ -77,28 +79,99 @@ class Frontier(Relaxation):
         return twin
 
     def plan(
-        self, target_time: float | None = None, *, progress: Progress | None = None, **options: Any
+        self,
+        target_time: float | None = None,
+        *,
+        slowdown: float | None = None,
+        min_energy: bool = False,
+        sync_time: float | None = None,
+        straggler_time: float | None = None,
+        run: Run | None = None,
+        energy_budget: float | None = None,
+        power_cap: float | None = None,
+        peak_power_cap: float | None = None,
+        ramp_limit: float | None = None,
+        ramp_window: float | None = None,
+        probability: float | None = None,
+        noise: float | None = None,
+        seed: int | None = None,
+        switch_latency: float | None = None,
+        ask: Ask = "ahead",
+        min_dwell: float | None = None,
+        min_hold: float | None = None,
+        changes: ChangePolicy = "fewest",
+        change_cost: float = 0.0,
+        change_stall: float = 0.0,
+        polish: float = 0.0,
+        moves: float = 1.0,
+        ladder: int = 0,
+        progress: Progress | None = None,
     ) -> Plan:
-        """The best plan found for a target and limits.
+        """The best plan found for a target and limits. All of them combine.
 
         Args:
             target_time: least energy with an iteration of at most so many s; above T_star the
                 T_star plan is returned.
+            slowdown: instead, at most that fraction above T_min.
+            min_energy: instead, least energy of all, at T_star.
+            sync_time: instead, least energy until so many s, when everybody has waited.
+                Without any of these: no slowdown.
+            straggler_time: some replica takes so many s anyway, so the time until then may be used.
+            run: whose costs are wanted; with a deadline of its own, the cheapest.
+            energy_budget: J of an iteration at most; without a target, the fastest plan within it.
+            power_cap: W on average at most; likewise.
+            peak_power_cap: W at any time at most; likewise.
+            ramp_limit: by how many W a second the power may change.
+            ramp_window: s over which it is averaged for that.
+            probability: that the target is held though times vary, 0 to 1.
+            noise: standard deviation of times, as a fraction; default: the profile's time_std.
+            seed: of the noise that is drawn.
+            switch_latency: s from a clock request until the clock changes; default: what the
+                profile's sidecar says was measured, and 0 where it says nothing.
+            ask: for late clocks `ahead` of time, or as operations `start`.
+            min_dwell: s between two requests of a stage for another clock, at least.
+            min_hold: the older name of min_dwell.
+            changes: of clock: the `fewest` for 0.1% of energy, or `free`, as many as it takes.
+            change_cost: J that a change costs; above 0 it counts in place of `changes`.
+            change_stall: s for which a change stops its GPU; likewise.
+            polish: s of further search.
+            moves: share of the usual moves of the search.
+            ladder: slower plans to carry along for stragglers, at most.
             progress: called now and then with (steps to go, 0), the former falling.
-            options: further keyword arguments of `Request.from_options`, such as slowdown=0.02,
-                min_energy=True, energy_budget=J, power_cap=W, peak_power_cap=W, probability=0.95
-                with noise=0.02, switch_latency=s with ask="start", min_dwell=s, straggler_time=s,
-                run=Run, polish=s, ladder=N. They combine. Without any: no slowdown. Without
-                switch_latency, clocks come as late as the profile's sidecar says was measured, and
-                at once where it says nothing.
 
         Raises:
             NoAnswerError: there is no such plan; says what can be had.
             InputError: a number is out of range, or two arguments exclude each other.
         """
-        if options.get("switch_latency") is None:
-            options["switch_latency"] = self.profile.measured_latency_s or 0.0
-        return self.solve(Request.from_options(target_time, **options), progress=progress)
+        if switch_latency is None:
+            switch_latency = self.profile.measured_latency_s or 0.0
+        request = Request.from_options(
+            target_time,
+            slowdown=slowdown,
+            min_energy=min_energy,
+            sync_time=sync_time,
+            straggler_time=straggler_time,
+            run=run,
+            energy_budget=energy_budget,
+            power_cap=power_cap,
+            peak_power_cap=peak_power_cap,
+            ramp_limit=ramp_limit,
+            ramp_window=ramp_window,
+            probability=probability,
+            noise=noise,
+            seed=seed,
+            switch_latency=switch_latency,
+            ask=ask,
+            min_dwell=min_dwell,
+            min_hold=min_hold,
+            changes=changes,
+            change_cost=change_cost,
+            change_stall=change_stall,
+            polish=polish,
+            moves=moves,
+            ladder=ladder,
+        )
+        return self.solve(request, progress=progress)
 
     def solve(
         self, request: Request, *, progress: Progress | None = None, doubts: bool = True

@@ -26,8 +26,6 @@ from envplan.plan import Job
 from envplan.plan.late_clock_prices import LateClockPrices, is_next_on_stage, precedences
 from envplan.plan.model import Bound
 from envplan.replay import Machine, Problem, Rows
-from envplan.request import Request
-from envplan.request.limits import MinDwell
 from envplan.units import ns_from_s_ceil
 
 Floats = NDArray[np.float64]
@@ -44,12 +42,6 @@ class ClockLimits:
 
     machine: Machine
     min_dwell_ns: int = 0
-
-    @classmethod
-    def of_request(cls, request: Request) -> Self:
-        """The limits that a request sets."""
-        dwell = request.limit(MinDwell)
-        return cls(request.machine, 0 if dwell is None else dwell.dwell_ns)
 
     @classmethod
     def of_job(cls, job: Job) -> Self:
@@ -125,9 +117,11 @@ class FlowPrices:
     def relaxed(cls, relaxation: Relaxation, deadline_ns: int) -> FlowPrices:
         """The flow of the relaxed optimum at a deadline, not below T_min, ns.
 
-        Beyond T_star it is that of T_star.
+        From T_star on it is that of just before T_star.
         """
-        deadline_ns = min(deadline_ns, relaxation.min_energy_time_ns)
+        # At T_star itself the flow depends on whether the frontier has been traced beyond it.
+        before_t_star_ns = max(relaxation.min_time_ns, relaxation.min_energy_time_ns - 1)
+        deadline_ns = min(deadline_ns, before_t_star_ns)
         relaxation.walk(deadline_ns)
         return cls._of_optimum(relaxation, relaxation.state_at(deadline_ns))
 
@@ -260,21 +254,53 @@ def late_clock_bound_fj(
         if deadline_ns >= relaxation.min_energy_time_ns:
             # Time that nobody needs is worth nothing: only waiting is saved by ending earlier.
             prices = prices.scaled_to(relaxation.total_power_uw, relaxation.pipeline)
-    paths = cheapest_stage_paths(
-        relaxation.problem, prices, clocks.machine, min_dwell_ns=clocks.min_dwell_ns
-    )
-    return priced_bound_fj(relaxation, prices, paths, deadline_ns)
+    return PricedBound.of_prices(relaxation, prices, clocks).energy_fj(deadline_ns)
 
 
-def priced_bound_fj(
-    relaxation: Relaxation, prices: FlowPrices, paths: StagePaths, deadline_ns: int
-) -> int:
-    """Least energy of an iteration that ends by a deadline, by the paths at some prices, fJ."""
-    # By this much energy falls with the end of the iteration, which lies between T_min and the
-    # deadline.
-    slope_uw = prices.total_uw - relaxation.total_power_uw
-    end_ns = deadline_ns if slope_uw >= 0 else relaxation.min_time_ns
-    return sum(paths.costs_fj) + prices.lag_cost_fj - slope_uw * end_ns
+class PricedBound(NamedTuple):
+    """The bound that some prices give, for every deadline.
+
+    Attributes:
+        energy_at_zero_fj: the bound if the iteration could end at 0.
+        slope_uw: by how much it falls with the end of the iteration.
+        min_time_ns: T_min, before which no iteration ends.
+    """
+
+    energy_at_zero_fj: int
+    slope_uw: int
+    min_time_ns: int
+
+    @classmethod
+    def of_paths(cls, relaxation: Relaxation, prices: FlowPrices, paths: StagePaths) -> PricedBound:
+        """The bound by the cheapest ways of all stages at some prices."""
+        return cls(
+            sum(paths.costs_fj) + prices.lag_cost_fj,
+            prices.total_uw - relaxation.total_power_uw,
+            relaxation.min_time_ns,
+        )
+
+    @classmethod
+    def of_prices(
+        cls, relaxation: Relaxation, prices: FlowPrices, clocks: ClockLimits
+    ) -> PricedBound:
+        """The bound of late and held clocks at some prices.
+
+        Raises:
+            InputError: a row of the profile changes clocks within itself.
+        """
+        paths = cheapest_stage_paths(
+            relaxation.problem, prices, clocks.machine, min_dwell_ns=clocks.min_dwell_ns
+        )
+        return cls.of_paths(relaxation, prices, paths)
+
+    def energy_fj(self, deadline_ns: int) -> int:
+        """Least energy of an iteration that ends by a deadline, one GPU a stage, fJ."""
+        end_ns = deadline_ns if self.slope_uw >= 0 else self.min_time_ns
+        return self.energy_at_zero_fj - self.slope_uw * end_ns
+
+    def energy_until_fj(self, time_ns: int) -> int:
+        """Least energy if everybody waits until a time, one GPU a stage, fJ."""
+        return self.energy_at_zero_fj - self.slope_uw * time_ns
 
 
 def late_waiting_bound_fj(relaxation: Relaxation, time_ns: int, clocks: ClockLimits) -> int:
@@ -289,8 +315,4 @@ def late_waiting_bound_fj(relaxation: Relaxation, time_ns: int, clocks: ClockLim
         InputError: a row of the profile changes clocks within itself.
     """
     prices = FlowPrices.relaxed_until(relaxation, time_ns)
-    paths = cheapest_stage_paths(
-        relaxation.problem, prices, clocks.machine, min_dwell_ns=clocks.min_dwell_ns
-    )
-    slope_uw = prices.total_uw - relaxation.total_power_uw
-    return sum(paths.costs_fj) + prices.lag_cost_fj - slope_uw * time_ns
+    return PricedBound.of_prices(relaxation, prices, clocks).energy_until_fj(time_ns)

@@ -33,10 +33,15 @@ from envplan.errors import NoAnswerError
 from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows, Search
 from envplan.replay.cores import parallel_map
-from envplan.solve.candidates import GridCandidates, RoundedCandidates
+from envplan.solve.candidates import (
+    GridCandidates,
+    IsPreferred,
+    RoundedCandidates,
+    keeps_everything,
+)
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_grid import SearchGrid
-from envplan.solve.late_bound import ClockLimits, late_clock_bound_fj
+from envplan.solve.late_clock_bounds import LateClockBounds
 from envplan.solve.peak_power import PeakPowerHeuristic
 from envplan.solve.solution import NoPlanInTimeError, Polished
 from envplan.solve.stage_path_starts import stage_path_starts
@@ -105,6 +110,7 @@ class SearchedCandidates(GridCandidates):
         conditions: that every candidate keeps.
         rounded: candidates of the same frontier for clocks that follow at once, without limits.
         later: candidates under the same limits for clocks that come later, the next latency first.
+        late_bounds: lower bounds under the conditions.
     """
 
     def __init__(
@@ -113,13 +119,13 @@ class SearchedCandidates(GridCandidates):
         conditions: SearchConditions,
         rounded: RoundedCandidates,
         later: Sequence[SearchedCandidates],
+        late_bounds: LateClockBounds,
     ) -> None:
         super().__init__(frontier, conditions)
         self._rounded = rounded
         self._later = later
         self._grid = SearchGrid(frontier)
-        self._clock_limits = ClockLimits(conditions.machine, self._penalties.min_dwell_ns)
-        self._has_parts = frontier.profile.adjustments.by_parts is not None
+        self._late_bounds = late_bounds
         self._peak_power: PeakPowerHeuristic | None = None
         peak_uw = self._penalties.peak_uw
         if peak_uw is not None:
@@ -150,6 +156,21 @@ class SearchedCandidates(GridCandidates):
             incumbent = self.replay(annealer.improve(incumbent.rows, moves, temperature, seed))
             seed += 1
         return Polished(incumbent)
+
+    def best_by(
+        self,
+        deadline_ns: int,
+        *,
+        idle_until_deadline: bool = False,
+        is_preferred: IsPreferred = keeps_everything,
+    ) -> Replay:
+        """The best candidate that ends by a deadline."""
+        if not idle_until_deadline:
+            # The bound that the plan will state says best which earlier deadlines matter.
+            self._late_bounds.lower_bound_fj(deadline_ns)
+        return super().best_by(
+            deadline_ns, idle_until_deadline=idle_until_deadline, is_preferred=is_preferred
+        )
 
     def grid_deadlines(self, latest_ns: int) -> Iterator[int]:
         """The deadlines of the grid up to a time, ns, the latest first."""
@@ -199,11 +220,9 @@ class SearchedCandidates(GridCandidates):
 
     def bound_fj(self, deadline_ns: int, *, idle_until_deadline: bool) -> int:
         """The higher one of the relaxed bound and that of late and held clocks, fJ."""
-        relaxed_fj = super().bound_fj(deadline_ns, idle_until_deadline=idle_until_deadline)
-        clocks = self._clock_limits
-        if idle_until_deadline or not clocks.are_any or self._has_parts:
-            return relaxed_fj
-        return max(relaxed_fj, late_clock_bound_fj(self._frontier, deadline_ns, clocks))
+        if idle_until_deadline:
+            return super().bound_fj(deadline_ns, idle_until_deadline=True)
+        return self._late_bounds.lower_bound_fj(deadline_ns)
 
     def latest_useful_ns(self, deadline_ns: int, idle_until_deadline: bool) -> int:
         """The latest time up to a deadline that candidates may be the best for, ns."""
@@ -233,6 +252,9 @@ class SearchedCandidates(GridCandidates):
         return self.fastest
 
     def _make(self, deadline_ns: int) -> Replay:
+        kept = self._kept_plain_candidate(deadline_ns)
+        if kept is not None:
+            return kept
         start_deadline_ns = self._grid.start_of(deadline_ns)
         if start_deadline_ns is None:
             result = self._full_search(deadline_ns)
@@ -241,6 +263,27 @@ class SearchedCandidates(GridCandidates):
         if not result.holds:
             raise self._too_late(deadline_ns)
         return self.replay(result.choice)
+
+    def _kept_plain_candidate(self, deadline_ns: int) -> Replay | None:
+        """The best rounded candidate by a deadline, where it keeps these conditions as it is.
+
+        Then nothing better is looked for: a plan for late clocks is no better than one for clocks
+        at once. What clocks that come still later bring is taken, if it is less.
+
+        Returns:
+            None where it breaks a condition, or costs more or less than without them; and where
+            late clocks may save more.
+        """
+        if self._conditions.later_may_be_better:
+            return None
+        is_beyond_t_star = deadline_ns > self._frontier.min_energy_time_ns
+        plain = self._rounded.best_by(deadline_ns, idle_until_deadline=is_beyond_t_star)
+        kept = self.taken_over(plain, deadline_ns)
+        if kept is None or kept.energy_fj != plain.energy_fj:
+            return None
+        annealer = self.search(kept, deadline_ns)
+        choices = [kept.rows, *self._choices_for_later_clocks(deadline_ns)]
+        return self.replay(min(choices, key=annealer.score))
 
     def _too_late(self, deadline_ns: int) -> NoPlanInTimeError:
         least_ns = max(self.fastest.makespan_ns, deadline_ns + 1)
@@ -269,8 +312,9 @@ class SearchedCandidates(GridCandidates):
             incumbent = self.fastest
         annealer = self.search(incumbent, deadline_ns)
         starts = [_Start(incumbent.rows, _FINAL_TEMPERATURE)]
-        rounded_choices = self._rounded_choices(self._rounded.near(deadline_ns), deadline_ns)
-        starts += [_Start(choice, _SHORT_SEARCH_TEMPERATURE) for choice in rounded_choices]
+        # Of two rounded optima, the one for an earlier deadline is nearly in time.
+        *_, rounded = self._rounded_choices(self._rounded.near(deadline_ns), deadline_ns)
+        starts.append(_Start(rounded, _SHORT_SEARCH_TEMPERATURE))
         choices = self._annealed(annealer, starts, _SHORT_SEARCH_MOVES_SHARE)
         choices += self._choices_for_later_clocks(deadline_ns)
         return _SearchResult(annealer, min(choices, key=annealer.score))
@@ -287,9 +331,9 @@ class SearchedCandidates(GridCandidates):
             starts = [_Start(rounded.rows, _FINAL_TEMPERATURE)]
         else:
             starts = self._stage_path_starts(deadline_ns)
-            is_held = self._penalties.min_dwell_ns > 0
-            if not starts or not is_held:
+            if not starts:
                 starts += [_Start(rounded.rows, heat) for heat in _ROUNDED_TEMPERATURES]
+            if self._penalties.min_dwell_ns == 0:
                 starts.append(_Start(annealer.constant(), _UNIFORM_TEMPERATURE))
         nearly_there = [
             *self._choices_for_later_clocks(deadline_ns),
@@ -306,7 +350,7 @@ class SearchedCandidates(GridCandidates):
 
     def _stage_path_starts(self, deadline_ns: int) -> list[_Start]:
         """The cheapest ways of all stages where clocks come late or must be held."""
-        clocks = self._clock_limits
+        clocks = self._late_bounds.clocks
         if not clocks.are_any:
             return []
         is_held = clocks.min_dwell_ns > 0

@@ -21,23 +21,18 @@ from numpy.typing import NDArray
 from envplan.frontier import Relaxation
 from envplan.pipeline import Pipeline
 from envplan.pipeline.spec import DAG_SCHEDULE
-from envplan.plan.build import rounding_allowance_fj
 from envplan.plan.late_clock_prices import (
     LateClockPrices,
     PriceClasses,
     is_next_on_stage,
     precedences,
 )
-from envplan.replay import Replay
 from envplan.solve.late_bound import (
-    RELAXED_BOUND,
     ClockLimits,
     FlowPrices,
+    PricedBound,
     StagePaths,
-    StatedBound,
     cheapest_stage_paths,
-    late_clock_bound_fj,
-    priced_bound_fj,
 )
 from envplan.units import FJ_PER_J, NS_PER_S, UW_PER_W
 
@@ -82,38 +77,6 @@ class Trial:
             np.int64
         )
         return rounded
-
-
-def bound_on(
-    relaxation: Relaxation,
-    replay: Replay,
-    deadline_ns: int,
-    clocks: ClockLimits,
-    effort: float = 1.0,
-) -> StatedBound:
-    """The higher one of the relaxed bound and that of late and held clocks.
-
-    Clocks that change within an operation are known to the relaxed bound alone.
-
-    Args:
-        replay: of the plan that states it.
-        deadline_ns: that the plan is for.
-        effort: share of the usual trials of prices, at most 1.
-    """
-    if not clocks.are_any or relaxation.profile.adjustments.by_parts is not None:
-        return RELAXED_BOUND
-    deadline_ns = max(relaxation.min_time_ns, deadline_ns)
-    relaxed_fj = relaxation.lower_bound_fj(deadline_ns) - rounding_allowance_fj(replay)
-    late_fj = late_clock_bound_fj(relaxation, deadline_ns, clocks)
-    if late_fj <= relaxed_fj + _TOLERANCE * abs(relaxed_fj):
-        return RELAXED_BOUND
-    prices = raised_prices(relaxation, deadline_ns, clocks, effort)
-    if prices is not None:
-        raised = FlowPrices.of_arcs(relaxation.pipeline, prices.arcs_uw(relaxation.pipeline))
-        raised_fj = late_clock_bound_fj(relaxation, deadline_ns, clocks, raised)
-        if raised_fj > late_fj:
-            return StatedBound("late-clocks", raised_fj, prices)
-    return StatedBound("late-clocks", late_fj)
 
 
 def raised_prices(
@@ -214,8 +177,8 @@ class _PriceSearch:
         arcs_uw = trial.prices_uw[self._classes.of_precedences]
         prices = FlowPrices.of_arcs(self._relaxation.pipeline, arcs_uw)
         paths = self._paths(prices)
-        bound_fj = priced_bound_fj(self._relaxation, prices, paths, self._deadline_ns)
-        return Trial(prices_w, bound_fj), paths
+        bound = PricedBound.of_paths(self._relaxation, prices, paths)
+        return Trial(prices_w, bound.energy_fj(self._deadline_ns)), paths
 
     def _paths(self, prices: FlowPrices) -> StagePaths:
         return cheapest_stage_paths(

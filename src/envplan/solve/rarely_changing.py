@@ -16,13 +16,14 @@ deadline: once that uses as much as the best found, no earlier one is looked at.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Final
+from functools import cached_property, partial
+from typing import Final, NamedTuple
 
 from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows, Search
-from envplan.solve.candidates import Candidates, keeps_everything
+from envplan.solve.candidates import Candidates, IsPreferred, keeps_everything
 from envplan.solve.conditions import SearchConditions
 from envplan.solve.deadline_grid import RoundingGrid
 from envplan.solve.fewer_changes import (
@@ -33,17 +34,30 @@ from envplan.solve.fewer_changes import (
     with_fewest_changes_by_windows,
     with_priced_changes,
 )
-from envplan.solve.late_bound import FlowPrices, cheapest_stage_paths, priced_bound_fj
+from envplan.solve.late_bound import FlowPrices, PricedBound, cheapest_stage_paths
 from envplan.solve.solution import NoPlanInTimeError, Polished
 
 #: Energy between the deadlines of the grid, as a part of it: a part of what fewer changes may cost.
 _STEP_SHARE: Final = 5e-4
-#: Where clocks come late or something is limited: there even free candidates take long to find.
+#: Between those that candidates are made for where clocks come late or something is limited: there
+#: even free candidates take long to find.
 _STEP_SHARE_IF_SLOW: Final = 1e-3
 #: Of what polishing has gained, so much is given back for fewer changes: one in so many.
 _PART_GIVEN_BACK: Final = 3
 #: Of the time for polishing, so much is for fewer changes.
 _POLISHING_SHARE: Final = 0.3
+
+
+class RelatedCandidates(NamedTuple):
+    """Candidates under other conditions, for the deadlines of the same grid.
+
+    Attributes:
+        plain: for clocks that follow at once, without limits; None: these are they.
+        harder: for clocks that come later or are held longer.
+    """
+
+    plain: RarelyChangingCandidates | None = None
+    harder: tuple[RarelyChangingCandidates, ...] = ()
 
 
 class RarelyChangingCandidates(Candidates):
@@ -53,19 +67,28 @@ class RarelyChangingCandidates(Candidates):
         frontier: of the pipeline and profile.
         conditions: that every candidate keeps.
         free: candidates under the same conditions whose changes count for nothing.
+        find_related: gives candidates under other conditions, whose changes are as few.
     """
 
     def __init__(
-        self, frontier: Relaxation, conditions: SearchConditions, free: Candidates
+        self,
+        frontier: Relaxation,
+        conditions: SearchConditions,
+        free: Candidates,
+        find_related: Callable[[], RelatedCandidates],
     ) -> None:
         super().__init__(frontier, conditions)
+        self._find_related = find_related
         self._free = free
         num_operations = len(frontier.pipeline.operations)
         self._in_windows = conditions.is_plain and num_operations > WINDOW_OPERATIONS
-        step_share = _STEP_SHARE if conditions.is_plain else _STEP_SHARE_IF_SLOW
-        self._grid = RoundingGrid(frontier, step_share)
+        self._grid = RoundingGrid(frontier, _STEP_SHARE)
+        self._coarse_grid = self._grid
+        if not conditions.is_plain:
+            self._coarse_grid = RoundingGrid(frontier, _STEP_SHARE_IF_SLOW)
         self._moves = num_moves(num_operations, conditions.moves_share)
         self._made: dict[int, Replay] = {}
+        self._own: dict[int, Replay] = {}
         self._made_from_free: dict[bytes, Replay] = {}
 
     def best_by(
@@ -73,7 +96,7 @@ class RarelyChangingCandidates(Candidates):
         deadline_ns: int,
         *,
         idle_until_deadline: bool = False,
-        is_preferred: Callable[[Replay], bool] = keeps_everything,
+        is_preferred: IsPreferred = keeps_everything,
     ) -> Replay:
         """The best candidate that ends by a deadline."""
         cost_fj = partial(self.cost_fj, idle_until_deadline=idle_until_deadline)
@@ -87,16 +110,21 @@ class RarelyChangingCandidates(Candidates):
                 bound_fj = self.bound_fj(grid_deadline_ns, idle_until_deadline=idle_until_deadline)
                 if candidates and bound_fj >= min(map(cost_fj, candidates)):
                     break
-                candidate = self._at(grid_deadline_ns)
+                candidate = self._at_or_kept(grid_deadline_ns)
             except NoPlanInTimeError:
                 break
-            if is_preferred(candidate):
+            if candidate is not None and is_preferred(candidate):
                 candidates.append(candidate)
         best = min(candidates, key=cost_fj, default=free)
         if self._is_dear(best, free):
             own = self._from_free(free)
             best = own if is_preferred(own) else free
         return best
+
+    @cached_property
+    def _related(self) -> RelatedCandidates:
+        """Candidates under other conditions that may be of use under these."""
+        return self._find_related()
 
     def _is_dear(self, replay: Replay, free: Replay) -> bool:
         """Whether a candidate uses more than it may beyond a free one.
@@ -120,7 +148,7 @@ class RarelyChangingCandidates(Candidates):
 
     def near(self, deadline_ns: int) -> Replay:
         """A candidate that ends by a deadline not below T_min, for pictures and tables of many."""
-        return self._at(next(self._grid.descending_from(deadline_ns)))
+        return self._at(next(self._coarse_grid.descending_from(deadline_ns)))
 
     @property
     def num_made(self) -> int:
@@ -168,19 +196,72 @@ class RarelyChangingCandidates(Candidates):
         )
         return replace(polished, replay=replay if is_better else incumbent)
 
+    def _at_or_kept(self, deadline_ns: int) -> Replay | None:
+        """The candidate for a deadline of the grid; None where it is not one to make one for.
+
+        Raises:
+            NoPlanInTimeError: no free one was found.
+        """
+        if next(self._coarse_grid.descending_from(deadline_ns)) == deadline_ns:
+            return self._at(deadline_ns)
+        return self._kept_plain_candidate(self._free_by(deadline_ns, deadline_ns), deadline_ns)
+
     def _at(self, deadline_ns: int) -> Replay:
-        """The candidate for a deadline of the grid.
+        """The candidate for a deadline of the coarse grid, maybe one for harder conditions.
 
         Raises:
             NoPlanInTimeError: no free one was found.
         """
         if deadline_ns not in self._made:
-            free = self._free_by(deadline_ns, deadline_ns)
-            spared_fj = self._most_energy_fj(deadline_ns) - self._energy_fj(free, deadline_ns)
-            self._made[deadline_ns] = self.replay(
-                self._seldom(free, deadline_ns, max(0, spared_fj))
-            )
+            self._made[deadline_ns] = self._own_or_harder(deadline_ns)
         return self._made[deadline_ns]
+
+    def _own_or_harder(self, deadline_ns: int) -> Replay:
+        candidates = [self._own_at(deadline_ns)]
+        for harder in self._related.harder:
+            with suppress(NoPlanInTimeError):
+                taken_over = self.taken_over(harder._own_at(deadline_ns), deadline_ns)
+                if taken_over is not None:
+                    candidates.append(taken_over)
+        least_fj = self._energy_fj(self._free_by(deadline_ns, deadline_ns), deadline_ns)
+
+        def rank(candidate: Replay) -> tuple[bool, int]:
+            energy_fj = self._energy_fj(candidate, deadline_ns)
+            # The free one's cost says which deadlines are looked at: none may be below it.
+            cost_fj = energy_fj + self.change_price_fj * candidate.num_changes
+            return energy_fj < least_fj, cost_fj
+
+        return min(candidates, key=rank)
+
+    def _own_at(self, deadline_ns: int) -> Replay:
+        """The candidate for a deadline of the coarse grid that is made under these conditions."""
+        if deadline_ns not in self._own:
+            free = self._free_by(deadline_ns, deadline_ns)
+            kept = self._kept_plain_candidate(free, deadline_ns)
+            if kept is None:
+                spared_fj = self._most_energy_fj(deadline_ns) - self._energy_fj(free, deadline_ns)
+                kept = self.replay(self._seldom(free, deadline_ns, max(0, spared_fj)))
+            self._own[deadline_ns] = kept
+        return self._own[deadline_ns]
+
+    def _kept_plain_candidate(self, free: Replay, deadline_ns: int) -> Replay | None:
+        """The candidate for clocks at once, where it keeps these conditions as it is.
+
+        Args:
+            free: the best free candidate by the deadline.
+            deadline_ns: of the grid.
+
+        Returns:
+            None where it breaks a condition, or costs more or less than without them.
+        """
+        plain = self._related.plain
+        if plain is None:
+            return None
+        if plain._free_by(deadline_ns, deadline_ns).energy_fj != free.energy_fj:
+            return None  # limits cost something, so they will with few changes
+        theirs = plain._own_at(deadline_ns)
+        kept = self.taken_over(theirs, deadline_ns)
+        return kept if kept is not None and kept.energy_fj == theirs.energy_fj else None
 
     def _free_by(self, time_ns: int, deadline_ns: int) -> Replay:
         """The best free candidate by a time, for a deadline: beyond T_star everybody waits."""
@@ -190,7 +271,7 @@ class RarelyChangingCandidates(Candidates):
     def _most_energy_fj(self, deadline_ns: int) -> int:
         """What the candidate for a deadline of the grid may use, fJ."""
         t_star_ns = self._frontier.min_energy_time_ns
-        last_ns = max(deadline_ns, self._grid.first_after(deadline_ns) - 1)
+        last_ns = max(deadline_ns, self._coarse_grid.first_after(deadline_ns) - 1)
         if deadline_ns <= t_star_ns:
             last_ns = min(last_ns, t_star_ns)
         free = self._free_by(last_ns, deadline_ns)
@@ -262,4 +343,5 @@ class RarelyChangingCandidates(Candidates):
             min_dwell_ns=self._penalties.min_dwell_ns,
             change_fj=float(self.change_price_fj),
         )
-        return max(bound_fj, priced_bound_fj(frontier, prices, paths, deadline_ns))
+        priced = PricedBound.of_paths(frontier, prices, paths)
+        return max(bound_fj, priced.energy_fj(deadline_ns))

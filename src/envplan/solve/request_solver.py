@@ -22,14 +22,8 @@ from envplan.solve.deadline_solver import (
     DeadlineSolver,
     bisect_first_feasible,
 )
-from envplan.solve.late_bound import (
-    RELAXED_BOUND,
-    ClockLimits,
-    StatedBound,
-    late_waiting_bound_fj,
-)
+from envplan.solve.late_bound import RELAXED_BOUND, StatedBound, late_waiting_bound_fj
 from envplan.solve.limit_keeper import run_of
-from envplan.solve.raised_prices import bound_on
 from envplan.solve.solution import NoPlanInTimeError, Solution
 from envplan.units import duration_text, j_from_fj, ns_from_s_floor, s_from_ns
 
@@ -55,7 +49,7 @@ class RequestSolver(DeadlineSolver[Solution]):
         super().__init__(frontier, request, num_gpus, progress)
         self.frontier = frontier
         self._conditions = SearchConditions.of(request)
-        self._clock_limits = ClockLimits.of_request(request)
+        self._late_bounds = cache.late_bounds(frontier, self._conditions)
         self._search = DeadlineSearch(frontier, request, cache, progress)
         self._keeper = self._search.keeper
         self._candidates = self._search.candidates
@@ -330,20 +324,16 @@ class RequestSolver(DeadlineSolver[Solution]):
         waiting_fj = 0
         straggler_ns = ns_from_s_floor(straggler_s)
         if bound.kind == "late-clocks" and straggler_ns >= self.frontier.min_time_ns:
-            waiting_fj = late_waiting_bound_fj(self.frontier, straggler_ns, self._clock_limits)
+            waiting_fj = late_waiting_bound_fj(
+                self.frontier, straggler_ns, self._late_bounds.clocks
+            )
         return note_straggler(plan, self.frontier, solution.replay, straggler_s, waiting_fj)
 
     def _bound_on(self, solution: Solution) -> StatedBound:
         """The highest lower bound that is known of the plans by a solution's deadline."""
         if solution.bound_fj is not None:
             return StatedBound("cp-sat", solution.bound_fj)
-        return bound_on(
-            self.frontier,
-            solution.replay,
-            solution.deadline_ns,
-            clocks=self._clock_limits,
-            effort=self.request.effort.moves,
-        )
+        return self._late_bounds.stated(solution.replay, solution.deadline_ns)
 
     def _built(
         self, solution: Solution, request: Request, bound: StatedBound = RELAXED_BOUND
