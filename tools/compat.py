@@ -112,8 +112,8 @@ ENVIRONMENTS = (
                     "record": _megatron("'follows and megatron'"),
                     "profile in job": _megatron("'profiles and megatron'"),
                 },
-                "1F1B, interleaved, groups of microbatches, overlapped transfers, ramp-up of the batch "
-                f"size; the example with PP=8, VP=4; {_CPU}",
+                "1F1B, interleaved, groups of microbatches, overlapped transfers, ramp-up of the "
+                f"batch size; the example with PP=8, VP=4; {_CPU}",
             ),
             Row(
                 "DeepSpeed",
