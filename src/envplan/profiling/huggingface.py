@@ -158,8 +158,8 @@ class _Type(_Fields):
         nearest = meant(name, MODEL_TYPES).removeprefix("; ")
         raise InputError(
             f"model_type {shown(name)} is not known{f'; {nearest}' if nearest else ''} "
-            "(docs/measuring.md lists all). Where its layers are those of a known type, say which: "
-            "--as llama. Measure others with --entry",
+            "(docs/measuring.md lists all); where its layers are those of a known type, say which, "
+            "as in --as llama; measure others with --entry",
             path=file,
         )
 

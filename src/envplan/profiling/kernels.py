@@ -99,6 +99,10 @@ class Kernel(Protocol):
     def flops(self) -> FloatArray:
         """Floating-point operations, without padding."""
 
+    @property
+    def saved_bytes(self) -> FloatArray:
+        """Activations that it reads and a backward reads again."""
+
     def demand(self, coefficients: KernelKind, multiprocessors: int) -> Demand:
         """What it asks of a GPU with so many multiprocessors."""
 
@@ -121,6 +125,12 @@ class MatrixProduct:
         """Floating-point operations, without padding."""
         rows, columns, depth = _as_floats(self.rows, self.columns, self.depth)
         return 2 * rows * columns * depth
+
+    @property
+    def saved_bytes(self) -> FloatArray:
+        """Activations that it reads and a backward reads again."""
+        rows, depth = _as_floats(self.rows, self.depth)
+        return _HALF_BYTES * rows * depth
 
     def demand(self, coefficients: KernelKind, multiprocessors: int) -> Demand:
         """What it asks of a GPU with so many multiprocessors."""
@@ -173,6 +183,16 @@ class Attention:
         pairs = sequences * tokens * self._attended() * heads
         forward = 2 * pairs * (key_size + value_size)
         return (2.5 if self.is_backward else 1.0) * forward
+
+    @property
+    def saved_bytes(self) -> FloatArray:
+        """Activations that it reads and a backward reads again."""
+        sequences, tokens, key_value_heads = _as_floats(
+            self.sequences, self.tokens, self.key_value_heads
+        )
+        heads, key_size, value_size = _as_floats(self.heads, self.key_size, self.value_size)
+        widths = (heads + key_value_heads) * key_size + key_value_heads * value_size
+        return _HALF_BYTES * sequences * tokens * widths
 
     def demand(self, coefficients: KernelKind, multiprocessors: int) -> Demand:
         """What it asks of a GPU with so many multiprocessors."""
@@ -235,6 +255,18 @@ class ExpertProducts:
         )
         return 6 * tokens * per_token * local_experts / experts * hidden_size * expert_size
 
+    @property
+    def saved_bytes(self) -> FloatArray:
+        """Activations that it reads and a backward reads again."""
+        tokens, hidden_size, expert_size = _as_floats(
+            self.tokens, self.hidden_size, self.expert_size
+        )
+        per_token, experts, local_experts = _as_floats(
+            self.per_token, self.experts, self.local_experts
+        )
+        rows = tokens * per_token * local_experts / experts
+        return _HALF_BYTES * rows * (hidden_size + 3 * expert_size)
+
     def demand(self, coefficients: KernelKind, multiprocessors: int) -> Demand:
         """What it asks of a GPU with so many multiprocessors."""
         tokens, hidden_size, expert_size = _as_floats(
@@ -275,6 +307,11 @@ class ElementWise:
     @property
     def flops(self) -> FloatArray:
         """None that count."""
+        return np.zeros(())
+
+    @property
+    def saved_bytes(self) -> FloatArray:
+        """None that products beside it do not read."""
         return np.zeros(())
 
     def demand(self, coefficients: KernelKind, multiprocessors: int) -> Demand:

@@ -129,23 +129,29 @@ class LanguageModel:
     def _unit(self, share: Share, layer: Layer) -> Unit:
         return tuple(
             kernels_work(
-                block.name, residual_kernels(share, self.hidden_size) + block.kernels(share)
+                block.name,
+                residual_kernels(share, self.hidden_size) + block.kernels(share),
+                block.parameters / share.tensor_parallel,
             )
             for block in layer.blocks
         )
 
     def _prediction_unit(self, share: Share, layer: Layer) -> Unit:
         joined = product_kernels(share, self.hidden_size, 2 * self.hidden_size)
-        modules = [kernels_work("joined_states", joined), *self._unit(share, layer)]
+        modules = [
+            kernels_work("joined_states", joined, 2 * self.hidden_size**2),
+            *self._unit(share, layer),
+        ]
         return (*modules, self._head_work(share)) if self.vocabulary_size else tuple(modules)
 
     def _embedding_work(self, share: Share) -> ModuleWork:
         look_up = _EMBEDDING_BYTES * share.num_tokens * self.hidden_size
-        return kernels_work("embedding", ModuleKernels.of_element_wise(look_up))
+        num_weights = share.part_of(self.vocabulary_size) * self.hidden_size
+        return kernels_work("embedding", ModuleKernels.of_element_wise(look_up), num_weights)
 
     def _head_work(self, share: Share) -> ModuleWork:
         num_words = share.part_of(self.vocabulary_size)
         kernels = residual_kernels(share, self.hidden_size)
         kernels += product_kernels(share, num_words, self.hidden_size)
         loss = ModuleKernels.of_element_wise(_LOGIT_BYTES * share.num_tokens * num_words)
-        return kernels_work("head", kernels + loss)
+        return kernels_work("head", kernels + loss, num_words * self.hidden_size)

@@ -225,14 +225,20 @@ class TransformerModel:
         if self.vocabulary_size:
             first_layers = {0, self.encoder_layers}  # of the encoder, if any, and of the decoder
             for layer in first_layers:
-                units[layer] = (self._embedding_work(num_tokens), *units[layer])
+                units[layer] = (self._embedding_work(num_tokens, tensor_parallel), *units[layer])
             units[-1] = (*units[-1], self._head_work(num_tokens, tensor_parallel))
         return units
 
-    def _embedding_work(self, num_tokens: int) -> ModuleWork:
+    def _embedding_work(self, num_tokens: int, tensor_parallel: int) -> ModuleWork:
         look_up_bytes = _EMBEDDING_BYTES * num_tokens * self.hidden_size
         look_up = Work(0.0, look_up_bytes, {ElementWise(look_up_bytes): 1.0})
-        return ModuleWork("embedding", forward=look_up, backward=look_up, backward_weight=look_up)
+        return ModuleWork(
+            "embedding",
+            forward=look_up,
+            backward=look_up,
+            backward_weight=look_up,
+            num_weights=self.vocabulary_size * self.hidden_size / tensor_parallel,
+        )
 
     def _head_work(self, num_tokens: int, tensor_parallel: int) -> ModuleWork:
         """The final norm, the product with the vocabulary, and the loss."""

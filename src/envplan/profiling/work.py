@@ -182,12 +182,16 @@ class ModuleWork:
             weights costs as much again there as in the forward; attention's core has no weights.
             Of the traffic it is the sums of gradients alone: what else a backward moves is on the
             way to the inputs.
+        num_weights: that a GPU has of it.
+        saved_bytes: activations that the forward leaves for the backward on a GPU.
     """
 
     name: str
     forward: Work
     backward: Work
     backward_weight: Work
+    num_weights: float = 0.0
+    saved_bytes: float = 0.0
 
     @property
     def backward_input(self) -> Work:
@@ -196,7 +200,7 @@ class ModuleWork:
 
     def with_recomputation(self) -> ModuleWork:
         """The same where the backward does the forward again."""
-        return replace(self, backward=self.backward + self.forward)
+        return replace(self, backward=self.backward + self.forward, saved_bytes=0.0)
 
     def __add__(self, other: ModuleWork) -> ModuleWork:
         return ModuleWork(
@@ -204,16 +208,26 @@ class ModuleWork:
             self.forward + other.forward,
             self.backward + other.backward,
             self.backward_weight + other.backward_weight,
+            self.num_weights + other.num_weights,
+            self.saved_bytes + other.saved_bytes,
         )
 
 
-def kernels_work(name: str, kernels: ModuleKernels) -> ModuleWork:
-    """The work of a module that is known by its kernels alone."""
+def kernels_work(name: str, kernels: ModuleKernels, num_weights: float) -> ModuleWork:
+    """The work of a module that is known by its kernels alone.
+
+    What its products and attentions read is kept for the backward.
+    """
+    saved_bytes = 0.0
+    for kernel, count in kernels.forward.items():
+        saved_bytes += count * float(kernel.saved_bytes)
     return ModuleWork(
         name,
         forward=Work.of_kernels(kernels.forward),
         backward=Work.of_kernels(kernels.backward),
         backward_weight=Work.of_kernels(kernels.backward_weight),
+        num_weights=num_weights,
+        saved_bytes=saved_bytes,
     )
 
 
@@ -293,4 +307,6 @@ def products_work(
         backward_weight=Work(
             flops if num_weights else 0.0, _GRADIENT_BYTES * num_weights, kernels.backward_weight
         ),
+        num_weights=num_weights,
+        saved_bytes=activation_bytes,
     )
