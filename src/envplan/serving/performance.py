@@ -66,6 +66,10 @@ class InstancePerformance:
         step_w: power of each of them, (b,).
         kv_tokens: tokens of context that fit into memory, of all requests together.
         chunk_tokens: prompt tokens that one iteration takes.
+        context_token_s: what each token of context, of all decoding requests together, adds to a
+            decode step, s; `step_s` is for contexts of no length then. 0: contexts cost nothing,
+            or `step_s` has a usual context in it.
+        context_w: power while contexts are read.
     """
 
     idle_w: float
@@ -77,6 +81,8 @@ class InstancePerformance:
     step_w: FloatArray
     kv_tokens: float
     chunk_tokens: int
+    context_token_s: float = 0.0
+    context_w: float = 0.0
 
     @property
     def max_batch(self) -> float:
@@ -114,6 +120,18 @@ class InstancePerformance:
     def step_w_at(self, batch_size: Numbers) -> FloatArray:
         """Power of decode steps with so many requests, at least one, W."""
         return np.asarray(np.interp(np.maximum(batch_size, 1.0), self.batch_sizes, self.step_w))
+
+    def context_s_at(self, context_tokens: Numbers) -> FloatArray:
+        """What contexts of so many tokens together add to a decode step, s."""
+        return np.asarray(self.context_token_s * np.asarray(context_tokens, dtype=np.float64))
+
+    def step_power_beside(self, batch_size: Numbers, context_tokens: Numbers) -> FloatArray:
+        """Mean power of decode steps with so many requests, whose contexts are read, W."""
+        if not self.context_token_s:
+            return self.step_w_at(batch_size)
+        step_s, context_s = self.step_s_at(batch_size), self.context_s_at(context_tokens)
+        energy_j = step_s * self.step_w_at(batch_size) + context_s * self.context_w
+        return np.asarray(energy_j / (step_s + context_s))
 
     @cached_property
     def engine_tables(self) -> EngineTables:
