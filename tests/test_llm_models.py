@@ -355,7 +355,7 @@ def test_experts_move_the_weights_of_all_and_compute_with_a_few() -> None:
         ({"num_attention_heads": "many"}, 'heads should be a valid integer, not "many"'),
         ({"vocab_size": 1e9}, "vocab_size"),
         ({"num_key_value_heads": True}, "not true"),
-        ({"model_type": "mamba2"}, "measure others with --entry"),
+        ({"model_type": "rwkv7"}, "measure others with --entry"),
         ({"layer_types": ["linear_attention"] * 32}, "layers of linear_attention are not mod"),
         ({"layer_types": FULL * 31}, "layer_types are 31, but layers 32"),
         ({"word_embed_proj_dim": 512}, "word_embed_proj_dim is not hidden_size"),
