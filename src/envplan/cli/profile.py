@@ -332,7 +332,7 @@ class GpuOptions:
         typer.Option(
             metavar="NAME",
             help="nvml: measure on a GPU here (the default); zeusd: the same, with clocks set by "
-            "the Zeus daemon; modelled: no GPU needed.",
+            "the Zeus daemon; amdsmi: AMD GPUs, untried on hardware; modelled: no GPU needed.",
             rich_help_panel=MOST_USED,
         ),
     ] = None
