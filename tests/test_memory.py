@@ -113,7 +113,7 @@ def test_profile_warns_first_and_names_what_fits(tmp_path: Path) -> None:
     assert ran.code == 0
     first = ran.out.splitlines()[0]
     assert first.startswith("warning: this does not fit: it needs 9")
-    assert "--pp 32 --tp 8 would" in first
-    shape = ["--gpu", "h200", "--pp", 32, "--tp", 8, "--step", 600]
+    assert "--pp 16 --tp 8 would" in first
+    shape = ["--gpu", "h200", "--pp", 16, "--tp", 8, "--step", 600]
     ran = envplan("profile", "--model", "deepseek-v3", *shape, "-o", "fits.csv", cwd=tmp_path)
     assert "warning" not in ran.out

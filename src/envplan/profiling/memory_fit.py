@@ -97,7 +97,7 @@ def memory_shortage(profile: Profile, job: TrainingJob) -> MemoryShortage | None
 
 def _shapes_that_hold(least_gpus: float, model: Model) -> Iterator[Parallelism]:
     """Ways to share a model over so many GPUs at least, those with the fewest first."""
-    num_layers = model.num_layers if not isinstance(model, ConvolutionalModel) else 1
+    num_layers = 1 if isinstance(model, ConvolutionalModel) else model.num_layers
     counts = [2**power for power in range(7) if 2**power <= num_layers]
     shapes = [Parallelism(*shape) for shape in product(counts, _TENSOR_PARALLEL)]
     for shape in sorted(shapes, key=lambda shape: (shape.num_gpus, shape.stages)):
@@ -106,13 +106,21 @@ def _shapes_that_hold(least_gpus: float, model: Model) -> Iterator[Parallelism]:
 
 
 def _needed_gb(job: TrainingJob, shape: Parallelism) -> float:
-    """What the job needs of a GPU in 1F1B, GB; infinite where it cannot be shared so."""
+    """What the job needs of a GPU in 1F1B, GB; infinite where it cannot be shared so.
+
+    Stages have equal numbers of layers, or one more.
+    """
+    model = job.known_model
+    if isinstance(model, ConvolutionalModel):
+        return math.inf
+    num_layers, longer = divmod(model.num_layers, shape.stages)
+    layers = [num_layers + (stage < longer) for stage in range(shape.stages)]
     shared = replace(
         job,
         num_stages=shape.stages,
         tensor_parallel=shape.tensor_parallel,
         chunks=1,
-        layers=None,
+        layers=layers[::-1],  # later stages hold fewer microbatches
     )
     try:
         stages = shared.stages(lambda work: work.flops)
