@@ -15,10 +15,10 @@ import pytest
 
 from cli_helpers import done, envplan, says, small_profile, told
 from envplan import InputError
-from envplan.enforce.orders import Order
+from envplan.enforce.order_file import Order
 from envplan.site import Budget, SiteJob, plan_site, read_jobs
 from envplan.site.model import SitePlan
-from envplan.site.orders import SAFE_LEAD, OrderWriter, orderable
+from envplan.site.order_writer import SAFE_LEAD, OrderWriter, orderable
 from envplan.site.plan import SiteOverheads
 from envplan.site.run_progress import RunProgress
 from envplan.site.signal import read_signal

@@ -36,7 +36,7 @@ from envplan.quantities import POWER
 if TYPE_CHECKING:
     from envplan.site import Budget, SiteJob, SitePlan
     from envplan.site.model import JobShare, SiteInterval, SiteJobRecord
-    from envplan.site.orders import OrderWriter
+    from envplan.site.order_writer import OrderWriter
     from envplan.site.plan import SiteOverheads
     from envplan.site.shedding import ShedPoint
     from envplan.site.watch import SiteWatch

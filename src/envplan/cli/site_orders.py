@@ -23,7 +23,7 @@ from envplan.quantities import TIME
 
 if TYPE_CHECKING:
     from envplan.site import Budget, SiteJob
-    from envplan.site.orders import OrderWriter, WrittenOrder
+    from envplan.site.order_writer import OrderWriter, WrittenOrder
     from envplan.site.watch import SiteWatch
     from envplan.site.watch_events import WatchEvent
 
@@ -108,7 +108,7 @@ def order_writer(
     Raises:
         InputError: a job cannot have orders, or the folder cannot be made.
     """
-    from envplan.site.orders import OrderWriter, orderable
+    from envplan.site.order_writer import OrderWriter, orderable
 
     site_jobs = orderable(jobs)
     pausing = [job.name for job in jobs if job.may_pause]

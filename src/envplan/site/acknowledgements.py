@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from envplan.site.orders import OrderWriter, WrittenOrder
+from envplan.site.order_writer import OrderWriter, WrittenOrder
 from envplan.site.watch_events import AllFollow, NotFollowing
 
 __all__ = ["Acknowledgements"]

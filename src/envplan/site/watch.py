@@ -17,7 +17,7 @@ from envplan.site.acknowledgements import Acknowledgements
 from envplan.site.budget import Budget
 from envplan.site.jobs import SiteJob
 from envplan.site.model import PlanPower, SitePlan
-from envplan.site.orders import OrderWriter
+from envplan.site.order_writer import OrderWriter
 from envplan.site.plan import SiteOverheads, least_site_power_w, plan_site
 from envplan.site.signal import Signal, read_signal
 from envplan.site.watch_events import (
@@ -40,7 +40,7 @@ class SiteWatch:
     """Shares a site's power as a signal says.
 
     Args:
-        jobs: of the site, as `orders.orderable` has them.
+        jobs: of the site, as `orderable` has them (order_writer.py).
         source: of the signal; see `signal`.
         full_power_w: of the site; counts until a signal was read.
         reserved_w: that others draw of it.

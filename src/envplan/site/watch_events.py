@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from pydantic import JsonValue
 
-from envplan.enforce.orders import Order
+from envplan.enforce.order_file import Order
 
 __all__ = [
     "AllFollow",
