@@ -29,17 +29,28 @@ class PoolSpec:
     dynamic_clock: bool = False
     consolidates: bool = False
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of all instances."""
+        return self.tp * self.num_instances
+
 
 @dataclass(frozen=True)
 class Fleet:
-    """All pools, by a name of their own; classes that no pool serves go to one that can."""
+    """All pools, by a name of their own; classes that no pool serves go to one that can.
+
+    Attributes:
+        pools: by name.
+        gpus_wanted: GPUs that would be needed, where there are too few; otherwise 0.
+    """
 
     pools: Mapping[str, PoolSpec] = field(default_factory=dict)
+    gpus_wanted: int = 0
 
     @property
     def gpus(self) -> int:
         """GPUs of all instances."""
-        return sum(pool.tp * pool.num_instances for pool in self.pools.values())
+        return sum(pool.gpus for pool in self.pools.values())
 
     @property
     def routes(self) -> dict[str, str]:

@@ -217,6 +217,11 @@ class FleetController:
         num_instances = self._engine.gpus()
         return sum(self._tps[size] * count for size, count in num_instances.items())
 
+    def counts_so_far(self) -> RequestCounts:
+        """Numbers of the requests that are over."""
+        counts_by_class = self._engine.results()[2]
+        return RequestCounts(*counts_by_class.sum(axis=0).tolist())
+
     def finish(self) -> EngineResults:
         """Serve what is left after the trace."""
         self._engine.finish()

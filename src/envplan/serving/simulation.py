@@ -39,6 +39,7 @@ FIGURES: Final = (
     "gpus_mean",
     "gpus_most",
     "gpu_hours",
+    "gpus_wanted",
 )
 
 
@@ -100,6 +101,8 @@ class Simulation:
         requests_hopeless: requests that no instance could answer in time, whose prompts alone take
             longer than their SLOs; they are missed.
         series: over time.
+        gpus_wanted: GPUs that the policy would have had at most, where there were too few;
+            otherwise 0.
     """
 
     policy: str
@@ -117,6 +120,7 @@ class Simulation:
     requests_squashed: int
     requests_hopeless: int
     series: TimeSeries
+    gpus_wanted: int = 0
 
     @property
     def gpus_mean(self) -> float:

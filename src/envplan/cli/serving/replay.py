@@ -279,6 +279,8 @@ class ReplayOptions:
                 on_omission=left_out,
             )
         self._warn_of_hopeless(simulations[0])
+        for result in simulations:
+            self._warn_of_too_few_gpus(result)
         return Replays(profile, trace, simulations)
 
     def _warn_of_hopeless(self, result: Simulation) -> None:
@@ -291,6 +293,16 @@ class ReplayOptions:
                 f"{hopeless} of {result.requests} requests ({percent:.3g}%) miss their SLOs "
                 "on any fleet: their prompts alone take longer than the time to the first token; "
                 "fleets are sized for the others. Longer SLOs: --slo-scale, --slo"
+            )
+
+    def _warn_of_too_few_gpus(self, result: Simulation) -> None:
+        """Warn if a policy wanted more GPUs than there are, and say what it meets without them."""
+        if result.gpus_wanted:
+            ui.warn(
+                f"{result.policy} wants up to {result.gpus_wanted} GPUs for "
+                f"{self.slo_quantile:g}% of SLOs and {self.headroom:g}% room, "
+                f"{result.gpus_wanted - self.gpus} more than the {self.gpus} there are (--gpus); "
+                f"with these it meets {100 * result.slo_attainment:.3f}%"
             )
 
     def draw(self, replays: Replays) -> None:
