@@ -135,7 +135,8 @@ class OutputFile:
 
     Args:
         suffixes: the name must have one of these; none: any.
-        bare: what the file is called where the option stands alone; "" where it may not.
+        bare: what the file is called where the option stands alone; "" where it may not. The
+            command may complete a name such as "serving-*.png".
     """
 
     __name__ = "FILE"  # Typer asks for the name of a parser

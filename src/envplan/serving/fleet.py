@@ -19,6 +19,7 @@ class PoolSpec:
         dynamic_clock: the clock is where instances are without need; it goes up where prompts would
             be late, and comes down again.
         consolidates: one instance is filled after another, so that the last ones idle.
+        part_of: name of the pool of unlike instances that these are a part of; "": a pool alone.
     """
 
     home_class: str
@@ -28,6 +29,7 @@ class PoolSpec:
     num_instances: int
     dynamic_clock: bool = False
     consolidates: bool = False
+    part_of: str = ""
 
     @property
     def gpus(self) -> int:

@@ -6,23 +6,26 @@ second, the nearest deadline first. A request is late if the work that goes befo
 than its SLO leaves. The least N at which no more than the wanted share of requests is late is what
 is needed: how bursty the traffic is, which lengths come together and which quantile is asked for
 are all in it. Memory is the other limit: the contexts of the requests that are there at once must
-fit. csrc/serving.hpp counts.
+fit. csrc/serving/service.hpp counts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from envplan._serving import Service
 from envplan.serving.classes import (
     CLASSES,
     NUM_LENGTHS,
     ClassIndices,
+    FloatArray,
     class_indices,
     split_class_indices,
 )
@@ -34,7 +37,7 @@ from envplan.serving.trace import SLOT_S, Trace
 
 
 class Demand(NamedTuple):
-    """Instances of one size that some requests need, in the engine's order (csrc/serving.hpp).
+    """Instances of one size that some requests need, as csrc/serving/service.hpp has them.
 
     Attributes:
         instances: that they need, not rounded.
@@ -130,6 +133,37 @@ class ObservedTrace:
         first_request = int(np.searchsorted(self.trace.arrival_s, begin_s))
         later = slice(first_request, None)
         return ObservedTrace(self.trace.part(later), self.profile, self.predicted_class[later])
+
+    def window(self, begin_s: float, end_s: float) -> ObservedTrace:
+        """The requests of a window, from its begin on."""
+        begin, end = np.searchsorted(self.trace.arrival_s, (begin_s, end_s)).tolist()
+        selection = np.arange(begin, end)
+        return self.of_requests(
+            selection, self.trace.arrival_s[selection] - begin_s, end_s - begin_s
+        )
+
+    def of_requests(
+        self, selection: npt.NDArray[np.intp], arrival_s: FloatArray, covered_s: float
+    ) -> ObservedTrace:
+        """Some of the requests at other times.
+
+        Args:
+            selection: their indices.
+            arrival_s: when they come, ascending.
+            covered_s: how long that takes.
+        """
+        part = replace(self.trace.part(selection), arrival_s=arrival_s, covered_s=covered_s)
+        return ObservedTrace(part, self.profile, self.predicted_class[selection])
+
+    def on_tp(self, tp: int) -> ObservedTrace:
+        """The same for instances on so many GPUs only."""
+        performance = {
+            configuration: instance
+            for configuration, instance in self.profile.performance.items()
+            if configuration.tp == tp
+        }
+        of_size = replace(self.profile, performance=performance)
+        return ObservedTrace(self.trace, of_size, self.predicted_class)
 
     @cached_property
     def hopeless_requests(self) -> int:

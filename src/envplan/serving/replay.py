@@ -29,7 +29,7 @@ from envplan.serving.policies import NEVER_RESHARD, POLICIES, RESHARD_POWER_RATI
 from envplan.serving.profile import ServingProfile
 from envplan.serving.replayed_sizing import right_sized
 from envplan.serving.settings import Settings
-from envplan.serving.simulation import Simulation, TimeSeries
+from envplan.serving.simulation import Simulation, TimeQuantiles, TimeSeries
 from envplan.serving.trace import SLOT_S, Trace
 
 
@@ -118,6 +118,29 @@ def replay_policy(policy_name: str, observed: ObservedTrace, settings: Settings)
         slot_gpus.append(controller.gpus_in_use())
     result = _result(policy_name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
     return replace(result, gpus_wanted=gpus_wanted)
+
+
+def replay_fixed(
+    name: str, fleet: Fleet, observed: ObservedTrace, settings: Settings
+) -> Simulation:
+    """Replay an observed trace on a fleet that never changes.
+
+    Args:
+        name: of the fleet, in place of a policy's.
+        fleet: of however many GPUs.
+        observed: the trace.
+        settings: of the simulation; the past is not replayed.
+
+    Raises:
+        InputError: no request comes after the past.
+    """
+    past_s = past_end_s(settings)
+    _require_requests(observed, past_s)
+    controller = FleetController(observed.from_time(past_s) if past_s else observed, settings)
+    controller.reconcile(fleet, 0.0, prewarmed=True)
+    controller.advance(observed.trace.duration_s)
+    slot_gpus = [fleet.gpus] * observed.trace.num_slots
+    return _result(name, controller, slot_gpus, first_slot=round(past_s / SLOT_S))
 
 
 def _require_requests(observed: ObservedTrace, past_s: float) -> None:
@@ -253,6 +276,8 @@ def _result(
         requests_squashed=results.squashed,
         requests_hopeless=observed.hopeless_requests,
         series=series,
+        ttft_s=TimeQuantiles.of(results.first_token_times),
+        tbt_s=TimeQuantiles.of(results.token_intervals),
     )
 
 

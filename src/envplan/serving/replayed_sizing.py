@@ -9,7 +9,7 @@ miss their SLOs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -57,16 +57,30 @@ class PoolTrial:
             at_most: where more are late, some of them are not counted any more.
         """
         hopeless = self.observed.hopeless_requests
-        controller = FleetController(self.observed, self.settings)
-        controller.reconcile(Fleet({"pool": pool}), 0.0, prewarmed=True)
-        for slot in range(self.observed.trace.num_slots):
-            controller.advance((slot + 1) * SLOT_S)
-            counts = controller.counts_so_far()
-            late = counts.requests - counts.attained - hopeless
-            if late > at_most:
-                return late
-        counts = controller.finish().total_counts
-        return counts.requests - counts.attained - hopeless
+        fleet = Fleet({"pool": pool})
+        return missed_requests(self.observed, self.settings, fleet, at_most + hopeless) - hopeless
+
+
+def missed_requests(
+    observed: ObservedTrace, settings: Settings, fleet: Fleet, at_most: float = math.inf
+) -> int:
+    """Requests of a trace that miss their SLOs on a fleet that does not change.
+
+    Args:
+        observed: the trace.
+        settings: of the simulation.
+        fleet: that serves it.
+        at_most: where more are missed, some of them are not counted any more.
+    """
+    controller = FleetController(observed, settings)
+    controller.reconcile(fleet, 0.0, prewarmed=True)
+    for slot in range(observed.trace.num_slots):
+        controller.advance((slot + 1) * SLOT_S)
+        counts = controller.counts_so_far()
+        if counts.requests - counts.attained > at_most:
+            return counts.requests - counts.attained
+    counts = controller.finish().total_counts
+    return counts.requests - counts.attained
 
 
 def pool_trials(forecast: DemandForecast, pool: PoolSpec) -> Iterator[PoolTrial]:
@@ -102,21 +116,15 @@ def _pool_trial(
     selection: npt.NDArray[np.intp],
     pool: PoolSpec,
 ) -> PoolTrial:
-    observed, settings = forecast.observed, forecast.settings
+    settings = forecast.settings
     times_as_fast = window.factor * (1 + settings.headroom_percent / 100)
-    requests = observed.trace.part(selection)
-    faster = replace(
-        requests,
-        arrival_s=(requests.arrival_s - window.begin_s) / times_as_fast,
-        covered_s=(window.end_s - window.begin_s) / times_as_fast,
+    arrival_s = forecast.observed.trace.arrival_s[selection]
+    requests = forecast.observed.of_requests(
+        selection,
+        (arrival_s - window.begin_s) / times_as_fast,
+        (window.end_s - window.begin_s) / times_as_fast,
     )
-    performance = {
-        configuration: instance
-        for configuration, instance in observed.profile.performance.items()
-        if configuration.tp == pool.tp
-    }
-    of_size = replace(observed.profile, performance=performance)
-    return PoolTrial(ObservedTrace(faster, of_size, observed.predicted_class[selection]), settings)
+    return PoolTrial(requests.on_tp(pool.tp), settings)
 
 
 def right_sized(forecast: DemandForecast, pool: PoolSpec, *, always: bool = False) -> PoolSpec:
@@ -150,6 +158,11 @@ def _fewest_instances(trial: PoolTrial, pool: PoolSpec) -> int:
         resized = replace(pool, num_instances=count)
         return trial.late_requests(resized, at_most=allowed) <= allowed
 
+    return fewest_that_pass(passes, enough)
+
+
+def fewest_that_pass(passes: Callable[[int], bool], enough: int) -> int:
+    """The fewest that pass, where so many do; more pass where fewer do."""
     step, too_few = 1, 0
     while enough - step > too_few and passes(enough - step):
         enough -= step
