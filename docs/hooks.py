@@ -83,7 +83,7 @@ def cli_overview() -> str:
             "or joules; only `--switch-latency` and `--min-dwell`, which were in milliseconds",
             "before they took units, still read it so, with a warning.",
             "",
-            "Parallelism is called the same everywhere: `--pp` stages, `--vp` model chunks of each,",
+            "Parallelism is called the same everywhere: `--pp` stages, `--vp` model chunks,",
             "`--tp` tensor, `--cp` context",
             "and `--dp` data parallelism.",
             "",

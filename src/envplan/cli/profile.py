@@ -75,6 +75,15 @@ class WorkloadOptions:
         ),
         InputFile(),
     ] = None
+    as_type: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="TYPE",
+            help="Read the config.json as if its model_type were TYPE, as in --as llama.",
+            rich_help_panel=JOB,
+        ),
+    ] = None
     entry: Annotated[
         str | None,
         typer.Option(
@@ -87,7 +96,9 @@ class WorkloadOptions:
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says what runs."""
-        refuse_both(options_given(self))
+        refuse_both(options_given(self, "workload", "model", "entry"))
+        if self.as_type is not None and self.model is None:
+            raise InputError("--as goes with --model")
 
 
 def _size(meaning: str) -> Any:
@@ -522,7 +533,7 @@ def _training_job(
 
 def _model_of(workload: WorkloadOptions, sizes: SizeOptions) -> Model:
     if workload.model is not None:
-        return named_model(workload.model, **sizes.chosen())
+        return named_model(workload.model, workload.as_type, **sizes.chosen())
     return model_of(workload.workload or _DEFAULT_WORKLOAD, **sizes.chosen())
 
 

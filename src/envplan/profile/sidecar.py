@@ -26,6 +26,10 @@ LATENCY_UNKNOWN: Final = "switch_latency_unknown"
 
 #: The sidecar's field for the GPU's power limit, W.
 POWER_LIMIT: Final = "power_limit_w"
+#: The sidecar's field of a modelled profile whose time_std and energy_std are the model's error,
+#: not spread from run to run: by how much, as a fraction, energies at two clocks of an operation
+#: may be off against each other.
+MODEL_ERROR: Final = "model_error_between_clocks"
 MAX_POWER_W: Final = 1e5
 
 Count = Annotated[int, Strict(), Field(gt=0, lt=2**31)]
@@ -106,6 +110,12 @@ class ProfileMetadata:
     def gpu_of(self, stage: int) -> str | None:
         """Name of the GPU that a stage of the profile was measured on."""
         return self.gpu if self.stage_gpus is None else self.stage_gpus[stage]
+
+    @property
+    def model_error_between_clocks(self) -> float | None:
+        """What MODEL_ERROR says; None where deviations are of measurements, or there are none."""
+        error = self.extra.get(MODEL_ERROR)
+        return float(error) if isinstance(error, int | float) else None
 
     @property
     def energies_are(self) -> str | None:
