@@ -139,8 +139,8 @@ def _print_schedules(
     )
     ui.say("saved: of the energy of the job's schedule at maximum frequency")
     ui.say(*_memory_notes(rows, memory_gb))
-    if metadata.energies_are:
-        ui.say(f"the profile's energies are {metadata.energies_are}")
+    if metadata.energies_in_words:
+        ui.say(f"the profile's energies are {metadata.energies_in_words}")
     adjustments: set[str] = set()
     for row in rows:
         adjustments.update(row.frontier.profile.adjustments.in_words())
