@@ -75,6 +75,15 @@ class WorkloadOptions:
         ),
         InputFile(),
     ] = None
+    as_type: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="TYPE",
+            help="Read the config.json as if its model_type were TYPE, as in --as llama.",
+            rich_help_panel=JOB,
+        ),
+    ] = None
     entry: Annotated[
         str | None,
         typer.Option(
@@ -87,7 +96,9 @@ class WorkloadOptions:
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says what runs."""
-        refuse_both(options_given(self))
+        refuse_both(options_given(self, "workload", "model", "entry"))
+        if self.as_type is not None and self.model is None:
+            raise InputError("--as goes with --model")
 
 
 def _size(meaning: str) -> Any:
@@ -321,7 +332,7 @@ class GpuOptions:
         typer.Option(
             metavar="NAME",
             help="nvml: measure on a GPU here (the default); zeusd: the same, with clocks set by "
-            "the Zeus daemon; modelled: no GPU needed.",
+            "the Zeus daemon; amdsmi: AMD GPUs, untried on hardware; modelled: no GPU needed.",
             rich_help_panel=MOST_USED,
         ),
     ] = None
@@ -480,9 +491,9 @@ def profile(
             "gpu": new_profile.metadata.gpu,
             "workload": new_profile.metadata.workload,
             "stages": [asdict(summary) for summary in summarize_profile(new_profile)],
-            "notes": remarks(new_profile),
+            "notes": [*_memory_warning(new_profile, job), *remarks(new_profile)],
         },
-        lambda: _print(new_profile),
+        lambda: _print(new_profile, job),
         next_command=["envplan", "frontier", *named, "--plot"],
     )
 
@@ -522,7 +533,7 @@ def _training_job(
 
 def _model_of(workload: WorkloadOptions, sizes: SizeOptions) -> Model:
     if workload.model is not None:
-        return named_model(workload.model, **sizes.chosen())
+        return named_model(workload.model, workload.as_type, **sizes.chosen())
     return model_of(workload.workload or _DEFAULT_WORKLOAD, **sizes.chosen())
 
 
@@ -651,7 +662,7 @@ def _metadata(job: TrainingJob) -> envplan.ProfileMetadata:
     )
 
 
-def _print(profile: envplan.Profile) -> None:
+def _print(profile: envplan.Profile, job: TrainingJob) -> None:
     from envplan.profiling.remarks import remarks, summarize_profile
 
     metadata = profile.metadata
@@ -661,20 +672,21 @@ def _print(profile: envplan.Profile) -> None:
     for stage in stages:
         slower_percents.append(100 * (stage.time_at_valley / stage.time_at_highest - 1))
         saved_percents.append(100 * (1 - stage.energy_at_valley / stage.energy_at_highest))
+    ui.say(*_memory_warning(profile, job))
     ui.say(f"{profile.describe()}: {metadata.workload}")
     columns = [
         text_column("stage", [stage.stage for stage in stages]),
         text_column("clocks (MHz)", map(_clocks, stages)),
         value_column("time (s)", [significant(stage.time_at_highest) for stage in stages]),
         value_column("energy (J)", [significant(stage.energy_at_highest) for stage in stages]),
-        value_column("valley (MHz)", map(_valley, stages)),
+        value_column("best (MHz)", map(_valley, stages)),
         change_column("slower (%)", slower_percents),
         percent_column("saved (%)", saved_percents),
     ]
     modelled = "" if metadata.source == "measured" else " (modelled)"
     ui.show_table(
         "Forward + backward of a microbatch on one GPU at the highest clock, and what the clock "
-        f"of least energy, the valley, does to it{modelled}",
+        f"of least energy (the valley of its curve) does to it{modelled}",
         columns,
     )
     microbatches = f"{metadata.num_microbatches} microbatches"
@@ -685,6 +697,14 @@ def _print(profile: envplan.Profile) -> None:
         f"schedule {metadata.schedule}",
         *remarks(profile),
     )
+
+
+def _memory_warning(profile: envplan.Profile, job: TrainingJob) -> list[str]:
+    """That the job does not fit into its GPUs' memory, if it does not."""
+    from envplan.profiling.memory_fit import memory_shortage
+
+    shortage = memory_shortage(profile, job)
+    return [] if shortage is None else [f"warning: {shortage}"]
 
 
 def _clocks(stage: StageSummary) -> str:

@@ -26,11 +26,48 @@ LATENCY_UNKNOWN: Final = "switch_latency_unknown"
 
 #: The sidecar's field for the GPU's power limit, W.
 POWER_LIMIT: Final = "power_limit_w"
+#: The sidecar's field of a modelled profile whose time_std and energy_std are the model's error,
+#: not spread from run to run: by how much, as a fraction, energies at two clocks of an operation
+#: may be off against each other.
+MODEL_ERROR: Final = "model_error_between_clocks"
 MAX_POWER_W: Final = 1e5
 
 Count = Annotated[int, Strict(), Field(gt=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+
+
+#: The sidecar's field for what each stage takes of a GPU's memory.
+FOOTPRINT: Final = "memory"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What each stage of a profile takes of a GPU's memory, bytes.
+
+    Attributes:
+        model_bytes: weights, gradients and optimizer.
+        activation_bytes: what a microbatch's forward leaves for its backward.
+    """
+
+    model_bytes: list[float]
+    activation_bytes: list[float]
+
+    @classmethod
+    def of_document(cls, document: object) -> Footprint | None:
+        """The footprint in a sidecar's field; None where that is none."""
+        if not isinstance(document, dict):
+            return None
+        columns = [document.get(name) for name in ("model_bytes", "activation_bytes")]
+        for column in columns:
+            if not isinstance(column, list):
+                return None
+            if not all(isinstance(value, int | float) and value >= 0 for value in column):
+                return None
+        model_bytes, activation_bytes = columns
+        if len(model_bytes) != len(activation_bytes):  # type: ignore[arg-type]
+            return None
+        return cls(model_bytes, activation_bytes)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +145,17 @@ class ProfileMetadata:
         return self.gpu if self.stage_gpus is None else self.stage_gpus[stage]
 
     @property
+    def footprint(self) -> Footprint | None:
+        """What FOOTPRINT says; None where the sidecar says nothing that makes sense."""
+        return Footprint.of_document(self.extra.get(FOOTPRINT))
+
+    @property
+    def model_error_between_clocks(self) -> float | None:
+        """What MODEL_ERROR says; None where deviations are of measurements, or there are none."""
+        error = self.extra.get(MODEL_ERROR)
+        return float(error) if isinstance(error, int | float) else None
+
+    @property
     def energies_are(self) -> str | None:
         """How the energies were found: "measured", "identified" or "modelled".
 
@@ -116,6 +164,13 @@ class ProfileMetadata:
         """
         identified = self.source == "measured" and bool(self.extra.get("identified"))
         return "identified" if identified else self.source
+
+    @property
+    def energies_in_words(self) -> str | None:
+        """What energies_are means, to follow "energies are"."""
+        if self.energies_are == "identified":
+            return "worked out from measured iterations"
+        return self.energies_are
 
     @property
     def power_limit_w(self) -> float | None:
