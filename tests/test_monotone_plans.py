@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import pairwise
 
 import pytest
 
@@ -18,30 +19,28 @@ def frontier_of(name: str, microbatches: int) -> Frontier:
     return envplan.trace_frontier(pipeline, profile)
 
 
-@pytest.mark.parametrize("name", ["sosp24-a100sxm-gpt3-175b-8stage", "h100-gpt3-175b-8stage"])
-def test_late_clocks_that_cost_nothing_leave_the_plan_as_it_is(name: str) -> None:
-    frontier = frontier_of(name, 8)
-    at_once = frontier.plan(slowdown=0.01, moves=0.2)
+def test_late_clocks_that_cost_nothing_leave_the_plan_as_it_is() -> None:
+    frontier = frontier_of("sosp24-a100sxm-gpt3-175b-8stage", 6)
+    at_once = frontier.plan(slowdown=0.01)
     for latency in (0.01, 0.02):
-        late = frontier.plan(slowdown=0.01, moves=0.2, switch_latency=latency)
+        late = frontier.plan(slowdown=0.01, switch_latency=latency)
         assert late.frequencies == at_once.frequencies
         assert late.energy == at_once.energy
 
 
-@pytest.mark.parametrize("name", ["sosp24-a100sxm-gpt3-175b-8stage", "h100-gpt3-175b-8stage"])
+#: Two searches of the same quality differ by so much.
+LUCK = 1 + 1e-4
+
+
+@pytest.mark.parametrize("name", ["sosp24-a100sxm-gpt3-175b-8stage", "sosp24-a40-gpt3-175b-8stage"])
 def test_later_and_longer_held_clocks_save_no_more(name: str) -> None:
-    frontier = frontier_of(name, 8)
-
-    def energies(*dwells: float) -> list[float]:
-        asked = ({"switch_latency": 0.02, "min_dwell": dwell} for dwell in dwells)
-        return [frontier.plan(slowdown=0.01, moves=0.2, **options).energy for options in asked]
-
-    late = [
-        frontier.plan(slowdown=0.01, moves=0.2, switch_latency=latency).energy
-        for latency in (0.0, 0.02, 0.1)
-    ]
-    assert late == sorted(late)
-    assert energies(0.0, 0.1, 0.3) == sorted(energies(0.0, 0.1, 0.3))
+    frontier = frontier_of(name, 6)
+    late = [{"switch_latency": latency} for latency in (0.0, 0.02, 0.1)]
+    held = [{"switch_latency": 0.02, "min_dwell": dwell} for dwell in (0.0, 0.1, 0.3)]
+    for conditions in (late, held):
+        plans = [frontier.plan(slowdown=0.01, **options) for options in conditions]
+        for easier, harder in pairwise(plans):
+            assert easier.energy <= harder.energy * LUCK
 
 
 def test_larger_budgets_are_kept_by_faster_plans() -> None:

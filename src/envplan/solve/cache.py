@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from envplan.frontier import Relaxation
 from envplan.profile import ByParts
@@ -14,11 +14,8 @@ from envplan.solve.fewer_changes import FREE_CHANGES
 from envplan.solve.late_bound import ClockLimits
 from envplan.solve.late_clock_bounds import LateClockBounds
 from envplan.solve.local_search import START_LATENCIES_NS, SearchedCandidates
-from envplan.solve.rarely_changing import RarelyChangingCandidates, RelatedCandidates
+from envplan.solve.rarely_changing import RarelyChangingCandidates
 from envplan.solve.solution import KnownChoice
-
-#: Up to so many operations searches are quick, so those for harder conditions are looked at, too.
-_FEW_OPERATIONS: Final = 128
 
 
 class CachedFrontier(NamedTuple):
@@ -69,25 +66,12 @@ class PlanCache:
     ) -> RarelyChangingCandidates:
         known = self._rounded_rarely if conditions.is_plain else self._searched_rarely
         if conditions not in known:
-            known[conditions] = RarelyChangingCandidates(
-                frontier,
-                conditions,
-                self._free(frontier, replace(conditions, changes=FREE_CHANGES)),
-                lambda: self._related(frontier, conditions),
-            )
+            plain = None
+            if not conditions.is_plain and not conditions.later_may_be_better:
+                plain = self._rarely_changing(frontier, conditions.without_limits())
+            free = self._free(frontier, replace(conditions, changes=FREE_CHANGES))
+            known[conditions] = RarelyChangingCandidates(frontier, conditions, free, plain)
         return known[conditions]
-
-    def _related(self, frontier: Relaxation, conditions: SearchConditions) -> RelatedCandidates:
-        """Candidates under other conditions that may be of use under some."""
-        if conditions.later_may_be_better:
-            return RelatedCandidates()
-        plain = None
-        if not conditions.is_plain:
-            plain = self._rarely_changing(frontier, conditions.without_limits())
-        if len(frontier.pipeline.operations) > _FEW_OPERATIONS:
-            return RelatedCandidates(plain)
-        harder = tuple(self._rarely_changing(frontier, other) for other in conditions.harder())
-        return RelatedCandidates(plain, harder)
 
     def late_bounds(self, frontier: Relaxation, conditions: SearchConditions) -> LateClockBounds:
         """The lower bounds that know how late clocks come and how long they are held."""

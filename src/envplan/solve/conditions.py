@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -11,15 +10,9 @@ from envplan.request import Request
 from envplan.request.limits import Limit, MinDwell
 from envplan.solve.fewer_changes import FREE_CHANGES, ChangeWeight
 from envplan.solve.late_bound import ClockLimits
-from envplan.units import s_from_ns
 
 _CLOCKS_AT_ONCE: Final = Machine()
 _FEWEST_CHANGES: Final = ChangeWeight()
-
-
-#: Steps of latency and of dwell, ns: a plan for less is never worse than those for these.
-_LATENCY_STEPS_NS: Final = (2 * 10**7, 5 * 10**7)
-_DWELL_STEPS_NS: Final = (10**8, 3 * 10**8)
 
 
 @dataclass(frozen=True)
@@ -81,19 +74,6 @@ class SearchConditions:
     def without_limits(self) -> Self:
         """The same with clocks that follow at once, and nothing limited but the time."""
         return replace(self, machine=_CLOCKS_AT_ONCE, limits=())
-
-    def harder(self) -> Iterator[Self]:
-        """Conditions at the steps of latency or dwell that are longer."""
-        latency_ns, dwell_ns = self.machine.latency_ns, self.clock_limits.min_dwell_ns
-        if dwell_ns:
-            yield from map(self.with_dwell, (ns for ns in _DWELL_STEPS_NS if ns > dwell_ns))
-        else:
-            yield from map(self.with_latency, (ns for ns in _LATENCY_STEPS_NS if ns > latency_ns))
-
-    def with_dwell(self, dwell_ns: int) -> Self:
-        """The same with clocks that are held for longer or shorter."""
-        others = tuple(limit for limit in self.limits if not isinstance(limit, MinDwell))
-        return replace(self, limits=(*others, MinDwell(time_s=s_from_ns(dwell_ns))))
 
     def with_latency(self, latency_ns: int) -> Self:
         """The same with clocks that follow later or sooner."""

@@ -15,11 +15,9 @@ deadline: once that uses as much as the best found, no earlier one is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final
 
 from envplan.frontier import Relaxation
 from envplan.replay import Replay, Rows, Search
@@ -48,18 +46,6 @@ _PART_GIVEN_BACK: Final = 3
 _POLISHING_SHARE: Final = 0.3
 
 
-class RelatedCandidates(NamedTuple):
-    """Candidates under other conditions, for the deadlines of the same grid.
-
-    Attributes:
-        plain: for clocks that follow at once, without limits; None: these are they.
-        harder: for clocks that come later or are held longer.
-    """
-
-    plain: RarelyChangingCandidates | None = None
-    harder: tuple[RarelyChangingCandidates, ...] = ()
-
-
 class RarelyChangingCandidates(Candidates):
     """Candidates with fewer changes of clock, as the conditions want them.
 
@@ -67,7 +53,8 @@ class RarelyChangingCandidates(Candidates):
         frontier: of the pipeline and profile.
         conditions: that every candidate keeps.
         free: candidates under the same conditions whose changes count for nothing.
-        find_related: gives candidates under other conditions, whose changes are as few.
+        plain: candidates with as few changes for clocks that follow at once, without limits; None:
+            these are they, or others may well be better.
     """
 
     def __init__(
@@ -75,10 +62,10 @@ class RarelyChangingCandidates(Candidates):
         frontier: Relaxation,
         conditions: SearchConditions,
         free: Candidates,
-        find_related: Callable[[], RelatedCandidates],
+        plain: RarelyChangingCandidates | None,
     ) -> None:
         super().__init__(frontier, conditions)
-        self._find_related = find_related
+        self._plain = plain
         self._free = free
         num_operations = len(frontier.pipeline.operations)
         self._in_windows = conditions.is_plain and num_operations > WINDOW_OPERATIONS
@@ -88,7 +75,6 @@ class RarelyChangingCandidates(Candidates):
             self._coarse_grid = RoundingGrid(frontier, _STEP_SHARE_IF_SLOW)
         self._moves = num_moves(num_operations, conditions.moves_share)
         self._made: dict[int, Replay] = {}
-        self._own: dict[int, Replay] = {}
         self._made_from_free: dict[bytes, Replay] = {}
 
     def best_by(
@@ -120,11 +106,6 @@ class RarelyChangingCandidates(Candidates):
             own = self._from_free(free)
             best = own if is_preferred(own) else free
         return best
-
-    @cached_property
-    def _related(self) -> RelatedCandidates:
-        """Candidates under other conditions that may be of use under these."""
-        return self._find_related()
 
     def _is_dear(self, replay: Replay, free: Replay) -> bool:
         """Whether a candidate uses more than it may beyond a free one.
@@ -204,62 +185,42 @@ class RarelyChangingCandidates(Candidates):
         """
         if next(self._coarse_grid.descending_from(deadline_ns)) == deadline_ns:
             return self._at(deadline_ns)
-        return self._kept_plain_candidate(self._free_by(deadline_ns, deadline_ns), deadline_ns)
+        return self._kept_plain_candidate(deadline_ns)
 
     def _at(self, deadline_ns: int) -> Replay:
-        """The candidate for a deadline of the coarse grid, maybe one for harder conditions.
+        """The candidate for a deadline of the coarse grid.
 
         Raises:
             NoPlanInTimeError: no free one was found.
         """
         if deadline_ns not in self._made:
-            self._made[deadline_ns] = self._own_or_harder(deadline_ns)
-        return self._made[deadline_ns]
-
-    def _own_or_harder(self, deadline_ns: int) -> Replay:
-        candidates = [self._own_at(deadline_ns)]
-        for harder in self._related.harder:
-            with suppress(NoPlanInTimeError):
-                taken_over = self.taken_over(harder._own_at(deadline_ns), deadline_ns)
-                if taken_over is not None:
-                    candidates.append(taken_over)
-        least_fj = self._energy_fj(self._free_by(deadline_ns, deadline_ns), deadline_ns)
-
-        def rank(candidate: Replay) -> tuple[bool, int]:
-            energy_fj = self._energy_fj(candidate, deadline_ns)
-            # The free one's cost says which deadlines are looked at: none may be below it.
-            cost_fj = energy_fj + self.change_price_fj * candidate.num_changes
-            return energy_fj < least_fj, cost_fj
-
-        return min(candidates, key=rank)
-
-    def _own_at(self, deadline_ns: int) -> Replay:
-        """The candidate for a deadline of the coarse grid that is made under these conditions."""
-        if deadline_ns not in self._own:
-            free = self._free_by(deadline_ns, deadline_ns)
-            kept = self._kept_plain_candidate(free, deadline_ns)
+            kept = self._kept_plain_candidate(deadline_ns)
             if kept is None:
+                free = self._free_by(deadline_ns, deadline_ns)
                 spared_fj = self._most_energy_fj(deadline_ns) - self._energy_fj(free, deadline_ns)
                 kept = self.replay(self._seldom(free, deadline_ns, max(0, spared_fj)))
-            self._own[deadline_ns] = kept
-        return self._own[deadline_ns]
+            self._made[deadline_ns] = kept
+        return self._made[deadline_ns]
 
-    def _kept_plain_candidate(self, free: Replay, deadline_ns: int) -> Replay | None:
+    def _kept_plain_candidate(self, deadline_ns: int) -> Replay | None:
         """The candidate for clocks at once, where it keeps these conditions as it is.
 
         Args:
-            free: the best free candidate by the deadline.
             deadline_ns: of the grid.
 
         Returns:
             None where it breaks a condition, or costs more or less than without them.
         """
-        plain = self._related.plain
+        plain = self._plain
         if plain is None:
             return None
-        if plain._free_by(deadline_ns, deadline_ns).energy_fj != free.energy_fj:
-            return None  # limits cost something, so they will with few changes
-        theirs = plain._own_at(deadline_ns)
+        # Where the free one is not kept, one with few changes, which takes longer to find, is not.
+        if self._kept(plain._free_by(deadline_ns, deadline_ns), deadline_ns) is None:
+            return None
+        return self._kept(plain._at(deadline_ns), deadline_ns)
+
+    def _kept(self, theirs: Replay, deadline_ns: int) -> Replay | None:
+        """A candidate for clocks at once under these conditions, if it holds and costs the same."""
         kept = self.taken_over(theirs, deadline_ns)
         return kept if kept is not None and kept.energy_fj == theirs.energy_fj else None
 
