@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
+BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/serving/* csrc/*.pyx csrc/CMakeLists.txt)
 
 .PHONY: demo test test-slow test-versions test-operations build-versions soak soak-watched fuzz sanitize lint format docs package wheels \
 	bench profiles results results-training results-serving results-site validate compat gpu lock audit clean
@@ -66,12 +66,12 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/tests/*
+	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/serving/* csrc/tests/*
 
 format: $(VENV)/.installed-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*.cpp csrc/*.hpp csrc/tests/*
+	$(BIN)/clang-format -i csrc/*.cpp csrc/*.hpp csrc/serving/* csrc/tests/*
 
 # The site in build/site; fails on a broken link.
 docs: $(VENV)/.installed-docs
@@ -121,6 +121,8 @@ results-training: $(VENV)/.installed
 results-serving: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.serving_runs
 	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
+	$(BIN)/python -m benchmarks.serving_baselines weeks
+	$(BIN)/python -m benchmarks.serving_bursts
 
 # Shares the power of a site of measured jobs (half a minute).
 results-site: $(VENV)/.installed

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 # distutils: language = c++
-"""Thin binding of serving.hpp, which says what happens and checks what tables and numbers say.
+"""Thin binding of serving/replay.hpp, which says what happens and checks what numbers say.
 
 Types and the lengths of the requests' arrays are checked here.
 """
@@ -11,25 +11,17 @@ from libcpp.vector cimport vector
 
 import numpy as np
 
-cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
+cdef extern from "serving/replay.hpp" namespace "envplan::serving" nogil:
     cdef cppclass TimeCounts:
         @staticmethod
         vector[double] ends()
         const vector[int64_t]& counts()
-
-cdef extern from "<array>" namespace "std" nogil:
-    cdef cppclass array9 "std::array<int64_t, 9>":
-        int64_t& operator[](size_t)
-    cdef cppclass times9 "std::array<envplan::serving::TimeCounts, 9>":
-        const TimeCounts& operator[](size_t)
-
-cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
     cdef struct Tables:
-        double idle_w, grid
+        double idle_w, grid, context_s, context_w
         vector[double] step_s, step_w, prompt_s, prompt_w
     cdef struct Size:
         int32_t chunk
-        double kv_tokens
+        double kv_tokens, link_bytes_s
         vector[int32_t] tables
     cdef struct Requests:
         int64_t count
@@ -38,30 +30,47 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
         const int32_t* output
         const uint8_t* known
         const uint8_t* taken
+        const int32_t* expected
     cdef struct Slo:
         double ttft_s, tbt_s
     cdef struct Need:
         double instances, busy, decoding, hopeless
     cdef cppclass CppService "envplan::serving::Service":
-        CppService(Requests, vector[Tables], vector[Size], vector[Slo]) except +
-        array9 counts(double, double) except +
+        CppService(
+            Requests, vector[Tables], vector[Size], vector[Slo], vector[double], double
+        ) except +
+        vector[Slo] slos
+        vector[int64_t] counts(double, double) except +
         Need required_instances(double, double, uint32_t, int32_t, double) except +
+    cdef enum class Policy(uint8_t):
+        kEdf, kFcfs
+    cdef struct TransferCosts:
+        double latency_s, bytes_per_token
+    cdef cppclass Transfers:
+        int64_t count()
+        double bytes()
     cdef struct Options:
         double clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s
+        Policy scheduler
+        TransferCosts transfers
     cdef struct Counts:
-        int64_t requests[9]
-        int64_t first_in_time[9]
-        int64_t tokens_in_time[9]
-        int64_t attained[9]
+        int64_t requests, first_in_time, tokens_in_time, attained, unservable
     cdef enum class Phase(uint8_t):
         kStarting, kIdle, kStepping, kPrompts, kGone
-    cdef struct Decoding:
-        pass
+    cdef cppclass Batch:
+        size_t size()
     cdef cppclass Instance:
         int32_t pool, size, clock
         cbool leaving
         Phase phase
-        vector[Decoding] decoding
+        Batch batch
+    cdef cppclass SlotSeries:
+        const vector[double]& energy()
+        const vector[int64_t]& attained()
+    cdef cppclass Tally:
+        const vector[Counts]& counts()
+        const vector[TimeCounts]& first_token_times()
+        const vector[TimeCounts]& token_intervals()
     cdef cppclass CppReplay "envplan::serving::Replay":
         CppReplay(const CppService&, Options) except +
         int32_t start(int32_t, int32_t, int32_t, cbool, double) except +
@@ -69,17 +78,20 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
         void move(int32_t, int32_t, int32_t, cbool) except +
         void route(int32_t, int32_t, vector[int32_t]) except +
         void set_pack(int32_t, cbool) except +
+        void hand_over(int32_t, int32_t) except +
         void advance(double) except +
         void finish() except +
         const vector[Instance]& instances()
-        const vector[double]& slot_energy()
-        const vector[int64_t]& slot_attained()
-        const Counts& counts()
-        const times9& first_token_times()
-        const times9& token_intervals()
+        const SlotSeries& series()
+        const Tally& tally()
         int64_t clock_changes()
         int64_t helped()
         int64_t squashed()
+        int64_t too_long()
+        int64_t preempted()
+        const Transfers& transfers()
+
+_POLICIES = {"edf": Policy.kEdf, "fcfs": Policy.kFcfs}
 
 
 def time_bin_ends():
@@ -88,15 +100,20 @@ def time_bin_ends():
 
 
 cdef class Service:
-    """What is served, by which instances, within which SLOs; see serving.hpp.
+    """What is served, by which instances, within which SLOs; see serving/service.hpp.
 
     Args:
         arrival: float64 (n,), s, ascending.
         input, output: int32 (n,), tokens.
-        known, taken: uint8 (n,), class, and class it is taken for on arrival, 0 to 8.
-        tables: of each configuration (idle_w, step_s, step_w, grid, prompt_s, prompt_w).
-        sizes: of each instance size (kv_tokens, chunk, tables).
-        slos: of each of the nine classes (ttft_s, tbt_s).
+        known, taken: uint8 (n,), class, and class it is taken for on arrival.
+        tables: of each configuration (idle_w, step_s, step_w, grid, prompt_s, prompt_w, context_s,
+            context_w).
+        sizes: of each instance size (kv_tokens, chunk, tables, link_bytes_s).
+        slos: of each class (ttft_s, tbt_s), at most 32.
+        usual_output: tokens that outputs of each class have as far as is known beforehand.
+        expected: int32 (n,), tokens that the output of each request is expected to have, or None:
+            the mean of those of its class that have finished.
+        max_context: tokens of the longest request that is served.
     """
 
     cdef CppService* service
@@ -105,39 +122,48 @@ cdef class Service:
     def __cinit__(
         self, const double[::1] arrival not None, const int32_t[::1] input not None,
         const int32_t[::1] output not None, const uint8_t[::1] known not None,
-        const uint8_t[::1] taken not None, tables, sizes, slos,
+        const uint8_t[::1] taken not None, tables, sizes, slos, usual_output,
+        const int32_t[::1] expected=None, double max_context=1e300,
     ):
         cdef int64_t count = arrival.shape[0]
+        if expected is not None and expected.shape[0] != count:
+            raise ValueError("expected outputs must be of one length with the requests")
         if count == 0 or not count == input.shape[0] == output.shape[0] == known.shape[0] == taken.shape[0]:
             raise ValueError("requests must be there, and their arrays of one length")
-        if len(slos) != 9 or max(np.max(known), np.max(taken)) > 8:
-            raise ValueError("there are nine classes")
-        self.borrowed = (arrival, input, output, known, taken)
-        cdef Requests requests = Requests(count, &arrival[0], &input[0], &output[0], &known[0], &taken[0])
+        self.borrowed = (arrival, input, output, known, taken, expected)
+        cdef Requests requests
+        requests.count, requests.arrival = count, &arrival[0]
+        requests.input, requests.output = &input[0], &output[0]
+        requests.known, requests.taken = &known[0], &taken[0]
+        requests.expected = NULL
+        if expected is not None:
+            requests.expected = &expected[0]
         cdef vector[Tables] all_tables
         cdef vector[Size] all_sizes
         cdef vector[Slo] all_slos
         cdef Tables table
         cdef Size size
-        for idle_w, step_s, step_w, grid, prompt_s, prompt_w in tables:
+        for idle_w, step_s, step_w, grid, prompt_s, prompt_w, context_s, context_w in tables:
+            table.context_s, table.context_w = context_s, context_w
             table.idle_w, table.step_s, table.step_w = idle_w, step_s, step_w
             table.grid, table.prompt_s, table.prompt_w = grid, prompt_s, prompt_w
             all_tables.push_back(table)
-        for kv_tokens, chunk, places in sizes:
-            size.kv_tokens, size.chunk = kv_tokens, chunk
+        for kv_tokens, chunk, places, link_bytes_s in sizes:
+            size.kv_tokens, size.chunk, size.link_bytes_s = kv_tokens, chunk, link_bytes_s
             size.tables = places
             all_sizes.push_back(size)
         for ttft_s, tbt_s in slos:
             all_slos.push_back(Slo(ttft_s, tbt_s))
-        self.service = new CppService(requests, all_tables, all_sizes, all_slos)
+        self.service = new CppService(
+            requests, all_tables, all_sizes, all_slos, usual_output, max_context
+        )
 
     def __dealloc__(self):
         del self.service
 
     def counts(self, double begin_s, double end_s):
         """Requests by the class they are taken for that arrive in a stretch."""
-        cdef array9 counts = self.service.counts(begin_s, end_s)
-        return [counts[k] for k in range(9)]
+        return self.service.counts(begin_s, end_s)
 
     def need(self, double begin_s, double end_s, uint32_t classes, int32_t size, double late):
         """What classes (a bit for each) need of a size: the fields of Need."""
@@ -148,12 +174,15 @@ cdef class Service:
 
 
 cdef class Replay:
-    """A fleet that serves requests; see serving.hpp.
+    """A fleet that serves requests; see serving/replay.hpp.
 
     Args:
         service: what is served.
         clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s: as in
             Options.
+        scheduler: "edf" or "fcfs".
+        transfer_s: from the instances that run prompts to those that decode, s, and
+        kv_bytes_per_token: of context.
     """
 
     cdef CppReplay* replay
@@ -161,11 +190,13 @@ cdef class Replay:
 
     def __cinit__(
         self, Service service not None, double clock_delay_s, double clock_hold_s, double clock_margin,
-        double pack_share, double squash_s, double slot_s, double end_s,
+        double pack_share, double squash_s, double slot_s, double end_s, scheduler="edf",
+        double transfer_s=0.0, double kv_bytes_per_token=0.0,
     ):
         self.borrowed = service
         cdef Options options = Options(
-            clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s
+            clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s,
+            _POLICIES[scheduler], TransferCosts(transfer_s, kv_bytes_per_token),
         )
         self.replay = new CppReplay(service.service[0], options)
 
@@ -192,6 +223,10 @@ cdef class Replay:
         """Whether a pool fills one instance after another instead of spreading requests."""
         self.replay.set_pack(pool, pack)
 
+    def hand_over(self, int32_t pool, int32_t decode_pool):
+        """Let the instances of a pool run prompts only; requests decode in another pool."""
+        self.replay.hand_over(pool, decode_pool)
+
     def advance(self, double until):
         """Let everything happen that happens before a time, s."""
         with nogil:
@@ -212,7 +247,7 @@ cdef class Replay:
                 present.append((
                     k, self.replay.instances()[k].pool, self.replay.instances()[k].size,
                     self.replay.instances()[k].clock, phase == Phase.kStarting,
-                    self.replay.instances()[k].decoding.size(),
+                    self.replay.instances()[k].batch.size(),
                 ))
         return present
 
@@ -230,22 +265,44 @@ cdef class Replay:
         """Counts of times to the first token, and between further ones; see time_bin_ends.
 
         Returns:
-            Two arrays, int64 (9, bins): by class.
+            Two arrays, int64 (classes, bins).
         """
+        cdef size_t k
+        cdef size_t classes = self.replay.tally().counts().size()
         return (
-            np.array([self.replay.first_token_times()[k].counts() for k in range(9)], np.int64),
-            np.array([self.replay.token_intervals()[k].counts() for k in range(9)], np.int64),
+            np.array([self.replay.tally().first_token_times()[k].counts() for k in range(classes)], np.int64),
+            np.array([self.replay.tally().token_intervals()[k].counts() for k in range(classes)], np.int64),
+        )
+
+    def apart(self):
+        """What does not count as served: too long; unservable, by class; preempted; and transfers.
+
+        Returns:
+            Requests longer than the model takes, which count nowhere else; of the requests that
+            count, by class, those longer than their instance's memory; how often requests were
+            preempted; contexts that were sent from instance to instance, and their bytes.
+        """
+        cdef size_t k
+        unservable = [
+            self.replay.tally().counts()[k].unservable
+            for k in range(self.replay.tally().counts().size())
+        ]
+        return (
+            self.replay.too_long(), unservable, self.replay.preempted(),
+            self.replay.transfers().count(), self.replay.transfers().bytes(),
         )
 
     def results(self):
         """Energy (J) and attained requests by slot; counts by class; clock changes; helped; squashed."""
-        cdef Counts counts = self.replay.counts()
-        by_class = np.array([
-            [counts.requests[k], counts.first_in_time[k], counts.tokens_in_time[k], counts.attained[k]]
-            for k in range(9)
-        ], dtype=np.int64)
+        cdef size_t k
+        cdef Counts counts
+        by_class = []
+        for k in range(self.replay.tally().counts().size()):
+            counts = self.replay.tally().counts()[k]
+            by_class.append([counts.requests, counts.first_in_time, counts.tokens_in_time, counts.attained])
         return (
-            np.array(self.replay.slot_energy(), dtype=np.float64),
-            np.array(self.replay.slot_attained(), dtype=np.int64),
-            by_class, self.replay.clock_changes(), self.replay.helped(), self.replay.squashed(),
+            np.array(self.replay.series().energy(), dtype=np.float64),
+            np.array(self.replay.series().attained(), dtype=np.int64),
+            np.array(by_class, dtype=np.int64),
+            self.replay.clock_changes(), self.replay.helped(), self.replay.squashed(),
         )

@@ -375,3 +375,36 @@ def test_a_function_that_runs_two_operations_at_once_is_told_of() -> None:
     hooks.close()
     assert ran == ["step"]
     assert "forward and backward at once" in listener.heard[0]
+
+
+def test_operations_that_a_cuda_graph_captures_are_told_of_once_and_not_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    is_capturing = True
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: is_capturing)
+    ran: list[int] = []
+    stage = SimpleNamespace(
+        stage_index=0,
+        forward_one_chunk=ran.append,
+        backward_one_chunk=ran.append,
+        backward_weight_one_chunk=ran.append,
+    )
+
+    def step() -> None:
+        for microbatch in range(2):
+            stage.forward_one_chunk(microbatch)
+
+    schedule = SimpleNamespace(_stages=[stage], _has_backward=True, step=step)
+    listener = Listener()
+    with torch.attach(listener, schedule):
+        schedule.step()
+        captured, listener.heard = listener.heard, []
+        is_capturing = False
+        schedule.step()
+    assert ran == [0, 1, 0, 1]
+    *said, last = captured
+    assert all("captured in a CUDA graph" in line for line in said)
+    assert "--training.disable_cuda_graphs" in said[0]
+    assert last == "step"
+    assert listener.heard == [("forward", 0, 0), ("forward", 1, 0), "step"]

@@ -20,7 +20,7 @@ def table(slower: float = 1.0) -> tuple[Any, ...]:
     """Prompts take time by their tokens; steps are alike for every batch up to BATCH."""
     grid = 100.0 * np.arange(0, 102)
     return (IDLE, np.full(BATCH + 2, slower * STEP), np.full(BATCH + 2, STEP_W), 100.0,
-            slower * TOKEN * grid, np.full(len(grid), PROMPT_W))  # fmt: skip
+            slower * TOKEN * grid, np.full(len(grid), PROMPT_W), 0.0, 0.0)  # fmt: skip
 
 
 def service(
@@ -39,8 +39,10 @@ def service(
         class_index,
         class_index,
         tables=[table(2.0), table()],
-        sizes=[(kv, chunk, [0, 1])],
+        sizes=[(kv, chunk, [0, 1], 1e12)],
         slos=[(ttft[min(k, len(ttft) - 1)], 1.0) for k in range(9)],
+        usual_output=[100.0] * 9,
+        expected=output_tokens.astype(np.int32),
     )
 
 
@@ -194,15 +196,15 @@ def test_the_least_number_of_instances_leaves_just_enough_in_time(
     served = service(requests, ttft=(3.0,))
     instances, busy, *_ = served.need(0.0, 10.0, 1, 0, late)
     arrival, tokens = (np.array(column) for column in list(zip(*requests, strict=True))[:2])
-    longest = 16 * (np.sort(tokens)[int(np.ceil(0.99 * len(tokens))) - 1] // 16 + 1)
-    slack = max(0.02, 3.0 - longest * TOKEN - TOKEN - 0.05)
+    longest = np.sort(tokens)[int(np.ceil(0.99 * (len(tokens) - 1)))]
+    slacks = 3.0 - np.minimum(tokens, longest) * TOKEN - TOKEN - 0.05  # each prompt leaves its own
 
     def missed(instances: float) -> int:
         queue, count = 0.0, 0
         for k in range(102):
             mine = (arrival / 0.1).astype(int) == k
             queue = max(0.0, queue + tokens[mine].sum() * TOKEN - 0.1 * instances)
-            count += mine.sum() * (queue > instances * slack)
+            count += (queue - tokens[mine] * TOKEN > instances * slacks[mine]).sum()
         return count
 
     assert busy == pytest.approx(tokens.sum() * TOKEN / 10)
@@ -241,10 +243,10 @@ def test_only_the_classes_that_are_asked_for_count() -> None:
 
 def test_arrays_of_different_lengths_and_unknown_classes_are_refused() -> None:
     of_two, ints, bytes_ = np.zeros(2), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.uint8)
-    rest: Any = ([table()], [(1e6, 1000, [0])], [(1.0, 1.0)] * 9)
+    rest: Any = ([table()], [(1e6, 1000, [0], 1e12)], [(1.0, 1.0)] * 9, [100.0] * 9)
     with pytest.raises(ValueError, match="one length"):
         Service(np.zeros(3), ints, ints, bytes_, bytes_, *rest)
-    with pytest.raises(ValueError, match="nine classes"):
+    with pytest.raises(ValueError, match="has no class"):
         Service(of_two, ints, ints, bytes_ + np.uint8(9), bytes_, *rest)
 
 

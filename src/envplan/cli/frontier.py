@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 import envplan
-from envplan._io.files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, modelled_title
 from envplan.cli.given import as_typed
@@ -25,7 +24,8 @@ from envplan.cli.tables import (
     text_column,
     value_column,
 )
-from envplan.cli.types import OPTIONAL_FILE, OutputFile, quantity
+from envplan.cli.terminal_plot import picture
+from envplan.cli.types import OPTIONAL_FILE, TERMINAL, OutputFile, quantity
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
@@ -41,8 +41,11 @@ def frontier(
         Path | None,
         typer.Option(
             metavar=OPTIONAL_FILE,
-            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="frontier.png"),
-            help="Draw the frontier: .png, .svg, .pdf or .html; without a name: frontier.png.",
+            parser=OutputFile(".png", ".svg", ".pdf", ".html", bare="frontier.png", terminal=True),
+            help=(
+                "Draw the frontier: .png, .svg, .pdf or .html, - for the terminal; without a name: "
+                "frontier.png."
+            ),
             rich_help_panel=MOST_USED,
         ),
     ] = None,
@@ -59,12 +62,7 @@ def frontier(
     ] = None,
     animate: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=OutputFile(".html"),
-            help="Show the pipeline walking along the frontier: .html.",
-            rich_help_panel=OUTPUT,
-        ),
+        typer.Option(metavar="FILE", parser=OutputFile(".html"), hidden=True),
     ] = None,
     plans: Annotated[
         int,
@@ -105,19 +103,16 @@ def frontier(
     document = envplan.FrontierFile.from_plans(traced, along, beyond)
     if output is not None:
         document.save(output)
-    draw_frontier(plot, traced, along)
-    if animate is not None:
-        from envplan.plotting.report import animation_page
-
-        with progress("drawing frames"):
-            timelines = [envplan.simulate(plan, traced.profile) for plan in along]
-            atomic_write(animate, animation_page(traced, timelines))
+    draws_here = plot == TERMINAL
+    draw_frontier(None if draws_here else plot, traced, along)
+    # The page of --plot walks along the frontier since 0.2; --animate wrote one of its own.
+    draw_frontier(animate, traced, along)
     if invocation().json:
         ui.say(document.to_json().rstrip())
         return
     ui.answer(
         dict,
-        lambda: _print(traced, along, drawn=plot is not None),
+        lambda: _print(traced, along, drawn=plot is not None and not draws_here, large=draws_here),
         next_command=["envplan", "solve", *as_typed(job)],
     )
 
@@ -144,12 +139,16 @@ def draw_frontier(
     ui.draw(path, lambda: frontier_figure(traced, plans, comparison), write_page)
 
 
-def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) -> None:
+def _print(
+    traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool, large: bool
+) -> None:
     ui.say(describe_job(traced))
     source = traced.profile.metadata.source
     ui.show_table(modelled_title(ITERATION_TITLE, source), _columns(traced, plans))
     ui.say(describe_ends(traced))
-    if not drawn:
+    if large:
+        ui.say(*picture(traced, plans))
+    elif not drawn:
         baseline = plans[0].predicted.baseline
         curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
         max_frequency = Mark(baseline.iteration_time_s, baseline.energy_j, "x")
@@ -160,6 +159,8 @@ def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) 
 
 def _columns(traced: envplan.Frontier, plans: Sequence[envplan.Plan]) -> list[Column]:
     """Maximum frequency, then some of the plans from T_min to T_star."""
+    from envplan.plan.frontier_file import evenly_chosen
+
     baseline = plans[0].predicted.baseline
     bound_j = traced.energy_at(baseline.iteration_time_s)
     baseline_gap = baseline.energy_j / bound_j - 1 if bound_j else 0.0
@@ -170,7 +171,7 @@ def _columns(traced: envplan.Frontier, plans: Sequence[envplan.Plan]) -> list[Co
     savings = [""]
     gaps = [f"{100 * baseline_gap:.2f}"]
     powers_w = [baseline.average_power_w]
-    shown = _evenly_chosen(plans, _TABLE_PLANS)
+    shown = evenly_chosen(plans, _TABLE_PLANS)
     for plan in shown:
         times_s.append(plan.iteration_time)
         slowdowns_percent.append(plan.predicted.slowdown_percent)
@@ -194,14 +195,6 @@ def _row_names(num_plans: int) -> list[str]:
     if num_plans == 1:
         return ["max frequency", "T_min plan"]
     return ["max frequency", "T_min plan", *[""] * (num_plans - 2), "T_star plan"]
-
-
-def _evenly_chosen(plans: Sequence[envplan.Plan], count: int) -> list[envplan.Plan]:
-    """At most `count` of the plans, from 2 up, the first and the last among them."""
-    if len(plans) <= count:
-        return list(plans)
-    last_index = len(plans) - 1
-    return [plans[k * last_index // (count - 1)] for k in range(count)]
 
 
 def _verdict(plans: list[envplan.Plan]) -> str:

@@ -115,6 +115,9 @@ class EngineResults:
         clock_changes: of instances.
         helped: requests that another pool took because they would have been late in their own.
         squashed: requests given up because they waited too long.
+        too_long: requests longer than the model takes; they are in no other count.
+        unservable: requests longer than the memory of the instances that they came to.
+        preempted: how often a request lost its place in memory and began again.
         first_token_times: of all requests.
         token_intervals: mean time between further tokens, of all requests.
     """
@@ -125,6 +128,9 @@ class EngineResults:
     clock_changes: int
     helped: int
     squashed: int
+    too_long: int
+    unservable: int
+    preempted: int
     first_token_times: TimeCounts
     token_intervals: TimeCounts
 
@@ -167,6 +173,7 @@ class FleetController:
             squash_s=min(settings.squash_s, _NEVER_SQUASHED_S),
             slot_s=SLOT_S,
             end_s=observed.trace.duration_s,
+            scheduler=settings.scheduler,
         )
 
     def reconcile(self, fleet: Fleet, now_s: float, *, prewarmed: bool = False) -> None:
@@ -217,10 +224,16 @@ class FleetController:
         num_instances = self._engine.gpus()
         return sum(self._tps[size] * count for size, count in num_instances.items())
 
+    def counts_so_far(self) -> RequestCounts:
+        """Numbers of the requests that are over."""
+        counts_by_class = self._engine.results()[2]
+        return RequestCounts(*counts_by_class.sum(axis=0).tolist())
+
     def finish(self) -> EngineResults:
         """Serve what is left after the trace."""
         self._engine.finish()
         energy_j, attained, counts, clock_changes, helped, squashed = self._engine.results()
+        too_long, unservable, preempted, _, _ = self._engine.apart()
         first_token_counts, interval_counts = self._engine.times()
         return EngineResults(
             slot_energy_j=energy_j,
@@ -229,6 +242,9 @@ class FleetController:
             clock_changes=clock_changes,
             helped=helped,
             squashed=squashed,
+            too_long=too_long,
+            unservable=sum(unservable),
+            preempted=preempted,
             first_token_times=TimeCounts(first_token_counts.sum(axis=0)),
             token_intervals=TimeCounts(interval_counts.sum(axis=0)),
         )
@@ -238,8 +254,12 @@ class FleetController:
 
     def _number_pools(self, fleet: Fleet) -> None:
         """Give new pools a number, and tell the engine how each pool is filled."""
+        next_number = len(set(self._pool_numbers.values()))
         for name, pool in fleet.pools.items():
-            pool_number = self._pool_numbers.setdefault(name, len(self._pool_numbers))
+            whole_pool = pool.part_of or name
+            pool_number = self._pool_numbers.setdefault(whole_pool, next_number)
+            self._pool_numbers[name] = pool_number
+            next_number = max(next_number, pool_number + 1)
             self._engine.set_pack(pool_number, pool.consolidates)
 
     def _instances_of(self, fleet: Fleet) -> list[InstanceStart]:
@@ -311,14 +331,17 @@ class FleetController:
         A pool that is given up helps, too, as long as it has instances.
         """
         given_up = [
-            number for name, number in self._pool_numbers.items() if name not in fleet.pools
+            number
+            for number in sorted(set(self._pool_numbers.values()))
+            if number not in {self._pool_numbers[name] for name in fleet.pools}
         ]
         routes = fleet.routes
         for class_number, request_class in enumerate(CLASSES):
             ranked = self._ranked_pools(fleet, request_class)
-            home = routes.get(request_class, ranked[0])
-            helpers = [self._pool_numbers[name] for name in ranked if name != home]
-            self._engine.route(class_number, self._pool_numbers[home], helpers + given_up)
+            home = self._pool_numbers[routes.get(request_class, ranked[0])]
+            numbers = dict.fromkeys(self._pool_numbers[name] for name in ranked)
+            helpers = [number for number in numbers if number != home]
+            self._engine.route(class_number, home, helpers + given_up)
 
     def _ranked_pools(self, fleet: Fleet, request_class: str) -> list[str]:
         """All pools: first those that can serve a class within its SLO, lower ones first."""

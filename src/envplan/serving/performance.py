@@ -31,7 +31,7 @@ class Configuration(NamedTuple):
 
 
 class EngineTables(NamedTuple):
-    """Tables of a configuration as the compiled replay takes them, in its order (csrc/serving.hpp).
+    """Tables of a configuration in the order of the compiled replay (csrc/_serving.pyx).
 
     Attributes:
         idle_w: power of the instance when it does nothing.
@@ -40,6 +40,8 @@ class EngineTables(NamedTuple):
         grid_tokens: tokens between two entries of the prompt tables.
         prompt_s: time of a prompt of k * grid_tokens.
         prompt_w: power of these prompts.
+        context_token_s: time that a token of context adds to a step.
+        context_w: power while contexts are read.
     """
 
     idle_w: float
@@ -48,6 +50,8 @@ class EngineTables(NamedTuple):
     grid_tokens: float
     prompt_s: FloatArray
     prompt_w: FloatArray
+    context_token_s: float
+    context_w: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,4 +151,6 @@ class InstancePerformance:
             grid_tokens=float(grid),
             prompt_s=self.prompt_s_at(prompt_tokens),
             prompt_w=self.prompt_w_at(prompt_tokens),
+            context_token_s=self.context_token_s,
+            context_w=self.context_w,
         )
