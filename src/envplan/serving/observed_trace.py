@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,9 +33,6 @@ from envplan.serving.plan_request import require_reachable
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.trace import SLOT_S, Trace
-
-#: Bytes/s of the network of a GPU (400 Gb/s), over which contexts go from instance to instance.
-LINK_BYTES_S: Final = 50e9
 
 
 class Demand(NamedTuple):
@@ -81,6 +79,7 @@ class ObservedTrace:
         usual_output: mean tokens of each class's outputs before any has finished; None: the
             profile's.
         chunk_tokens: prompt tokens of an iteration; None: as many as the profile says.
+        link_bytes_s: of a GPU's network, over which contexts go from instance to instance.
 
     Attributes:
         service: the same and the profile's tables for the compiled replay.
@@ -96,10 +95,11 @@ class ObservedTrace:
         expected_output: IntArray | None = None,
         usual_output: Sequence[float] | None = None,
         chunk_tokens: int | None = None,
+        link_bytes_s: float = Settings.link_bytes_s,
     ) -> None:
         self.trace, self.profile, self.predicted_class = trace, profile, predicted_class
         self.expected_output = expected_output
-        self.chunk_tokens = chunk_tokens
+        self.chunk_tokens, self.link_bytes_s = chunk_tokens, link_bytes_s
         self.usual_output = usual_output or [
             profile.classes[name].output_tokens for name in CLASSES
         ]
@@ -123,7 +123,7 @@ class ObservedTrace:
                     kv_tokens=fastest.kv_tokens,
                     chunk_tokens=self.chunk_tokens or fastest.chunk_tokens,
                     tables=tables,
-                    link_bytes_s=LINK_BYTES_S * tp,
+                    link_bytes_s=self.link_bytes_s * tp,
                 )
             )
         slos = []
@@ -162,16 +162,31 @@ class ObservedTrace:
         """The same without the requests that come before a time."""
         first_request = int(np.searchsorted(self.trace.arrival_s, begin_s))
         later = slice(first_request, None)
+        return self._of_requests(self.trace.part(later), later)
+
+    def window(self, requests: slice) -> ObservedTrace:
+        """Some requests in a row, as a trace that begins with the first of them."""
+        trace = self.trace.part(requests)
+        arrival_s = trace.arrival_s - trace.arrival_s[0]
+        window = replace(trace, arrival_s=arrival_s, covered_s=None)
+        return self._of_requests(window, requests)
+
+    def of_trace(self, trace: Trace) -> ObservedTrace:
+        """The same of another trace, with as many requests of the same classes."""
+        return self._of_requests(trace, slice(None))
+
+    def _of_requests(self, trace: Trace, requests: slice) -> ObservedTrace:
         expected_output = None
         if self.expected_output is not None:
-            expected_output = self.expected_output[later]
+            expected_output = self.expected_output[requests]
         return ObservedTrace(
-            self.trace.part(later),
+            trace,
             self.profile,
-            self.predicted_class[later],
+            self.predicted_class[requests],
             expected_output=expected_output,
             usual_output=self.usual_output,
             chunk_tokens=self.chunk_tokens,
+            link_bytes_s=self.link_bytes_s,
         )
 
     @cached_property
@@ -244,6 +259,7 @@ def observe_trace(profile: ServingProfile, trace: Trace, settings: Settings) -> 
         expected_output=expect_outputs(trace, profile, settings),
         usual_output=[profile.classes[name].output_tokens for name in CLASSES],
         chunk_tokens=settings.chunk_tokens,
+        link_bytes_s=settings.link_bytes_s,
     )
     require_reachable(fitted, [CLASSES[index] for index in np.unique(trace.class_index)])
     return observed

@@ -23,6 +23,7 @@ _HOUR_S: Final = 3600.0
 #: Names of a simulation's figures, as its attributes and in JSON.
 FIGURES: Final = (
     "policy",
+    "fleet",
     "energy_j",
     "requests",
     "slo_attainment",
@@ -108,6 +109,7 @@ class Simulation:
         preemptions: how often contexts outgrew an instance's memory, so that a request lost its
             place and began again.
         series: over time.
+        fleet: the fleet in words, if it never changes.
     """
 
     policy: str
@@ -128,6 +130,7 @@ class Simulation:
     requests_unservable: int
     preemptions: int
     series: TimeSeries
+    fleet: str | None = None
 
     @property
     def gpus_mean(self) -> float:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from envplan._io.files import atomic_write
 from envplan.cli import output as ui
-from envplan.cli.serving.replay import FleetRateOptions, ReplayOptions, Replays
+from envplan.cli.serving.replay import Disaggregated, FleetRateOptions, ReplayOptions, Replays
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED, OUTPUT
 from envplan.cli.tables import Column
 from envplan.cli.types import OutputFile
+from envplan.serving.settings import DISAGGREGATED, SPLIT_FLEETS
+
+if TYPE_CHECKING:
+    from envplan.serving.simulation import Simulation
 
 _BASELINE: Final = "SinglePool"
 _HOUR_S: Final = 3600.0
@@ -32,6 +36,7 @@ def simulate(
             help="One of those that `serving compare` names.",
         ),
     ] = "envplan",
+    disaggregated: Disaggregated = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -52,10 +57,13 @@ def simulate(
     Example:
       envplan serving simulate --trace azure-2023-conversation
       envplan serving simulate --trace azure-2023-code --policy static -o hour.csv
+      envplan serving simulate --disaggregated
       envplan serving simulate --trace mine.csv.gz --price 0.12 --carbon 380
     """
     needs_baseline = replay.plot is not None and policy != _BASELINE  # a picture has it in it
     policies = [_BASELINE, policy] if needs_baseline else [policy]
+    if disaggregated:
+        policies = list(SPLIT_FLEETS)
     fleet_rates = rates.read()  # a mistake in them is told before hours are replayed
     replays = replay.run(service, policies)
     replay.draw(replays)
@@ -67,6 +75,7 @@ def simulate(
         lambda: {
             **result.to_dict(),
             **costs,
+            **({"together": replays.simulations[0].to_dict()} if disaggregated else {}),
             "trace": replays.trace.name,
             "profile": replays.profile.name,
         },
@@ -75,10 +84,24 @@ def simulate(
     )
 
 
+def _print_better(simulations: Sequence[Simulation]) -> None:
+    """Prefill and decode together and apart, and which of both takes less."""
+    from envplan.serving.metrics import kwh
+
+    for result in simulations:
+        percent = 100 * result.slo_attainment
+        ui.say(f"{result.policy}: {result.fleet}: {kwh(result.energy_j)} kWh, SLOs {percent:.3f}%")
+    better, worse = sorted(simulations, key=lambda result: result.energy_j)
+    saved_percent = better.saved_percent(worse) or 0.0
+    ui.say(f"{better.policy} takes {saved_percent:.1f}% less than {worse.policy}")
+
+
 def _print(replays: Replays, costs: Mapping[str, float]) -> None:
     from envplan.serving.metrics import METRICS
 
     result = replays.simulations[-1]
+    if result.policy == DISAGGREGATED:
+        _print_better(replays.simulations)
     ui.say(f"{result.policy}: {replays.title}, {result.duration_s / _HOUR_S:.3g} hours")
     names = [metric.name for metric in METRICS] + list(costs)
     totals = [metric.text(result) for metric in METRICS]
