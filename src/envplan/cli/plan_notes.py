@@ -27,7 +27,7 @@ def plan_notes(frontier: envplan.Frontier, plan: envplan.Plan) -> list[str]:
         *_target(frontier, plan),
         *_straggler(frontier, plan),
         *_conditions(frontier, plan),
-        *late_clocks(frontier, plan),
+        *late_clocks(frontier.profile, plan),
         *_costs(plan),
         *_probability(frontier, plan),
     ]

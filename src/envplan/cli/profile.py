@@ -678,14 +678,14 @@ def _print(profile: envplan.Profile) -> None:
         text_column("clocks (MHz)", map(_clocks, stages)),
         value_column("time (s)", [significant(stage.time_at_highest) for stage in stages]),
         value_column("energy (J)", [significant(stage.energy_at_highest) for stage in stages]),
-        value_column("valley (MHz)", map(_valley, stages)),
+        value_column("best (MHz)", map(_valley, stages)),
         change_column("slower (%)", slower_percents),
         percent_column("saved (%)", saved_percents),
     ]
     modelled = "" if metadata.source == "measured" else " (modelled)"
     ui.show_table(
         "Forward + backward of a microbatch on one GPU at the highest clock, and what the clock "
-        f"of least energy, the valley, does to it{modelled}",
+        f"of least energy (the valley of its curve) does to it{modelled}",
         columns,
     )
     microbatches = f"{metadata.num_microbatches} microbatches"

@@ -155,7 +155,7 @@ def simulate(
     \b
     Example:
       envplan simulate plan.json --trace trace.json --plot
-      envplan simulate plan.json --noise 2 --runs 200 --switch-latency 10
+      envplan simulate plan.json --noise 2 --runs 200 --switch-latency 10ms
       envplan simulate plan.json --replicas 128 --straggler 1.2
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """

@@ -332,8 +332,6 @@ class Profile:
         content = read_bounded(file, MAX_TABLE_BYTES)
         sidecar = sidecar_path(file)
         name = sidecar.name.removesuffix(".meta.json")
-        if name == "profile":
-            name = file.name  # "profile profile.csv" tells what "profile profile" does not
         metadata = ProfileMetadata.read_json(sidecar)
         return cls(content, name=name, path=file, metadata=metadata, raw=raw)
 
@@ -411,6 +409,12 @@ class Profile:
         return cls.from_rows(
             rows, columns=list(map(str, frame.columns)), name=name, metadata=metadata
         )
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as they were read or made, with the columns of a profile's file."""
+        import pandas as pd
+
+        return pd.read_csv(io.BytesIO(self._content), comment="#")
 
     def save_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the profile, byte for byte as it was read or made, and its sidecar.

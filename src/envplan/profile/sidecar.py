@@ -128,6 +128,13 @@ class ProfileMetadata:
         return "identified" if identified else self.source
 
     @property
+    def energies_in_words(self) -> str | None:
+        """What energies_are means, to follow "energies are"."""
+        if self.energies_are == "identified":
+            return "worked out from measured iterations"
+        return self.energies_are
+
+    @property
     def power_limit_w(self) -> float | None:
         """The GPU's power limit as the profile was measured, W; None: nothing says."""
         limit_w = self.extra.get(POWER_LIMIT)

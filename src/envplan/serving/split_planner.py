@@ -193,7 +193,7 @@ def busiest_part(observed: ObservedTrace) -> ObservedTrace:
         return observed
     span_s = arrival_s[MOST_REQUESTS:] - arrival_s[:-MOST_REQUESTS]
     first = int(np.argmin(span_s))
-    return observed.window(slice(first, first + MOST_REQUESTS))
+    return observed.window(float(arrival_s[first]), float(arrival_s[first + MOST_REQUESTS]))
 
 
 def with_outputs(observed: ObservedTrace, tokens: int) -> ObservedTrace:
