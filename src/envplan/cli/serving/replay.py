@@ -50,6 +50,17 @@ _BARE_PLOT: Final = "serving-*.png"
 #: Panels of `--help`.
 FORECAST: Final = "Forecast"
 ENGINE: Final = "Engine"
+_GB: Final = 1e9
+
+Disaggregated = Annotated[
+    bool,
+    typer.Option(
+        "--disaggregated",
+        rich_help_panel=FLEET,
+        help="The best fleet that never changes, of instances that run prompts and others that "
+        "decode, beside the best one whose instances do both.",
+    ),
+]
 START_UP: Final = "Start-up and clocks"
 
 
@@ -297,6 +308,17 @@ class ReplayOptions:
             parser=quantity(COUNT.within(1, 10**6)),
         ),
     ] = None
+    kv_link: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=ENGINE,
+            metavar="GB/S",
+            help="Network of a GPU, over which contexts go from prefill to decode; default: 50 "
+            "(400 Gb/s).",
+            show_default=False,
+            parser=quantity(NUMBER.within(1e-3, 1e5)),
+        ),
+    ] = Settings.link_bytes_s / _GB
     seed: Annotated[
         int,
         typer.Option(
@@ -344,6 +366,7 @@ class ReplayOptions:
             chunk_tokens=self.chunk,
             predicted_lengths=self.predicted_lengths,
             length_error_percent=self.length_error,
+            link_bytes_s=self.kv_link * _GB,
             ready=self.ready or (),
             switch_latency_s=self.clock_delay,
         )
