@@ -30,7 +30,7 @@ from envplan.devices.locks import lock_folders
 from envplan.enforce.freqplan import FrequencyPlan, MegahertzOrNone, RankPlan, Sha256
 from envplan.errors import EnvplanError
 from envplan.runtime.clock_requester import ClockRequester
-from envplan.runtime.orders import OrderFollowed, OrderRefused
+from envplan.runtime.order_reader import OrderFollowed, OrderRefused
 from envplan.runtime.runlog import ClockError, Mismatch, RunRecord, StepRecord
 
 __all__ = ["LIFETIME_S", "Requests", "RunStatus", "StatusFile", "job_id", "read_statuses"]
@@ -209,10 +209,9 @@ class StatusFile:
 
     def _count_step(self, step: StepRecord) -> None:
         status = self.status
-        changes = getattr(step, "changes", ())
         num_late = sum(
             change.seen_s is None or change.seen_s - change.wanted_s > _ON_TIME_S
-            for change in changes
+            for change in step.changes
         )
         self._set(
             followed=status.followed + 1,

@@ -144,6 +144,26 @@ class EngineResults:
         return RequestCounts(*self.counts.sum(axis=0).tolist())
 
 
+def read_results(engine: Replay) -> EngineResults:
+    """The results of an engine that has finished."""
+    energy_j, attained, counts, clock_changes, helped, squashed = engine.results()
+    too_long, unservable, preempted, _, _ = engine.apart()
+    first_token_counts, interval_counts = engine.times()
+    return EngineResults(
+        slot_energy_j=energy_j,
+        slot_attained=attained,
+        counts=counts,
+        clock_changes=clock_changes,
+        helped=helped,
+        squashed=squashed,
+        too_long=too_long,
+        unservable=sum(unservable),
+        preempted=preempted,
+        first_token_times=TimeCounts(first_token_counts.sum(axis=0)),
+        token_intervals=TimeCounts(interval_counts.sum(axis=0)),
+    )
+
+
 class FleetController:
     """Starts, moves, re-shards and retires instances as fleets change.
 
@@ -164,6 +184,7 @@ class FleetController:
         self._tps = observed.tps  # by the engine's number of the size
         self._pool_numbers: dict[str, int] = {}
         self._pending_steps: list[TransitionStep] = []
+        self._num_unstarted = 0
         self._engine = Replay(
             observed.service,
             clock_delay_s=settings.switch_latency_s,
@@ -205,7 +226,16 @@ class FleetController:
         self.started += len(transition.fresh_starts)
         self.copies_moved += transition.copies_moved
         self._pending_steps = transition.steps
+        self._num_unstarted = transition.num_unstarted
         self.advance(now_s)
+
+    @property
+    def lacks_instances(self) -> bool:
+        """Whether the last change left instances out for want of GPUs, and is over.
+
+        GPUs become free when instances have finished what they had: then it can be tried again.
+        """
+        return self._num_unstarted > 0 and not self._pending_steps
 
     def advance(self, until_s: float) -> None:
         """Serve until a time."""
@@ -224,33 +254,32 @@ class FleetController:
         num_instances = self._engine.gpus()
         return sum(self._tps[size] * count for size, count in num_instances.items())
 
+    def counts_so_far(self) -> RequestCounts:
+        """Numbers of the requests that are over."""
+        counts_by_class = self._engine.results()[2]
+        return RequestCounts(*counts_by_class.sum(axis=0).tolist())
+
+    def finish_and_count(self) -> RequestCounts:
+        """Serve what is left after the trace; this is quicker than all results."""
+        self._engine.finish()
+        return self.counts_so_far()
+
     def finish(self) -> EngineResults:
         """Serve what is left after the trace."""
         self._engine.finish()
-        energy_j, attained, counts, clock_changes, helped, squashed = self._engine.results()
-        too_long, unservable, preempted, _, _ = self._engine.apart()
-        first_token_counts, interval_counts = self._engine.times()
-        return EngineResults(
-            slot_energy_j=energy_j,
-            slot_attained=attained,
-            counts=counts,
-            clock_changes=clock_changes,
-            helped=helped,
-            squashed=squashed,
-            too_long=too_long,
-            unservable=sum(unservable),
-            preempted=preempted,
-            first_token_times=TimeCounts(first_token_counts.sum(axis=0)),
-            token_intervals=TimeCounts(interval_counts.sum(axis=0)),
-        )
+        return read_results(self._engine)
 
     def _start(self, start: InstanceStart, ready_s: float) -> None:
         self._engine.start(start.pool, start.size, start.clock, start.dynamic_clock, ready_s)
 
     def _number_pools(self, fleet: Fleet) -> None:
         """Give new pools a number, and tell the engine how each pool is filled."""
+        next_number = len(set(self._pool_numbers.values()))
         for name, pool in fleet.pools.items():
-            pool_number = self._pool_numbers.setdefault(name, len(self._pool_numbers))
+            whole_pool = pool.part_of or name
+            pool_number = self._pool_numbers.setdefault(whole_pool, next_number)
+            self._pool_numbers[name] = pool_number
+            next_number = max(next_number, pool_number + 1)
             self._engine.set_pack(pool_number, pool.consolidates)
 
     def _instances_of(self, fleet: Fleet) -> list[InstanceStart]:
@@ -322,14 +351,17 @@ class FleetController:
         A pool that is given up helps, too, as long as it has instances.
         """
         given_up = [
-            number for name, number in self._pool_numbers.items() if name not in fleet.pools
+            number
+            for number in sorted(set(self._pool_numbers.values()))
+            if number not in {self._pool_numbers[name] for name in fleet.pools}
         ]
         routes = fleet.routes
         for class_number, request_class in enumerate(CLASSES):
             ranked = self._ranked_pools(fleet, request_class)
-            home = routes.get(request_class, ranked[0])
-            helpers = [self._pool_numbers[name] for name in ranked if name != home]
-            self._engine.route(class_number, self._pool_numbers[home], helpers + given_up)
+            home = self._pool_numbers[routes.get(request_class, ranked[0])]
+            numbers = dict.fromkeys(self._pool_numbers[name] for name in ranked)
+            helpers = [number for number in numbers if number != home]
+            self._engine.route(class_number, home, helpers + given_up)
 
     def _ranked_pools(self, fleet: Fleet, request_class: str) -> list[str]:
         """All pools: first those that can serve a class within its SLO, lower ones first."""

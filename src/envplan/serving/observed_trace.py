@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from envplan._serving import Service
 from envplan.serving.classes import (
     CLASSES,
     NUM_LENGTHS,
     ClassIndices,
+    FloatArray,
     IntArray,
     class_indices,
     split_class_indices,
@@ -32,9 +35,6 @@ from envplan.serving.plan_request import require_reachable
 from envplan.serving.profile import ServingProfile
 from envplan.serving.settings import Settings
 from envplan.serving.trace import SLOT_S, Trace
-
-#: Bytes/s of the network of a GPU (400 Gb/s), over which contexts go from instance to instance.
-LINK_BYTES_S: Final = 50e9
 
 
 class Demand(NamedTuple):
@@ -81,6 +81,7 @@ class ObservedTrace:
         usual_output: mean tokens of each class's outputs before any has finished; None: the
             profile's.
         chunk_tokens: prompt tokens of an iteration; None: as many as the profile says.
+        link_bytes_s: of a GPU's network, over which contexts go from instance to instance.
 
     Attributes:
         service: the same and the profile's tables for the compiled replay.
@@ -96,10 +97,11 @@ class ObservedTrace:
         expected_output: IntArray | None = None,
         usual_output: Sequence[float] | None = None,
         chunk_tokens: int | None = None,
+        link_bytes_s: float = Settings.link_bytes_s,
     ) -> None:
         self.trace, self.profile, self.predicted_class = trace, profile, predicted_class
         self.expected_output = expected_output
-        self.chunk_tokens = chunk_tokens
+        self.chunk_tokens, self.link_bytes_s = chunk_tokens, link_bytes_s
         self.usual_output = usual_output or [
             profile.classes[name].output_tokens for name in CLASSES
         ]
@@ -123,7 +125,7 @@ class ObservedTrace:
                     kv_tokens=fastest.kv_tokens,
                     chunk_tokens=self.chunk_tokens or fastest.chunk_tokens,
                     tables=tables,
-                    link_bytes_s=LINK_BYTES_S * tp,
+                    link_bytes_s=self.link_bytes_s * tp,
                 )
             )
         slos = []
@@ -161,17 +163,63 @@ class ObservedTrace:
     def from_time(self, begin_s: float) -> ObservedTrace:
         """The same without the requests that come before a time."""
         first_request = int(np.searchsorted(self.trace.arrival_s, begin_s))
-        later = slice(first_request, None)
+        return self._of_trace(
+            self.trace.part(slice(first_request, None)), slice(first_request, None)
+        )
+
+    def window(self, begin_s: float, end_s: float) -> ObservedTrace:
+        """The requests of a window, from its begin on."""
+        begin, end = np.searchsorted(self.trace.arrival_s, (begin_s, end_s)).tolist()
+        selection = np.arange(begin, end)
+        return self.of_requests(
+            selection, self.trace.arrival_s[selection] - begin_s, end_s - begin_s
+        )
+
+    def of_requests(
+        self, selection: npt.NDArray[np.intp], arrival_s: FloatArray, covered_s: float
+    ) -> ObservedTrace:
+        """Some of the requests at other times.
+
+        Args:
+            selection: their indices.
+            arrival_s: when they come, ascending.
+            covered_s: how long that takes.
+        """
+        part = replace(self.trace.part(selection), arrival_s=arrival_s, covered_s=covered_s)
+        return self._of_trace(part, selection)
+
+    def on_tp(self, tp: int) -> ObservedTrace:
+        """The same for instances on so many GPUs only."""
+        performance = {
+            configuration: instance
+            for configuration, instance in self.profile.performance.items()
+            if configuration.tp == tp
+        }
+        of_size = replace(self.profile, performance=performance)
+        return self._of_trace(self.trace, slice(None), of_size)
+
+    def of_trace(self, trace: Trace) -> ObservedTrace:
+        """The same of another trace, with as many requests of the same classes."""
+        return self._of_trace(trace, slice(None))
+
+    def _of_trace(
+        self,
+        trace: Trace,
+        selection: slice | npt.NDArray[np.intp],
+        profile: ServingProfile | None = None,
+    ) -> ObservedTrace:
+        """A trace of selected requests, seen in the same way."""
         expected_output = None
         if self.expected_output is not None:
-            expected_output = self.expected_output[later]
+            expected_output = self.expected_output[selection]
         return ObservedTrace(
-            self.trace.part(later),
-            self.profile,
-            self.predicted_class[later],
+            trace,
+            profile or self.profile,
+            self.predicted_class[selection],
             expected_output=expected_output,
             usual_output=self.usual_output,
             chunk_tokens=self.chunk_tokens,
+            link_bytes_s=self.link_bytes_s,
         )
 
     @cached_property
@@ -244,6 +292,7 @@ def observe_trace(profile: ServingProfile, trace: Trace, settings: Settings) -> 
         expected_output=expect_outputs(trace, profile, settings),
         usual_output=[profile.classes[name].output_tokens for name in CLASSES],
         chunk_tokens=settings.chunk_tokens,
+        link_bytes_s=settings.link_bytes_s,
     )
     require_reachable(fitted, [CLASSES[index] for index in np.unique(trace.class_index)])
     return observed

@@ -8,13 +8,21 @@ from typing import Annotated
 import typer
 
 from envplan.cli import output as ui
-from envplan.cli.serving.replay import FleetRateOptions, Names, ReplayOptions, Replays
+from envplan.cli.serving.replay import (
+    Disaggregated,
+    FleetRateOptions,
+    Names,
+    ReplayOptions,
+    Replays,
+    print_rivals,
+)
 from envplan.cli.serving.service import ServiceOptions
 from envplan.cli.shared import MOST_USED
 from envplan.cli.tables import Column
 from envplan.cli.types import parser_of
 from envplan.errors import InputError
 from envplan.serving.policies import POLICIES
+from envplan.serving.settings import SPLIT_FLEETS
 
 
 def _parse_policies(text: str, option: str) -> Names:
@@ -39,6 +47,7 @@ def compare(
             parser=parser_of(_parse_policies),
         ),
     ] = None,
+    disaggregated: Disaggregated = False,
 ) -> None:
     """Set all policies side by side on one trace.
 
@@ -51,8 +60,11 @@ def compare(
       envplan serving compare --policies SinglePool,envplan --plot
     """
     fleet_rates = rates.read()  # a mistake in them is told before hours are replayed
-    replays = replay.run(service, policies or tuple(POLICIES), left_out=ui.warn)
-    replay.draw(replays)
+    names = policies or tuple(POLICIES)
+    if disaggregated:
+        names = Names([*names, *(name for name in SPLIT_FLEETS if name not in names)])
+    replays = replay.run(service, names, left_out=ui.warn)
+    replay.draw(replays, "compare")
     costs = [rates.named(fleet_rates.costs_of(result)) for result in replays.simulations]
     ui.answer(
         lambda: _document(replays, costs),
@@ -64,9 +76,16 @@ def compare(
 def _document(replays: Replays, costs: Sequence[Mapping[str, float]]) -> dict[str, object]:
     baseline = replays.simulations[0]
     policies = []
-    for result, cost in zip(replays.simulations, costs, strict=True):
+    for result, cost, rivals in zip(replays.simulations, costs, replays.rivals, strict=True):
         saved_percent = result.saved_percent(baseline)
-        policies.append({**result.to_dict(), **cost, "savings_percent": saved_percent})
+        policies.append(
+            {
+                **result.to_dict(),
+                **cost,
+                "savings_percent": saved_percent,
+                **rivals.to_dict(),
+            }
+        )
     return {
         "trace": replays.trace.name,
         "made": replays.trace.provenance,
@@ -88,6 +107,14 @@ def _print(replays: Replays, costs: Sequence[Mapping[str, float]]) -> None:
         cells = [metric.text(result) for result in results]
         columns.append(Column(header=metric.name, cells=cells))
     ui.show_table(replays.title, columns)
+    first_tokens = [str(result.ttft_s) for result in results]
+    intervals = [str(result.tbt_s) for result in results]
+    times = [
+        Column(header="first token, p50, p90, p99 (s)", cells=first_tokens),
+        Column(header="between tokens, p50, p90, p99 (s)", cells=intervals),
+    ]
+    ui.show_table("", [policies, *times])
+    print_rivals(replays.rivals)
     cost_columns = []
     for name in costs[0]:
         cells = [f"{cost[name]:.6g}" for cost in costs]
@@ -95,4 +122,7 @@ def _print(replays: Replays, costs: Sequence[Mapping[str, float]]) -> None:
     if cost_columns:
         ui.show_table("", [policies, *cost_columns])
     for result in results:
-        ui.say(f"{result.policy}: {POLICIES[result.policy].about}")
+        if result.policy in SPLIT_FLEETS:
+            ui.say(f"{result.policy}: {SPLIT_FLEETS[result.policy]}: {result.fleet}")
+        else:
+            ui.say(f"{result.policy}: {POLICIES[result.policy].about}")
