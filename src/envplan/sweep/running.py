@@ -326,8 +326,8 @@ def _completed(point: Point, profile: Profile) -> Point:
 def _key(point: Point, profile: Profile, release: str) -> str:
     """A hash of all that decides a point's outcome.
 
-    That is the version of envplan that planned it, the profile, what the point says, and what the profile's sidecar
-    says of the job besides.
+    That is the version of envplan that planned it, the profile, what the point says, and what the
+    profile's sidecar says of the job besides.
     """
     document = [release, profile.sha256, point.model_dump(exclude_defaults=True)]
     if profile.metadata.job != Workload():
