@@ -407,7 +407,7 @@ def _jumps() -> str:
             found = profile.table(stage, instruction)
             rising = np.argsort(found.frequency_mhz)
             clocks, times = found.frequency_mhz[rising], found.time_ns[rising] * 1e-9
-            power = found.energy_fj[rising] * 1e-15 / times
+            power = found.energy_10fj[rising] * 1e-15 / times
             for at in jumps(times):
                 below = slice(0, at + 1)
                 fit = np.polyfit(1 / clocks[below], times[below], 1)

@@ -140,7 +140,7 @@ def split_profile(model_stages: int, *, noise: float = 0.002, seed: int = 1) -> 
                 share = 1.0 if part == instruction else 0.5
                 for k in range(len(measured)):
                     blur = 1 + rng.normal(0, noise, 2) if share < 1 else np.ones(2)
-                    seconds_, joules = measured.time_ns[k] * 1e-9, measured.energy_fj[k] * 1e-15
+                    seconds_, joules = measured.time_ns[k] * 1e-9, measured.energy_10fj[k] * 1e-15
                     rows.append(
                         (
                             stage,

@@ -85,7 +85,7 @@ def _noisy(truth: Profile, noise: float, seed: int) -> tuple[Profile, Profile]:
                 for clock, time, energy, up, more in zip(
                     found.frequency_mhz.tolist(),
                     found.time_ns.tolist(),
-                    found.energy_fj.tolist(),
+                    found.energy_10fj.tolist(),
                     *spread.tolist(),
                     strict=True,
                 )
@@ -119,9 +119,9 @@ def _error(profile: Profile, truth: Profile) -> float:
     for stage in range(truth.num_stages):
         for instruction in truth.instructions:
             found, true = (one.table(stage, instruction) for one in (profile, truth))
-            energies = dict(zip(true.frequency_mhz.tolist(), true.energy_fj, strict=True))
+            energies = dict(zip(true.frequency_mhz.tolist(), true.energy_10fj, strict=True))
             known = np.array([energies[clock] for clock in found.frequency_mhz.tolist()])
-            squares += ((found.energy_fj / known - 1) ** 2).tolist()
+            squares += ((found.energy_10fj / known - 1) ** 2).tolist()
     return float(np.sqrt(mean(squares)))
 
 

@@ -64,7 +64,7 @@ def noisy_profile(num_stages: int, *, noise: float = 0.002, seed: int = 0) -> Pr
             table = modelled.table(source, instruction)
             for k in np.argsort(-table.frequency_mhz, kind="stable"):
                 time = table.time_ns[k] * 1e-9 * (1 + rng.normal(0, noise))
-                energy = table.energy_fj[k] * 1e-15 * (1 + rng.normal(0, noise))
+                energy = table.energy_10fj[k] * 1e-15 * (1 + rng.normal(0, noise))
                 rows.append(
                     (
                         stage,

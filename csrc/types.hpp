@@ -1,6 +1,6 @@
 // The integers that everything is counted in, and checks of what comes from outside.
 //
-// 1 uW * 1 ns = 1 fJ, so times, powers and energies multiply without rounding. Sums of energies
+// 10 uW * 1 ns = 10 fJ, so times, powers and energies multiply without rounding. Sums of energies
 // have 128 bits; everything else is kept within 64.
 #pragma once
 
@@ -10,8 +10,8 @@
 namespace envplan {
 
 using Time = std::int64_t;   // ns
-using Power = std::int64_t;  // uW; also a marginal cost, fJ a ns
-using Energy = __int128;     // fJ = uW * ns
+using Power = std::int64_t;  // 10 uW; also a marginal cost, 10 fJ a ns
+using Energy = __int128;     // 10 fJ = 10 uW * ns
 using Index = std::int32_t;
 
 // Throws std::invalid_argument unless a condition on what comes from outside holds.

@@ -34,9 +34,9 @@ def two_clocks(*instructions: str) -> Profile:
 
 
 def costs(profile: Profile, instruction: str, stage: int = 0) -> dict[int, tuple[int, int]]:
-    """MHz -> (ns, fJ)."""
+    """MHz -> (ns, 10 fJ)."""
     table = profile.table(stage, instruction)
-    numbers = zip(table.time_ns.tolist(), table.energy_fj.tolist(), strict=True)
+    numbers = zip(table.time_ns.tolist(), table.energy_10fj.tolist(), strict=True)
     return dict(zip(table.frequency_mhz.tolist(), numbers, strict=True))
 
 

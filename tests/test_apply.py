@@ -17,7 +17,7 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Plan, Target, build_plan
 from envplan.profile import OptionTable, Profile, ProfileMetadata
 from envplan.solve import trace_frontier
-from envplan.units import fj_from_j, ns_from_s, ns_from_s_floor
+from envplan.units import in_10fj, ns_from_s, ns_from_s_floor
 from strategies import pipelines, profiles
 
 CLOCKS = (1740, 1500, 1260, 1020, 780)
@@ -234,7 +234,7 @@ def test_rungs_that_save_nothing_any_more_are_left_out(clocks: str) -> None:
     assert freqplan.ladder
     rungs = [(freqplan.iteration_time_s, freqplan.energy_j)]
     rungs += [(rung.iteration_time_s, rung.energy_j) for rung in freqplan.ladder]
-    above = [fj_from_j(j) - plan.job.waiting_uw * ns_from_s(s) for s, j in rungs]
+    above = [in_10fj(j) - plan.job.waiting_10uw * ns_from_s(s) for s, j in rungs]
     assert above == sorted(set(above), reverse=True)
 
 

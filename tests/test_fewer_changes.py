@@ -36,7 +36,7 @@ def test_the_search_counts_changes_as_the_replay_does(frontier: Frontier, seed: 
     replay = problem.replay(rows)
     assert replay.num_changes == changes_one_by_one(replay)
     search = Search(
-        problem, replay.starts_ns, replay.makespan_ns, price_uw=10**6, change_price_fj=10**15
+        problem, replay.starts_ns, replay.makespan_ns, price_10uw=10**6, change_price_10fj=10**15
     )
     assert search.score(rows).changes == replay.num_changes
     found = search.improve(rows, 500, 1.0, seed % 7)

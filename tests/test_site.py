@@ -559,7 +559,7 @@ def power_at(replay: Replay, time_ns: int, blocking_w: list[float]) -> float:
         ]
         for k in running:
             duration_ns = replay.finishes_ns[k] - replay.starts_ns[k]
-            power_w += replay.energies_fj[k] / duration_ns / 1e6
+            power_w += replay.energies_10fj[k] / duration_ns / 1e6
         power_w += 0.0 if running else waiting_w
     return power_w
 

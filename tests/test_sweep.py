@@ -155,9 +155,9 @@ def worst(profile: Profile, stages: Stages, instruction: str, stage: int = 0) ->
     """How far times and energies are off the model, relative to it, at worst."""
     table = profile.table(stage, instruction)
     off = []
-    for clock, _, ns, fj in table.options():
+    for clock, _, ns, energy_10fj in table.options():
         seconds, joules = stages.exact(stage, instruction, clock)
-        off.append((abs(ns / 1e9 / seconds - 1), abs(fj / 1e15 / joules - 1)))
+        off.append((abs(ns / 1e9 / seconds - 1), abs(energy_10fj / 1e15 / joules - 1)))
     return [max(column) for column in zip(*off, strict=True)]
 
 

@@ -147,10 +147,14 @@ def _rows(measured: Profile) -> list[list[str]]:
     for stage in range(measured.num_stages):
         for instruction in ("forward", "backward"):
             options = measured.table(stage, instruction)
-            for mhz, ns, fj in zip(
-                options.frequency_mhz, options.time_ns, options.energy_fj, strict=True
+            for mhz, ns, energy_10fj in zip(
+                options.frequency_mhz, options.time_ns, options.energy_10fj, strict=True
             ):
-                cells = [f"{ns / 1e6:.3f}", f"{fj / 1e15:.4f}", f"{fj / ns / 1e6:.1f}"]
+                cells = [
+                    f"{ns / 1e6:.3f}",
+                    f"{energy_10fj / 1e15:.4f}",
+                    f"{energy_10fj / ns / 1e6:.1f}",
+                ]
                 rows.append([str(stage), instruction, str(mhz), *cells])
     return rows
 

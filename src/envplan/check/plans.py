@@ -29,10 +29,10 @@ from envplan.solve import Frontier, trace_job
 from envplan.solve.late_bound import (
     ClockLimits,
     FlowPrices,
-    late_clock_bound_fj,
-    late_waiting_bound_fj,
+    late_clock_bound_10fj,
+    late_waiting_bound_10fj,
 )
-from envplan.units import MAX_INTEGER, fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
+from envplan.units import MAX_INTEGER, in_10fj, j_from_10fj, ns_from_s_floor, s_from_ns
 
 __all__ = ["verify_plan"]
 
@@ -210,7 +210,7 @@ def prove_prediction(context: ProofContext) -> Iterator[str]:
         raise InputError(
             f"predicted.energy_lower_bound_j {bound_j!r} lies above energy_j {stated.energy_j!r}"
         )
-    predicted = predict(context.replay, plan.job.num_gpus, fj_from_j(bound_j), stated.bound)
+    predicted = predict(context.replay, plan.job.num_gpus, in_10fj(bound_j), stated.bound)
     proved_elsewhere = {
         "robustness": stated.robustness,
         "late_clock_prices": stated.late_clock_prices,
@@ -264,7 +264,7 @@ def prove_ladder(context: ProofContext) -> Iterator[str]:
         "each saves on those before it where there is time"
     )
     for limit in context.request.limits:
-        complaint = limit.explain_waiting(plan.job.waiting_uw)
+        complaint = limit.explain_waiting(plan.job.waiting_10uw)
         if complaint is not None:
             raise InputError(complaint)
         sentence = limit.prove_ladder()
@@ -290,7 +290,7 @@ def _prove_rung(context: ProofContext, name: str, rung: Rung, previous: Replay) 
     if replay.makespan_ns <= previous.makespan_ns:
         raise InputError(f"{name} is not slower than the plan before it")
     # What each uses above waiting for as long; files have rounded numbers.
-    if replay.effective_fj > previous.effective_fj + _TOLERANCE * replay.energy_fj:
+    if replay.effective_10fj > previous.effective_10fj + _TOLERANCE * replay.energy_10fj:
         raise InputError(
             f"{name} uses more than the plan before it even where there is time for both"
         )
@@ -421,9 +421,11 @@ def _late_clock_bound_j(context: ProofContext) -> float:
     plan, frontier = context.plan, context.frontier
     stated, prices = plan.predicted.late_clock_prices, None
     if stated is not None:
-        prices = FlowPrices.of_arcs(frontier.pipeline, stated.arcs_uw(frontier.pipeline))
-    bound_fj = late_clock_bound_fj(frontier, plan.target.deadline_ns, context.clock_limits, prices)
-    return j_from_fj(bound_fj * plan.job.num_gpus)
+        prices = FlowPrices.of_arcs(frontier.pipeline, stated.arcs_10uw(frontier.pipeline))
+    bound_10fj = late_clock_bound_10fj(
+        frontier, plan.target.deadline_ns, context.clock_limits, prices
+    )
+    return j_from_10fj(bound_10fj * plan.job.num_gpus)
 
 
 def prove_waiting(context: ProofContext) -> Iterator[str]:
@@ -436,11 +438,11 @@ def prove_waiting(context: ProofContext) -> Iterator[str]:
     if straggler_s is None or not plan.iteration_time < straggler_s <= MAX_INTEGER:
         raise InputError(f"{name} goes with a target.straggler_time_s to wait for")
     straggler_ns = ns_from_s_floor(straggler_s)
-    bound_fj = max(0, frontier.waiting_bound_fj(straggler_ns))
+    bound_10fj = max(0, frontier.waiting_bound_10fj(straggler_ns))
     if plan.predicted.bound == "late-clocks":
-        late_fj = late_waiting_bound_fj(frontier, straggler_ns, context.clock_limits)
-        bound_fj = max(bound_fj, late_fj)
-    least_j = j_from_fj(bound_fj * plan.job.num_gpus)
+        late_10fj = late_waiting_bound_10fj(frontier, straggler_ns, context.clock_limits)
+        bound_10fj = max(bound_10fj, late_10fj)
+    least_j = j_from_10fj(bound_10fj * plan.job.num_gpus)
     _check_provable(name, stated_j, least_j)
     check_stated(name, until, until_straggler(plan, straggler_s, stated_j), _TOLERANCE)
     yield (

@@ -92,16 +92,16 @@ class PriceClasses:
         """How many classes there may be; some have no precedence."""
         return self.num_kinds * self.num_positions
 
-    def mean(self, arcs_uw: NDArray[np.int64]) -> NDArray[np.float64]:
+    def mean(self, arcs_10uw: NDArray[np.int64]) -> NDArray[np.float64]:
         """The mean of some prices in each class, 0 where it has no precedence, (num_classes,)."""
         sums, counts = np.zeros(self.num_classes), np.zeros(self.num_classes)
-        np.add.at(sums, self.of_precedences, arcs_uw)
+        np.add.at(sums, self.of_precedences, arcs_10uw)
         np.add.at(counts, self.of_precedences, 1)
         return sums / np.maximum(counts, 1)
 
 
 class LateClockPrices(Model):
-    """Prices that the bound of late and held clocks follows from, uW.
+    """Prices that the bound of late and held clocks follows from, 10 uW.
 
     Any prices give a valid bound, so nothing has to be believed of them (docs/theory.md).
     """
@@ -121,7 +121,7 @@ class LateClockPrices(Model):
         by_kind = prices_uw.reshape(classes.num_kinds, classes.num_positions)
         return cls(num_ends=classes.num_ends, prices_uw=by_kind.tolist())
 
-    def arcs_uw(self, pipeline: Pipeline) -> NDArray[np.int64]:
+    def arcs_10uw(self, pipeline: Pipeline) -> NDArray[np.int64]:
         """The price of each precedence of a pipeline, int64 (E,).
 
         Raises:

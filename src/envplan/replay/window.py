@@ -77,7 +77,13 @@ class Window:
         return rows[: len(self.operations)][self._is_inside]
 
     def search(
-        self, deadline_ns: int, *, price_uw: int, waits: bool, price_fj: int, allowance_fj: int
+        self,
+        deadline_ns: int,
+        *,
+        price_10uw: int,
+        waits: bool,
+        price_10fj: int,
+        allowance_10fj: int,
     ) -> Search:
         """The search for rows of the window; arguments are those of Search."""
         return Search.on_kernel(
@@ -89,9 +95,9 @@ class Window:
                 0,
                 NO_CAP,
                 waits,
-                price_uw,
-                price_fj,
-                allowance_fj,
+                price_10uw,
+                price_10fj,
+                allowance_10fj,
             )
         )
 
@@ -177,11 +183,11 @@ class Window:
             "table": table,
             "table_begin": table_begin,
             "time": with_kept(problem.time_ns, _LEAST_NS),
-            "energy": with_kept(problem.energy_fj, 0),
+            "energy": with_kept(problem.energy_10fj, 0),
             "clock": with_kept(clocks.requested, NO_CLOCK).astype(np.int32),
             "leaves": with_kept(clocks.left, NO_CLOCK).astype(np.int32),
             "nearest": standing_in,
-            "waiting": np.concatenate([problem.blocking_power_uw, [0]]),
+            "waiting": np.concatenate([problem.blocking_power_10uw, [0]]),
         }
 
 

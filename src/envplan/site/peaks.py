@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from envplan.plan import Rung, as_referenced, check_reference, find_profile, rung_rows
 from envplan.site.jobs import SiteJob
-from envplan.units import w_from_uw
+from envplan.units import w_from_10uw
 
 __all__ = ["peak_powers_w"]
 
@@ -40,5 +40,5 @@ def _peaks_of_replica_w(job: SiteJob) -> list[float]:
     for number, plan in enumerate(job.plans):
         rung = Rung(**{field: getattr(plan, field) for field in Rung.model_fields})
         rows = rung_rows(f"plan {number} of job {job.name}", rung, problem)
-        peaks_w.append(w_from_uw(problem.replay(rows, file.job.machine).peak_uw))
+        peaks_w.append(w_from_10uw(problem.replay(rows, file.job.machine).peak_10uw))
     return peaks_w
