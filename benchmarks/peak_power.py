@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.report import table
 from envplan import Frontier, NoAnswerError, Pipeline, Profile, trace_frontier
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 
 PIPELINES = 12
 SHARES = (0.15, 0.4, 0.7)
@@ -57,12 +58,12 @@ def above_best(frontier: Frontier) -> list[tuple[float, float]]:
         best_ns = min(fitting)[0]
         by_ns = int(best_ns * SLACK)
         least_10fj = min(energy for time, energy in fitting if time <= by_ns)
-        fastest = frontier.plan(peak_power_cap=cap_10uw / 1e6)
-        cheapest = frontier.plan(by_ns / 1e9, peak_power_cap=cap_10uw / 1e6)
+        fastest = frontier.plan(peak_power_cap=cap_10uw / POWER_UNITS_PER_W)
+        cheapest = frontier.plan(by_ns / 1e9, peak_power_cap=cap_10uw / POWER_UNITS_PER_W)
         found.append(
             (
                 fastest.iteration_time / (best_ns / 1e9) - 1,
-                cheapest.energy / (least_10fj / 1e15) - 1,
+                cheapest.energy / (least_10fj / ENERGY_UNITS_PER_J) - 1,
             )
         )
     return found

@@ -21,6 +21,7 @@ from envplan.pipeline import Pipeline
 from envplan.profile import BLOCKING, Profile
 from envplan.profiling.smoothing import smooth_profile
 from envplan.solve import Frontier, plan_from_clocks, trace_frontier
+from envplan.units import ENERGY_UNITS_PER_J
 
 SLOWDOWN = 0.02
 
@@ -81,7 +82,7 @@ def _noisy(truth: Profile, noise: float, seed: int) -> tuple[Profile, Profile]:
             found = truth.table(stage, instruction)
             spread = np.exp(noise * random.standard_normal((2, len(found))))
             rows += [
-                (stage, instruction, clock, time * up / 1e9, energy * more / 1e15)
+                (stage, instruction, clock, time * up / 1e9, energy * more / ENERGY_UNITS_PER_J)
                 for clock, time, energy, up, more in zip(
                     found.frequency_mhz.tolist(),
                     found.time_ns.tolist(),

@@ -22,7 +22,7 @@ constexpr double kDearer = 16;          // last price over first
 constexpr std::size_t kPaces = 256;     // at most so many are tried
 
 const Limits& checked(const Limits& limits) {
-  require(limits.price >= 0 && limits.price <= kMostTime, "the price is out of range");
+  require(limits.price >= 0 && limits.price <= kMostPower, "the price is out of range");
   return limits;
 }
 

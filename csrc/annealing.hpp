@@ -29,7 +29,7 @@
 
 namespace envplan {
 
-// Ranges: the machine's latency, deadline and min_dwell as for Replay; price in [0, kMostTime], so
+// Ranges: the machine's latency, deadline and min_dwell as for Replay; price in [0, kMostPower], so
 // that an excess stays below 2^126.
 struct Limits {
   Machine machine;

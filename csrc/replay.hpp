@@ -59,8 +59,7 @@
 
 namespace envplan {
 
-constexpr Index kNone = -1;                // no operation, no clock
-constexpr Time kMostTime = Time{1} << 62;  // no sum of two overflows an unsigned 64-bit integer
+constexpr Index kNone = -1;  // no operation, no clock
 
 // Borrowed arrays that describe a problem; sizes are given in parentheses. Operations are numbered
 // by stage and in execution order within a stage; rows over all tables. Arrays of first entries

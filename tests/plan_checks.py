@@ -21,6 +21,8 @@ from envplan.request.limits import (
 )
 from envplan.solve import Frontier, trace_job
 from envplan.units import (
+    ENERGY_UNITS_PER_J,
+    POWER_UNITS_PER_W,
     in_10fj,
     in_10uw,
     j_from_10fj,
@@ -50,7 +52,11 @@ def until(plan: Plan, sync_time: float) -> float:
 
 def bound_until(frontier: Frontier, sync_time: float) -> float:
     """J that no plan in time for a straggler uses less than until then."""
-    return frontier.waiting_bound_10fj(ns_from_s_floor(sync_time)) * frontier.num_gpus / 1e15
+    return (
+        frontier.waiting_bound_10fj(ns_from_s_floor(sync_time))
+        * frontier.num_gpus
+        / ENERGY_UNITS_PER_J
+    )
 
 
 def keeps(frontier: Frontier, request: Request, rows: list[int]) -> bool:
@@ -153,7 +159,7 @@ def _broken(
                 allowed = Fraction(limit.ramp_w_per_s) * ns_from_s(limit.window_s) ** 2
                 kept = change * gpus * 1000 <= allowed
             case AveragePower():
-                kept = energy <= limit.power_w * 1e6 * makespan * (1 + 1e-12)
+                kept = energy <= limit.power_w * POWER_UNITS_PER_W * makespan * (1 + 1e-12)
             case EnergyBudget():
                 kept = energy <= in_10fj(limit.energy_j)
             case HoldsWithProbability():

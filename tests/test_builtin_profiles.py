@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from envplan.profile import Profile, cost_curve
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -79,7 +80,7 @@ def test_a_modelled_profile_is_what_it_claims_to_be(name: str) -> None:
         assert set(np.diff(clocks)) == ({7, 8} if name.startswith("v100") else {15})
         valley = table.frequency_mhz[np.argmin(table.energy_10fj)]
         assert clocks[0] < valley < clocks[-1]
-        curve = cost_curve(table, round(powers[table.stage] * 1e6))
+        curve = cost_curve(table, round(powers[table.stage] * POWER_UNITS_PER_W))
         assert len(curve.hull_slope_10uw) >= 15
 
 
@@ -113,7 +114,7 @@ def test_a40_is_near_the_points_of_the_zeus_documentation(
     row = table.frequency_mhz.tolist().index(mhz)
     time_ns, energy_10fj = table.time_ns[row], table.energy_10fj[row]
     assert time_ns / 1e9 == pytest.approx(seconds, rel=within[0])
-    assert energy_10fj / 1e15 == pytest.approx(joules, rel=within[1])
+    assert energy_10fj / ENERGY_UNITS_PER_J == pytest.approx(joules, rel=within[1])
 
 
 def test_a100_saves_less_at_its_valleys_than_a40() -> None:

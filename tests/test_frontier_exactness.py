@@ -16,7 +16,7 @@ from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.profile import Profile
 from envplan.replay.cores import use_cores
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import in_10uw
+from envplan.units import ENERGY_UNITS_PER_J, in_10uw
 from oracles import relaxed_cost_by_lp, relaxed_dual_by_min_cost_flow
 from schedule_oracles import dependency_graph, longest_path, orders_of
 from strategies import (
@@ -40,7 +40,7 @@ def built_in(stages: int, even: bool = False) -> Profile:
     profile = profile.adjusted(backward_input_share=0.5)
     return Profile.from_rows(
         [
-            (stage, name, mhz, time / 1e9, energy / 1e15)
+            (stage, name, mhz, time / 1e9, energy / ENERGY_UNITS_PER_J)
             for name in EVERY_INSTRUCTION
             for stage in range(stages)
             for mhz, _, time, energy in profile.table(1 if even else stage, name).options()

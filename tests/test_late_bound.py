@@ -25,6 +25,7 @@ from envplan.solve.late_bound import (
 )
 from envplan.solve.raised_prices import raised_prices
 from envplan.solve.stage_path_starts import stage_path_starts
+from envplan.units import ENERGY_UNITS_PER_J
 
 _MS = 10**6
 _HELD = ClockLimits(Machine(), 300 * _MS)
@@ -119,7 +120,10 @@ def test_until_a_straggler_has_finished_the_bound_knows_late_clocks_too(
     until = plan.predicted.until_straggler
     assert until is not None
     straggler_ns = round(straggler_s * 1e9)
-    assert until.energy_lower_bound_j > frontier.waiting_bound_10fj(straggler_ns) * 1e-15 * 1.0005
+    assert (
+        until.energy_lower_bound_j
+        > frontier.waiting_bound_10fj(straggler_ns) / ENERGY_UNITS_PER_J * 1.0005
+    )
     verify_plan(Plan.from_document(json.loads(plan.to_json())), frontier.profile)
 
 

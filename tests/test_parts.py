@@ -39,6 +39,7 @@ from envplan.request import Request
 from envplan.simulation.iteration import simulate
 from envplan.simulation.replicas import plan_replicas
 from envplan.solve import trace_frontier
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 
 CLOCKS = (900, 1200, 1500)
 EXACT = ByParts(within=0.0)
@@ -50,7 +51,7 @@ def late(within: float, waiting_10uw: int, latency_ns: int, hold_ns: int = 0) ->
         within=within,
         switch_latency_s=latency_ns / 1e9,
         min_hold_s=hold_ns / 1e9,
-        blocking_power_w=waiting_10uw / 1e6,
+        blocking_power_w=waiting_10uw / POWER_UNITS_PER_W,
     )
 
 
@@ -224,7 +225,7 @@ def test_the_frontier_is_that_of_parts_as_operations_of_their_own(data: st.DataO
     for (stage, name), parts in tables.items():
         for p, part in enumerate(parts.names):
             for mhz, time, energy in rows_of(parts, p):
-                row = (mhz, time / 1e9, energy / 1e15)
+                row = (mhz, time / 1e9, energy / ENERGY_UNITS_PER_J)
                 by_operation.append((stage, name, *row, part))
                 by_part.append((stage, f"{name}{p}", *row))
                 by_part.append((1 - stage, f"{name}{p}", 1, 1.0, 1.0))
@@ -240,10 +241,12 @@ def test_the_frontier_is_that_of_parts_as_operations_of_their_own(data: st.DataO
     by_part += [(stage, name, 0, 1.0, 1.0) for stage, name in tables]
     unique = list({row[:3]: row for row in reversed(by_part)}.values())
     dag = Pipeline.from_dag({"schema": "envplan/dag/v1", "operations": operations})
-    plain = trace_frontier(dag, Profile.from_rows(unique), blocking_power=1e-6)
-    how = ByParts(within=0.0, blocking_power_w=1e-6)
+    plain = trace_frontier(dag, Profile.from_rows(unique), blocking_power=1 / POWER_UNITS_PER_W)
+    how = ByParts(within=0.0, blocking_power_w=1 / POWER_UNITS_PER_W)
     composed = Profile.from_rows(by_operation, columns=columns).adjusted(by_parts=how)
-    frontier = trace_frontier(Pipeline("1f1b", 2, 2), composed, blocking_power=1e-6)
+    frontier = trace_frontier(
+        Pipeline("1f1b", 2, 2), composed, blocking_power=1 / POWER_UNITS_PER_W
+    )
     assert frontier.min_time_ns == plain.min_time_ns
     assert frontier.min_energy_time_ns == plain.min_energy_time_ns
     for time in range(frontier.min_time_ns, frontier.min_energy_time_ns + 1):
@@ -351,14 +354,14 @@ def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
                 row = parts.settings.index((run.frequency_mhz, ""))
                 taken = list(zip(parts.time_ns[row], parts.energy_10fj[row], strict=True))
             for time, energy in taken:
-                spans.append((stage, begin, begin + time, energy / time / 1e6 - 70))
+                spans.append((stage, begin, begin + time, energy / time / POWER_UNITS_PER_W - 70))
                 begin += time
         peak = max(
             140 + sum(watts for _, begin, end, watts in spans if begin <= at < end)
             for _, at, _, _ in spans
         )
         assert peak <= cap
-        assert timeline.replay.peak_10uw == pytest.approx(peak * 1e6, abs=2)
+        assert timeline.replay.peak_10uw == pytest.approx(peak * POWER_UNITS_PER_W, abs=2)
 
 
 @pytest.fixture

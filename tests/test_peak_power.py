@@ -19,7 +19,7 @@ from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
 from envplan.replay import Machine
 from envplan.solve.peak_power import PeakPowerHeuristic
-from envplan.units import in_10uw, ns_from_s_floor
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W, in_10uw, ns_from_s_floor
 from strategies import falling_profiles
 
 
@@ -40,7 +40,7 @@ def test_against_every_choice_there_is(profile: Profile, share: float) -> None:
     heuristic = PeakPowerHeuristic(frontier, Machine(), 0)
     assert heuristic.least_peak_10uw <= min(peak for peak, _, _ in everything)
     thriftiest = frontier.problem.replay(heuristic.least_power_choice).peak_10uw
-    cap_w = round(share * max(peak for peak, _, _ in everything) / 1e6, 3)
+    cap_w = round(share * max(peak for peak, _, _ in everything) / POWER_UNITS_PER_W, 3)
     fitting = [(time, energy) for peak, time, energy in everything if peak <= in_10uw(cap_w)]
     try:
         plan = frontier.plan(peak_power_cap=cap_w)
@@ -91,7 +91,7 @@ def test_it_comes_close_to_the_best_of_all_choices() -> None:
         for share in (0.3, 0.7):
             cap_10uw = int(low + share * (high - low))
             best = min(time for peak, time, _ in everything if peak <= cap_10uw)
-            found = frontier.plan(peak_power_cap=cap_10uw / 1e6, moves=0.2)
+            found = frontier.plan(peak_power_cap=cap_10uw / POWER_UNITS_PER_W, moves=0.2)
             late.append(found.iteration_time / (best / 1e9) - 1)
     assert min(late) >= 0
     assert sorted(late)[len(late) // 2] < 0.01
@@ -110,7 +110,7 @@ def test_rungs_under_a_cap_are_close_to_the_bound_without_it(a40: Frontier) -> N
     assert max(simulate(rung, a40.profile).peak_power for rung in free) > 800
     for rung in rungs:
         straggler = rung.target.deadline_s
-        bound = a40.waiting_bound_10fj(ns_from_s_floor(straggler)) / 1e15
+        bound = a40.waiting_bound_10fj(ns_from_s_floor(straggler)) / ENERGY_UNITS_PER_J
         assert rung.energy + rung.waiting_energy(straggler) <= 1.01 * bound
 
 

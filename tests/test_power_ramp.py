@@ -18,6 +18,7 @@ from envplan.errors import NoAnswerError
 from envplan.plan import replay_plan
 from envplan.request.limits.power_ramp import PowerOverTime
 from envplan.solve import Frontier, trace_frontier
+from envplan.units import ENERGY_UNITS_PER_J
 from plan_checks import assert_answers
 
 Steps = list[tuple[int, int]]  # how long, ns, and power, 10 uW
@@ -134,7 +135,7 @@ def test_it_goes_below_what_slower_plans_alone_reach(frontier: Frontier) -> None
     def ramp(plan: Plan) -> float:
         replay = replay_plan(plan, frontier.profile)
         power = PowerOverTime.of_replay(replay, 0)
-        return power.steepest_change(10**9).change_10fj / 1e15
+        return power.steepest_change(10**9).change_10fj / ENERGY_UNITS_PER_J
 
     slower = frontier.sample_plans(8) + frontier.sample_plans(4, beyond=True)
     assert refused_ramp(frontier, ramp_limit=1.0) < 0.95 * min(map(ramp, slower))

@@ -17,7 +17,7 @@ from envplan.replay import Machine, Replay
 from envplan.request import Request
 from envplan.request.limits import AveragePower, probability
 from envplan.solve import Frontier
-from envplan.units import j_from_10fj, s_from_ns
+from envplan.units import POWER_UNITS_PER_W, j_from_10fj, s_from_ns
 from plan_checks import assert_answers, keeps
 from strategies import CONDITIONS, Case, frontiers, requests
 
@@ -196,7 +196,7 @@ def test_a_cap_on_many_gpus_leaves_the_time_that_keeps_it() -> None:
     time_ns = (frontier.min_time_ns + 2 * frontier.min_energy_time_ns) // 3
     energy_10fj = frontier.lower_bound_10fj(time_ns) * frontier.num_gpus
     cap_10uw = -(-energy_10fj // time_ns)
-    assert AveragePower(power_w=cap_10uw / 1e6).earliest_ns(frontier) <= time_ns
+    assert AveragePower(power_w=cap_10uw / POWER_UNITS_PER_W).earliest_ns(frontier) <= time_ns
 
 
 def test_keywords_of_limits_are_those_that_limits_declare() -> None:

@@ -20,7 +20,7 @@ from envplan.profile import Profile
 from envplan.simulation.chrome_trace import save_chrome_trace
 from envplan.simulation.iteration import Timeline, simulate
 from envplan.solve import trace_frontier
-from envplan.units import s_from_ns
+from envplan.units import ENERGY_UNITS_PER_J, s_from_ns
 from strategies import dags, pipelines, profiles
 
 POWER = 70.0
@@ -74,7 +74,11 @@ HALVING = [
 def clocks(timeline: Timeline, operation: int) -> list[tuple[int, float, float]]:
     """MHz, s and J of the slices of an operation."""
     return [
-        (piece.frequency_mhz, (piece.finish_ns - piece.start_ns) / 1e9, piece.energy_10fj / 1e15)
+        (
+            piece.frequency_mhz,
+            (piece.finish_ns - piece.start_ns) / 1e9,
+            piece.energy_10fj / ENERGY_UNITS_PER_J,
+        )
         for piece in timeline.slices
         if piece.operation == operation
     ]

@@ -12,6 +12,7 @@ import pytest
 import envplan
 from envplan.replay import Machine, Problem, Rows, Search
 from envplan.solve.late_bound import ClockLimits, late_clock_bound_10fj
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 
 _MS = 10**6
 _CHOICES = 300
@@ -37,7 +38,7 @@ def _problem(
             rows.append((stage, instruction, mhz, time_s, energy_j))
     profile = envplan.Profile.from_rows(rows)
     pipeline = envplan.Pipeline("1f1b", num_stages, num_microbatches)
-    powers_10uw = rng.integers(0, 80 * 10**6, num_stages).tolist()
+    powers_10uw = rng.integers(0, 80 * POWER_UNITS_PER_W, num_stages).tolist()
     return Problem(pipeline, profile, powers_10uw)
 
 
@@ -211,11 +212,11 @@ def test_bound_lies_between_the_relaxed_one_and_a_plan(
         ask=ask if latency_ms else None,
         moves=0.1,
     )
-    assert relaxed_10fj * (1 - 1e-7) <= bound_10fj <= plan.energy * 1e15
+    assert relaxed_10fj * (1 - 1e-7) <= bound_10fj <= plan.energy * ENERGY_UNITS_PER_J
     if min_dwell_ms or ask == "start":
         assert bound_10fj > relaxed_10fj * 1.001
         assert plan.predicted.bound == "late-clocks"
-        assert plan.energy_lower_bound >= bound_10fj * 1e-15
+        assert plan.energy_lower_bound >= bound_10fj / ENERGY_UNITS_PER_J
 
 
 def test_without_late_clocks_the_bound_is_the_relaxed_one() -> None:

@@ -35,6 +35,7 @@ from envplan.profile import Profile
 from envplan.profiling.measuring import measure_latency
 from envplan.profiling.queued_slices import torch_slices
 from envplan.runtime.torch import profile
+from envplan.units import ENERGY_UNITS_PER_J, POWER_UNITS_PER_W
 from tools import changing_clocks
 
 _WATCHED_S = 10.0
@@ -152,8 +153,8 @@ def _rows(measured: Profile) -> list[list[str]]:
             ):
                 cells = [
                     f"{ns / 1e6:.3f}",
-                    f"{energy_10fj / 1e15:.4f}",
-                    f"{energy_10fj / ns / 1e6:.1f}",
+                    f"{energy_10fj / ENERGY_UNITS_PER_J:.4f}",
+                    f"{energy_10fj / ns / POWER_UNITS_PER_W:.1f}",
                 ]
                 rows.append([str(stage), instruction, str(mhz), *cells])
     return rows

@@ -12,15 +12,20 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from itertools import pairwise
 
 NS_PER_S = 10**9
-POWER_UNITS_PER_W = 10**6
-ENERGY_UNITS_PER_J = 10**15
+POWER_UNITS_PER_W = 10**5
+ENERGY_UNITS_PER_J = 10**14
 J_PER_KWH = 3.6e6
 
-#: Largest magnitude any single time, power or energy may have, so that sums stay in 64 bits.
+#: Largest magnitude any single time, power or energy may have: the sum of two stays in 64 bits.
+#: Sums of energies over operations have 128 bits in the core and no limit in Python.
 MAX_INTEGER = 2**62
 
-#: The most energy of one operation on one GPU, J: whole joules below MAX_INTEGER 10 fJ.
+#: The most energy of one operation on one GPU, J: whole joules below MAX_INTEGER units.
 MAX_OPERATION_J = MAX_INTEGER // ENERGY_UNITS_PER_J
+
+#: envplan 0.1 counted power in uW and energy in fJ. What its files state may lie so far from what
+#: comes out in these units, as a fraction: half a unit of power of the 50 W that a GPU draws.
+FINER_UNITS_TOLERANCE = 2e-7
 
 
 def _scaled(value: float, scale: int, rounding: str) -> int:

@@ -40,7 +40,7 @@ JOB_SCHEMA: Final = "envplan/job-power/v1"
 #: Neighbouring windows of the ramp, ns.
 _RAMP_WINDOW_NS: Final = 10**9
 #: Profiles are rounded: so much above a limit is within it, 10 uW.
-_TOLERANCE_10UW: Final = 10_000
+_TOLERANCE_10UW: Final = 1_000
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,18 @@ from envplan.plan.target import ClockTiming, Target, clock_timing_of
 from envplan.profile import Adjustments, Profile, builtin_paths
 from envplan.replay import Machine, Problem, Replay
 from envplan.request import Request
-from envplan.units import POWER_UNITS_PER_W, j_from_10fj, ns_from_s_floor, s_from_ns
+from envplan.units import (
+    FINER_UNITS_TOLERANCE,
+    POWER_UNITS_PER_W,
+    j_from_10fj,
+    ns_from_s_floor,
+    s_from_ns,
+)
+
+#: How far energies may lie from their recomputation, relatively: files of envplan 0.1 counted them
+#: in fJ. Those of single operations may be as small as a mJ.
+_ENERGY_TOLERANCE: Final = 1e-14
+_OPERATION_TOLERANCE: Final = 1e-11
 
 
 def build_plan(
@@ -280,7 +291,7 @@ def replay_plan(
     problem, planned, rung = plan.job.problem(profile), plan.job.machine, plan.as_rung()
     check_operations(plan, problem.pipeline)
     replay = problem.replay(rung_rows("stages", rung, problem), planned)
-    check_stated("stages", plan.stages, planned_operations(replay))
+    check_stated("stages", plan.stages, planned_operations(replay), _OPERATION_TOLERANCE)
     if machine is None or machine == planned:
         return replay
     configs: set[str] = set()
@@ -407,19 +418,20 @@ def _operation_words(operation: Operation | PlannedOperation) -> str:
     return f"{operation.instruction} of microbatch {operation.microbatch}, chunk {operation.chunk}"
 
 
-def check_cost(name: str, stated: Any, replay: Replay, gpus: int) -> None:
-    """Check that a plan takes and uses what it states, to the last ns and 10 fJ.
+def check_cost(name: str, stated: Any, replay: Replay, job: Job) -> None:
+    """Check that a plan takes and uses what it states, to the last ns and the last digits of J.
 
     Args:
         name: what stands before its fields' names in an error.
         stated: what has iteration_time_s and energy_j.
-        gpus: that each operation stands for.
+        job: of the plan.
 
     Raises:
         InputError: it does not.
     """
-    time_s, energy_j = s_from_ns(replay.makespan_ns), j_from_10fj(replay.energy_10fj * gpus)
-    check_stated(f"{name}energy_j", stated.energy_j, energy_j)
+    time_s, energy_j = s_from_ns(replay.makespan_ns), j_from_10fj(replay.energy_10fj * job.num_gpus)
+    tolerance = _ENERGY_TOLERANCE if job.is_in_whole_units else FINER_UNITS_TOLERANCE
+    check_stated(f"{name}energy_j", stated.energy_j, energy_j, tolerance)
     check_stated(f"{name}iteration_time_s", stated.iteration_time_s, time_s)
 
 

@@ -116,13 +116,16 @@ class LateClockPrices(Model):
     )
 
     @classmethod
-    def of_classes(cls, classes: PriceClasses, prices_uw: NDArray[np.int64]) -> LateClockPrices:
+    def of_classes(cls, classes: PriceClasses, prices_10uw: NDArray[np.int64]) -> LateClockPrices:
         """Prices by class, as a plan's file has them."""
+        prices_uw = 10 * prices_10uw
         by_kind = prices_uw.reshape(classes.num_kinds, classes.num_positions)
         return cls(num_ends=classes.num_ends, prices_uw=by_kind.tolist())
 
     def arcs_10uw(self, pipeline: Pipeline) -> NDArray[np.int64]:
-        """The price of each precedence of a pipeline, int64 (E,).
+        """The price of each precedence of a pipeline, 10 uW, int64 (E,).
+
+        Files of envplan 0.1 have prices between two units: they are rounded down.
 
         Raises:
             InputError: the pipeline has other kinds of precedences.
@@ -135,7 +138,7 @@ class LateClockPrices(Model):
                 f"precedence ({classes.num_kinds}) with one price for each position "
                 f"({classes.num_positions})"
             )
-        flat = np.array(self.prices_uw, np.int64).reshape(-1)
+        flat = np.array(self.prices_uw, np.int64).reshape(-1) // 10
         return flat[classes.of_precedences]
 
 

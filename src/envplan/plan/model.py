@@ -28,7 +28,7 @@ from envplan.profile import Adjustments, Profile
 from envplan.replay import Ask, Machine, Problem
 from envplan.request import Request
 from envplan.request.limits import Robustness
-from envplan.units import in_10fj, in_10uw, j_from_10fj, ns_from_s
+from envplan.units import in_10fj, in_10uw, j_from_10fj, ns_from_s, w_from_10uw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,6 +83,11 @@ class Job(PipelineSpec):
             InputError: there is no such pipeline.
         """
         return Pipeline.from_job(self.model_dump(exclude_none=True))
+
+    @property
+    def is_in_whole_units(self) -> bool:
+        """Whether its powers are counted in units of 10 uW; files of envplan 0.1 may have uW."""
+        return all(watts == w_from_10uw(in_10uw(watts)) for watts in self.blocking_power_w)
 
     @property
     def waiting_10uw(self) -> int:

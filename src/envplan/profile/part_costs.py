@@ -10,7 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan.errors import InputError
-from envplan.units import MAX_INTEGER
+from envplan.units import ENERGY_UNITS_PER_J, MAX_OPERATION_J
+
+#: The most energy of an operation, its parts together.
+_MAX_10FJ: Final = MAX_OPERATION_J * ENERGY_UNITS_PER_J
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -93,7 +96,7 @@ class PartCosts:
 
         Raises:
             InputError: a part has no row at a setting that another one has, or all together use
-                more than 4600 J.
+                more than MAX_OPERATION_J.
         """
         swept = [name for name in rows if len(rows) == 1 or _has_clock(rows[name])]
         settings = sorted({setting for name in swept for setting in rows[name]}) or [UNCONTROLLED]
@@ -109,8 +112,8 @@ class PartCosts:
             time_ns=np.ascontiguousarray(np.array(times_ns, np.int64).T),
             energy_10fj=np.ascontiguousarray(np.array(energies_10fj, np.int64).T),
         )
-        if len(rows) > 1 and part_costs.energy_10fj.sum(axis=1, dtype=float).max() > MAX_INTEGER:
-            raise InputError(f"{where}: its parts use more than 4600 J together")
+        if len(rows) > 1 and part_costs.energy_10fj.sum(axis=1, dtype=float).max() > _MAX_10FJ:
+            raise InputError(f"{where}: its parts use more than {MAX_OPERATION_J} J together")
         return part_costs
 
     @property
@@ -170,7 +173,9 @@ def scale_to_operation(
         where,
     )
     energies_10fj = _shares(
-        _Measured("use", 1e15, "J", [operation[setting].energy_10fj for setting in settings]),
+        _Measured(
+            "use", ENERGY_UNITS_PER_J, "J", [operation[setting].energy_10fj for setting in settings]
+        ),
         parts.energy_10fj[listed],
         settings,
         [noise[setting][1] for setting in settings],

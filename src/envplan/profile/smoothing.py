@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan.profile.part_costs import CostsByOperation, OperationKey, PartCosts
-from envplan.units import in_10fj, ns_from_s
+from envplan.units import ENERGY_UNITS_PER_J, in_10fj, ns_from_s
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -180,7 +180,7 @@ def _sweeps(
         sweep = ClockSweep(
             clocks_mhz=mhz.astype(np.float64),
             times_s=whole.time_ns[:, 0].astype(np.float64) * 1e-9,
-            energies_j=whole.energy_10fj[:, 0].astype(np.float64) * 1e-15,
+            energies_j=whole.energy_10fj[:, 0].astype(np.float64) / ENERGY_UNITS_PER_J,
         )
         is_constant_time = np.ptp(sweep.times_s) == 0
         if is_constant_time or not sweep.energies_j.all():

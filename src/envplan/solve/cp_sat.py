@@ -19,7 +19,8 @@ from envplan.solve.rounding import Choice, Rounding
 
 # Fewer workers leave out the searches that improve a plan; they share the cores there are.
 _WORKERS: Final = 8
-_SCALE: Final = 10**5
+#: Units of energy in 0.1 nJ.
+_SCALE: Final = 10**4
 
 
 class CpSatResult(NamedTuple):
