@@ -4,9 +4,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
+BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/serving/* csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test test-slow test-versions build-versions soak fuzz sanitize lint format docs package wheels \
+.PHONY: demo test test-slow test-versions test-operations build-versions soak soak-watched fuzz sanitize lint format docs package wheels \
 	bench profiles results results-training results-serving results-site validate compat gpu lock audit clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
@@ -42,6 +42,11 @@ MINUTES ?= 30
 soak: $(VENV)/.installed-test
 	$(BIN)/python tests/soak.py --minutes $(MINUTES)
 
+# Two nodes of four ranks under a real Prometheus for MINUTES, as root: needs Debian's prometheus and
+# prometheus-node-exporter.
+soak-watched: $(VENV)/.installed-test
+	$(BIN)/python tests/observed_soak.py out/soak-watched --minutes $(MINUTES)
+
 # Random input for SECONDS: every reader of files, each input within 5 s and 1 GB; and the compiled core, which sanitizers watch, with
 # libFuzzer, where Clang and its runtime are (Debian: clang and libclang-rt-14-dev).
 SECONDS ?= 60
@@ -61,12 +66,12 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/tests/*
+	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/serving/* csrc/tests/*
 
 format: $(VENV)/.installed-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*.cpp csrc/*.hpp csrc/tests/*
+	$(BIN)/clang-format -i csrc/*.cpp csrc/*.hpp csrc/serving/* csrc/tests/*
 
 # The site in build/site; fails on a broken link.
 docs: $(VENV)/.installed-docs
@@ -132,6 +137,11 @@ validate: $(VENV)/.installed-test
 COMPAT = -m tools.compat --only torch-oldest torch-newest frameworks bridge --minutes 30
 test-versions: $(VENV)/.installed-test
 	$(BIN)/python $(COMPAT) || [ $$? = 75 ]
+
+# deploy/ on what it is written for: Debian's Slurm, two nodes of it on this machine, as root; promtool
+# and Kubernetes' schemas.
+test-operations: $(VENV)/.installed-test
+	$(BIN)/python -m tools.compat --only operations
 
 # These environments, ahead of the tests in them.
 build-versions: $(VENV)/.installed-test

@@ -1,14 +1,19 @@
 """What an operation costs the training thread under the shim: `python -m benchmarks.shim`.
 
-One step is 32 microbatches forward and backward on one stage. Nothing is computed in between, so
-requests come far faster than in training; the guard sets the clock of a modelled GPU.
+One step is 32 microbatches forward and backward on one stage; the guard sets the clock of a
+modelled GPU. In most cases nothing is computed in between, so requests come far faster than in
+training, and all that other threads of the shim do with the interpreter delays the training thread.
+In the last case operations take a millisecond, in which the interpreter is free.
 """
 
 from __future__ import annotations
 
 import tempfile
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter_ns
 
 from benchmarks.machine import describe_machine
@@ -26,85 +31,163 @@ from envplan.runtime import Shim
 
 TARGET_US = 20.0
 PARTS = tuple(f"part{k}" for k in range(8))
-MICROBATCHES, STEPS, WARM_UP = 32, 300, 20
-CASES = {
-    "the clock never changes": (1260,),
-    "the clock changes at every operation": (1740, 1260),
-}
+MICROBATCHES, WARM_UP_STEPS = 32, 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the shim has to do.
+
+    Attributes:
+        name: of the case.
+        clocks_mhz: of the operations, in turn.
+        parts: of each operation, in turn at each clock; the time of their begins is measured then.
+        ahead: whether clocks are asked for by timers, which are set and then overtaken here.
+        queues: whether the device queues its work, so that a thread waits for its events.
+        operation_s: that each operation takes.
+        num_steps: that are measured.
+    """
+
+    name: str
+    clocks_mhz: tuple[int, ...]
+    parts: tuple[str, ...] = ()
+    ahead: bool = False
+    queues: bool = False
+    operation_s: float = 0.0
+    num_steps: int = 300
+
+
+CASES = (
+    Case("the clock never changes", (1260,)),
+    Case("the clock changes at every operation", (1740, 1260)),
+    Case("every clock is asked for ahead", (1740, 1260), ahead=True),
+    Case("so it is on a device that queues its work", (1740, 1260), ahead=True, queues=True),
+    Case("a part asks for its clock", (1740, 1260), parts=PARTS),
+    Case("ahead; operations of 1 ms", (1740, 1260), ahead=True, operation_s=1e-3, num_steps=50),
+)
+
+
+class HostEvent:
+    """An event of a device that is never behind the host."""
+
+    def record(self) -> None:
+        """It is now."""
+        self.time_ns = perf_counter_ns()
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        """Milliseconds from here to a later event."""
+        return (end.time_ns - self.time_ns) / 1e6
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a case has cost.
+
+    Attributes:
+        calls_us: the time of begin plus end of each operation, or of the begin of each part; a
+            step's end is in its last operation's.
+        training_cpu_us: processor time of the training thread for each of them, on average, what
+            the operations take included.
+        other_cpu_us: the same of the shim's other threads.
+    """
+
+    calls_us: list[float]
+    training_cpu_us: float
+    other_cpu_us: float
+
+    def quantile_us(self, share: float) -> float:
+        """The time that so large a share of the calls takes at most."""
+        return sorted(self.calls_us)[int(share * (len(self.calls_us) - 1))]
 
 
 def main() -> None:
     """Print what the shim costs the training thread."""
     print("; ".join(f"{name} {value}" for name, value in describe_machine().items()) + "\n")
-    rows = []
-    cases = [(name, measure(clocks)) for name, clocks in CASES.items()]
-    cases.append(("every clock is asked for ahead", measure((1740, 1260), ahead=True)))
-    cases.append(("a part asks for its clock", measure((1740, 1260), parts=PARTS)))
-    for name, costs in cases:
-        mean = sum(costs) / len(costs)
-        met = "yes" if mean < TARGET_US else "**no**"
-        tail = sorted(costs)[int(0.999 * len(costs))]
-        rows.append([name, f"{mean:.2f}", f"{median(costs):.2f}", f"{tail:.2f}", met])
-    print(
-        table(
-            [
-                "begin and end of one operation, or begin of a part",
-                "mean (us)",
-                "median",
-                "99.9 %",
-                "< 20",
-            ],
-            rows,
-        )
-    )
+    header = ["begin and end of an operation, or begin of a part", "mean (us)", "median", "99 %"]
+    header += ["99.9 %", "most", "CPU of training", "CPU of others", "mean < 20"]
+    print(table(header, [_row(case, measure(case)) for case in CASES]))
 
 
-def measure(
-    clocks: tuple[int, ...], parts: tuple[str, ...] = (), *, ahead: bool = False
-) -> list[float]:
-    """Time of begin plus end of each operation, us; the step's share is in its last one's.
+def _row(case: Case, costs: Costs) -> list[str]:
+    mean_us = fmean(costs.calls_us)
+    numbers_us = [
+        mean_us,
+        median(costs.calls_us),
+        costs.quantile_us(0.99),
+        costs.quantile_us(0.999),
+        max(costs.calls_us),
+        costs.training_cpu_us,
+        costs.other_cpu_us,
+    ]
+    met = "yes" if mean_us < TARGET_US else "**no**"
+    return [case.name, *(f"{number_us:.1f}" for number_us in numbers_us), met]
 
-    Args:
-        clocks: in turn.
-        parts: of each operation, in turn at each clock; then the time of their begins instead.
-        ahead: whether clocks are asked for by timers, which are set and then overtaken here.
-    """
-    costs: list[float] = []
+
+def measure(case: Case) -> Costs:
+    """Measure a case."""
+    plan = frequency_plan(case.clocks_mhz, case.parts, ahead=case.ahead)
+    calls_us: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         Shim(
-            frequency_plan(clocks, parts, ahead=ahead),
-            rank=0,
-            world_size=1,
-            backend="modelled",
-            log=Path(folder) / "run.jsonl",
+            plan, rank=0, world_size=1, backend="modelled", log=Path(folder) / "run.jsonl"
         ) as shim,
     ):
-        order = [operation[:3] for operation in shim.plan.ranks[0].operations]
-        for step in range(STEPS):
-            times = run_step(shim, order, parts)
-            costs += times if step >= WARM_UP else []
-    return costs
+        for _ in range(WARM_UP_STEPS):
+            run_step(shim, case)
+        _wait_for_other_threads(shim)
+        training_before_ns, others_before_ns = time.thread_time_ns(), _cpu_of_other_threads_ns()
+        for _ in range(case.num_steps):
+            calls_us += run_step(shim, case)
+        training_ns = time.thread_time_ns() - training_before_ns
+        _wait_for_other_threads(shim)
+        others_ns = _cpu_of_other_threads_ns() - others_before_ns
+    num_calls = len(calls_us)
+    return Costs(calls_us, training_ns / num_calls / 1e3, others_ns / num_calls / 1e3)
 
 
-def run_step(shim: Shim, order: list[tuple[str, int, int]], parts: tuple[str, ...]) -> list[float]:
+def run_step(shim: Shim, case: Case) -> list[float]:
     """Run one step and time each call of the shim, us."""
-    times = []
-    for instruction, microbatch, chunk in order:
-        begin = perf_counter_ns()
+    times_us = []
+    for instruction, microbatch, chunk, _ in shim.plan.ranks[0].operations:
+        begin_ns = perf_counter_ns()
         shim.begin(instruction, microbatch, chunk)
-        for part in parts:
-            begin = perf_counter_ns()
+        begun_ns = perf_counter_ns()
+        for part in case.parts:
+            part_ns = perf_counter_ns()
             shim.part(part, backward=instruction == "backward")
-            times.append((perf_counter_ns() - begin) / 1e3)
+            times_us.append((perf_counter_ns() - part_ns) / 1e3)
+        if case.operation_s:
+            time.sleep(case.operation_s)
+        end_ns = perf_counter_ns()
         shim.end(instruction, microbatch, chunk)
-        if not parts:
-            times.append((perf_counter_ns() - begin) / 1e3)
-    begin = perf_counter_ns()
+        if not case.parts:
+            times_us.append((begun_ns - begin_ns + perf_counter_ns() - end_ns) / 1e3)
+    begin_ns = perf_counter_ns()
     shim.step()
-    if not parts:
-        times[-1] += (perf_counter_ns() - begin) / 1e3
-    return times
+    if not case.parts:
+        times_us[-1] += (perf_counter_ns() - begin_ns) / 1e3
+    return times_us
+
+
+def _wait_for_other_threads(shim: Shim) -> None:
+    """Until the run log has caught up."""
+    while not shim.log_is_idle():
+        time.sleep(0.01)
+    time.sleep(0.1)
+
+
+def _cpu_of_other_threads_ns() -> int:
+    """Processor time of all threads of this process but this one, ns."""
+    total_ns = 0
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            statistics = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
+            total_ns += int(statistics.split()[0])
+    return total_ns
 
 
 def frequency_plan(

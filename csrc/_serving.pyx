@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 # distutils: language = c++
-"""Thin binding of serving.hpp, which says what happens and checks what tables and numbers say.
+"""Thin binding of serving/replay.hpp, which says what happens and checks what numbers say.
 
 Types and the lengths of the requests' arrays are checked here.
 """
@@ -11,21 +11,13 @@ from libcpp.vector cimport vector
 
 import numpy as np
 
-cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
+cdef extern from "serving/replay.hpp" namespace "envplan::serving" nogil:
     cdef cppclass TimeCounts:
         @staticmethod
         vector[double] ends()
         const vector[int64_t]& counts()
-
-cdef extern from "<array>" namespace "std" nogil:
-    cdef cppclass array9 "std::array<int64_t, 9>":
-        int64_t& operator[](size_t)
-    cdef cppclass times9 "std::array<envplan::serving::TimeCounts, 9>":
-        const TimeCounts& operator[](size_t)
-
-cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
     cdef struct Tables:
-        double idle_w, grid
+        double idle_w, grid, context_s, context_w
         vector[double] step_s, step_w, prompt_s, prompt_w
     cdef struct Size:
         int32_t chunk
@@ -44,24 +36,32 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
         double instances, busy, decoding, hopeless
     cdef cppclass CppService "envplan::serving::Service":
         CppService(Requests, vector[Tables], vector[Size], vector[Slo]) except +
-        array9 counts(double, double) except +
+        vector[Slo] slos
+        vector[int64_t] counts(double, double) except +
         Need required_instances(double, double, uint32_t, int32_t, double) except +
+    cdef enum class Policy(uint8_t):
+        kEdf, kFcfs
     cdef struct Options:
         double clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s
+        Policy scheduler
     cdef struct Counts:
-        int64_t requests[9]
-        int64_t first_in_time[9]
-        int64_t tokens_in_time[9]
-        int64_t attained[9]
+        int64_t requests, first_in_time, tokens_in_time, attained
     cdef enum class Phase(uint8_t):
         kStarting, kIdle, kStepping, kPrompts, kGone
-    cdef struct Decoding:
-        pass
+    cdef cppclass Batch:
+        size_t size()
     cdef cppclass Instance:
         int32_t pool, size, clock
         cbool leaving
         Phase phase
-        vector[Decoding] decoding
+        Batch batch
+    cdef cppclass SlotSeries:
+        const vector[double]& energy()
+        const vector[int64_t]& attained()
+    cdef cppclass Tally:
+        const vector[Counts]& counts()
+        const vector[TimeCounts]& first_token_times()
+        const vector[TimeCounts]& token_intervals()
     cdef cppclass CppReplay "envplan::serving::Replay":
         CppReplay(const CppService&, Options) except +
         int32_t start(int32_t, int32_t, int32_t, cbool, double) except +
@@ -72,14 +72,13 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
         void advance(double) except +
         void finish() except +
         const vector[Instance]& instances()
-        const vector[double]& slot_energy()
-        const vector[int64_t]& slot_attained()
-        const Counts& counts()
-        const times9& first_token_times()
-        const times9& token_intervals()
+        const SlotSeries& series()
+        const Tally& tally()
         int64_t clock_changes()
         int64_t helped()
         int64_t squashed()
+
+_POLICIES = {"edf": Policy.kEdf, "fcfs": Policy.kFcfs}
 
 
 def time_bin_ends():
@@ -88,15 +87,16 @@ def time_bin_ends():
 
 
 cdef class Service:
-    """What is served, by which instances, within which SLOs; see serving.hpp.
+    """What is served, by which instances, within which SLOs; see serving/service.hpp.
 
     Args:
         arrival: float64 (n,), s, ascending.
         input, output: int32 (n,), tokens.
-        known, taken: uint8 (n,), class, and class it is taken for on arrival, 0 to 8.
-        tables: of each configuration (idle_w, step_s, step_w, grid, prompt_s, prompt_w).
+        known, taken: uint8 (n,), class, and class it is taken for on arrival.
+        tables: of each configuration (idle_w, step_s, step_w, grid, prompt_s, prompt_w, context_s,
+            context_w).
         sizes: of each instance size (kv_tokens, chunk, tables).
-        slos: of each of the nine classes (ttft_s, tbt_s).
+        slos: of each class (ttft_s, tbt_s), at most 32.
     """
 
     cdef CppService* service
@@ -110,8 +110,6 @@ cdef class Service:
         cdef int64_t count = arrival.shape[0]
         if count == 0 or not count == input.shape[0] == output.shape[0] == known.shape[0] == taken.shape[0]:
             raise ValueError("requests must be there, and their arrays of one length")
-        if len(slos) != 9 or max(np.max(known), np.max(taken)) > 8:
-            raise ValueError("there are nine classes")
         self.borrowed = (arrival, input, output, known, taken)
         cdef Requests requests = Requests(count, &arrival[0], &input[0], &output[0], &known[0], &taken[0])
         cdef vector[Tables] all_tables
@@ -119,7 +117,8 @@ cdef class Service:
         cdef vector[Slo] all_slos
         cdef Tables table
         cdef Size size
-        for idle_w, step_s, step_w, grid, prompt_s, prompt_w in tables:
+        for idle_w, step_s, step_w, grid, prompt_s, prompt_w, context_s, context_w in tables:
+            table.context_s, table.context_w = context_s, context_w
             table.idle_w, table.step_s, table.step_w = idle_w, step_s, step_w
             table.grid, table.prompt_s, table.prompt_w = grid, prompt_s, prompt_w
             all_tables.push_back(table)
@@ -136,8 +135,7 @@ cdef class Service:
 
     def counts(self, double begin_s, double end_s):
         """Requests by the class they are taken for that arrive in a stretch."""
-        cdef array9 counts = self.service.counts(begin_s, end_s)
-        return [counts[k] for k in range(9)]
+        return self.service.counts(begin_s, end_s)
 
     def need(self, double begin_s, double end_s, uint32_t classes, int32_t size, double late):
         """What classes (a bit for each) need of a size: the fields of Need."""
@@ -148,12 +146,13 @@ cdef class Service:
 
 
 cdef class Replay:
-    """A fleet that serves requests; see serving.hpp.
+    """A fleet that serves requests; see serving/replay.hpp.
 
     Args:
         service: what is served.
         clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s: as in
             Options.
+        scheduler: "edf" or "fcfs".
     """
 
     cdef CppReplay* replay
@@ -161,11 +160,12 @@ cdef class Replay:
 
     def __cinit__(
         self, Service service not None, double clock_delay_s, double clock_hold_s, double clock_margin,
-        double pack_share, double squash_s, double slot_s, double end_s,
+        double pack_share, double squash_s, double slot_s, double end_s, scheduler="edf",
     ):
         self.borrowed = service
         cdef Options options = Options(
-            clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s
+            clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s,
+            _POLICIES[scheduler],
         )
         self.replay = new CppReplay(service.service[0], options)
 
@@ -212,7 +212,7 @@ cdef class Replay:
                 present.append((
                     k, self.replay.instances()[k].pool, self.replay.instances()[k].size,
                     self.replay.instances()[k].clock, phase == Phase.kStarting,
-                    self.replay.instances()[k].decoding.size(),
+                    self.replay.instances()[k].batch.size(),
                 ))
         return present
 
@@ -230,22 +230,26 @@ cdef class Replay:
         """Counts of times to the first token, and between further ones; see time_bin_ends.
 
         Returns:
-            Two arrays, int64 (9, bins): by class.
+            Two arrays, int64 (classes, bins).
         """
+        cdef size_t k
+        cdef size_t classes = self.replay.tally().counts().size()
         return (
-            np.array([self.replay.first_token_times()[k].counts() for k in range(9)], np.int64),
-            np.array([self.replay.token_intervals()[k].counts() for k in range(9)], np.int64),
+            np.array([self.replay.tally().first_token_times()[k].counts() for k in range(classes)], np.int64),
+            np.array([self.replay.tally().token_intervals()[k].counts() for k in range(classes)], np.int64),
         )
 
     def results(self):
         """Energy (J) and attained requests by slot; counts by class; clock changes; helped; squashed."""
-        cdef Counts counts = self.replay.counts()
-        by_class = np.array([
-            [counts.requests[k], counts.first_in_time[k], counts.tokens_in_time[k], counts.attained[k]]
-            for k in range(9)
-        ], dtype=np.int64)
+        cdef size_t k
+        cdef Counts counts
+        by_class = []
+        for k in range(self.replay.tally().counts().size()):
+            counts = self.replay.tally().counts()[k]
+            by_class.append([counts.requests, counts.first_in_time, counts.tokens_in_time, counts.attained])
         return (
-            np.array(self.replay.slot_energy(), dtype=np.float64),
-            np.array(self.replay.slot_attained(), dtype=np.int64),
-            by_class, self.replay.clock_changes(), self.replay.helped(), self.replay.squashed(),
+            np.array(self.replay.series().energy(), dtype=np.float64),
+            np.array(self.replay.series().attained(), dtype=np.int64),
+            np.array(by_class, dtype=np.int64),
+            self.replay.clock_changes(), self.replay.helped(), self.replay.squashed(),
         )

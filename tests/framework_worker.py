@@ -16,6 +16,8 @@ from envplan.runtime.shim import Shim
 from torch_worker import TASKS
 
 WIDTH, MICROBATCHES, STEPS = 16, 8, 3
+#: Megatron's second iteration only evaluates.
+EVALUATION = 1
 
 
 PROFILED = (1740, 1500)
@@ -59,16 +61,34 @@ class Part(torch.nn.Module):
         return torch.tanh(self.linear(x if self.given is None else self.given))
 
 
+#: Samples of a microbatch.
+SAMPLES = 2
+#: Megatron's ramp-up of the batch size: first size, increment, and over how many samples, by which
+#: iterations have 2, then 5, then all 8 microbatches.
+RAMP_UP = [2 * SAMPLES, 3 * SAMPLES, 16 * SAMPLES]
+RAMP_UP_STEPS = 10
+
 #: Microbatches that go through a chunk before the next in a job that overlaps its transfers, too.
 GROUP = 3
 
 
 def megatron(
-    folder: Path, *, chunks: int, profiled: bool = False, grouped: bool = False
+    folder: Path,
+    *,
+    chunks: int,
+    profiled: bool = False,
+    grouped: bool = False,
+    ramp_up: bool = False,
 ) -> dict[str, Any]:
     """Megatron's own pipeline schedules, without and with the shim."""
     from megatron.core import parallel_state
     from megatron.core.enums import ModelType
+    from megatron.core.num_microbatches_calculator import (
+        get_num_microbatches,
+        init_num_microbatches_calculator,
+        unset_num_microbatches_calculator,
+        update_num_microbatches,
+    )
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.transformer import TransformerConfig
 
@@ -97,7 +117,7 @@ def megatron(
     def batches(seed: int) -> Iterator[torch.Tensor]:
         random = torch.Generator().manual_seed(seed)
         while True:
-            yield torch.randn(4, 2, WIDTH, generator=random)
+            yield torch.randn(4, SAMPLES, WIDTH, generator=random)
 
     def forward_step(data: Any, model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
         output = model(next(data))
@@ -111,26 +131,42 @@ def megatron(
             part.model_type = ModelType.encoder_or_decoder
         optimizer = torch.optim.SGD([p for part in mine for p in part.parameters()], lr=0.1)
         losses = []
+        sizes = []
+        init_num_microbatches_calculator(
+            rank=place,
+            rampup_batch_size=RAMP_UP if ramp_up else None,
+            global_batch_size=MICROBATCHES * SAMPLES,
+            micro_batch_size=SAMPLES,
+            data_parallel_size=1,
+        )
+        num_steps = RAMP_UP_STEPS if ramp_up else PROFILED_STEPS if profiled else STEPS + 1
         with plan as shim, OnCpu():
             run = get_forward_backward_func()
-            for step in range(PROFILED_STEPS if profiled else STEPS + 1):
+            for step in range(num_steps):
+                update_num_microbatches(SAMPLES * sum(sizes), consistency_check=False)
+                sizes.append(get_num_microbatches())
                 optimizer.zero_grad()
                 losses += run(
                     forward_step_func=forward_step,
                     data_iterator=[batches(step) for _ in mine] if virtual else batches(step),
                     model=mine if virtual else mine[0],
-                    num_microbatches=MICROBATCHES,
+                    num_microbatches=sizes[-1],
                     seq_length=4,
-                    micro_batch_size=2,
-                    forward_only=step == 1,  # an evaluation in between
+                    micro_batch_size=SAMPLES,
+                    forward_only=step == EVALUATION,
                 )
-                if step != 1:
+                if step != EVALUATION:
                     optimizer.step()
+        unset_num_microbatches_calculator()
         weights = [float(w) for part in mine for p in part.parameters() for w in p.flatten()]
-        return {"losses": losses, "weights": weights, **told(shim)}
+        return {"losses": losses, "weights": weights, "sizes": sizes, **told(shim)}
 
     if profiled:
         return train(profile(folder / "profile.csv", **PROFILING))
+    if ramp_up:
+        return train(
+            follow(folder / "run.freqplan.json", every_request=True, log=folder / "run.jsonl")
+        )
     return {
         "without": train(record(folder / "pipeline.dag.json")),
         "with": train(follow(folder / "run.freqplan.json", every_request=True)),
@@ -194,6 +230,7 @@ def deepspeed(folder: Path, *, profiled: bool = False) -> dict[str, Any]:
 
 TASKS["megatron"] = lambda folder: megatron(folder, chunks=1)
 TASKS["megatron-interleaved"] = lambda folder: megatron(folder, chunks=2)
+TASKS["megatron-ramp-up"] = lambda folder: megatron(folder, chunks=1, ramp_up=True)
 TASKS["megatron-grouped"] = lambda folder: megatron(folder, chunks=2, grouped=True)
 TASKS["deepspeed"] = deepspeed
 TASKS["megatron-interleaved-profiled"] = lambda folder: megatron(folder, chunks=2, profiled=True)

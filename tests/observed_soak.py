@@ -1,10 +1,11 @@
 """Two nodes of four ranks that train for some minutes, watched by a real Prometheus.
 
-    python tests/observed_soak.py FOLDER --minutes 6 [--draw PNG]
+    python tests/observed_soak.py FOLDER --minutes 8 [--draw PNG]
 
 Each node has mount namespaces of its own for its lock files, four GPUs (fake_nvml), the service
 `envplan guard` and node_exporter. On the way, in this order: two ranks meet iterations of another
-order, a training and its guard are killed at once, a power limit is lowered. At the end every
+order, one rank meets iterations that end in an exception, a training and its guard are killed at
+once, another training is told to end and started again, a power limit is lowered. At the end every
 iteration must be accounted for in the metrics and no clock may be left. Needs root and Debian's
 prometheus and prometheus-node-exporter.
 """
@@ -37,7 +38,8 @@ RANKS_PER_NODE = 4
 PORT = 19090
 EXPORTER_PORTS = {"n1": 19101, "n2": 19102}
 
-#: One rank: follows its plan until it is told to end; a file ODD lets it run in another order.
+#: One rank: follows its plan until it is told to end. A file ODD lets it run in another order, and
+#: FAULTY lets every third iteration end in an exception, which the training survives.
 RANK = """
 import signal, sys, time
 from pathlib import Path
@@ -52,10 +54,16 @@ with Shim(plan, rank=rank, log=folder / f"rank{rank}.jsonl") as shim:
         keys = list(shim.operations)
         if (folder / "ODD").exists() and rank % 4 >= 2:
             keys[0], keys[1] = keys[1], keys[0]
-        for key in keys:
-            shim.begin(*key)
-            time.sleep(0.98 / len(keys))
-            shim.end(*key)
+        is_faulty = (folder / "FAULTY").exists() and rank % 4 == 3 and done % 3 == 0
+        try:
+            for number, key in enumerate(keys):
+                shim.begin(*key)
+                time.sleep(0.98 / len(keys))
+                if is_faulty and number == 2:
+                    raise RuntimeError("a batch that cannot be read")
+                shim.end(*key)
+        except RuntimeError:
+            pass
         shim.step()
         done += 1
         (folder / f"rank{rank}.done").write_text(str(done))
@@ -96,7 +104,7 @@ def main() -> None:
     """Run the soak; exit code 1 where something is not accounted for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--minutes", type=float, default=8.0, help="at least 4")
     parser.add_argument("--draw", type=Path)
     arguments = parser.parse_args()
     problems = soak(arguments.folder, arguments.minutes, arguments.draw)
@@ -197,7 +205,7 @@ def _start_prometheus(folder: Path) -> subprocess.Popen[bytes]:
 def _events(folder: Path, fakes: dict[str, FakeNvml], minutes: float) -> list[str]:
     """Let things happen, and look whether they are seen."""
     problems = []
-    part_s = 60 * minutes / 6
+    part_s = 60 * minutes / 8
     time.sleep(2 * part_s)
     if _value("sum(envplan_guard_up)") != 8 or _value("count(envplan_run_info)") != 8:
         problems.append("8 ranks with 8 guards are not seen")
@@ -207,12 +215,22 @@ def _events(folder: Path, fakes: dict[str, FakeNvml], minutes: float) -> list[st
     odd.unlink()
     if _value("sum(envplan_iterations_unfollowed_total)") <= 0:
         problems.append("iterations of another order are not seen")
-    victim = _pids_of(folder, rank=1)
-    for process in victim:
+    faulty = folder / "n1" / "FAULTY"
+    faulty.touch()
+    time.sleep(part_s)
+    faulty.unlink()
+    if not _value('sum(envplan_iterations_unfollowed_total{instance="n1",rank="3"})') > 0:
+        problems.append("iterations that ended in an exception are not seen")
+    for process in _pids_of(folder, rank=1):
         os.kill(process, signal.SIGKILL)
     time.sleep(part_s)
     if fakes["n1"].gpu(1).locked and _value('envplan_guard_up{instance="n1",gpu="1"}') == 0:
         problems.append("the clock that a killed training left is not given back")
+    training, *_ = _pids_of(folder, rank=2)
+    os.kill(training, signal.SIGTERM)
+    time.sleep(part_s)
+    if _value("count(envplan_run_info)") != 8:
+        problems.append("a training that was told to end and started again is not seen")
     fakes["n2"].gpu(0).power_limit = 150.0
     time.sleep(2 * part_s)
     if _value('envplan_power_limit_watts{instance="n2",gpu="0"}') != 150:

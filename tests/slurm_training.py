@@ -2,8 +2,7 @@
 
     torchrun ... slurm_training.py
 
-Each iteration is appended to $RECORD as a line "job rank iteration". Where $CRASH_AT names an
-iteration and the file $CRASH_AT.done is not there yet, rank 0 dies at it, once.
+Each iteration is appended to $RECORD as a line "job rank iteration".
 """
 
 from __future__ import annotations

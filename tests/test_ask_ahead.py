@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 import replay_oracle as oracle
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
-from envplan.runtime.ask_ahead import AheadTimer, OperationTime, TimerTable, Trigger, timers
+from envplan.runtime.ask_ahead import (
+    NUM_STEPS_SHOWN,
+    AheadTimer,
+    OperationTime,
+    TimerTable,
+    Trigger,
+    timers,
+)
 from strategies import dags, pipelines, profiles
 
 LATENCIES = [1, 7, 3_000_000, 20_000_000, 30_000_003, 300_000_000, 5_000_000_000]
@@ -80,6 +87,12 @@ def test_timers_follow_what_the_latest_steps_have_shown() -> None:
     for duration_ns in (120, 130, 9000, 125):  # one step had to wait for something
         table.add_step([OperationTime(0, duration_ns), OperationTime(5, 60)])
     assert table.timers == [first, AheadTimer(Trigger.BEGIN, 110), AheadTimer(Trigger.BEGIN, 40)]
-    for _ in range(8):
+    later = [first, AheadTimer(Trigger.END, 30), AheadTimer(Trigger.BEGIN, 40)]
+    num_steps = 4
+    while table.timers != later and num_steps < 100:
         table.add_step([OperationTime(0, 120), OperationTime(50, 60)])
-    assert table.timers == [first, AheadTimer(Trigger.END, 30), AheadTimer(Trigger.BEGIN, 40)]
+        num_steps += 1
+    assert num_steps <= 2 * NUM_STEPS_SHOWN
+    for _ in range(2 * NUM_STEPS_SHOWN):  # later the timers are not corrected after each step
+        table.add_step([OperationTime(0, 120), OperationTime(0, 80)])
+    assert table.timers == [first, AheadTimer(Trigger.BEGIN, 100), AheadTimer(Trigger.BEGIN, 60)]

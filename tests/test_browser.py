@@ -22,6 +22,19 @@ from selenium.webdriver.support.wait import WebDriverWait  # noqa: E402
 _DRIVER = shutil.which("chromedriver")
 _BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
+#: Without a window, and without anything of Chromium's that would use the network.
+_ARGUMENTS = (
+    "headless=new",
+    "no-sandbox",
+    "disable-gpu",
+    "disable-dev-shm-usage",
+    "disable-quic",
+    "no-first-run",
+    "disable-background-networking",
+    "disable-component-update",
+    "disable-sync",
+)
+
 pytestmark = pytest.mark.skipif(
     not (_DRIVER and _BROWSER),
     reason="needs Chromium and its driver: apt-get install chromium chromium-driver",
@@ -38,7 +51,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         solve {job} --straggler-time 4.6 -o waits.json
         report waits.json --no-compare -o waits.html
         frontier {job} --plot frontier.html --plans 9
-        frontier {job} --animate animation.html --plans 9
+        compare {job} --plot compare.html
+        compare h100-gpt3-175b-8stage -m 8 --plot eight.html
         serving compare --plot serving.html
     """.strip().splitlines():
         assert envplan(*line.split(), cwd=folder).code == 0
@@ -51,7 +65,7 @@ class Browser(webdriver.Chrome):
     def __init__(self) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = _BROWSER or ""
-        for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+        for argument in _ARGUMENTS:
             options.add_argument(f"--{argument}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         super().__init__(service=Service(_DRIVER), options=options)
@@ -101,7 +115,7 @@ def browser() -> Iterator[Browser]:
         yield driver
 
 
-@pytest.mark.parametrize("name", ["report", "timeline", "frontier", "animation", "serving"])
+@pytest.mark.parametrize("name", ["report", "timeline", "frontier", "compare", "serving"])
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_pages_load_without_errors_and_fit(
     browser: Browser, pages: Path, name: str, width: int, dark: bool
@@ -113,26 +127,140 @@ def test_pages_load_without_errors_and_fit(
     assert theme == ("dark" if dark else "light")
 
 
-def test_the_straggler_slider_moves_the_line_and_the_plan(browser: Browser, pages: Path) -> None:
+def test_the_slider_of_a_report_starts_at_its_plan_and_its_straggler(
+    browser: Browser, pages: Path
+) -> None:
     browser.visit(pages / "report.html")
     answer = browser.one(".answer")
-    plan = browser.execute_script("return DATA.frontier.points.at(-1)")
+    plan = browser.execute_script("return DATA.explorer.frontier.points.at(-1)")
     says(
         answer.text,
         f"This plan takes {plan['time']:.3f} s;",
         f"{plan['saved']:.1f}% saved | {plan['energy']:,.0f} J",
     )
-    line = browser.one("line.straggler").get_attribute("x1")
+    line = browser.one("line.accepted").get_attribute("x1")
     followed = browser.one("circle.followed").get_attribute("cx")
     browser.put("input[type=range]", "500")
-    says(answer.text, "A straggler takes", "saved (modelled)")
-    assert browser.one("line.straggler").get_attribute("x1") > line
+    says(answer.text, "Accepting", "% slower: the plan takes", "saved (modelled)")
+    assert browser.one("line.accepted").get_attribute("x1") > line
     assert float(browser.one("circle.followed").get_attribute("cx")) > float(followed)
     # A plan for a straggler opens at it and saves what its card says.
     browser.visit(pages / "waits.html")
     saved = next(one for one in browser.all(".card") if "until the straggler" in one.text)
     said = saved.find_element(By.TAG_NAME, "b").text
     says(browser.one(".answer").text, "A straggler takes 4.600 s", f"{said} saved")
+    assert browser.one("input[type=checkbox]").is_selected()
+
+
+@pytest.mark.parametrize("name", ["frontier", "eight"])
+def test_frontier_timeline_power_and_stages_are_above_the_fold(
+    browser: Browser, pages: Path, name: str
+) -> None:
+    browser.visit(pages / f"{name}.html", width=1400)
+    assert browser.execute_script("return document.documentElement.scrollHeight") <= 900
+    for selector in ("circle.followed", ".stages tbody tr:last-child", "canvas", "button.play"):
+        assert browser.one(selector).is_displayed()
+    boxes = [one.rect for one in browser.all(".explorer svg[role=img], canvas, .side")]
+    assert max(box["y"] + box["height"] for box in boxes) <= 900
+
+
+def test_the_slider_redraws_timeline_power_and_stages_of_its_plan(
+    browser: Browser, pages: Path
+) -> None:
+    browser.visit(pages / "frontier.html", width=1400)
+
+    def shown() -> tuple[str, str, str, str]:
+        canvas = browser.execute_script("return document.querySelector('canvas').toDataURL()")
+        power = browser.all(".compact svg path")[-1].get_attribute("d")
+        return browser.one(".answer").text, canvas, power, browser.one(".stages").text
+
+    before = shown()
+    browser.put("input[type=range]", "400")
+    after = shown()
+    assert all(new != old for new, old in zip(after, before, strict=True))
+    explorer = browser.execute_script("return DATA.explorer")
+    number = browser.execute_script(
+        "return DATA.explorer.frontier.plans.findLastIndex("
+        "(plan) => arguments[0].includes(`the plan takes ${shown(plan.time, 4)} s`))",
+        after[0],
+    )
+    plan, stages = explorer["frontier"]["plans"][number], explorer["stages"][number]
+    # What the table and the answer say is what the plan says.
+    assert f"{plan['saved']:.1f}% saved" in after[0]
+    for stage, (_, saved, waits, *_) in enumerate(stages):
+        row = browser.all(".stages tbody tr")[stage].text
+        says(row, f"stage {stage}", f"{saved:.1f}%", f"{waits:.1f}%")
+    assert browser.get_log("browser") == []
+
+
+def test_play_walks_along_the_frontier_and_pauses(browser: Browser, pages: Path) -> None:
+    browser.visit(pages / "frontier.html", width=1400)
+    first, button = browser.one(".answer").text, browser.one("button.play")
+    button.click()
+    assert button.text == "Pause"
+    WebDriverWait(browser, 10, poll_frequency=0.05).until(
+        lambda _: browser.one(".answer").text != first
+    )
+    button.click()
+    assert button.text == "Play"
+    assert browser.get_log("browser") == []
+
+
+#: For each label, how many points along curves, rules and marks lie in its box.
+_COVERED = """
+const svg = document.querySelector(".explorer svg[role=img]"), covered = {};
+const lines = [...svg.querySelectorAll("line")];
+const rules = lines.filter((line) => line.getAttribute("stroke") !== "var(--grid)");
+const shapes = [...svg.querySelectorAll("path, circle"), ...rules];
+for (const label of svg.querySelectorAll("text.saved, text.curve")) {
+  const { x, y, width, height } = label.getBBox();
+  let points = 0;
+  for (const shape of shapes) {
+    const length = shape.getTotalLength();
+    for (let at = 0; at <= length; at += 0.5) {
+      const p = shape.getPointAtLength(at);
+      if (p.x > x && p.x < x + width && p.y > y + 2 && p.y < y + height - 2) points += 1;
+    }
+  }
+  covered[label.textContent] = points;
+}
+return covered;
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("name", ["frontier", "compare", "eight", "report"])
+def test_labels_cover_no_line_and_no_mark_wherever_the_slider_is(
+    browser: Browser, pages: Path, name: str, width: int
+) -> None:
+    browser.visit(pages / f"{name}.html", width=width)
+    for place in ("0", "300", "700"):
+        browser.put("input[type=range]", place)
+        covered = browser.execute_script(_COVERED)
+        # On a phone, the legend alone may have to do.
+        assert covered or width < 600
+        assert set(covered.values()) <= {0}, covered
+
+
+def test_legends_have_a_line_for_every_curve(browser: Browser, pages: Path) -> None:
+    browser.visit(pages / "compare.html")
+    entries = {entry.text: entry for entry in browser.all(".explorer .side .legend span")}
+    for name in (
+        "Zeus, one clock for all",
+        "Zeus, one clock a stage",
+        "lower bound, EnvPipe's order",
+    ):
+        assert entries[name].find_elements(By.TAG_NAME, "line")
+
+
+def test_cards_fill_their_rows(browser: Browser, pages: Path) -> None:
+    for width in (390, 1280):
+        browser.visit(pages / "report.html", width=width)
+        whole = browser.one(".cards").rect
+        cards = [card.rect for card in browser.all(".card")]
+        for row in {card["y"] for card in cards}:
+            ends = [card["x"] + card["width"] for card in cards if card["y"] == row]
+            assert max(ends) == pytest.approx(whole["x"] + whole["width"], abs=2)
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -155,15 +283,17 @@ def test_a_straggler_beyond_t_star_has_a_slower_plan_and_plans_tell_their_figure
     says(browser.tip, "% saved", "certified gap")
     ActionChains(browser).move_to_element(browser.one("h1")).perform()
     assert browser.tip == ""
-    data = browser.execute_script("return DATA.frontier")
+    data = browser.execute_script("return DATA.explorer.frontier")
     slower = [plan["time"] for plan in data["slower"]]
     assert data["t_star"] < min(slower) <= max(slower) <= data["t_max"]
     # The chart ends soon after the frontier, until a straggler needs more room.
     assert len(browser.all("circle.slower")) < len(slower)
+    browser.one("input[type=checkbox]").click()
     browser.put("input[type=range]", "s.max")
     assert len(browser.all("circle.slower")) == len(slower)
     found, energy = browser.execute_script(
-        "const d = DATA.frontier, found = lookUp(d, d.t_max);return [found.plan.time, found.energy]"
+        "const d = DATA.explorer.frontier, found = lookUp(d, d.t_max);"
+        "return [found.plan.time, found.energy]"
     )
     assert found == max(slower)
     at_star = data["plans"][-1]
@@ -245,15 +375,3 @@ def test_a_command_can_be_copied_and_the_theme_be_switched(browser: Browser, pag
     ground = browser.one("body").value_of_css_property("background-color")
     browser.one("#theme").click()
     assert browser.one("body").value_of_css_property("background-color") != ground
-
-
-def test_the_animation_walks(browser: Browser, pages: Path) -> None:
-    browser.visit(pages / "animation.html")
-    title = browser.one("h3").text
-    browser.put("input[type=range]", "s.max")
-    assert browser.one("h3").text != title
-    button = browser.find_element(By.XPATH, "//button[text()='Play']")
-    for now in ("Pause", "Play"):
-        button.click()
-        assert button.text == now
-    assert browser.get_log("browser") == []

@@ -85,39 +85,42 @@ class Simulated:
         self.last_requested_mhz = 0
         self.sent: list[Sent] = []
         self._last_id = 0
+        self._gathered: list[tuple[int, int, int]] = []  # number, clock, delay
         self._waiting: dict[int, tuple[int, int]] = {}  # when it is due, and the clock
 
     def advance(self, now_ns: int) -> None:
         for request_id, (due_ns, mhz) in sorted(self._waiting.items()):
             if due_ns <= now_ns:
-                self._send(request_id, mhz, due_ns)
+                del self._waiting[request_id]
+                self.sent.append(Sent(due_ns / 1e9, mhz))
         self.now_ns = now_ns
 
-    def request(self, mhz: int, after: int) -> int:
-        ahead = self.request_ahead(mhz, after, 0)
-        self.confirm(ahead, after)
-        return ahead.request_id
+    def request(self, mhz: int, delay_ns: int = 0) -> int:
+        return self.request_ahead(mhz, delay_ns).request_id
 
-    def request_ahead(self, mhz: int, after: int, delay_ns: int) -> AheadRequest:
+    def request_ahead(self, mhz: int, delay_ns: int) -> AheadRequest:
         self._last_id += 1
         self.last_requested_mhz = mhz
-        self._waiting[self._last_id] = (after + delay_ns, mhz)
+        self._gathered.append((self._last_id, mhz, delay_ns))
         return AheadRequest(self._last_id, mhz)
 
-    def confirm(self, ahead: AheadRequest, at: int) -> None:
+    def confirm(self, ahead: AheadRequest) -> None:
         if ahead.request_id in self._waiting:
-            self._send(ahead.request_id, ahead.mhz, at)
+            self._gathered.append((ahead.request_id, ahead.mhz, 0))
 
-    def cancel(self, ahead: AheadRequest) -> None:
-        self._waiting.pop(ahead.request_id, None)
+    def expect_overtaking(self) -> None:
         self.last_requested_mhz = 0
+
+    def pass_on(self, at_ns: int) -> None:
+        for request_id, mhz, delay_ns in self._gathered:
+            if not delay_ns:  # those made before are overtaken
+                self._waiting = {}
+            self._waiting[request_id] = (at_ns + delay_ns, mhz)
+        self._gathered = []
+        self.advance(at_ns)
 
     def call_after_requests(self, callback: Callable[[], None]) -> None:
         callback()
-
-    def _send(self, request_id: int, mhz: int, at_ns: int) -> None:
-        del self._waiting[request_id]
-        self.sent.append(Sent(at_ns / 1e9, mhz))
 
 
 def simulate(

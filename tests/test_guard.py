@@ -18,12 +18,14 @@ import pytest
 from cli_helpers import envplan
 from envplan.devices import DeviceError, locks, opened
 from envplan.devices import guard as guard_module
+from envplan.devices.guard_protocol import Request
 from envplan.devices.locks import LockFile, Mark, recover
 from envplan.runtime import Guard
 from fake_nvml import FakeNvml, open_fake_nvml, wait_for
 from shim_helpers import end, holding, training
 
 PATIENCE_S = 60.0
+HOUR_NS = 3600 * 10**9
 
 
 def next_problem(guard: Guard) -> str:
@@ -55,6 +57,49 @@ def test_a_slow_driver_gets_the_newest_clock(fake_nvml: FakeNvml) -> None:
             guard.request(mhz)
         wait_for(lambda: fake_nvml.locked() == 1485)
     assert len(fake_nvml.clock_changes()) < 10
+
+
+def test_a_request_is_carried_out_when_it_is_due_and_not_before(fake_nvml: FakeNvml) -> None:
+    with Guard.start("nvml", 0) as guard:
+        now_ns = time.perf_counter_ns()
+        guard.send([Request(1, now_ns, 900), Request(2, now_ns + 50_000_000, 1005)])
+        wait_for(lambda: fake_nvml.locked() == 1005)
+        assert time.perf_counter_ns() >= now_ns + 50_000_000
+        wait_for(lambda: guard.problems() == [] and guard.done == 2)
+        assert all(lag > 0 for lag in guard.lags.values())
+        guard.send([Request(3, time.perf_counter_ns() + HOUR_NS, 600)])
+        guard.send([Request(3, time.perf_counter_ns(), 600)])  # sooner, after all
+        wait_for(lambda: fake_nvml.locked() == 600)
+        guard.send([Request(4, time.perf_counter_ns() + HOUR_NS, 1740)])  # is not waited for
+    assert fake_nvml.clock_changes() == [900, 1005, 600, 0]
+
+
+def test_a_request_is_overtaken_by_a_newer_one_that_is_due_before_it(fake_nvml: FakeNvml) -> None:
+    with Guard.start("nvml", 0) as guard:
+        now_ns = time.perf_counter_ns()
+        delays_ms = {900: 20, 1200: 120, 1050: 60}
+        for number, (mhz, delay_ms) in enumerate(delays_ms.items(), 1):
+            guard.send([Request(number, now_ns + 1_000_000 * delay_ms, mhz)])
+        wait_for(lambda: fake_nvml.clock_changes() == [900, 1050])
+        time.sleep(0.1)
+    assert fake_nvml.clock_changes() == [900, 1050, 0]
+
+
+def test_a_request_that_is_not_due_for_long_is_no_sign_of_a_hanging_driver(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard_module, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
+    with Guard.start("nvml", 0) as guard:
+        now_ns = time.perf_counter_ns()
+        guard.send([Request(1, now_ns, 900), Request(2, now_ns + HOUR_NS, 1005)])
+        wait_for(lambda: guard.problems() == [] and guard.done == 1)
+        time.sleep(0.15)
+        assert guard.problems() == []
+        assert not guard.failing
+        fake_nvml.hang("lock")
+        guard.send([Request(3, time.perf_counter_ns(), 600)])  # the second one does not come
+        assert "is not set yet" in next_problem(guard)
+        fake_nvml.hang()
 
 
 def test_requests_are_acknowledged_by_number_and_those_overtaken_are_not(

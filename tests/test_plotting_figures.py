@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from cli_helpers import small_profile
 from envplan.pipeline import Pipeline
@@ -106,6 +108,43 @@ def test_curve_is_the_exact_one_with_its_ends_marked_also_beside_other_planners(
     whole.savefig(io.BytesIO())
     (legend,) = whole.legends
     assert not legend.get_window_extent().overlaps(axes.bbox)
+
+
+def dense(line: Line2D) -> NDArray[np.float64]:
+    """Points along a line, no more than a pixel from each other."""
+    corners = line.get_transform().transform(np.column_stack(line.get_data()))
+    far = np.abs(np.diff(corners, axis=0)).max(axis=1, initial=0)
+    parts = [
+        np.linspace(begin, end, int(steps) + 2)
+        for begin, end, steps in zip(corners[:-1], corners[1:], far, strict=True)
+    ]
+    return np.concatenate([corners[:1], *parts])
+
+
+@pytest.mark.parametrize("job", ["a40-gpt3-1.3b-4stage", "h100-gpt3-175b-8stage"])
+def test_names_beside_planners_cover_no_line_and_no_mark_has_two_meanings(job: str) -> None:
+    frontier = trace_frontier(Pipeline("1f1b", int(job[-6]), 8), Profile.builtin(job))
+    figure = frontier_figure(frontier, frontier.plans_to_draw(9), compare(frontier))
+    figure.savefig(io.BytesIO())
+    axes, (legend,) = figure.axes[0], figure.legends
+    names = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert {"envplan", "Zeus, one clock for all"} & names.keys()
+    for box, further_box in combinations(names.values(), 2):
+        assert not box.overlaps(further_box)
+    for line in axes.lines:
+        if len(line.get_xdata()):
+            for text, box in names.items():
+                assert not any(box.contains(x, y) for x, y in dense(line)), text
+    # Each mark with a shape of its own is in the legend once, and no other is drawn.
+    diamonds = [line for line in axes.lines if line.get_marker() == "D"]
+    assert [line.get_label() for line in diamonds] == ["envplan, EnvPipe's order"]
+    entries = {text.get_text() for text in legend.get_texts()}
+    zeus = {"Zeus, one clock for all", "Zeus, one clock a stage"}
+    assert zeus <= entries
+    for handle in legend.legend_handles:
+        if handle is not None and handle.get_label() in zeus:
+            assert isinstance(handle, Line2D)
+            assert handle.get_linestyle() == "-"
 
 
 # ---- timelines

@@ -1,4 +1,4 @@
-"""The web pages: reports, frontiers, timelines, animations."""
+"""The web pages: reports, frontiers, timelines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from envplan.plan import Plan
 from envplan.planners import compare
 from envplan.plotting import page
 from envplan.plotting.page_data import (
-    AnimationChart,
+    ExplorerChart,
     FrontierChart,
     TimelineChart,
     TimelineData,
 )
 from envplan.plotting.report import (
     Report,
-    animation_page,
     frontier_page,
     report_page,
     timeline_page,
@@ -68,7 +67,9 @@ def test_a_report_has_all_plans_planners_and_operations(frontier: Frontier) -> N
         "(assumed; say <code>--price</code>)",
         plan.profile.sha256,
     )
-    chart, drawn = (data_of(text)[name] for name in ("frontier", "timeline"))
+    explorer, drawn = (data_of(text)[name] for name in ("explorer", "timeline"))
+    chart = explorer["frontier"]
+    assert explorer["frames"] == []
     assert [point["time"] for point in chart["plans"]] == [plan.iteration_time for plan in along]
     planners = [point["planner"] for point in chart["points"]]
     rivals = ["zeus_global", "zeus_per_stage", "envpipe"]
@@ -107,14 +108,15 @@ def types_of_the_script() -> dict[str, list[str]]:
 def test_the_script_and_the_pages_agree_on_the_data_of_charts(frontier: Frontier) -> None:
     plans = frontier.sample_plans(2)
     timelines = [simulate(plan, frontier.profile) for plan in plans]
-    animation = AnimationChart.of(frontier, timelines).to_dict()
     chart = FrontierChart.of(frontier, plans, comparison=compare(frontier), this_plan=plans[0])
+    explorer = ExplorerChart.of(chart, timelines).to_dict()
     timeline = TimelineData.of(timelines[0], "plan")
     written = {
         "FrontierChart": chart.to_dict(),
+        "PlannerCurve": chart.curves[0].to_dict(),
         "PlanPoint": chart.baseline.to_dict(),
         "TimelineChart": TimelineChart.of({"plan": timelines[0]}).to_dict(),
-        "AnimationChart": animation,
+        "ExplorerChart": explorer,
         "TimelineData": timeline.to_dict(),
         "OperationColumns": timeline.operations.to_dict(),
     }
@@ -131,30 +133,80 @@ def test_a_hostile_name_stays_text() -> None:
     assert data_of(text) == {"a": "</script>"}
 
 
-def test_frontier_timeline_and_animation_have_pages_of_their_own(
+def test_a_timeline_has_a_page_of_its_own(frontier: Frontier) -> None:
+    timeline = simulate(frontier.plan(slowdown=0.02), frontier.profile)
+    text = timeline_page(timeline, timeline.at_max_frequency())
+    assert len(data_of(text)["timeline"]["timelines"]) == 2
+
+
+def test_the_page_of_a_frontier_has_timeline_and_stages_of_each_plan(frontier: Frontier) -> None:
+    along, slower = frontier.sample_plans(5), frontier.slower_plans_to_draw()
+    explorer = data_of(frontier_page(frontier, along, slower=slower))["explorer"]
+    points = [*explorer["frontier"]["plans"], *explorer["frontier"]["slower"]]
+    assert [point["time"] for point in points] == [
+        plan.iteration_time for plan in (*along, *slower)
+    ]
+    tables = zip(points, explorer["frames"], explorer["stages"], strict=True)
+    for point, frame, stages in tables:
+        assert frame["power"]["times"][-1] == pytest.approx(point["time"])
+        energies = [energy for energy, *_ in stages]
+        assert sum(energies) == pytest.approx(point["energy"])
+    # The columns that all frames share are written once.
+    first, *others = (frame["ops"] for frame in explorer["frames"])
+    assert all(
+        first.keys() - ops.keys() == {"microbatch", "chunk", "stage", "kind"} for ops in others
+    )
+    assert all(len(ops["mhz"]) == len(first["stage"]) for ops in others)
+
+
+def test_pages_of_large_frontiers_show_fewer_plans_and_then_no_timelines(
+    frontier: Frontier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    along, slower = frontier.sample_plans(9), frontier.slower_plans_to_draw()
+    num_operations = len(frontier.pipeline.operations)
+    room = "envplan.plotting.report._MAX_EMBEDDED_OPERATIONS"
+    monkeypatch.setattr(room, 8 * num_operations)
+    explorer = data_of(frontier_page(frontier, along, slower=slower))["explorer"]
+    shown = explorer["frontier"]["plans"]
+    assert 5 <= len(explorer["frames"]) <= 8
+    assert len(shown) < len(along)
+    assert (shown[0]["time"], shown[-1]["time"]) == (
+        along[0].iteration_time,
+        along[-1].iteration_time,
+    )
+    monkeypatch.setattr(room, 4 * num_operations)
+    explorer = data_of(frontier_page(frontier, along, slower=slower))["explorer"]
+    assert explorer["frames"] == []
+    assert len(explorer["frontier"]["plans"]) == len(along)
+
+
+def test_large_jobs_have_no_slower_plans_and_long_curves_are_thinned(
     frontier: Frontier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     along = frontier.sample_plans(5)
-    slower_plans = frontier.slower_plans_to_draw()
-    data = data_of(frontier_page(frontier, along, slower=slower_plans))
-    assert set(data) == {"frontier"}
-    slower = [plan["time"] for plan in data["frontier"]["slower"]]
-    assert slower == sorted(slower)
-    assert data["frontier"]["t_star"] < slower[0] <= slower[-1] <= data["frontier"]["t_max"]
-    timeline = simulate(along[1], frontier.profile)
-    timelines = timeline_page(timeline, timeline.at_max_frequency())
-    assert len(data_of(timelines)["timeline"]["timelines"]) == 2
-    walk = [simulate(plan, frontier.profile) for plan in along]
-    frames = data_of(animation_page(frontier, walk))["animation"]["frames"]
-    assert len({frame["title"] for frame in frames}) == len(along)
-    # Larger jobs have no slower plans; a very long curve is thinned and keeps its ends.
+    slower = frontier.slower_plans_to_draw()
+    drawn = data_of(frontier_page(frontier, along, slower=slower))["explorer"]["frontier"]
+    times = [plan["time"] for plan in drawn["slower"]]
+    assert times == sorted(times)
+    assert drawn["t_star"] < times[0] <= times[-1] <= drawn["t_max"]
     monkeypatch.setattr("envplan.solve.frontier._MAX_OPERATIONS_FOR_SLOWER", 10)
     monkeypatch.setattr("envplan.plotting.page_data.MAX_CURVE_POINTS", 5)
-    slower_plans = frontier.slower_plans_to_draw()
-    thin = data_of(frontier_page(frontier, along, slower=slower_plans))["frontier"]
-    assert thin["slower"] == []
+    assert frontier.slower_plans_to_draw() == []
+    thin = data_of(frontier_page(frontier, along))["explorer"]["frontier"]
     assert 2 < len(thin["curve"]) <= 6 < len(frontier.times)
     assert [thin["curve"][k][0] for k in (0, -1)] == [frontier.min_time, frontier.min_energy_time]
+
+
+@pytest.mark.parametrize("count", [1, 4, 6, 7, 8, 11, 13])
+def test_rows_of_cards_are_about_alike(count: int) -> None:
+    text = page.cards([page.Card("1", "one")] * count)
+    found = re.search(r"--columns: (\d+)", text)
+    assert found is not None
+    columns = int(found[1])
+    assert columns <= 6
+    in_last_row = count % columns or columns
+    num_rows = -(-count // columns)
+    assert columns - in_last_row < num_rows
 
 
 def reported(line: str = "") -> str:
@@ -168,6 +220,7 @@ def test_the_commands_write_what_they_say(folder: Path) -> None:
     for line, name in (
         ("report", "report.html"),
         ("frontier --plot g.html", "g.html"),
+        ("frontier --animate walk.html", "walk.html"),
         ("timeline", "timeline.png"),
         ("timeline -o t.svg", "t.svg"),
         ("timeline --alone -o t.html", "t.html"),
@@ -198,7 +251,7 @@ def test_a_report_says_what_it_takes_for_granted_and_counts_the_waiting(
         saved = 100 * (1 - until.energy_j / until.baseline_energy_j)
         says(text, f"<b>{saved:.1f}%</b><span>{words}")
         says(text, f"<b>{100 * until.gap:.3f}%</b><span>certified gap, waiting included")
-        assert data_of(text)["frontier"]["straggler"] == 9
+        assert data_of(text)["explorer"]["frontier"]["straggler"] == 9
 
 
 def test_a_report_tells_money_and_carbon_of_the_run(folder: Path) -> None:

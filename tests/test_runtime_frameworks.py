@@ -78,6 +78,40 @@ def test_real_framework_follows_the_plan_and_computes_the_same(
         assert_follows(changes, STEPS * [iteration])
 
 
+def test_megatrons_own_ramp_up_is_followed_wherever_the_size_fits(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    if find_spec("megatron") is None:
+        pytest.skip("megatron is not installed")
+    plan = frequency_plan(PIPELINES["megatron"], gpu=A40)
+    plan.save(tmp_path / "run.freqplan.json")
+    results = run("megatron-ramp-up", tmp_path, ranks=STAGES)
+    written = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    for rank, result in enumerate(results):
+        sizes = result["sizes"]
+        assert set(sizes) == {2, 5, MICROBATCHES}
+        assert result["mismatches"] == 0
+        # The evaluation is no iteration of training.
+        trained = [size for step, size in enumerate(sizes) if step != framework_worker.EVALUATION]
+        followed = trained.count(MICROBATCHES)
+        (end,) = [line for line in written if line["event"] == "end" and line["rank"] == rank]
+        assert end["iterations"] == {
+            "followed": followed,
+            "other number of microbatches": len(trained) - followed,
+        }
+        clock_of = {
+            operation.key: operation.frequency_mhz for operation in plan.ranks[rank].operations
+        }
+        wanted = []
+        for size in trained:
+            pipeline = Pipeline("1f1b", num_stages=STAGES, num_microbatches=size)
+            order = operations(pipeline, rank)
+            wanted.append([clock_of[OperationKey(*key)] for key in order])
+        *changes, last = fake_nvml.clock_changes(rank)
+        assert last == 0
+        assert_follows(changes, wanted)
+
+
 @pytest.mark.parametrize("task", ["megatron-interleaved", "deepspeed"])
 def test_real_framework_profiles_itself(fake_nvml: FakeNvml, tmp_path: Path, task: str) -> None:
     package = "deepspeed" if task == "deepspeed" else "megatron"
@@ -341,3 +375,36 @@ def test_a_function_that_runs_two_operations_at_once_is_told_of() -> None:
     hooks.close()
     assert ran == ["step"]
     assert "forward and backward at once" in listener.heard[0]
+
+
+def test_operations_that_a_cuda_graph_captures_are_told_of_once_and_not_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    is_capturing = True
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: is_capturing)
+    ran: list[int] = []
+    stage = SimpleNamespace(
+        stage_index=0,
+        forward_one_chunk=ran.append,
+        backward_one_chunk=ran.append,
+        backward_weight_one_chunk=ran.append,
+    )
+
+    def step() -> None:
+        for microbatch in range(2):
+            stage.forward_one_chunk(microbatch)
+
+    schedule = SimpleNamespace(_stages=[stage], _has_backward=True, step=step)
+    listener = Listener()
+    with torch.attach(listener, schedule):
+        schedule.step()
+        captured, listener.heard = listener.heard, []
+        is_capturing = False
+        schedule.step()
+    assert ran == [0, 1, 0, 1]
+    *said, last = captured
+    assert all("captured in a CUDA graph" in line for line in said)
+    assert "--training.disable_cuda_graphs" in said[0]
+    assert last == "step"
+    assert listener.heard == [("forward", 0, 0), ("forward", 1, 0), "step"]

@@ -74,7 +74,7 @@ GOOD = ["2,1980,idle,0,0,200", "2,1980,prefill,128,0.05,600", "2,1980,decode,4,0
         ("3,1980,decode,1,0.1,300", "tp", "1, 2, 4 or 8 GPUs"),
         ("8,1980,decode,1,0.1,300", "tp", "does not say in kv_tokens"),
         ("2,fast,decode,8,0.1,300", "frequency", "should be a valid integer"),
-        ("2,1980,nothing,1,0.1,300", "phase", "should be 'prefill', 'decode' or 'idle'"),
+        ("2,1980,nothing,1,0.1,300", "phase", "should be 'prefill', 'decode', 'context' or 'idle'"),
         ("2,1980,decode,2,0.1,300", "size", "must be above 4"),
         ("2,1980,decode,4,0.1,300", "size", "must be above 4"),
         ("2,1980,decode,-5,0.1,300", "size", "or equal to 0"),
@@ -150,6 +150,35 @@ def test_segments_are_the_loads_that_meet_the_slo(
         assert between <= tbt * (1 + 1e-9)
     elif load > most + 1e-5:
         assert first > ttft or between > tbt
+
+
+LINES = ("4,1000,idle,0,0,100", "4,1000,prefill,1000,0.1,700", "4,1000,decode,1,0.01,300",
+         "4,1000,decode,64,0.01,300")  # fmt: skip
+
+
+def test_contexts_make_steps_longer_where_a_profile_says_so(tmp_path: Path) -> None:
+    flat = ServingProfile.read_csv(write_profile(tmp_path / "flat.csv", LINES))
+    row = "4,1000,context,100000,0.005,500"
+    limits = {"max_context_tokens": 4096, "kv_bytes_per_token": 327680}
+    path = write_profile(tmp_path / "deep.csv", [*LINES, row], **limits)
+    deep = ServingProfile.read_csv(path)
+    instance = deep.performance[4, 1000]
+    assert instance.context_s_at(300_000) == pytest.approx(0.015)
+    # 10 ms at 300 W, then 10 ms at 500 W.
+    assert instance.step_power_beside(8, 200_000) == pytest.approx(400)
+    assert deep.max_context_tokens == 4096
+    assert deep.kv_bytes_per_token == 327680
+    assert flat.performance[4, 1000].context_s_at(300_000) == 0
+    assert flat.max_context_tokens is None
+    slower, quicker = (profile.curves["LS", 4, 1000] for profile in (deep, flat))
+    assert slower.tbt_s[0] == quicker.tbt_s[0]
+    assert slower.tbt_s[-1] > quicker.tbt_s[-1]
+
+
+def test_a_second_row_of_contexts_is_refused(tmp_path: Path) -> None:
+    rows = [*LINES, "4,1000,context,1000,0.001,500", "4,1000,context,2000,0.001,500"]
+    with pytest.raises(InputError, match="TP4 at 1000 MHz has several rows of context"):
+        ServingProfile.read_csv(write_profile(tmp_path / "twice.csv", rows))
 
 
 def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:

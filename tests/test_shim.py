@@ -113,6 +113,31 @@ def test_operation_out_of_order_runs_the_rest_of_the_step_at_the_highest_clock(
     assert lines(tmp_path, "mismatch")[0]["expected"] == ["forward", 1, 0]
 
 
+def test_iterations_of_which_nobody_tells_run_at_the_highest_clock(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    clocks = (1260, 1500)
+    with started(tmp_path, frequency_plan(PIPELINE, clocks=clocks)) as shim:
+        for _ in range(3):
+            shim.iteration_begins()
+            run_step(shim)
+        shim.iteration_begins()  # such as one that a CUDA graph is captured in
+        shim.step()
+        wait_until_set(shim)
+        for _ in range(3):  # and those in which it is replayed
+            assert fake_nvml.locked() == 1740
+            shim.iteration_begins()
+            wait_until_set(shim)
+            assert fake_nvml.locked() == 1740
+            shim.step()
+        run_step(shim)
+        wait_until_set(shim)
+        planned = shim.plan.ranks[0].frequencies
+    changes = set_clocks(fake_nvml)
+    last_full_speed = len(changes) - changes[::-1].index(1740)
+    assert changes[last_full_speed:][: len(planned)] == planned
+
+
 def test_order_that_does_not_fit_for_many_steps_is_logged_once_and_the_plan_comes_back(
     fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,7 +77,18 @@ def _megatron(task: str) -> str:
 
 ENVIRONMENTS = (
     Environment("torch-oldest", (Row("PyTorch", _OLDEST, _TORCH, _NVIDIA),), torch=_OLDEST),
-    Environment("torch-here", (Row("PyTorch", version("torch").partition("+")[0], _TORCH),)),
+    Environment(
+        "torch-here",
+        (
+            Row("PyTorch", version("torch").partition("+")[0], _TORCH),
+            Row(
+                "torchrun, Ray Train",
+                f"{version('torch').partition('+')[0]}, {version('ray')}",
+                {"follow": "tests/test_restarts.py -m slow"},
+                "a rank is killed, and the launcher starts the job again",
+            ),
+        ),
+    ),
     Environment(
         "torch-newest",
         (
@@ -97,12 +108,12 @@ ENVIRONMENTS = (
                 "0.16.1",
                 {
                     "import": "tests/test_imports_megatron.py",
-                    "follow": _megatron("'(follows or example) and megatron'"),
+                    "follow": _megatron("'(follows or example or ramp_up) and megatron'"),
                     "record": _megatron("'follows and megatron'"),
                     "profile in job": _megatron("'profiles and megatron'"),
                 },
-                "1F1B, interleaved, groups of microbatches, overlapped transfers; the example with "
-                f"PP=8, VP=4; {_CPU}",
+                "1F1B, interleaved, groups of microbatches, overlapped transfers, ramp-up of the "
+                f"batch size; the example with PP=8, VP=4; {_CPU}",
             ),
             Row(
                 "DeepSpeed",

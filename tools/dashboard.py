@@ -57,8 +57,8 @@ PANELS = (
         "percentunit",
         (
             Query(
-                f"envplan:iterations_followed:ratio_rate5m{{{_RUN}}}",
-                "{{instance}} rank {{rank}}",
+                f"min by (instance) (envplan:iterations_followed:ratio_rate5m{{{_RUN}}})",
+                "worst rank of {{instance}}",
             ),
         ),
         "Share of the last five minutes. The others ran at full speed.",
@@ -66,34 +66,52 @@ PANELS = (
     Panel(
         "Iteration time, measured over planned",
         "percentunit",
-        (Query(f"envplan:iteration_time:ratio_rate5m{{{_RUN}}}", "{{instance}} rank {{rank}}"),),
+        (
+            Query(
+                f"max by (instance) (envplan:iteration_time:ratio_rate5m{{{_RUN}}})",
+                "slowest rank of {{instance}}",
+            ),
+        ),
         "100%: as planned. More than 102% for ten minutes raises an alert.",
     ),
     Panel(
-        "Clocks: wanted and seen",
+        "Clocks: wanted and seen, average of a node's GPUs",
         "hertz",
         (
-            Query(f"envplan_clock_wanted_hertz{{{_RUN}}}", "wanted {{instance}} GPU {{gpu}}"),
-            Query(f"envplan_clock_hertz{{{_RUN}}}", "seen {{instance}} GPU {{gpu}}"),
+            Query(
+                f"avg by (instance) (avg_over_time(envplan_clock_wanted_hertz{{{_RUN}}}[1m]))",
+                "wanted on {{instance}}",
+            ),
+            Query(
+                f"avg by (instance) (avg_over_time(envplan_clock_hertz{{{_RUN}}}[1m]))",
+                "seen on {{instance}}",
+            ),
         ),
-        "Samples of the moment: clocks change many times between two of them.",
+        "Over the last minute: clocks change many times between two samples.",
     ),
     Panel(
-        "Power and its cap",
+        "Power of a GPU and its cap",
         "watt",
         (
-            Query(f"envplan_power_watts{{{_RUN}}}", "{{instance}} GPU {{gpu}}"),
-            Query(f"max(envplan_power_limit_watts{{{_RUN}}})", "cap"),
+            Query(
+                f"avg by (instance) (avg_over_time(envplan_power_watts{{{_RUN}}}[1m]))",
+                "average on {{instance}}",
+            ),
+            Query(
+                f"min by (instance) (envplan_power_limit_watts{{{_RUN}}})",
+                "lowest cap on {{instance}}",
+            ),
         ),
-        "By the driver.",
+        "By the driver; power over the last minute.",
     ),
     Panel(
         "Energy of followed iterations, over full speed (modelled)",
         "percentunit",
         (
             Query(
-                f"envplan:energy_of_full_speed_modelled:ratio_increase1h{{{_RUN}}}",
-                "{{instance}} rank {{rank}}",
+                "max by (instance) "
+                f"(envplan:energy_of_full_speed_modelled:ratio_increase1h{{{_RUN}}})",
+                "highest of {{instance}}",
             ),
         ),
         "Measured joules over those that the plan's profile says full speed would have used.",

@@ -13,7 +13,7 @@
 #include "../frontier_trace.hpp"
 #include "../parts.hpp"
 #include "../rounding.hpp"
-#include "../serving.hpp"
+#include "../serving/replay.hpp"
 #include "problems.hpp"
 
 namespace {
@@ -325,10 +325,9 @@ void serve(Bytes* in) {
   }
   const auto chunk = static_cast<std::int32_t>(in->any(2000));
   const auto configuration = static_cast<std::int32_t>(in->any(1));
-  const s::Size size{
-      static_cast<double>(in->between(0, 9000)), chunk, {configuration, 1}, 0, {}, {}};
+  const s::Size size{static_cast<double>(in->between(0, 9000)), chunk, {configuration, 1}};
   std::vector<s::Slo> slos;
-  for (std::size_t k = 0; k < s::kClasses; ++k) {
+  for (std::size_t k = 0; k < 9; ++k) {
     slos.push_back({static_cast<double>(in->between(1, 40)) / 10, 0.1});
   }
   const s::Service service(
@@ -366,9 +365,9 @@ void serve(Bytes* in) {
   replay.advance(100);
   replay.finish();
   std::int64_t finished = 0;
-  for (const std::int64_t requests : replay.counts().requests) finished += requests;
+  for (const s::Counts& counts : replay.tally().counts()) finished += counts.requests;
   PROMISE(finished == count);
-  for (const double joules : replay.slot_energy()) PROMISE(joules >= 0);
+  for (const double joules : replay.series().energy()) PROMISE(joules >= 0);
 }
 
 }  // namespace

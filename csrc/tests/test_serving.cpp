@@ -1,16 +1,18 @@
-// Tests of serving.hpp, named by the fleet and its load. Exits non-zero if any check fails.
+// Tests of serving/replay.hpp and serving/service.hpp, named by the fleet and its load. Exits
+// non-zero if any check fails.
 #include <cmath>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "../serving.hpp"
+#include "../serving/replay.hpp"
 #include "check.hpp"
 
 namespace {
 
 using namespace envplan::serving;
 
+constexpr std::size_t kClasses = 9;
 constexpr double kIdleW = 100, kStepS = 0.05, kStepW = 300, kTokenS = 1e-4, kPromptW = 700;
 constexpr int kBatch = 4;
 
@@ -34,7 +36,7 @@ struct Load {
   std::vector<int32_t> input, output;
   std::vector<uint8_t> classes{};
   std::vector<Tables> tables{table(2), table(1)};
-  Size size{1e6, 1000, {0, 1}, 0, {}, {}};
+  Size size{1e6, 1000, {0, 1}};
 
   Service service() {
     classes.assign(arrival.size(), 0);
@@ -70,10 +72,10 @@ void test_one_request_takes_its_prompt_and_its_steps() {
   Replay replay = fleet(service, 1);
   replay.advance(100);
   const double prompt_s = 1000 * kTokenS, steps_s = 10 * kStepS;
-  CHECK(near(total(replay.slot_energy()),
+  CHECK(near(total(replay.series().energy()),
              prompt_s * kPromptW + steps_s * kStepW + (100 - prompt_s - steps_s) * kIdleW));
-  CHECK(replay.counts().requests[0] == 1 && replay.counts().attained[0] == 1);
-  CHECK(replay.slot_attained()[0] == 1);
+  CHECK(replay.tally().counts()[0].requests == 1 && replay.tally().counts()[0].attained == 1);
+  CHECK(replay.series().attained()[0] == 1);
 }
 
 void test_a_request_beyond_its_slo_is_not_attained() {
@@ -81,7 +83,7 @@ void test_a_request_beyond_its_slo_is_not_attained() {
   const Service service = load.service();
   Replay replay = fleet(service, 1);
   replay.advance(100);
-  CHECK(replay.counts().requests[0] == 2 && replay.counts().first_in_time[0] == 1);
+  CHECK(replay.tally().counts()[0].requests == 2 && replay.tally().counts()[0].first_in_time == 1);
 }
 
 void test_without_an_instance_requests_wait_and_count_as_late() {
@@ -89,9 +91,9 @@ void test_without_an_instance_requests_wait_and_count_as_late() {
   const Service service = load.service();
   Replay replay = fleet(service, 0);
   replay.advance(100);
-  CHECK(replay.counts().requests[0] == 0);
+  CHECK(replay.tally().counts()[0].requests == 0);
   replay.finish();
-  CHECK(replay.counts().requests[0] == 1 && replay.counts().attained[0] == 0);
+  CHECK(replay.tally().counts()[0].requests == 1 && replay.tally().counts()[0].attained == 0);
 }
 
 void test_a_retired_instance_finishes_what_it_has_and_draws_nothing_more() {
@@ -101,9 +103,9 @@ void test_a_retired_instance_finishes_what_it_has_and_draws_nothing_more() {
   replay.advance(0.01);
   replay.retire(0);
   replay.advance(100);
-  CHECK(replay.counts().attained[0] == 1);
+  CHECK(replay.tally().counts()[0].attained == 1);
   CHECK(replay.instances()[0].phase == Phase::kGone);
-  CHECK(near(total(replay.slot_energy()), 0.1 * kPromptW + kStepS * kStepW));
+  CHECK(near(total(replay.series().energy()), 0.1 * kPromptW + kStepS * kStepW));
 }
 
 void test_energy_lies_in_the_slots_in_which_it_is_used() {
@@ -112,10 +114,10 @@ void test_energy_lies_in_the_slots_in_which_it_is_used() {
   Replay one = fleet(service, 1), many = fleet(service, 1);
   one.advance(95);
   for (int k = 1; k <= 19; ++k) many.advance(5 * k);
-  for (std::size_t slot = 0; slot < one.slot_energy().size(); ++slot) {
-    CHECK(near(one.slot_energy()[slot], many.slot_energy()[slot]));
+  for (std::size_t slot = 0; slot < one.series().energy().size(); ++slot) {
+    CHECK(near(one.series().energy()[slot], many.series().energy()[slot]));
   }
-  CHECK(near(one.slot_energy()[4], 10 * kIdleW));
+  CHECK(near(one.series().energy()[4], 10 * kIdleW));
 }
 
 void test_a_request_that_never_ends_is_counted_in_the_end() {
@@ -124,8 +126,8 @@ void test_a_request_that_never_ends_is_counted_in_the_end() {
   Replay replay = fleet(service, 1);
   replay.advance(100);
   replay.finish();
-  CHECK(replay.counts().requests[0] == 1 && replay.counts().tokens_in_time[0] == 0);
-  CHECK(replay.counts().first_in_time[0] == 1);
+  CHECK(replay.tally().counts()[0].requests == 1 && replay.tally().counts()[0].tokens_in_time == 0);
+  CHECK(replay.tally().counts()[0].first_in_time == 1);
 }
 
 void test_twice_the_load_needs_twice_the_instances() {

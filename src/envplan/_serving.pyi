@@ -1,4 +1,4 @@
-"""Types of the compiled replay; see csrc/serving.hpp for what it does."""
+"""Types of the compiled replay; see csrc/serving/replay.hpp for what it does."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -36,6 +36,7 @@ class Replay:
         squash_s: float,
         slot_s: float,
         end_s: float,
+        scheduler: str = "edf",
     ) -> None: ...
     def start(self, pool: int, size: int, clock: int, managed: bool, ready_at: float) -> int: ...
     def retire(self, instance: int) -> None: ...

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 import envplan
-from envplan._io.files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli.describe import ITERATION_TITLE, describe_ends, describe_job, modelled_title
 from envplan.cli.given import as_typed
@@ -59,12 +58,7 @@ def frontier(
     ] = None,
     animate: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=OutputFile(".html"),
-            help="Show the pipeline walking along the frontier: .html.",
-            rich_help_panel=OUTPUT,
-        ),
+        typer.Option(metavar="FILE", parser=OutputFile(".html"), hidden=True),
     ] = None,
     plans: Annotated[
         int,
@@ -106,12 +100,8 @@ def frontier(
     if output is not None:
         document.save(output)
     draw_frontier(plot, traced, along)
-    if animate is not None:
-        from envplan.plotting.report import animation_page
-
-        with progress("drawing frames"):
-            timelines = [envplan.simulate(plan, traced.profile) for plan in along]
-            atomic_write(animate, animation_page(traced, timelines))
+    # The page of --plot walks along the frontier since 0.2; --animate wrote one of its own.
+    draw_frontier(animate, traced, along)
     if invocation().json:
         ui.say(document.to_json().rstrip())
         return
@@ -160,6 +150,8 @@ def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) 
 
 def _columns(traced: envplan.Frontier, plans: Sequence[envplan.Plan]) -> list[Column]:
     """Maximum frequency, then some of the plans from T_min to T_star."""
+    from envplan.plan.frontier_file import evenly_chosen
+
     baseline = plans[0].predicted.baseline
     bound_j = traced.energy_at(baseline.iteration_time_s)
     baseline_gap = baseline.energy_j / bound_j - 1 if bound_j else 0.0
@@ -170,7 +162,7 @@ def _columns(traced: envplan.Frontier, plans: Sequence[envplan.Plan]) -> list[Co
     savings = [""]
     gaps = [f"{100 * baseline_gap:.2f}"]
     powers_w = [baseline.average_power_w]
-    shown = _evenly_chosen(plans, _TABLE_PLANS)
+    shown = evenly_chosen(plans, _TABLE_PLANS)
     for plan in shown:
         times_s.append(plan.iteration_time)
         slowdowns_percent.append(plan.predicted.slowdown_percent)
@@ -194,14 +186,6 @@ def _row_names(num_plans: int) -> list[str]:
     if num_plans == 1:
         return ["max frequency", "T_min plan"]
     return ["max frequency", "T_min plan", *[""] * (num_plans - 2), "T_star plan"]
-
-
-def _evenly_chosen(plans: Sequence[envplan.Plan], count: int) -> list[envplan.Plan]:
-    """At most `count` of the plans, from 2 up, the first and the last among them."""
-    if len(plans) <= count:
-        return list(plans)
-    last_index = len(plans) - 1
-    return [plans[k * last_index // (count - 1)] for k in range(count)]
 
 
 def _verdict(plans: list[envplan.Plan]) -> str:

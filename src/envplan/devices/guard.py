@@ -26,6 +26,7 @@ The guard's program is in guard_process.py, the messages between the two in guar
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import select
@@ -37,7 +38,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from enum import Enum, auto
@@ -84,6 +85,12 @@ _SEND_BUFFER_BYTES: Final = 2**20
 
 _logger = logging.getLogger("envplan.runtime")
 
+# A thread that calls socket.send gives up the interpreter, and gets it back when another one lets
+# go of it: up to 5 ms later. PyDLL keeps it, for the microseconds that a send takes here.
+_libc: Final = ctypes.PyDLL(None, use_errno=True)
+_libc.send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_libc.send.restype = ctypes.c_ssize_t
+
 
 class _Cause(Enum):
     """Why a guard is shut down."""
@@ -119,10 +126,12 @@ class Guard(AbstractContextManager["Guard"]):
         # Held for as long as the guard is shut down, and taken before _report_lock.
         self._shutdown_lock = threading.Lock()
 
-        # Numbers of requests, which `request` changes without a lock.
-        self._last_request_id = self.done = 0
-        self._unset_since_ns = 0  # when requests began to wait, or one was last set
-        self._unsent_request: bytes | None = None  # the last one, where there was no room for it
+        self.done = 0
+        # Requests, which `send` changes without a lock.
+        self._newest = Request(0, 0, RESET)
+        self._first_due: Request | None = None  # of those that are not carried out
+        self._last_set_ns = 0  # when one was last carried out
+        self._unsent_packet: bytes | None = None  # the last one, where there was no room for it
         self._num_dropped = 0
 
         self._report_lock = threading.Lock()  # for all that follows, and for what is public above
@@ -186,7 +195,7 @@ class Guard(AbstractContextManager["Guard"]):
             info = process.wait_for(GpuFound, START_TIMEOUT_S).info
             if check is not None:
                 check(info)
-            process.send(Request(0, 0, RESET))
+            process.send(Request.packet([Request(0, 0, RESET)]))
             process.wait_for(Ready, START_TIMEOUT_S)
         except BaseException as error:
             process.kill()
@@ -217,21 +226,28 @@ class Guard(AbstractContextManager["Guard"]):
         """Whether, when `problems` was last asked, the clock was not what was asked for."""
         return self._last_request_failed or self._is_overdue
 
-    def request(self, mhz: int, request_id: int | None = None) -> None:
-        """Have the clock set soon. Never blocks, never raises; see `problems`.
+    def request(self, mhz: int) -> None:
+        """Have the clock set now. Never blocks, never raises; see `problems`.
 
         Args:
             mhz: the clock; 0 gives it back.
-            request_id: by which it is reported, higher than that of any request before; default:
-                the next number, from 1.
+        """
+        self.send([Request(self._newest.request_id + 1, time.perf_counter_ns(), mhz)])
+
+    def send(self, requests: Sequence[Request]) -> None:
+        """Have clocks set when they are due. Never blocks, never raises; see `problems`.
+
+        Args:
+            requests: a few of them, numbered upwards. One that was sent before may be sent again
+                to become due sooner.
         """
         if self._is_closed or not self._is_owner():
             return
-        now_ns = time.perf_counter_ns()
-        if self.done == self._last_request_id:
-            self._unset_since_ns = now_ns
-        self._last_request_id = self._last_request_id + 1 if request_id is None else request_id
-        self._send(Request(self._last_request_id, now_ns, mhz).pack())
+        for request in requests:
+            if self._first_due is None or request.due_ns < self._first_due.due_ns:
+                self._first_due = request
+        self._newest = requests[-1]
+        self._send(Request.packet(requests))
 
     def problems(self) -> list[str]:
         """Read what the guard reports: what went wrong since last asked, a line each.
@@ -241,8 +257,8 @@ class Guard(AbstractContextManager["Guard"]):
         with self._report_lock:
             if not self._is_closed and self._is_owner():
                 self._read_reports()
-                if self._unsent_request is not None:
-                    self._send(self._unsent_request)
+                if self._unsent_packet is not None:
+                    self._send(self._unsent_packet)
                 self._note_overdue_requests()
             if self._num_dropped:
                 self._problems.append(
@@ -276,20 +292,22 @@ class Guard(AbstractContextManager["Guard"]):
         return os.getpid() == self._config.owner_pid
 
     def _send(self, packet: bytes) -> None:
-        self._unsent_request = None
+        self._unsent_packet = None
         try:
-            self._process.requests.send(packet, socket.MSG_NOSIGNAL)
+            self._process.send(packet)
         except BlockingIOError:
             self._num_dropped += 1
-            self._unsent_request = packet
+            self._unsent_packet = packet
         except OSError:
             pass  # it is gone, and `_watch` deals with that
 
     def _note_overdue_requests(self) -> None:
         """Note, once, that requests have not been acknowledged for too long."""
-        unset_s = (time.perf_counter_ns() - self._unset_since_ns) / 1e9
-        is_waiting = self.done != self._last_request_id
-        is_overdue = is_waiting and unset_s > ACKNOWLEDGE_TIMEOUT_S
+        is_overdue = False
+        if self._first_due is not None:
+            unset_since_ns = max(self._first_due.due_ns, self._last_set_ns)
+            unset_s = (time.perf_counter_ns() - unset_since_ns) / 1e9
+            is_overdue = unset_s > ACKNOWLEDGE_TIMEOUT_S
         if is_overdue and not self._is_overdue:
             self._problems.append(
                 f"GPU {self.info.index}: the clock asked for {unset_s:.1f} s ago is not set "
@@ -336,11 +354,8 @@ class Guard(AbstractContextManager["Guard"]):
         """Take in what the guard has said. The caller holds _report_lock."""
         for message in self._process.read_messages():
             match message:
-                case ClockSet(request_id, lag_ns):
-                    self.done = request_id
-                    self.lags[request_id] = lag_ns
-                    self._unset_since_ns = time.perf_counter_ns()
-                    self._last_request_failed = False
+                case ClockSet():
+                    self._note_clock_set(message)
                 case ClockFailed(problem, is_repeated):
                     if not is_repeated:  # once for each failure that lasts
                         self._problems.append(problem)
@@ -349,6 +364,17 @@ class Guard(AbstractContextManager["Guard"]):
                     self.readings.append(message)
                 case GuardEnded():
                     self._ended = message
+
+    def _note_clock_set(self, message: ClockSet) -> None:
+        """A request is carried out. The caller holds _report_lock."""
+        request_id = message.request_id
+        self.done = request_id
+        self.lags[request_id] = message.lag_ns
+        self._last_set_ns = time.perf_counter_ns()
+        self._last_request_failed = False
+        if self._first_due is not None and self._first_due.request_id <= request_id:
+            has_newer = self._newest.request_id > request_id
+            self._first_due = self._newest if has_newer else None
 
 
 def _watch(guard_reference: weakref.ref[Guard], reports: int) -> None:
@@ -433,13 +459,17 @@ class _GuardChild(subprocess.Popen[bytes]):
         self.reports = self.stdout.fileno()
         os.set_blocking(self.reports, False)
 
-    def send(self, request: Request) -> None:
-        """Send a request.
+    def send(self, packet: bytes) -> None:
+        """Send requests in one packet.
 
         Raises:
-            OSError: the guard is gone, or has too much to read.
+            BlockingIOError: the guard has too much to read.
+            OSError: it is gone.
         """
-        self.requests.send(request.pack(), socket.MSG_NOSIGNAL)
+        sent = _libc.send(self.requests.fileno(), packet, len(packet), socket.MSG_NOSIGNAL)
+        if sent < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def read_messages(self) -> Iterator[Message]:
         """The messages that have come and were not read yet."""
@@ -477,7 +507,7 @@ class _GuardChild(subprocess.Popen[bytes]):
     def ask_to_end(self) -> None:
         """Ask it to give the clock back and end."""
         with suppress(OSError):  # it has so much to read that the end must do
-            self.send(Request(0, 0, SHUT_DOWN))
+            self.send(Request.packet([Request(0, 0, SHUT_DOWN)]))
         self.close_requests()
         self.send_signal(signal.SIGCONT)  # it may be stopped
 

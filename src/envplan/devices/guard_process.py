@@ -1,9 +1,10 @@
 """The guard's own side: a process that sets one GPU's clock until its owner is gone.
 
 `python -m envplan.devices.guard_process CONFIG`, as guard.py starts it. It has one thread. Requests
-come from a socket, its standard input; what it reports goes to its standard output. It ends, with
-the clock given back, when its owner says so, closes the socket or dies, or when it is asked to by a
-signal.
+come from a socket, its standard input, and wait here until they are due: a thread of the training
+would have to wait for its turn in the interpreter. What the guard reports goes to its standard
+output. It ends, with the clock given back, when its owner says so, closes the socket or dies, or
+when it is asked to by a signal.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from envplan.devices import Device, DeviceError, backend, choose
 from envplan.devices.gpu_users import may_be_set_by_a_guard, wait_until_alone
 from envplan.devices.guard_protocol import (
+    MAX_PACKET_BYTES,
     RESET,
     SHUT_DOWN,
     ClockFailed,
@@ -52,6 +53,8 @@ from envplan.errors import EnvplanError
 
 _PARENT_CHECK_S: Final = 0.2
 _READ_ENERGY_S: Final = 1.0
+#: Requests that are read before they are due; others wait in the socket, until that is full.
+_MAX_WAITING: Final = 1024
 #: How long a GPU may take to leave a clock that it is no longer held at.
 _RELEASE_S: Final = 1.0
 
@@ -160,32 +163,33 @@ class _ClockServer:
         self._next_reading = 0.0 if config.reads_energy else math.inf
         self._requests = socket.socket(fileno=0)
         self._requests.setblocking(False)
-        self._poll = select.poll()
-        self._poll.register(self._requests, select.POLLIN)
-        self._poll.register(stop_signals, select.POLLIN)
 
-        self._request = Request(0, 0, RESET)  # the newest
+        self._waiting: list[Request] = []  # that are not due yet, or not taken up
+        self._is_told_to_end = False
+        self._request = Request(-1, 0, RESET)  # the newest that was taken up; at first none
         self._applied_target = RESET
-        self._last_reported_id = 0
+        self._last_reported_id = self._request.request_id
         self._failure: _Failure | None = None  # of the last try
 
     def is_told_to_start(self) -> bool:
         """Wait for the owner to agree with the GPU; False if it does not or is gone."""
         while self._wait_for_requests(_PARENT_CHECK_S):
-            first_request = next(self._received_requests(), None)
-            if first_request is not None:
-                return first_request.target != SHUT_DOWN
+            self._receive_requests()
+            if self._waiting or self._is_told_to_end:
+                self._waiting.clear()
+                return not self._is_told_to_end
         return False
 
     def serve(self) -> None:
         """Serve requests until the owner is done or gone, or the guard is asked to stop."""
-        while self._wait_for_requests(self._poll_interval_s()):
-            for request in self._received_requests():
-                if request.target == SHUT_DOWN:
-                    return
+        while self._wait_for_requests(self._time_to_next_s()):
+            self._receive_requests()
+            request = self._take_due_request()
+            has_to_finish = self._config.every_request and request is not None
+            if self._is_told_to_end and not has_to_finish:
+                return
+            if request is not None:
                 self._request = request
-                if self._config.every_request:
-                    break
             self._apply_request()  # again, where it failed
             if time.monotonic() >= self._next_reading:
                 self.read_energy()
@@ -198,22 +202,54 @@ class _ClockServer:
                 time_ns = time.perf_counter_ns()
                 _report(CounterReading(time_ns, self._device.energy()))
 
-    def _poll_interval_s(self) -> float:
+    def _time_to_next_s(self) -> float:
+        """How long to wait for requests from the owner at most, s."""
         is_applied = self._request.target == self._applied_target
-        return _PARENT_CHECK_S if is_applied else RETRY_S
+        pause_s = _PARENT_CHECK_S if is_applied else RETRY_S
+        if not self._waiting:
+            return pause_s
+        next_due_ns = min(request.due_ns for request in self._waiting)
+        return min(pause_s, max(0, next_due_ns - time.perf_counter_ns()) / 1e9)
 
     def _wait_for_requests(self, timeout_s: float) -> bool:
         """Wait for a request, or until the timeout; False if asked to stop, or the owner died."""
-        ready = dict(self._poll.poll(timeout_s * 1e3))
-        is_stopped = self._stop_signals in ready
+        sources = [self._requests.fileno(), self._stop_signals]
+        readable, _, _ = select.select(sources, [], [], timeout_s)  # poll waits for whole ms
+        is_stopped = self._stop_signals in readable
         return not is_stopped and os.getppid() == self._config.owner_pid
 
-    def _received_requests(self) -> Iterator[Request]:
-        """The requests that have come; where the owner has closed the socket, one to shut down."""
+    def _receive_requests(self) -> None:
+        """Read what has come from the owner. One that has closed the socket is done."""
         with suppress(BlockingIOError):  # it is open, and there are no more for now
-            while packet := self._requests.recv(Request.packet_size()):
-                yield Request.unpack(packet)
-            yield Request(0, 0, SHUT_DOWN)
+            while len(self._waiting) < _MAX_WAITING:
+                packet = self._requests.recv(MAX_PACKET_BYTES)
+                if not packet:
+                    self._is_told_to_end = True
+                    return
+                for request in Request.from_packet(packet):
+                    self._take_in(request)
+
+    def _take_in(self, request: Request) -> None:
+        if request.target == SHUT_DOWN:
+            self._is_told_to_end = True
+        elif request.request_id > self._request.request_id:
+            self._waiting.append(request)
+
+    def _take_due_request(self) -> Request | None:
+        """Take out the request to carry out now, with those that it overtakes; None: there is none.
+
+        That is the newest that is due, or the first one where every clock shall be set.
+        """
+        now_ns = time.perf_counter_ns()
+        due = [request for request in self._waiting if request.due_ns <= now_ns]
+        if not due:
+            return None
+        choose_one = min if self._config.every_request else max
+        taken = choose_one(due, key=lambda request: request.request_id)
+        self._waiting = [
+            request for request in self._waiting if request.request_id > taken.request_id
+        ]
+        return taken
 
     def _apply_request(self) -> None:
         """Set the clock of the newest request, and report what becomes of it, once."""
@@ -231,7 +267,7 @@ class _ClockServer:
             return
         if request.request_id != self._last_reported_id:
             self._last_reported_id = request.request_id
-            _report(ClockSet(request.request_id, time.perf_counter_ns() - request.time_ns))
+            _report(ClockSet(request.request_id, time.perf_counter_ns() - request.due_ns))
 
     def _report_failure(self, failure: _Failure) -> None:
         """Report a failure, unless it is that of the same request again, many times a second."""

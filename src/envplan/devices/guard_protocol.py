@@ -1,14 +1,16 @@
 """The messages between a training process and the guard of its GPU.
 
-Requests go to the guard as packets of 20 bytes. What the guard reports comes back as lines of JSON;
-a line that is none of these messages, such as what a library prints, is ignored.
+Requests go to the guard as packets, each of one or more of 20 bytes. What the guard reports comes
+back as lines. Those that say that a clock was set are of three words, as their owner reads
+thousands; the others are of JSON. A line that is none of these messages, such as what a library
+prints, is ignored.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
 __all__ = [
+    "MAX_PACKET_BYTES",
     "RESET",
     "SHUT_DOWN",
     "ClockFailed",
@@ -39,35 +42,36 @@ __all__ = [
 RESET: Final = 0
 SHUT_DOWN: Final = 2**32 - 1
 
+#: Bytes of the longest packet: so many requests are never sent together.
+MAX_PACKET_BYTES: Final = 4096
+
 _REQUEST: Final = struct.Struct("<QQI")
+#: What the line of a ClockSet begins with.
+_CLOCK_SET: Final = b"set "
 
 
 class Request(NamedTuple):
     """A clock that is wanted.
 
     Attributes:
-        request_id: its number, from 1.
-        time_ns: when it was made, perf_counter_ns.
+        request_id: its number, from 1. A request with a higher one overtakes it.
+        due_ns: when the clock shall be set, perf_counter_ns; at once where that is past.
         target: MHz, or RESET, or SHUT_DOWN.
     """
 
     request_id: int
-    time_ns: int
+    due_ns: int
     target: int
 
-    def pack(self) -> bytes:
-        """The packet."""
-        return _REQUEST.pack(*self)
+    @staticmethod
+    def packet(requests: Iterable[Request]) -> bytes:
+        """Requests in one packet, 20 bytes each."""
+        return b"".join([_REQUEST.pack(*request) for request in requests])
 
     @classmethod
-    def unpack(cls, packet: bytes) -> Self:
-        """The request in a packet."""
-        return cls(*_REQUEST.unpack(packet))
-
-    @staticmethod
-    def packet_size() -> int:
-        """Bytes of a packet."""
-        return _REQUEST.size
+    def from_packet(cls, packet: bytes) -> list[Self]:
+        """The requests in a packet."""
+        return [cls(*fields) for fields in _REQUEST.iter_unpack(packet)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +135,12 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True)
-class ClockSet:
+class ClockSet(NamedTuple):
     """A request is carried out.
 
     Attributes:
         request_id: its number.
-        lag_ns: from the request to the set clock.
+        lag_ns: from when it was due until the clock was set.
     """
 
     request_id: int
@@ -187,7 +190,6 @@ _KINDS: Final[dict[str, type[Message]]] = {
         GpuFound,
         Ready,
         Refused,
-        ClockSet,
         ClockFailed,
         CounterReading,
         GuardEnded,
@@ -198,12 +200,18 @@ _KINDS: Final[dict[str, type[Message]]] = {
 
 def message_line(message: Message) -> bytes:
     """A message as a line of its own, whatever stood before it."""
+    if isinstance(message, ClockSet):
+        return b"\n%s%d %d\n" % (_CLOCK_SET, message.request_id, message.lag_ns)
     fields = {"kind": type(message).__name__, **asdict(message)}
     return b"\n" + json.dumps(fields).encode() + b"\n"
 
 
 def parse_message(line: bytes) -> Message | None:
     """The message in a line; None: it is none."""
+    if not line:
+        return None
+    if line.startswith(_CLOCK_SET):
+        return _clock_set(line)
     try:
         fields = json.loads(line)
     except ValueError:
@@ -214,6 +222,14 @@ def parse_message(line: bytes) -> Message | None:
     if kind is GpuFound:
         return GpuFound(_device_info(fields["info"]))
     return kind(**fields)
+
+
+def _clock_set(line: bytes) -> ClockSet | None:
+    try:
+        _, request_id, lag_ns = line.split()
+        return ClockSet(int(request_id), int(lag_ns))
+    except ValueError:
+        return None
 
 
 def _device_info(fields: dict[str, Any]) -> DeviceInfo:

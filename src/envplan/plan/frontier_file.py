@@ -239,6 +239,16 @@ def _breakpoints(frontier: Relaxation, is_included: NDArray[np.bool_]) -> Breakp
     )
 
 
+def evenly_chosen(plans: Sequence[Plan], count: int) -> list[Plan]:
+    """At most `count` of the plans, evenly along them; of two and more the first and the last."""
+    if len(plans) <= count:
+        return list(plans)
+    if count < 2:
+        return list(plans[:count])
+    last_index = len(plans) - 1
+    return [plans[k * last_index // (count - 1)] for k in range(count)]
+
+
 def distinct(plans: Sequence[Plan]) -> list[Plan]:
     """The plans without those that another one beats or equals in both time and energy."""
     unbeaten: list[Plan] = []

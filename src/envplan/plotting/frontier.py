@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envplan.plotting.figures import BLUE, GREEN, ORANGE, RED, figure, label_axes
+from envplan.plotting.labels import Labels, Place, around, places_down
 from envplan.plotting.titles import (
     T_MIN_LABEL,
     T_STAR_LABEL,
@@ -52,12 +54,16 @@ def look_of(planner: str) -> Look:
 
 _STRAGGLER_COLOUR: Final = "#6D28D9"
 _BOUND: Final = "lower bound: the exact relaxed frontier"
+#: The lower bound of EnvPipe's order of operations, as pictures and pages name it.
+ENVPIPE_BOUND_LABEL: Final = "lower bound, EnvPipe's order"
 _PLANS: Final = "plans, one frequency per operation"
 _OFF_ZERO: Final = "axis does not start at 0"
 #: Savings in percent that one decimal shows as none.
 _NOTHING_SAVED: Final = 0.05
 #: The height of the axes that is added below for the names of T_min and T_star.
 _ROOM_BELOW: Final = 0.16
+#: The width that is added for names at the ends of curves.
+_ROOM_FOR_NAMES: Final = 0.46
 
 
 class _Mark(NamedTuple):
@@ -95,11 +101,11 @@ def frontier_figure(
         _label_axes(axes, unit)
         if comparison is not None:
             _draw_comparison(axes, comparison, scale)
-        _freeze_axes(axes)
-        if comparison is None:
-            _draw_savings(axes, plans, scale)
-        else:
-            _draw_planner_curves(axes, comparison, scale)
+        curves: list[_Curve] = []
+        if comparison is not None:
+            curves = _planner_curves(comparison, axes.get_xlim()[1], scale)
+        _freeze_axes(axes, _ROOM_FOR_NAMES if curves else 0)
+        _draw_planner_curves(axes, curves)
         _draw_ends(axes, frontier, scale)
         axes.set_title(job_title(frontier), loc="left")
         # Curves may be all over the axes.
@@ -107,6 +113,11 @@ def frontier_figure(
             drawn.legend(loc="outside lower left", ncols=2)
         else:
             drawn.legend(loc="outside right upper")
+        labels = Labels.on(axes)
+        if comparison is None:
+            _draw_savings(axes, labels, plans, scale)
+        else:
+            _name_curves(labels, comparison, curves, scale)
     return drawn
 
 
@@ -151,10 +162,15 @@ def _label_axes(axes: Axes, unit: str) -> None:
     axes.locator_params(nbins=7)
 
 
-def _freeze_axes(axes: Axes) -> None:
-    """Keep the limits of the axes from here on, with room below for T_min and T_star."""
+def _freeze_axes(axes: Axes, room_on_right: float) -> None:
+    """Keep the limits of the axes from here on, with room below for T_min and T_star.
+
+    Args:
+        axes: the axes.
+        room_on_right: for names at the ends of curves, as a share of their width.
+    """
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    axes.set_xlim(left, right)
+    axes.set_xlim(left, right + room_on_right * (right - left))
     axes.set_ylim(low - _ROOM_BELOW * (high - low), high)
 
 
@@ -165,17 +181,19 @@ def _draw_comparison(axes: Axes, comparison: Comparison, scale: float) -> None:
         axes.plot(
             envpipe_frontier.times,
             envpipe_frontier.energies / scale,
-            label="lower bound, EnvPipe's schedule",
+            label=ENVPIPE_BOUND_LABEL,
             linestyle="--",
             linewidth=1.6,
             color=LOOKS["envpipe"].colour,
         )
-    named = {BASELINE.name}
     for entry in comparison.entries:
-        plan, look = entry.plan, look_of(entry.plan.planner)
-        label = "" if look.name in named else look.name
-        _mark(axes, look, plan.iteration_time, plan.energy / scale, label)
-        named.add(look.name)
+        plan = entry.plan
+        if not _is_drawn_already(comparison, plan):
+            look = look_of(plan.planner)
+            name = "" if plan.planner in comparison.curves else look.name
+            if plan.planner == "frontier":
+                name = f"{look.name}, EnvPipe's order"
+            _mark(axes, look, plan.iteration_time, plan.energy / scale, name)
     if comparison.straggler_time is not None:
         axes.axvline(
             comparison.straggler_time,
@@ -186,22 +204,65 @@ def _draw_comparison(axes: Axes, comparison: Comparison, scale: float) -> None:
         )
 
 
-def _draw_planner_curves(axes: Axes, comparison: Comparison, scale: float) -> None:
-    """Draw all plans of planners that have several; they may run out on the right."""
+def _is_drawn_already(comparison: Comparison, plan: Plan) -> bool:
+    """Whether a plan is maximum frequency's, or one of ours on the curve, which have marks."""
+    is_on_curve = plan.job.schedule == comparison.frontier.pipeline.schedule
+    return plan.planner == "max_frequency" or (plan.planner == "frontier" and is_on_curve)
+
+
+class _Curve(NamedTuple):
+    """A planner's own plans, as far as the chart shows them."""
+
+    look: Look
+    times_s: NDArray[np.float64]
+    energies: NDArray[np.float64]
+
+
+def _planner_curves(comparison: Comparison, end_s: float, scale: float) -> list[_Curve]:
+    """All plans of planners that have several, up to a time."""
+    curves = []
     for planner, points in comparison.curves.items():
-        times_s, energies_j = np.array(points).T
+        shown = [point for point in points if point.time_s <= end_s]
+        if shown:
+            times_s, energies_j = np.array(shown).T
+            curves.append(_Curve(look_of(planner), times_s, energies_j / scale))
+    return curves
+
+
+def _draw_planner_curves(axes: Axes, curves: Sequence[_Curve]) -> None:
+    """Draw the curves of planners; the legend has each with the mark of the planner's plan."""
+    for look, times_s, energies in curves:
+        axes.plot(times_s, energies, ".-", color=look.colour, linewidth=1.2, markersize=4)
         axes.plot(
-            times_s,
-            energies_j / scale,
-            ".-",
-            color=look_of(planner).colour,
+            [],
+            [],
+            look.marker,
+            linestyle="-",
+            color=look.colour,
             linewidth=1.2,
-            markersize=4,
+            markersize=_USUAL_MARK.size,
+            markeredgecolor="white",
+            label=look.name,
         )
 
 
+def _name_curves(
+    labels: Labels, comparison: Comparison, curves: Sequence[_Curve], scale: float
+) -> None:
+    """Name every curve at its end, where there is room."""
+    frontier, envpipe = comparison.frontier, comparison.envpipe_frontier
+    ours, small = LOOKS["frontier"].name, "small"
+    energies = frontier.energies / scale
+    labels.name_curve(ours, frontier.times, energies, color=BLUE, fontsize=small)
+    for look, times_s, planner_energies in curves:
+        labels.name_curve(look.name, times_s, planner_energies, color="0.25", fontsize=small)
+    if envpipe is not frontier:
+        bound = envpipe.energies / scale
+        labels.name_curve("EnvPipe's order", envpipe.times, bound, color="0.25", fontsize=small)
+
+
 def _draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
-    """Draw T_min and T_star: a diamond on the curve, and a line down to its label below."""
+    """Draw T_min and T_star: a line down from the curve to its label below."""
     decimals = max(0, 3 - math.floor(math.log10(frontier.min_energy_time)))
     energies = frontier.energies / scale
     if frontier.min_time == frontier.min_energy_time:
@@ -225,9 +286,9 @@ def _draw_end(
     row: int = 0,
 ) -> None:
     """Draw an end of the frontier; its label begins or ends at its time, in a row of labels."""
-    bottom = axes.get_ylim()[0]
-    axes.vlines(time_s, bottom, energy, color="0.45", linestyle=":", linewidth=1.2)
-    axes.plot(time_s, energy, "D", color="#000000", markersize=7, zorder=6)
+    bottom, top = axes.get_ylim()
+    foot = bottom + (top - bottom) / 1000  # rounding leaves it inside
+    axes.plot([time_s, time_s], [foot, energy], color="0.45", linestyle=":", linewidth=1.2)
     axes.annotate(
         label,
         (time_s, bottom),
@@ -239,7 +300,7 @@ def _draw_end(
     )
 
 
-def _draw_savings(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
+def _draw_savings(axes: Axes, labels: Labels, plans: Sequence[Plan], scale: float) -> None:
     """Draw an arrow from maximum frequency down to the cheapest plan that is no slower.
 
     A note stands beside the arrow, and another on the cheapest plan of all.
@@ -258,22 +319,15 @@ def _draw_savings(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
         arrow_begin,
         arrowprops={"arrowstyle": "-|>", "color": GREEN, "lw": 2, "shrinkA": 8, "shrinkB": 6},
     )
-    beside_arrow = max(arrow_begin[0], arrow_end[0]), (arrow_begin[1] + arrow_end[1]) / 2
-    _note_savings(axes, best, beside_arrow, xytext=(10, 0), ha="left", va="center")
+    labels.add_line(arrow_begin, arrow_end)
+    beside_arrow = max(arrow_begin[0], arrow_end[0])
+    _note_savings(labels, best, places_down(beside_arrow, arrow_begin[1], arrow_end[1]))
     if cheapest is not best:
-        on_plan = cheapest.iteration_time, cheapest.energy / scale
-        _note_savings(axes, cheapest, on_plan, xytext=(4, 12), ha="right", va="bottom")
+        _note_savings(labels, cheapest, around(cheapest.iteration_time, cheapest.energy / scale))
 
 
-def _note_savings(axes: Axes, plan: Plan, point: tuple[float, float], **look: Any) -> None:
-    """Note at a point what a plan saves."""
+def _note_savings(labels: Labels, plan: Plan, places: Sequence[Place]) -> None:
+    """Note what a plan saves, where there is room."""
     predicted = plan.predicted
     words = savings_words(predicted.savings_percent, predicted.slowdown_percent)
-    axes.annotate(
-        words.replace(", ", ",\n"),
-        point,
-        color=GREEN,
-        weight="bold",
-        textcoords="offset points",
-        **look,
-    )
+    labels.put(words.replace(", ", ",\n"), places, color=GREEN, weight="bold")

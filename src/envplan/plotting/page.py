@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 _ASSETS: Final = Path(__file__).parent / "assets"
 #: The script of a page, a file for each idea: its data, tools, a chart each, the page itself.
 _SCRIPTS: Final = (
-    "data.js", "tools.js", "frontier.js", "timeline.js", "timeline_drawing.js", "series.js",
-    "animation.js", "page.js",
+    "data.js", "tools.js", "labels.js", "frontier.js", "timeline.js", "timeline_drawing.js",
+    "series.js", "explorer.js", "page.js",
 )  # fmt: skip
+#: Wide enough each for its figure.
+_MAX_CARDS_IN_A_ROW: Final = 6
 
 
 def document(
@@ -103,7 +106,7 @@ def section(title: str, content: str) -> str:
     return f"<section><h2>{html.escape(title)}</h2>\n{content}\n</section>"
 
 
-def chart(kind: Literal["frontier", "timeline", "series", "animation"], key: str) -> str:
+def chart(kind: Literal["explorer", "timeline", "series"], key: str) -> str:
     """HTML of the place where a chart goes.
 
     Args:
@@ -158,8 +161,11 @@ class Card:
 
 
 def cards(shown: Sequence[Card]) -> str:
-    """HTML of a row of cards."""
-    return f'<div class="cards">{"".join(map(_card, shown))}</div>'
+    """HTML of cards, in rows of about as many each."""
+    num_rows = math.ceil(len(shown) / _MAX_CARDS_IN_A_ROW)
+    num_columns = math.ceil(len(shown) / max(1, num_rows))
+    all_cards = "".join(map(_card, shown))
+    return f'<div class="cards" style="--columns: {num_columns}">{all_cards}</div>'
 
 
 def _card(card: Card) -> str:

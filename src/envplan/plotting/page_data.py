@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan.planners import TimeEnergy
-from envplan.plotting.frontier import look_of
+from envplan.plotting.frontier import ENVPIPE_BOUND_LABEL, look_of
 from envplan.plotting.titles import T_MIN_LABEL, T_STAR_LABEL, with_unit
 from envplan.units import POWER_UNITS_PER_W, s_from_ns
 
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from envplan.solve import Frontier
 
 __all__ = [
-    "AnimationChart",
+    "ExplorerChart",
     "FrontierChart",
     "OperationColumns",
     "PartSpan",
     "PlanPoint",
+    "PlannerCurve",
+    "StageFigures",
     "TimelineBubble",
     "TimelineChart",
     "TimelineData",
@@ -37,6 +39,10 @@ __all__ = [
 
 #: Points of a curve at most; JSON has each as a pair.
 MAX_CURVE_POINTS: Final = 1500
+#: Columns that say which operation it is.
+_NAMING_COLUMNS: Final = frozenset({"microbatch", "chunk", "stage", "kind"})
+#: The time by which an iteration that takes none is divided, s.
+_TINY_S: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +136,39 @@ class PlanPoint:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class PlannerCurve:
+    """A curve of another planner or schedule, beside the frontier.
+
+    Attributes:
+        planner: whose it is.
+        label: what its end and the legend call it.
+        points: by ascending time.
+        is_bound: whether it is a lower bound, not a line through plans.
+    """
+
+    planner: str
+    label: str
+    points: Sequence[TimeEnergy]
+    is_bound: bool
+
+    def to_dict(self) -> dict[str, object]:
+        """The curve as the script reads it."""
+        return {
+            "planner": self.planner,
+            "label": self.label,
+            "points": self.points,
+            "bound": self.is_bound,
+        }
+
+
 @dataclass(frozen=True)
 class FrontierChart:
-    """Energy against time: the curve, plans on it, planners beside it, a straggler to move.
+    """Energy against time: the curve, plans on it, planners beside it, a time to move.
 
     Attributes:
         curve: the exact relaxed frontier.
-        curves: further curves, by planner.
+        curves: further curves.
         plans: along the frontier, by ascending time.
         slower: plans beyond T_star, for stragglers.
         points: single plans with marks of their own.
@@ -148,7 +180,7 @@ class FrontierChart:
     """
 
     curve: Sequence[TimeEnergy]
-    curves: Mapping[str, Sequence[TimeEnergy]]
+    curves: Sequence[PlannerCurve]
     plans: Sequence[PlanPoint]
     slower: Sequence[PlanPoint]
     points: Sequence[PlanPoint]
@@ -188,7 +220,7 @@ class FrontierChart:
         stages_waiting_w = sum(frontier.blocking_power_w)
         return cls(
             curve=_curve(frontier),
-            curves={} if comparison is None else _planner_curves(comparison),
+            curves=[] if comparison is None else _planner_curves(comparison),
             plans=[PlanPoint.of_plan(plan) for plan in along],
             slower=[PlanPoint.of_slower_plan(plan) for plan in slower],
             points=points,
@@ -205,7 +237,7 @@ class FrontierChart:
         """The chart as the script reads it."""
         return {
             "curve": self.curve,
-            "curves": self.curves,
+            "curves": [curve.to_dict() for curve in self.curves],
             "plans": [plan.to_dict() for plan in self.plans],
             "slower": [plan.to_dict() for plan in self.slower],
             "points": [point.to_dict() for point in self.points],
@@ -240,11 +272,15 @@ def entry_name(planner: str, point: str | None) -> str:
     return f"{name} at {point}" if point in ("T_min", "T_star") else name
 
 
-def _planner_curves(comparison: Comparison) -> dict[str, list[TimeEnergy]]:
+def _planner_curves(comparison: Comparison) -> list[PlannerCurve]:
     """All plans of planners that have several, and the frontier of EnvPipe's schedule."""
-    curves = {planner: _thinned(points) for planner, points in comparison.curves.items()}
+    curves = []
+    for planner, points in comparison.curves.items():
+        name = look_of(planner).name
+        curves.append(PlannerCurve(planner, name, _thinned(points), is_bound=False))
     if comparison.envpipe_frontier is not comparison.frontier:
-        curves["envpipe"] = _curve(comparison.envpipe_frontier)
+        points = _curve(comparison.envpipe_frontier)
+        curves.append(PlannerCurve("envpipe", ENVPIPE_BOUND_LABEL, points, is_bound=True))
     return curves
 
 
@@ -319,6 +355,11 @@ class OperationColumns:
             "watts": self.power_w,
             "critical": self.critical,
         }
+
+    def to_dict_without_names(self) -> dict[str, object]:
+        """The columns that differ between plans of one pipeline, as the script reads them."""
+        columns = self.to_dict()
+        return {name: columns[name] for name in columns if name not in _NAMING_COLUMNS}
 
 
 class PartSpan(NamedTuple):
@@ -401,11 +442,15 @@ class TimelineData:
             "ops": self.operations.to_dict(),
             "parts": self.parts,
             "bubbles": self.bubbles,
-            "power": {
-                "times": list(map(s_from_ns, self.power.times_ns.tolist())),
-                "watts": self.power.power_w.round(3).tolist(),
-            },
+            "power": self.power_dict(),
             "average_w": self.average_power_w,
+        }
+
+    def power_dict(self) -> dict[str, list[float]]:
+        """The steps of power as the script reads them."""
+        return {
+            "times": list(map(s_from_ns, self.power.times_ns.tolist())),
+            "watts": self.power.power_w.round(3).tolist(),
         }
 
 
@@ -471,33 +516,100 @@ class TimelineChart:
         }
 
 
-@dataclass(frozen=True)
-class AnimationChart:
-    """A pipeline that reshapes while its time walks along the frontier.
+class StageFigures(NamedTuple):
+    """What a plan makes of a stage; JSON has it as a list.
 
     Attributes:
-        frames: a timeline for each plan along the frontier.
-        span_s: the length of their time axis.
-        frontier: the frontier, with the same plans.
+        energy_j: of the stage's GPUs in all replicas.
+        saved_percent: of what it uses at maximum frequency; None where that is nothing.
+        waits_percent: the share of the iteration in which it waits.
+        mean_clock_mhz: by time, over operations that control a clock; None where none does.
+        clock_changes: of an iteration.
     """
 
-    frames: Sequence[TimelineData]
-    span_s: float
-    frontier: FrontierChart
+    energy_j: float
+    saved_percent: float | None
+    waits_percent: float
+    mean_clock_mhz: float | None
+    clock_changes: int
 
     @classmethod
-    def of(cls, frontier: Frontier, timelines: Sequence[Timeline]) -> AnimationChart:
-        """The chart of timelines of plans along a frontier, at least one, by ascending time."""
+    def of_all(cls, before: Timeline, timeline: Timeline) -> list[StageFigures]:
+        """The figures of all stages in a timeline, beside that of maximum frequency."""
+        return [cls.of(stage, timeline) for stage in before.stages]
+
+    @classmethod
+    def of(cls, before: StageUse, timeline: Timeline) -> StageFigures:
+        """The figures of a stage in a timeline, beside its use at maximum frequency."""
+        now = timeline.stages[before.stage]
+        saved = 100 * (1 - now.energy_j / before.energy_j) if before.energy_j else None
         return cls(
+            energy_j=now.energy_j,
+            saved_percent=saved,
+            waits_percent=waits_percent(now, timeline),
+            mean_clock_mhz=_mean_clock_mhz(now),
+            clock_changes=len(now.clock_changes) - 1,
+        )
+
+
+def waits_percent(stage: StageUse, timeline: Timeline) -> float:
+    """The share of an iteration in which a stage waits, in percent."""
+    return 100 * stage.blocked_s / max(_TINY_S, timeline.sync_time)
+
+
+def _mean_clock_mhz(stage: StageUse) -> float | None:
+    """The mean clock that a stage asks for, by time; None where it controls none."""
+    controlled = [run for run in stage.operations if run.frequency_mhz]
+    busy_s = sum(run.duration_s for run in controlled)
+    if not busy_s:
+        return None
+    return sum(run.frequency_mhz * run.duration_s for run in controlled) / busy_s
+
+
+@dataclass(frozen=True)
+class ExplorerChart:
+    """The frontier with a time that one accepts: its plan's timeline, power and stages.
+
+    Attributes:
+        frontier: the frontier.
+        frames: a timeline for each of its plans, then for each of its slower ones; none where
+            they would be too large for a page.
+        stages: for each frame, figures of each stage.
+        before: the timeline of maximum frequency; None without frames.
+    """
+
+    frontier: FrontierChart
+    frames: Sequence[TimelineData] = ()
+    stages: Sequence[Sequence[StageFigures]] = ()
+    before: TimelineData | None = None
+
+    @classmethod
+    def of(cls, frontier: FrontierChart, timelines: Sequence[Timeline]) -> ExplorerChart:
+        """The chart of a frontier, with timelines of all its plans or none."""
+        if not timelines:
+            return cls(frontier)
+        before = timelines[0].at_max_frequency()
+        return cls(
+            frontier=frontier,
             frames=[TimelineData.of(timeline, "plan") for timeline in timelines],
-            span_s=max(timeline.sync_time for timeline in timelines),
-            frontier=FrontierChart.of(frontier, [timeline.plan for timeline in timelines]),
+            stages=[StageFigures.of_all(before, timeline) for timeline in timelines],
+            before=TimelineData.of(before, "maximum frequency"),
         )
 
     def to_dict(self) -> dict[str, object]:
-        """The chart as the script reads it."""
+        """The chart as the script reads it.
+
+        Columns that say which operation it is are alike in all frames: the first alone has them.
+        """
+        frames = [frame.to_dict() for frame in self.frames]
+        for frame, data in zip(frames[1:], self.frames[1:], strict=True):
+            frame["ops"] = data.operations.to_dict_without_names()
+        before = self.before
+        power = None if before is None else before.power_dict()
         return {
-            "frames": [frame.to_dict() for frame in self.frames],
-            "span": self.span_s,
             "frontier": self.frontier.to_dict(),
+            "frames": frames,
+            "stages": self.stages,
+            "power_before": power,
+            "average_before_w": None if before is None else before.average_power_w,
         }

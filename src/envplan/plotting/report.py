@@ -1,4 +1,4 @@
-"""Pages about plans: a report, and frontiers, timelines and animations alone.
+"""Pages about plans: a report, a frontier to explore, and a timeline alone.
 
 The report says what a plan saves, where, and on what assumptions.
 """
@@ -14,32 +14,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envplan._io.words import counted, signed_percent, significant
+from envplan.plan.frontier_file import evenly_chosen
 from envplan.plotting import page
 from envplan.plotting.page import Card
 from envplan.plotting.page_data import (
-    AnimationChart,
+    ExplorerChart,
     FrontierChart,
+    StageFigures,
     TimelineChart,
     entry_name,
+    waits_percent,
 )
 from envplan.plotting.titles import modelled_suffix, with_unit
+from envplan.simulation.iteration import simulate
 from envplan.solve.savings import Site
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.planners import Comparison, Entry
     from envplan.simulation.iteration import Timeline
-    from envplan.simulation.results import StageUse
     from envplan.solve import Frontier
 
 _CURRENCY: Final = "USD"
-_FRONTIER: Final = page.section("Energy against time", page.chart("frontier", "frontier"))
+_FRONTIER: Final = page.section("Energy against time", page.chart("explorer", "explorer"))
 _TIMELINE: Final = page.section("What runs when", page.chart("timeline", "timeline"))
-_ANIMATION: Final = page.section("Along the frontier", page.chart("animation", "animation"))
 #: The commands that prove, apply, replay and draw a plan.
 _NEXT_COMMANDS: Final = ("check", "apply", "simulate", "timeline")
-#: A time by which an iteration that takes none is divided, s.
-_TINY_S: Final = 1e-9
+#: Operations in all timelines of a page, at most: about 6 MB.
+_MAX_EMBEDDED_OPERATIONS: Final = 100_000
+#: Fewer timelines than these say too little of a frontier.
+_LEAST_TIMELINES: Final = 5
 
 
 def frontier_page(
@@ -49,7 +53,9 @@ def frontier_page(
     *,
     slower: Sequence[Plan] = (),
 ) -> str:
-    """A page with the frontier alone.
+    """A page with the frontier, a time to move along it, and timeline and stages of its plan then.
+
+    Of large jobs it shows fewer plans, and of very large ones none of their timelines.
 
     Args:
         frontier: the frontier.
@@ -57,8 +63,28 @@ def frontier_page(
         comparison: planners to show beside it.
         slower: plans beyond T_star to look up for stragglers.
     """
+    along, slower = _as_many_as_fit(along, slower)
     chart = FrontierChart.of(frontier, along, slower=slower, comparison=comparison)
-    return page.job_page("Frontier of {}", frontier, [_FRONTIER], {"frontier": chart.to_dict()})
+    timelines = []
+    if len(along) * len(frontier.pipeline.operations) <= _MAX_EMBEDDED_OPERATIONS:
+        timelines = [simulate(plan, frontier.profile) for plan in (*along, *slower)]
+    data = {"explorer": ExplorerChart.of(chart, timelines).to_dict()}
+    body = [page.chart("explorer", "explorer")]
+    return page.job_page("Frontier of {}", frontier, body, data)
+
+
+def _as_many_as_fit(
+    along: Sequence[Plan], slower: Sequence[Plan]
+) -> tuple[Sequence[Plan], Sequence[Plan]]:
+    """Evenly chosen plans, so few that a page has room for their timelines; all if for too few."""
+    num_operations = sum(len(stage) for stage in along[0].stages)
+    total = len(along) + len(slower)
+    share = _MAX_EMBEDDED_OPERATIONS / max(1, num_operations * total)
+    if share >= 1 or share * total < _LEAST_TIMELINES:
+        return along, slower
+    num_slower = min(len(slower), int(share * len(slower)))
+    num_along = max(2, int(share * total) - num_slower)
+    return evenly_chosen(along, num_along), evenly_chosen(slower, num_slower)
 
 
 def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
@@ -68,17 +94,6 @@ def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
         timelines = {"maximum frequency": before, "plan": timeline}
     data = {"timeline": TimelineChart.of(timelines).to_dict()}
     return page.job_page("Timeline of {}", timeline, [_TIMELINE], data, timeline.plan.planner)
-
-
-def animation_page(frontier: Frontier, timelines: Sequence[Timeline]) -> str:
-    """A page on which the pipeline reshapes while its time walks along the frontier.
-
-    Args:
-        frontier: the frontier.
-        timelines: of plans along it, at least one, by ascending time: a frame each.
-    """
-    data = {"animation": AnimationChart.of(frontier, timelines).to_dict()}
-    return page.job_page("From T_min to T_star: {}", frontier, [_ANIMATION], data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +135,8 @@ def report_page(report: Report) -> str:
     timeline_chart = TimelineChart.of(
         {"maximum frequency": report.baseline, "this plan": report.timeline}
     )
-    data = {"frontier": frontier_chart.to_dict(), "timeline": timeline_chart.to_dict()}
+    explorer = ExplorerChart(frontier_chart)
+    data = {"explorer": explorer.to_dict(), "timeline": timeline_chart.to_dict()}
     return page.job_page("Energy plan of {}", report.frontier, list(_sections(report)), data)
 
 
@@ -250,19 +266,17 @@ _STAGE_HEADERS: Final = _StageRow(
 def _stage_table(baseline: Timeline, timeline: Timeline) -> str:
     """HTML of each stage's energy, waiting and clocks, at maximum frequency and by the plan."""
     rows = []
-    for before, now in zip(baseline.stages, timeline.stages, strict=True):
-        saved = "–"
-        if before.energy_j:
-            saved = f"{100 * (1 - now.energy_j / before.energy_j):.1f}"
+    for before in baseline.stages:
+        now = StageFigures.of(before, timeline)
         row = _StageRow(
-            stage=f"stage {now.stage}",
-            saved_percent=saved,
+            stage=f"stage {before.stage}",
+            saved_percent=_decimals(now.saved_percent, 1),
             energy_before=with_unit(before.energy_j, "J"),
             energy_now=with_unit(now.energy_j, "J"),
-            waited_percent=_waiting_percent(before, baseline),
-            waits_percent=_waiting_percent(now, timeline),
-            mean_clock_mhz=_mean_clock(now),
-            clock_changes=str(len(now.clock_changes) - 1),
+            waited_percent=_decimals(waits_percent(before, baseline), 1),
+            waits_percent=_decimals(now.waits_percent, 1),
+            mean_clock_mhz=_decimals(now.mean_clock_mhz, 0),
+            clock_changes=str(now.clock_changes),
         )
         rows.append(row)
     gpus = counted(timeline.num_gpus, "GPU")
@@ -270,19 +284,9 @@ def _stage_table(baseline: Timeline, timeline: Timeline) -> str:
     return note + page.table(_STAGE_HEADERS, rows)
 
 
-def _waiting_percent(stage: StageUse, timeline: Timeline) -> str:
-    """The share of an iteration in which a stage waits."""
-    return f"{100 * (stage.blocked_s / max(_TINY_S, timeline.sync_time)):.1f}"
-
-
-def _mean_clock(stage: StageUse) -> str:
-    """The mean clock that a stage requests, by time, MHz; a dash where it controls none."""
-    controlled = [run for run in stage.operations if run.frequency_mhz]
-    busy_s = sum(run.duration_s for run in controlled)
-    if not busy_s:
-        return "–"
-    cycles = sum(run.frequency_mhz * run.duration_s for run in controlled)
-    return f"{cycles / busy_s:.0f}"
+def _decimals(value: float | None, decimals: int) -> str:
+    """A number with so many decimals; a dash for none."""
+    return "–" if value is None else f"{value:.{decimals}f}"
 
 
 def _planner_table(comparison: Comparison) -> str:

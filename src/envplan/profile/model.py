@@ -326,6 +326,8 @@ class Profile:
         content = read_bounded(file, MAX_TABLE_BYTES)
         sidecar = sidecar_path(file)
         name = sidecar.name.removesuffix(".meta.json")
+        if name == "profile":
+            name = file.name  # "profile profile.csv" tells what "profile profile" does not
         metadata = ProfileMetadata.read_json(sidecar)
         return cls(content, name=name, path=file, metadata=metadata, raw=raw)
 

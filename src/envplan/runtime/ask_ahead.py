@@ -100,17 +100,22 @@ class TimerTable:
     def __init__(self, planned: Sequence[OperationTime], latencies_ns: Sequence[int]) -> None:
         self._latencies_ns = latencies_ns
         self._shown: deque[Sequence[OperationTime]] = deque(maxlen=NUM_STEPS_SHOWN)
+        self._num_steps = 0
         self.timers = self._timers_of(planned)
 
     def add_step(self, shown: Sequence[OperationTime]) -> None:
         """A step has been measured: from now on the timers follow the latest steps.
 
-        The lower quartile of each time counts, for what disturbs an operation makes it longer.
+        The lower quartile of each time counts, for what disturbs an operation makes it longer. It
+        is taken after each of the first steps, and later once for as many as count.
 
         Args:
             shown: its times, (N,).
         """
         self._shown.append(shown)
+        self._num_steps += 1
+        if self._num_steps > NUM_STEPS_SHOWN and self._num_steps % NUM_STEPS_SHOWN:
+            return
         quartiles = []
         for times in zip(*self._shown, strict=True):
             wait_ns = _lower_quartile([time.wait_ns for time in times])

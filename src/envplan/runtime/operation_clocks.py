@@ -2,7 +2,8 @@
 
 At most one request is made ahead at a time: as an operation begins, or ends, that of the next one
 gets a timer (see ask_ahead). If the next operation begins before the timer has fired, its clock is
-asked for at once. If another one begins, or the iteration ends early, the request is cancelled.
+asked for at once. If another one begins, or the iteration ends early, its own request overtakes the
+one made ahead.
 
 What follows an iteration's last operation, such as the optimizer, runs at the highest clock, and
 the first operation's clock is asked for again before the next iteration: as long ahead of it as the
@@ -72,16 +73,17 @@ class OperationClocks:
         if position == 0 and self._last_end is not None:
             end, self._last_end = self._last_end, None
             self._requester.call_after_requests(partial(self._add_pause, end, begin))
-        self._request(operation.frequency_mhz, begin)
+        self._request(operation.frequency_mhz)
         if is_regular and not operation.part_requests:
-            self._ask_ahead(schedule, position + 1, Trigger.BEGIN, begin)
+            self._ask_ahead(schedule, position + 1, Trigger.BEGIN)
+        self._requester.pass_on(begin)
 
     def request_for_part(self, request: ClockRequest) -> None:
         """A part of an operation begins that has a clock of its own."""
         requester = self._requester
         if request.frequency_mhz != requester.last_requested_mhz:
-            now = requester.record_event()
-            self._request_id = requester.request(request.frequency_mhz, now, request.delay_ns)
+            self._request_id = requester.request(request.frequency_mhz, request.delay_ns)
+            requester.pass_on(requester.record_event())
 
     def end(
         self, schedule: RankSchedule, position: int, end: Timestamp, *, is_regular: bool = True
@@ -100,32 +102,32 @@ class OperationClocks:
         request_id = self._request_id
         if not is_regular:
             return request_id
-        if position + 1 < len(schedule.operations):
-            if not schedule.operations[position].part_requests:
-                self._ask_ahead(schedule, position + 1, Trigger.END, end)
-            return request_id
-        self._last_end = end
-        self._request(self._clock_after(schedule), end)
-        if self._pause_ns is not None:
-            delay_ns = max(0, self._pause_ns - self._latency_ns)
-            self._request_ahead(schedule.operations[0].frequency_mhz, end, delay_ns)
+        if position + 1 == len(schedule.operations):
+            self._end_iteration(schedule, end)
+        elif not schedule.operations[position].part_requests:
+            self._ask_ahead(schedule, position + 1, Trigger.END)
+        self._requester.pass_on(end)
         return request_id
 
     def iteration_begins(self, schedule: RankSchedule, now: Timestamp) -> None:
         """The framework begins an iteration, whose first operation comes soon."""
         if schedule.operations and self._ahead is None:
-            self._request_ahead(schedule.operations[0].frequency_mhz, now, 0)
+            self._request_ahead(schedule.operations[0].frequency_mhz, 0)
+            self._requester.pass_on(now)
 
     def full_speed(self, now: Timestamp) -> None:
         """Something else than the planned operations runs from now on."""
         self._last_end = None
-        self._request(self._max_clock_mhz, now)
+        self._request(self._max_clock_mhz)
+        self._requester.pass_on(now)
 
-    def cancel(self) -> None:
-        """The operation that a clock was asked ahead for does not come."""
-        if self._ahead is not None:
-            self._requester.cancel(self._ahead)
-            self._ahead = None
+    def _end_iteration(self, schedule: RankSchedule, end: Timestamp) -> None:
+        """The last operation of an iteration has ended."""
+        self._last_end = end
+        self._request(self._clock_after(schedule))
+        if self._pause_ns is not None:
+            delay_ns = max(0, self._pause_ns - self._latency_ns)
+            self._request_ahead(schedule.operations[0].frequency_mhz, delay_ns)
 
     def _add_pause(self, last_end: Timestamp, begin: Timestamp) -> None:
         """An iteration has begun, after the last one had ended."""
@@ -133,21 +135,19 @@ class OperationClocks:
             self._pauses_ns.append(round(1e9 * seconds_between(last_end, begin)))
             self._pause_ns = min(self._pauses_ns)
 
-    def _request(self, mhz: int, at: Timestamp) -> None:
+    def _request(self, mhz: int) -> None:
         """Something begins that wants a clock; 0: whichever there is."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.mhz == mhz:
-            self._requester.confirm(ahead, at)
+            self._requester.confirm(ahead)
             self._request_id = ahead.request_id
             return
         if ahead is not None:
-            self._requester.cancel(ahead)
+            self._requester.expect_overtaking()
         if mhz not in (0, self._requester.last_requested_mhz):
-            self._request_id = self._requester.request(mhz, at)
+            self._request_id = self._requester.request(mhz)
 
-    def _ask_ahead(
-        self, schedule: RankSchedule, position: int, trigger: Trigger, at: Timestamp
-    ) -> None:
+    def _ask_ahead(self, schedule: RankSchedule, position: int, trigger: Trigger) -> None:
         """Ask for the clock of the operation at a position, if that is what its timer waits for."""
         if schedule.timer_table is None:
             return
@@ -155,14 +155,15 @@ class OperationClocks:
         if timer.trigger is not trigger:
             return
         if position < len(schedule.operations):
-            self._request_ahead(schedule.operations[position].frequency_mhz, at, timer.delay_ns)
+            mhz = schedule.operations[position].frequency_mhz
         else:
-            self._request_ahead(self._clock_after(schedule), at, timer.delay_ns)
+            mhz = self._clock_after(schedule)
+        self._request_ahead(mhz, timer.delay_ns)
 
-    def _request_ahead(self, mhz: int, at: Timestamp, delay_ns: int) -> None:
+    def _request_ahead(self, mhz: int, delay_ns: int) -> None:
         if mhz not in (0, self._requester.last_requested_mhz):
             early_ns = max(0, delay_ns - TIMER_LEAD_NS)
-            self._ahead = self._requester.request_ahead(mhz, at, early_ns)
+            self._ahead = self._requester.request_ahead(mhz, early_ns)
 
     def _clock_after(self, schedule: RankSchedule) -> int:
         """The clock of what follows an iteration, MHz.

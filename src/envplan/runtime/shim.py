@@ -352,9 +352,14 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
         self._spans.append(OperationSpan(self._operation_begin, end, request_id))
 
     def iteration_begins(self) -> None:
-        """A training iteration begins: ask for the clock of its first operation."""
+        """A training iteration begins: ask for the clock of its first operation.
+
+        Where nobody told of the operations of the one before, it may be so again.
+        """
         if self._follower.has_begun():
             self.step()  # the iteration before was cut short, as by an exception
+        if self._follower.num_empty:
+            return
         self._clocks.iteration_begins(self._follower.schedule, self._requester.record_event())
 
     def step(self) -> None:
@@ -378,8 +383,9 @@ class Shim(OperationObserver, AbstractContextManager["Shim"]):
                 end_ns=perf_counter_ns(),
                 request_ids=request_ids,
             )
-        elif outcome is not StepOutcome.EMPTY:
+        else:
             self.full_speed()
+        if outcome not in (StepOutcome.FOLLOWED, StepOutcome.EMPTY):
             self._status.unfollowed(outcome.value)
         if outcome is StepOutcome.CUT_SHORT:
             self._note_mismatch("step", expected, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from envplan.runtime.clock_requester import ClockRequester
 from envplan.runtime.rank_schedule import RankSchedule
@@ -18,8 +19,7 @@ from envplan.runtime.timestamps import Timestamp
 __all__ = ["AccountedStep", "ClockChange", "FollowedStep", "OperationSpan", "StepAccounting"]
 
 
-@dataclass(frozen=True, slots=True)
-class OperationSpan:
+class OperationSpan(NamedTuple):
     """When an operation began and ended, and the clock request that it ran under.
 
     Attributes:
@@ -54,8 +54,7 @@ class FollowedStep:
     request_ids: range
 
 
-@dataclass(frozen=True, slots=True)
-class ClockChange:
+class ClockChange(NamedTuple):
     """A change of clock that was made for an operation.
 
     Attributes:
@@ -174,16 +173,16 @@ class StepAccounting:
 
     def _changes(self, step: FollowedStep, lags_ns: Mapping[int, int]) -> Iterator[ClockChange]:
         """The changes of clock of a step, each with the operation that it was made for."""
-        sent_ns, wanted_ns = self._requester.sent_ns, self._requester.wanted_ns
+        due_ns, wanted_ns = self._requester.due_ns, self._requester.wanted_ns
         last_id = step.request_ids.start - 1
         operations = zip(step.schedule.operations, step.spans, strict=True)
         for position, (operation, span) in enumerate(operations):
             request_id = span.request_id
             is_new = request_id > last_id
             last_id = max(last_id, request_id)
-            if not is_new or request_id not in sent_ns or request_id not in wanted_ns:
+            if not is_new or request_id not in due_ns or request_id not in wanted_ns:
                 continue
-            asked_after_ns = sent_ns[request_id] - wanted_ns[request_id]
+            asked_after_ns = due_ns[request_id] - wanted_ns[request_id]
             lag_ns = lags_ns.get(request_id)
             seen_after_ns = None if lag_ns is None else asked_after_ns + lag_ns
             yield ClockChange(

@@ -6,7 +6,7 @@ second, the nearest deadline first. A request is late if the work that goes befo
 than its SLO leaves. The least N at which no more than the wanted share of requests is late is what
 is needed: how bursty the traffic is, which lengths come together and which quantile is asked for
 are all in it. Memory is the other limit: the contexts of the requests that are there at once must
-fit. csrc/serving.hpp counts.
+fit. csrc/serving/service.hpp counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from envplan.serving.trace import SLOT_S, Trace
 
 
 class Demand(NamedTuple):
-    """Instances of one size that some requests need, in the engine's order (csrc/serving.hpp).
+    """Instances of one size that some requests need, as csrc/serving/service.hpp has them.
 
     Attributes:
         instances: that they need, not rounded.

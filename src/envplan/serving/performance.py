@@ -31,7 +31,7 @@ class Configuration(NamedTuple):
 
 
 class EngineTables(NamedTuple):
-    """Tables of a configuration as the compiled replay takes them, in its order (csrc/serving.hpp).
+    """Tables of a configuration in the order of the compiled replay (csrc/_serving.pyx).
 
     Attributes:
         idle_w: power of the instance when it does nothing.
@@ -40,6 +40,8 @@ class EngineTables(NamedTuple):
         grid_tokens: tokens between two entries of the prompt tables.
         prompt_s: time of a prompt of k * grid_tokens.
         prompt_w: power of these prompts.
+        context_token_s: time that a token of context adds to a step.
+        context_w: power while contexts are read.
     """
 
     idle_w: float
@@ -48,6 +50,8 @@ class EngineTables(NamedTuple):
     grid_tokens: float
     prompt_s: FloatArray
     prompt_w: FloatArray
+    context_token_s: float
+    context_w: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +70,10 @@ class InstancePerformance:
         step_w: power of each of them, (b,).
         kv_tokens: tokens of context that fit into memory, of all requests together.
         chunk_tokens: prompt tokens that one iteration takes.
+        context_token_s: what each token of context, of all decoding requests together, adds to a
+            decode step, s; `step_s` is for contexts of no length then. 0: contexts cost nothing,
+            or `step_s` has a usual context in it.
+        context_w: power while contexts are read.
     """
 
     idle_w: float
@@ -77,6 +85,8 @@ class InstancePerformance:
     step_w: FloatArray
     kv_tokens: float
     chunk_tokens: int
+    context_token_s: float = 0.0
+    context_w: float = 0.0
 
     @property
     def max_batch(self) -> float:
@@ -115,6 +125,18 @@ class InstancePerformance:
         """Power of decode steps with so many requests, at least one, W."""
         return np.asarray(np.interp(np.maximum(batch_size, 1.0), self.batch_sizes, self.step_w))
 
+    def context_s_at(self, context_tokens: Numbers) -> FloatArray:
+        """What contexts of so many tokens together add to a decode step, s."""
+        return np.asarray(self.context_token_s * np.asarray(context_tokens, dtype=np.float64))
+
+    def step_power_beside(self, batch_size: Numbers, context_tokens: Numbers) -> FloatArray:
+        """Mean power of decode steps with so many requests, whose contexts are read, W."""
+        if not self.context_token_s:
+            return self.step_w_at(batch_size)
+        step_s, context_s = self.step_s_at(batch_size), self.context_s_at(context_tokens)
+        energy_j = step_s * self.step_w_at(batch_size) + context_s * self.context_w
+        return np.asarray(energy_j / (step_s + context_s))
+
     @cached_property
     def engine_tables(self) -> EngineTables:
         """The same by whole requests and every few tokens, for the compiled replay."""
@@ -129,4 +151,6 @@ class InstancePerformance:
             grid_tokens=float(grid),
             prompt_s=self.prompt_s_at(prompt_tokens),
             prompt_w=self.prompt_w_at(prompt_tokens),
+            context_token_s=self.context_token_s,
+            context_w=self.context_w,
         )

@@ -79,6 +79,10 @@ class ServingProfile:
         model: name of the served model, or None.
         source: "measured", "identified" (from measurements), "modelled" or None.
         modelled: which part of it is modelled, in words, or None.
+        max_context_tokens: the longest request that the model takes, input and output together;
+            None: no limit but memory.
+        kv_bytes_per_token: bytes of KV cache of a token of context, on all GPUs of an instance
+            together, or None.
     """
 
     name: str
@@ -91,6 +95,8 @@ class ServingProfile:
     model: str | None = None
     source: str | None = None
     modelled: str | None = None
+    max_context_tokens: float | None = None
+    kv_bytes_per_token: float | None = None
 
     def curves_of(self, request_class: str, tp: int | None = None) -> list[LoadCurve]:
         """The curves of a class, by TP and clock; the last one is the largest TP at its highest.
@@ -194,6 +200,8 @@ class ServingProfile:
             model=content.model,
             source=content.source,
             modelled=content.modelled,
+            max_context_tokens=content.max_context_tokens,
+            kv_bytes_per_token=content.kv_bytes_per_token,
         )
 
     @classmethod

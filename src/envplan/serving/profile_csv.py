@@ -2,10 +2,10 @@
 
     tp,frequency,phase,size,time_s,power_w
 
-A row is a point of prefill, decode or idle. The sidecar NAME.meta.json must state in `kv_tokens`
-how many tokens of context fit into the memory of each TP; it may state where the figures come from,
-and the mean lengths and SLOs of the classes. docs/serving.md ("Your own profile") has columns and
-units.
+A row is a point of prefill, decode or idle, or says what contexts add to a decode step. The sidecar
+NAME.meta.json must state in `kv_tokens` how many tokens of context fit into the memory of each TP;
+it may state where the figures come from, and the mean lengths and SLOs of the classes.
+docs/serving.md ("Your own profile") has columns and units.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from envplan.serving.performance import Configuration, InstancePerformance
 _DEFAULT_CHUNK_TOKENS: Final = 1024  # of an iteration, where the sidecar says nothing
 _MAX_GPU_W: Final = 5000.0  # far above what any GPU draws
 #: Fields of a sidecar that decide what comes out of a profile: they are in its digest.
-_DECISIVE_FIELDS: Final = ("classes", "kv_tokens", "chunk_tokens")
+_DECISIVE_FIELDS: Final = (
+    "classes",
+    "kv_tokens",
+    "chunk_tokens",
+    "max_context_tokens",
+    "kv_bytes_per_token",
+)
 
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Tokens = Annotated[float, Field(gt=0)]
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
 else:  # read from text
     Tp = Annotated[Literal["1", "2", "4", "8"], AfterValidator(int)]
 TokensByTp = dict[Tp, Tokens]
-Phase = Literal["prefill", "decode", "idle"]
+Phase = Literal["prefill", "decode", "context", "idle"]
 Source = Literal["measured", "identified", "modelled"]
 
 
@@ -58,14 +64,16 @@ class _Sidecar(Model):
     )
     kv_tokens: TokensByTp = Field(default_factory=dict)
     chunk_tokens: TokensByTp = Field(default_factory=dict)
+    max_context_tokens: Tokens | None = None
+    kv_bytes_per_token: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
 
 class _Row(BaseModel):
     tp: Tp = Field(description="1, 2, 4 or 8 GPUs")
     frequency: Annotated[int, Field(ge=1, le=10**9)] = Field(description="an SM clock, whole MHz")
     phase: Phase = Field(description="a phase")
-    size: Amount = Field(0.0, description="tokens of the prompt or requests in the batch")
-    time_s: Amount = Field(0.0, description="s of the prompt or of a step")
+    size: Amount = Field(0.0, description="tokens of prompt or context, or requests in the batch")
+    time_s: Amount = Field(0.0, description="s of the prompt, of a step or that a context adds")
     power_w: Amount = Field(description="W of the whole instance")
 
     @property
@@ -103,6 +111,8 @@ class ProfileContent:
         model: name of the served model, or None.
         source: where the figures come from, or None.
         modelled: which part of it is modelled, in words, or None.
+        max_context_tokens: the longest request, input and output together, or None.
+        kv_bytes_per_token: bytes of KV cache of a token of context, on all GPUs together, or None.
     """
 
     performance: Mapping[Configuration, InstancePerformance]
@@ -112,6 +122,8 @@ class ProfileContent:
     model: str | None
     source: Source | None
     modelled: str | None
+    max_context_tokens: float | None = None
+    kv_bytes_per_token: float | None = None
 
 
 def read_profile_files(path: Path) -> ProfileContent:
@@ -136,6 +148,8 @@ def read_profile_files(path: Path) -> ProfileContent:
         model=sidecar.model,
         source=sidecar.source,
         modelled=sidecar.modelled,
+        max_context_tokens=sidecar.max_context_tokens,
+        kv_bytes_per_token=sidecar.kv_bytes_per_token,
     )
 
 
@@ -195,8 +209,12 @@ def _performance(
             )
         return _Points(*np.array(phases[phase]).T)
 
+    if len(phases.get("context", ())) > 1:
+        name = f"TP{configuration.tp} at {configuration.frequency_mhz} MHz"
+        raise InputError(f"{name} has several rows of context", path=path)
     idle, prompts, steps = points_of("idle"), points_of("prefill"), points_of("decode")
     chunk_tokens = sidecar.chunk_tokens.get(configuration.tp, _DEFAULT_CHUNK_TOKENS)
+    context = phases.get("context", [_Point(size=1.0, time_s=0.0, power_w=0.0)])[0]
     return InstancePerformance(
         idle_w=idle.power_w[0],
         prompt_tokens=prompts.sizes,
@@ -207,4 +225,6 @@ def _performance(
         step_w=steps.power_w,
         kv_tokens=sidecar.kv_tokens[configuration.tp],
         chunk_tokens=int(chunk_tokens),
+        context_token_s=context.time_s / context.size,
+        context_w=context.power_w,
     )

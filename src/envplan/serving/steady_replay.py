@@ -1,7 +1,7 @@
 """Alike instances replayed under steady loads: what they attain, and what they draw.
 
 Requests of each class come as a Poisson process and have the class's mean lengths. A router spreads
-them over the instances, as in the replay of traces (csrc/serving.hpp), which this is.
+them over the instances, as in the replay of traces (csrc/serving/replay.hpp), which this is.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 At r requests per second, prompts take r times their work of the instance's time; the rest is decode
 steps. A decoding request gets a token with each iteration of either kind, so that, by Little's law,
 r (output - 1) tokens per second need a batch of so many requests; that gives the iteration rate.
+Each of them has its input and half of its output as context, whose reading makes steps longer.
 TTFT is the prompt's own time, half a decode step, and the 99th percentile of the wait in a queue
 with Poisson arrivals and constant service (M/D/1). An instance without decoding requests is idle,
 for Poisson numbers of them.
@@ -90,7 +91,7 @@ def _decode_batch_fixed_point(
     decode_steps = max(0.0, request.output_tokens - 1)  # the prompt gives the first token
     batch_size = np.zeros_like(rates)
     for _ in range(_FIXED_POINT_ROUNDS):
-        step_s = performance.step_s_at(batch_size)
+        step_s = _step_s(performance, request, batch_size)
         batch_extra_s = np.maximum(0.0, step_s - performance.step_s[0])
         utilization = np.minimum(rates * (prompt_s + chunks * batch_extra_s), _UTILIZATION_LIMIT)
         prompt_iteration_s = prompt_s / chunks + batch_extra_s
@@ -98,6 +99,19 @@ def _decode_batch_fixed_point(
         by_littles_law = np.minimum(rates * decode_steps / iterations_s, _BATCH_LIMIT)
         batch_size = _DAMPING * (batch_size + by_littles_law)
     return _DecodeBatch(utilization, iterations_s, batch_size)
+
+
+def _mean_context(request: RequestClass, batch_size: FloatArray) -> FloatArray:
+    """Tokens of context of a batch: each request's input and, on average, half its output."""
+    return batch_size * (request.input_tokens + request.output_tokens / 2)
+
+
+def _step_s(
+    performance: InstancePerformance, request: RequestClass, batch_size: FloatArray
+) -> FloatArray:
+    """Time of a decode step with so many requests of mean contexts, s."""
+    context_s = performance.context_s_at(_mean_context(request, batch_size))
+    return performance.step_s_at(batch_size) + context_s
 
 
 def _num_stable_rates(
@@ -118,7 +132,7 @@ def _p99_ttft(
     utilization = decode.utilization
     wait_s = _P99_WAIT_IN_MEANS * utilization * prompt_s / (2 * (1 - utilization))
     is_decoding = 1 - np.exp(-decode.batch_size)
-    half_step_s = 0.5 * is_decoding * performance.step_s_at(decode.batch_size)
+    half_step_s = 0.5 * is_decoding * _step_s(performance, request, decode.batch_size)
     ttft_s: FloatArray = prompt_s + wait_s + half_step_s
     return ttft_s
 
@@ -130,7 +144,8 @@ def _mean_power(
     utilization = decode.utilization
     is_decoding = 1 - np.exp(-decode.batch_size)  # the probability, for Poisson numbers
     prompt_w = float(performance.prompt_w_at(request.input_tokens))
-    decode_w = is_decoding * performance.step_w_at(decode.batch_size)
+    context_tokens = _mean_context(request, decode.batch_size)
+    decode_w = is_decoding * performance.step_power_beside(decode.batch_size, context_tokens)
     without_prompts_w = decode_w + (1 - is_decoding) * performance.idle_w
     power_w: FloatArray = (
         utilization * np.maximum(prompt_w, decode_w) + (1 - utilization) * without_prompts_w

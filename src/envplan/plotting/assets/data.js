@@ -8,7 +8,7 @@
  *
  * @typedef {object} FrontierChart
  * @property {[number, number][]} curve - the exact relaxed frontier: pairs of s and J
- * @property {Object<string, [number, number][]>} curves - further curves, by planner
+ * @property {PlannerCurve[]} curves - further curves
  * @property {PlanPoint[]} plans - along the frontier, by ascending time
  * @property {PlanPoint[]} slower - beyond T_star, for stragglers
  * @property {PlanPoint[]} points - single plans with marks of their own
@@ -20,6 +20,12 @@
  * @property {number} waiting_w - what all GPUs draw while they wait
  * @property {?number} straggler - a straggler's time when the page opens
  * @property {boolean} modelled
+ *
+ * @typedef {object} PlannerCurve
+ * @property {string} planner
+ * @property {string} label
+ * @property {[number, number][]} points - pairs of s and J
+ * @property {boolean} bound - a lower bound, not a line through plans
  *
  * @typedef {object} PlanPoint
  * @property {string} planner - "this_plan" for the plan that the page is about
@@ -35,10 +41,13 @@
  * @property {TimelineData[]} timelines - from the top
  * @property {number} span - the length of their time axis
  *
- * @typedef {object} AnimationChart
- * @property {TimelineData[]} frames - of the frontier's plans
- * @property {number} span
+ * @typedef {object} ExplorerChart
  * @property {FrontierChart} frontier
+ * @property {TimelineData[]} frames - of the frontier's plans, then of its slower ones; or none.
+ *   Those after the first have no microbatch, chunk, stage and kind: these are alike in all.
+ * @property {StageFigures[][]} stages - for each frame, of each stage
+ * @property {?{times: number[], watts: number[]}} power_before - at maximum frequency
+ * @property {?number} average_before_w
  *
  * @typedef {object} TimelineData
  * @property {string} name
@@ -64,6 +73,8 @@
  * @property {number[]} watts - average of one GPU
  * @property {number[]} critical - 1 on the critical path, else 0
  *
+ * @typedef {[number, ?number, number, ?number, number]} StageFigures - J, percent saved, percent
+ *   of the time waited, mean MHz, changes of clock
  * @typedef {[number, number, number, number, string]} PartSpan - begin, end, MHz, W, name
  * @typedef {[number, number, number, number]} TimelineBubble - stage, begin, end, usable time
  * @typedef {{label: string, from_zero: boolean, lines: ?number[][]}} SeriesPanel - null: no value

@@ -1,4 +1,4 @@
-// ---- frontier: energy against time, with a straggler's time to move along it
+// ---- frontier: energy against time, with a time to move along it
 
 // Shapes for planners, so that nobody needs the colours.
 const SHAPES = {
@@ -8,92 +8,9 @@ const SHAPES = {
 };
 const MARK_SIZES = { cross: 10, square: 10 };
 const USUAL_MARK_SIZE = 7;
-const SLIDER_STEPS = 1000;
 
 const isThisPlan = (point) => point.planner === "this_plan";
 const shapeOf = (planner) => SHAPES[planner] || ["square", "var(--muted)"];
-
-/**
- * @param {Element} host
- * @param {FrontierChart} data
- */
-function frontierChart(host, data) {
-  const canvas = html(host, "div");
-  legendOfFrontier(html(host, "div", "legend"), data);
-  const controls = html(host, "div", "controls");
-  const label = html(controls, "label", "", "Straggler's iteration time ");
-  const slider = rangeInput(controls, SLIDER_STEPS, "Straggler's iteration time");
-  label.appendChild(document.createTextNode(" "));
-  const answer = html(host, "p", "answer");
-  answer.setAttribute("aria-live", "polite");
-
-  const fastest = data.baseline.time;
-  const near = Math.max(data.t_star * 1.12, data.baseline.time * 1.05);
-  const given = Math.max(fastest, data.straggler || 0);
-  const slowest = Math.max(near, given, data.slower.length ? data.t_max : 0);
-  // A page about a plan opens on it, whatever others there are.
-  const own = data.straggler ? null : data.points.find(isThisPlan);
-  const state = { straggler: own ? Math.max(fastest, own.time) : given, own };
-
-  const moveSlider = () => {
-    const share = (state.straggler - fastest) / (slowest - fastest);
-    slider.value = Math.round(share * SLIDER_STEPS);
-  };
-  const draw = () => {
-    // As far as T_max only for a straggler that is there: the frontier itself ends at T_star.
-    const end = state.straggler > near ? slowest : near;
-    drawFrontier(canvas, data, state, end, (time) => {
-      state.own = null;
-      state.straggler = Math.min(end, Math.max(fastest, time));
-      moveSlider();
-      draw();
-    });
-    sayStraggler(answer, data, state);
-  };
-  moveSlider();
-  slider.addEventListener("input", () => {
-    state.own = null;
-    state.straggler = fastest + (slider.value / SLIDER_STEPS) * (slowest - fastest);
-    draw();
-  });
-  redraws.push(draw);
-}
-
-// The plan of least energy until a straggler's time, waiting included, and that energy.
-function lookUp(data, time) {
-  const until = (plan) => plan.energy + data.waiting_w * Math.max(0, time - plan.time);
-  let chosen = data.plans[0], least = Infinity;
-  for (const plan of [...data.plans, ...data.slower, ...data.points.filter(isThisPlan)]) {
-    if (plan.time > time + 1e-12) continue;
-    const energy = until(plan);
-    if (energy < least) {
-      least = energy;
-      chosen = plan;
-    }
-  }
-  return { plan: chosen, energy: until(chosen) };
-}
-
-// Say what the page's plan saves, or which plan to follow for a straggler.
-function sayStraggler(answer, data, { straggler: time, own }) {
-  const modelled = data.modelled ? " (modelled)" : "";
-  if (own) {
-    const used = `${joules(own.energy)} instead of ${joules(data.baseline.energy)}`;
-    answer.textContent = `This plan takes ${shown(own.time, 4)} s; ${used} at maximum frequency, `;
-    html(answer, "strong", "", `${own.saved.toFixed(1)}% saved`);
-    answer.append(`${modelled}. Move the line to a straggler's time to see which plan to follow then.`);
-    return;
-  }
-  const { plan, energy } = lookUp(data, time);
-  const baseline = data.baseline.energy + data.waiting_w * Math.max(0, time - data.baseline.time);
-  const saved = 100 * (1 - energy / baseline);
-  const isStraggler = time > data.baseline.time * (1 + 1e-9);
-  answer.textContent = isStraggler ? `A straggler takes ${shown(time, 4)} s: ` : "No straggler: ";
-  const used = `${joules(energy)} with waiting instead of ${joules(baseline)}`;
-  answer.append(`follow the plan of ${shown(plan.time, 4)} s; ${used} at maximum frequency, `);
-  html(answer, "strong", "", `${saved.toFixed(1)}% saved`);
-  answer.append(`${modelled}.`);
-}
 
 function legendOfFrontier(legend, data) {
   const entry = (text, draw) => {
@@ -102,34 +19,44 @@ function legendOfFrontier(legend, data) {
     item.append(text);
   };
   const line = (look) => (svg) => make(svg, "line", { x1: 0, x2: 18, y1: 8, y2: 8, ...look });
+  const throughPlans = new Set(data.curves.filter((curve) => !curve.bound).map((curve) => curve.planner));
   const dot = (look) => (svg) => make(svg, "circle", { cx: 9, cy: 8, r: 4.5, ...look });
-  entry("exact relaxed frontier (lower bound)", line({ stroke: "var(--curve)", "stroke-width": 3 }));
-  entry("plans, one frequency per operation", dot({ fill: "var(--plan)" }));
+  entry("lower bound (exact, relaxed)", line({ stroke: "var(--curve)", "stroke-width": 3 }));
+  entry("plans", dot({ fill: "var(--plan)" }));
   if (data.slower.length) {
     const ring = { fill: "none", stroke: "var(--plan)", "stroke-width": 1.5 };
-    entry("slower plans, to wait for stragglers with", dot(ring));
+    entry("slower plans, for stragglers", dot(ring));
   }
   for (const point of data.points) {
     const [shape, colour] = shapeOf(point.planner);
-    entry(point.label, (svg) => symbol(svg, shape, 9, 8, 5, colour));
+    entry(point.label, (svg) => {
+      // A line in the colour of a planner's mark is all of its plans.
+      if (throughPlans.has(point.planner)) line({ stroke: colour, "stroke-width": 2 })(svg);
+      symbol(svg, shape, 9, 8, 5, colour);
+    });
   }
-  // A line in the colour of a planner's mark is all of its plans.
-  if (data.curves.envpipe) {
-    const dashed = { stroke: SHAPES.envpipe[1], "stroke-width": 2, "stroke-dasharray": "5 3" };
-    entry("lower bound of EnvPipe's schedule", line(dashed));
-  }
+  for (const curve of data.curves.filter(({ bound }) => bound))
+    entry(curve.label, line({ ...lookOfCurve(curve), "stroke-width": 2, "stroke-dasharray": "5 3" }));
+}
+
+// Lower bounds are dashed, lines through plans are not.
+function lookOfCurve({ planner, bound }) {
+  const look = { stroke: shapeOf(planner)[1], "stroke-width": 1.5, fill: "none" };
+  return bound ? { ...look, "stroke-dasharray": "6 4" } : look;
 }
 
 /**
  * @param {Element} host
  * @param {FrontierChart} data
- * @param {{straggler: ?number, own: ?PlanPoint}} state
+ * @param {{accepted: number, chosen: PlanPoint}} state
  * @param {number} end - how far the time axis reaches at least
- * @param {?function(number)} moveTo - called with the time to which the straggler's line is moved
+ * @param {?number} height - null: as suits the width
+ * @param {function(number)} moveTo - called with the time to which the line is moved
  */
-function drawFrontier(host, data, state, end, moveTo) {
+function drawFrontier(host, data, state, end, height, moveTo) {
   host.textContent = "";
-  const width = Math.max(320, host.clientWidth), height = Math.min(460, Math.max(320, width * 0.5));
+  const width = Math.max(320, host.clientWidth);
+  height ??= Math.min(460, Math.max(320, width * 0.5));
   const label = "Energy per iteration against iteration time";
   const svg = make(host, "svg", { width, height, role: "img", "aria-label": label });
   const area = plotArea(width, height, 74, 42);
@@ -137,12 +64,16 @@ function drawFrontier(host, data, state, end, moveTo) {
   const slower = data.slower.filter((plan) => plan.time <= end);
   const { x, y } = scalesOfFrontier(data, slower, state, end, area, factor);
   const offZero = width < 560 ? "not from 0" : "axis does not start at 0";
-  axes(svg, area, x, y, "Iteration time (s), axis does not start at 0", `Energy (${unit}), ${offZero}`);
-  nameEnds(svg, data, area, x);
-  drawCurves(svg, data, x, y, factor);
+  axes(svg, area, x, y, `Iteration time (s), ${offZero}`, `Energy (${unit}), not from 0`);
+  const ground = labelGround(area);
+  nameEnds(svg, data, area, x, ground);
+  const curves = drawCurves(svg, data, x, y, factor, ground);
   const spots = drawPlans(svg, data, slower, x, y, factor);
-  noteSavings(svg, data, area, x, y, factor);
-  if (state.straggler !== undefined) drawStraggler(svg, data, state, area, x, y, factor);
+  for (const spot of spots) ground.boxes.push([spot.x - 9, spot.y - 9, spot.x + 9, spot.y + 9]);
+  drawAccepted(svg, state, area, x, y, factor, ground);
+  noteSavings(svg, data, x, y, factor, ground);
+  for (const { line, text, colour } of curves)
+    placeLabel(svg, ground, text, placesAlong(line), { style: `fill: ${colour}`, class: "curve" }, line);
   listenToFrontier(svg, data, area, x, spots, moveTo);
 }
 
@@ -154,9 +85,9 @@ function scalesOfFrontier(data, slower, state, end, area, factor) {
     return [low - room, high + room];
   };
   const times = [
-    ...data.curve.map(([time]) => time), ...data.points.map((point) => point.time), state.straggler, end,
+    ...data.curve.map(([time]) => time), ...data.points.map((point) => point.time), state.accepted, end,
   ];
-  const others = Object.values(data.curves).flat().filter(([time]) => time <= end);
+  const others = data.curves.flatMap((curve) => curve.points).filter(([time]) => time <= end);
   const energies = [
     ...data.curve.map(([, energy]) => energy), ...others.map(([, energy]) => energy),
     ...data.points.map((point) => point.energy), ...slower.map((plan) => plan.energy),
@@ -166,18 +97,23 @@ function scalesOfFrontier(data, slower, state, end, area, factor) {
   return { x: scale(left, right, area.left, area.right), y: scale(low, high, area.bottom, area.top) };
 }
 
-function drawCurves(svg, data, x, y, factor) {
-  const drawCurve = (points, look) => {
-    const corners = points.map(([time, energy]) => `${x.at(time).toFixed(1)} ${y.at(energy / factor).toFixed(1)}`);
+// Draw all curves; returns where they are and what their ends are called.
+function drawCurves(svg, data, x, y, factor, ground) {
+  const drawn = [];
+  const drawCurve = (points, look, text, colour) => {
+    const line = points.map(([time, energy]) => [x.at(time), y.at(energy / factor)]);
+    const corners = line.map(([across, down]) => `${across.toFixed(1)} ${down.toFixed(1)}`);
     make(svg, "path", { d: `M${corners.join("L")}`, fill: "none", ...look });
+    ground.lines.push(line);
+    drawn.push({ line, text, colour });
   };
   // The planners' own curves may run out on the right.
-  for (const [planner, points] of Object.entries(data.curves)) {
-    const look = { stroke: shapeOf(planner)[1], "stroke-width": 1.5, class: "other" };
-    if (planner === "envpipe") look["stroke-dasharray"] = "6 4";
-    drawCurve(points.filter(([time]) => time <= x.high), look);
+  for (const curve of data.curves) {
+    const points = curve.points.filter(([time]) => time <= x.high);
+    if (points.length) drawCurve(points, { ...lookOfCurve(curve), class: "other" }, curve.label, "var(--muted)");
   }
-  drawCurve(data.curve, { stroke: "var(--curve)", "stroke-width": 2.5 });
+  drawCurve(data.curve, { stroke: "var(--curve)", "stroke-width": 2.5 }, "envplan", "var(--curve)");
+  return drawn;
 }
 
 // Draw all plans; returns where they are and what there is to say of each.
@@ -201,20 +137,17 @@ function drawPlans(svg, data, slower, x, y, factor) {
   return spots;
 }
 
-// A line at the straggler's time, and a ring around the plan to follow.
-function drawStraggler(svg, data, state, area, x, y, factor) {
-  const at = x.at(state.straggler);
-  const followed = state.own || lookUp(data, state.straggler).plan;
+// A line at the time that is accepted, and a ring around the plan to follow.
+function drawAccepted(svg, { accepted, chosen }, area, x, y, factor, ground) {
+  const at = x.at(accepted), cx = x.at(chosen.time), cy = y.at(chosen.energy / factor);
   make(svg, "line", {
-    x1: at, x2: at, y1: area.top, y2: area.bottom, stroke: "var(--now)", "stroke-width": 2, class: "straggler",
+    x1: at, x2: at, y1: area.top, y2: area.bottom, stroke: "var(--now)", "stroke-width": 2, class: "accepted",
   });
-  make(svg, "circle", {
-    cx: x.at(followed.time), cy: y.at(followed.energy / factor), r: 8, fill: "none", stroke: "var(--now)",
-    "stroke-width": 2.5, class: "followed",
-  });
+  make(svg, "circle", { cx, cy, r: 8, fill: "none", stroke: "var(--now)", "stroke-width": 2.5, class: "followed" });
+  ground.rules.push([[at, area.top], [at, area.bottom]]);
 }
 
-// Tell of what the pointer is at, and move the straggler's line where it is pressed.
+// Tell of what the pointer is at, and move the line where it is pressed.
 function listenToFrontier(svg, data, area, x, spots, moveTo) {
   const { left, top, width, height } = area;
   const style = "cursor:crosshair; touch-action:pan-y";
@@ -225,7 +158,7 @@ function listenToFrontier(svg, data, area, x, spots, moveTo) {
   };
   pane.addEventListener("pointermove", (event) => {
     const point = pointAt(event);
-    if (moveTo && event.buttons === 1) {
+    if (event.buttons === 1) {
       moveTo(x.value(point.x));
       return;
     }
@@ -233,12 +166,12 @@ function listenToFrontier(svg, data, area, x, spots, moveTo) {
     const nearest = spots.reduce((best, spot) => (far(spot) < far(best) ? spot : best));
     showTip(event, far(nearest) < 18 ? nearest.text : describeCurve(data, x.value(point.x)));
   });
-  pane.addEventListener("pointerdown", (event) => moveTo && moveTo(x.value(pointAt(event).x)));
+  pane.addEventListener("pointerdown", (event) => moveTo(x.value(pointAt(event).x)));
   pane.addEventListener("pointerleave", (event) => showTip(event, ""));
 }
 
 // T_min and T_star: lines, named above the plot, where nothing is in their way.
-function nameEnds(svg, data, area, x) {
+function nameEnds(svg, data, area, x, ground) {
   const isNarrow = area.width < 460;
   const [tMin, tStar] = data.ends.map((name) => (isNarrow ? name.split(",")[0] : name));
   const ends = data.t_min === data.t_star
@@ -249,6 +182,7 @@ function nameEnds(svg, data, area, x) {
     make(svg, "line", {
       x1: at, x2: at, y1: area.top - 8, y2: area.bottom, stroke: "var(--muted)", "stroke-dasharray": "2 4",
     });
+    ground.rules.push([[at, area.top], [at, area.bottom]]);
     const place = { x: at, y: area.top - 12, "text-anchor": anchor, class: "muted end" };
     const label = make(svg, "text", place, `${name}: ${shown(time, 4)} s`);
     const width = label.getComputedTextLength();
@@ -263,27 +197,34 @@ function nameEnds(svg, data, area, x) {
 }
 
 // What the best plan without slowdown and the cheapest of all save, beside them.
-function noteSavings(svg, data, area, x, y, factor) {
+function noteSavings(svg, data, x, y, factor, ground) {
   const cheaper = (one, two) => (two.energy < one.energy ? two : one);
   const cheapest = data.plans.reduce(cheaper);
   const notSlower = data.plans.filter((plan) => plan.time <= data.baseline.time * (1 + 1e-12));
   const best = notSlower.length ? notSlower.reduce(cheaper) : null;
-  const note = (plan, at, height, anchor) => {
-    if (plan.saved < 0.05) return;
-    const text = make(svg, "text", { x: at, y: height, "text-anchor": anchor, class: "saved" }, savedWords(plan));
-    if (anchor === "end") text.setAttribute("x", Math.max(at, area.left + 4 + text.getComputedTextLength()));
+  const note = (plan, places) => {
+    if (plan.saved >= 0.05) placeLabel(svg, ground, savedWords(plan), places, { class: "saved" });
   };
   if (best) {
     const from = y.at(data.baseline.energy / factor), to = y.at(best.energy / factor);
     const at = x.at(data.baseline.time);
+    const arrow = [[at, from + 12], [at, to - 8]];
     make(svg, "line", { x1: at, x2: at, y1: from + 12, y2: to - 8, stroke: "var(--good)", "stroke-width": 2 });
-    note(best, at + 8, (from + to) / 2, "start");
+    ground.rules.push(arrow);
+    note(best, placesDown(at, from, to));
   }
-  if (cheapest !== best && area.width > 460) {
-    const low = y.at(cheapest.energy / factor);
-    const height = low + 24 < area.bottom ? low + 20 : low - 12;
-    note(cheapest, Math.min(x.at(cheapest.time), area.right), height, "end");
+  if (cheapest !== best) {
+    const at = x.at(cheapest.time), height = y.at(cheapest.energy / factor);
+    const places = [-34, -50, -66, 24, 40, 56, -84].flatMap((by) => [[at, height + by, "end"], [at + 6, height + by, "start"]]);
+    note(cheapest, [...placesAround(at, height, 12), ...places]);
   }
+}
+
+// Places on both sides of an upright line, from its middle to its ends.
+function placesDown(x, top, bottom) {
+  const shares = [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.9];
+  const heights = shares.map((share) => top + share * (bottom - top));
+  return [...heights.map((y) => [x + 8, y, "start"]), ...heights.map((y) => [x - 8, y, "end"])];
 }
 
 function savedWords(plan) {

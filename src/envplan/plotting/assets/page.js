@@ -1,8 +1,6 @@
 // ---- the page: charts, commands that one can copy, light and dark
 
-const CHARTS = {
-  frontier: frontierChart, timeline: timelineChart, series: seriesChart, animation: animationChart,
-};
+const CHARTS = { explorer: explorerChart, timeline: timelineChart, series: seriesChart };
 // Every element with a `data-chart` attribute names its kind and the key of its data.
 for (const host of document.querySelectorAll("[data-chart]"))
   CHARTS[host.dataset.chart](host, DATA[host.dataset.key]);

@@ -7,7 +7,8 @@ const COLOUR_QUANTITIES = [["mhz", "SM clock (MHz)"], ["watts", "power of one GP
 
 /**
  * @param {Element} host
- * @param {TimelineChart} data
+ * @param {TimelineChart} data - which may also have a `height` that its rows share, and timelines
+ *   `behind`, of which only the power is shown
  */
 function timelineChart(host, data) {
   const parts = timelineElements(host, data);
@@ -22,8 +23,9 @@ function timelineChart(host, data) {
     const range = fixedRanges ? fixedRanges[quantity] : colourRange(timelines, quantity);
     legendOfTimeline(parts.legend, timelines, range, select.options[select.selectedIndex].text);
     for (const chart of charts) drawTimeline(chart, view, range, quantity);
-    legendOfPower(parts.powerLegend, timelines);
-    drawPower(parts.power, timelines, view);
+    const drawn = [...(data.behind || []), ...timelines];
+    legendOfPower(parts.powerLegend, drawn);
+    drawPower(parts.power, drawn, view, data.height);
     parts.chosen.textContent = view.chart
       ? `Selected: ${describeOperation(view.chart.timeline, view.index).join("; ")}` : "";
   };
@@ -59,7 +61,12 @@ function timelineChart(host, data) {
     listenToKeys(chart, viewer);
   }
   redraws.push(draw);
-  return { chart: charts[0], draw, setRange: (ranges) => { fixedRanges = ranges; } };
+  const setSpan = (span) => {
+    if (span === data.span) return;
+    Object.assign(data, { span });
+    Object.assign(view, { from: 0, to: span });
+  };
+  return { chart: charts[0], draw, setSpan, setRange: (ranges) => { fixedRanges = ranges; } };
 }
 
 // The elements of a timeline chart, from the top.
@@ -82,7 +89,7 @@ function timelineElements(host, data) {
     const title = html(box, "h3", "", timeline.title);
     const canvas = html(box, "canvas");
     canvas.tabIndex = 0;
-    return { timeline, title, canvas, box, hits: new Set() };
+    return { timeline, title, canvas, box, height: data.height, hits: new Set() };
   });
   html(box, "p", "keys", KEYS);
   const chosen = html(box, "p", "chosen");

@@ -46,7 +46,7 @@ function legendOfTimeline(legend, timelines, [low, high], text) {
 function drawTimeline(chart, view, range, quantity) {
   const { timeline, canvas, box } = chart;
   const isNarrow = box.clientWidth < 560;
-  const row = timeline.stages > 8 ? 24 : 34, left = isNarrow ? 30 : 66;
+  const row = rowHeight(timeline.stages, chart.height), left = isNarrow ? 30 : 66;
   const width = Math.max(280, box.clientWidth), height = timeline.stages * row + 24;
   const context = sizedContext(canvas, width, height, timeline);
   const x = scale(view.from, view.to, left, width - 10);
@@ -67,6 +67,12 @@ function drawTimeline(chart, view, range, quantity) {
   outline(context, boxes.filter(({ i }) => view.chart === chart && view.index === i), "--now", 3);
   context.restore();
   timeAxis(context, x, view, timeline.stages * row, width);
+}
+
+// The height of a stage's row; rows that share a height are no higher than others and no lower than text.
+function rowHeight(stages, height) {
+  const usual = stages > 8 ? 24 : 34;
+  return height === undefined ? usual : Math.max(13, Math.min(usual, Math.floor(height / stages)));
 }
 
 // The context of a canvas of so many CSS pixels, sharp on any screen.
@@ -232,16 +238,17 @@ function legendOfPower(legend, timelines) {
   });
 }
 
-function drawPower(host, timelines, view) {
+function drawPower(host, timelines, view, isLow) {
   host.textContent = "";
-  const width = Math.max(280, host.clientWidth), height = 170;
+  const width = Math.max(280, host.clientWidth), height = isLow ? 118 : 170;
   const svg = make(host, "svg", { width, height, role: "img", "aria-label": "Power of all GPUs over time" });
-  const area = { ...plotArea(width, height, 66), right: width - 10 };
+  const area = { ...plotArea(width, isLow ? height + 38 : height, 66), right: width - 10 };
   area.width = area.right - area.left;
   const [peak, factor, unit] = powerUnit(timelines);
   const x = scale(view.from, view.to, area.left, area.right);
   const y = scale(0, (1.1 * peak) / factor || 1, area.bottom, area.top);
-  axes(svg, area, x, y, "Time (s)", `All GPUs (${unit})`);
+  // Times of a low chart are named at the timeline above it.
+  axes(svg, area, x, y, isLow ? "" : "Time (s)", `All GPUs (${unit})`, !isLow);
   timelines.forEach((timeline, k) => {
     const fills = isPlan(k, timelines);
     const d = powerPath(timeline.power, view, x, y, factor, fills ? area.bottom : null);

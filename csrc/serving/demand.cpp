@@ -1,0 +1,296 @@
+// What a stretch of requests needs of one instance size: Service::required_instances.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+#include <vector>
+
+#include "../types.hpp"
+#include "service.hpp"
+
+namespace envplan::serving {
+namespace {
+
+constexpr double kBin = 0.1;          // s
+constexpr double kFine = 1.005;       // precision of a need
+constexpr double kSteadyBin = 600.0;  // s over which iterations may stay full
+constexpr double kLong = 0.99;      // quantile of the prompts whose own time a deadline must leave
+constexpr int32_t kGrain = 16;      // tokens: precision of that quantile
+constexpr int32_t kLengths = 8192;  // longer inputs count as of so many grains
+constexpr double kLeastSlack = 0.02;  // s
+constexpr double kLeastFree = 0.1;    // of an instance is left by stricter requests
+constexpr double kMemoryBin = 5.0;    // s over which contexts are averaged
+constexpr double kMemoryShare = 0.6;  // of memory that can be filled: contexts come in large pieces
+constexpr double kFull = 1e9;         // instances: more than there are
+
+// How long requests of a level may wait for others' work.
+struct Level {
+  double ttft_s, own_s;  // SLO, and of a prompt alone
+  double least_s;        // that it may wait, whatever its own takes
+  double stricter;       // instances that stricter levels keep busy
+
+  // A prompt is in one instance only, where stricter ones go first: its own time is stretched.
+  double slack(double instances) const {
+    const double free = std::max(kLeastFree, 1 - stricter / instances);
+    return std::max(least_s, ttft_s - own_s / free);
+  }
+};
+
+// Work in bins, by how strict its SLO is, and how long it may wait.
+struct Queues {
+  static constexpr std::size_t kMost = kMaxClasses;  // levels
+  std::size_t bins, levels;
+  std::vector<double> work;      // of a bin and level: of this and all stricter ones, s
+  std::vector<double> requests;  // of a bin and level
+  std::vector<Level> limits;     // of a level
+  double allowed;                // requests that may be late
+
+  bool too_late(double instances) const {
+    switch (levels) {  // the usual numbers, so that the compiler knows them
+      case 1:
+        return too_late_of<1>(instances);
+      case 2:
+        return too_late_of<2>(instances);
+      case 3:
+        return too_late_of<3>(instances);
+      default:
+        return too_late_of<kMost>(instances);
+    }
+  }
+
+  template <std::size_t kLevels>
+  bool too_late_of(double instances) const {
+    const std::size_t count = kLevels < kMost ? kLevels : levels;
+    double queue[kLevels] = {}, longest[kLevels];
+    for (std::size_t l = 0; l < count; ++l) longest[l] = instances * limits[l].slack(instances);
+    const double served = instances * kBin;
+    double missed = 0;
+    for (std::size_t bin = 0; bin < bins; ++bin)
+      for (std::size_t l = 0; l < count; ++l) {
+        queue[l] = std::max(0.0, queue[l] + work[bin * count + l] - served);
+        if (queue[l] > longest[l] && (missed += requests[bin * count + l]) > allowed) return true;
+      }
+    return false;
+  }
+
+  // The least number of instances at which it is not too late, to a half percent.
+  double least(double mean) const {
+    double low = 0, high = std::max(1e-3, mean);
+    while (too_late(high)) low = high, high *= 2;
+    while (high > kFine * low && high > 1e-3) {
+      const double middle = 0.5 * (low + high);
+      (too_late(middle) ? low : high) = middle;
+    }
+    return high;
+  }
+};
+
+// What a share of the values does not exceed.
+double quantile(std::vector<double>& values, double share) {
+  const auto place =
+      static_cast<std::ptrdiff_t>(std::ceil(share * static_cast<double>(values.size() - 1)));
+  std::nth_element(values.begin(), values.begin() + place, values.end());
+  return values[place];
+}
+
+// The instances of one size that a stretch of requests needs: demand is put into bins, and each of
+// three bounds is taken from them. Times in s, tokens as counts.
+class Capacity {
+ public:
+  // The requests from `from` to `to` that are taken for one of `classes`.
+  Capacity(const Service& service, const Size& size, double begin, double duration, int64_t from,
+           int64_t to, uint32_t classes)
+      : service_(service),
+        requests_(service.requests),
+        size_(size),
+        table_(service.tables[size.tables.back()]),
+        begin_(begin),
+        duration_(duration) {
+    for (auto k = from; k < to; ++k) {
+      if (classes >> requests_.taken[k] & 1) chosen_.push_back(k);
+    }
+  }
+
+  Need need(double late) {
+    if (chosen_.empty()) return {0, 0, 0, 0};
+    find_levels();
+    measure_costs();
+    bin_demand();
+    limit_queues(late);
+    const double memory = memory_bound(late);
+    const double fewest =
+        std::max(queues_.least(busy_s_ / duration_), quantile_of_steady_bounds(late));
+    const double prompts = std::accumulate(arrived_.begin(), arrived_.end(), 0.0);
+    return {std::max(fewest, memory), busy_s_ / duration_, stays_s_ / duration_,
+            1 - static_cast<double>(hopeful_) / prompts};
+  }
+
+ private:
+  // The different TTFT SLOs of the classes that are there, strictest first, and the least TBT SLO.
+  void find_levels() {
+    uint32_t present = 0;
+    for (const int64_t k : chosen_) present |= 1u << requests_.known[k];
+    const std::vector<Slo>& slos = service_.slos;
+    for (std::size_t c = 0; c < slos.size(); ++c) {
+      if (!(present >> c & 1)) continue;
+      ttft_s_.push_back(slos[c].ttft_s);
+      tbt_s_ = std::min(tbt_s_, slos[c].tbt_s);
+    }
+    std::sort(ttft_s_.begin(), ttft_s_.end());
+    ttft_s_.erase(std::unique(ttft_s_.begin(), ttft_s_.end()), ttft_s_.end());
+    for (std::size_t c = 0; c < slos.size(); ++c) {
+      level_of_class_[c] =
+          std::lower_bound(ttft_s_.begin(), ttft_s_.end(), slos[c].ttft_s) - ttft_s_.begin();
+    }
+  }
+
+  // What a token of a prompt takes, a request more in the batch, and a step at a usual batch.
+  void measure_costs() {
+    chunk_ = service_.max_chunk_tokens(size_, table_, kTbtShare * tbt_s_);
+    token_s_ = table_.prompt_time(chunk_) / chunk_;
+    const auto batches = static_cast<double>(table_.step_s.size() - 2);
+    batch_s_ = (table_.step_s.back() - table_.step_s[1]) / std::max(1.0, batches);
+    step_s_ = table_.step_s[std::min<std::size_t>(kUsualBatch, table_.step_s.size() - 1)];
+  }
+
+  // Work by level in fine bins, contexts in memory bins, tokens in steady bins.
+  void bin_demand() {
+    const std::size_t levels = ttft_s_.size();
+    queues_.levels = levels;
+    queues_.bins = static_cast<std::size_t>(duration_ / kBin) + 2;
+    queues_.work.assign(queues_.bins * levels, 0.0);
+    queues_.requests = queues_.work;
+    lengths_.assign(levels, std::vector<int64_t>(kLengths, 0));
+    held_tokens_.assign(static_cast<std::size_t>(duration_ / kMemoryBin) + 1, 0.0);
+    const auto steady_bins = static_cast<std::size_t>(std::ceil(duration_ / kSteadyBin));
+    input_tokens_.assign(steady_bins, 0.0);
+    output_tokens_.assign(steady_bins, 0.0);
+    inputs_.assign(levels, 0.0);
+    arrived_.assign(levels, 0.0);
+    work_s_.assign(levels, 0.0);
+    for (const int64_t k : chosen_) bin_request(k);
+  }
+
+  void bin_request(int64_t k) {
+    const double at = requests_.arrival[k] - begin_, input = requests_.input[k],
+                 output = requests_.output[k];
+    const double work = input * token_s_ + output * batch_s_, stay = work + output * step_s_;
+    const std::size_t level = level_of_class_[requests_.known[k]];
+    const std::size_t bin = std::min(static_cast<std::size_t>(at / kBin), queues_.bins - 1);
+    queues_.work[bin * queues_.levels + level] += work;
+    if (service_.own_time(size_, table_, requests_.input[k]) <= ttft_s_[level]) {
+      ++hopeful_;
+      queues_.requests[bin * queues_.levels + level] += 1;
+      ++lengths_[level][std::min(requests_.input[k] / kGrain, kLengths - 1)];
+    }
+    busy_s_ += work;
+    work_s_[level] += work;
+    stays_s_ += stay;
+    inputs_[level] += input;
+    arrived_[level] += 1;
+    const std::size_t steady_bins = input_tokens_.size();
+    const auto steady_bin =
+        std::min(static_cast<std::size_t>(at / duration_ * static_cast<double>(steady_bins)),
+                 steady_bins - 1);
+    input_tokens_[steady_bin] += input;
+    output_tokens_[steady_bin] += output;
+    held_tokens_[std::min(static_cast<std::size_t>(at / kMemoryBin), held_tokens_.size() - 1)] +=
+        (input + output) * stay / kMemoryBin;
+  }
+
+  // How long each level may wait, and its work with that of all stricter ones.
+  void limit_queues(double late) {
+    queues_.allowed = late * static_cast<double>(hopeful_);
+    double stricter = 0;
+    for (std::size_t level = 0; level < queues_.levels; ++level) {
+      const double tokens = long_prompt(lengths_[level]);
+      const double own = std::max(table_.prompt_time(tokens), tokens * token_s_);
+      // The prompts that all instances are at do not wait: of each, half is left on average.
+      const double prompt_s = inputs_[level] * token_s_ / std::max(1.0, arrived_[level]);
+      queues_.limits.push_back({ttft_s_[level] - table_.prompt_time(1) - 0.5 * kBin, own,
+                                std::max(kLeastSlack, 0.5 * prompt_s), stricter});
+      stricter += work_s_[level] / duration_;
+    }
+    for (std::size_t bin = 0; bin < queues_.bins; ++bin) {
+      for (std::size_t level = 1; level < queues_.levels; ++level) {
+        const std::size_t k = bin * queues_.levels + level;
+        queues_.work[k] += queues_.work[k - 1];
+      }
+    }
+  }
+
+  // Tokens that a share kLong of the prompts does not exceed.
+  static double long_prompt(const std::vector<int64_t>& lengths) {
+    const int64_t prompts = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    int64_t seen = 0;
+    int32_t grain = 0;
+    while (static_cast<double>(seen += lengths[grain]) < kLong * static_cast<double>(prompts)) {
+      ++grain;
+    }
+    return (grain + 1) * kGrain;
+  }
+
+  double memory_bound(double late) {
+    return quantile(held_tokens_, 1 - late) / (kMemoryShare * size_.kv_tokens);
+  }
+
+  // Where prompts always wait, every iteration is as long as it may be. Then the batch, by Little's
+  // law, and the prompt tokens that leave room for it must be what comes: otherwise batches grow,
+  // prompts get slower, and the fleet falls behind though it could serve the same load in calm.
+  double quantile_of_steady_bounds(double late) const {
+    std::vector<double> steady(input_tokens_.size(), kFull);
+    for (int32_t piece = chunk_; piece > 0; piece -= kLeastChunk) {
+      const std::size_t batch = service_.batch_beside(table_, piece, tbt_s_);
+      const double beside_s = table_.step_s[batch] - table_.step_s[1];
+      const double iteration_s =
+          std::max(table_.prompt_time(piece) + beside_s, table_.step_s[batch]);
+      const double full = iteration_s * static_cast<double>(steady.size()) / duration_;
+      for (std::size_t k = 0; k < steady.size(); ++k) {
+        const double most =
+            std::max(input_tokens_[k] / piece, output_tokens_[k] / static_cast<double>(batch));
+        steady[k] = std::min(steady[k], most * full);
+      }
+    }
+    return quantile(steady, 1 - late);
+  }
+
+  static constexpr std::size_t kUsualBatch = 16;
+  const Service& service_;
+  const Requests& requests_;
+  const Size& size_;
+  const Tables& table_;
+  const double begin_, duration_;
+  std::vector<int64_t> chosen_;
+  // Levels, strictest first.
+  std::vector<double> ttft_s_;
+  double tbt_s_ = kNever;
+  std::array<std::size_t, kMaxClasses> level_of_class_{};
+  // Costs.
+  int32_t chunk_ = 0;
+  double token_s_ = 0, batch_s_ = 0, step_s_ = 0;
+  // Demand.
+  Queues queues_;
+  std::vector<std::vector<int64_t>> lengths_;  // of a level's inputs, in grains
+  std::vector<double> held_tokens_, input_tokens_, output_tokens_;
+  std::vector<double> inputs_, arrived_, work_s_;  // of a level
+  double busy_s_ = 0, stays_s_ = 0;
+  int64_t hopeful_ = 0;  // requests that are in time if they are alone
+};
+
+}  // namespace
+
+Need Service::required_instances(double begin, double end, uint32_t classes, int32_t size_index,
+                                 double late) const {
+  if (size_index < 0 || static_cast<std::size_t>(size_index) >= sizes.size()) {
+    throw std::out_of_range("there is no such size");
+  }
+  require(begin < end, "a stretch must end after it begins");
+  const double* last = requests.arrival + requests.count;
+  const auto from = std::lower_bound(requests.arrival, last, begin) - requests.arrival;
+  const auto to = std::lower_bound(requests.arrival, last, end) - requests.arrival;
+  return Capacity(*this, sizes[size_index], begin, end - begin, from, to, classes).need(late);
+}
+
+}  // namespace envplan::serving
