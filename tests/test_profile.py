@@ -485,7 +485,7 @@ def test_the_curve_is_convex_below_every_option_and_the_pareto_ones_are_kept(
 
 
 @given(tables, powers)
-def test_rounding_loses_less_than_a_microwatt_of_slope(
+def test_rounding_loses_less_than_a_unit_of_slope(
     options: list[tuple[int, int]], power: int
 ) -> None:
     curve = cost_curve(table(*options), power)
